@@ -1,4 +1,4 @@
-"""Kernels that numba compiles, and what they are given."""
+"""numba kernels: how they are compiled, cached on disk and loaded."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ config: Any = numba.config  # numba has no types for it
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 HERE = Path(__file__).parent
-ROOMS = ("crypto", "histograms", "trees")  # where kernels are, and what they take from elsewhere
+ROOMS = ("crypto", "histograms", "trees")  # folders with kernels
 STAMP = "fedapp-kernels.sha256"
 
 _unloaded: list[Any] = []  # kernels of the modules that are imported
 
 
 def kernel(function: Function) -> Function:
-    """Compile a function once an installation, to run without the GIL.
+    """Compile a function with numba, cached on disk; it runs without the GIL.
 
-    numba compiles again when the function's own file changes. It looks at no other, though the code
-    has functions and constants of others in it: :func:`_drop_outdated` does.
+    numba recompiles only when the function's own file changes, although the machine code includes
+    functions and constants of other files. :func:`_drop_outdated` covers those.
     """
-    return cast(Function, _kept(numba.njit(cache=True, nogil=True)(function)))
+    return cast(Function, _cached(numba.njit(cache=True, nogil=True)(function)))
 
 
 def inlined(function: Function) -> Function:
-    """A :func:`kernel` whose code stands wherever it is called."""
-    return cast(Function, _kept(numba.njit(cache=True, nogil=True, inline="always")(function)))
+    """A :func:`kernel` whose code is inlined at every call."""
+    return cast(Function, _cached(numba.njit(cache=True, nogil=True, inline="always")(function)))
 
 
 def load_ahead(modules: Iterable[str], unused: tuple[str, ...] = ()) -> None:
-    """Import modules, and load from the disk what is compiled of their kernels.
+    """Import modules, and load their cached kernels in a thread.
 
-    A thread loads the kernels, so that the first round of a run does not wait for them; those of
-    ``unused`` modules, by how their names begin, are loaded when they are called.
+    The first round of a run then does not wait for them. Kernels of modules whose names begin with
+    one of ``unused`` are loaded at their first call.
     """
     for module in modules:
         importlib.import_module(module)
@@ -59,7 +59,7 @@ def load_ahead(modules: Iterable[str], unused: tuple[str, ...] = ()) -> None:
 
 
 def modules_with_kernels() -> list[str]:
-    """All of them, which import nothing that is not installed."""
+    """Names of all modules with kernels; they import only required dependencies."""
     return [
         ".".join(path.relative_to(HERE.parent).with_suffix("").parts)
         for room in ROOMS
@@ -69,7 +69,7 @@ def modules_with_kernels() -> list[str]:
 
 
 def complete_stamp() -> tuple[Path, str]:
-    """A file beside the kernels, and its content once they are all compiled for this processor."""
+    """Path and content of the file that marks all kernels as compiled for this processor."""
     from fedapp.trees import predict
 
     compiled: Any = predict._add_outputs
@@ -79,15 +79,15 @@ def complete_stamp() -> tuple[Path, str]:
 
 
 def frozen(*arrays: npt.NDArray[Any]) -> Any:
-    """The arrays, read-only: numba compiles once for those, and once more for others."""
+    """Read-only views. numba compiles a kernel once more for writable arrays."""
     views = [array.view() for array in arrays]
     for view in views:
         view.flags.writeable = False
     return views
 
 
-def _kept(compiled: Any) -> Any:
-    """A function of numba's, for whose code on disk the sources stand."""
+def _cached(compiled: Any) -> Any:
+    """Cache a compiled function on disk; a change of any source invalidates it."""
     if not config.DISABLE_JIT:
         compiled._cache = cast(Any, _Disk)(compiled.py_func)
         _drop_outdated(Path(compiled.stats.cache_path))
@@ -96,27 +96,25 @@ def _kept(compiled: Any) -> Any:
 
 
 class _Disk(FunctionCache):
-    """Compiled kernels on disk.
-
-    Before it loads one, numba imports all that it may need to compile another, in 0.5 s. To run one
-    takes the memory management only, and numba imports the rest itself where it compiles.
-    """
+    """Compiled kernels on disk, loaded without importing numba's compiler."""
 
     def load_overload(self: Any, sig: Any, target_context: Any) -> Any:
+        # numba's own method imports all of the compiler first, in 0.5 s. To run a kernel only the
+        # memory management is needed; numba imports the rest if it has to compile.
         rtsys.initialize(target_context)
         return self._load_overload(sig, target_context)
 
     def load_all(self: Any, compiled: Any) -> None:
-        """Load a kernel for all types of arguments that it is compiled for, on this processor."""
-        _, *here = self._index_key((), compiled.targetctx.codegen())
+        """Load every version of a kernel that was compiled for this processor."""
+        _, *processor = self._index_key((), compiled.targetctx.codegen())
         for types, *machine in self._cache_file._load_index():
-            if machine == here:
+            if machine == processor:
                 compiled.compile(types)
 
 
 @functools.cache
 def _drop_outdated(folder: Path) -> None:
-    """Remove what was compiled into a folder from other sources than today's."""
+    """Remove a folder's cache if it was compiled from other sources."""
     stamp = folder / STAMP
     if not stamp.exists() or stamp.read_text(encoding="ascii") != _sources():
         for index in folder.glob("*.nbi"):
@@ -127,7 +125,7 @@ def _drop_outdated(folder: Path) -> None:
 
 @functools.cache
 def _sources() -> str:
-    """The SHA-256 of the sources that may be part of a kernel, as digits."""
+    """SHA-256, in hex, of all sources that may be part of a kernel."""
     digest = hashlib.sha256()
     for path in sorted(path for room in ROOMS for path in (HERE / room).rglob("*.py")):
         digest.update(hashlib.sha256(path.read_bytes()).digest())

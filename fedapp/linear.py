@@ -1,7 +1,7 @@
 """Linear models: logistic, softmax and linear regression on standardised inputs, in numpy.
 
-An input is a column of numbers, or one category of a column of categories: 1 where a row has it,
-else 0, so that a row without a value has 0 in all inputs of the column.
+A column of numbers is one input. A column of categories is one-hot encoded: one input per category,
+and a row with a missing value has 0 in all of them.
 """
 
 from __future__ import annotations
@@ -24,22 +24,17 @@ Rows = npt.NDArray[np.float32]
 KIND = "linear"
 ARRAYS = ("means", "scales", "weights", "bias")
 BATCH_ROWS = 2**14
-BATCH_NUMBERS = 2**22  # inputs of a batch, where columns of categories have many
-MOST_HELD = 2**27  # inputs of rows that a descent makes once, and not for every batch
-# Largest second derivative of the loss of a row by its margin.
+BATCH_NUMBERS = 2**22  # inputs of a batch, if one-hot columns make it wide
+MOST_HELD = 2**27  # up to this size all inputs are computed once, not for every batch
+# Upper bound of the second derivative of a row's loss with respect to its margin.
 STEEPEST = {"binary:logistic": 0.25, "multi:softprob": 0.5, "reg:logistic": 0.25, REGRESSION: 1.0}
-# A column whose spread is below this share of its mean is constant but for rounding.
+# A column with a standard deviation below this share of its mean is constant up to rounding.
 LEAST_SPREAD = 1e-10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moments:
-    """Weight, mean and sum of squared deviations of the present values of each input.
-
-    Parameters
-    ----------
-    counts, means, squares : float64, shape (n_inputs,); a column without a value has zeros.
-    """
+    """Weight, mean and sum of squared deviations of each input's present values, or zeros."""
 
     counts: Floats
     means: Floats
@@ -54,26 +49,17 @@ class Moments:
 
 
 def input_names(columns: Sequence[str], categories: Categories) -> tuple[str, ...]:
-    """Of the inputs, in order: names of columns, and ``column=category``."""
-    known = entries_of(categories, len(columns))
+    """Names of the inputs, in order: a numeric column's name, or ``column=category``."""
+    by_column = entries_of(categories, len(columns))
     return tuple(
-        one
-        for column, names in zip(columns, known, strict=True)
-        for one in ([column] if names is None else [f"{column}={name}" for name in names])
+        entry
+        for column, names in zip(columns, by_column, strict=True)
+        for entry in ([column] if names is None else [f"{column}={name}" for name in names])
     )
 
 
 def expanded(values: Rows, categories: Categories) -> Rows:
-    """The inputs of rows, before they are standardised.
-
-    Parameters
-    ----------
-    values : float32, shape (n_rows, n_columns); NaN is missing.
-
-    Returns
-    -------
-    float32, shape (n_rows, n_inputs).
-    """
+    """Inputs before standardisation, (n_rows, n_inputs): categories one-hot encoded."""
     if not categories:
         return values
     parts = [
@@ -86,14 +72,7 @@ def expanded(values: Rows, categories: Categories) -> Rows:
 
 
 def moments(values: Rows, weights: Rows, categories: Categories = ()) -> Moments:
-    """Moments of the inputs of some rows.
-
-    Parameters
-    ----------
-    values : float32, shape (n_rows, n_columns); NaN is missing.
-    weights : float32, shape (n_rows,), >= 0.
-    categories : names of the categories of each column.
-    """
+    """Moments of the inputs of rows with values, (n_rows, n_columns), and weights, (n_rows,)."""
     return merge_moments(
         _moments(
             expanded(values[rows], categories).astype(np.float64),
@@ -104,14 +83,14 @@ def moments(values: Rows, weights: Rows, categories: Categories = ()) -> Moments
 
 
 def _moments(values: Floats, weights: Floats) -> Moments:
-    there = np.where(np.isnan(values), 0.0, weights[:, None])
-    counts, known = there.sum(axis=0), np.nan_to_num(values)
-    means = (there * known).sum(axis=0) / np.where(counts > 0, counts, 1)
-    return Moments(counts, means, (there * (known - means) ** 2).sum(axis=0))
+    present_weights = np.where(np.isnan(values), 0.0, weights[:, None])
+    counts, filled = present_weights.sum(axis=0), np.nan_to_num(values)
+    means = (present_weights * filled).sum(axis=0) / np.where(counts > 0, counts, 1)
+    return Moments(counts, means, (present_weights * (filled - means) ** 2).sum(axis=0))
 
 
 def merge_moments(moments: Iterable[Moments]) -> Moments:
-    """Moments of the rows of all together, without the cancellation of plain square sums.
+    """Moments of all rows together, without the cancellation of plain sums of squares.
 
     Source: Chan, Golub and LeVeque 1979, "Updating Formulae and a Pairwise Algorithm for Computing
     Sample Variances", Eq. 2.1.
@@ -129,27 +108,17 @@ def _merge(a: Moments, b: Moments) -> Moments:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearModel:
-    """Margins that are linear in the standardised inputs; a missing number counts as the mean.
+    """Margins that are linear in the standardised inputs; a missing number counts as the mean."""
 
-    Parameters
-    ----------
-    objective : the loss it was trained for.
-    columns : names of the features, in order.
-    classes : names of the classes in the order of their ids; empty for regression.
-    means, scales : float64, shape (n_inputs,): input i enters as ``(x - means[i]) / scales[i]``.
-    weights : float64, shape (n_inputs, n_outputs).
-    bias : float64, shape (n_outputs,).
-    categories : names of the categories of each column; empty where all hold numbers.
-    """
-
-    objective: Objective
-    columns: tuple[str, ...]
-    classes: tuple[str, ...]
+    objective: Objective  # the loss it was trained for
+    columns: tuple[str, ...]  # names of the features, in order
+    classes: tuple[str, ...]  # names of the classes in the order of their ids; empty for regression
+    # means, scales: (n_inputs,): input i enters as ``(x - means[i]) / scales[i]``
     means: Floats
     scales: Floats
-    weights: Floats
-    bias: Floats
-    categories: Categories = ()
+    weights: Floats  # (n_inputs, n_outputs)
+    bias: Floats  # (n_outputs,)
+    categories: Categories = ()  # names by column; empty if all columns are numeric
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -158,26 +127,17 @@ class LinearModel:
 
     @property
     def n_outputs(self) -> int:
-        """Margins of a row: classes for softmax, else 1."""
+        """Margins per row: the number of classes for softmax, else 1."""
         return n_outputs(self.objective, len(self.classes))
 
     @property
     def base_margin(self) -> Rows:
-        """Margins of a row whose inputs are all means; float32, shape (n_outputs,)."""
+        """Margins of a row whose inputs are all at their means; float32, shape (n_outputs,)."""
         return self.bias.astype(np.float32)
 
 
 def predict_linear(model: LinearModel, values: Rows) -> Rows:
-    """Margins of rows.
-
-    Parameters
-    ----------
-    values : float32, shape (n_rows, n_columns); NaN is missing.
-
-    Returns
-    -------
-    float32, shape (n_rows, n_outputs).
-    """
+    """Margins of rows: float32, shape (n_rows, n_outputs)."""
     margins = np.empty((len(values), model.n_outputs), dtype=np.float32)
     for rows in row_slices(values, model.categories):
         inputs = standardised(expanded(values[rows], model.categories), model.means, model.scales)
@@ -186,29 +146,20 @@ def predict_linear(model: LinearModel, values: Rows) -> Rows:
 
 
 def standardised(values: Rows, means: Floats, scales: Floats) -> Floats:
-    """Inputs of mean 0 and spread 1; a missing value is 0."""
+    """Inputs with mean 0 and standard deviation 1; a missing value is 0."""
     inputs: Floats = np.nan_to_num((values - means) / scales)
     return inputs
 
 
 @dataclass(frozen=True, slots=True)
 class Descent:
-    """Mini-batch gradient descent.
+    """Settings of mini-batch gradient descent."""
 
-    Parameters
-    ----------
-    epochs : passes over the rows, >= 0.
-    batch_size : most rows a step, >= 1.
-    learning_rate : longest step, > 0.
-    decay : factor of every step, in [0, 1].
-    l2 : penalty, half of it times the square of the weights; the bias is free.
-    """
-
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    decay: float
-    l2: float
+    epochs: int  # passes over the rows, >= 0
+    batch_size: int  # maximum rows per step, >= 1
+    learning_rate: float  # maximum step length, > 0
+    decay: float  # factor of every step, in [0, 1]
+    l2: float  # L2 penalty, ``l2 / 2 * weights ** 2``; the bias is not penalised
 
 
 def descend(
@@ -217,47 +168,47 @@ def descend(
     descent: Descent,
     rng: np.random.Generator,
 ) -> LinearModel:
-    """Train on from a model on some rows.
+    """Continue training a model on some rows.
 
-    A step is never longer than 1 / L, where L bounds the curvature of the batch's loss. So no
-    learning rate and no outlier makes it diverge. There is no momentum: it would carry a step that
-    fits an outlier on through batches that do not have it.
+    A step is never longer than 1 / L, where L bounds the curvature of the batch's loss: no learning
+    rate and no outlier makes it diverge. There is no momentum, which would carry a step that fits
+    an outlier on through batches without it.
 
-    Parameters
-    ----------
-    rows : values, labels and weights, as ``grow_trees`` takes them.
+    ``rows`` are values, labels and weights, as ``grow_trees`` takes them.
     """
     values, labels, weights = rows
     mean_weight = float(weights.mean(dtype=np.float64))
     if not mean_weight > 0:
         return model
-    theta = np.vstack((model.weights, model.bias))
-    fits = len(values) * len(model.means) <= MOST_HELD
-    everything = _inputs(model, values) if fits else None
+    # (n_inputs + 1, n_outputs): the bias is the weight of a last input of ones, without penalty.
+    coefficients = np.vstack((model.weights, model.bias))
+    fits_in_memory = len(values) * len(model.means) <= MOST_HELD
+    all_inputs = _inputs(model, values) if fits_in_memory else None
     for batch in _batches(len(values), descent, rng):
-        inputs = _inputs(model, values[batch]) if everything is None else everything[batch]
+        inputs = _inputs(model, values[batch]) if all_inputs is None else all_inputs[batch]
         shares = weights[batch] / np.float32(mean_weight)
-        margins = (inputs @ theta).astype(np.float32)
+        margins = (inputs @ coefficients).astype(np.float32)
         pairs = gradients(model.objective, margins, labels[batch], shares)
         slope = inputs.T @ pairs[..., 0].astype(np.float64) / len(batch)
-        slope[:-1] += descent.l2 * theta[:-1]
+        slope[:-1] += descent.l2 * coefficients[:-1]
         curvature = STEEPEST[model.objective] * _spread(inputs, shares) + descent.l2
-        theta -= descent.decay * min(descent.learning_rate, 1 / (curvature + 1e-12)) * slope
-    return replace(model, weights=theta[:-1], bias=theta[-1])
+        coefficients -= descent.decay * min(descent.learning_rate, 1 / (curvature + 1e-12)) * slope
+    return replace(model, weights=coefficients[:-1], bias=coefficients[-1])
 
 
 def _inputs(model: LinearModel, values: Rows) -> Floats:
-    """Standardised inputs, and one of ones for the bias."""
+    """Standardised inputs, with a column of ones for the bias."""
     inputs = np.ones((len(values), len(model.means) + 1))
     for rows in row_slices(values, model.categories):
-        found = expanded(values[rows], model.categories)
-        inputs[rows, :-1] = standardised(found, model.means, model.scales)
+        raw_inputs = expanded(values[rows], model.categories)
+        inputs[rows, :-1] = standardised(raw_inputs, model.means, model.scales)
     return inputs
 
 
 def _spread(inputs: Floats, shares: Rows) -> float:
-    """At least the largest eigenvalue of the inputs' second moments: their Frobenius norm."""
+    """Upper bound of the largest eigenvalue of the second moments: their Frobenius norm."""
     scaled = inputs * np.sqrt(shares, dtype=np.float64)[:, None] / np.sqrt(len(inputs))
+    # The smaller of both Gram matrices: they have the same norm.
     is_wide = inputs.shape[1] > len(inputs)
     return float(np.linalg.norm(scaled @ scaled.T if is_wide else scaled.T @ scaled))
 
@@ -265,14 +216,14 @@ def _spread(inputs: Floats, shares: Rows) -> float:
 def _batches(
     n_rows: int, descent: Descent, rng: np.random.Generator
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Row numbers of every step; the batches of an epoch differ by one row at most."""
+    """Row numbers of every step; batches of an epoch differ in size by at most one row."""
     n_batches = -(-n_rows // descent.batch_size)
     for _ in range(descent.epochs):
         yield from np.array_split(rng.permutation(n_rows), n_batches)
 
 
 def row_slices(values: Rows, categories: Categories) -> Iterator[slice]:
-    """Rows of a table, some at a time, as their inputs take memory; one slice at least."""
+    """Slices of rows whose inputs fit in memory; at least one slice."""
     n_rows, n_more = len(values), sum(len(names) for names in categories if names)
     size = BATCH_ROWS if not n_more else max(1, BATCH_NUMBERS // (values.shape[1] + n_more))
     for start in range(0, max(n_rows, 1), size):
@@ -280,7 +231,7 @@ def row_slices(values: Rows, categories: Categories) -> Iterator[slice]:
 
 
 def linear_to_json(model: LinearModel) -> str:
-    """The model as text; the same model always gives the same text."""
+    """The model as text; deterministic."""
     content: dict[str, Any] = {name: getattr(model, name).tolist() for name in ARRAYS}
     if model.categories:
         content = {"categories": model.categories, "inputs": model.inputs, **content}
@@ -288,20 +239,17 @@ def linear_to_json(model: LinearModel) -> str:
 
 
 def linear_from_json(text: str) -> LinearModel:
-    """Read a model that ``linear_to_json`` wrote.
-
-    Raises
-    ------
-    DataError : the text is no linear model of this format.
-    """
+    """Read a model that ``linear_to_json`` wrote; raises DataError for any other text."""
     return read_model(text, KIND, _checked)
 
 
-def _checked(said: Opening, document: Mapping[str, Any]) -> LinearModel:
-    """The model of a document whose arrays fit its columns, categories and classes."""
-    categories = read_categories(document, len(said.columns))
+def _checked(header: Opening, document: Mapping[str, Any]) -> LinearModel:
+    """Build the model, and check that its arrays match its columns, categories and classes."""
+    categories = read_categories(document, len(header.columns))
     arrays = {name: np.array(document[name], dtype=np.float64) for name in ARRAYS}
-    model = LinearModel(said.objective, said.columns, said.classes, **arrays, categories=categories)
+    model = LinearModel(
+        header.objective, header.columns, header.classes, **arrays, categories=categories
+    )
     n_inputs, width = len(model.inputs), model.n_outputs
     shapes = [(n_inputs,), (n_inputs,), (n_inputs, width), (width,)]
     if [array.shape for array in arrays.values()] != shapes:

@@ -1,8 +1,8 @@
-"""What a linear model is trained by, as whole numbers whose sums over parties are exact.
+"""Statistics for training linear models as whole numbers, whose sums over parties are exact.
 
-Means of the inputs come first, and then spreads around the means of all rows, so that nothing
-cancels. How large values are is told before, to powers of two. A sum whose terms may differ much in
-size is in two parts (``to_parts``), so that it is as good as one of doubles.
+Means of the inputs are summed first, then squared deviations from the overall means, so that
+nothing cancels. Each column's largest absolute value is disclosed before, rounded up to a power of
+two. Sums of terms of very different size have two parts (``to_parts``), for float64 precision.
 """
 
 from __future__ import annotations
@@ -27,28 +27,24 @@ from fedapp.trees.objective import REGRESSION, Objective
 # Powers of two that a float32 other than 0 may be rounded up to.
 LEAST_POWER, MOST_POWER = -149, 128
 N_POWERS = MOST_POWER - LEAST_POWER + 1
-# No weight of a model is beyond 2 to this power, nor its bias; times the largest label, where the
-# model predicts labels. Standardised inputs, whose weights are so large, would be all but equal.
+# Weights and bias of a model are at most 2 to this power, for regression times the largest label.
+# Only almost identical standardised inputs could get larger weights.
 MODEL_POWER = 20
 Exponents = tuple[Whole, Whole]
 
 
-# How large the values of each column are
-
-
 def count_powers(values: Rows, weights: Rows, is_number: np.ndarray) -> Whole:
-    """Which power of two each column of numbers comes up to at its largest value in size.
+    """One-hot: the power of two that bounds each numeric column's absolute values.
 
     Parameters
     ----------
     values : float32, shape (n_rows, n_columns); NaN is missing.
-    weights : float32, shape (n_rows,); rows without weight do not count.
+    weights : float32, shape (n_rows,); rows without weight are ignored.
     is_number : bool, shape (n_columns,).
 
     Returns
     -------
-    int64, shape (n_numbers, N_POWERS): 1 at the power, from ``LEAST_POWER`` on; none at all for a
-    column without a value other than 0.
+    int64, shape (n_numbers, N_POWERS), index 0 is ``LEAST_POWER``; all 0 for a column of zeros.
     """
     columns, weighs = np.flatnonzero(is_number), weights > 0
     counts = np.zeros((len(columns), N_POWERS), dtype=np.int64)
@@ -60,61 +56,46 @@ def count_powers(values: Rows, weights: Rows, is_number: np.ndarray) -> Whole:
 
 
 def largest_powers(counts: Whole, is_number: np.ndarray) -> Whole:
-    """The power of two that no value of a column exceeds in size.
+    """Power of two that bounds each column over all parties; int64, shape (n_columns,).
 
-    Parameters
-    ----------
-    counts : of ``count_powers``, added up over parties.
-
-    Returns
-    -------
-    int64, shape (n_columns,); of columns of categories 0, without a value ``LEAST_POWER``.
+    ``counts`` is the sum of all parties' ``count_powers``. Columns of categories have 0, columns of
+    zeros ``LEAST_POWER``.
     """
     powers = np.zeros(len(is_number), dtype=np.int64)
-    highest = [np.flatnonzero(own).max(initial=0) for own in counts]
+    highest = [np.flatnonzero(column_counts).max(initial=0) for column_counts in counts]
     powers[is_number] = np.array(highest, dtype=np.int64) + LEAST_POWER
     return powers
 
 
 def of_inputs(of_columns: Whole, categories: Categories) -> Whole:
-    """For each input what is said of its column."""
-    known = entries_of(categories, len(of_columns))
-    return np.repeat(of_columns, [1 if names is None else len(names) for names in known])
-
-
-# Moments
+    """Repeat a value of each column for each of its inputs."""
+    by_column = entries_of(categories, len(of_columns))
+    return np.repeat(of_columns, [1 if names is None else len(names) for names in by_column])
 
 
 def sum_values(
     values: Rows, weights: Rows, categories: Categories, powers: Whole, bounds: Bounds
 ) -> Whole:
-    """Weights of the rows where each input has a value, and weighted values.
+    """Sums of weights and of weighted values of each input; int64, shape (2, 2, n_inputs).
 
-    Parameters
-    ----------
-    values, weights, categories : see ``linear.moments``.
-    powers : of each input, which no value of a row of weight above 0 exceeds.
-    bounds : of all parties' rows.
-
-    Returns
-    -------
-    int64, shape (2, 2, n_inputs): both in two parts.
+    The second axis are the two parts of ``to_parts``. ``powers`` bounds each input's absolute
+    values in rows with weight, ``bounds`` describes all parties' rows.
     """
-    found = np.zeros((2, 2, len(powers)), dtype=np.int64)
-    of_weights, of_values = _exponents(powers * 0, bounds), _exponents(powers, bounds)
+    sums = np.zeros((2, 2, len(powers)), dtype=np.int64)
+    weight_exponents, value_exponents = _exponents(powers * 0, bounds), _exponents(powers, bounds)
     for rows in row_slices(values, categories):
         inputs = expanded(values[rows], categories).astype(np.float64)
-        own = np.where(np.isnan(inputs), 0.0, weights[rows, None].astype(np.float64))
-        found[0] += _total(own, of_weights)
-        found[1] += _total(own * np.nan_to_num(inputs), of_values)
-    return found
+        present_weights = np.where(np.isnan(inputs), 0.0, weights[rows, None].astype(np.float64))
+        sums[0] += _total(present_weights, weight_exponents)
+        sums[1] += _total(present_weights * np.nan_to_num(inputs), value_exponents)
+    return sums
 
 
 def read_values(sums: Whole, powers: Whole, bounds: Bounds) -> tuple[Floats, Floats]:
-    """Weights and means of the inputs; see ``sum_values``."""
+    """Weights and means of the inputs from the parties' ``sum_values``, added up."""
     counts = np.maximum(from_parts(sums[0], _exponents(powers * 0, bounds)), 0.0)
     totals = from_parts(sums[1], _exponents(powers, bounds))
-    most = np.ldexp(1.0, powers)  # which rounding must not exceed
+    most = np.ldexp(1.0, powers)  # a mean must not exceed it by rounding
     return counts, np.clip(totals / np.where(counts > 0, counts, 1), -most, most)
 
 
@@ -126,27 +107,17 @@ def sum_squares(
     powers: Whole,
     bounds: Bounds,
 ) -> Whole:
-    """Weighted squares of deviations from the means of all rows; further arguments as of
-    ``sum_values``.
-
-    Parameters
-    ----------
-    means : of the inputs, none beyond its power.
-
-    Returns
-    -------
-    int64, shape (2, n_inputs): in two parts.
-    """
-    found, exponents = np.zeros((2, len(powers)), dtype=np.int64), _of_squares(powers, bounds)
+    """Weighted squared deviations from ``means``, in two parts; int64, shape (2, n_inputs)."""
+    sums, exponents = np.zeros((2, len(powers)), dtype=np.int64), _of_squares(powers, bounds)
     for rows in row_slices(values, categories):
         inputs = expanded(values[rows], categories).astype(np.float64)
         squares = np.nan_to_num(inputs - means) ** 2
-        found += _total(weights[rows, None].astype(np.float64) * squares, exponents)
-    return found
+        sums += _total(weights[rows, None].astype(np.float64) * squares, exponents)
+    return sums
 
 
 def read_squares(sums: Whole, powers: Whole, bounds: Bounds) -> Floats:
-    """See ``sum_squares``."""
+    """Sums of squared deviations from the parties' ``sum_squares``, added up."""
     return np.maximum(from_parts(sums, _of_squares(powers, bounds)), 0.0)
 
 
@@ -155,37 +126,30 @@ def _total(terms: Floats, exponents: Exponents) -> Whole:
 
 
 def _of_squares(powers: Whole, bounds: Bounds) -> Exponents:
-    """A deviation is twice the largest value at most."""
+    """A deviation is at most twice the largest value, and a square at most 4 times its square."""
     return _exponents(2 * powers + 2, bounds)
 
 
 def _exponents(powers: Whole, bounds: Bounds) -> Exponents:
     coarse = [bounds.exponent(power) for power in powers.tolist()]
-    return np.array(coarse, np.int64), np.array([bounds.finer(own) for own in coarse], np.int64)
-
-
-# Models
+    return np.array(coarse, np.int64), np.array([bounds.finer(bits) for bits in coarse], np.int64)
 
 
 def whole_weight(weights: Rows, bounds: Bounds) -> int:
-    """Weight of a party's training rows, which its model counts by."""
+    """Weight of a party's training rows, by which its model is weighted."""
     return int(to_whole(weights, bounds.exponent(0)).sum())
 
 
 def whole_model(
     theta: Floats, weight: int, weight_power: int, objective: Objective, bounds: Bounds
 ) -> Whole:
-    """A model times its party's share of the weight of all.
+    """A model times its party's share of the total weight, as whole numbers.
 
     Parameters
     ----------
-    theta : shape (n_inputs + 1, n_outputs): weights, and the bias last.
-    weight : of ``whole_weight``.
-    weight_power : all parties' weights come up to 2 to this power at most.
-
-    Returns
-    -------
-    int64, of the shape of ``theta``.
+    theta : float64, shape (n_inputs + 1, n_outputs): weights, and the bias last.
+    weight : the party's ``whole_weight``.
+    weight_power : the total weight is at most 2 to this power.
 
     Raises
     ------
@@ -201,13 +165,13 @@ def whole_model(
 def read_model(
     sums: Whole, weight: int, weight_power: int, objective: Objective, bounds: Bounds
 ) -> Floats:
-    """The weighted mean of the models whose ``whole_model`` and ``whole_weight`` add up to this."""
+    """Weighted mean of the models, from sums of ``whole_model`` and ``whole_weight``."""
     exponent = _model_exponent(_model_power(objective, bounds))
     return from_whole(sums, exponent) / _share(weight, weight_power, bounds)
 
 
 def _share(weight: int, weight_power: int, bounds: Bounds) -> float:
-    """Of 2 to ``weight_power``, by a ``whole_weight``."""
+    """A ``whole_weight`` as a share of 2 to ``weight_power``."""
     return math.ldexp(weight, -bounds.exponent(0) - weight_power)
 
 
@@ -216,5 +180,5 @@ def _model_power(objective: Objective, bounds: Bounds) -> int:
 
 
 def _model_exponent(power: int) -> int:
-    """Shares add up to 1, and with the rounding of each to less than 2."""
+    """Shares add up to 1, with the rounding of each to less than 2."""
     return Bounds(2).exponent(power)

@@ -215,7 +215,7 @@ def test_the_command_knows_no_functions_and_a_second_run_has_to_wait() -> None:
     assert "a function is never sent" in str(done.exception)
     with (
         custom.held(custom.Functions(logistic)),
-        pytest.raises(fedapp.ConfigError, match="while another run of this process goes on"),
+        pytest.raises(fedapp.ConfigError, match="while another run of this process uses"),
         custom.held(custom.Functions(logistic)),
     ):
         pass

@@ -349,7 +349,7 @@ def test_names_say_whose_they_are_where_two_parties_have_one_name() -> None:
     assert shared == ("bank.a", "bank.b", "shop.b", "shop.c")
     lone = joint_names({"bank": ["a"], "shop": ["bank.a", "b"]})
     assert lone == ("bank.a", "shop.bank.a", "shop.b")
-    with pytest.raises(DataError, match=r"told apart by party and name, got 'a\.b\.c' twice"):
+    with pytest.raises(DataError, match=r"differ by party and name, got 'a\.b\.c' twice"):
         joint_names({"a": ["b.c"], "a.b": ["c"], "d": ["c", "b.c"]})
 
 

@@ -81,7 +81,7 @@ FALSE_SETS: dict[str, tuple[Change, str]] = {
     "a byte fewer": (lambda bits: bits[:-1], r"sets must be \d+ bytes, got \d+"),
     "a byte more": (lambda bits: np.append(bits, bits[-1:]), r"sets must be \d+ bytes, got \d+"),
     "no sets": (lambda bits: bits[:0], r"sets must be \d+ bytes, got 0"),
-    "a bit past all": (last_bit, "sets must hold no category that the column has not"),
+    "a bit past all": (last_bit, "sets must contain only categories of the column"),
     "another type": (lambda bits: bits.astype(np.int64), "must be uint8, got int64"),
 }
 TOLD_SETS = [  # method, message, field, and the field that an error names

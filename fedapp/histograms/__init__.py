@@ -1,1 +1,1 @@
-"""Histograms of gradients: bins, sketch, build, split. Never parties or Flower."""
+"""Histograms of gradients: bins, sketches, sums, splits. No parties, no Flower."""

@@ -1,14 +1,14 @@
 """Bins of a table's columns, in the layout of XGBoost's histograms.
 
-All columns lie one after the other in one flat array::
+All columns are concatenated in one flat array::
 
     offsets  0        3           7      9
-    edges    c0 c1 c2 c0 c1 c2 c3 c0 c1         one upper edge a bin
+    edges    c0 c1 c2 c0 c1 c2 c3 c0 c1         one upper edge per bin
     column   ---0---- -----1----- --2--
 
-Bin ``b`` of a column holds ``edges[b-1] <= x < edges[b]``; bin 0 also holds everything below, the
-last bin everything above. A column of categories has a bin a code, up to the highest that occurs;
-edges are 1, 2, 3 and so on, and what is no code of a category is missing.
+Bin ``b`` of a column contains ``edges[b-1] <= x < edges[b]``; bin 0 also everything below, the last
+bin everything above. A column of categories has one bin per code, up to the highest code in use;
+its edges are 1, 2, 3 and so on, and any value that is not a category's code is missing.
 """
 
 from __future__ import annotations
@@ -29,23 +29,12 @@ NO_CODE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cuts:
-    """Where the columns of a table are cut.
+    """Bin edges of all columns of a table."""
 
-    Parameters
-    ----------
-    edges : float32, shape (n_bins,): upper edges, ascending within a column; the last of a column
-        lies above every value.
-    offsets : int64, shape (n_columns + 1,): bins of column f are ``offsets[f]`` to
-        ``offsets[f+1]``.
-    minima : float32, shape (n_columns,): a value below every value of the column, the threshold
-        that sends missing rows alone to the left.
-    categories : int64, shape (n_columns,): categories of each column, 0 for one of numbers; empty
-        where all are.
-    """
-
-    edges: Floats
-    offsets: Ints
-    minima: Floats
+    edges: Floats  # (n_bins,): upper edges, ascending by column, the last above all values
+    offsets: Ints  # (n_columns + 1,): bins of column f are offsets[f] to offsets[f+1]
+    minima: Floats  # (n_columns,): below all values; as a threshold, only missing go left
+    # (n_columns,): number of categories, 0 for a numeric column; empty if all are numeric
     categories: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
@@ -55,12 +44,12 @@ class Cuts:
 
     @property
     def widths(self) -> Ints:
-        """Number of bins of each column, int64, shape (n_columns,)."""
+        """Number of bins of each column; int64, shape (n_columns,)."""
         return np.diff(self.offsets)
 
     @property
     def by_category(self) -> npt.NDArray[np.bool_]:
-        """Which columns are of categories; bool, shape (n_columns,)."""
+        """Which columns are categorical; bool, shape (n_columns,)."""
         if not len(self.categories):
             return np.zeros(self.n_columns, dtype=bool)
         return self.categories > 0
@@ -71,7 +60,7 @@ class Cuts:
 
 
 def ragged(arrays: list[npt.NDArray[np.float32]]) -> tuple[Floats, Ints]:
-    """Lay arrays one after the other; returns the flat array and where each begins."""
+    """Concatenate arrays; returns the flat array and the start of each."""
     offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
     np.cumsum([len(array) for array in arrays], out=offsets[1:])
     flat = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.float32)
@@ -79,12 +68,10 @@ def ragged(arrays: list[npt.NDArray[np.float32]]) -> tuple[Floats, Ints]:
 
 
 def with_categories(cuts: Cuts, categories: Ints, used: Ints) -> Cuts:
-    """The cuts with one bin a category in place of what they have of columns of categories.
+    """Replace the bins of columns of categories by one bin per category.
 
-    Parameters
-    ----------
-    categories : as in ``Cuts``, of every column.
-    used : int64, shape (n_columns,): bins of these columns; the categories past them occur nowhere.
+    ``categories`` is as in ``Cuts``, with all columns; ``used`` is int64, shape (n_columns,), the
+    number of bins of these columns. Categories beyond do not occur.
     """
     if not categories.any():
         return cuts
@@ -96,17 +83,12 @@ def with_categories(cuts: Cuts, categories: Ints, used: Ints) -> Cuts:
 
 
 def numbers_alone(values: Floats, categories: Ints) -> Floats:
-    """The values, missing in columns of categories; ``categories`` as in ``Cuts``."""
+    """The values, with columns of categories set to missing; ``categories`` as in ``Cuts``."""
     return np.where(categories > 0, np.float32(np.nan), values) if categories.any() else values
 
 
 def code_type(max_width: int, any_missing: bool) -> tuple[type[np.uint8] | type[np.uint16], int]:
-    """Smallest code that tells ``max_width`` bins and, where needed, a missing value apart.
-
-    Returns
-    -------
-    The dtype, and the code of a missing value (``NO_CODE`` where none can occur).
-    """
+    """Smallest dtype for codes of ``max_width`` bins, and the missing code (or ``NO_CODE``)."""
     kind = np.uint8 if max_width + any_missing <= 256 else np.uint16
     return kind, int(np.iinfo(kind).max) if any_missing else NO_CODE
 
@@ -116,18 +98,17 @@ def digitise(values: Floats, cuts: Cuts) -> tuple[Codes, int]:
 
     Parameters
     ----------
-    values : float32, shape (n_rows, n_columns); NaN is missing, and in a column of categories
-        what is no code of any.
-    cuts : where the columns are cut.
+    values : float32, shape (n_rows, n_columns); NaN is missing, and so is an unknown code of a
+        category.
 
     Returns
     -------
     codes : uint8 (uint16 past 256 codes), shape (n_rows, n_columns).
-    missing_code : the code that stands for a missing value, or -1 where no value is missing.
+    missing_code : the code of a missing value, or -1 if no value is missing.
     """
     widths = cuts.widths
     limits = np.where(cuts.by_category, widths, 0)
-    # A column of numbers without bins has values of rows without weight alone.
+    # In a numeric column without bins only rows without weight have values.
     limits[(widths == 0) & ~cuts.by_category] = -1
     is_missing = any_missing(values, limits)
     kind, missing_code = code_type(int(widths.max(initial=0)), is_missing)

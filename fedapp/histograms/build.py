@@ -1,4 +1,4 @@
-"""Sums of gradients per tree node, column and bin: the inner loop of boosting."""
+"""Sums of gradients by tree node, column and bin: the inner loop of boosting."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def build_histograms(
 
     Parameters
     ----------
-    codes : uint8 or uint16, shape (n_rows, n_columns): number of each value's bin.
+    codes : uint8 or uint16, shape (n_rows, n_columns): bin of each value.
     missing_code : the code of a missing value, or -1.
     columns : int64, shape (n_drawn,): the columns to sum over.
     widths : int64, shape (n_drawn,): number of bins of each of these columns.
-    gradients : float32 or int64, shape (n_rows, 2): gradient and hessian; (0, 0) leaves a row out.
-    nodes : int32, shape (n_rows,): the tree node a row is in.
+    gradients : float32 or int64, shape (n_rows, 2): gradient and hessian; (0, 0) excludes a row.
+    nodes : int32, shape (n_rows,): the node of each row.
     wanted : int32, shape (n_wanted,): the nodes to sum for.
 
     Returns
     -------
-    histograms : float64, or int64 of whole gradients, shape (n_wanted, sum of widths, 2), columns
+    histograms : float64 (int64 for integer gradients), shape (n_wanted, sum of widths, 2), columns
         one after the other.
     missing : int32, shape (n_wanted, n_drawn): number of rows without a value.
     """
@@ -61,38 +61,28 @@ def build_all_histograms(
     wanted_trees: npt.NDArray[np.int32],
     wanted_nodes: npt.NDArray[np.int32],
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
-    """Sum the gradients of the rows of some nodes of several trees, in the order they are wanted.
+    """``build_histograms`` for nodes of several trees, in the order of the wanted nodes.
 
     Parameters
     ----------
-    codes, missing_code, columns, widths : as for ``build_histograms``.
     gradients : float32 or int64, shape (n_trees, n_rows, 2).
     nodes : int32, shape (n_trees, n_rows).
     wanted_trees, wanted_nodes : int32, shape (n_wanted,), n_wanted > 0; trees ascending.
-
-    Returns
-    -------
-    histograms, missing : as of ``build_histograms``.
     """
     layout = codes, missing_code, columns, widths
-    found = [
+    by_tree = [
         build_histograms(*layout, gradients[tree], nodes[tree], wanted_nodes[wanted_trees == tree])
         for tree in np.unique(wanted_trees)
     ]
-    if len(found) == 1:
-        return found[0]
-    return np.concatenate([h for h, _ in found]), np.concatenate([m for _, m in found])
+    if len(by_tree) == 1:
+        return by_tree[0]
+    return np.concatenate([h for h, _ in by_tree]), np.concatenate([m for _, m in by_tree])
 
 
 def slots_by_node(
     nodes: npt.NDArray[np.int32], wanted: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.int32]:
-    """Place of every node among the wanted ones, -1 where it is none; by number of the node.
-
-    Parameters
-    ----------
-    nodes : int32, shape (n_rows,): the tree node a row is in, so ``slots[nodes]`` is by row.
-    """
+    """Index of every node among the wanted ones, -1 for others; ``slots[nodes]`` is by row."""
     slots = np.full(max(int(nodes.max(initial=0)), int(wanted.max(initial=0))) + 1, -1, np.int32)
     slots[wanted] = np.arange(len(wanted), dtype=np.int32)
     return slots
@@ -100,10 +90,7 @@ def slots_by_node(
 
 @kernel
 def _rows_by_slot(gradients: Any, nodes: Any, slots: Any, n_slots: int) -> Any:
-    """Rows of each slot that count, in their order, one slot after the other; and where they end.
-
-    ``rows[ends[s] : ends[s + 1]]`` are those of slot s.
-    """
+    """Counted rows sorted by slot; ``rows[ends[s] : ends[s + 1]]`` are those of slot s."""
     ends = np.zeros(n_slots + 1, dtype=np.int64)
     for row in range(nodes.shape[0]):
         slot = slots[nodes[row]]
@@ -132,8 +119,8 @@ def _accumulate(
     histograms: Any,
     missing: Any,
 ) -> None:
-    """Node by node, so that its bins stay in the cache; rows in their order, so that the same rows
-    always give the same sums. Gradient and hessian of bin b are at 2 b and 2 b + 1."""
+    # Node by node, so that its bins stay in the cache; rows in order, so that the same rows always
+    # give the same sums. Gradient and hessian of bin b are at 2 b and 2 b + 1.
     one = np.uint64(1)
     for slot in range(ends.shape[0] - 1):
         sums, absent = histograms[slot], missing[slot]
@@ -145,7 +132,7 @@ def _accumulate(
                 if code == missing_code:
                     absent[place] += 1
                 else:
-                    # Without a sign, so that numba need not ask whether it counts from the end.
+                    # Unsigned, so that numba does not check for a negative index.
                     cell = (starts[place] + np.uint64(code)) << one
                     sums[cell] += gradient
                     sums[cell + one] += hessian
@@ -153,8 +140,7 @@ def _accumulate(
 
 @kernel
 def add_histograms(total: Any, added: Any, places: Any) -> None:
-    """Add histograms of one layout into another: bin b of ``added`` goes to ``places[b]`` of
-    ``total``.
+    """Add histograms into another layout: bin b of ``added`` goes to ``places[b]`` of ``total``.
 
     Parameters
     ----------

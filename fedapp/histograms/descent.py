@@ -1,12 +1,12 @@
-"""Exact quantiles of the rows of several tables, from counts of all of them together.
+"""Exact quantiles of the union of several tables, from counts over all of them.
 
-A float32 is a number of four digits to the base 256 that is in the same order. First the rows are
-counted by the first digit; then, within each first digit that some quantile has, by the second; and
-so on: after four exchanges the values at the quantiles are known, and how many rows lie below. A
-column of no more different values than bins is counted through to all of them. Elsewhere a row that
-alone begins with some digits is counted no further: a cut before or behind all that would begin
-like it parts the rows alike, and its value stays unknown. Counts are of weights; whose rows they
-count does not matter.
+A float32 maps to a four-digit number in base 256 with the same order. Rows are first counted by the
+first digit; then, within each first digit that contains a quantile, by the second; and so on. After
+four exchanges the values at the quantiles and the weight below them are known.
+
+A column with at most as many distinct values as bins is resolved completely. Elsewhere a prefix
+with a single row is not resolved further: a cut before or after the whole prefix splits the rows
+equally well, and the row's value is not disclosed. Counts are of weights, summed over all parties.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _SMALLEST = np.finfo(np.float32).tiny
 
 
 def ordered(values: Floats) -> Keys:
-    """Numbers in the order of the values, which are no NaN; any shape."""
-    bits = np.ascontiguousarray(values + np.float32(0)).view(np.uint32)  # -0.0 is 0.0
+    """Unsigned integers in the order of the values; NaN is not allowed."""
+    bits = np.ascontiguousarray(values + np.float32(0)).view(np.uint32)  # -0.0 becomes 0.0
     return np.where(bits & _SIGN, ~bits, bits | _SIGN).astype(np.uint32)
 
 
@@ -43,70 +43,57 @@ def values_of(keys: Keys) -> Floats:
 def digit_counts(
     values: Floats, weights: Whole, prefixes: Keys, offsets: Ints, digit: int
 ) -> Whole:
-    """Weights of the rows by their next digit.
+    """Weights of the rows by their next digit; int64, shape (n_prefixes, 256).
 
     Parameters
     ----------
     values : float32, shape (n_rows, n_columns); NaN is missing.
     weights : int64, shape (n_rows,), >= 0.
-    prefixes : uint32, shape (n_prefixes,), ascending within a column: first digits of the rows that
-        are counted.
+    prefixes : uint32, shape (n_prefixes,), ascending within a column: rows are counted if their
+        first digits are one of these.
     offsets : int64, shape (n_columns + 1,): prefixes of column f are ``offsets[f]`` to
         ``offsets[f+1]``.
-    digit : how many digits a prefix has, 0 to 3.
-
-    Returns
-    -------
-    int64, shape (n_prefixes, 256).
+    digit : number of digits of a prefix, 0 to 3.
     """
     counts = np.zeros(len(prefixes) * BASE, dtype=np.int64)
     for column, (begin, end) in enumerate(pairwise(offsets)):
-        own = prefixes[begin:end]
+        column_prefixes = prefixes[begin:end]
         present = ~np.isnan(values[:, column]) & (weights > 0)
-        if not len(own) or not present.any():
+        if not len(column_prefixes) or not present.any():
             continue
         keys = ordered(values[present, column]).astype(np.uint64)
         heads = (keys >> np.uint64(DIGIT_BITS * (N_DIGITS - digit))).astype(np.uint32)
-        places = np.minimum(np.searchsorted(own, heads), len(own) - 1)
-        known = own[places] == heads
+        places = np.minimum(np.searchsorted(column_prefixes, heads), len(column_prefixes) - 1)
+        is_counted = column_prefixes[places] == heads
         digits = (keys >> np.uint64(DIGIT_BITS * (N_DIGITS - 1 - digit))).astype(np.int64) % BASE
-        np.add.at(counts, ((begin + places) * BASE + digits)[known], weights[present][known])
+        np.add.at(
+            counts, ((begin + places) * BASE + digits)[is_counted], weights[present][is_counted]
+        )
     return counts.reshape(-1, BASE)
 
 
 @dataclass(slots=True, eq=False)
 class _Column:
-    """Where the descent into one column has come to.
+    """State of the descent into one column; all weights are of the union of the tables."""
 
-    Parameters
-    ----------
-    prefixes : uint32, ascending: first digits of the values looked at.
-    below, masses : int64: weight of all rows below each, and of those that begin with it.
-    whole : whether these are all values there are.
-    targets : int64: weights at which to cut, where that is not settled.
-    total : weight of all rows that have a value.
-    cuts : uint32: where it is, as numbers in the order of the values.
-    under : int64: weight below each cut.
-    """
-
-    prefixes: Keys
-    below: Whole
-    masses: Whole
-    whole: bool
-    targets: Whole
-    total: int
-    cuts: Keys
-    under: Whole
+    prefixes: Keys  # uint32, ascending: first digits of the values looked at
+    below: Whole  # weight below each prefix
+    masses: Whole  # weight of the rows with each prefix
+    whole: bool  # whether the prefixes cover all values of the column
+    targets: Whole  # weights at which to cut, as far as not yet resolved
+    total: int  # weight of all rows with a value
+    cuts: Keys  # resolved cuts, as ordered integers
+    under: Whole  # weight below each cut
 
 
 class Descent:
-    """The side of the descent that asks.
+    """Quantile search of the requesting side: which prefixes to count next, and the cuts.
 
     Parameters
     ----------
-    is_number : bool, shape (n_columns,): the columns that have quantiles.
-    n_bins : most bins of a column, >= 2.
-    lightest : weight that is not divided further, such as that of a row.
+    is_number : bool, shape (n_columns,): only numeric columns have quantiles.
+    n_bins : maximum bins of a column, >= 2.
+    lightest : a prefix of at most this weight is not resolved further.
     """
 
     def __init__(self, is_number: npt.NDArray[np.bool_], n_bins: int, lightest: int = 0) -> None:
@@ -123,27 +110,22 @@ class Descent:
 
     @property
     def digit(self) -> int:
-        """How many digits are known, 0 to 4."""
+        """Number of known digits, 0 to 4."""
         return self._digit
 
     @property
     def masses(self) -> Whole:
-        """Weight of the rows that begin with each wanted prefix; int64, shape (n_prefixes,)."""
+        """Weight of the rows with each requested prefix; int64, shape (n_prefixes,)."""
         return np.concatenate([column.masses for column in self._columns])
 
     def wanted(self) -> tuple[Keys, Ints]:
-        """``prefixes`` and ``offsets`` of ``digit_counts``."""
+        """``prefixes`` and ``offsets`` for the next ``digit_counts``."""
         sizes = [len(column.prefixes) for column in self._columns]
         offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
         return np.concatenate([column.prefixes for column in self._columns]), offsets
 
     def take(self, counts: Whole) -> None:
-        """Go down by a digit.
-
-        Parameters
-        ----------
-        counts : int64, shape (n_prefixes, 256): those of all tables, added up.
-        """
+        """Continue with the next digit, from the tables' ``digit_counts``, added up."""
         offsets = self.wanted()[1]
         self._columns = [
             self._down(column, counts[begin:end])
@@ -162,69 +144,60 @@ class Descent:
         if column.whole and len(masses) <= self._n_bins:
             done = column.cuts, column.under
             return _Column(prefixes, below, masses, True, targets, total, *done)
-        places = np.searchsorted(below, targets, side="right") - 1
+        # Which prefix contains each target. Only these are counted by the next digit.
+        prefix_ids = np.searchsorted(below, targets, side="right") - 1
         n_digits = self._digit + 1
         is_last = n_digits == N_DIGITS
-        settled = is_last | (masses[places] <= self._lightest)
-        found = places[settled]
-        span = below[found], below[found] + masses[found]
-        cuts, under = _nearest(prefixes[found], n_digits, *span, targets[settled], total)
-        kept = np.unique(places[~settled])
-        left = prefixes[kept], below[kept], masses[kept], False, targets[~settled], total
+        is_resolved = is_last | (masses[prefix_ids] <= self._lightest)
+        resolved = prefix_ids[is_resolved]
+        span = below[resolved], below[resolved] + masses[resolved]
+        cuts, under = _nearest(prefixes[resolved], n_digits, *span, targets[is_resolved], total)
+        ids = np.unique(prefix_ids[~is_resolved])
+        unresolved = prefixes[ids], below[ids], masses[ids], False, targets[~is_resolved], total
         cuts = np.concatenate((column.cuts, cuts))
-        return _Column(*left, cuts, np.concatenate((column.under, under)))
+        return _Column(*unresolved, cuts, np.concatenate((column.under, under)))
 
     def cuts(self) -> Cuts:
         """Cuts at the quantiles, once all digits are known."""
-        found = [_edges(column) for column in self._columns]
-        edges, offsets = ragged(found)
-        minima = np.full(len(found), -np.float32(LARGEST), dtype=np.float32)
+        columns = [_edges(column) for column in self._columns]
+        edges, offsets = ragged(columns)
+        minima = np.full(len(columns), -np.float32(LARGEST), dtype=np.float32)
         return Cuts(edges, offsets, minima)
 
 
 def quantiles(total: int, n_bins: int) -> Whole:
-    """Weights at which ``n_bins`` bins of the same weight end: the whole part of j total / n_bins
-    for j = 1 to n_bins - 1; of nothing none."""
+    """Integer parts of j total / n_bins, j = 1 to n_bins - 1; empty for a total of 0."""
     if not total:
         return np.empty(0, dtype=np.int64)
-    whole, rest = divmod(total, n_bins)
+    whole, remainder = divmod(total, n_bins)
     numbers = np.arange(1, n_bins, dtype=np.int64)
-    return numbers * whole + numbers * rest // n_bins
+    return numbers * whole + numbers * remainder // n_bins
 
 
 def _nearest(
     prefixes: Keys, n_digits: int, below: Whole, above: Whole, targets: Whole, total: int
 ) -> tuple[Keys, Whole]:
-    """Cuts before or behind all that begins with a prefix, nearest to the targets but with rows on
-    both sides.
-
-    Parameters
-    ----------
-    prefixes : uint32, shape (n_targets,), each of ``n_digits`` digits.
-    below, above : int64, shape (n_targets,): weight below what begins like this, and up to its end.
-
-    Returns
-    -------
-    The cuts, and the weight below each.
-    """
-    rest = np.uint64(DIGIT_BITS * (N_DIGITS - n_digits))
+    """Cuts before or after a whole prefix, nearest to the targets, and the weight below each."""
+    shift = np.uint64(DIGIT_BITS * (N_DIGITS - n_digits))
+    # ``below`` is the weight below the prefix, ``above`` the weight up to its end. A cut must have
+    # rows on both sides.
     nearer = targets - below < above - targets
     first, last = below == 0, above == total
     before = (nearer | last) & ~first
-    kept = ~(first & last)
+    is_cut = ~(first & last)
     ends = prefixes.astype(np.uint64) + np.where(before, 0, 1).astype(np.uint64)
-    return (ends << rest).astype(np.uint32)[kept], np.where(before, below, above)[kept]
+    return (ends << shift).astype(np.uint32)[is_cut], np.where(before, below, above)[is_cut]
 
 
 def _edges(column: _Column) -> Floats:
-    """Upper edges of the bins of a column; the last lies above every value."""
+    """Upper edges of the bins of a column; the last is above every value."""
     if column.whole:
         cuts = values_of(column.prefixes)[1:]
     else:
-        # Of cuts that part the rows alike the highest, which is a value more often.
+        # Of cuts with the same rows below the highest: more often it is a value of the column.
         order = np.lexsort((column.cuts, column.under))
         under = column.under[order]
         cuts = values_of(column.cuts[order][np.append(under[1:] != under[:-1], True)[: len(under)]])
-        # Not all computers tell what is this near to 0 from it.
+        # Some processors flush subnormal numbers to 0.
         cuts = np.unique(np.where((cuts > 0) & (cuts < _SMALLEST), _SMALLEST, cuts))
     return np.append(cuts, np.float32(LARGEST)).astype(np.float32)

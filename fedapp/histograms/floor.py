@@ -1,9 +1,9 @@
-"""Bins merged until each has so many rows of a table, or none, in every node that sums tell of.
+"""Merge bins until every non-empty bin of every node has at least ``min_rows`` rows.
 
-A column is a line of cells: rows without a value, then its bins in order. Neighbouring cells are
-grouped, and what is in a group is told in its last cell. The two children of a node have the same
-groups, each made of whole groups of their parent: so the sums of a node that follow from those of
-its parent and its sibling are of so many rows as well.
+Each column is a line of cells: missing values, then its bins in order. Neighbouring cells are
+merged into groups, and a group's sum is reported in its last cell. Both children of a node have the
+same groups, each a union of groups of the parent. So a node's sums that follow from its parent and
+sibling also have at least ``min_rows`` rows.
 """
 
 from __future__ import annotations
@@ -21,22 +21,12 @@ Cells = npt.NDArray[np.int64]
 
 
 def cell_starts(widths: Ints) -> Ints:
-    """First cell of each column, and how many cells there are; int64, shape (n_columns + 1,)."""
+    """First cell of each column, and the number of cells; int64, shape (n_columns + 1,)."""
     return np.concatenate(([0], np.cumsum(widths + 1))).astype(np.int64)
 
 
 def cells_of(histogram: npt.NDArray[Any], missing: npt.NDArray[Any], starts: Ints) -> Cells:
-    """Counts of bins and of rows without a value as cells.
-
-    Parameters
-    ----------
-    histogram : shape (n_nodes, n_bins).
-    missing : shape (n_nodes, n_columns).
-
-    Returns
-    -------
-    int64, shape (n_nodes, n_cells).
-    """
+    """Counts, (n_nodes, n_bins) and (n_nodes, n_columns), as cells, (n_nodes, n_cells)."""
     cells = np.zeros((len(histogram), int(starts[-1])), dtype=np.int64)
     is_bin = np.ones(cells.shape[1], dtype=bool)
     is_bin[starts[:-1]] = False
@@ -46,18 +36,17 @@ def cells_of(histogram: npt.NDArray[Any], missing: npt.NDArray[Any], starts: Int
 
 @kernel
 def group(ends: Any, counts: Any, starts: Any, least: int) -> Any:
-    """Groups that have so many rows, or none, in each of some nodes.
+    """Merge neighbouring cells until each group has at least ``least`` rows, or none, in each node.
 
     Parameters
     ----------
-    ends : int64, shape (n_cells,): the last cell of the group of each; groups may be joined.
-    counts : int64, shape (n_nodes, n_cells): rows; of each node ``least`` at least, or none.
+    ends : int64, shape (n_cells,): last cell of each cell's group so far.
+    counts : int64, shape (n_nodes, n_cells): rows; each node has at least ``least``, or none.
     starts : from ``cell_starts``.
-    least : rows, > 0.
 
     Returns
     -------
-    As ``ends``; in every column the fewest cells are joined that do when it is read from its first.
+    As ``ends``. Cells are joined greedily from the first of each column.
     """
     found = ends.copy()
     n_nodes, longest = counts.shape[0], np.diff(starts).max()
@@ -87,7 +76,7 @@ def group(ends: Any, counts: Any, starts: Any, least: int) -> Any:
 
 @kernel
 def _is_few(counts: Any, least: int) -> bool:
-    """Whether any node has rows in a group, but too few."""
+    """Whether any node has rows in a group, but fewer than ``least``."""
     few: bool = ((counts > 0) & (counts < least)).any()
     return few
 
@@ -96,7 +85,7 @@ def _is_few(counts: Any, least: int) -> bool:
 def gather(
     histograms: Any, missing: Any, totals: Any, ends: Any, columns: Any, starts: Any
 ) -> None:
-    """Tell what is in a group in its last cell.
+    """Move the sums of each group into its last cell.
 
     Parameters
     ----------
@@ -129,37 +118,37 @@ def gather(
 def merge_sketch(
     summary: Sketch, values: Floats, weights: Floats, least: int
 ) -> tuple[Sketch, Floats]:
-    """A sketch each bin of which has so many rows, and that tells neither smallest nor largest
-    value.
+    """Merge the bins of a sketch to at least ``least`` rows; hide the extreme values.
 
     Parameters
     ----------
-    summary : without bins of columns of categories, whose maxima it keeps.
+    summary : without bins of columns of categories, whose maxima are kept.
     values : float32, shape (n_rows, n_columns); NaN is missing.
-    weights : float32, shape (n_rows,); rows without weight are none.
+    weights : float32, shape (n_rows,); rows without weight do not count.
 
     Returns
     -------
-    The sketch; and the values, missing in columns that have fewer.
+    The sketch, and the values, all missing in columns with fewer than ``least`` values.
     """
     points, masses, maxima = [], [], summary.maxima.copy()
-    kept = values.copy()
+    kept_values = values.copy()
     for column in range(values.shape[1]):
         lowest, mass = summary.column(column)
-        own = np.sort(values[(weights > 0) & ~np.isnan(values[:, column]), column])
-        if len(lowest) and len(own) < least:
+        present = np.sort(values[(weights > 0) & ~np.isnan(values[:, column]), column])
+        if len(lowest) and len(present) < least:
             lowest, mass, maxima[column] = lowest[:0], mass[:0], np.nan
-            kept[:, column] = np.nan
+            kept_values[:, column] = np.nan
         elif len(lowest):
-            below = np.append(np.searchsorted(own, lowest[1:]), len(own))
+            below = np.append(np.searchsorted(present, lowest[1:]), len(present))
             counts = np.diff(np.concatenate(([0], below)))
             cells, starts = np.arange(len(counts)), np.array([0, len(counts)])
             ends = np.unique(group(cells, counts[None].astype(np.int64), starts, least))
             firsts = np.concatenate(([0], ends[:-1] + 1))
             lowest, mass = lowest[firsts].copy(), np.add.reduceat(mass, firsts)
-            lowest[0] = own[least - 1]
+            # Neither minimum nor maximum is disclosed.
+            lowest[0] = present[least - 1]
             maxima[column] = lowest[-1]
         points.append(lowest)
         masses.append(mass.astype(np.float32))
     flat, offsets = ragged(points)
-    return Sketch(flat, ragged(masses)[0], offsets, maxima), kept
+    return Sketch(flat, ragged(masses)[0], offsets, maxima), kept_values

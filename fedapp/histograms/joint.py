@@ -1,10 +1,10 @@
-"""One histogram over the columns of several parties, whose thresholds stay with their owners.
+"""One histogram over the columns of several parties; each party keeps its thresholds private.
 
 ::
 
     party    ------a------ ---b---        parties in the order of their names
     column   --0-- ---1--- ---2---
-    edges    1 2 3 1 2 3 4 1 2 3          in place of a threshold: how many bins go left
+    edges    1 2 3 1 2 3 4 1 2 3          in place of a threshold: number of bins that go left
 """
 
 from __future__ import annotations
@@ -21,16 +21,10 @@ from fedapp.histograms.bins import Cuts, Ints, ragged
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointColumns:
-    """Columns of all parties side by side.
+    """Columns of all parties side by side."""
 
-    Parameters
-    ----------
-    widths : number of bins of each column, int64, by party in the order of the names.
-    categorical : which columns are of categories, bool, by party; a bin is a category.
-    """
-
-    widths: Mapping[str, Ints]
-    categorical: Mapping[str, npt.NDArray[np.bool_]]
+    widths: Mapping[str, Ints]  # by party, sorted by name: number of bins of each column
+    categorical: Mapping[str, npt.NDArray[np.bool_]]  # by party; a bin is a category
 
     @property
     def cuts(self) -> Cuts:
@@ -49,26 +43,26 @@ class JointColumns:
         return dict(zip(self.widths, starts, strict=True))
 
     def owner(self, column: int) -> tuple[str, int]:
-        """Whose column it is, and its number there."""
-        name, first = next(
-            (name, first) for name, first in reversed(self.firsts.items()) if first <= column
+        """Party of a column, and the column's number at that party."""
+        party, first = next(
+            (party, first) for party, first in reversed(self.firsts.items()) if first <= column
         )
-        return name, column - first
+        return party, column - first
 
     def own(self, party: str, columns: npt.NDArray[np.int64]) -> Ints:
-        """Those of the columns that are a party's, under its own numbers."""
-        own = columns - self.firsts[party]
-        return own[(own >= 0) & (own < len(self.widths[party]))]
+        """Those of the columns that are the party's, as numbers at the party."""
+        local = columns - self.firsts[party]
+        return local[(local >= 0) & (local < len(self.widths[party]))]
 
     def bins(self, party: str, columns: Sequence[int] | Ints) -> Ints:
-        """Places in the joint histogram of a party's bins of some of its columns."""
+        """Places in the joint histogram of the bins of some of a party's columns."""
         offsets, first = self.cuts.offsets, self.firsts[party]
         bins = [np.arange(offsets[first + c], offsets[first + c + 1]) for c in columns]
         return np.concatenate([*bins, np.empty(0, dtype=np.int64)]).astype(np.int64)
 
 
 class Group(Protocol):
-    """How many trees' gradients travel in one ciphertext."""
+    """Trees whose gradients share a ciphertext."""
 
     @property
     def n_outputs(self) -> int: ...
@@ -80,12 +74,10 @@ def sum_jobs(
     trees: npt.NDArray[np.int32],
     nodes: npt.NDArray[np.int32],
 ) -> Iterator[tuple[int, int, npt.NDArray[np.int32]]]:
-    """In which order wanted nodes are summed, so that both sides read the sums alike.
+    """Order in which wanted nodes are summed, so that both sides read the sums alike.
 
-    Yields
-    ------
-    Group of trees whose gradients share ciphertexts, tree whose nodes are meant, and these nodes.
-    At the root all trees of a group have the same rows, and the first stands for all.
+    Yields the group of trees whose gradients share ciphertexts, a tree, and its nodes. At the root
+    all trees of a group have the same rows, so the first tree represents all.
     """
     first = 0
     for number, group in enumerate(groups):

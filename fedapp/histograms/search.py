@@ -1,8 +1,8 @@
-"""Places of the values of a table among the edges of its columns' bins.
+"""Find the bin of every value of a table.
 
-The edges of a column lie as a search tree, level by level (S. Khuong and P. Morin, "Array Layouts
-for Comparison-Based Searching", 2017): where a search goes on follows from a comparison by
-arithmetic, without a branch that could be guessed wrong.
+The edges of a column are stored as a search tree, level by level (S. Khuong and P. Morin, "Array
+Layouts for Comparison-Based Searching", 2017). The next node follows from a comparison by
+arithmetic, without a branch that could be mispredicted.
 """
 
 from __future__ import annotations
@@ -20,16 +20,11 @@ from fedapp.kernels import kernel
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
-FEWEST_CELLS = 2**21  # of a table whose rows are shared out among threads
+FEWEST_CELLS = 2**21  # a smaller table is not divided among threads
 
 
 def search_tree(edges: Floats) -> Floats:
-    """Ascending edges, level by level of a full tree, whose last places are NaN: above no value.
-
-    Returns
-    -------
-    float32, shape (2^n_levels - 1,), with as few levels as hold all edges.
-    """
+    """Ascending edges as a full binary tree in level order, padded with NaN: above no value."""
     n_levels = len(edges).bit_length()
     ordered = np.full(2**n_levels - 1, np.nan, dtype=np.float32)
     ordered[: len(edges)] = edges
@@ -40,15 +35,14 @@ def search_tree(edges: Floats) -> Floats:
 def find_bins(
     values: Floats, columns: list[Floats], limits: Ints, missing_code: int, codes: Any
 ) -> None:
-    """Write the number of each value's bin: how many edges of its column are not above it.
+    """Write the bin of each value: the number of edges of its column that are not above it.
 
     Parameters
     ----------
     values : float32, shape (n_rows, n_columns).
     columns : upper edges of each column's bins but the last.
-    limits : int64, shape (n_columns,): codes of a column of categories, of which any other value is
-        missing, as NaN is everywhere; 0 for a column of numbers, -1 for one without bins.
-    missing_code : of missing values.
+    limits : int64, shape (n_columns,): number of codes of a column of categories (any other value
+        is missing); 0 for a numeric column, -1 for one without bins.
     codes : unsigned, shape (n_rows, n_columns), written.
     """
     trees = [search_tree(edges) for edges in columns]
@@ -63,8 +57,7 @@ def find_bins(
 
 
 def in_parts(shape: tuple[int, ...], work: Callable[[int, int], None]) -> None:
-    """Have work done on the rows from one to before another, in a thread a core where they are
-    many."""
+    """Call ``work(first, last)`` on ranges of rows, one thread per core if the table is large."""
     n_rows, n_parts = shape[0], n_cores() if shape[0] * shape[1] >= FEWEST_CELLS else 1
     if n_parts == 1:
         work(0, n_rows)
@@ -91,7 +84,7 @@ def _find(values: Any, trees: Any, ends: Any, limits: Any, missing_code: int, co
 
 @kernel
 def any_missing(values: Any, limits: Any) -> bool:
-    """Whether any value is missing; arguments as of ``find_bins``."""
+    """Whether any value is missing; arguments as in ``find_bins``."""
     for row in range(values.shape[0]):
         for column in range(values.shape[1]):
             value, limit = values[row, column], limits[column]
@@ -102,12 +95,7 @@ def any_missing(values: Any, limits: Any) -> bool:
 
 @kernel
 def column_ranges(values: Any, weights: Any) -> Any:
-    """Least and largest value of each column, of rows with weight; NaN where it has none.
-
-    Returns
-    -------
-    float32, shape (2, n_columns).
-    """
+    """Minimum and maximum of each column over rows with weight, (2, n_columns), or NaN."""
     found = np.full((2, values.shape[1]), np.nan, dtype=np.float32)
     for row in range(values.shape[0]):
         if not weights[row] > 0:
@@ -125,8 +113,7 @@ def column_ranges(values: Any, weights: Any) -> Any:
 
 @kernel
 def sum_weights(codes: Any, missing_code: int, weights: Any, starts: Any, sums: Any) -> None:
-    """Add the weight of each row to its bin of each column, which begin at ``starts``; rows in
-    their order."""
+    """Add each row's weight to its bins, rows in order; column f begins at ``starts[f]``."""
     for row in range(codes.shape[0]):
         weight = weights[row]
         if not weight > 0:

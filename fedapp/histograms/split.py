@@ -17,7 +17,7 @@ SPLIT = np.dtype(
     [
         ("gain", np.float32),
         ("column", np.int32),
-        # Place of the threshold in the column's edges, -1 for the minimum; where the column is of
+        # Index of the threshold in the column's edges, -1 for the minimum; for a column of
         # categories see ``right_categories``.
         ("cut", np.int32),
         ("default_left", np.bool_),
@@ -35,17 +35,10 @@ NO_ROWS = np.zeros((1, 0), dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class CategoryRules:
-    """How columns of categories are split, named as in XGBoost.
+    """How columns of categories are split, named as in XGBoost."""
 
-    Parameters
-    ----------
-    max_cat_to_onehot : a column of fewer categories is split into one and the rest.
-    max_cat_threshold : any other column is split after one of the first or before one of the last
-        so many categories, in the order of their weights.
-    """
-
-    max_cat_to_onehot: int
-    max_cat_threshold: int
+    max_cat_to_onehot: int  # columns with fewer categories are split one-against-rest
+    max_cat_threshold: int  # others by the order of weights, with fewer on the scanned side
 
 
 def best_splits(
@@ -63,15 +56,14 @@ def best_splits(
 ) -> npt.NDArray[Any]:
     """The split of largest gain of each node.
 
-    Gains are without the factor 1/2 and compared as float32. The scan with missing rows on the
-    right goes first and from the lowest cut up, the one with missing rows on the left from the
-    highest cut down, and only where the node has missing rows in that column; the first of equals
-    wins.
+    Gains are without the factor 1/2 and compared as float32; the first of equals wins. The first
+    scan has missing rows on the right and goes up from the lowest cut. The second has them on the
+    left, goes down from the highest cut, and runs only if the node has missing rows in that column.
 
-    A column of few categories is scanned a category at a time, the one that goes right, first with
-    missing rows on the left. Any other is scanned in the order of the weights that its categories
-    would have as leaves, first from the lowest up, which go right, with missing rows on the left,
-    then from the highest down, which go left, with missing rows on the right.
+    A column of few categories is scanned one category at a time, which goes right, first with
+    missing rows on the left. Any other is scanned in the order of its categories' weights as
+    leaves: first up, the scanned categories go right, missing rows left; then down, the other way
+    round.
 
     Source: Chen and Guestrin 2016 (arXiv:1603.02754v3), Eq. 7 and Algorithm 3; Fisher 1958, "On
     Grouping for Maximum Homogeneity"; order of the scans as in XGBoost 3.2.
@@ -82,16 +74,12 @@ def best_splits(
     sums : float64, shape (n_nodes, 2): the same over all rows of the node.
     missing : int32, shape (n_nodes, n_columns): rows without a value.
     allowed : bool, shape (n_nodes, n_columns): columns that may split the node.
-    cuts : layout of the histograms.
-    penalties : regularisation.
-    rules : for columns of categories.
-    monotone : int8, shape (n_columns,): 1 where the right side may not weigh less than the left
-        one, -1 where it may not weigh more, else 0; empty where no column is held, and else no
-        column has categories.
-    bounds : float32, shape (n_nodes, 2): lowest and highest weight of each node's sides, where
-        columns are held.
-    rows : int64, shape (n_nodes, n_bins): rows in each bin; read where ``min_child_rows`` is > 0.
-    min_child_rows : fewest rows of both sides of a split.
+    monotone : int8, shape (n_columns,): 1 if the right side must not weigh less than the left, -1
+        if not more, else 0; empty without constraints, which columns of categories exclude.
+    bounds : float32, shape (n_nodes, 2): lowest and highest weight of each node's sides, with
+        constraints.
+    rows : int64, shape (n_nodes, n_bins): rows in each bin; read if ``min_child_rows`` is > 0.
+    min_child_rows : minimum rows on both sides of a split.
 
     Returns
     -------
@@ -123,17 +111,11 @@ def best_splits(
 def right_categories(
     histogram: Histogram, cut: int, penalties: Penalties, rules: CategoryRules
 ) -> npt.NDArray[np.bool_]:
-    """Which categories a split of ``best_splits`` sends right.
+    """Which categories a split sends right; bool, shape (n_categories,).
 
-    Parameters
-    ----------
-    histogram : float64, shape (n_categories, 2): of the node and the column that is split.
-    cut : of the split: the category itself where one is split from the rest, else how many go
-        right, lowest weights first.
-
-    Returns
-    -------
-    bool, shape (n_categories,).
+    ``histogram`` is float64, shape (n_categories, 2), of the node and column. ``cut`` is the
+    category itself in a one-against-rest split, else the number that go right, lowest weights
+    first.
     """
     right = np.zeros(len(histogram), dtype=bool)
     if len(histogram) < rules.max_cat_to_onehot:
@@ -145,7 +127,7 @@ def right_categories(
 
 @kernel
 def _by_weight(histogram: Any, penalties: Any) -> Any:
-    """Categories by the weights they would have as leaves, in float32, lower codes first."""
+    """Categories by their float32 weights as leaves; lower codes first among equals."""
     weights = np.empty(histogram.shape[0], dtype=np.float32)
     for category in range(histogram.shape[0]):
         weights[category] = leaf_weight(histogram[category, 0], histogram[category, 1], penalties)
@@ -254,12 +236,8 @@ def _scan_categories(
     column: int,
     split: Any,
 ) -> None:
-    """Change the best split so far where a column of categories has a better one.
-
-    Parameters
-    ----------
-    rows : of each category, of the node, and fewest of a side.
-    """
+    """Replace the best split so far if a column of categories has a better one."""
+    # rows: (rows of each category or empty, rows of the node, minimum rows of a side)
     if histogram.shape[0] < max_cat_to_onehot:
         _scan_one_against_rest(histogram, total, rows, penalties, column, split)
         return
@@ -282,7 +260,7 @@ def _scan_categories(
 
 @kernel
 def _total(counts: Any) -> int:
-    """The sum; ``counts.sum()`` in a kernel imports numba's linear algebra with it, in 0.1 s."""
+    """The sum. ``counts.sum()`` would import numba's linear algebra, in 0.1 s."""
     total = 0
     for count in counts:
         total += count
@@ -291,14 +269,14 @@ def _total(counts: Any) -> int:
 
 @kernel
 def _rows_of(rows: Any, category: int) -> Any:
-    """Rows of a category, 0 where they are not counted."""
+    """Rows of a category, 0 if rows are not counted."""
     counts, _, fewest = rows
     return counts[category] if fewest else 0
 
 
 @kernel
 def _is_few(rows: Any, n_near: int) -> Any:
-    """Whether either side has too few rows, where one of them has so many."""
+    """Whether either side has too few rows, if rows are counted."""
     _, n_rows, fewest = rows
     return n_near < fewest or n_rows - n_near < fewest
 
@@ -307,7 +285,7 @@ def _is_few(rows: Any, n_near: int) -> Any:
 def _scan_one_against_rest(
     histogram: Any, total: Any, rows: Any, penalties: Any, column: int, split: Any
 ) -> None:
-    """Change the best split so far where one category going right is better."""
+    """Replace the best split so far if sending one category right is better."""
     present = np.zeros(2)
     for category in range(histogram.shape[0]):
         present[0] += histogram[category, 0]
@@ -338,17 +316,8 @@ def _offer(
     penalties: Any,
     split: Any,
 ) -> Any:
-    """Take a split by categories if it gains more than the best so far.
-
-    Parameters
-    ----------
-    gradient, hessian : sums of one side, without the missing rows.
-    is_left : whether that is the left side.
-
-    Returns
-    -------
-    Whether it was taken; missing rows then go to the other side.
-    """
+    """Take a split by categories if it gains more than the best so far; returns whether it did."""
+    # gradient, hessian: sums of one side, without the missing rows, which go to the other side.
     min_child_weight = penalties[2]
     other_gradient, other_hessian = total[0] - gradient, total[1] - hessian
     if hessian < min_child_weight or other_hessian < min_child_weight:

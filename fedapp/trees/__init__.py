@@ -1,1 +1,1 @@
-"""Trees, boosted and of forests: grow, keep, predict, and weigh them. Never parties or Flower."""
+"""Trees, boosted and of forests: grow, store, predict and weigh them. No parties, no Flower."""

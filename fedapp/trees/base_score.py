@@ -1,4 +1,4 @@
-"""What rows are predicted before the first tree: the base score, by XGBoost's rules."""
+"""The base score, the prediction before the first tree, by XGBoost's rules."""
 
 from __future__ import annotations
 
@@ -18,29 +18,20 @@ from fedapp.trees.objective import (
     Objective,
 )
 
-# Margin of every class where their shares are not told or not used; it cancels in the softmax.
+# Margin of every class if class shares are not disclosed or not used; it cancels in the softmax.
 ALIKE = np.float32(0.5)
-# Added to the share of a class before its logarithm is taken, in XGBoost.
+# XGBoost adds it to a class's share before taking the logarithm.
 SHARE_OFFSET = np.float32(1e-6)
-# XGBoost's intercept for an objective that is a function.
+# XGBoost's intercept for a custom objective.
 CUSTOM_INTERCEPT = 0.5
 
 
 def label_sums(objective: Objective, labels: Array, weights: Array, n_classes: int) -> Doubles:
-    """Weighted sum of the labels of each output; for softmax of the rows of each class.
+    """Weighted label sum of each output, for softmax the weight of each class; float64.
 
-    Classes are summed as XGBoost does for its intercept, one row after the other in float32. So
-    fractional weights in another order, or at several parties, may give other last bits; counts and
-    whole weights do not, up to a sum of 2^24.
-
-    Parameters
-    ----------
-    labels, weights : float32, shape (n_rows,), as ``gradients`` takes them.
-    n_classes : 0 for regression.
-
-    Returns
-    -------
-    float64, shape (n_outputs,).
+    Classes are summed in float32, row by row, as XGBoost does. With fractional weights, another
+    order of rows or several parties may change the last bits; counts and integer weights are exact
+    up to 2^24. ``n_classes`` is 0 for regression.
     """
     if objective != "multi:softprob":
         return np.array([labels.astype(np.float64) @ weights])
@@ -55,24 +46,16 @@ def base_score(
     weight_sum: float,
     parameters: LossParameters = PLAIN,
 ) -> Array:
-    """Prediction before the first tree: the weighted mean of the labels of all parties.
+    """Base score of all parties: the weighted mean of the labels; float32, shape (n_outputs,).
 
-    For ``multi:softprob`` it is a margin a class, as XGBoost 3.2 has it: the logarithm of its share
-    of the rows, less the mean of all classes. For a function it is 0.5, XGBoost's default. Where
-    positive rows of two classes count more, it is one Newton step from 0, as in XGBoost 3.2.
+    As in XGBoost 3.2, ``multi:softprob`` has a margin per class: the logarithm of its share of the
+    rows, centred over the classes. A custom objective has 0.5. With a ``scale_pos_weight``, the
+    score is one Newton step from 0.
 
-    Parameters
-    ----------
-    label_sums : float64, shape (n_outputs,): see the function of this name.
-    weight_sum : of all rows, > 0.
-    parameters : of the objective.
-
-    Returns
-    -------
-    float32, shape (n_outputs,).
+    ``label_sums``, shape (n_outputs,), and ``weight_sum``, > 0, are over all rows.
     """
     if objective == "multi:softprob":
-        # The mean is added up in float32, in the order of XGBoost on one thread.
+        # The mean is summed in float32, in the order of XGBoost on one thread.
         shares = (label_sums * (1 / weight_sum)).astype(np.float32) + SHARE_OFFSET
         logs = np.log(shares, dtype=np.float64).astype(np.float32)
         mean = np.add.accumulate(logs / np.float32(len(logs)))[-1]
@@ -90,27 +73,17 @@ def base_score(
 
 
 def alike(scores: Array) -> Array:
-    """A base score that tells nothing of the shares of several classes; of one output as it is."""
+    """A base score that discloses nothing about class shares; unchanged for one output."""
     return scores if len(scores) == 1 else np.full_like(scores, ALIKE)
 
 
-def read_base_score(told: Any, n_outputs: int) -> Array:
-    """A base score as the text of a model tells it; one number stands for all outputs.
-
-    Raises
-    ------
-    ValueError : it is not one for each output.
-    """
-    return np.broadcast_to(np.asarray(told, dtype=np.float32), (n_outputs,)).copy()
+def read_base_score(scores: Any, n_outputs: int) -> Array:
+    """A base score as read from a model's text; one number applies to all outputs."""
+    return np.broadcast_to(np.asarray(scores, dtype=np.float32), (n_outputs,)).copy()
 
 
 def check_base_score(objective: Objective, scores: Array) -> None:
-    """Hold that margins have these predictions.
-
-    Raises
-    ------
-    ValueError : one has not.
-    """
+    """Raise ValueError unless the link can produce these predictions."""
     link = LOSSES[objective].link
     for score in scores:
         if not link.low < score < link.high:
@@ -119,12 +92,7 @@ def check_base_score(objective: Objective, scores: Array) -> None:
 
 
 def check_base_margin(objective: Objective) -> None:
-    """Hold that rows may start from a margin of their own, which is one number.
-
-    Raises
-    ------
-    ValueError : rows have a margin for every class.
-    """
+    """Raise ValueError if the objective has several margins per row, so no base-margin column."""
     if objective == "multi:softprob":
         raise ValueError(
             f"base-margin must be omitted for {objective}, got a column: it is one number a row, "
@@ -133,10 +101,8 @@ def check_base_margin(objective: Objective) -> None:
 
 
 def base_margin(objective: Objective, scores: Array) -> Array:
-    """``base_score`` on the scale of the margins: its logit for logistic loss, its logarithm where
-    predictions are exponentials; float32, shape (n_outputs,).
-
-    As XGBoost has it, to the last bit: leaves near 0 would differ by more than 1e-6.
+    """``base_score`` on the scale of the margins, to the last bit of XGBoost; shape
+    (n_outputs,).
     """
     from fedapp.trees import c_math
 

@@ -1,7 +1,7 @@
-"""Exponentials and logarithms of float32 as the C library rounds them, which XGBoost calls.
+"""Exponentials and logarithms of float32, rounded as by the C library, which XGBoost calls.
 
-They are correctly rounded but for about one exponential in 1,500 and one logarithm in 100; numpy's
-own are off by up to 2 ulp.
+They are correctly rounded except for about one exponential in 1,500 and one logarithm in 100;
+numpy's are off by up to 2 ulp.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ Array = npt.NDArray[np.float32]
 
 
 def exp(powers: Array) -> Array:
-    """``expf`` of each; float32, of the same shape."""
-    found = np.empty(powers.shape, dtype=np.float32)
-    _exp(*(*frozen(np.ascontiguousarray(powers).ravel()), found.ravel()))
-    return found
+    """``expf`` of each number."""
+    results = np.empty(powers.shape, dtype=np.float32)
+    _exp(*(*frozen(np.ascontiguousarray(powers).ravel()), results.ravel()))
+    return results
 
 
 def log(values: Array) -> Array:
-    """``logf`` of numbers > 0; float32, shape (n,)."""
-    found = np.empty(values.shape, dtype=np.float32)
-    _log(*(*frozen(values), found))
-    return found
+    """``logf`` of numbers > 0; shape (n,)."""
+    results = np.empty(values.shape, dtype=np.float32)
+    _log(*(*frozen(values), results))
+    return results
 
 
 @kernel

@@ -1,7 +1,7 @@
-"""An objective and a metric that are functions of whoever runs a simulation in this process.
+"""Custom objective and metric: functions of the process that runs a simulation.
 
-A function is never sent: parties call the one that this process holds. A party between
-organisations, and one of another process, holds none.
+A function is never sent. Parties in this process call it; in a deployment, or in another process,
+there is none.
 """
 
 from __future__ import annotations
@@ -20,95 +20,75 @@ import numpy.typing as npt
 from fedapp.errors import ConfigError, DivergedError
 
 Array = npt.NDArray[Any]
-# Margins and labels of rows of one party, shape (n_rows,), to gradients and hessians of that shape.
+# Margins and labels of one party's rows, shape (n_rows,), to gradients and hessians.
 ObjectiveFunction = Callable[[Array, Array], tuple[Any, Any]]
-# Labels and predictions of such rows to their mean, or to a name and that.
+# Labels and predictions to the metric's mean over rows, or to a name and the mean.
 MetricFunction = Callable[[Array, Array], Any]
 
 CUSTOM: Final = "custom"
-TOLERANCE = 1e-6  # of a mean over rows from the means over parts of them, relative
+TOLERANCE = 1e-6  # relative, between a mean over rows and the mean of means over parts
 
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """What a run has in place of names.
-
-    Parameters
-    ----------
-    objective, metric : None where it has none.
-    """
+    """Custom functions of a run; None where it has a named one."""
 
     objective: ObjectiveFunction | None = None
     metric: MetricFunction | None = None
 
 
 _NONE = Functions()
-_held = _NONE
+_active = _NONE
 _lock = Lock()
 
 
 @contextmanager
 def held(functions: Functions) -> Iterator[None]:
-    """Have the parties of this process call functions while the block runs.
-
-    Raises
-    ------
-    ConfigError : another run of this process does.
-    """
-    global _held
+    """Use these functions while the block runs; ConfigError if another run uses functions."""
+    global _active
     if functions == _NONE:
         yield
         return
     if not _lock.acquire(blocking=False):
         raise ConfigError(
-            "objective and eval-metric must be names while another run of this process goes on "
-            "with functions, got functions; processes have one such run each"
+            "objective and eval-metric must be names while another run of this process uses "
+            "functions, got functions; processes have one such run each"
         )
-    _held = functions
+    _active = functions
     try:
         yield
     finally:
-        _held = _NONE
+        _active = _NONE
         _lock.release()
 
 
 def holds_objective() -> bool:
-    """Whether this process has an objective of its own."""
-    return _held.objective is not None
+    """Whether this process has a custom objective."""
+    return _active.objective is not None
 
 
 def holds_metric() -> bool:
-    """Whether this process has a metric of its own."""
-    return _held.metric is not None
+    """Whether this process has a custom metric."""
+    return _active.metric is not None
 
 
 def metric_name(metric: MetricFunction) -> str:
-    """What a metric is called in a run: ``custom@`` and the function's name."""
+    """Name of a custom metric in a run: ``custom@`` and the function's name."""
     name = getattr(metric, "__name__", type(metric).__name__)
     return f"{CUSTOM}@{re.sub(r'[^A-Za-z0-9_]', '_', name)[:40]}"
 
 
 def custom_pairs(margins: Array, labels: Array) -> tuple[Array, Array]:
-    """Gradients and hessians of the objective that this process holds.
+    """Gradients and hessians of the custom objective, without weights; float32, (n_rows, 1).
 
-    Parameters
-    ----------
-    margins : float32, shape (n_rows, 1).
-    labels : float32, shape (n_rows,).
-
-    Returns
-    -------
-    float32, shape (n_rows, 1), without the rows' weights.
-
-    Raises
-    ------
-    ConfigError : there is none, it fails, or it returns anything else.
+    ``margins`` is float32, shape (n_rows, 1), ``labels`` (n_rows,). Raises ConfigError if there is
+    no function, it fails, or it returns anything else.
     """
-    if _held.objective is None:
+    if _active.objective is None:
         raise ConfigError("objective must be a function of this process, which has none")
     try:
-        found = _held.objective(margins[:, 0].copy(), labels.copy())
-        gradients, hessians = (np.asarray(each, dtype=np.float32) for each in found)
+        returned = _active.objective(margins[:, 0].copy(), labels.copy())
+        gradients, hessians = (np.asarray(each, dtype=np.float32) for each in returned)
     except Exception as error:
         rule = "objective must return gradients and hessians"
         raise ConfigError(f"{rule}, got {type(error).__name__}: {error}") from error
@@ -124,47 +104,43 @@ def custom_pairs(margins: Array, labels: Array) -> tuple[Array, Array]:
 
 
 def custom_sum(labels: Array, predictions: Array, weights: Array) -> float:
-    """What a party's rows add to the metric that this process holds: its mean times their weight.
+    """A party's term of the custom metric: the mean over its rows times their weight.
 
-    Parameters
-    ----------
-    labels, predictions, weights : float64, shape (n_rows,).
-
-    Raises
-    ------
-    ConfigError : there is none, it fails, or it is no mean over rows; or rows have other weights
-        than 1, of which it knows nothing.
+    All arrays are float64, shape (n_rows,). Raises ConfigError if there is no function, it fails,
+    it is not a mean over rows, or weights differ between rows, which it does not receive.
     """
     if not len(labels):
         return 0.0
     if (weights != weights[0]).any():
         raise ConfigError(
-            "eval-metric must be a name where rows have weights, got a function, which is not told "
-            "of them"
+            "eval-metric must be a name where rows have weights, got a function, which does not "
+            "receive them"
         )
-    # Means over parts of rows add up, also where predictions are of other rows.
+    # A mean over rows must add up over parts, also for predictions shifted to other rows.
     for shift in (0, len(labels) // 3 + 1):
-        shown = np.roll(predictions, shift)
+        shifted = np.roll(predictions, shift)
         parts = np.arange(len(labels)) % 3 == 0
-        of_parts = [
-            _mean(labels[part], shown[part]) * part.mean() for part in (parts, ~parts) if part.any()
+        part_means = [
+            _mean(labels[part], shifted[part]) * part.mean()
+            for part in (parts, ~parts)
+            if part.any()
         ]
-        whole = _mean(labels, shown)
-        if not math.isclose(whole, sum(of_parts), rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+        whole = _mean(labels, shifted)
+        if not math.isclose(whole, sum(part_means), rel_tol=TOLERANCE, abs_tol=TOLERANCE):
             raise ConfigError(
                 "eval-metric must be a mean over rows, which parties can add up, got a function "
-                f"whose value for all rows is {whole:g} and by parts of them {sum(of_parts):g}"
+                f"whose value for all rows is {whole:g} and by parts of them {sum(part_means):g}"
             )
     return _mean(labels, predictions) * float(weights.sum())
 
 
 def _mean(labels: Array, predictions: Array) -> float:
-    """What the metric says of rows."""
-    if _held.metric is None:
+    """Value of the metric."""
+    if _active.metric is None:
         raise ConfigError("eval-metric must be a function of this process, which has none")
     try:
-        found = _held.metric(labels.copy(), predictions.copy())
-        value = float(found[1] if isinstance(found, Sequence) else found)
+        returned = _active.metric(labels.copy(), predictions.copy())
+        value = float(returned[1] if isinstance(returned, Sequence) else returned)
     except Exception as error:
         rule = "eval-metric must return a number, or a name and a number"
         raise ConfigError(f"{rule}, got {type(error).__name__}: {error}") from error

@@ -1,6 +1,6 @@
 """Objectives: gradients in float32 as XGBoost 3 computes them, margins to predictions.
 
-``LOSSES`` has an entry for each; nothing else knows their formulas, so one more is an entry more.
+``LOSSES`` has one entry per objective; no other code knows their formulas.
 
 Source: Chen and Guestrin 2016 (arXiv:1603.02754v3), Eq. 2, and XGBoost's documented objectives.
 """
@@ -32,57 +32,43 @@ Objective = Literal[
     "custom",
 ]
 REGRESSION: Final = "reg:squarederror"
-# In place of an objective, until the parties have said what their labels are.
+# Placeholder until the parties have reported what their labels are.
 AUTO: Final[str] = "auto"
 
 SMALLEST_HESSIAN = np.float32(1e-16)
-# Past these the exponential leaves float32 and float64.
+# Beyond these the exponential overflows float32 and float64.
 LARGEST_POWER, LARGEST_EXACT_POWER = np.float32(88.7), 700.0
-# Exponentials of margins above it keep all bits of a float32.
+# Exponentials of margins above are normal float32 numbers, with full precision.
 LEAST_UNSHIFTED = np.float32(-87)
 MOST_CLASSES = 10**6
 
 
 @dataclass(frozen=True, slots=True)
 class LossParameters:
-    """What XGBoost lets one choose of its objectives, by its names; each objective reads its own.
+    """Parameters of objectives, named as in XGBoost; each objective reads only some."""
 
-    Parameters
-    ----------
-    scale_pos_weight : factor of the weight of positive rows, > 0.
-    max_delta_step : of ``count:poisson``, >= 0: its hessians are those of a margin so much larger.
-    tweedie_variance_power : of ``reg:tweedie``, in (1, 2).
-    """
-
-    scale_pos_weight: float
-    max_delta_step: float
-    tweedie_variance_power: float
+    scale_pos_weight: float  # factor of the weight of positive rows, > 0
+    max_delta_step: float  # of ``count:poisson``, >= 0: added to margins for hessians
+    tweedie_variance_power: float  # of ``reg:tweedie``, in (1, 2)
 
     @classmethod
     def of(cls, source: Any) -> LossParameters:
-        """Those of a run's settings, or of a message that has them."""
+        """From a run's settings, or a message with these fields."""
         return cls(**{field.name: float(getattr(source, field.name)) for field in fields(cls)})
 
 
-# What they are where nothing is said of them.
+# Defaults.
 PLAIN = LossParameters(scale_pos_weight=1.0, max_delta_step=0.0, tweedie_variance_power=1.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How margins and predictions belong together.
+    """Map between margins and predictions, arrays of shape (n_rows, n_outputs)."""
 
-    Parameters
-    ----------
-    predict : float32 margins to predictions, both of shape (n_rows, n_outputs).
-    predict_exactly : the same in float64.
-    margins : undoes ``predict_exactly``.
-    low, high : base scores lie strictly between.
-    """
-
-    predict: Callable[[Array], Array]
-    predict_exactly: Callable[[Doubles], Doubles]
-    margins: Callable[[Doubles], Doubles]
+    predict: Callable[[Array], Array]  # float32 margins to predictions
+    predict_exactly: Callable[[Doubles], Doubles]  # the same in float64
+    margins: Callable[[Doubles], Doubles]  # the inverse of ``predict_exactly``
+    # low, high: base scores must be strictly between
     low: float
     high: float
 
@@ -92,33 +78,23 @@ Pairs = Callable[[Array, Array, LossParameters], tuple[Array, Array]]
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """One objective.
-
-    Parameters
-    ----------
-    link : of its margins.
-    pairs : margins, shape (n_rows, n_outputs), and labels, shape (n_rows,), to gradients and
-        hessians of the shape of the margins, all float32, without the rows' weights.
-    classes : fewest and most classes; none for labels that are numbers.
-    labels : smallest and largest label that is a number.
-    above_low : whether a label must be above the smallest.
-    reads : names of the ``LossParameters`` that it reads.
-    powers : of 2, which no gradient and no hessian of a row of weight 1 is beyond, by the power of
-        the largest label. Where a margin may be any number, some that no model for such labels
-        needs.
-    """
+    """One objective."""
 
     link: Link
+    # From float32 margins (n_rows, n_outputs) and labels (n_rows,) to gradients and hessians of
+    # the margins' shape, without weights.
     pairs: Pairs
+    # From the power of two of the largest label to powers that bound gradients and hessians of a
+    # row of weight 1; for unbounded margins, powers that models of such labels do not reach.
     powers: Callable[[int, LossParameters], tuple[int, int]]
-    classes: tuple[int, int] = (0, 0)
-    labels: tuple[float, float] = (-np.inf, np.inf)
-    above_low: bool = False
-    reads: tuple[str, ...] = ()
+    classes: tuple[int, int] = (0, 0)  # minimum and maximum number of classes; 0 for numeric labels
+    labels: tuple[float, float] = (-np.inf, np.inf)  # minimum and maximum of a numeric label
+    above_low: bool = False  # whether the minimum itself is excluded
+    reads: tuple[str, ...] = ()  # names of the ``LossParameters`` that it reads
 
     @property
     def label_rule(self) -> str:
-        """What a label must be that is a number."""
+        """The range of numeric labels, for error messages."""
         low, high = self.labels
         if np.isfinite(high):
             return f"{low:g} to {high:g}"
@@ -132,14 +108,14 @@ class Loss:
 
 
 def _exp(powers: Array) -> Array:
-    """Exponentials as XGBoost has them, to the last bit."""
-    from fedapp.trees import c_math  # compiled, and so not for whoever only names an objective
+    """Exponentials with XGBoost's rounding."""
+    from fedapp.trees import c_math  # compiled, so imported only when used
 
     return c_math.exp(powers)
 
 
 def _exp_within(powers: Array) -> Array:
-    """``_exp`` of powers that stay within float32."""
+    """``_exp``, clipped to stay within float32."""
     return _exp(np.minimum(powers, LARGEST_POWER))
 
 
@@ -148,8 +124,8 @@ def _sigmoid(margins: Array) -> Array:
 
 
 def _exact_sigmoid(margins: Doubles) -> Doubles:
-    found: Doubles = 1 / (1 + np.exp(-np.clip(margins, -LARGEST_EXACT_POWER, LARGEST_EXACT_POWER)))
-    return found
+    shares: Doubles = 1 / (1 + np.exp(-np.clip(margins, -LARGEST_EXACT_POWER, LARGEST_EXACT_POWER)))
+    return shares
 
 
 def _clipped(shares: Doubles) -> Doubles:
@@ -169,7 +145,7 @@ def _softmax(margins: Array) -> Array:
 
 
 def _shares(margins: Array, shifts: Array) -> Array:
-    """Softmax of margins less the shift of their row, shape (n_rows, 1)."""
+    """Softmax of margins, less a shift per row of shape (n_rows, 1)."""
     powers = _exp(margins - shifts)
     shares: Array = powers / powers.sum(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
     return shares
@@ -187,9 +163,9 @@ def _log_shares(predictions: Doubles) -> Doubles:
 
 
 def _exact_exp(margins: Doubles) -> Doubles:
-    """Within float32, so that squares stay within float64."""
-    found: Doubles = np.exp(np.minimum(margins, float(LARGEST_POWER)))
-    return found
+    """Clipped to float32, so that squares stay within float64."""
+    means: Doubles = np.exp(np.minimum(margins, float(LARGEST_POWER)))
+    return means
 
 
 def _log(predictions: Doubles) -> Doubles:
@@ -208,7 +184,7 @@ def _squared_pairs(
 
 
 def _share_pairs(predictions: Array, truth: Array, steepness: np.float32) -> tuple[Array, Array]:
-    """Gradients of a log loss, whose hessians never vanish."""
+    """Gradients and hessians of a log loss; hessians never vanish."""
     hessians = steepness * predictions * (np.float32(1) - predictions)
     return predictions - truth, np.maximum(hessians, SMALLEST_HESSIAN)
 
@@ -228,8 +204,8 @@ def _softmax_pairs(
     margins: Array, labels: Array, parameters: LossParameters
 ) -> tuple[Array, Array]:
     largest = margins.max(axis=1, keepdims=True)
-    # For gradients, not for predictions, XGBoost shifts margins that are all below 0 by nothing; of
-    # very low ones all exponentials would vanish, and here they are shifted.
+    # For gradients, unlike for predictions, XGBoost does not shift margins that are all below 0.
+    # Very low ones, whose exponentials would all vanish, are shifted here.
     shifts = np.where(largest < LEAST_UNSHIFTED, largest, np.maximum(largest, np.float32(0)))
     return _share_pairs(_shares(margins, shifts), one_hot(labels, margins), np.float32(2))
 
@@ -253,7 +229,7 @@ def _tweedie_pairs(
     below, above = np.float32(1) - power, np.float32(2) - power
     truth, falling = labels[:, None], _exp_within(below * margins)
     rising = _exp_within(above * margins)
-    # Multiplied in XGBoost's order: a last bit of a leaf moves the margins of all its rows.
+    # XGBoost's order of multiplication: the last bit of a leaf value moves all of its rows.
     return rising - truth * falling, above * rising - truth * below * falling
 
 
@@ -266,7 +242,7 @@ def _no_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
 
 
 def _logistic_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
-    """|g| <= 1, h <= 1/4, times what positive rows count."""
+    """|g| <= 1, h <= 1/4, times the weight of positive rows."""
     heavier = power_above(max(parameters.scale_pos_weight, 1.0))
     return heavier, heavier - 2
 
@@ -277,7 +253,7 @@ def _softmax_powers(largest: int, parameters: LossParameters) -> tuple[int, int]
 
 
 def _squared_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
-    """Predictions may be off by 16 times the largest label."""
+    """Errors up to 16 times the largest label."""
     return largest + 4, 0
 
 
@@ -288,12 +264,12 @@ def _poisson_powers(largest: int, parameters: LossParameters) -> tuple[int, int]
 
 
 def _ratio_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
-    """Labels up to 2^16 times what is predicted."""
+    """Labels up to 2^16 times the prediction."""
     return 16, 16
 
 
 def _tweedie_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
-    """Labels, over a power of what is predicted, up to 2^16 times the largest."""
+    """Labels, over a power of the prediction, up to 2^16 times the largest label."""
     return max(largest, 0) + 16, max(largest, 0) + 16
 
 
@@ -321,29 +297,15 @@ LOSSES: Final[dict[str, Loss]] = {
 
 
 def check_objective(objective: str, *others: str) -> None:
-    """Hold that there is such an objective.
-
-    Parameters
-    ----------
-    others : names that may stand for one.
-
-    Raises
-    ------
-    ValueError : there is none.
-    """
-    known = (*LOSSES, *others)
-    if objective not in known:
-        named = ", ".join(name for name in known if name != CUSTOM)
-        raise ValueError(f"objective must be one of {named}, got {objective}")
+    """Raise ValueError unless the objective exists or is one of ``others``."""
+    allowed = (*LOSSES, *others)
+    if objective not in allowed:
+        listed = ", ".join(name for name in allowed if name != CUSTOM)
+        raise ValueError(f"objective must be one of {listed}, got {objective}")
 
 
 def check_held(objective: str) -> None:
-    """Hold that an objective that is a function is one of this process.
-
-    Raises
-    ------
-    ValueError : it is not.
-    """
+    """Raise ValueError if the objective is a function but this process has none."""
     if objective == CUSTOM and not holds_objective():
         raise ValueError(
             "objective must be a name where no function is given: a function is never sent, and "
@@ -357,17 +319,12 @@ def is_regression(objective: str) -> bool:
 
 
 def n_outputs(objective: Objective, n_classes: int) -> int:
-    """Margins of a row, and trees of a boosting round: one a class for softmax, else 1."""
+    """Margins per row and trees per round: the number of classes for softmax, else 1."""
     return n_classes if objective == "multi:softprob" else 1
 
 
 def check_classes(objective: Objective, n_classes: int) -> None:
-    """Hold that a model for this loss may have so many classes.
-
-    Raises
-    ------
-    ValueError : it may not.
-    """
+    """Raise ValueError if the objective does not allow this number of classes."""
     check_objective(objective)
     fewest, most = LOSSES[objective].classes
     if not fewest <= n_classes <= most:
@@ -388,28 +345,27 @@ def gradients(
     margins : float32, shape (n_rows, n_outputs).
     labels : float32, shape (n_rows,): 0 or 1, a class id, or a number, by objective.
     weights : float32, shape (n_rows,), >= 0.
-    parameters : of the objective.
 
     Returns
     -------
     float32, shape (n_rows, n_outputs, 2): gradient and hessian, times the row's weight.
     """
     pairs = LOSSES[objective].pairs(margins, labels, parameters)
-    found: Array = np.stack(pairs, axis=-1) * weights[:, None, None]
-    if not np.isfinite(found).all():
+    weighted: Array = np.stack(pairs, axis=-1) * weights[:, None, None]
+    if not np.isfinite(weighted).all():
         raise DivergedError("gradients must be finite, got others")
-    return found
+    return weighted
 
 
 def label_power(objective: str, n_classes: int, bounds: Bounds) -> int:
-    """No label, or id of a class, is beyond 2 to this power."""
+    """Labels, or class ids, are at most 2 to this power."""
     return bounds.largest if is_regression(objective) else power_above(n_classes)
 
 
 def gradient_exponents(
     objective: Objective, bounds: Bounds, parameters: LossParameters = PLAIN
 ) -> tuple[int, int]:
-    """How many bits behind the point whole gradients and hessians have."""
+    """Fractional bits of integer gradients and hessians."""
     powers = LOSSES[objective].powers(bounds.largest, parameters)
     return bounds.exponent(powers[0]), bounds.exponent(powers[1])
 
@@ -417,63 +373,36 @@ def gradient_exponents(
 def whole_gradients(
     objective: Objective, pairs: Array, bounds: Bounds, parameters: LossParameters = PLAIN
 ) -> Whole:
-    """Gradients and hessians as whole numbers, whose sums over all rows fit 63 bits.
+    """Gradients and hessians as integers whose sums over all rows fit in 63 bits.
 
-    Parameters
-    ----------
-    pairs : float32, shape (..., 2), from ``gradients``.
-    bounds : of the rows.
-
-    Returns
-    -------
-    int64, of the shape of ``pairs``, in units of 2 to minus the ``gradient_exponents``; a hessian
-    above 0 is 1 at least.
-
-    Raises
-    ------
-    ValueError : one is larger than rows within the bounds need.
+    ``pairs`` is float32, shape (..., 2), from ``gradients``. Returns int64 of the same shape, in
+    units of 2 to minus the ``gradient_exponents``; a hessian above 0 is at least 1. Raises
+    ValueError if a number is larger than the bounds allow.
     """
     powers = LOSSES[objective].powers(bounds.largest, parameters)
-    found = np.empty(pairs.shape, dtype=np.int64)
+    numbers = np.empty(pairs.shape, dtype=np.int64)
     for place, (name, power) in enumerate(zip(("gradient", "hessian"), powers, strict=True)):
         most = bounds.most(power)
         if not (np.abs(pairs[..., place]) <= most).all():
             raise ValueError(f"every {name} must be <= {most:g} in size, got a larger one")
-        found[..., place] = to_whole(pairs[..., place], bounds.exponent(power))
-    # So that rows that count do so, however sure the model is of them.
-    found[..., 1] = np.maximum(found[..., 1], pairs[..., 1] > 0)
-    return found
+        numbers[..., place] = to_whole(pairs[..., place], bounds.exponent(power))
+    # A row with weight must count, however certain its prediction is.
+    numbers[..., 1] = np.maximum(numbers[..., 1], pairs[..., 1] > 0)
+    return numbers
 
 
 def transform(objective: Objective, margins: Array) -> Array:
-    """Predictions of margins: probabilities, exponentials, or the margins themselves.
-
-    Parameters
-    ----------
-    margins : float32, shape (n_rows, n_outputs).
-
-    Returns
-    -------
-    float32, shape (n_rows, n_outputs).
-    """
+    """Predictions of margins, both float32, shape (n_rows, n_outputs)."""
     return LOSSES[objective].link.predict(margins)
 
 
 def exact_predictions(objective: str, margins: Doubles) -> Doubles:
-    """``transform`` in float64, for margins that are exact sums of leaf weights.
-
-    Parameters
-    ----------
-    margins : float64, shape (n_rows, n_outputs).
-    """
+    """``transform`` in float64, for margins that are exact sums of leaf values."""
     return LOSSES[objective].link.predict_exactly(margins)
 
 
 def margins_of(objective: Objective, predictions: Doubles) -> Array:
-    """Undo ``transform``, for models that predict probabilities without margins.
-
-    Probabilities of 0 and 1 are moved by 2e-16, as in scikit-learn's log loss.
-    """
+    """Undo ``transform``; probabilities of 0 and 1 are moved by 2e-16."""
     margins: Array = LOSSES[objective].link.margins(predictions).astype(np.float32)
     return margins
 

@@ -1,14 +1,14 @@
 """A boosted model or a forest as ONNX, for runtimes without XGBoost.
 
 The trees are one ``TreeEnsembleRegressor`` of the domain ``ai.onnx.ml`` (version 3): ``x < value``
-goes left, a missing value to its default side, and the leaves of all trees are summed to margins,
-or to means. A split by a set of categories is a chain of nodes, each of which tests for one.
-Source: the operators' reference, onnx.ai/onnx/operators.
+goes left, a missing value to the default side, and leaves are summed to margins or means. A split
+by a set of categories becomes a chain of nodes, each testing for one category. Source: the
+operators' reference, onnx.ai/onnx/operators.
 
-Input ``rows``, float32, shape (n_rows, n_columns), NaN where a value is missing; of a category its
-code, which is its place among the names that the property ``categories`` has for the column.
-Outputs: for classes ``label`` (their names) and ``probabilities``, float32, shape (n_rows,
-n_classes); else ``prediction``, float32, shape (n_rows, 1).
+Input ``rows``: float32, shape (n_rows, n_columns), NaN for a missing value. A category is its code,
+the index of its name in the property ``categories`` of the column. Outputs: for classes ``label``
+(names) and ``probabilities``, float32, shape (n_rows, n_classes); else ``prediction``, float32,
+shape (n_rows, 1).
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.objective import LOG, LOGIT, LOSSES, SOFTMAX
 from fedapp.trees.sets import NO_SET, CategorySets
 
-OPSET, ML_OPSET, IR = 17, 3, 8  # what runtimes of the last years read
+OPSET, ML_OPSET, IR = 17, 3, 8  # supported by runtimes of the last years
 SUMS = "sums"
 NODE_FIELDS = (
     *("treeids", "nodeids", "featureids", "values", "modes", "truenodeids", "falsenodeids"),
     "missing_value_tracks_true",
 )
-NO_CODE = -1  # of no category
+NO_CODE = -1  # not a category
 LINKS = ((LOGIT, "Sigmoid"), (SOFTMAX, "Softmax"), (LOG, "Exp"))
 
 
 def to_onnx(model: Ensemble | BaggedForest, description: str = "") -> bytes:
-    """The model as the bytes of an ONNX file.
-
-    Raises
-    ------
-    ConfigError : its rows start from margins of their own.
-    """
+    """The model as an ONNX file; raises ConfigError if it uses a base-margin column."""
     import onnx
     from onnx import TensorProto, helper
 
-    _check(model)
+    if isinstance(model, Ensemble) and model.margin_column:
+        rule = "must be of a model without base margins"
+        raise ConfigError(f"ONNX {rule}, got margins of '{model.margin_column}'")
     trees = _trees(model)
     nodes = [helper.make_node("TreeEnsembleRegressor", ["rows"], [SUMS], domain="ai.onnx.ml")]
     nodes[0].attribute.extend(helper.make_attribute(name, value) for name, value in trees.items())
     constants: dict[str, npt.NDArray[Any]] = {}
     steps, outputs = _outputs(model, constants)
-    nodes += [helper.make_node(name, given, [found], **more) for name, given, found, more in steps]
+    nodes += [
+        helper.make_node(name, inputs, [output], **attributes)
+        for name, inputs, output, attributes in steps
+    ]
     graph = helper.make_graph(
         nodes,
         "fedapp",
@@ -68,48 +68,42 @@ def to_onnx(model: Ensemble | BaggedForest, description: str = "") -> bytes:
         [_tensor(name, array) for name, array in constants.items()],
     )
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]
-    made = helper.make_model(graph, opset_imports=opsets, ir_version=IR, producer_name="fedapp")
-    made.doc_string = description
-    named = zip(model.columns, model.categories, strict=False)
-    told = {column: list(names) for column, names in named if names}
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=IR, producer_name="fedapp")
+    proto.doc_string = description
+    coded = zip(model.columns, model.categories, strict=False)
+    categories = {column: list(names) for column, names in coded if names}
     properties = {"columns": ",".join(model.columns)}
-    properties |= {"categories": json.dumps(told, ensure_ascii=False)} if told else {}
-    helper.set_model_props(made, properties)
-    onnx.checker.check_model(made)
-    content: bytes = made.SerializeToString()
+    properties |= {"categories": json.dumps(categories, ensure_ascii=False)} if categories else {}
+    helper.set_model_props(proto, properties)
+    onnx.checker.check_model(proto)
+    content: bytes = proto.SerializeToString()
     return content
-
-
-def _check(model: Ensemble | BaggedForest) -> None:
-    if isinstance(model, Ensemble) and model.margin_column:
-        rule = "must be of a model whose rows start from its base score"
-        raise ConfigError(f"ONNX {rule}, got margins of '{model.margin_column}'")
 
 
 def _trees(model: Ensemble | BaggedForest) -> dict[str, Any]:
     """Attributes of the operator: every node of every tree, and every leaf's values."""
     width = model.n_outputs
-    found: dict[str, list[Any]] = {f"nodes_{name}": [] for name in NODE_FIELDS}
-    found |= {f"target_{name}": [] for name in ("treeids", "nodeids", "ids", "weights")}
+    fields: dict[str, list[Any]] = {f"nodes_{name}": [] for name in NODE_FIELDS}
+    fields |= {f"target_{name}": [] for name in ("treeids", "nodeids", "ids", "weights")}
     for tree_id, tree in enumerate(model.trees):
         nodes = _with_chains(tree, _nodes(tree), model.sets)
         nodes["treeids"] = [tree_id] * len(nodes["nodeids"])
         for name, values in nodes.items():
-            found[f"nodes_{name}"] += values
+            fields[f"nodes_{name}"] += values
         leaves = np.flatnonzero(tree["left"] == LEAF)
         for target, weights in _leaf_weights(model, tree_id, leaves):
-            found["target_treeids"] += [tree_id] * len(leaves)
-            found["target_nodeids"] += leaves.tolist()
-            found["target_ids"] += [target] * len(leaves)
-            found["target_weights"] += weights.astype(float).tolist()
-    given: dict[str, Any] = {**found, "n_targets": width, "post_transform": "NONE"}
+            fields["target_treeids"] += [tree_id] * len(leaves)
+            fields["target_nodeids"] += leaves.tolist()
+            fields["target_ids"] += [target] * len(leaves)
+            fields["target_weights"] += weights.astype(float).tolist()
+    attributes: dict[str, Any] = {**fields, "n_targets": width, "post_transform": "NONE"}
     if isinstance(model, Ensemble):
-        given["base_values"] = model.base_margin.tolist()
-    return given
+        attributes["base_values"] = model.base_margin.tolist()
+    return attributes
 
 
 def _nodes(tree: npt.NDArray[Any]) -> dict[str, list[Any]]:
-    """The nodes of a tree, by the operator's names of their fields."""
+    """The nodes of a tree, by the operator's field names."""
     is_leaf = tree["left"] == LEAF
     lefts = np.where(is_leaf, 0, tree["left"])
     columns = {
@@ -127,24 +121,24 @@ def _nodes(tree: npt.NDArray[Any]) -> dict[str, list[Any]]:
 def _with_chains(
     tree: npt.NDArray[Any], nodes: dict[str, list[Any]], sets: CategorySets
 ) -> dict[str, list[Any]]:
-    """The nodes with a chain of ``BRANCH_EQ`` a split by a set; the rest goes to the default."""
+    """Replace each split by a set with a chain of ``BRANCH_EQ``; its end is the default side."""
     by_set = (tree["set"] != NO_SET) & (tree["left"] != LEAF) & (len(sets) > 0)
     for node in np.flatnonzero(by_set).tolist():
         left, to_left = int(tree["left"][node]), bool(tree["default_left"][node])
         goes_right = sets.members(int(tree["set"][node]))
         codes = np.flatnonzero(goes_right if to_left else ~goes_right).tolist() or [NO_CODE]
-        there, default = (left + 1, left) if to_left else (left, left + 1)
-        at = node
+        member_child, default = (left + 1, left) if to_left else (left, left + 1)
+        at_node = node
         for place, code in enumerate(codes):
-            follows = len(nodes["nodeids"]) + (place > 0)
+            next_node = len(nodes["nodeids"]) + (place > 0)
             is_last = place == len(codes) - 1
             fields = {
-                "nodeids": at,
+                "nodeids": at_node,
                 "featureids": int(tree["column"][node]),
                 "values": float(code),
                 "modes": "BRANCH_EQ",
-                "truenodeids": there,
-                "falsenodeids": default if is_last else follows,
+                "truenodeids": member_child,
+                "falsenodeids": default if is_last else next_node,
                 "missing_value_tracks_true": 0,
             }
             for name, value in fields.items():
@@ -152,7 +146,7 @@ def _with_chains(
                     nodes[name][node] = value
                 else:
                     nodes[name].append(value)
-            at = follows
+            at_node = next_node
     return nodes
 
 
@@ -172,14 +166,17 @@ Step = tuple[str, Sequence[str], str, dict[str, Any]]
 def _outputs(
     model: Ensemble | BaggedForest, constants: dict[str, npt.NDArray[Any]]
 ) -> tuple[list[Step], dict[str, int]]:
-    """Operators from sums to outputs, and the width of each output, 0 for one without columns."""
-    operator = _link(model)
+    """Operators from sums to outputs, and the width of each output, 0 for a vector."""
+    operator = "Identity"
+    if isinstance(model, Ensemble):
+        link = LOSSES[model.objective].link
+        operator = next((name for each, name in LINKS if each is link), "Identity")
     if not model.classes:
         return [(operator, [SUMS], "prediction", {})], {"prediction": 1}
-    several = model.n_outputs > 1
-    more: dict[str, Any] = {"axis": 1} if operator == "Softmax" else {}
-    steps: list[Step] = [(operator, [SUMS], "probabilities" if several else "second", more)]
-    if not several:
+    is_multi = model.n_outputs > 1
+    attributes: dict[str, Any] = {"axis": 1} if operator == "Softmax" else {}
+    steps: list[Step] = [(operator, [SUMS], "probabilities" if is_multi else "second", attributes)]
+    if not is_multi:
         constants["one"] = np.ones(1, np.float32)
         steps += [
             ("Sub", ["one", "second"], "first", {}),
@@ -191,14 +188,6 @@ def _outputs(
         ("Gather", ["classes", "chosen"], "label", {}),
     ]
     return steps, {"label": 0, "probabilities": len(model.classes)}
-
-
-def _link(model: Ensemble | BaggedForest) -> str:
-    """The operator that makes predictions of sums."""
-    if isinstance(model, BaggedForest):
-        return "Identity"
-    link = LOSSES[model.objective].link
-    return next((operator for known, operator in LINKS if known is link), "Identity")
 
 
 def _tensor(name: str, array: npt.NDArray[Any]) -> Any:

@@ -1,20 +1,20 @@
-"""Trees as arrays, in few bytes: how messages, stores and stacked models lay them out.
+"""Trees as compact arrays, for messages, stores and stacked models.
 
-All trees stand one after the other::
+All trees are concatenated::
 
-    sizes      a tree   nodes of the tree
-    lefts      a node   left child within the tree, 0 at a leaf; the right child is the next
-    values     a node   threshold of a split (below goes left), value of a leaf
-    columns    a split
-    defaults   a split  1 where missing goes left
-    sets       a split of a column of categories: a bit a category, 1 where it goes right, in whole
-               bytes (see ``fedapp.trees.sets``); no byte for any other split
+    sizes      per tree   nodes of the tree
+    lefts      per node   left child within the tree, 0 at a leaf; the right child is the next
+    values     per node   threshold of a split (below goes left), value of a leaf
+    columns    per split
+    defaults   per split  1 if missing goes left
+    sets       per split of a column of categories: one bit per category, 1 if it goes right, padded
+               to whole bytes (see ``fedapp.trees.sets``); no bytes for other splits
 
-and where explanations are to be made of them, also::
+and, if explanations will be made of them::
 
-    gains      a split
-    hessians   a node
-    weights    a node   before the learning rate
+    gains      per split
+    hessians   per node
+    weights    per node   before the learning rate
 """
 
 from __future__ import annotations
@@ -49,21 +49,15 @@ TREES: Mapping[str, type[np.generic]] = {
     "sets": np.uint8,
 }
 EXPLAINED = ("gains", "hessians", "weights")
-SPLIT_ARRAYS = ("columns", "defaults", "gains")  # a value a split; all others have one a node
-MOST_NODES = 2**16  # of a tree: a left child fits 16 bits
+SPLIT_ARRAYS = ("columns", "defaults", "gains")  # one value per split; all others per node
+MOST_NODES = 2**16  # per tree: a left child fits in 16 bits
 NO_CHILD = 0  # node 0 is the root and nobody's child
 
 
 def pack_trees(
     trees: Sequence[Tree], explained: Sequence[str] = (), sets: CategorySets = NO_SETS
 ) -> dict[str, Array]:
-    """The trees in few bytes; each must have at most 2^16 nodes.
-
-    Parameters
-    ----------
-    explained : which of ``EXPLAINED`` are among the arrays.
-    sets : that the splits have, of these trees and perhaps of others.
-    """
+    """Pack trees of at most 2^16 nodes each; ``explained`` selects arrays of ``EXPLAINED``."""
     trees, sets = in_order(trees, sets)
     nodes, offsets = stack_trees(trees)
     sizes = np.diff(offsets)
@@ -77,29 +71,23 @@ def pack_trees(
         "defaults": nodes["default_left"][inner],
         "sets": sets.bits,
     }
-    found = {name: array.astype(TREES[name]) for name, array in arrays.items()}
+    packed = {name: array.astype(TREES[name]) for name, array in arrays.items()}
     for name in explained:
-        of_nodes = nodes[name.removesuffix("s")]
-        found[name] = of_nodes[inner] if name in SPLIT_ARRAYS else of_nodes.copy()
-    return found
+        node_values = nodes[name.removesuffix("s")]
+        packed[name] = node_values[inner] if name in SPLIT_ARRAYS else node_values.copy()
+    return packed
 
 
 def unpack_trees(arrays: Mapping[str, Array], widths: Ints) -> Grown:
-    """Trees of a known table; a walk down each ends, and meets no column that is not there.
+    """Unpack trees of a known table; they are checked as by ``check_trees``.
 
-    Parameters
-    ----------
-    arrays : see above; what explanations need is 0 where it is not given.
-    widths : int64, shape (n_columns,): categories of each column, 0 for one of numbers.
-
-    Raises
-    ------
-    ValueError : says which array breaks which rule.
+    Missing arrays of ``EXPLAINED`` are read as 0. ``widths`` is the number of categories of each
+    column, 0 for a numeric one. Raises ValueError naming the array and the broken rule.
     """
     inner = arrays["lefts"] != NO_CHILD
     nodes = np.zeros(len(inner), dtype=NODE)
-    known = {name: arrays[name] for name in (*TREES, *EXPLAINED) if name in arrays}
-    for name, array in known.items():
+    present = {name: arrays[name] for name in (*TREES, *EXPLAINED) if name in arrays}
+    for name, array in present.items():
         wanted = np.count_nonzero(inner) if name in SPLIT_ARRAYS else len(inner)
         if name not in {"sizes", "sets"} and len(array) != wanted:
             raise ValueError(f"{name} must be {wanted}, got {len(array)}")
@@ -110,7 +98,9 @@ def unpack_trees(arrays: Mapping[str, Array], widths: Ints) -> Grown:
     nodes["column"][inner], nodes["default_left"][inner] = arrays["columns"], arrays["defaults"]
     nodes["threshold"][inner] = arrays["values"][inner]
     nodes["value"][~inner] = arrays["values"][~inner]
-    for name in known.keys() & set(EXPLAINED):
-        nodes[name.removesuffix("s")][inner if name in SPLIT_ARRAYS else slice(None)] = known[name]
+    for name in present.keys() & set(EXPLAINED):
+        nodes[name.removesuffix("s")][inner if name in SPLIT_ARRAYS else slice(None)] = present[
+            name
+        ]
     sets = CategorySets(arrays["sets"], number_sets(nodes, widths))
     return Grown(split_trees(nodes, offsets), sets)

@@ -16,21 +16,9 @@ from fedapp.trees.sets import NO_SETS, CategorySets, goes_left_by_set, walked_se
 def predict_margins(
     model: Ensemble, values: npt.NDArray[np.float32], base_margins: Margins | None = None
 ) -> npt.NDArray[np.float32]:
-    """Sum of the leaf values of each row, added in float32 in the order of the trees.
+    """Margins, (n_rows, n_outputs): leaf values summed in float32 in the order of the trees.
 
-    Parameters
-    ----------
-    model : the trees.
-    values : float32, shape (n_rows, n_columns); NaN is missing.
-    base_margins : float32, shape (n_rows,): see ``Ensemble.starts``.
-
-    Returns
-    -------
-    float32, shape (n_rows, n_outputs).
-
-    Raises
-    ------
-    ValueError : the values are of fewer columns than the model's, or base margins are missing.
+    ``base_margins``, shape (n_rows,), as in ``Ensemble.starts``. ValueError if columns are missing.
     """
     if values.shape[1] < len(model.columns):
         raise ValueError(f"values must have {len(model.columns)} columns, got {values.shape[1]}")
@@ -49,11 +37,9 @@ def add_outputs(
 
     Parameters
     ----------
-    trees : arrays of ``NODE``.
-    places : int64, shape (n_trees,): column of the outputs that each tree adds to.
+    places : int64, shape (n_trees,): column of ``outputs`` that each tree adds to.
     values : float32, shape (n_rows, n_columns); NaN is missing.
     outputs : float32, shape (n_rows, n_outputs): changed in place.
-    sets : of the categorical splits.
     """
     nodes, offsets = stack_trees(trees)
     read = (np.ascontiguousarray(nodes["value"]), offsets, places, values)
@@ -66,17 +52,10 @@ def add_trees(
     values: npt.NDArray[np.float32],
     sets: CategorySets = NO_SETS,
 ) -> npt.NDArray[np.float32]:
-    """Margins with the trees' leaf values added, in float32 in the order of the trees.
-
-    Parameters
-    ----------
-    margins : float32, shape (n_rows, n_outputs); tree i adds to output ``i % n_outputs``.
-    values : float32, shape (n_rows, n_columns); NaN is missing.
-    sets : of the categorical splits.
-    """
-    moved = margins.copy()
-    add_outputs(trees, np.arange(len(trees)) % margins.shape[1], values, moved, sets)
-    return moved
+    """Margins, (n_rows, n_outputs), with leaf values added in float32, in tree order."""
+    updated = margins.copy()
+    add_outputs(trees, np.arange(len(trees)) % margins.shape[1], values, updated, sets)
+    return updated
 
 
 def find_leaves(
@@ -85,20 +64,12 @@ def find_leaves(
     leaves: npt.NDArray[np.int32],
     sets: CategorySets = NO_SETS,
 ) -> None:
-    """Set the leaf that each row reaches in one tree.
-
-    Parameters
-    ----------
-    tree : array of ``NODE``, or of another type with the fields of a split.
-    values : float32, shape (n_rows, n_columns); NaN is missing.
-    leaves : int32, shape (n_rows,): changed in place.
-    sets : of the categorical splits, where the tree has the field ``set``.
-    """
+    """Write the leaf of each row into ``leaves``; ``tree`` is of ``NODE`` or ``BRANCH``."""
     _find_leaves(*(*_walked(tree, sets), *frozen(values), leaves))
 
 
 def _walked(nodes: npt.NDArray[Any], sets: CategorySets) -> list[Any]:
-    """What a walk reads: fields of the nodes, each in one piece of memory, and sets if any."""
+    """Arrays that a walk reads: contiguous fields of the nodes, and the sets if any."""
     names = ("left", "column", "threshold", "default_left")
     fields = frozen(*(np.ascontiguousarray(nodes[name]) for name in names))
     return [*fields, walked_sets(nodes["set"] if len(sets) else None, sets)]
@@ -114,7 +85,7 @@ def _leaf_of(
     default_lefts: Any,
     sets: Any,
 ) -> Any:
-    """Place of the leaf that a row reaches in the tree whose root is at ``first``."""
+    """Index of the leaf that a row reaches in the tree with its root at ``first``."""
     node = first
     while lefts[node] != LEAF:
         value = values[columns[node]]

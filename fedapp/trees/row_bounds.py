@@ -1,4 +1,4 @@
-"""How far one row moves the sums of gradients and hessians, and how it is held to that."""
+"""How much one row can change the sums of gradients and hessians, and clipping to that."""
 
 from __future__ import annotations
 
@@ -11,80 +11,57 @@ from fedapp.crypto.fixed_point import Bounds, Whole, power_above, to_whole
 from fedapp.trees.objective import LOSSES, LossParameters, Objective
 
 BOUNDED = "binary:logistic", "reg:logistic", "multi:softprob"
-# Of what a hessian is multiplied by before both are measured together. With p the prediction, a row
-# of logistic loss has g^2 + 9 h^2 <= max(p^2 + 9 p^2 (1 - p)^2) = 1, so hessians cost nothing at
-# this scale (from 3.4 on they would). With softmax, h = 2 p (1 - p) and at the scale 1 each class
-# has at most its p, or 1 - p for the class of the row, so that a row has 2 at most.
+# Factor of a hessian in the joint L2 norm. For logistic loss with prediction p,
+# g^2 + 9 h^2 <= max(p^2 + 9 p^2 (1 - p)^2) = 1, so at this scale hessians add nothing to the norm
+# (from 3.4 on they would). For softmax, h = 2 p (1 - p): at scale 1 each class adds at most its p,
+# or 1 - p for the row's class, so a row's squared norm is at most 2.
 LOGISTIC_SCALE, SOFTMAX_SCALE = 3.0, 1.0
-# Where gradients are clipped, the largest hessian counts half as much as the largest gradient.
+# With clipped gradients, the largest hessian counts half as much as the largest gradient.
 CLIPPED_SHARE = 0.5
-# More than what rounding adds to a row: half a unit for each of up to 2000 numbers, where the
-# largest of them has 2^21 units at least.
+# Upper bound of what rounding adds to a row's norm: half a unit for each of up to 2000 numbers,
+# the largest of which has at least 2^21 units.
 ROUNDING = 2.0**-16
 
 
 @dataclass(frozen=True, slots=True)
 class RowBounds:
-    """What holds for a row of weight 1.
+    """Bounds of a row of weight 1."""
 
-    Parameters
-    ----------
-    gradient, hessian : largest sizes; more is clipped.
-    scale : of hessians beside gradients.
-    norm : largest L2 norm of all gradients of the row and its scaled hessians.
-    """
-
+    # gradient, hessian: largest absolute values; beyond, they are clipped
     gradient: float
     hessian: float
-    scale: float
-    norm: float
+    scale: float  # factor of hessians in the norm
+    norm: float  # largest L2 norm of all gradients and scaled hessians of a row
 
     def exponents(self, bounds: Bounds) -> tuple[int, int]:
-        """How many bits behind the point whole gradients and hessians have."""
+        """Fractional bits of integer gradients and hessians."""
         powers = power_above(self.gradient), power_above(self.hessian)
         return bounds.exponent(powers[0]), bounds.exponent(powers[1])
 
     def sensitivities(self, bounds: Bounds) -> tuple[float, float]:
-        """The norm in units of gradients, and in those of hessians."""
+        """The norm in units of integer gradients, and of integer hessians."""
         heaviest = math.ldexp(self.norm * (1 + ROUNDING), bounds.heaviest)
-        of_gradients, of_hessians = self.exponents(bounds)
-        return math.ldexp(heaviest, of_gradients), math.ldexp(heaviest / self.scale, of_hessians)
+        gradient_bits, hessian_bits = self.exponents(bounds)
+        return math.ldexp(heaviest, gradient_bits), math.ldexp(heaviest / self.scale, hessian_bits)
 
     def whole(self, pairs: np.ndarray, weights: np.ndarray, bounds: Bounds) -> Whole:
-        """Clipped gradients and hessians as whole numbers; 0 where one is no number, as leaves
-        that no honest run has can make it.
+        """Clipped and weighted gradients and hessians as integers; int64, shape of ``pairs``.
 
-        Parameters
-        ----------
-        pairs : float32, shape (n_rows, n_outputs, 2), of rows without their weights.
-        weights : float32, shape (n_rows,).
-        bounds : of the weights.
-
-        Returns
-        -------
-        int64, of the shape of ``pairs``.
+        ``pairs`` is float32, shape (n_rows, n_outputs, 2), without weights. NaN, which only a
+        dishonest run's leaves can cause, becomes 0.
         """
-        found = np.empty(pairs.shape, dtype=np.int64)
+        numbers = np.empty(pairs.shape, dtype=np.int64)
         for place, (most, exponent) in enumerate(
             zip((self.gradient, self.hessian), self.exponents(bounds), strict=True)
         ):
-            known = np.nan_to_num(pairs[..., place].astype(np.float64), nan=0.0)
-            clipped = np.clip(known, -most, most)
-            found[..., place] = to_whole(clipped * weights[:, None], exponent)
-        return found
+            finite = np.nan_to_num(pairs[..., place].astype(np.float64), nan=0.0)
+            clipped = np.clip(finite, -most, most)
+            numbers[..., place] = to_whole(clipped * weights[:, None], exponent)
+        return numbers
 
 
 def row_bounds(objective: Objective, parameters: LossParameters, clip: float) -> RowBounds:
-    """What holds for a row of an objective.
-
-    Parameters
-    ----------
-    clip : size of the largest gradient, where the objective has no bound of its own; else 0.
-
-    Raises
-    ------
-    ValueError : a clip is missing, or there is nothing to clip.
-    """
+    """Bounds of a row; ValueError unless ``clip`` is given exactly where none follow."""
     if (objective in BOUNDED) == bool(clip):
         rule = "be 0, for gradients have a bound" if clip else "be > 0, for gradients have no bound"
         raise ValueError(f"must {rule} with {objective}, got {clip:g}")
@@ -102,5 +79,5 @@ def row_bounds(objective: Objective, parameters: LossParameters, clip: float) ->
 def row_pairs(
     objective: Objective, margins: np.ndarray, labels: np.ndarray, parameters: LossParameters
 ) -> np.ndarray:
-    """Gradients and hessians without the rows' weights; float32, shape (n_rows, n_outputs, 2)."""
+    """Gradients and hessians without weights; float32, shape (n_rows, n_outputs, 2)."""
     return np.stack(LOSSES[objective].pairs(margins, labels, parameters), axis=-1)

@@ -1,7 +1,7 @@
 """Sets of categories that splits send right, as XGBoost's categorical splits do.
 
-A category in the set goes right, another one left. A missing value takes the default side of the
-split, and so does a code that no category of the column has.
+A category in the set goes right, any other left. A missing value, or a code that is not a category
+of the column, takes the split's default side.
 """
 
 from __future__ import annotations
@@ -23,20 +23,16 @@ NO_SET = -1  # of a leaf, and of a split that has a threshold
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CategorySets:
-    """Sets of categories, one after the other, each in whole bytes.
-
-    Parameters
-    ----------
-    bits : uint8, shape (n_bytes,): a bit a category; the first of a byte is its highest.
-    widths : int64, shape (n_sets,), >= 1: categories of the column that each set is of.
+    """Sets of categories, concatenated, each padded to whole bytes.
 
     Raises
     ------
-    ValueError : another number of bytes than these widths take, or bits past the last category.
+    ValueError : the number of bytes does not match the widths, or bits past the last category are
+        set.
     """
 
-    bits: npt.NDArray[np.uint8]
-    widths: Ints
+    bits: npt.NDArray[np.uint8]  # one bit per category, a byte's first is its highest bit
+    widths: Ints  # (n_sets,), >= 1: number of categories of each set's column
 
     def __post_init__(self) -> None:
         n_bytes = int(self.offsets[-1])
@@ -44,11 +40,11 @@ class CategorySets:
             raise ValueError(f"sets must be {n_bytes} bytes, got {len(self.bits)}")
         past = 0xFF >> (1 + (self.widths - 1) % 8)  # of the last byte of each set
         if (self.bits[self.offsets[1:] - 1] & past).any():
-            raise ValueError("sets must hold no category that the column has not")
+            raise ValueError("sets must contain only categories of the column")
 
     @classmethod
     def of(cls, members: Sequence[Members]) -> CategorySets:
-        """These sets, each of all categories of its column."""
+        """From membership arrays, each over all categories of its column."""
         bits = [np.packbits(one) for one in members]
         widths = np.array([len(one) for one in members], dtype=np.int64)
         return cls(np.concatenate([*bits, np.empty(0, dtype=np.uint8)]), widths)
@@ -58,16 +54,16 @@ class CategorySets:
 
     @property
     def offsets(self) -> Ints:
-        """Where the bytes of each set begin, and those of the last end; shape (n_sets + 1,)."""
+        """Start of each set in bytes, and the end of the last; shape (n_sets + 1,)."""
         return np.concatenate(([0], np.cumsum(-(-self.widths // 8), dtype=np.int64)))
 
     def members(self, number: int) -> Members:
-        """Which categories one of the sets holds."""
+        """Membership of each category in one set."""
         start, end = self.offsets[number : number + 2]
         return np.unpackbits(self.bits[start:end]).astype(bool)[: self.widths[number]]
 
     def take(self, numbers: npt.NDArray[Any]) -> CategorySets:
-        """Those of the sets with these numbers, in this order."""
+        """The sets with these numbers, in this order."""
         offsets = self.offsets
         bits = [self.bits[offsets[number] : offsets[number + 1]] for number in numbers.tolist()]
         return CategorySets(
@@ -75,13 +71,13 @@ class CategorySets:
         )
 
     def widened(self, widths: Ints) -> CategorySets:
-        """The same sets of columns that have more categories, at least as many as they have."""
-        held = [self.members(number) for number in range(len(self))]
-        padded = zip(held, widths.tolist(), strict=True)
+        """The same sets for columns with at least as many categories."""
+        members = [self.members(number) for number in range(len(self))]
+        padded = zip(members, widths.tolist(), strict=True)
         return CategorySets.of([np.pad(each, (0, width - len(each))) for each, width in padded])
 
     def plus(self, *others: CategorySets) -> CategorySets:
-        """With further sets at the end."""
+        """With further sets appended."""
         every = (self, *others)
         return CategorySets(
             np.concatenate([sets.bits for sets in every]),
@@ -89,7 +85,7 @@ class CategorySets:
         )
 
     def codes(self) -> list[list[int]]:
-        """The categories of each set, ascending, as JSON can hold them."""
+        """The categories of each set, ascending, for JSON."""
         return [np.flatnonzero(self.members(number)).tolist() for number in range(len(self))]
 
 
@@ -97,54 +93,25 @@ NO_SETS = CategorySets.of(())
 
 
 def sets_of_codes(codes: Sequence[Sequence[int]], widths: Ints) -> CategorySets:
-    """Undo ``CategorySets.codes``.
-
-    Parameters
-    ----------
-    widths : of the column of each set.
-
-    Raises
-    ------
-    ValueError : not one a width, or a code that the column has not.
-    """
+    """Undo ``CategorySets.codes``, by the categories of each set's column; raises ValueError."""
     if len(codes) != len(widths):
         raise ValueError(f"sets must be {len(widths)}, one a categorical split, got {len(codes)}")
     members = [np.zeros(width, dtype=bool) for width in widths.tolist()]
-    for known, held in zip(members, codes, strict=True):
-        if any(type(code) is not int or not 0 <= code < len(known) for code in held):
-            raise ValueError("sets must hold no category that the column has not")
-        known[np.array(held, dtype=np.int64)] = True
+    for is_member, set_codes in zip(members, codes, strict=True):
+        if any(type(code) is not int or not 0 <= code < len(is_member) for code in set_codes):
+            raise ValueError("sets must contain only categories of the column")
+        is_member[np.array(set_codes, dtype=np.int64)] = True
     return CategorySets.of(members)
 
 
 def set_numbers(widths: npt.NDArray[Any]) -> Ints:
-    """The number of each split's set, where sets stand in the order of the splits that have one.
-
-    Parameters
-    ----------
-    widths : shape (n_splits,): categories of the split's column, 0 where it has a threshold.
-
-    Returns
-    -------
-    int64, shape (n_splits,); ``NO_SET`` where there is a threshold.
-    """
+    """Set number of each split, ``NO_SET`` for a threshold, where its width is 0."""
     has_set = widths > 0
     return np.where(has_set, np.cumsum(has_set) - 1, NO_SET)
 
 
 def sets_of_rows(widths: Ints, rights: npt.NDArray[np.uint8]) -> tuple[Ints, CategorySets]:
-    """Sets of some splits, a row of bits each.
-
-    Parameters
-    ----------
-    widths : int64, shape (n_splits,): categories of the split's column, 0 where it has a threshold.
-    rights : uint8, shape (n_splits, n_bytes): bits of the categories that go right; bytes past
-        those of a width are not looked at.
-
-    Returns
-    -------
-    The number of each split's set, ``NO_SET`` where it has none, and the sets.
-    """
+    """Set number of each split, and the sets; ``rights`` has a row of bits per split."""
     is_used = np.arange(rights.shape[1]) < -(-widths // 8)[:, None]
     return set_numbers(widths), CategorySets(rights[is_used], widths[widths > 0])
 
@@ -155,40 +122,27 @@ def lefts_by_sets(
     numbers: Ints,
     sets: CategorySets,
 ) -> npt.NDArray[np.bool_]:
-    """Whether splits by sets send values left.
-
-    Parameters
-    ----------
-    values, defaults, numbers : of one shape: codes, and the default side and set of the split that
-        each is at.
-    """
+    """Whether splits by sets send codes left, one split per value."""
     is_known = (values >= 0) & (values < sets.widths[numbers])
     codes = np.where(is_known, values, 0).astype(np.int64)
-    bytes_of = sets.bits[sets.offsets[numbers] + (codes >> 3)]
-    goes_right = (bytes_of >> (7 - (codes & 7)).astype(np.uint8)) & 1
-    found: npt.NDArray[np.bool_] = np.where(is_known, goes_right == 0, defaults)
-    return found
+    set_bytes = sets.bits[sets.offsets[numbers] + (codes >> 3)]
+    goes_right = (set_bytes >> (7 - (codes & 7)).astype(np.uint8)) & 1
+    lefts: npt.NDArray[np.bool_] = np.where(is_known, goes_right == 0, defaults)
+    return lefts
 
 
 def category_counts(categories: Categories, n_columns: int) -> Ints:
-    """Categories of each column, 0 for one of numbers; int64, shape (n_columns,)."""
+    """Number of categories of each column, 0 for a numeric one; int64, shape (n_columns,)."""
     if not categories:
         return np.zeros(n_columns, dtype=np.int64)
     return np.array([len(names or ()) for names in categories], dtype=np.int64)
 
 
 def walked_sets(numbers: npt.NDArray[Any] | None, sets: CategorySets) -> tuple[Any, ...]:
-    """What ``goes_left_by_set`` reads, for kernels.
+    """Arrays that ``goes_left_by_set`` reads in kernels; the empty tuple without sets.
 
-    Parameters
-    ----------
-    numbers : the set of each node or split, ``NO_SET`` where it has none.
-
-    Returns
-    -------
-    Number of each one's set, bytes, offsets and widths of the sets; the empty tuple where there is
-    no set. A kernel that asks ``len(sets)`` first is compiled for that without what would look one
-    up.
+    A kernel that checks ``len(sets)`` first is compiled for the empty tuple without the look-up.
+    ``numbers`` is the set number of each node or split.
     """
     if numbers is None or not len(sets):
         return ()
@@ -197,14 +151,7 @@ def walked_sets(numbers: npt.NDArray[Any] | None, sets: CategorySets) -> tuple[A
 
 @inlined
 def goes_left_by_set(value: Any, default_left: Any, number: Any, sets: Any) -> Any:
-    """Whether a split by a set sends a value left.
-
-    Parameters
-    ----------
-    value : a code; below 0 or NaN where it is missing.
-    number : of the set.
-    sets : of ``walked_sets``.
-    """
+    """Whether a set sends a code left; ``sets`` comes from ``walked_sets``."""
     _, bits, offsets, widths = sets
     if not 0 <= value < widths[number]:
         return default_left

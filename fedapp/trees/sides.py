@@ -1,4 +1,4 @@
-"""Which rows of a tree node a split sends left, as bits, and where that leaves them."""
+"""Partitions: which rows of a node a split sends left, as bits, and the nodes they move to."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy.typing as npt
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.sets import NO_SETS, CategorySets, goes_left_by_set, walked_sets
 
-Nodes = npt.NDArray[np.int32]  # shape (n_trees, n_rows): where each row is in each tree
-Places = npt.NDArray[np.int32]  # a tree, or a node of one, each
+Nodes = npt.NDArray[np.int32]  # shape (n_trees, n_rows): node of each row in each tree
+Places = npt.NDArray[np.int32]  # numbers of trees, or of nodes within a tree
 Ints = npt.NDArray[np.int64]
-Bits = npt.NDArray[np.bool_]  # rows of one node in order; True goes left
+Bits = npt.NDArray[np.bool_]  # rows of one node, ascending; True goes left
 
 
 def goes_left(
@@ -22,12 +22,7 @@ def goes_left(
     threshold: np.float32 | npt.NDArray[np.float32],
     default_left: bool | npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.bool_]:
-    """Side of each row by its value; NaN goes to the default side.
-
-    Parameters
-    ----------
-    threshold, default_left : of one split, or of the split each value is at.
-    """
+    """Whether each value goes left, by one split or by a split per value; NaN by default side."""
     sides: npt.NDArray[np.bool_] = np.where(np.isnan(column), default_left, column < threshold)
     return sides
 
@@ -38,22 +33,13 @@ def rows_of(nodes: Nodes, tree: int, node: int) -> npt.NDArray[np.int64]:
 
 
 def pack_bits(sides: Sequence[Bits]) -> npt.NDArray[np.uint8]:
-    """Bits of several splits one after the other, each in whole bytes."""
+    """Bits of several splits, concatenated, each padded to whole bytes."""
     packed = [np.packbits(side) for side in sides]
     return np.concatenate([*packed, np.empty(0, dtype=np.uint8)])
 
 
 def unpack_bits(packed: npt.NDArray[np.uint8], sizes: Sequence[int]) -> list[Bits]:
-    """Undo ``pack_bits``.
-
-    Parameters
-    ----------
-    sizes : rows of each split's node.
-
-    Raises
-    ------
-    ValueError : another number of bytes, or bits past the last row.
-    """
+    """Undo ``pack_bits``, by the rows of each split's node; raises ValueError."""
     ends = np.cumsum([-(-size // 8) for size in sizes], dtype=np.int64).tolist()
     if len(packed) != (ends[-1] if ends else 0):
         raise ValueError(f"bits must be {ends[-1] if ends else 0} bytes, got {len(packed)}")
@@ -67,23 +53,16 @@ def unpack_bits(packed: npt.NDArray[np.uint8], sizes: Sequence[int]) -> list[Bit
 
 
 def slots_of(nodes: Nodes, trees: Places, wanted: Places) -> tuple[Nodes, Ints]:
-    """Which of some nodes each row is in, and how many rows each of them has.
+    """Which of some nodes each row is in, and the number of rows of each of these nodes.
 
-    Parameters
-    ----------
-    nodes : int32, shape (n_trees, n_rows), >= 0: where each row is.
-    trees, wanted : shape (n_wanted,), >= 0: which nodes, of trees that there are; in any order.
-
-    Returns
-    -------
-    slots : int32, shape (n_trees, n_rows): places among the nodes, -1 for none.
-    sizes : int64, shape (n_wanted,).
+    ``trees`` and ``wanted``, shape (n_wanted,), name the nodes in any order. Returns slots, shape
+    (n_trees, n_rows), indices among the nodes or -1; and sizes, shape (n_wanted,).
     """
     slots = np.full(nodes.shape, -1, dtype=np.int32)
     numbers = np.full(int(nodes.max(initial=0)) + 1, -1, dtype=np.int32)
-    sizes = np.zeros(len(wanted) + 1, dtype=np.int64)  # the last is of all others: place -1
+    sizes = np.zeros(len(wanted) + 1, dtype=np.int64)  # the last counts slot -1
     order = np.argsort(trees, kind="stable")
-    order = order[wanted[order] < len(numbers)]  # no row is in any other
+    order = order[wanted[order] < len(numbers)]  # others have no rows
     _find(*(*frozen(nodes, trees[order], wanted[order], order), numbers, slots, sizes))
     return slots, sizes[:-1]
 
@@ -115,19 +94,18 @@ def sides_of(
     numbers: npt.NDArray[Any] | None = None,
     sets: CategorySets = NO_SETS,
 ) -> Bits:
-    """Which rows go left: a bit a row of the nodes, node after node, rows ascending.
+    """Which rows go left: one bit per row of the nodes, node by node, rows ascending.
 
     Parameters
     ----------
     values : float32, shape (n_rows, n_columns).
     columns, thresholds, defaults : of the split of each node.
     slots, sizes : see ``slots_of``.
-    numbers : of the set of each split, ``NO_SET`` where it has a threshold; None: all have one.
-    sets : of the categorical splits.
+    numbers : set number of each split, ``NO_SET`` for a threshold; None if all have thresholds.
     """
     sides = np.empty(sizes.sum(), dtype=np.bool_)
-    given = frozen(values, columns, thresholds, defaults, slots)
-    _cut(*(*given, walked_sets(numbers, sets), np.cumsum(sizes) - sizes, sides))
+    arrays = frozen(values, columns, thresholds, defaults, slots)
+    _cut(*(*arrays, walked_sets(numbers, sets), np.cumsum(sizes) - sizes, sides))
     return sides
 
 
@@ -156,18 +134,18 @@ def _cut(
 
 
 def moved(nodes: Nodes, lefts: Places, slots: Nodes, firsts: Ints, sides: Bits) -> Nodes:
-    """Rows at the children of the nodes that were split.
+    """The nodes of rows after some splits.
 
     Parameters
     ----------
-    lefts : int32, shape (n_splits,): left child of each; the right one is the next.
+    lefts : int32, shape (n_splits,): left child of each; the right child is the next.
     slots : of the split nodes, see ``slots_of``.
     firsts : int64, shape (n_splits,): where the bits of each split begin in ``sides``.
     """
-    found = nodes.copy()
-    given = frozen(sides, np.ascontiguousarray(lefts))
-    _move(*(*frozen(slots), firsts.copy(), *given, found))
-    return found
+    children = nodes.copy()
+    arrays = frozen(sides, np.ascontiguousarray(lefts))
+    _move(*(*frozen(slots), firsts.copy(), *arrays, children))
+    return children
 
 
 @kernel

@@ -1,7 +1,7 @@
-"""The text of a model, of any kind: how it begins, how it is written and read.
+"""The text format of models of any kind.
 
-Every ``model.json`` is one line of JSON: format, kind (but for a boosted model), objective, base
-score (where the kind has one), names of columns and classes, and then what the kind consists of.
+Every ``model.json`` is one line of JSON: format, kind (not for a boosted model), objective, base
+score (if the kind has one), names of columns and classes, and the content of the kind.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fedapp.trees.objective import Objective, check_classes
 from fedapp.trees.sets import CategorySets
 
 FORMAT = 1
-# Of a model's file: half of what a message can carry. Parsed, it takes some ten times as much.
+# Half the size of the largest message. Parsed, the file takes about ten times the memory.
 MOST_BYTES = 2**30
 _BEGINS = re.compile(r'\{"format":\d+,"kind":"([^"]*)"')
 M = TypeVar("M")
-# What JSON raises that is of another form than its reader's, or nested without end.
+# Raised for JSON of an unexpected form, or nested too deeply.
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
@@ -41,7 +41,7 @@ class Described(Protocol):
 
 
 class Opening(NamedTuple):
-    """What every kind says first."""
+    """The fields that every kind of model begins with."""
 
     objective: Objective
     columns: tuple[str, ...]
@@ -55,20 +55,17 @@ def write_model(
     base_score: npt.NDArray[np.float32] | None = None,
     ensure_ascii: bool = True,
 ) -> str:
-    """The model as text; the same model always gives the same text.
+    """The model as text; deterministic.
 
-    Parameters
-    ----------
-    kind : empty for a boosted model.
-    content : what JSON can hold; floats by ``exact``.
-    base_score : a number in the text where the model has one output, else a list.
+    ``kind`` is empty for a boosted model; floats in ``content`` come from ``exact``. A base score
+    of one output is written as a number, else as a list.
     """
-    told = [] if base_score is None else [exact(score) for score in base_score]
+    scores = [] if base_score is None else [exact(score) for score in base_score]
     document = {
         "format": FORMAT,
         **({"kind": kind} if kind else {}),
         "objective": model.objective,
-        **({"base_score": told[0] if len(told) == 1 else told} if told else {}),
+        **({"base_score": scores[0] if len(scores) == 1 else scores} if scores else {}),
         "columns": list(model.columns),
         "classes": list(model.classes),
         **content,
@@ -77,25 +74,16 @@ def write_model(
 
 
 def read_model(text: str, kind: str, build: Callable[[Opening, dict[str, Any]], M]) -> M:
-    """Read a model that ``write_model`` wrote.
-
-    Parameters
-    ----------
-    build : from what every kind says first, and the whole document.
-
-    Raises
-    ------
-    DataError : the text is no model of this kind and format.
-    """
+    """Undo ``write_model`` by ``build(header, document)``; DataError for any other text."""
     try:
         document = json.loads(text)
-        found = document["format"], document.get("kind", ""), document["objective"]
-        if found[:2] != (FORMAT, kind) or found[2] not in get_args(Objective):
-            raise ValueError("format {}, kind {!r}, objective {}".format(*found))
+        identity = document["format"], document.get("kind", ""), document["objective"]
+        if identity[:2] != (FORMAT, kind) or identity[2] not in get_args(Objective):
+            raise ValueError("format {}, kind {!r}, objective {}".format(*identity))
         names = (_names(document, key) for key in ("columns", "classes"))
-        said = Opening(cast(Objective, found[2]), *names)
-        check_classes(said.objective, len(said.classes))
-        return build(said, document)
+        header = Opening(cast(Objective, identity[2]), *names)
+        check_classes(header.objective, len(header.classes))
+        return build(header, document)
     except UNREADABLE as error:
         got = as_plain(repr(error))
         raise DataError(f"model must be JSON of fedapp's format {FORMAT}, got {got}") from error
@@ -103,37 +91,31 @@ def read_model(text: str, kind: str, build: Callable[[Opening, dict[str, Any]], 
 
 def _names(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """A list of texts."""
-    found = document[key]
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+    names = document[key]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{key} must be a list of texts")
-    return tuple(found)
+    return tuple(names)
 
 
 def written_categories(categories: Categories, sets: CategorySets) -> dict[str, Any]:
-    """What a model's text says of categories: the names of each column, and the codes that each
-    categorical split sends right; nothing where all columns hold numbers."""
+    """JSON fields for categories: names by column, and the codes each split sends right."""
     if not categories:
         return {}
-    names = [None if of_column is None else list(of_column) for of_column in categories]
+    names = [None if column_names is None else list(column_names) for column_names in categories]
     return {"categories": names, "sets": sets.codes()}
 
 
 def read_categories(document: Mapping[str, Any], n_columns: int) -> Categories:
-    """Names of the categories of each column, as ``written_categories`` says them.
-
-    Raises
-    ------
-    ValueError : not one entry a column, or names that are none, or one name twice.
-    """
-    found = document.get("categories", [])
-    if not isinstance(found, list) or len(found) not in {0, n_columns}:
+    """Undo ``written_categories``: names by column. Raises ValueError for any other form."""
+    categories = document.get("categories", [])
+    if not isinstance(categories, list) or len(categories) not in {0, n_columns}:
         raise ValueError(f"categories must be {n_columns}, one a column")
-    for names in (names for names in found if names is not None):
+    for names in (names for names in categories if names is not None):
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError("categories must be lists of texts")
         if len(set(names)) < len(names):
             raise ValueError("categories must differ within a column")
-    return tuple(None if names is None else tuple(names) for names in found)
+    return tuple(None if names is None else tuple(names) for names in categories)
 
 
 def exact(value: Any) -> Any:
@@ -142,27 +124,22 @@ def exact(value: Any) -> Any:
 
 
 def kind_of(text: str) -> str:
-    """Kind of model that a ``model.json`` holds, by how it begins."""
+    """Kind of a model's text, by its beginning."""
     begins = _BEGINS.match(text)
     return begins[1] if begins else ""
 
 
 def json_of(text: str) -> dict[str, Any]:
-    """A model's text, parsed; a DataError where it is no JSON, or nested too deeply."""
+    """A model's text, parsed; DataError if it is not JSON, or nested too deeply."""
     try:
-        found: dict[str, Any] = json.loads(text)
+        document: dict[str, Any] = json.loads(text)
     except UNREADABLE as error:
         raise DataError(f"model must be JSON, got {as_plain(repr(error))}") from None
-    return found
+    return document
 
 
 def model_text(path: Path) -> str:
-    """Text of a ``model.json``, of any kind.
-
-    Raises
-    ------
-    DataError : there is no such file, or it is too large to be a model.
-    """
+    """Text of a ``model.json`` of any kind; DataError if it is missing or too large."""
     if not path.is_file():
         raise DataError(f"model must be a file, got {path}")
     if (n_bytes := path.stat().st_size) > MOST_BYTES:

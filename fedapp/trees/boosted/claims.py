@@ -1,6 +1,6 @@
-"""What one party's histograms must agree with: its sketch, its totals, and their parents.
+"""Check one party's histograms against its sketch, its totals and the parents' histograms.
 
-This finds sums that no rows of the sketch have, not those of rows that were made up or changed.
+Detects sums that no rows of the sketch can have, but not rows that were made up or changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Doubles = npt.NDArray[np.float64]
 Loss = tuple[Objective, LossParameters]
 LARGEST = float(np.finfo(np.float64).max)
 ROUNDED = 1e-6  # gradients, weights and masses are float32, each rounded by up to 2^-24
-# Sums of n rows in float64, in another order, differ by up to n 2^-53 of the sum of their sizes.
+# Float64 sums of n rows in another order differ by up to n 2^-53 of the sum of absolute values.
 SLACK = 1e-9
 RULES = (
     "",
@@ -33,16 +33,10 @@ RULES = (
 
 @kernel
 def _divide(nodes: Any, parents: Any, goes_left: Any, route: Any, sent: Any, rows: Any) -> Any:
-    """Sums, missing rows and totals of both children of some nodes: of one that was not sent, what
-    the other leaves of the parent.
-
-    Parameters
-    ----------
-    nodes, sent : sums and missing rows by node; of ``nodes`` also totals.
-    goes_left : bool, shape (n_splits, n_bins).
-    route : first and last bin of the column of each split, and whether its missing rows go left.
-    rows : row in ``sent`` of each child, -1 of one that was not sent; int64, shape (n_splits, 2).
-    """
+    """Sums, missing rows and totals of both children; an unsent one is parent minus sibling."""
+    # nodes: sums, missing rows and totals by node; sent: sums and missing rows by row
+    # goes_left: bool, (n_splits, n_bins); route: (first bin, end, whether missing goes left)
+    # rows: int64, (n_splits, 2): row in ``sent`` of each child, -1 if it was not sent
     n_splits = len(parents)
     sums = np.empty((n_splits, 2, *nodes[0].shape[1:]))
     missing = np.empty((n_splits, 2, nodes[1].shape[1]), dtype=np.int32)
@@ -72,8 +66,7 @@ def _divide(nodes: Any, parents: Any, goes_left: Any, route: Any, sent: Any, row
 
 @kernel
 def _broken_rule(above: Any, parents: Any, children: Any, layout: Any) -> int:
-    """The rule that some nodes or their two children break, or 0; a total that is NaN is that of
-    the first column without missing values."""
+    """Index of the rule that some nodes or their children break, or 0."""
     (pairs, missing, totals), (weights, absent, starts, how) = children, layout
     most_g, most_h, slack_g, slack_h = how
     for node in range(len(parents)):
@@ -88,6 +81,7 @@ def _broken_rule(above: Any, parents: Any, children: Any, layout: Any) -> int:
             if min(left[place, 1], right[place, 1]) < -slack_h:
                 return 3
         for side in range(2):
+            # A total of NaN is replaced by that of the first column without missing values.
             total_g, total_h = totals[node, side]
             for column in range(len(absent)):
                 g, h = 0.0, 0.0
@@ -104,13 +98,13 @@ def _broken_rule(above: Any, parents: Any, children: Any, layout: Any) -> int:
 
 
 class Claims:
-    """The sums that a party has sent of a level's nodes, compared with those of the next level.
+    """Checks a party's histograms, level by level.
 
     Parameters
     ----------
     cuts, places : layout of all parties' histograms, and the place of each of the party's bins.
-    weights : float64, shape (n_bins + 1,): the most that each bin's rows weigh, then all rows.
-    merges : whether the party merges bins node by node, so that they do not follow from a parent.
+    weights : float64, shape (n_bins + 1,): upper bound of each bin's weight, then of all rows.
+    merges : whether the party merges bins node by node, so children do not follow from parents.
     loss : the objective and its parameters.
     """
 
@@ -121,35 +115,36 @@ class Claims:
         self._weights = weights[:-1] * (1 + ROUNDED)
         self._columns = np.searchsorted(cuts.offsets, places, side="right") - 1
         self._edges = cuts.edges[places]
-        known = np.bincount(self._columns, weights[:-1], cuts.n_columns)
-        known[cuts.by_category | merges] = 0
-        self._absent = np.maximum(self._weight - known, 0) + ROUNDED * self._weight
+        column_weights = np.bincount(self._columns, weights[:-1], cuts.n_columns)
+        column_weights[cuts.by_category | merges] = 0
+        self._absent = np.maximum(self._weight - column_weights, 0) + ROUNDED * self._weight
         self._most = LARGEST, 1.0 if loss[0] == REGRESSION else LARGEST
         if loss[0] in BOUNDED:
             bounds = row_bounds(*loss, clip=0.0)
             self._most = bounds.gradient, bounds.hessian
-        self._layout: tuple[Any, ...] = ()  # of a round, and what came of its last level
+        self._layout: tuple[Any, ...] = ()  # of a round; below, the sums of its last level
         self._nodes: tuple[Any, ...] = ()
         self._rows: dict[tuple[int, int], int] = {}
 
     def check(self, request: Any, reply: Any, routes: Routes, sets: CategorySets) -> None:
-        """Compare the reply to a ``GrowRequest``, of these splits, with the sketch and the reply
-        for the level above; a ValueError where sums break one of ``RULES``."""
+        """Check the reply to a ``GrowRequest``; ValueError if sums break one of ``RULES``."""
         level, columns, sent = request.level, request.columns, (reply.histograms, reply.missing)
         if level == 0:
             hessian, size = reply.root_sums[:, 1].max(), self._weight * self._most[0]
-            if self._most[0] == LARGEST:  # then about the errors of all rows
+            if self._most[0] == LARGEST:  # unbounded: use the sum of absolute errors
                 size = np.abs(sent[0][..., 0]).sum(axis=1).max() + hessian
                 size += self._weight + reply.train_sums[2]
             how = np.array([*self._most, SLACK * size, SLACK * hessian])
             drawn = np.isin(self._columns, columns)
             starts = np.searchsorted(self._columns[drawn], np.append(columns, len(self._absent)))
+            # (weight by bin, missing weight by column, first bin of each column, limits)
             layout = self._weights[drawn], self._absent[columns], starts, how
             self._layout = tuple(frozen(*layout))
             self._drawn = self._edges[drawn]
         trees, nodes = request.wanted_trees.tolist(), request.wanted_nodes.tolist()
         wanted = list(zip(trees, nodes, strict=True))
         if level == 0 or self._merges:
+            # No parent: the sums are compared with themselves, as if the sibling were empty.
             keys = [key for one in wanted for key in (one, (-1, -1))]
             total = np.full((len(wanted), 2), np.nan) if level else reply.root_sums
             children = tuple(np.stack((each, 0 * each), axis=1) for each in (*sent, total))
@@ -159,19 +154,19 @@ class Claims:
             keys = [(tree, left + side) for tree, _, left in places for side in (0, 1)]
             parents = np.array([self._rows[tree, node] for tree, node, _ in places])
             rows = {key: row for row, key in enumerate(wanted)}
-            known = np.array([rows.get(key, -1) for key in keys]).reshape(-1, 2)
+            pairs = np.array([rows.get(key, -1) for key in keys]).reshape(-1, 2)
             goes_left = self._drawn <= routes["threshold"][:, None]
             starts, first = self._layout[2], np.searchsorted(columns, routes["column"])
             for split in np.flatnonzero(routes["set"] != NO_SET):
                 cells = slice(*starts[first[split] : first[split] + 2])
-                codes = self._drawn[cells].astype(np.int64) - 1  # the edge of each is its code + 1
+                codes = self._drawn[cells].astype(np.int64) - 1  # a category's edge is its code + 1
                 goes_left[split, cells] = ~sets.members(routes["set"][split])[codes]
             route = np.stack((starts[first], starts[first + 1], routes["default_left"]), axis=1)
             above = self._nodes[0]
-            children = _divide(self._nodes, parents, goes_left, route, tuple(frozen(*sent)), known)
+            children = _divide(self._nodes, parents, goes_left, route, tuple(frozen(*sent)), pairs)
         (above,), children = frozen(above), tuple(frozen(*children))
         if rule := _broken_rule(above, parents, children, self._layout):
             raise ValueError(f"must have {RULES[rule]}, got others at level {level}")
-        # Not -1, which nothing follows from where a party has no bins.
+        # An explicit size: -1 cannot be inferred if a party has no bins.
         self._nodes = tuple(each.reshape(2 * len(each), *each.shape[2:]) for each in children)
         self._rows = {key: row for row, key in enumerate(keys)}

@@ -1,4 +1,4 @@
-"""Monotone and interaction constraints as texts name them, and by the numbers of the columns."""
+"""Monotone and interaction constraints, as texts and as column numbers."""
 
 from __future__ import annotations
 
@@ -11,31 +11,21 @@ import numpy.typing as npt
 
 
 def parse_monotone(text: str) -> dict[str, int]:
-    """Directions by column, of ``age:1,income:-1``.
-
-    Raises
-    ------
-    ValueError : the text is not of this form, or names a column twice.
-    """
-    found: dict[str, int] = {}
+    """Directions by column, from ``age:1,income:-1``; raises ValueError."""
+    directions: dict[str, int] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, colon, direction = (each.strip() for each in part.rpartition(":"))
         if not colon or not name or direction not in ("1", "0", "-1"):
             rule = "must be columns with 1, 0 or -1, as age:1,income:-1"
             raise ValueError(f"monotone-constraints {rule}, got {part}")
-        if name in found:
+        if name in directions:
             raise ValueError(f"monotone-constraints must name a column once, got {name} twice")
-        found[name] = int(direction)
-    return found
+        directions[name] = int(direction)
+    return directions
 
 
 def parse_interactions(text: str) -> tuple[tuple[str, ...], ...]:
-    """Groups of columns, of ``[age,income],[income,sex]``.
-
-    Raises
-    ------
-    ValueError : the text is not of this form.
-    """
+    """Groups of columns, from ``[age,income],[income,sex]``; raises ValueError."""
     if not text.strip():
         return ()
     if not re.fullmatch(r"\s*\[[^\[\]]+\]\s*(,\s*\[[^\[\]]+\]\s*)*", text):
@@ -48,27 +38,13 @@ def parse_interactions(text: str) -> tuple[tuple[str, ...], ...]:
 def constraints_of(
     monotone: str, interactions: str, columns: Sequence[str]
 ) -> tuple[npt.NDArray[np.int8], tuple[frozenset[int], ...]]:
-    """Both by the numbers of the columns, see ``monotone_of`` and ``interactions_of``.
-
-    Parameters
-    ----------
-    monotone, interactions : as ``parse_monotone`` and ``parse_interactions`` read them.
-
-    Raises
-    ------
-    ValueError : a text is not of its form, or a column is not there.
-    """
+    """Both constraints by column numbers, from their texts; raises ValueError."""
     directions = monotone_of(parse_monotone(monotone), columns)
     return directions, interactions_of(parse_interactions(interactions), columns)
 
 
 def monotone_of(directions: Mapping[str, int], columns: Sequence[str]) -> npt.NDArray[np.int8]:
-    """Directions in the order of the columns; empty where none is held.
-
-    Raises
-    ------
-    ValueError : a column is not there.
-    """
+    """Directions in the order of the columns; empty without constraints. ValueError if unknown."""
     _check_known("monotone-constraints", directions, columns)
     if not any(directions.values()):
         return np.empty(0, dtype=np.int8)
@@ -78,12 +54,7 @@ def monotone_of(directions: Mapping[str, int], columns: Sequence[str]) -> npt.ND
 def interactions_of(
     groups: Sequence[Sequence[str]], columns: Sequence[str]
 ) -> tuple[frozenset[int], ...]:
-    """Groups as numbers of columns.
-
-    Raises
-    ------
-    ValueError : a column is not there.
-    """
+    """Groups as column numbers; raises ValueError for an unknown column."""
     for group in groups:
         _check_known("interaction-constraints", group, columns)
     places = {name: place for place, name in enumerate(columns)}
@@ -91,12 +62,7 @@ def interactions_of(
 
 
 def check_without_categories(monotone: Sequence[int] | Any, has_categories: bool) -> None:
-    """Refuse directions beside columns of categories.
-
-    Raises
-    ------
-    ValueError : there are both.
-    """
+    """Raise ValueError for monotone constraints beside columns of categories."""
     if len(monotone) and has_categories:
         raise ValueError(
             "monotone-constraints must be empty where a column has categories; exclude these "
@@ -105,6 +71,6 @@ def check_without_categories(monotone: Sequence[int] | Any, has_categories: bool
 
 
 def _check_known(setting: str, names: Any, columns: Sequence[str]) -> None:
-    known = set(columns)
-    if missing := [name for name in names if name not in known]:
+    existing = set(columns)
+    if missing := [name for name in names if name not in existing]:
         raise ValueError(f"{setting} must name columns of the table, got {', '.join(missing[:5])}")

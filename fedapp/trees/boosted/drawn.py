@@ -1,8 +1,8 @@
-"""Trees whose structure is drawn, and whose leaves alone follow from rows.
+"""Trees with random structure; only their leaf values depend on rows.
 
-Sums at the leaves are then all that a tree needs to know of the rows, which is what little noise
-allows for. ``random`` draws a column for every split; ``cyclic`` takes one column a round, in turn,
-so that the model is a sum of functions of single columns, as an explainable boosting machine is.
+A tree then needs only sums at its leaves, so little noise is needed. ``random`` draws a column for
+every split; ``cyclic`` uses one column per round, in turn, so that the model is a sum of functions
+of single columns, as an explainable boosting machine is.
 
 Source: Maddock, Cormode, Wang, Maple and Jha 2022, "Federated Boosted Decision Trees with
 Differential Privacy" (arXiv:2210.02910): totally random splits and Newton leaves; Nori, Caruana,
@@ -26,15 +26,14 @@ from fedapp.trees.sets import NO_SET, CategorySets, Members
 
 Kind = Literal["cyclic", "random"]
 CYCLIC: Kind = "cyclic"
-# Hessians are raised by so many standard deviations of their noise, so that a leaf of few rows is
-# not taken at its noise's word. On adult 3 was better than 0 and 1 for trees of many leaves, and as
-# good for others.
+# Standard deviations of noise that are added to hessians, so that leaves of few rows do not follow
+# their noise. On adult, 3 beat 0 and 1 for trees with many leaves, and was as good for others.
 SHRINKING = 3.0
 
 
 @dataclass(slots=True)
 class _Open:
-    """A node that may be split: its place, and which bins of each column come to it."""
+    """A node that may be split, and the bins of each column that reach it."""
 
     node: int
     bins: dict[int, npt.NDArray[np.int64]]
@@ -43,18 +42,14 @@ class _Open:
 def draw_trees(
     kind: Kind, cuts: Cuts, allowed: npt.NDArray[np.bool_], max_depth: int, seed: int, round_id: int
 ) -> Grown:
-    """Structures of one round's trees; they follow from the arguments alone.
-
-    Parameters
-    ----------
-    allowed : bool, shape (n_trees, n_columns): columns each tree may split.
-    """
+    """Structures of a round's trees; ``allowed``, (n_trees, n_columns), are columns to split."""
     categories = cuts.categories if len(cuts.categories) else np.zeros_like(cuts.widths)
     widths = np.where(categories > 0, categories, cuts.widths)
     trees: list[Tree] = []
     sets: list[Members] = []
-    for number, own in enumerate(allowed):
-        columns = np.flatnonzero(own & (widths > 1)).tolist()
+    for number, tree_columns in enumerate(allowed):
+        columns = np.flatnonzero(tree_columns & (widths > 1)).tolist()
+        # Every column once, in random order, then all again in another order.
         if kind == CYCLIC and columns:
             turns, place = divmod(round_id, len(columns))
             columns = [int(np.random.default_rng([seed, turns]).permutation(columns)[place])]
@@ -71,13 +66,13 @@ def _draw_tree(
     rng: np.random.Generator,
     sets: list[Members],
 ) -> Tree:
-    """One tree, level by level; adds the sets of its splits, in their order."""
+    """One tree, level by level; appends the sets of its splits to ``sets``."""
     nodes = [_leaf(parent=-1)]
     level = [_Open(0, bins)]
     for _ in range(max_depth):
         below = []
         for at in level:
-            columns = [column for column, own in at.bins.items() if len(own) > 1]
+            columns = [column for column, column_bins in at.bins.items() if len(column_bins) > 1]
             if not columns:
                 continue
             column = int(rng.choice(columns))
@@ -103,7 +98,7 @@ def _draw_tree(
 def _draw_right(
     bins: npt.NDArray[np.int64], by_category: bool, rng: np.random.Generator
 ) -> npt.NDArray[np.bool_]:
-    """Which of two bins or more go right; of numbers the upper ones; never none or all."""
+    """Which of at least two bins go right, never none or all; numeric bins: the upper ones."""
     n_right = int(rng.integers(1, len(bins)))
     if not by_category:
         return np.arange(len(bins)) >= len(bins) - n_right
@@ -114,9 +109,9 @@ def _draw_right(
 
 
 def _leaf(parent: int) -> Tree:
-    found = np.zeros(1, dtype=NODE)
-    found["left"], found["parent"], found["set"] = LEAF, parent, NO_SET
-    return found
+    leaf = np.zeros(1, dtype=NODE)
+    leaf["left"], leaf["parent"], leaf["set"] = LEAF, parent, NO_SET
+    return leaf
 
 
 def weighed(
@@ -127,13 +122,13 @@ def weighed(
     deviation: float,
     most: float,
 ) -> Grown:
-    """The trees with the weights of their leaves (Chen and Guestrin 2016, Eq. 5).
+    """The trees with leaf weights (Chen and Guestrin 2016, Eq. 5).
 
     Parameters
     ----------
     sums : float64, shape (n_leaves, 2): noised gradients and hessians, leaves of all trees in turn.
     deviation : standard deviation of the noise of a sum of hessians.
-    most : no leaf weighs more than this.
+    most : upper bound of a leaf's absolute weight.
     """
     firmer = replace(
         penalties,
@@ -148,6 +143,7 @@ def weighed(
         totals[leaves] = sums[first : first + len(leaves)]
         first += len(leaves)
         totals[leaves, 1] = np.maximum(totals[leaves, 1], penalties.min_child_weight)
+        # Children come after their parents: sums of inner nodes, from the leaves up.
         for node in range(len(tree) - 1, 0, -1):
             totals[tree["parent"][node]] += totals[node]
         weights = [node_weight(gradient, hessian, firmer) for gradient, hessian in totals.tolist()]

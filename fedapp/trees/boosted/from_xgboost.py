@@ -1,4 +1,4 @@
-"""Trees that XGBoost itself grows, as arrays of ``NODE``, and its names of parameters.
+"""Trees grown by XGBoost, as arrays of ``NODE``, and its parameter names.
 
 Source: the model schema of XGBoost 3.2 (doc/model.schema).
 """
@@ -6,7 +6,7 @@ Source: the model schema of XGBoost 3.2 (doc/model.schema).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from fedapp.trees.objective import (
 from fedapp.trees.sets import Ints
 
 Rows = npt.NDArray[np.float32]
-XGBOOST_NAMES = {"reg_lambda": "lambda", "reg_alpha": "alpha"}  # all others are the same
+XGBOOST_NAMES = {"reg_lambda": "lambda", "reg_alpha": "alpha"}  # all others are equal
 
 
 def for_xgboost(
@@ -35,19 +35,11 @@ def for_xgboost(
     parameters: Mapping[str, float],
     loss: LossParameters = PLAIN,
 ) -> dict[str, Any]:
-    """Parameters of trees as ``xgboost.train`` takes them.
-
-    Parameters
-    ----------
-    objective : the loss.
-    width : trees of a round, one an output.
-    parameters : by their names in a run's settings.
-    loss : of the objective.
-    """
-    read = {name: getattr(loss, name) for name in LOSSES[objective].reads}
-    named = {XGBOOST_NAMES.get(name, name): value for name, value in parameters.items()}
+    """Parameters for ``xgboost.train``, from a run's settings; ``width`` is the trees per round."""
+    loss_parameters = {name: getattr(loss, name) for name in LOSSES[objective].reads}
+    renamed = {XGBOOST_NAMES.get(name, name): value for name, value in parameters.items()}
     classes = {"num_class": width} if width > 1 else {}
-    return {**named, **read, "objective": objective, "tree_method": "hist", **classes}
+    return {**renamed, **loss_parameters, "objective": objective, "tree_method": "hist", **classes}
 
 
 def grow_trees(
@@ -60,22 +52,19 @@ def grow_trees(
     widths: Ints,
     loss: LossParameters = PLAIN,
 ) -> Grown:
-    """Boost some rounds on one party's rows, from margins that may come from anywhere.
+    """Boost some rounds on one party's rows, from given margins.
 
-    The margins are XGBoost's ``base_margin``. So the trees are those of a booster that had gone on
-    from there, bit for bit, and no base score is estimated from the rows.
+    The margins are XGBoost's ``base_margin``, so the trees are bit for bit those of a booster that
+    continues from there, and no base score is estimated.
 
     Parameters
     ----------
-    objective : the loss.
-    n_classes : of all parties; 0 for regression.
-    parameters : by their names in a run's settings; ``max_bin`` among them.
+    n_classes : 0 for regression.
+    parameters : a run's settings, with ``max_bin``.
     rows : values, float32, shape (n_rows, n_columns), NaN where missing; labels and weights,
         float32, shape (n_rows,).
     margins : float32, shape (n_rows, n_outputs).
-    n_rounds : >= 0.
-    widths : int64, shape (n_columns,): categories of each column, 0 for one of numbers.
-    loss : of the objective.
+    widths : int64, shape (n_columns,): number of categories of each column, 0 for a numeric one.
 
     Returns
     -------
@@ -96,79 +85,58 @@ def grow_trees(
         **typed_columns(widths),
     )
     fixed = {"base_score": 0.5, "verbosity": 0}
-    given = for_xgboost(objective, width, parameters, loss) | fixed
-    own: dict[str, Any] = {}
+    settings = for_xgboost(objective, width, parameters, loss) | fixed
+
+    def custom_objective(margins: Rows, matrix: Any) -> tuple[Rows, Rows]:
+        pairs = gradients(CUSTOM, margins.reshape(-1, 1), labels, weights, loss)
+        return pairs[:, 0, 0], pairs[:, 0, 1]
+
     if objective == CUSTOM:
-        given["objective"], own["obj"] = REGRESSION, _as_obj(labels, weights, loss)
-    return trees_from_xgboost(xgboost.train(given, matrix, n_rounds, **own), widths)
-
-
-def _as_obj(labels: Rows, weights: Rows, loss: LossParameters) -> Callable[[Rows, Any], Any]:
-    """An objective that is a function, as ``xgboost.train`` takes it."""
-
-    def pairs(margins: Rows, matrix: Any) -> tuple[Rows, Rows]:
-        found = gradients(CUSTOM, margins.reshape(-1, 1), labels, weights, loss)
-        return found[:, 0, 0], found[:, 0, 1]
-
-    return pairs
+        settings["objective"] = REGRESSION
+    custom = custom_objective if objective == CUSTOM else None
+    return trees_from_xgboost(xgboost.train(settings, matrix, n_rounds, obj=custom), widths)
 
 
 def typed_columns(widths: Ints) -> dict[str, Any]:
-    """What XGBoost's matrices take beside the values, so that codes are read as categories.
-
-    Parameters
-    ----------
-    widths : int64, shape (n_columns,): categories of each column, 0 for one of numbers.
-    """
+    """Arguments of XGBoost's matrices so that codes are read as categories."""
     if not widths.any():
         return {}
     return {"feature_types": feature_types(widths), "enable_categorical": True}
 
 
 def feature_types(widths: Ints) -> list[str]:
-    """XGBoost's names of the types of columns; see ``typed_columns``."""
+    """XGBoost's column types, from the number of categories of each column."""
     return ["c" if width else "float" for width in widths.tolist()]
 
 
 def trees_from_xgboost(booster: Any, widths: Ints) -> Grown:
-    """The trees of an ``xgboost.Booster``, in its order, every float32 to the bit.
+    """The trees of an ``xgboost.Booster`` in its order, every float32 to the bit.
 
-    Parameters
-    ----------
-    booster : of decision trees with one value a leaf, grown by ``tree_method="hist"``.
-    widths : int64, shape (n_columns,): categories of each column, 0 for one of numbers.
-
-    Returns
-    -------
-    Arrays of ``NODE``; with k outputs and no parallel trees, tree i adds to output ``i % k``.
-
-    Raises
-    ------
-    ValueError : a tree has nodes that were pruned, or splits by categories a column that has none,
-        or by others than it has.
+    ``booster`` has trees with one value per leaf, grown by ``tree_method="hist"``. Raises
+    ValueError for pruned nodes, or categorical splits that do not match ``widths``.
     """
     document = json.loads(booster.save_raw("json"))
     trees = document["learner"]["gradient_booster"]["model"]["trees"]
-    read = [_tree(fields, widths) for fields in trees]
-    return with_sets(read, [codes for fields in trees for codes in _sets(fields)], widths)
+    parsed = [_tree(fields, widths) for fields in trees]
+    return with_sets(parsed, [codes for fields in trees for codes in _sets(fields)], widths)
 
 
 def _sets(fields: Mapping[str, Any]) -> list[list[int]]:
     """The categories that each categorical split of a tree sends right, nodes ascending."""
-    held = {}
-    kept = zip(
+    codes_by_node = {}
+    segments = zip(
         fields["categories_nodes"],
         fields["categories_segments"],
         fields["categories_sizes"],
         strict=True,
     )
-    for node, start, size in kept:
-        held[node] = fields["categories"][start : start + size]
-    return [held[node] for node in sorted(held)]
+    for node, start, size in segments:
+        codes_by_node[node] = fields["categories"][start : start + size]
+    return [codes_by_node[node] for node in sorted(codes_by_node)]
 
 
 def _tree(fields: Mapping[str, Any], widths: Ints) -> Tree:
-    """One tree; where a split has its threshold, a leaf has its value."""
+    """One tree. XGBoost has a leaf's value in place of a split's threshold."""
     lefts = np.array(fields["left_children"], dtype=np.int32)
     rights = np.array(fields["right_children"], dtype=np.int32)
     is_leaf = lefts == LEAF

@@ -1,7 +1,7 @@
-"""Which columns may split a node, and between which weights its leaves must lie.
+"""Which columns may split a node, and the bounds of its leaf weights.
 
-Source: XGBoost 3.2, which draws columns for a tree, of these for a level, of these for a node; its
-monotone and interaction constraints. All follows from the tree as it stands, so nothing is kept.
+Source: XGBoost 3.2, which draws columns per tree, of these per level, of these per node; and its
+monotone and interaction constraints. Everything follows from the tree so far; nothing is stored.
 """
 
 from __future__ import annotations
@@ -16,63 +16,49 @@ from fedapp.trees.model import Tree
 
 Bools = npt.NDArray[np.bool_]
 NodeId = tuple[int, int]  # tree, node
-LEVEL, NODE_DRAW = 2, 3  # streams of draws, so that no two are of the same seed
+LEVEL, NODE_DRAW = 2, 3  # streams of draws, so that no two share a seed
 WIDEST = np.finfo(np.float32).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Limits:
-    """What holds for the nodes of a round.
+    """Limits of the nodes of a round."""
 
-    Parameters
-    ----------
-    seed, round_id : of the draws.
-    bylevel, bynode : share of a tree's columns a level draws, and of a level's a node, in (0, 1].
-    monotone : int8, shape (n_columns,): 1 where predictions may not fall as the column grows, -1
-        where they may not rise, else 0; empty where no column is held.
-    interactions : columns that may stand together on a path; empty: all.
-    min_child_rows : fewest rows on each side of a split; 0: any, and rows are not counted.
-    both_children : whether sums of both children of a split are wanted, as those of the larger one
-        do not follow where bins are merged node by node.
-    """
-
+    # seed, round_id: of the draws
     seed: int = 0
     round_id: int = 0
+    # bylevel, bynode: shares of a tree's columns drawn per level, and of these per node, in (0, 1]
     bylevel: float = 1.0
     bynode: float = 1.0
+    # (n_columns,): 1 if predictions must not fall as the column grows, -1 if not rise; or empty
     monotone: npt.NDArray[np.int8] = field(default_factory=lambda: np.empty(0, dtype=np.int8))
-    interactions: tuple[frozenset[int], ...] = ()
-    min_child_rows: int = 0
-    both_children: bool = False
+    interactions: tuple[frozenset[int], ...] = ()  # columns that may share a path; empty: all
+    min_child_rows: int = 0  # minimum rows on each side of a split; 0: rows are not counted
+    both_children: bool = False  # with bins merged by node, no sibling follows from its parent
 
     def columns(
         self, level: int, places: Sequence[NodeId], trees: Sequence[Tree], allowed: Bools
     ) -> Bools:
-        """Columns that may split each node; bool, shape (n_nodes, n_columns).
-
-        Parameters
-        ----------
-        allowed : of each tree, bool, shape (n_trees, n_columns).
-        """
-        found = allowed[[tree for tree, _ in places]]
+        """Columns that may split each node, (n_nodes, n_columns), from those allowed by tree."""
+        masks = allowed[[tree for tree, _ in places]]
         if self.bylevel < 1:
             drawn = [
-                self._drawn(own, self.bylevel, LEVEL, tree, level)
-                for tree, own in enumerate(allowed)
+                self._drawn(columns, self.bylevel, LEVEL, tree, level)
+                for tree, columns in enumerate(allowed)
             ]
-            found = np.stack([drawn[tree] for tree, _ in places])
+            masks = np.stack([drawn[tree] for tree, _ in places])
         if self.bynode < 1:
-            each = zip(found, places, strict=True)
-            found = np.stack(
-                [self._drawn(own, self.bynode, NODE_DRAW, *place) for own, place in each]
+            pairs = zip(masks, places, strict=True)
+            masks = np.stack(
+                [self._drawn(columns, self.bynode, NODE_DRAW, *place) for columns, place in pairs]
             )
         if self.interactions:
-            for mask, (tree, node) in zip(found, places, strict=True):
-                mask &= self._together(trees[tree], node, len(mask))
-        return found
+            for mask, (tree, node) in zip(masks, places, strict=True):
+                mask &= self._compatible(trees[tree], node, len(mask))
+        return masks
 
     def _drawn(self, allowed: Bools, share: float, *stream: int) -> Bools:
-        """So large a share of some columns, one at least."""
+        """Draw a share of some columns, at least one."""
         columns, drawn = np.flatnonzero(allowed), np.zeros_like(allowed)
         if len(columns):
             rng = np.random.default_rng([self.seed, self.round_id, *stream])
@@ -80,8 +66,8 @@ class Limits:
             drawn[rng.choice(columns, n_drawn, replace=False)] = True
         return drawn
 
-    def _together(self, nodes: Tree, node: int, n_columns: int) -> Bools:
-        """Columns that may stand on a path with those above a node."""
+    def _compatible(self, nodes: Tree, node: int, n_columns: int) -> Bools:
+        """Columns that may be on a path with those above a node."""
         used = {int(nodes["column"][above]) for above, _ in _path(nodes, node)}
         if not used:
             return np.ones(n_columns, dtype=bool)
@@ -108,7 +94,7 @@ class Limits:
 
 
 def _path(nodes: Tree, node: int) -> list[tuple[int, int]]:
-    """From the root down to a node: each node above it, and the next one on the way."""
+    """Pairs (ancestor, next node on the path), from the root to a node."""
     steps = []
     while (above := int(nodes["parent"][node])) >= 0:
         steps.append((above, node))

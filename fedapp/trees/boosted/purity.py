@@ -1,4 +1,4 @@
-"""How pure leaves are, and what a party can tell of labels from the rows it sees together."""
+"""Purity of leaves: how well a party could infer labels from rows that share a node."""
 
 from __future__ import annotations
 
@@ -9,30 +9,20 @@ from fedapp.trees.sides import Nodes
 
 
 def mean_purity(labels: npt.NDArray[np.int64], nodes: Nodes) -> float:
-    """Share of the majority class among rows that are in one node, weighted by rows.
+    """Share of the majority class in a node, weighted by rows and averaged over trees.
 
     Source: Cheng et al. 2019 (arXiv:1901.08755), "Performance of Completely SecureBoost": the sum
-    over leaves of n_i / n * p_i.
-
-    Parameters
-    ----------
-    labels : int64, shape (n_rows,): class ids.
-    nodes : int32, shape (n_trees, n_rows): where each row ends, or is last seen.
-
-    Returns
-    -------
-    The mean over the trees.
+    over leaves of n_i / n * p_i. ``labels`` are int64 class ids; ``nodes``, int32, shape (n_trees,
+    n_rows), is where each row ends, or is last seen.
     """
     return float(np.mean([_purity(labels, tree) for tree in nodes]))
 
 
 def last_seen(before: Nodes, after: Nodes, splits: npt.NDArray[np.int64]) -> Nodes:
-    """Where rows are to somebody who knows of a tree's last splits only some.
+    """Nodes of rows as seen by an observer who knows only some of the last splits.
 
-    Parameters
-    ----------
-    before, after : where rows are before and after the last splits.
-    splits : int64, shape (n_known, 2): tree and node of the splits that are known.
+    ``before`` and ``after`` are the nodes before and after the last splits; ``splits``, shape
+    (n_known, 2), are tree and node of the known ones.
     """
     seen = np.array(before)
     for tree, node in splits:

@@ -1,4 +1,4 @@
-"""A boosted model between its rounds: the trees, and what the rows' holders do not know yet."""
+"""Boosting state between rounds: the trees, and splits and leaf values not yet sent."""
 
 from __future__ import annotations
 
@@ -33,19 +33,13 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Random draws of a run.
-
-    Parameters
-    ----------
-    seed : of the run.
-    colsample : share of the columns each tree may split, in (0, 1].
-    """
+    """Random draws of a run."""
 
     seed: int
-    colsample: float
+    colsample: float  # share of the columns each tree may split, in (0, 1]
 
     def columns(self, round_id: int, n_trees: int, n_columns: int) -> npt.NDArray[np.bool_]:
-        """Columns of each tree: bool, shape (n_trees, n_columns); at least one a tree."""
+        """Columns of each tree, at least one; bool, shape (n_trees, n_columns)."""
         n_drawn = max(1, int(self.colsample * n_columns))
         if n_drawn == n_columns:
             return np.ones((n_trees, n_columns), dtype=bool)
@@ -58,42 +52,29 @@ class Sampling:
 
 @dataclass(slots=True, eq=False)
 class Boosting:
-    """Rounds of boosting, one after the other.
+    """Boosting, round by round."""
 
-    Parameters
-    ----------
-    objective, base_score, columns, classes, categories : as in ``Ensemble``.
-    cuts : layout of the histograms the trees grow from.
-    shape : limits of a tree.
-    sampling : random draws.
-    parameters : of the objective.
-    limits : of single nodes; the number of the round is set for each.
-    margin_column : as in ``Ensemble``.
-    grown : trees of all finished rounds, with their sets.
-    routes, route_sets : splits of the last round that the holders of the rows were not told, and
-        the sets of those by categories, in their order.
-    leaves_told : whether they know the leaf values of the last round.
-    """
-
+    # objective, base_score, columns, classes, categories, margin_column: as in ``Ensemble``
     objective: Objective
     base_score: npt.NDArray[np.float32]
     columns: tuple[str, ...]
     classes: tuple[str, ...]
-    cuts: Cuts
-    shape: Shape
+    cuts: Cuts  # layout of the histograms
+    shape: Shape  # limits of a tree
     sampling: Sampling
     categories: Categories = ()
-    parameters: LossParameters = PLAIN
-    limits: Limits = FREE
+    parameters: LossParameters = PLAIN  # of the objective
+    limits: Limits = FREE  # of single nodes; the round's number is set for each round
     margin_column: str = ""
-    grown: Grown = NO_TREES
+    grown: Grown = NO_TREES  # trees of all finished rounds, with their sets
+    # routes, route_sets: splits of the last round that parties do not know yet, with their sets
     routes: Routes = field(default_factory=lambda: np.empty(0, dtype=ROUTE))
     route_sets: CategorySets = NO_SETS
-    leaves_told: bool = True
+    leaves_told: bool = True  # whether parties know the leaf values of the last round
 
     @property
     def width(self) -> int:
-        """Trees of a round."""
+        """Trees per round."""
         return n_outputs(self.objective, len(self.classes))
 
     @property
@@ -128,32 +109,29 @@ class Boosting:
         return Growth(self.width, self.cuts, allowed, self.shape, limits)
 
     def tell(self, routes: Routes, sets: CategorySets) -> None:
-        """Note the splits of a level, which nobody was told."""
+        """Store the splits of a level, not yet sent."""
         self.routes, self.route_sets = routes, sets
 
     def add(self, grown: Grown) -> None:
-        """Finish a round; nobody was told its last splits and its leaf values."""
+        """Finish a round; its last splits and leaf values are not yet sent."""
         check_range(grown.trees)
         self.grown = together([self.grown, grown])
         self.leaves_told = False
 
     def told(self) -> None:
-        """The holders of the rows know all that was decided."""
+        """Mark all splits and leaf values as sent."""
         self.routes, self.route_sets = np.empty(0, dtype=ROUTE), NO_SETS
         self.leaves_told = True
 
     def untold_leaves(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Leaf values of the last round, a value a node, trees in turn, and where each tree begins.
-
-        Both are empty where they were told already.
-        """
+        """Unsent leaf values of the last round, one per node, and the start of each tree."""
         if self.leaves_told:
             return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
         nodes, offsets = stack_trees(self.last_trees)
         return np.ascontiguousarray(nodes["value"]), offsets
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """All that changes from round to round, and the cuts, to be kept."""
+        """All that changes from round to round, and the cuts, for storage."""
         nodes, offsets = stack_trees(self.grown.trees)
         return {
             "base_score": self.base_score,
@@ -172,7 +150,7 @@ class Boosting:
         }
 
     def restore(self, arrays: Arrays) -> None:
-        """Undo ``arrays``: go on where they were kept."""
+        """Undo ``arrays``."""
         trees = split_trees(arrays["nodes"], arrays["tree_offsets"])
         self.grown = Grown(trees, CategorySets(arrays["sets"], arrays["set_widths"]))
         self.routes, self.leaves_told = arrays["routes"], bool(arrays["leaves_told"])
@@ -180,11 +158,11 @@ class Boosting:
 
 
 def kept_cuts(arrays: Arrays) -> tuple[npt.NDArray[np.float32], Cuts]:
-    """Base score and cuts of kept arrays."""
+    """Base score and cuts from ``Boosting.arrays``."""
     cuts = Cuts(arrays["edges"], arrays["offsets"], arrays["minima"], arrays["categories"])
     return arrays["base_score"], cuts
 
 
 def n_leaves(trees: Iterable[Tree]) -> int:
-    """Leaves of all these trees."""
+    """Number of leaves of some trees."""
     return sum(int((tree["left"] == LEAF).sum()) for tree in trees)

@@ -1,4 +1,4 @@
-"""Splits of a level as every party is told them, and rows moved on by them."""
+"""Splits of a level as every party receives them, and moving rows by them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedapp.histograms.bins import Codes
 from fedapp.kernels import kernel
 from fedapp.trees.sets import NO_SETS, CategorySets, goes_left_by_set, walked_sets
 
-# A split as it is told to whoever routes rows: of node (tree, node), into left and left + 1.
+# A split as parties receive it: node (tree, node) is split into left and left + 1.
 ROUTE = np.dtype(
     [
         ("tree", np.int32),
@@ -20,12 +20,12 @@ ROUTE = np.dtype(
         ("column", np.int32),
         ("threshold", np.float32),
         ("default_left", np.bool_),
-        ("set", np.int32),  # number of the set that goes right, where there is no threshold
+        ("set", np.int32),  # of a categorical split: number of the set that goes right
     ]
 )
 
 Routes = npt.NDArray[np.void]
-Places = npt.NDArray[Any]  # integers: a tree, or a node of one, each
+Places = npt.NDArray[Any]  # integers: numbers of trees, or of nodes within a tree
 NodeList = tuple[Places, Places]  # trees and nodes, each of shape (n_nodes,)
 
 
@@ -35,18 +35,13 @@ def route_values(
     values: npt.NDArray[np.float32],
     sets: CategorySets = NO_SETS,
 ) -> npt.NDArray[np.int32]:
-    """Move rows on to the children of the nodes that were split, by their values.
+    """Node of each row after the splits, by its values; int32, shape (n_trees, n_rows).
 
     Parameters
     ----------
-    nodes : int32, shape (n_trees, n_rows): where each row is in each tree.
-    routes : ``ROUTE``, the splits.
+    nodes : int32, shape (n_trees, n_rows): node of each row before.
+    routes : ``ROUTE``.
     values : float32, shape (n_rows, n_columns).
-    sets : of the categorical splits.
-
-    Returns
-    -------
-    int32, shape (n_trees, n_rows).
     """
     return _routed(nodes, routes, routes["threshold"], values, np.float32(np.nan), sets)
 
@@ -59,33 +54,26 @@ def route_codes(
     missing_code: int,
     sets: CategorySets = NO_SETS,
 ) -> npt.NDArray[np.int32]:
-    """Move rows on to the children of the nodes that were split, by their bins: a bin moves whole.
+    """``route_values`` by bins instead of values: a bin moves as a whole.
 
     Parameters
     ----------
-    nodes : int32, shape (n_trees, n_rows): where each row is in each tree.
-    routes : ``ROUTE``, the splits.
     first_right : int64, shape (n_routes,): lowest bin of the column that goes right.
     codes : uint8 or uint16, shape (n_rows, n_columns).
     missing_code : the code of a missing value, or -1.
-    sets : of the categorical splits; a category is a bin.
-
-    Returns
-    -------
-    int32, shape (n_trees, n_rows).
     """
     return _routed(nodes, routes, first_right, codes, missing_code, sets)
 
 
 def each_once_among(wanted: NodeList, known: NodeList) -> bool:
-    """Whether nodes are all among the known ones, none of them twice."""
+    """Whether all nodes are among the known ones, none of them twice."""
     asked = _keys(wanted).tolist()
-    once = set(asked)  # they are few: sets take less time than numpy's forms
+    once = set(asked)  # few nodes: sets are faster than numpy
     return len(once) == len(asked) and once.issubset(_keys(known).tolist())
 
 
 def children_of(trees: Places, lefts: Places) -> NodeList:
-    """Both children of some splits, given their left ones."""
+    """Both children of some splits, from their left ones."""
     return np.concatenate((trees, trees)), np.concatenate((lefts, lefts + 1))
 
 
@@ -95,7 +83,6 @@ def roots_of(n_trees: int) -> NodeList:
 
 
 def _keys(nodes: NodeList) -> npt.NDArray[np.int64]:
-    """A number for each node of a round."""
     return (nodes[0].astype(np.int64) << 32) | nodes[1].astype(np.int64)
 
 
@@ -107,18 +94,18 @@ def _routed(
     missing: int | np.float32,
     sets: CategorySets,
 ) -> npt.NDArray[np.int32]:
-    """Rows moved on; a cell below the first one of its split that goes right goes left."""
+    """Rows moved; a cell goes left if it is below its split's entry of ``firsts``."""
     moved = nodes.copy()
     lefts, columns, default_lefts = (
         np.ascontiguousarray(routes[name]) for name in ("left", "column", "default_left")
     )
     by_set, firsts = walked_sets(routes["set"], sets), np.ascontiguousarray(firsts)
     for tree in range(len(nodes)):
-        # Place of each node's split among the routes, -1 where it was not split.
+        # Index of each node's route, -1 for nodes that were not split.
         n_nodes = int(nodes[tree].max(initial=0)) + 1
         split_at = np.full(n_nodes, -1, dtype=np.int64)
-        known = np.flatnonzero((routes["tree"] == tree) & (routes["node"] < n_nodes))
-        split_at[routes["node"][known]] = known
+        ids = np.flatnonzero((routes["tree"] == tree) & (routes["node"] < n_nodes))
+        split_at[routes["node"][ids]] = ids
         _move(moved[tree], split_at, lefts, columns, default_lefts, firsts, cells, missing, by_set)
     return moved
 
@@ -135,7 +122,7 @@ def _move(
     missing: Any,
     sets: Any,
 ) -> None:
-    """Change the nodes of one tree in place. NaN, which is no code, differs from itself."""
+    """Change the nodes of one tree in place. NaN, which is not a code, differs from itself."""
     for row in range(nodes.shape[0]):
         split = split_at[nodes[row]]
         if split < 0:

@@ -1,5 +1,4 @@
-"""A model in XGBoost's own JSON, which stock XGBoost loads: prediction, SHAP and importance are
-its.
+"""A model as XGBoost JSON, for prediction, SHAP and importance with stock XGBoost.
 
 Source: the model schema of XGBoost 3.2 (doc/model.schema).
 """
@@ -20,8 +19,8 @@ from fedapp.trees.sets import NO_SET, category_counts
 
 VERSION = [3, 1, 0]  # the first version whose base_score is a vector
 NO_PARENT = 2147483647
-NO_THRESHOLD = np.finfo(np.float32).smallest_subnormal  # of a split by categories, in XGBoost too
-# What XGBoost calls the parameters of an objective, and the one among them; else as in binary loss.
+NO_THRESHOLD = np.finfo(np.float32).smallest_subnormal  # of a categorical split, as in XGBoost
+# Objective: its block of parameters and the name in it; all others are as for logistic loss.
 PARAMETER_BLOCKS = {
     "count:poisson": ("poisson_regression_param", "max_delta_step"),
     "reg:tweedie": ("tweedie_regression_param", "tweedie_variance_power"),
@@ -29,7 +28,7 @@ PARAMETER_BLOCKS = {
 
 
 def to_xgboost_json(model: Ensemble) -> str:
-    """The model as XGBoost would have saved it; a category is its code, and has no name."""
+    """The model as XGBoost would save it; a category is its code and has no name."""
     n_trees, width = len(model.trees), model.n_outputs
     booster = {
         "cats": {"enc": [], "feature_segments": [], "sorted_idx": []},
@@ -38,8 +37,8 @@ def to_xgboost_json(model: Ensemble) -> str:
         "tree_info": [tree_id % width for tree_id in range(n_trees)],
         "trees": [_tree(tree_id, tree, model) for tree_id, tree in enumerate(model.trees)],
     }
-    # Kept and not read: the column of base margins, which XGBoost takes with the rows; and that the
-    # objective was a function.
+    # For information only: the base-margin column, whose values XGBoost takes with the rows, and
+    # whether the objective was a function.
     attributes = {"base_margin": model.margin_column} if model.margin_column else {}
     attributes |= {"objective": CUSTOM} if model.objective == CUSTOM else {}
     document = {
@@ -70,24 +69,24 @@ def _objective(model: Ensemble) -> dict[str, Any]:
             "name": model.objective,
             "softmax_multiclass_param": {"num_class": str(model.n_outputs)},
         }
-    # XGBoost too keeps its default for a function, whose predictions are margins.
-    called = REGRESSION if model.objective == CUSTOM else model.objective
+    # XGBoost also saves its default objective for a function; predictions are margins.
+    objective_name = REGRESSION if model.objective == CUSTOM else model.objective
     block, name = PARAMETER_BLOCKS.get(model.objective, ("reg_loss_param", "scale_pos_weight"))
     value = np.float32(getattr(model.parameters, name))
-    return {"name": called, block: {name: f"{value:.9g}"}}
+    return {"name": objective_name, block: {name: f"{value:.9g}"}}
 
 
 def _tree(tree_id: int, tree: Tree, model: Ensemble) -> dict[str, Any]:
-    """One tree; a leaf's value stands where a split has its threshold."""
+    """One tree; a leaf's value takes the place of a split's threshold."""
     is_leaf = tree["left"] == LEAF
     by_set = np.flatnonzero(tree["set"] != NO_SET) if len(model.sets) else np.empty(0, np.int64)
-    held = model.sets.take(tree["set"][by_set]).codes()
-    sizes = [len(codes) for codes in held]
+    codes_by_split = model.sets.take(tree["set"][by_set]).codes()
+    sizes = [len(codes) for codes in codes_by_split]
     thresholds = tree["threshold"].copy()
     thresholds[by_set] = NO_THRESHOLD
     return {
         "base_weights": _floats(np.where(is_leaf, tree["value"], tree["weight"])),
-        "categories": [code for codes in held for code in codes],
+        "categories": [code for codes in codes_by_split for code in codes],
         "categories_nodes": by_set.tolist(),
         "categories_segments": np.cumsum([0, *sizes])[:-1].tolist(),
         "categories_sizes": sizes,

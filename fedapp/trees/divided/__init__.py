@@ -1,1 +1,1 @@
-"""Models whose splits lie at several parties."""
+"""Divided models: each party holds the thresholds of its own columns."""

@@ -1,4 +1,4 @@
-"""Which leaves of a tree a row may reach, as far as one party can tell from its own splits.
+"""Leaves of a tree that a row may reach, by the splits that one party knows.
 
 A subtree without a passive party's split is one entry, because the active party knows where a row
 ends in it::
@@ -30,16 +30,10 @@ Sides = npt.NDArray[np.bool_]  # shape (n_rows,): True goes left
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Skeleton:
-    """A tree down to its entries; node 0 is the root, children stand behind their parents.
+    """A tree cut at its entries; node 0 is the root, children come after their parents."""
 
-    Parameters
-    ----------
-    lefts : int64, shape (n_nodes,): left child, -1 at an entry; the right child is the next.
-    sources : int64, shape (n_nodes,): the node of the whole tree.
-    """
-
-    lefts: Ints
-    sources: Ints
+    lefts: Ints  # (n_nodes,): left child, -1 at an entry; the right child is the next
+    sources: Ints  # (n_nodes,): the node in the whole tree
 
     @property
     def entries(self) -> Ints:
@@ -48,45 +42,39 @@ class Skeleton:
 
 
 def skeleton(lefts: npt.NDArray[np.int32], is_passive: npt.NDArray[np.bool_]) -> Skeleton:
-    """A tree with every subtree that has no passive split made one entry.
+    """A tree in which every subtree without a passive split becomes one entry.
 
     Parameters
     ----------
     lefts : int32, shape (n_nodes,): left child, -1 at a leaf; the right child is the next.
-    is_passive : bool, shape (n_nodes,): nodes that passive parties split; no leaf among them.
+    is_passive : bool, shape (n_nodes,): splits of passive parties.
     """
-    within = is_passive.copy()
+    has_passive = is_passive.copy()
     for node in range(len(lefts) - 1, -1, -1):
         if lefts[node] != LEAF:
-            within[node] |= within[lefts[node]] | within[lefts[node] + 1]
-    sources, found = [0], []
-    for node in sources:  # grows while it is walked
-        found.append(len(sources) if within[node] else LEAF)
-        if within[node]:
+            has_passive[node] |= has_passive[lefts[node]] | has_passive[lefts[node] + 1]
+    sources, new_lefts = [0], []
+    for node in sources:  # the list grows in the loop
+        new_lefts.append(len(sources) if has_passive[node] else LEAF)
+        if has_passive[node]:
             sources += [int(lefts[node]), int(lefts[node]) + 1]
-    return Skeleton(np.array(found, dtype=np.int64), np.array(sources, dtype=np.int64))
+    return Skeleton(np.array(new_lefts, dtype=np.int64), np.array(sources, dtype=np.int64))
 
 
 def candidates(lefts: Ints, sides: Mapping[int, Sides], n_rows: int) -> npt.NDArray[np.bool_]:
-    """Entries that rows may reach by the splits one party knows.
+    """Entries that rows may reach by one party's splits; bool, shape (n_rows, n_entries).
 
-    Parameters
-    ----------
-    lefts : of a ``Skeleton``.
-    sides : of the party's own splits, by node; elsewhere a row may go either way.
-
-    Returns
-    -------
-    bool, shape (n_rows, n_entries), entries in the order of their nodes.
+    ``lefts`` is of a ``Skeleton``; ``sides`` has the party's splits by node. At others a row may go
+    either way.
     """
     reached: dict[int, Sides] = {0: np.ones(n_rows, dtype=bool)}
     entries = []
     for node, left in enumerate(lefts.tolist()):
-        here = reached.pop(node)
+        inside = reached.pop(node)
         if left == LEAF:
-            entries.append(here)
+            entries.append(inside)
             continue
-        known = node in sides
-        reached[left] = here & sides[node] if known else here
-        reached[left + 1] = here & ~sides[node] if known else here
+        is_known = node in sides
+        reached[left] = inside & sides[node] if is_known else inside
+        reached[left + 1] = inside & ~sides[node] if is_known else inside
     return np.stack(entries, axis=1)

@@ -1,4 +1,4 @@
-"""Parts of a model whose splits lie at several parties, and the order in which they are summed."""
+"""Parts of a divided model, and putting them together."""
 
 from __future__ import annotations
 
@@ -27,29 +27,20 @@ from fedapp.trees.sides import goes_left
 from fedapp.trees.text import kind_of, read_categories, written_categories
 
 FORMAT = 1
-DIVIDED = "parts"  # kind of a model.json that says where the parts of a model lie
+DIVIDED = "parts"  # kind of a model.json that lists where a divided model's parts are
 Ints = npt.NDArray[np.int64]
 NO_QUANTILES = np.empty((0, 0), dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookup:
-    """A party's own splits; a record id is the place in the table.
+    """A party's splits; a record id is an index into the table."""
 
-    Parameters
-    ----------
-    columns : int64, shape (n_records,): the party's own numbers.
-    thresholds : float32, shape (n_records,): below goes left.
-    defaults : uint8, shape (n_records,): 1 where missing goes left.
-    widths : int64, shape (n_records,): categories of the column, 0 where there is a threshold.
-    set_bits : uint8: the categories that go right, see ``CategorySets``.
-    """
-
-    columns: Ints
-    thresholds: npt.NDArray[np.float32]
-    defaults: npt.NDArray[np.uint8]
-    widths: Ints
-    set_bits: npt.NDArray[np.uint8]
+    columns: Ints  # (n_records,): column numbers at the party
+    thresholds: npt.NDArray[np.float32]  # (n_records,): below goes left
+    defaults: npt.NDArray[np.uint8]  # (n_records,): 1 if missing goes left
+    widths: Ints  # (n_records,): number of categories of the column, 0 for a threshold
+    set_bits: npt.NDArray[np.uint8]  # the categories that go right, see ``CategorySets``
 
     @classmethod
     def of(
@@ -60,28 +51,28 @@ class Lookup:
         widths: Ints | None = None,
         sets: CategorySets = NO_SETS,
     ) -> Lookup:
-        """Of these splits; all have thresholds where no widths are given."""
-        known = np.zeros(len(columns), dtype=np.int64) if widths is None else widths
-        return cls(columns, thresholds, defaults, known, sets.bits)
+        """From arrays; without ``widths``, all splits have thresholds."""
+        all_widths = np.zeros(len(columns), dtype=np.int64) if widths is None else widths
+        return cls(columns, thresholds, defaults, all_widths, sets.bits)
 
     @classmethod
     def empty(cls) -> Lookup:
-        """Without a split."""
+        """Without splits."""
         return cls.of(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.uint8))
 
     def plus(self, other: Lookup) -> Lookup:
-        """With further splits at the end."""
+        """With further splits appended."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in self.__slots__)
         return Lookup(*(np.concatenate(pair) for pair in pairs))
 
     @property
     def sets(self) -> CategorySets:
-        """Of the splits of columns of categories, in their order."""
+        """Sets of the categorical splits, in order."""
         return CategorySets(self.set_bits, self.widths[self.widths > 0])
 
     @property
     def numbers(self) -> Ints:
-        """The number of each split's set, ``NO_SET`` where it has a threshold."""
+        """Set number of each split, ``NO_SET`` for a threshold."""
         return set_numbers(self.widths)
 
     def sides(
@@ -90,39 +81,33 @@ class Lookup:
         values: npt.NDArray[np.float32],
         rows: npt.NDArray[Any] | slice | int = slice(None),
     ) -> npt.NDArray[np.bool_]:
-        """Which rows one of the splits sends left, or which of several splits one row.
-
-        Parameters
-        ----------
-        values : float32, shape (n_rows, n_columns): the party's columns.
-        rows : those that are asked for.
-        """
+        """Which of some rows one split sends left, or which of several splits send one row left."""
         return self._lefts(values[rows, self.columns[record]], record)
 
     def _lefts(self, values: npt.NDArray[np.float32], record: int | Ints) -> npt.NDArray[np.bool_]:
-        """Whether splits send values left, a split a value or one for all."""
+        """Whether splits send values left, one split per value or one for all."""
         defaults = self.defaults[record].astype(bool)
-        found = goes_left(values, self.thresholds[record], defaults)
+        by_threshold = goes_left(values, self.thresholds[record], defaults)
         if not len(self.set_bits):
-            return found
-        numbers = np.broadcast_to(self.numbers[record], found.shape)
+            return by_threshold
+        numbers = np.broadcast_to(self.numbers[record], by_threshold.shape)
         by_set = lefts_by_sets(
-            values, np.broadcast_to(defaults, found.shape), np.maximum(numbers, 0), self.sets
+            values, np.broadcast_to(defaults, by_threshold.shape), np.maximum(numbers, 0), self.sets
         )
-        return np.where(numbers == NO_SET, found, by_set)
+        return np.where(numbers == NO_SET, by_threshold, by_set)
 
     def n_ways(self, records: Ints, values: npt.NDArray[np.float32]) -> int:
-        """How many answers some of the splits can give together, whatever the columns hold; that
-        something is missing counts where the table has missing values."""
+        """Number of joint outcomes of some splits, with missing values if the columns have any."""
         ways = 1
         for column in np.unique(self.columns[records]):
-            own = records[self.columns[records] == column]
+            column_records = records[self.columns[records] == column]
             missing = [np.nan] if np.isnan(values[:, column]).any() else []
-            width = int(self.widths[own[0]])
-            known = range(width) if width else [-np.inf, *self.thresholds[own]]
-            points = np.array([*known, *missing], dtype=np.float32)
-            given = np.broadcast_to(points[:, None], (len(points), len(own)))
-            ways *= len(np.unique(self._lefts(given, own), axis=0))
+            width = int(self.widths[column_records[0]])
+            regions = range(width) if width else [-np.inf, *self.thresholds[column_records]]
+            # One point of each interval between thresholds, or each category.
+            points = np.array([*regions, *missing], dtype=np.float32)
+            tested = np.broadcast_to(points[:, None], (len(points), len(column_records)))
+            ways *= len(np.unique(self._lefts(tested, column_records), axis=0))
         return ways
 
     def to_json(
@@ -131,27 +116,24 @@ class Lookup:
         quantiles: npt.NDArray[np.float32] = NO_QUANTILES,
         categories: Categories = (),
     ) -> dict[str, Any]:
-        """A document that JSON can hold.
-
-        Parameters
-        ----------
-        names : of the party's columns.
-        quantiles : of their values (``fedapp.site.likeness``), shape (n_columns, n_quantiles).
-        categories : of the columns, in the order of their codes.
-        """
-        told = written_categories(categories, self.sets)
-        widths = {"widths": self.widths.tolist()} if told else {}
+        """A document for JSON; ``quantiles`` come from ``fedapp.site.likeness``."""
+        coding = written_categories(categories, self.sets)
+        widths = {"widths": self.widths.tolist()} if coding else {}
         return {
             "format": FORMAT,
             "columns": list(names),
-            "quantiles": [[_number(value) for value in points] for points in quantiles],
+            # JSON has no NaN.
+            "quantiles": [
+                [None if np.isnan(value) else float(str(value)) for value in points]
+                for points in quantiles
+            ],
             "records": [
                 [int(column), float(threshold), int(default)]
                 for column, threshold, default in zip(
                     self.columns, self.thresholds, self.defaults, strict=True
                 )
             ],
-            **told,
+            **coding,
             **widths,
         }
 
@@ -175,30 +157,20 @@ def categories_of(part: Mapping[str, Any]) -> Categories:
 
 
 def quantiles_of(part: Mapping[str, Any]) -> npt.NDArray[np.float32]:
-    """Quantiles of a party's columns; without rows where its part has none."""
+    """Quantiles of a party's columns; empty if its part has none."""
     rows = part.get("quantiles", [])
-    found = [[np.nan if value is None else value for value in row] for row in rows]
-    return np.array(found, dtype=np.float32) if found else NO_QUANTILES
-
-
-def _number(value: np.float32) -> float | None:
-    """A number that reads back to the same bits; None for NaN, which JSON has not."""
-    return None if np.isnan(value) else float(str(value))
+    quantiles = [[np.nan if value is None else value for value in row] for row in rows]
+    return np.array(quantiles, dtype=np.float32) if quantiles else NO_QUANTILES
 
 
 def model_of(part: Mapping[str, Any]) -> Ensemble | BaggedForest:
-    """The model in the active party's part; its class says how leaves become predictions.
-
-    Raises
-    ------
-    DataError : it is of another format.
-    """
+    """The model in the active party's part; raises DataError for another format."""
     text: str = part["model"]
     return bagged.from_json(text) if kind_of(text) == bagged.KIND else from_json(text)
 
 
 def split_owners(model: Ensemble | BaggedForest, part: Mapping[str, Any]) -> list[list[str]]:
-    """Whose each node's split is, by tree; leaves too have a name, which means nothing."""
+    """Party of each node's split, by tree; the entry of a leaf is meaningless."""
     names = list(part["n_columns"])
     ends = np.cumsum(list(part["n_columns"].values()))
     return [
@@ -208,28 +180,22 @@ def split_owners(model: Ensemble | BaggedForest, part: Mapping[str, Any]) -> lis
 
 
 def joint_names(names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Names of all parties' columns, parties in turn: as they are where that tells whose each is,
-    else all with their party, ``bank.balance``: where two parties have a column of one name, or a
-    name begins with a party's and a dot.
+    """Names of all parties' columns, parties in turn.
 
-    Parameters
-    ----------
-    names : of each party's columns.
-
-    Raises
-    ------
-    DataError : a column of one party and one of another would have the same name.
+    Names stay if they are unique. If two parties share a column name, or a name begins with a
+    party's name and a dot, all are prefixed with the party: ``bank.balance``. Raises DataError if
+    that is still ambiguous.
     """
-    alone = [name for own in names.values() for name in own]
-    owned = tuple(f"{party}." for party in names)
-    if len(set(alone)) == len(alone) and not any(name.startswith(owned) for name in alone):
-        return tuple(alone)
-    found = [f"{party}.{name}" for party, own in names.items() for name in own]
-    repeated = [name for name, count in Counter(found).items() if count > 1]
+    plain = [name for columns in names.values() for name in columns]
+    prefixes = tuple(f"{party}." for party in names)
+    if len(set(plain)) == len(plain) and not any(name.startswith(prefixes) for name in plain):
+        return tuple(plain)
+    prefixed = [f"{party}.{name}" for party, columns in names.items() for name in columns]
+    repeated = [name for name, count in Counter(prefixed).items() if count > 1]
     if repeated:
-        rule = "columns of all parties must be told apart by party and name, got '{}' twice"
+        rule = "columns of all parties must differ by party and name, got '{}' twice"
         raise DataError(rule.format(repeated[0]) + ": rename a column or a party")
-    return tuple(found)
+    return tuple(prefixed)
 
 
 def joined(
@@ -240,19 +206,17 @@ def joined(
     columns: Sequence[str],
     categories: Categories = (),
 ) -> Ensemble:
-    """The model with all thresholds, default sides and sets in it.
+    """The whole model, with all thresholds, default sides and sets.
 
     Parameters
     ----------
-    model : its splits have no thresholds, and default sides that their owners may have changed.
-    records : of each tree, int64, shape (n_nodes,): record id of each split.
-    owners : of each tree: number of the party of each split.
-    lookups : of each party.
-    columns : names of all columns, parties in turn.
-    categories : names of the categories of each of them.
+    model : without thresholds; its default sides are replaced by those of the owners.
+    records : per tree, int64, shape (n_nodes,): record id of each split.
+    owners : per tree: party number of each split.
+    columns, categories : of all parties, parties in turn.
     """
     trees: list[Tree] = []
-    every = NO_SETS.plus(*(lookup.sets for lookup in lookups))
+    all_sets = NO_SETS.plus(*(lookup.sets for lookup in lookups))
     firsts = np.cumsum([0, *(len(lookup.sets) for lookup in lookups)])
     numbers = [lookup.numbers for lookup in lookups]
     for tree, record_ids, parties in zip(model.trees, records, owners, strict=True):
@@ -264,6 +228,6 @@ def joined(
             if numbers[party][record] != NO_SET:
                 copy["set"][node] = firsts[party] + numbers[party][record]
         trees.append(copy)
-    grown = in_order(trees, every)
+    grown = in_order(trees, all_sets)
     names = tuple(columns)
     return replace(model, columns=names, trees=grown.trees, sets=grown.sets, categories=categories)

@@ -1,7 +1,7 @@
-"""Splits of a tree that decide on one row, as far as somebody may see them.
+"""Splits of a tree that decide about one row, as an observer can see them.
 
-Somebody who knows only some of the splits knows which ones the row may reach: those that no known
-one above has turned it away from. Somebody who knows the row's leaf knows its path.
+Knowing only some splits, an observer knows which ones the row may reach: those that no known split
+above excludes. Knowing the row's leaf, an observer knows its path.
 """
 
 from __future__ import annotations
@@ -13,39 +13,29 @@ import numpy.typing as npt
 
 from fedapp.trees.model import LEAF
 
-Lefts = npt.NDArray[Any]  # left child of each node, LEAF where it is one; the right one is the next
+Lefts = npt.NDArray[Any]  # left child of each node, LEAF at a leaf; the right child is the next
 
 
 def open_splits(
     lefts: Lefts, known: npt.NDArray[np.int64], goes_left: npt.NDArray[np.bool_]
 ) -> list[int]:
-    """Splits that a row may reach.
-
-    Parameters
-    ----------
-    known : nodes whose split is known.
-    goes_left : of each of them, whether the row goes left.
-
-    Returns
-    -------
-    Nodes, each behind its parent.
-    """
+    """Splits that a row may reach, each after its parent; ``goes_left`` is by known node."""
     sides = dict(zip(known.tolist(), goes_left.tolist(), strict=True))
-    is_open, found = [0], []
-    for node in is_open:  # grows while it is walked
+    reachable, splits = [0], []
+    for node in reachable:  # the list grows in the loop
         left = int(lefts[node])
         if left == LEAF:
             continue
-        found.append(node)
+        splits.append(node)
         if sides.get(node, True):
-            is_open.append(left)
+            reachable.append(left)
         if not sides.get(node, False):
-            is_open.append(left + 1)
-    return found
+            reachable.append(left + 1)
+    return splits
 
 
 def path_to(lefts: Lefts, leaf: int) -> list[tuple[int, bool]]:
-    """Nodes from the root to above a leaf, and whether the way goes left there."""
+    """Nodes from the root to above a leaf, and whether the path goes left there."""
     parents = {}
     for node in np.flatnonzero(lefts != LEAF).tolist():
         left = int(lefts[node])

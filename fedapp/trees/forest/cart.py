@@ -1,18 +1,18 @@
-"""CART's search for splits: columns in bins, class weights a bin, the best cut of a node.
+"""CART's search for splits: binned columns, class weights per bin, the best cut of a node.
 
-Source: Breiman, Friedman, Olshen, Stone 1984, "Classification and Regression Trees"; the rules for
-missing values, for values that lie close together and for small nodes are those of scikit-learn
-1.9 (``sklearn/tree/_splitter.pyx``, ``node_split_best``).
+Source: Breiman, Friedman, Olshen, Stone 1984, "Classification and Regression Trees". Rules for
+missing values, close values and small nodes are those of scikit-learn 1.9
+(``sklearn/tree/_splitter.pyx``, ``node_split_best``).
 
-What scikit-learn leaves to chance follows a rule here. Of equal improvements the lowest column
-wins; in a column first the cuts that send missing values right, from the lowest value up, last of
-them the cut between what is present and what is missing; then those that send them left.
+Ties, which scikit-learn breaks at random, follow a rule here. Of equal improvements the lowest
+column wins. Within a column, cuts that send missing values right come first, from the lowest value
+up, the cut between present and missing values last; then cuts that send missing values left.
 
-A column of categories, which scikit-learn has not, is cut as Breiman et al. do (section 4.2): for
-numbers and for two classes its categories stand in the order of their mean label, in which the best
-cut is the best of all divisions in two; with more classes one category is held against all others.
-Of equal means, and of equal improvements of one category, the lowest code comes first. A category
-that no row of the node has goes where missing values go.
+Columns of categories, which scikit-learn does not have, are cut as in Breiman et al. (section 4.2).
+For numbers and two classes, categories are sorted by mean label; the best cut in that order is the
+best of all partitions in two. With more classes, one category is split from all others. Of equal
+means, and of equal improvements, the lowest code comes first. A category without rows in the node
+goes where missing values go.
 """
 
 from __future__ import annotations
@@ -33,29 +33,22 @@ Codes = npt.NDArray[np.uint16]
 
 EPSILON = float(np.finfo(np.float64).eps)
 CRITERIA = {"gini": GINI, "entropy": ENTROPY, "variance": VARIANCE}
-# x < LOWEST holds for no number, so the rows that are missing go to their own side alone.
+# No number is below it, so only missing values can go left.
 LOWEST = np.finfo(np.float32).min
 
-DRAWN = 0  # rank of a split of a drawn column
+DRAWN = 0  # rank of a split on a drawn column
 NO_RANK = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bins:
-    """Which values of each column share a bin.
+    """Bins of all columns."""
 
-    Parameters
-    ----------
-    lows, highs : float32, shape (n_bins,): smallest and largest training value of each bin.
-    offsets : int64, shape (n_columns + 1,): where the bins of each column begin.
-    n_categories : int64, shape (n_columns,): categories, with a bin each by their codes; 0 for a
-        column of numbers.
-    """
-
+    # lows, highs: (n_bins,): smallest and largest training value of each bin
     lows: Floats
     highs: Floats
-    offsets: Ints
-    n_categories: Ints
+    offsets: Ints  # (n_columns + 1,): first bin of each column
+    n_categories: Ints  # (n_columns,): number of categories, one bin each; 0 if numeric
 
     @property
     def widths(self) -> Ints:
@@ -65,59 +58,41 @@ class Bins:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When a node is split.
+    """When a node is split."""
 
-    Parameters
-    ----------
-    criterion : what the improvement is measured by.
-    n_classes : 0 for numbers.
-    min_samples_split, min_samples_leaf : rows, however often they are drawn.
-    min_decrease : of the impurity, times the share of the tree's weight that is in the node.
-    """
-
-    criterion: Criterion
-    n_classes: int
+    criterion: Criterion  # measure of the improvement
+    n_classes: int  # 0 for numbers
+    # min_samples_split, min_samples_leaf: distinct rows, however often each is drawn
     min_samples_split: int
     min_samples_leaf: int
-    min_decrease: float
+    min_decrease: float  # of the impurity, times the node's share of the tree's weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The best split of each node, over the columns that were looked at.
+    """The best split of each node over some columns."""
 
-    Parameters
-    ----------
-    improvements : float64, shape (n_nodes,)
-        Impurity times weight of the node, less that of its children; NaN where nothing may be cut.
-    ranks : int64, shape (n_nodes,)
-        ``DRAWN`` where a drawn column differs within the node; else the key of the first other one
-        that does, whose split this is; ``NO_RANK`` where none does, or the node is a leaf.
-    columns : int64, shape (n_nodes,); -1 without a split.
-    thresholds : float32, shape (n_nodes,): below goes left.
-    defaults : uint8, shape (n_nodes,): 1 where missing goes left.
-    widths : int64, shape (n_nodes,): categories of the column, 0 where there is a threshold.
-    rights : uint8, shape (n_nodes, n_bytes): bits of the categories that go right, by code.
-    """
-
-    improvements: npt.NDArray[np.float64]
+    improvements: npt.NDArray[np.float64]  # (n_nodes,): decrease of weight times impurity, or NaN
+    # (n_nodes,): ``DRAWN``; if no drawn column differs in the node, the key of the first that
+    # does; else ``NO_RANK``
     ranks: Ints
-    columns: Ints
-    thresholds: Floats
-    defaults: npt.NDArray[np.uint8]
-    widths: Ints
-    rights: npt.NDArray[np.uint8]
+    columns: Ints  # (n_nodes,); -1 without a split
+    thresholds: Floats  # (n_nodes,): below goes left
+    defaults: npt.NDArray[np.uint8]  # (n_nodes,): 1 if missing goes left
+    widths: Ints  # (n_nodes,): number of categories of the column, 0 for a threshold
+    rights: npt.NDArray[np.uint8]  # (n_nodes, n_bytes): bits of the categories that go right
 
 
 def bin_columns(values: Floats, max_bin: int, n_categories: Ints | None = None) -> Bins:
-    """A bin a distinct value where a column has at most ``max_bin`` of them, else quantiles; of a
-    column of categories a bin a code.
+    """One bin per distinct value of a column with at most ``max_bin`` of them, else quantiles.
+
+    A column of categories has one bin per code.
 
     Parameters
     ----------
     values : float32, shape (n_rows, n_columns): training rows; NaN is missing.
     max_bin : 2 to 65535.
-    n_categories : int64, shape (n_columns,), 0 for a column of numbers; None: all are.
+    n_categories : int64, shape (n_columns,), 0 for a numeric column; None: all are.
     """
     if n_categories is None:
         n_categories = np.zeros(values.shape[1], dtype=np.int64)
@@ -125,21 +100,25 @@ def bin_columns(values: Floats, max_bin: int, n_categories: Ints | None = None) 
     offsets = np.zeros(values.shape[1] + 1, dtype=np.int64)
     for column in range(values.shape[1]):
         if n_categories[column]:
-            every = np.arange(n_categories[column], dtype=np.float32)
-            lows.append(every)
-            highs.append(every)
-            offsets[column + 1] = offsets[column] + len(every)
+            codes = np.arange(n_categories[column], dtype=np.float32)
+            lows.append(codes)
+            highs.append(codes)
+            offsets[column + 1] = offsets[column] + len(codes)
             continue
         present = values[:, column][~np.isnan(values[:, column])]
-        found, counts = np.unique(present, return_counts=True)
-        firsts = np.arange(len(found))
-        if len(found) > max_bin:
+        distinct, counts = np.unique(present, return_counts=True)
+        firsts = np.arange(len(distinct))
+        if len(distinct) > max_bin:
             ends = np.cumsum(counts)
             shares = np.arange(1, max_bin) * (ends[-1] / max_bin)
             firsts = np.unique(np.concatenate(([0], np.searchsorted(ends, shares) + 1)))
-            firsts = firsts[firsts < len(found)]
-        lows.append(found[firsts])
-        highs.append(found[np.concatenate((firsts[1:], [len(found)])) - 1] if len(found) else found)
+            firsts = firsts[firsts < len(distinct)]
+        lows.append(distinct[firsts])
+        highs.append(
+            distinct[np.concatenate((firsts[1:], [len(distinct)])) - 1]
+            if len(distinct)
+            else distinct
+        )
         offsets[column + 1] = offsets[column] + len(firsts)
     return Bins(np.concatenate(lows), np.concatenate(highs), offsets, n_categories)
 
@@ -148,7 +127,7 @@ def code_columns(values: Floats, bins: Bins) -> Codes:
     """The bin of each training value; uint16, shape (n_columns, n_rows)."""
     codes: Codes = np.empty(values.shape[::-1], dtype=np.uint16)
     for column, (start, end) in enumerate(zip(bins.offsets, bins.offsets[1:], strict=False)):
-        # NaN sorts behind everything, and the code of a missing value is the number of bins.
+        # NaN sorts last, so a missing value gets the number of bins as its code.
         codes[column] = np.searchsorted(bins.highs[start:end], values[:, column])
     return codes
 
@@ -169,6 +148,9 @@ def best_splits(
 ) -> Candidates:
     """Search the nodes of one tree.
 
+    If all drawn columns are constant within a node, the first other column that is not takes their
+    place, as in scikit-learn.
+
     Parameters
     ----------
     codes : see ``code_columns``.
@@ -178,8 +160,7 @@ def best_splits(
     draws : shape (n_rows,), > 0 in ``rows``: how often the tree draws each row.
     rows, starts : shapes (n_inside,) and (n_nodes + 1,): rows of each node, ascending.
     columns, keys : shape (n_nodes, n_columns): see ``levels.columns_of``.
-    n_drawn : shape (n_nodes,): so many of them are drawn. Where all of these are the same
-        throughout the node, the first other column that differs stands in, as in scikit-learn.
+    n_drawn : shape (n_nodes,): how many of the columns are drawn.
     """
     n_nodes = len(starts) - 1
     improvements, ranks = np.full(n_nodes, np.nan), np.full(n_nodes, NO_RANK, dtype=np.int64)
@@ -187,14 +168,19 @@ def best_splits(
     left_bins, right_bins = np.zeros((2, n_nodes), dtype=np.int64)
     defaults = np.zeros(n_nodes, dtype=np.uint8)
     least = rules.min_decrease * (weights * draws).sum() if rules.min_decrease else -np.inf
-    known = codes, bins.lows, bins.highs, bins.offsets, bins.n_categories
+    columns_read = codes, bins.lows, bins.highs, bins.offsets, bins.n_categories
     labelled = targets, weights, products, draws
     limits = rules.min_samples_split, rules.min_samples_leaf, least
     is_right = np.zeros((n_nodes, bins.n_categories.max(initial=0)), dtype=np.bool_)
-    found = improvements, ranks, chosen, left_bins, right_bins, defaults, is_right
-    kind = CRITERIA[rules.criterion], max(rules.n_classes, 2)
+    results = improvements, ranks, chosen, left_bins, right_bins, defaults, is_right
+    measure = CRITERIA[rules.criterion], max(rules.n_classes, 2)
     _search(
-        *(*frozen(*known, *labelled, rows, starts, columns, keys, n_drawn), *kind, *limits, *found)
+        *(
+            *frozen(*columns_read, *labelled, rows, starts, columns, keys, n_drawn),
+            *measure,
+            *limits,
+            *results,
+        )
     )
     thresholds = np.full(n_nodes, LOWEST, dtype=np.float32)
     widths = np.where(chosen >= 0, bins.n_categories[chosen], 0)
@@ -207,16 +193,16 @@ def best_splits(
 
 
 def between(below: Floats, above: Floats) -> Floats:
-    """Thresholds t of which x < t holds just where x <= m does, m halfway between two values.
+    """Thresholds t for which x < t is equivalent to x <= m, m halfway between two values.
 
-    scikit-learn keeps m in float64 and compares ``<=``; for float32 x it is the same to compare
-    ``<`` with the next float32 above the largest one that is not above m.
+    scikit-learn keeps m in float64 and compares ``<=``. For float32 x the same is ``<`` with the
+    next float32 above the largest one that is not above m.
     """
     middles = below.astype(np.float64) / 2.0 + above.astype(np.float64) / 2.0
     rounded = middles.astype(np.float32)
     at_most = np.where(rounded > middles, np.nextafter(rounded, np.float32(-np.inf)), rounded)
-    found: Floats = np.nextafter(at_most, np.float32(np.inf))
-    return found
+    thresholds: Floats = np.nextafter(at_most, np.float32(np.inf))
+    return thresholds
 
 
 @kernel
@@ -256,7 +242,7 @@ def _search(
     sums = np.zeros((widest + 1, n_sums))
     counts = np.zeros(widest + 1, np.int64)
     total = np.zeros(n_sums)
-    # Each is read once a column: side by side, in the order of the rows of the nodes.
+    # Read once per column: contiguous, in the order of the nodes' rows.
     adds = np.empty((len(rows), 2))
     kinds = np.empty(len(rows), np.int64)
     for node in range(len(starts) - 1):
@@ -323,7 +309,7 @@ def _search(
 
 @kernel
 def fewest_rows(min_split: int, min_leaf: int) -> int:
-    """How many rows a node must have to be split."""
+    """Minimum number of rows of a node that is split."""
     return max(min_split, 2 * min_leaf, 2)
 
 
@@ -335,20 +321,20 @@ def is_constant(low: int, high: int, n_missing: int, first: int, lows: Any, high
     ----------
     low, high : lowest and highest bin of its values there; without any, ``high`` is -1.
     n_missing : rows without a value.
-    first : place of its first bin in ``lows`` and ``highs``.
+    first : the column's first bin in ``lows`` and ``highs``.
     """
     return high < 0 or (n_missing == 0 and lows[first + high] <= highs[first + low] + CLOSE)
 
 
 @kernel
 def beats(gain: float, column: int, best: float, chosen: int) -> bool:
-    """The column that wins a tie is the lowest, whatever the order they are drawn in."""
+    """Whether a column wins: ties go to the lowest column, whatever the order of the draws."""
     return gain > best or (gain == best and gain > -np.inf and column < chosen)
 
 
 @inlined
 def _add(sums: Any, kind: int, weighted: Any, criterion: int) -> None:
-    """Class weights, or w and w y."""
+    """Add class weights, or w and w y."""
     sums[kind] += weighted[0]
     if criterion == VARIANCE:
         sums[1] += weighted[1]

@@ -1,7 +1,6 @@
-"""The best cuts by sums over the bins of another's columns, for who can read the sums.
+"""The best cuts from sums over another party's bins, at the party that can read the sums.
 
-The scan, the rules and the ties are those of ``cart``, which looks at rows where labels and columns
-lie in one place.
+Scan, rules and ties are those of ``cart``, which searches where labels and columns are together.
 """
 
 from __future__ import annotations
@@ -24,22 +23,13 @@ Sums = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeTotals:
-    """What is known of the nodes of one tree where labels can be read.
+    """The nodes of one tree, at the party with the labels."""
 
-    Parameters
-    ----------
-    sizes : int64, shape (n_nodes,): rows, however often they are drawn.
-    totals : float64, shape (n_nodes, n_fields): what the rows add up to, in whole numbers.
-    large : bool, shape (n_nodes,): whether there are rows enough.
-    is_open : bool, shape (n_nodes,): and not all labels are the same.
-    weight : of all rows of the tree.
-    """
-
-    sizes: Ints
-    totals: Sums
-    large: Flags
-    is_open: Flags
-    weight: float
+    sizes: Ints  # (n_nodes,): distinct rows
+    totals: Sums  # (n_nodes, n_fields): sums over the rows, integers
+    large: Flags  # (n_nodes,): whether there are enough rows
+    is_open: Flags  # (n_nodes,): and labels differ
+    weight: float  # of all rows of the tree
 
     @classmethod
     def of(
@@ -50,19 +40,16 @@ class NodeTotals:
         inside: tuple[Places, Ints],
         fewest: tuple[int, int],
     ) -> NodeTotals:
-        """Add up rows.
+        """Sum rows.
 
-        Parameters
-        ----------
-        fields : what the rows add to sums.
-        targets, counts : shape (n_rows,): class ids or numbers; how often the tree draws each row.
-        inside, fewest : see ``list_columns``.
+        ``targets`` (class ids or numbers) and ``counts`` (how often the tree draws each row) have
+        shape (n_rows,); for ``inside`` and ``fewest`` see ``list_columns``.
         """
         rows, starts = inside
         sizes = np.diff(starts)
         nodes = np.repeat(np.arange(len(sizes)), sizes)
         terms = fields.numbers[rows] * counts[rows, None]
-        # Whole numbers, so that the order in which they are added does not matter.
+        # Integers, so the order of summation does not matter.
         totals = [np.bincount(nodes, field, minlength=len(sizes)) for field in terms.T]
         large = sizes >= fewest_rows(*fewest)
         is_pure, filled = np.ones(len(sizes), dtype=np.bool_), np.flatnonzero(sizes)
@@ -76,61 +63,46 @@ class NodeTotals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choices:
-    """The best cut of each node over listed columns.
+    """The best cut of each node over listed columns."""
 
-    Parameters
-    ----------
-    improvements, ranks : as in ``cart.Candidates``.
-    listed : int64, shape (n_nodes,): place of the column among those listed; -1 without a cut.
-    cuts : int64, shape (n_nodes,): the last bin that goes left.
-    defaults : uint8, shape (n_nodes,): 1 where missing goes left.
-    rights : uint8, shape (n_nodes, n_bytes): of a column of categories bits of the bins that go
-        right.
-    """
-
+    # improvements, ranks: as in ``cart.Candidates``
     improvements: Sums
     ranks: Ints
-    listed: Ints
-    cuts: Ints
-    defaults: npt.NDArray[np.uint8]
-    rights: npt.NDArray[np.uint8]
+    listed: Ints  # (n_nodes,): index of the listed column; -1 without a cut
+    cuts: Ints  # (n_nodes,): the last bin that goes left
+    defaults: npt.NDArray[np.uint8]  # (n_nodes,): 1 if missing goes left
+    rights: npt.NDArray[np.uint8]  # (n_nodes, n_bytes): bits of the categories that go right
 
     @classmethod
     def joined(cls, pairs: Sequence[tuple[Listing, Choices]]) -> Choices:
-        """Of several trees, one after the other; each with its columns."""
+        """Choices of several trees, one after the other, each with its listing."""
         widths = [len(listing.columns) for listing, _ in pairs]
         before = np.cumsum([0, *widths]).tolist()
         listed = [
-            np.where(one.listed < 0, -1, one.listed + n)
-            for (_, one), n in zip(pairs, before, strict=False)
+            np.where(choices.listed < 0, -1, choices.listed + n)
+            for (_, choices), n in zip(pairs, before, strict=False)
         ]
-        found = {
-            name: np.concatenate([getattr(one, name) for _, one in pairs])
+        arrays = {
+            name: np.concatenate([getattr(choices, name) for _, choices in pairs])
             for name in cls.__slots__
             if name != "rights"
         }
-        n_bytes = max(one.rights.shape[1] for _, one in pairs)
+        n_bytes = max(choices.rights.shape[1] for _, choices in pairs)
         rights = [
-            np.pad(one.rights, ((0, 0), (0, n_bytes - one.rights.shape[1]))) for _, one in pairs
+            np.pad(choices.rights, ((0, 0), (0, n_bytes - choices.rights.shape[1])))
+            for _, choices in pairs
         ]
-        return cls(**found | {"listed": np.concatenate(listed), "rights": np.concatenate(rights)})
+        return cls(**arrays | {"listed": np.concatenate(listed), "rights": np.concatenate(rights)})
 
 
 def choose_cuts(
-    listing: Listing, sums: Sums, known: NodeTotals, units: Sums, rules: Rules
+    listing: Listing, sums: Sums, nodes: NodeTotals, units: Sums, rules: Rules
 ) -> Choices:
-    """The best cut of each node of one tree, by the rules of ``cart.best_splits``.
-
-    Parameters
-    ----------
-    sums : float64, shape (n_sums, n_fields): what the rows of each bin add up to, in whole numbers;
-        weights are above 0.
-    units : float64, shape (n_fields,): what a step of 1 is.
-    """
-    is_open, n_nodes = known.is_open, len(known.is_open)
+    """The best cut of each node of a tree; ``sums``, (n_sums, n_fields), are in ``units``."""
+    is_open, n_nodes = nodes.is_open, len(nodes.is_open)
     most = int((listing.n_bins * listing.unordered).max(initial=0))
     is_right = np.zeros((n_nodes, most), dtype=np.bool_)
-    found = Choices(
+    choices = Choices(
         np.full(n_nodes, np.nan),
         np.where(is_open, listing.ranks, NO_RANK),
         np.full(n_nodes, -1, dtype=np.int64),
@@ -138,13 +110,13 @@ def choose_cuts(
         np.zeros(n_nodes, dtype=np.uint8),
         np.empty((n_nodes, 0), dtype=np.uint8),
     )
-    least = rules.min_decrease * known.weight if rules.min_decrease else -np.inf
-    listed = listing.nodes, listing.columns, listing.ends, listing.missing, listing.unordered
+    least = rules.min_decrease * nodes.weight if rules.min_decrease else -np.inf
+    columns = listing.nodes, listing.columns, listing.ends, listing.missing, listing.unordered
     limits = CRITERIA[rules.criterion], rules.min_samples_leaf, least
-    into = found.improvements, found.listed, found.cuts, found.defaults
-    real = sums * units, known.totals * units
-    _choose(*(*frozen(*listed, listing.sizes, *real, is_open), *limits, *into, is_right))
-    return replace(found, rights=np.packbits(is_right, axis=1))
+    outputs = choices.improvements, choices.listed, choices.cuts, choices.defaults
+    scaled = sums * units, nodes.totals * units
+    _choose(*(*frozen(*columns, listing.sizes, *scaled, is_open), *limits, *outputs, is_right))
+    return replace(choices, rights=np.packbits(is_right, axis=1))
 
 
 @kernel
@@ -170,7 +142,7 @@ def _choose(
     widest = 0
     for place in range(len(nodes)):
         widest = max(widest, ends[place + 1] - ends[place])
-    # Values 0, 1, 2 ... in bins of their own may all be cut between.
+    # Values 0, 1, 2 ..., one per bin, so that every cut is allowed.
     values = np.arange(widest + 1).astype(np.float32)
     lefts = np.zeros(widest + 1, np.bool_)
     inside = np.zeros((widest + 1, sums.shape[1]))

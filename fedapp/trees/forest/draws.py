@@ -1,7 +1,7 @@
-"""What a forest draws: rows for a tree, columns for a node, the same wherever it is computed.
+"""Random draws of a forest: rows per tree, columns per node, the same at every party.
 
-Draws come from hashes of numbers, so that two parties with other versions of numpy agree, and a
-draw for one column says nothing about the others.
+Draws are hashes of numbers, so they do not depend on numpy's version, and a draw for one column
+discloses nothing about the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def mix(words: Words) -> Words:
-    """A word that looks random for every word, one to one.
+    """A bijective hash of each word.
 
     Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", Figure 16
     (the constants are those of Java's SplittableRandom).
@@ -33,15 +33,10 @@ def mix(words: Words) -> Words:
 
 
 def column_keys(column_seeds: Ints, tree: int, nodes: npt.NDArray[np.int32]) -> Ints:
-    """Keys by which columns are drawn for the nodes of a tree: those with the smallest are.
+    """Keys that select columns for the nodes of a tree: the smallest are drawn.
 
-    Parameters
-    ----------
-    column_seeds : int64, shape (n_columns,), >= 0: one a column, which its owner knows.
-
-    Returns
-    -------
-    int64, shape (n_nodes, n_columns), 1 to 2**63 - 2.
+    ``column_seeds`` is int64, shape (n_columns,), >= 0; each is known to the column's owner.
+    Returns int64, shape (n_nodes, n_columns), 1 to 2**63 - 2.
     """
     places = mix((np.uint64(tree) << np.uint64(32)) | nodes.astype(np.uint64))
     words = mix(column_seeds.astype(np.uint64)[None, :] ^ places[:, None])
@@ -49,29 +44,19 @@ def column_keys(column_seeds: Ints, tree: int, nodes: npt.NDArray[np.int32]) -> 
 
 
 def row_counts(bootstrap: bool, seed: int, n_trees: int, n_rows: int) -> npt.NDArray[np.uint8]:
-    """How often each row is drawn for each tree; without bootstrap once.
-
-    Returns
-    -------
-    uint8, shape (n_trees, n_rows).
-    """
+    """How often each tree draws each row (1 without bootstrap); uint8, shape (n_trees, n_rows)."""
     if bootstrap:
         return bootstrap_counts(seed, n_trees, n_rows)
     return np.ones((n_trees, n_rows), dtype=np.uint8)
 
 
 def column_seeds(seed: int, n_columns: int) -> npt.NDArray[np.int64]:
-    """A number a column of all parties, by which it is drawn for nodes; shape (n_columns,)."""
+    """Seeds of all parties' columns, from which they are drawn for nodes."""
     return np.random.default_rng([seed, 2]).integers(0, 2**63 - 1, (n_columns,))
 
 
 def bootstrap_counts(seed: int, n_trees: int, n_rows: int) -> npt.NDArray[np.uint8]:
-    """How often each row is drawn for each tree: ``n_rows`` draws with replacement.
-
-    Returns
-    -------
-    uint8, shape (n_trees, n_rows).
-    """
+    """How often each tree draws each row, in ``n_rows`` draws with replacement."""
     roots = mix(np.uint64(seed) ^ mix(np.arange(n_trees, dtype=np.uint64)))
     counts = np.zeros((n_trees, n_rows), dtype=np.uint8)
     for tree in range(n_trees):
@@ -82,7 +67,7 @@ def bootstrap_counts(seed: int, n_trees: int, n_rows: int) -> npt.NDArray[np.uin
 
 @kernel
 def _count(words: Any, counts: Any) -> None:
-    """Draw a row a word: its upper half as a fraction of 2**32."""
+    """Draw one row per word: its upper half as a fraction of 2**32."""
     for word in words:
         row = np.int64(((word >> np.uint64(32)) * np.uint64(len(counts))) >> np.uint64(32))
         if counts[row] < 255:
@@ -90,15 +75,10 @@ def _count(words: Any, counts: Any) -> None:
 
 
 def n_features(rule: str | float, n_columns: int) -> int:
-    """Columns drawn for a node.
-
-    Parameters
-    ----------
-    rule : ``all``, ``sqrt``, ``log2``, or a share of the columns.
-    """
+    """Columns drawn per node; ``rule`` is all, sqrt, log2, or a share of the columns."""
     if rule == "all":
         return n_columns
     if rule in ("sqrt", "log2"):
-        found = np.sqrt(n_columns) if rule == "sqrt" else np.log2(n_columns)
-        return max(1, int(found))
+        root_or_log = np.sqrt(n_columns) if rule == "sqrt" else np.log2(n_columns)
+        return max(1, int(root_or_log))
     return max(1, int(float(rule) * n_columns))

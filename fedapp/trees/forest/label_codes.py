@@ -1,10 +1,9 @@
-"""Labels in a form that says which splits are best, and as little else as can be.
+"""Labels as codes that determine the best splits and disclose as little else as possible.
 
-Which rows share a class is all that Gini and entropy look at, so classes are numbered by their
-first row: whatever the classes are called, and in whatever order, the numbers are the same. In the
-same way the variance of numbers looks at them up to y -> a + b y alone, so the first row's number
-is put at 0, the first other one above it, and the largest distance at a power of two. Every
-labelling that leads to the same forest has the same codes: they cannot tell one from the other.
+Gini and entropy depend only on which rows share a class, so classes are numbered by their first
+row, whatever their names and order. The variance is invariant up to y -> a + b y, so the first
+row's number becomes 0, the first different one is above it, and the largest distance is a power of
+two. All labellings that lead to the same forest have the same codes and cannot be distinguished.
 """
 
 from __future__ import annotations
@@ -21,98 +20,81 @@ MOST_BITS = 40
 
 
 def class_codes(labels: npt.NDArray[Any]) -> Codes:
-    """Class of each row, numbered by the first row of each class; float64, shape (n_rows,)."""
+    """Class of each row, classes numbered by their first row; float64, shape (n_rows,)."""
     _, firsts, places = np.unique(labels, return_index=True, return_inverse=True)
     codes: Codes = np.argsort(np.argsort(firsts))[places].astype(np.float64)
     return codes
 
 
 def number_codes(labels: npt.NDArray[np.float32]) -> tuple[Codes, float]:
-    """Whole numbers in place of numbers, up to an affine map that the codes do not tell.
+    """Integer codes of numbers, up to an affine map that is not disclosed, and their unit.
 
-    They are so small that sums over all rows are exact in float64, in whatever order they are
-    added: equal splits have equal improvements, and first of equals is the same everywhere.
-
-    Parameters
-    ----------
-    labels : not all the same.
-
-    Returns
-    -------
-    codes : float64, shape (n_rows,).
-    unit : what a step of 1 is in labels.
+    They are so small that their float64 sums are exact in any order, so ties are broken alike
+    everywhere. ``labels`` must not all be equal. A step of 1 is ``unit`` in labels.
     """
     distances = labels.astype(np.float64) - float(labels[0])
     bits = min(MOST_BITS, 52 - math.ceil(math.log2(len(labels))))
     unit = np.abs(distances).max() / 2.0**bits
+    # The first row that differs from row 0 is above it, whatever the direction of the labels.
     sign = np.sign(distances[np.flatnonzero(distances)[0]])
     return np.round(distances * sign / unit), float(unit)
 
 
 def exact_weights(weights: Codes) -> Codes:
-    """Weights of which sums over all rows are exact in float64, in whatever order they are added.
+    """Round weights, >= 0, so that their float64 sum is exact in any order.
 
-    They are multiples of about 2^-52 of all rows' weight: those of float32 change where they are
-    2^13 times smaller than the largest, of 30,000 rows. What is above 0 stays above it.
-
-    Parameters
-    ----------
-    weights : float64, shape (n_rows,), >= 0.
+    They become multiples of about 2^-52 of the total weight. For 30,000 rows, float32 weights
+    change if they are 2^13 times smaller than the largest. Weights above 0 stay above 0.
     """
     step = _step(weights)
     return np.ceil(weights / step) * step
 
 
 def exact_products(weights: Codes, codes: Codes) -> Codes:
-    """Weights times codes of which sums over all rows are exact, as in ``exact_weights``."""
+    """Weights times codes, rounded like ``exact_weights``."""
     products = weights * codes
     step = _step(products)
     return np.round(products / step) * step
 
 
 def _step(values: Codes) -> float:
-    """A power of two, of which a sum of this many values is less than 2^53 multiples."""
+    """A power of two; a sum of this many values has fewer than 2^53 multiples of it."""
     exponent = math.frexp(np.abs(values).max(initial=0))[1]
     return math.ldexp(1.0, exponent + len(values).bit_length() - 52)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowFields:
-    """What each row adds to the sums that splits are chosen by, as whole numbers.
+    """What each row adds to the sums that determine splits, as integers."""
 
-    Parameters
-    ----------
-    numbers : float64, shape (n_rows, n_fields): the weight in the field of the row's class, 0 in
-        the others; or weight, and weight times number.
-    units : float64, shape (n_fields,): what a step of 1 is; powers of two.
-    weights : float64, shape (n_rows,): see ``exact_weights``.
-    """
-
+    # (n_rows, n_fields): weight in the field of the row's class, else 0; or weight, and weight
+    # times number
     numbers: Codes
-    units: Codes
-    weights: Codes
+    units: Codes  # (n_fields,): size of a step of 1; powers of two
+    weights: Codes  # (n_rows,): see ``exact_weights``
 
     @classmethod
     def of(cls, codes: Codes, weights: Codes, n_classes: int) -> RowFields:
-        """Of labels in codes; ``n_classes`` is 0 for numbers."""
+        """From labels as codes; ``n_classes`` is 0 for numbers."""
         exact = exact_weights(weights)
         unit = _unit(exact)
         if n_classes:
-            is_own = codes[:, None] == np.arange(n_classes)
-            return cls(is_own * (exact / unit)[:, None], np.full(n_classes, unit), exact)
+            is_class = codes[:, None] == np.arange(n_classes)
+            return cls(is_class * (exact / unit)[:, None], np.full(n_classes, unit), exact)
         products = exact_products(exact, codes)
         units = np.array([unit, _unit(products)])
         return cls(np.stack((exact, products), axis=1) / units, units, exact)
 
     @property
     def bits(self) -> int:
-        """No number is above 2^bits in absolute value."""
+        """No number exceeds 2^bits in absolute value."""
         return (int(np.abs(self.numbers).max(initial=1)) - 1).bit_length()
 
 
 def _unit(values: Codes) -> float:
-    """The largest power of two of which all are multiples."""
+    """The largest power of two that divides all values."""
     fractions, exponents = np.frexp(values[values != 0])
     digits = np.ldexp(fractions, 53).astype(np.int64)
+    # digits & -digits is the lowest set bit of each mantissa.
     lowest = exponents - 53 + np.log2(digits & -digits)
     return float(2.0 ** lowest.min(initial=1023)) if len(lowest) else 1.0

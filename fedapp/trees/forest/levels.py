@@ -1,7 +1,7 @@
-"""A forest that grows level by level: where its rows are, which nodes are open, how they number.
+"""A forest grown level by level: nodes of its rows, open nodes, and node numbers.
 
-Whoever knows the splits of each level in their order knows the same forest: the children of the
-splits of a tree get the next numbers, a pair a split.
+The splits of each level, in order, determine the forest: their children get the next two numbers of
+the tree.
 """
 
 from __future__ import annotations
@@ -20,37 +20,31 @@ from fedapp.trees.forest.draws import column_keys
 from fedapp.trees.forest.label_codes import exact_products, exact_weights
 from fedapp.trees.sides import Bits, Nodes, Places
 
-KEYS_AT_ONCE = 2**22  # of columns, by which they are drawn: 32 MB, however many a party names
+KEYS_AT_ONCE = 2**22  # column keys in memory: 32 MB, however many columns a party claims
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Splits:
-    """Nodes that are split, by tree, and by node within a tree.
+    """Split nodes, by tree, and by node within a tree."""
 
-    Parameters
-    ----------
-    trees, nodes, lefts : int32, shape (n_splits,): what is split, and into which left child; the
-        right one is the next.
-    owners : int64, shape (n_splits,): number of the party whose column it is.
-    """
-
+    # trees, nodes, lefts: (n_splits,): split node and left child; the right one is the next
     trees: Places
     nodes: Places
     lefts: Places
-    owners: Ints
+    owners: Ints  # (n_splits,): number of the party that owns the column
 
     @classmethod
     def none(cls) -> Splits:
-        """Without a split."""
+        """Without splits."""
         nothing = np.empty(0, dtype=np.int32)
         return cls(nothing, nothing, nothing, nothing.astype(np.int64))
 
     def taken(self, places: npt.NDArray[Any]) -> Splits:
-        """Some of them."""
+        """Some of the splits."""
         return Splits(*(getattr(self, name)[places] for name in self.__slots__))
 
     def plus(self, other: Splits) -> Splits:
-        """These, then the others."""
+        """With further splits appended."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in self.__slots__)
         return Splits(*(np.concatenate(pair) for pair in pairs))
 
@@ -61,7 +55,7 @@ class Splits:
 
     @property
     def records(self) -> Ints:
-        """Record id of each at its owner: how many of the owner's were made before."""
+        """Record id of each split at its owner: the owner's splits are numbered in order."""
         order = np.argsort(self.owners, kind="stable")
         counts = np.bincount(self.owners)
         ids = np.empty(len(order), dtype=np.int64)
@@ -71,31 +65,18 @@ class Splits:
     def spread(
         self, values: npt.NDArray[Any], n_nodes: Ints, otherwise: Any
     ) -> tuple[npt.NDArray[Any], ...]:
-        """A value a node, tree by tree.
-
-        Parameters
-        ----------
-        values : shape (n_splits,): of the nodes that are split.
-        n_nodes : int64, shape (n_trees,): nodes of each tree.
-        otherwise : of all other nodes.
-        """
+        """One value per node, tree by tree: ``values`` at split nodes, ``otherwise`` elsewhere."""
         ends = np.cumsum(n_nodes)
-        found = np.full(ends[-1], otherwise, dtype=values.dtype)
-        found[(ends - n_nodes)[self.trees] + self.nodes] = values
-        return tuple(np.split(found, ends[:-1]))
+        node_values = np.full(ends[-1], otherwise, dtype=values.dtype)
+        node_values[(ends - n_nodes)[self.trees] + self.nodes] = values
+        return tuple(np.split(node_values, ends[:-1]))
 
 
 def number(trees: Places, nodes: Places, owners: Ints, n_nodes: Ints) -> tuple[Splits, Ints]:
-    """Give the children of a level's splits their numbers.
+    """Number the children of a level's splits, which are sorted by tree.
 
-    Parameters
-    ----------
-    trees, nodes, owners : of the splits, by tree.
-    n_nodes : int64, shape (n_trees,): nodes of each tree so far.
-
-    Returns
-    -------
-    The splits, and the nodes of each tree with their children.
+    ``n_nodes``, shape (n_trees,), is the nodes of each tree so far. Returns the splits, and the
+    number of nodes with their children.
     """
     counts = np.bincount(trees, minlength=len(n_nodes))
     firsts = np.cumsum(counts) - counts
@@ -105,21 +86,14 @@ def number(trees: Places, nodes: Places, owners: Ints, n_nodes: Ints) -> tuple[S
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """What is known of the training rows where columns are looked at.
+    """Training rows as a split search sees them."""
 
-    Parameters
-    ----------
-    codes, bins : see ``fedapp.trees.forest.cart``.
-    targets : float64, shape (n_rows,): class ids or numbers.
-    weights : float64, shape (n_rows,).
-    counts : uint8, shape (n_trees, n_rows): how often each tree draws each row.
-    """
-
+    # codes, bins: see ``fedapp.trees.forest.cart``
     codes: Codes
     bins: Bins
-    targets: npt.NDArray[np.float64]
-    weights: npt.NDArray[np.float64]
-    counts: npt.NDArray[np.uint8]
+    targets: npt.NDArray[np.float64]  # (n_rows,): class ids or numbers
+    weights: npt.NDArray[np.float64]  # (n_rows,)
+    counts: npt.NDArray[np.uint8]  # (n_trees, n_rows): how often each tree draws each row
 
 
 def search(
@@ -134,45 +108,29 @@ def search(
 
     Parameters
     ----------
-    nodes : int32, shape (n_trees, n_rows): where the training rows are.
+    nodes : int32, shape (n_trees, n_rows): node of each training row.
     open_nodes : trees and nodes, by tree.
     column_seeds : int64, shape (n_columns,): see ``draws.column_keys``.
     n_drawn : int64, shape (n_open,): how many of these columns are drawn for each node.
     """
-    trees, wanted = open_nodes
     weights = exact_weights(rows.weights)
-    exact = weights, exact_products(weights, rows.targets)
-    found = [
-        _search_tree(
-            rows, exact, nodes, int(trees[a]), wanted[a:b], column_seeds, n_drawn[a:b], rules
-        )
-        for a, b in by_tree(trees)
-    ]
+    labelled = rows.codes, rows.bins, rows.targets, weights, exact_products(weights, rows.targets)
+    candidates = []
+    for first, end in by_tree(open_nodes[0]):
+        tree, wanted = int(open_nodes[0][first]), open_nodes[1][first:end]
+        draws = rows.counts[tree]
+        inside = inside_of(nodes[tree], (draws > 0) & (weights > 0), wanted)
+        drawn = *columns_of(column_seeds, tree, wanted), n_drawn[first:end]
+        candidates.append(best_splits(*labelled, draws, *inside, *drawn, rules))
     return Candidates(
-        *(np.concatenate([getattr(one, n) for one in found]) for n in Candidates.__slots__)
+        *(np.concatenate([getattr(each, n) for each in candidates]) for n in Candidates.__slots__)
     )
 
 
 def by_tree(trees: Places) -> list[tuple[int, int]]:
-    """Where the nodes of each tree begin and end, of nodes by tree."""
+    """Range of each tree, for nodes sorted by tree."""
     firsts = np.flatnonzero(np.diff(trees, prepend=-1)).tolist()
     return list(pairwise([*firsts, len(trees)]))
-
-
-def _search_tree(
-    rows: Rows,
-    exact: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]],
-    nodes: Nodes,
-    tree: int,
-    wanted: Places,
-    column_seeds: Ints,
-    n_drawn: Ints,
-    rules: Rules,
-) -> Candidates:
-    weights, draws = exact[0], rows.counts[tree]
-    inside = inside_of(nodes[tree], (draws > 0) & (weights > 0), wanted)
-    given = rows.codes, rows.bins, rows.targets, *exact, draws, *inside
-    return best_splits(*given, *columns_of(column_seeds, tree, wanted), n_drawn, rules)
 
 
 def inside_of(nodes: Places, drawn: Bits, wanted: Places) -> tuple[Places, Ints]:
@@ -180,17 +138,16 @@ def inside_of(nodes: Places, drawn: Bits, wanted: Places) -> tuple[Places, Ints]
 
     Parameters
     ----------
-    nodes : int32, shape (n_rows,), >= 0: where each row is in the tree.
-    drawn : bool, shape (n_rows,): a row that is not drawn is nowhere.
-    wanted : int32, shape (n_wanted,): nodes.
+    nodes : int32, shape (n_rows,), >= 0: node of each row.
+    drawn : bool, shape (n_rows,): other rows are in no node.
 
     Returns
     -------
     rows : int32, shape (n_inside,).
-    starts : int64, shape (n_wanted + 1,): where each node begins and ends among them.
+    starts : int64, shape (n_wanted + 1,): start of each node's rows, and the end of the last.
     """
-    # By node, from place 1 on; in place 0 stands where rows go that are in none of the nodes.
-    # Nodes without rows have places too: others' bits may send all rows one way.
+    # numbers[node + 1] is the node's index; numbers[0] is that of rows in none of the nodes.
+    # Nodes may have no rows: another party's bits can send all rows one way.
     last = max(int(nodes.max(initial=0)), int(wanted.max(initial=0)))
     numbers = np.full(last + 2, len(wanted), dtype=np.int32)
     numbers[wanted + 1] = np.arange(len(wanted))
@@ -215,12 +172,7 @@ def _list(nodes: Any, drawn: Any, numbers: Any, n_wanted: int) -> tuple[Any, Any
 
 
 def columns_of(column_seeds: Ints, tree: int, wanted: Places) -> tuple[Ints, Ints]:
-    """Columns for each of some nodes of one tree in the order in which they are drawn, and keys.
-
-    Returns
-    -------
-    Both int64, shape (n_wanted, n_columns).
-    """
+    """Columns of each wanted node of a tree, in drawing order, and their keys."""
     keys = column_keys(column_seeds, tree, wanted)
     columns = np.argsort(keys, axis=1, kind="stable")
     return columns, np.take_along_axis(keys, columns, axis=1)
@@ -235,14 +187,15 @@ class Offer(Protocol):
     def ranks(self) -> Ints: ...
 
 
-def winners(found: Sequence[Offer]) -> Ints:
-    """Number of the party whose split each open node gets; -1 where it becomes a leaf.
+def winners(offers: Sequence[Offer]) -> Ints:
+    """Number of the party whose split each open node gets; -1 if it becomes a leaf.
 
-    The largest improvement of a drawn column wins; of equals the first party's. Where all drawn
-    columns of all parties are the same throughout the node, the one with the smallest key does.
+    The largest improvement on a drawn column wins, the first party's if equal. If all drawn columns
+    of all parties are constant in the node, the column with the smallest key wins.
     """
-    improvements = np.stack([one.improvements for one in found])
-    ranks = np.stack([one.ranks for one in found])
+    improvements = np.stack([offer.improvements for offer in offers])
+    ranks = np.stack([offer.ranks for offer in offers])
+    # Rank 0 is a drawn column; any other rank is a key, so only the smallest key competes.
     at_first = ranks == ranks.min(axis=0)
     gains = np.where(at_first & ~np.isnan(improvements), improvements, -np.inf)
     best = gains.argmax(axis=0)
@@ -257,16 +210,10 @@ def draw_columns(
     n_drawn: int,
     open_nodes: tuple[Places, Places],
 ) -> Ints:
-    """How many columns of each party are drawn for each open node.
+    """How many columns of each party are drawn for each open node: shape (n_parties, n_open).
 
-    Parameters
-    ----------
-    owners : int64, shape (n_columns,): number of the party of each column.
-    n_drawn : in all.
-
-    Returns
-    -------
-    int64, shape (n_parties, n_open).
+    ``owners``, shape (n_columns,), is the party of each column; ``n_drawn`` is per node, over all
+    parties.
     """
     trees, nodes = open_nodes
     sizes = np.bincount(owners, minlength=n_parties)
@@ -275,10 +222,10 @@ def draw_columns(
     counts = np.zeros((n_parties, len(trees)), dtype=np.int64)
     at_once = max(1, KEYS_AT_ONCE // len(owners))
     for tree in np.unique(trees):
-        of_tree = np.flatnonzero(trees == tree)
-        for mine in np.split(of_tree, range(at_once, len(of_tree), at_once)):
-            keys = column_keys(column_seeds, int(tree), nodes[mine])
+        tree_places = np.flatnonzero(trees == tree)
+        for places in np.split(tree_places, range(at_once, len(tree_places), at_once)):
+            keys = column_keys(column_seeds, int(tree), nodes[places])
             order = np.argsort(keys, axis=1, kind="stable")[:, :n_drawn]
             for party in range(n_parties):
-                counts[party, mine] = (owners[order] == party).sum(axis=1)
+                counts[party, places] = (owners[order] == party).sum(axis=1)
     return counts

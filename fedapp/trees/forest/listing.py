@@ -1,14 +1,14 @@
-"""Columns that may be cut in the nodes of a tree, listed by their owner, who cannot read labels.
+"""Columns to sum for the nodes of a tree, listed by their owner, who cannot read labels.
 
-It adds up rows, a sum a bin, and who can read the sums looks for the best cut (``column_sums``).
-Bins that may not be cut between (``scan.CLOSE``) are one here, so that between any two a cut is
-allowed.
+The owner sums rows per bin, and the party that can read the sums searches the best cut
+(``column_sums``). Bins too close to cut between (``scan.CLOSE``) are merged here, so a cut is
+allowed between any two sums.
 
 ::
 
     node 0                               node 1
     column 2          column 5           column 2
-    bin bin missing | bin bin bin bin  | bin bin     a sum each: rows, and what they add up to
+    bin bin missing | bin bin bin bin  | bin bin     one sum each
 """
 
 from __future__ import annotations
@@ -41,44 +41,33 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listing:
-    """Columns of nodes that may be cut, and how many sums there are of each.
+    """Columns of nodes that may be cut, and the number of sums of each."""
 
-    Parameters
-    ----------
-    ranks : int64, shape (n_nodes,): see ``cart.Candidates``.
-    n_columns : int64, shape (n_nodes,): columns that are listed; 0 where nothing may be cut.
-    columns : int64, shape (n_listed,): node by node, ascending within each.
-    n_bins : int64, shape (n_listed,): bins that rows are in.
-    missing : uint8, shape (n_listed,): 1 where values are missing, with one more sum at the end.
-    unordered : uint8, shape (n_listed,): 1 where bins are categories, in no order.
-    sizes : int32, shape (n_sums,): rows, however often they are drawn.
-    """
-
-    ranks: Ints
-    n_columns: Ints
-    columns: Ints
-    n_bins: Ints
-    missing: npt.NDArray[np.uint8]
-    unordered: npt.NDArray[np.uint8]
-    sizes: Places
+    ranks: Ints  # (n_nodes,): see ``cart.Candidates``
+    n_columns: Ints  # (n_nodes,): listed columns; 0 if the node cannot be split
+    columns: Ints  # (n_listed,): node by node, ascending within each
+    n_bins: Ints  # (n_listed,): non-empty bins
+    missing: npt.NDArray[np.uint8]  # (n_listed,): 1 with one more sum, of missing values
+    unordered: npt.NDArray[np.uint8]  # (n_listed,): 1 for a column of categories
+    sizes: Places  # (n_sums,): distinct rows of each sum
 
     @property
     def nodes(self) -> Ints:
-        """Place of the node of each listed column."""
+        """Index of the node of each listed column."""
         return np.repeat(np.arange(len(self.n_columns)), self.n_columns)
 
     @property
     def ends(self) -> Ints:
-        """Where the sums of each listed column end, with a 0 before."""
+        """Where the sums of each listed column end, starting with 0."""
         return np.concatenate(([0], np.cumsum(self.n_bins + self.missing)))
 
     @classmethod
     def joined(cls, listings: Sequence[Listing]) -> Listing:
-        """Of several trees, one after the other."""
+        """Listings of several trees, one after the other."""
         return cls(*(np.concatenate([getattr(one, n) for one in listings]) for n in cls.__slots__))
 
     def of_nodes(self, first: int, end: int) -> Listing:
-        """Of some neighbouring nodes."""
+        """Listing of a range of nodes."""
         nodes = slice(first, end)
         before, n_listed = self.n_columns[:first].sum(), self.n_columns[nodes].sum()
         listed = slice(before, before + n_listed)
@@ -94,25 +83,18 @@ class Listing:
         )
 
     def per_column(self, sums: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """What the sums of each listed column add up to."""
-        found: npt.NDArray[Any] = np.add.reduceat(sums, self.ends[:-1]) if len(sums) else sums
-        return found
+        """Total of the sums of each listed column."""
+        totals: npt.NDArray[Any] = np.add.reduceat(sums, self.ends[:-1]) if len(sums) else sums
+        return totals
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnColumns:
-    """What only the owner of listed columns knows.
+    """What only the owner of listed columns knows."""
 
-    Parameters
-    ----------
-    thresholds : float32, shape (n_sums,): what is below goes left with this bin and those before;
-        nothing is, at the last bin: there only missing values go left.
-    codes : int32, shape (n_sums,): the category whose sum it is, of a column of categories.
-    rows, places : int32, shape (n_terms,): rows, and the sum each goes into.
-    """
-
-    thresholds: Floats
-    codes: Places
+    thresholds: Floats  # (n_sums,): of the cut after each sum; after a column's last, ``LOWEST``
+    codes: Places  # (n_sums,): the category of each sum of a column of categories
+    # rows, places: (n_terms,): rows, and the index of the sum each is added to
     rows: Places
     places: Places
 
@@ -126,7 +108,7 @@ def list_columns(
     n_drawn: Ints,
     fewest: tuple[int, int],
 ) -> tuple[Listing, OwnColumns]:
-    """Columns to sum for the nodes of one tree, whatever the labels.
+    """Columns to sum for the nodes of one tree, independent of labels.
 
     Parameters
     ----------
@@ -138,13 +120,14 @@ def list_columns(
     n_nodes = len(n_drawn)
     ranks = np.full(n_nodes, NO_RANK, dtype=np.int64)
     is_listed = np.zeros((n_nodes, len(codes)), dtype=np.bool_)
-    known = codes, bins.lows, bins.highs, bins.offsets, *inside, columns, keys, n_drawn
-    _list(*(*frozen(*known), *fewest, ranks, is_listed))
+    columns_read = codes, bins.lows, bins.highs, bins.offsets, *inside, columns, keys, n_drawn
+    _list(*(*frozen(*columns_read), *fewest, ranks, is_listed))
     nodes, listed = np.nonzero(is_listed)
+    # A cell is a bin of a listed column in its node; a sum is one or more filled cells.
     rows, cells, width = _terms(codes, bins, inside, nodes, listed)
-    filled, of_cells, counts = np.unique(cells, return_inverse=True, return_counts=True)
-    owners, codes_of = np.divmod(filled, width)
-    begins, missing = _begins(bins, listed[owners], owners, codes_of)
+    filled, cell_ids, counts = np.unique(cells, return_inverse=True, return_counts=True)
+    owners, bin_codes = np.divmod(filled, width)
+    begins, missing = _begins(bins, listed[owners], owners, bin_codes)
     firsts = np.flatnonzero(begins)
     sizes = np.add.reduceat(counts, firsts) if len(firsts) else counts
     n_sums, n_missing = np.bincount(owners[firsts], minlength=len(listed)), missing[firsts]
@@ -158,9 +141,9 @@ def list_columns(
         (bins.n_categories[listed] > 0).astype(np.uint8),
         sizes.astype(np.int32),
     )
-    thresholds = _thresholds(bins, listed[owners], owners, codes_of, firsts, missing)
-    places = (np.cumsum(begins) - 1)[of_cells].astype(np.int32)
-    return listing, OwnColumns(thresholds, codes_of[firsts].astype(np.int32), rows, places)
+    thresholds = _thresholds(bins, listed[owners], owners, bin_codes, firsts, missing)
+    places = (np.cumsum(begins) - 1)[cell_ids].astype(np.int32)
+    return listing, OwnColumns(thresholds, bin_codes[firsts].astype(np.int32), rows, places)
 
 
 @kernel
@@ -202,7 +185,7 @@ def _list(
 
 @kernel
 def _extent(codes: Any, rows: Any, start: int, end: int, missing: int) -> tuple[int, int, int]:
-    """Lowest and highest bin of a column in a node, -1 without any; rows where it is missing."""
+    """Lowest and highest bin of a column in a node, -1 without any; number of missing rows."""
     no_code: Any = np.int64(-1)  # a literal would be a type of its own
     low, high, n_missing = missing, no_code, 0
     for place in range(start, end):
@@ -217,35 +200,30 @@ def _extent(codes: Any, rows: Any, start: int, end: int, missing: int) -> tuple[
 def _terms(
     codes: Codes, bins: Bins, inside: tuple[Places, Ints], nodes: Ints, listed: Ints
 ) -> tuple[Places, Ints, int]:
-    """Rows of each listed column's node; the cell of each, column and bin; how wide a column is."""
+    """Rows of each listed column's node, their cells (column and bin), and cells per column."""
     rows, starts = inside
     lengths = np.diff(starts)[nodes]
     owners = np.repeat(np.arange(len(listed)), lengths)
-    within = np.arange(len(owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    found = rows[starts[nodes][owners] + within]
+    offsets = np.arange(len(owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    node_rows = rows[starts[nodes][owners] + offsets]
     width = int(bins.widths.max(initial=0)) + 1  # missing is one more
-    return found, owners * width + codes[listed[owners], found], width
+    return node_rows, owners * width + codes[listed[owners], node_rows], width
 
 
 def _begins(bins: Bins, columns: Ints, owners: Ints, codes: Ints) -> tuple[Flags, Flags]:
-    """Whether a sum begins at each filled bin, and whether it is that of missing values."""
+    """Whether a sum begins at each non-empty bin, and whether it is of missing values."""
     missing = codes == bins.widths[columns]
     begins = np.ones(len(codes), dtype=np.bool_)
-    at = np.flatnonzero((owners[1:] == owners[:-1]) & ~missing[1:]) + 1
-    firsts = bins.offsets[columns[at]]
-    begins[at] = bins.lows[firsts + codes[at]] > bins.highs[firsts + codes[at - 1]] + CLOSE
+    ids = np.flatnonzero((owners[1:] == owners[:-1]) & ~missing[1:]) + 1
+    firsts = bins.offsets[columns[ids]]
+    begins[ids] = bins.lows[firsts + codes[ids]] > bins.highs[firsts + codes[ids - 1]] + CLOSE
     return begins, missing
 
 
 def _thresholds(
-    bins: Bins,
-    columns: Ints,
-    owners: Ints,
-    codes: Ints,
-    firsts: Ints,
-    missing: Flags,
+    bins: Bins, columns: Ints, owners: Ints, codes: Ints, firsts: Ints, missing: Flags
 ) -> Floats:
-    """Threshold behind each sum: halfway to the next bin of its column."""
+    """Threshold after each sum: halfway to the next bin of its column."""
     thresholds = np.full(len(firsts), LOWEST, dtype=np.float32)
     nexts = firsts[1:]
     cut = np.flatnonzero((owners[nexts] == owners[nexts - 1]) & ~missing[nexts])

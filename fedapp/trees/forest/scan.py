@@ -1,4 +1,4 @@
-"""The best cut of one column of a node, from its sums by bins; see ``fedapp.trees.forest.cart``."""
+"""The best cut of one column of a node, from its sums by bin; see ``fedapp.trees.forest.cart``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from fedapp.kernels import kernel
 
-# scikit-learn's FEATURE_THRESHOLD: values no further apart are not cut between.
+# scikit-learn's FEATURE_THRESHOLD: no cut between values at most this far apart.
 CLOSE = np.float32(1e-7)
 GINI, ENTROPY, VARIANCE = 0, 1, 2
 
@@ -28,9 +28,9 @@ def scan(
     criterion: int,
     min_leaf: int,
 ) -> tuple[float, int, int, int]:
-    """Best cut of one column: improvement, bins on its sides, default side.
+    """Best cut of one column: improvement, last bin left, first bin right, default side.
 
-    The cut between present and missing has the same bin on both sides, and missing goes left.
+    A cut between present and missing values has the same bin on both sides, and missing goes left.
     """
     n_inside, n_missing = 0, counts[missing]
     for code in range(low, high + 1):
@@ -85,12 +85,7 @@ def scan_categories(
     min_leaf: int,
     lefts: Any,
 ) -> tuple[float, int]:
-    """Best division of the categories of one column: improvement, and default side.
-
-    Parameters
-    ----------
-    lefts : bool, shape (>= missing,): set to which codes below ``missing`` go left.
-    """
+    """Best partition of a column's categories: improvement, default side; fills ``lefts``."""
     codes, n_codes, n_present = np.empty(high - low + 1, np.int64), 0, 0
     present = np.zeros(sums.shape[1])
     for code in range(low, high + 1):
@@ -100,7 +95,7 @@ def scan_categories(
             n_present += counts[code]
             for kind in range(len(present)):
                 present[kind] += sums[code, kind]
-    # Bins in an order of their own, the missing behind them; all may be cut between.
+    # Bins in a new order, missing values after them; every cut is allowed.
     values = np.arange(n_codes + 2).astype(np.float32)
     bins, sizes = np.zeros((n_codes + 2, len(present))), np.zeros(n_codes + 2, np.int64)
     best, first_left, n_left, best_side = -np.inf, 0, 0, 0
@@ -136,7 +131,7 @@ def scan_categories(
             *(criterion, min_leaf),
         )
         n_left = left + 1 if left < right else 0
-    # In the cut between present and missing nothing present goes left.
+    # In the cut between present and missing values, only missing ones go left.
     for code in range(missing):
         lefts[code] = best_side == 1
     for place in range(n_codes):
@@ -146,16 +141,16 @@ def scan_categories(
 
 @kernel
 def _copy(source: Any, target: Any) -> None:
-    """``target[:] = source``, which numba takes a second to compile."""
+    """``target[:] = source``, which takes numba a second to compile."""
     for place in range(len(source)):
         target[place] = source[place]
 
 
 @kernel
 def _improvement(left: Any, right: Any, parent: float, criterion: int) -> float:
-    """Weight times impurity of a node, less that of its children."""
+    """Weight times impurity of a node, minus that of its children."""
     if criterion == VARIANCE:
-        # The same for y and a + b y up to b^2, which sums of squares are not.
+        # Invariant for y -> a + b y up to a factor b^2, unlike sums of squares.
         distance = left[1] / left[0] - right[1] / right[0]
         return float(distance * distance * (left[0] * right[0] / (left[0] + right[0])))
     return _purity(left, criterion) + _purity(right, criterion) - parent
@@ -163,7 +158,7 @@ def _improvement(left: Any, right: Any, parent: float, criterion: int) -> float:
 
 @kernel
 def _purity(sums: Any, criterion: int) -> float:
-    """Weight of a node times (1 - Gini), or times minus its entropy in bits."""
+    """Weight of a node times (1 - Gini), or times its negative entropy in bits."""
     if criterion == VARIANCE:
         return 0.0
     weight, found = 0.0, 0.0

@@ -1,8 +1,8 @@
-"""A forest as scikit-learn's own estimator, which predicts the same.
+"""A forest as a scikit-learn estimator with the same predictions.
 
-scikit-learn sends ``x <= threshold`` left and fedapp ``x < threshold``, both with values in
-float32: the next smaller float32 is the same split. A missing value goes where the forest sends it,
-by ``missing_go_to_left``. Impurities and numbers of rows are not known here and stay 0, so
+scikit-learn sends ``x <= threshold`` left and fedapp ``x < threshold``, both with float32 values:
+the next smaller float32 gives the same split. Missing values go to the forest's side, by
+``missing_go_to_left``. Impurities and numbers of rows are unknown and stay 0, so
 ``feature_importances_`` is NaN; the run's summary has the importance of the columns.
 
 Source: scikit-learn 1.6 to 1.9, ``sklearn/tree/_tree.pyx``.
@@ -25,21 +25,18 @@ Values = npt.NDArray[np.float64]
 
 
 def to_sklearn(model: BaggedForest) -> Any:
-    """A fitted ``RandomForestClassifier`` or ``RandomForestRegressor``.
-
-    Raises
-    ------
-    ConfigError : the forest splits columns of categories.
-    """
+    """A fitted random forest of scikit-learn; ConfigError for columns of categories."""
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-    named = [name for name, names in zip(model.columns, model.categories, strict=False) if names]
-    if named:
-        rule = "must be of a forest whose columns all hold numbers, as scikit-learn's trees have no"
+    categorical = [
+        name for name, names in zip(model.columns, model.categories, strict=False) if names
+    ]
+    if categorical:
+        rule = "must be of a forest of numeric columns only, as scikit-learn's trees have no"
         raise ConfigError(
             f"to_sklearn {rule} splits by sets of categories, got categories in "
-            f"{', '.join(named[:5])}"
+            f"{', '.join(categorical[:5])}"
         )
     forest_of, tree_of = RandomForestRegressor, DecisionTreeRegressor
     if model.classes:
@@ -57,24 +54,24 @@ def to_sklearn(model: BaggedForest) -> Any:
 
 
 def _fitted(estimator: Any, model: BaggedForest, tree: Any = None) -> Any:
-    """The estimator with what ``fit`` would have noted of its columns and classes."""
+    """The estimator with the attributes that ``fit`` sets for columns and classes."""
     estimator.n_features_in_, estimator.n_outputs_ = len(model.columns), 1
     if model.classes:
         estimator.n_classes_ = len(model.classes)
-        estimator.classes_ = np.arange(len(model.classes))  # a forest's trees have places
+        estimator.classes_ = np.arange(len(model.classes))  # trees of a forest use class ids
     if tree is not None:
         estimator.tree_ = tree
     return estimator
 
 
 def _shares(model: BaggedForest, values: Values) -> Values:
-    """Of each node, a share a class, also of two; or a number."""
-    two = model.classes and values.shape[1] == 1
-    return np.hstack([1 - values, values]) if two else values
+    """One share per class at each node, also for two classes; or a number."""
+    is_binary = model.classes and values.shape[1] == 1
+    return np.hstack([1 - values, values]) if is_binary else values
 
 
 def _tree(branches: Branches, values: Values, n_columns: int) -> Any:
-    """One tree as scikit-learn holds it."""
+    """One tree in scikit-learn's representation."""
     from sklearn.tree._tree import NODE_DTYPE, Tree
 
     is_leaf = branches["left"] == LEAF

@@ -1,4 +1,4 @@
-"""Train a head with torch. Only what trains heads imports this module, and so torch."""
+"""Train a head with torch. Nothing else imports this module, so torch stays optional."""
 
 from __future__ import annotations
 
@@ -13,50 +13,32 @@ from torch.nn import functional
 from fedapp.trees.objective import PLAIN, REGRESSION, LossParameters, Objective
 from fedapp.trees.stacked.head import Floats, HeadShape, split_weights
 
-WATCHED_ROWS = 4096  # of the rows held back, at once
+WATCHED_ROWS = 4096  # validation rows per batch
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How a head is trained.
-
-    Parameters
-    ----------
-    epochs : passes over the rows.
-    batch_size : rows a step; the last batch of an epoch may be smaller.
-    learning_rate, beta1, beta2 : of Adam.
-    patience : epochs without a lower loss of rows held back before training stops and goes back
-        to the best epoch; 0 trains all epochs.
-    device : ``cpu``, or ``cuda``: used where torch finds one, else the CPU.
-    """
+    """Settings of training a head."""
 
     epochs: int
-    batch_size: int
+    batch_size: int  # rows per step; the last batch of an epoch may be smaller
+    # learning_rate, beta1, beta2: of Adam
     learning_rate: float
     beta1: float
     beta2: float
-    patience: int
-    device: str
+    patience: int  # epochs without a lower validation loss before training stops; 0: never
+    device: str  # ``cpu``, or ``cuda``, used if torch finds it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadRows:
-    """Rows to train on.
+    """Rows to train on."""
 
-    Parameters
-    ----------
-    outputs : float32, shape (n_rows, n_columns): of every tree, may be memory-mapped.
-    labels : float32, shape (n_rows,).
-    weights : float32, shape (n_rows,), >= 0, with a sum > 0.
-    base_margin : float32, shape (n_outputs,): what the head's margins are added to.
-    unit : both sides of the head are divided by it, see ``StackedModel``.
-    """
-
-    outputs: Floats
-    labels: Floats
-    weights: Floats
-    base_margin: Floats
-    unit: np.float32
+    outputs: Floats  # (n_rows, n_columns): of every tree; may be memory-mapped
+    labels: Floats  # (n_rows,)
+    weights: Floats  # (n_rows,), >= 0, with a sum > 0
+    base_margin: Floats  # (n_outputs,): added to the head's margins
+    unit: np.float32  # inputs and outputs of the head are divided by it, see ``StackedModel``
 
 
 def fit_head(
@@ -69,22 +51,20 @@ def fit_head(
     held_back: HeadRows | None = None,
     parameters: LossParameters = PLAIN,
 ) -> tuple[Floats, float]:
-    """Go on training a head from its weights, by Adam with new moments.
+    """Continue training a head by Adam with new moments.
 
-    Every epoch the rows are permuted once and taken a batch at a time from where they lie.
+    Every epoch permutes the rows once and gathers them batch by batch.
 
     Parameters
     ----------
     weights : float32, shape (n_weights,).
-    rng : draws the permutations.
-    held_back : rows that choose the epoch under ``training.patience``; epoch 0 is the given head.
-    parameters : of the objective.
+    held_back : validation rows for ``training.patience``; epoch 0 is the given head.
 
     Returns
     -------
     Weights, float32, shape (n_weights,), and the mean loss of the last epoch (0 without epochs).
     """
-    # A step on 64 rows is too small to share, and one thread gives the same bits everywhere.
+    # A step on 64 rows is too small for several threads; one gives the same bits everywhere.
     torch.set_num_threads(1)
     on_gpu = training.device == "cuda" and torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
@@ -97,15 +77,15 @@ def fit_head(
     )
     measure = objective, parameters.tweedie_variance_power
     batches = _Batches(measure, shape, rows, training.batch_size, device)
-    watched = None
+    validation = None
     if held_back is not None and training.patience:
-        watched = _Watched(_Batches(measure, shape, held_back, WATCHED_ROWS, device), layers)
+        validation = _Validation(_Batches(measure, shape, held_back, WATCHED_ROWS, device), layers)
     loss = 0.0
     for _ in range(training.epochs):
         loss = _epoch(batches, layers, adam, rng.permutation(len(rows.labels)))
-        if watched and watched.no_better_for() >= training.patience:
+        if validation and validation.no_better_for() >= training.patience:
             break
-    return watched.best if watched else _flat(layers), loss
+    return validation.best if validation else _flat(layers), loss
 
 
 def _epoch(
@@ -132,15 +112,15 @@ def _flat(layers: list[Tensor]) -> Floats:
     return flat
 
 
-class _Watched:
-    """The best weights so far by the loss of rows held back."""
+class _Validation:
+    """The weights with the lowest validation loss so far."""
 
     def __init__(self, batches: _Batches, layers: list[Tensor]) -> None:
         self._batches, self._layers, self._since = batches, layers, 0
         self.best, self._lowest = _flat(layers), self._loss()
 
     def no_better_for(self) -> int:
-        """Look at the weights as they are now; how many looks ago they were best."""
+        """Evaluate the current weights; returns the number of evaluations since the best."""
         loss, self._since = self._loss(), self._since + 1
         if loss < self._lowest:
             self.best, self._lowest, self._since = _flat(self._layers), loss, 0
@@ -159,7 +139,7 @@ def forward(shape: HeadShape, layers: list[Tensor], outputs: Tensor) -> Tensor:
     """The head's margins; see ``fedapp.trees.stacked.head``."""
     first, bias, second, last = layers
     if shape.kind == "cnn3":
-        # Patches overlap, and a convolution does without a copy of them; it gives channels first.
+        # Patches overlap: a convolution avoids copying them. Its output has channels first.
         k, by_patch = shape.n_outputs, second.view(-1, shape.n_patches, shape.width)
         hidden = functional.conv1d(outputs[:, None], first[:, None], bias, stride=k, padding=k)
         second = by_patch.transpose(1, 2).flatten(1)
@@ -170,7 +150,7 @@ def forward(shape: HeadShape, layers: list[Tensor], outputs: Tensor) -> Tensor:
 
 
 class _Batches:
-    """Rows by number, gathered into the same piece of memory for every batch, and their loss."""
+    """Batches of rows, gathered into one reused buffer, and their loss."""
 
     def __init__(
         self,
@@ -187,19 +167,20 @@ class _Batches:
         self._base_margin = torch.tensor(rows.base_margin, device=device)
         labels = rows.labels
         if self._objective == REGRESSION:
-            labels = (labels - rows.base_margin[0]) / rows.unit
+            labels = (labels - rows.base_margin[0]) / rows.unit  # squared errors are in unit^2
         self._labels = torch.tensor(labels, device=device)
         mean = rows.weights.mean(dtype=np.float64)
         self._scales = torch.tensor((rows.weights / mean).astype(np.float32), device=device)
 
     def loss(self, layers: list[Tensor], rows: npt.NDArray[np.int64]) -> Tensor:
-        """Mean over a batch of each row's loss times its weight over the mean weight of all rows.
-
-        Squared errors are in squares of the unit.
-        """
+        """Mean loss of a batch; each row is weighted relative to the mean weight of all rows."""
         places = torch.from_numpy(rows).to(self._device)
         labels, scales = self._labels[places], self._scales[places]
-        margins = forward(self._shape, layers, self._take(rows))
+        outputs = self._gathered[: len(rows)]
+        np.take(self._rows.outputs, rows, axis=0, out=outputs, mode="clip")
+        if self._rows.unit != 1:
+            np.divide(outputs, self._rows.unit, out=outputs)
+        margins = forward(self._shape, layers, torch.from_numpy(outputs).to(self._device))
         totals = margins + self._base_margin
         if self._objective in ("binary:logistic", "reg:logistic"):
             return functional.binary_cross_entropy_with_logits(totals[:, 0], labels, weight=scales)
@@ -211,18 +192,10 @@ class _Batches:
         return (self._deviance(totals[:, 0], labels) * scales).mean()
 
     def _deviance(self, margins: Tensor, labels: Tensor) -> Tensor:
-        """Negative log-likelihood of labels whose mean is an exponential, up to a constant."""
+        """Negative log-likelihood of labels with an exponential mean, up to a constant."""
         if self._objective == "count:poisson":
             return margins.exp() - labels * margins
         if self._objective == "reg:gamma":
             return margins + labels * (-margins).exp()
         below, above = 1 - self._power, 2 - self._power
         return (above * margins).exp() / above - labels * (below * margins).exp() / below
-
-    def _take(self, rows: npt.NDArray[np.int64]) -> Tensor:
-        """Tree outputs of a batch, in the head's unit."""
-        batch, unit = self._gathered[: len(rows)], self._rows.unit
-        np.take(self._rows.outputs, rows, axis=0, out=batch, mode="clip")
-        if unit != 1:
-            np.divide(batch, unit, out=batch)
-        return torch.from_numpy(batch).to(self._device)

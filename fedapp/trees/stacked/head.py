@@ -1,4 +1,4 @@
-"""The network over the outputs of all trees: its form, its start, its predictions, its rates.
+"""The network over the outputs of all trees: shape, initial weights, predictions, rates.
 
 Source: Ma et al. 2023, "Gradient-less Federated Gradient Boosting Trees with Learnable Learning
 Rates", section 3.3 and the ablation of section 4.3. All three heads are one formula::
@@ -6,9 +6,9 @@ Rates", section 3.3 and the ablation of section 4.3. All three heads are one for
     hidden[p, c] = relu(patch[p] @ first[c] + bias[c])        p a patch of the tree outputs
     margin[o]    = hidden.ravel() @ second[o] + bias[o]
 
-and differ in what a patch is: all trees of one party (``cnn``; a convolution whose kernel and
-stride are a party's trees), each boosting round with its two neighbours (``cnn3``; kernel 3, stride
-1), or everything (``fcnn``).
+A patch is all trees of one party (``cnn``; a convolution whose kernel and stride are a party's
+trees), each boosting round with its two neighbours (``cnn3``; kernel 3, stride 1), or everything
+(``fcnn``).
 """
 
 from __future__ import annotations
@@ -27,38 +27,24 @@ Layers: TypeAlias = tuple[Floats, Floats, Floats, Floats]  # first, its bias, se
 
 FCNN_WIDTH = 256  # as in the paper's section 4.3
 KERNEL = 3  # of cnn3, in boosting rounds
-BATCH_NUMBERS = 2**22  # numbers that a batch of predictions holds at once
+BATCH_NUMBERS = 2**22  # size of the arrays of a batch of predictions
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """The form of a head.
+    """Shape of a head."""
 
-    Parameters
-    ----------
-    kind : see the module.
-    n_parties : ensembles under the head.
-    n_rounds : boosting rounds of each; with k outputs a round has k trees.
-    n_outputs : margins of a row.
-    channels : of the convolution; of no effect for ``fcnn``.
-    """
-
-    kind: Kind
-    n_parties: int
-    n_rounds: int
-    n_outputs: int
-    channels: int
+    kind: Kind  # see the module
+    n_parties: int  # ensembles under the head
+    n_rounds: int  # boosting rounds of each; with k outputs a round has k trees
+    n_outputs: int  # margins per row
+    channels: int  # of the convolution; ignored for ``fcnn``
 
     @classmethod
     def over(cls, kind: Kind, counts: Sequence[int], n_outputs: int, channels: int) -> HeadShape:
-        """The head over ensembles of so many trees; a smaller one is padded to the largest.
-
-        Raises
-        ------
-        ValueError : no trees, or no whole rounds of them.
-        """
+        """The head over padded ensembles; ValueError unless all have whole rounds, one at least."""
         if not len(counts) or max(counts) < 1 or any(count % n_outputs for count in counts):
-            raise ValueError(f"trees of a party must be a multiple of {n_outputs}, and not none")
+            raise ValueError(f"trees of a party must be a positive multiple of {n_outputs}")
         return cls(kind, len(counts), int(max(counts)) // n_outputs, n_outputs, channels)
 
     @property
@@ -73,24 +59,24 @@ class HeadShape:
 
     @property
     def n_patches(self) -> int:
-        """Places at which the first layer looks."""
+        """Number of patches."""
         counts = {"cnn": self.n_parties, "cnn3": self.n_parties * self.n_rounds, "fcnn": 1}
         return counts[self.kind]
 
     @property
     def patch_size(self) -> int:
-        """Tree outputs that the first layer sees at each place."""
+        """Tree outputs in a patch."""
         sizes = {"cnn": self.n_trees, "cnn3": KERNEL * self.n_outputs, "fcnn": self.n_columns}
         return sizes[self.kind]
 
     @property
     def n_hidden(self) -> int:
-        """Numbers between the two layers."""
+        """Size of the hidden layer."""
         return self.n_patches * self.width
 
     @property
     def width(self) -> int:
-        """Numbers the first layer makes of each patch."""
+        """Hidden units per patch."""
         return FCNN_WIDTH if self.kind == "fcnn" else self.channels
 
     @property
@@ -101,12 +87,12 @@ class HeadShape:
 
     @property
     def n_weights(self) -> int:
-        """Parameters of the head."""
+        """Number of parameters."""
         return sum(prod(shape) for shape in self.layers)
 
 
 def split_weights(shape: HeadShape, weights: Floats) -> Layers:
-    """Views of the flat weights, one a layer; float32, shape (n_weights,)."""
+    """Views of the flat weights, float32, shape (n_weights,), one per layer."""
     sizes = [prod(layer) for layer in shape.layers]
     pieces = np.split(weights, np.cumsum(sizes)[:-1])
     first, bias, second, last = (
@@ -116,14 +102,7 @@ def split_weights(shape: HeadShape, weights: Floats) -> Layers:
 
 
 def initial_weights(shape: HeadShape, seed: int) -> Floats:
-    """Kaiming initialisation: normal with variance 2 / fan-in, biases 0.
-
-    Source: He et al. 2015 (arXiv:1502.01852), Eq. 10.
-
-    Returns
-    -------
-    float32, shape (n_weights,).
-    """
+    """Kaiming initialisation: variance 2 / fan-in, biases 0 (arXiv:1502.01852, Eq. 10)."""
     rng = np.random.default_rng(seed)
     weights = np.zeros(shape.n_weights, dtype=np.float32)
     for layer in split_weights(shape, weights):
@@ -134,10 +113,7 @@ def initial_weights(shape: HeadShape, seed: int) -> Floats:
 
 
 def weights_in_unit(shape: HeadShape, weights: Floats, unit: np.float32) -> Floats:
-    """Weights of ``outputs -> unit * head(outputs / unit)``.
-
-    A head grows with its inputs but for its biases, so these alone change.
-    """
+    """Weights of ``outputs -> unit * head(outputs / unit)``: only the biases change."""
     scaled = weights.copy()
     for layer in split_weights(shape, scaled):
         if layer.ndim == 1:
@@ -146,17 +122,7 @@ def weights_in_unit(shape: HeadShape, weights: Floats, unit: np.float32) -> Floa
 
 
 def head_margins(shape: HeadShape, weights: Floats, outputs: Floats) -> Floats:
-    """What the head makes of tree outputs.
-
-    Parameters
-    ----------
-    weights : float32, shape (n_weights,).
-    outputs : float32, shape (n_rows, n_columns).
-
-    Returns
-    -------
-    float32, shape (n_rows, n_outputs).
-    """
+    """Margins of tree outputs, float32, shape (n_rows, n_columns) to (n_rows, n_outputs)."""
     _, _, second, last = split_weights(shape, weights)
     margins = np.empty((len(outputs), shape.n_outputs), dtype=np.float32)
     for rows in _batches(shape, len(outputs)):
@@ -165,15 +131,12 @@ def head_margins(shape: HeadShape, weights: Floats, outputs: Floats) -> Floats:
 
 
 def learned_rates(shape: HeadShape, weights: Floats, outputs: Floats) -> npt.NDArray[np.float64]:
-    """How much the head turns each tree up: mean over rows of d margin / d tree output.
+    """How much the head amplifies each tree: mean over rows of d margin / d tree output.
 
-    A tree of class k counts for margin k. A plain sum of trees has 1 everywhere. ReLU switches
-    channels off by row, so a rate is a mean: sum over channels of (share of rows where the channel
-    is on) x (weight of the channel at the party) x (weight of the tree in the channel).
-
-    Returns
-    -------
-    float64, shape (n_parties, n_trees); 0 where there are no rows.
+    A tree of class k counts for margin k; a plain sum of trees has 1 everywhere. ReLU switches
+    channels off by row, so a rate is a sum over channels: (share of rows with the channel on) x
+    (its weight at the party) x (weight of the tree in it). Returns float64, shape (n_parties,
+    n_trees).
     """
     active = np.zeros(shape.n_hidden)
     for rows in _batches(shape, len(outputs)):
@@ -187,13 +150,13 @@ def learned_rates(shape: HeadShape, weights: Floats, outputs: Floats) -> npt.NDA
 
 
 def _batches(shape: HeadShape, n_rows: int) -> Iterator[slice]:
-    """Rows, so many at a time as memory allows."""
+    """Slices of rows that fit in memory."""
     size = max(1, BATCH_NUMBERS // max(shape.n_hidden, shape.n_patches * shape.patch_size))
     return (slice(start, start + size) for start in range(0, n_rows, size))
 
 
 def _hidden(shape: HeadShape, weights: Floats, outputs: Floats) -> Floats:
-    """Between the layers: float32, shape (n_rows, n_hidden)."""
+    """Hidden layer: float32, shape (n_rows, n_hidden)."""
     first, bias, _, _ = split_weights(shape, weights)
     patches = _patches(shape, outputs).reshape(-1, shape.patch_size)
     hidden = patches @ first.T
@@ -212,11 +175,12 @@ def _patches(shape: HeadShape, outputs: Floats) -> Floats:
 
 
 def _unpatched(shape: HeadShape, by_patch: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Sum over patches of what belongs to each column: float64, shape (n_outputs, n_columns)."""
+    """Sum over the patches of each column: float64, shape (n_outputs, n_columns)."""
     if shape.kind != "cnn3":
         return by_patch.reshape(shape.n_outputs, shape.n_columns)
     n_outputs, n_patches = shape.n_outputs, shape.n_patches
     padded = np.zeros((n_outputs, n_patches + KERNEL - 1, n_outputs))
+    # Overlapping patches: tap ``step`` of patch p belongs to padded round p + step.
     for step in range(KERNEL):
         taps = slice(step * n_outputs, (step + 1) * n_outputs)
         padded[:, step : step + n_patches] += by_patch[..., taps]

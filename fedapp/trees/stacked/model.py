@@ -27,39 +27,31 @@ from fedapp.trees.text import (
 )
 
 KIND = "trees under a head"
-PREDICT_NUMBERS = 2**23  # tree outputs held at once
+PREDICT_NUMBERS = 2**23  # tree outputs in memory at once
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StackedModel:
-    """Ensembles whose trees' outputs a head turns into margins.
+    """Ensembles with a head that turns tree outputs into margins.
 
     ``margin = base_margin + unit * head(tree outputs / unit)``
-
-    Parameters
-    ----------
-    objective, base_score, columns, classes : as in ``Ensemble``.
-    unit : float32, > 0: what margins are measured in; 1 for classification.
-    ensembles : trees of each party, in the order of the parties' names.
-    shape : of the head.
-    weights : float32, shape (shape.n_weights,).
-    sets, categories : as in ``Ensemble``; the sets of all trees, one party after the other.
     """
 
+    # objective, base_score, columns, classes, categories: as in ``Ensemble``
     objective: Objective
     base_score: Floats
     columns: tuple[str, ...]
     classes: tuple[str, ...]
-    unit: np.float32
-    ensembles: tuple[tuple[Tree, ...], ...]
+    unit: np.float32  # > 0: scale of the margins; 1 for classification
+    ensembles: tuple[tuple[Tree, ...], ...]  # trees of each party, by party name
     shape: HeadShape
-    weights: Floats
-    sets: CategorySets = NO_SETS
+    weights: Floats  # (shape.n_weights,)
+    sets: CategorySets = NO_SETS  # of all trees, one party after the other
     categories: Categories = ()
 
     @property
     def n_outputs(self) -> int:
-        """Margins of a row."""
+        """Margins per row."""
         return self.shape.n_outputs
 
     @property
@@ -74,7 +66,7 @@ class StackedModel:
 
     @property
     def bare(self) -> Ensemble:
-        """The trees without the head, for what is counted over trees alone."""
+        """The trees without the head, for statistics over trees."""
         return Ensemble(
             self.objective,
             self.base_score,
@@ -86,16 +78,7 @@ class StackedModel:
         )
 
     def predict_margins(self, values: Floats) -> Floats:
-        """Margins of rows, some at a time.
-
-        Parameters
-        ----------
-        values : float32, shape (n_rows, n_columns); NaN is missing.
-
-        Returns
-        -------
-        float32, shape (n_rows, n_outputs).
-        """
+        """Margins of rows, in batches; ``values`` is float32, NaN where missing."""
         size = max(1, PREDICT_NUMBERS // self.shape.n_columns)
         batches = [
             self.margins(
@@ -115,7 +98,7 @@ class StackedModel:
 
 
 def to_arrays(model: StackedModel) -> dict[str, npt.NDArray[Any]]:
-    """All that training has found, to be kept."""
+    """Everything that was trained, for storage."""
     return {
         **pack_trees(model.trees, ["gains"], model.sets),
         "counts": model.counts,
@@ -133,12 +116,7 @@ def from_arrays(
     head: tuple[Kind, int],
     categories: Categories = (),
 ) -> StackedModel:
-    """Undo ``to_arrays``; the head is given by its kind and its channels.
-
-    Raises
-    ------
-    ValueError : the arrays do not fit each other.
-    """
+    """Undo ``to_arrays``; ``head`` is its kind and channels. ValueError if arrays do not match."""
     named = {name: arrays[name] for name in (*TREES, "gains")}
     grown = unpack_trees(named, category_counts(categories, len(columns)))
     ensembles = split_ensembles(grown.trees, arrays["counts"])
@@ -163,34 +141,21 @@ def rates_by_party(
     """The learned rate of each tree, and the weight Z of each party.
 
     Source: Ma et al. 2023, section 3.3 and Figure 3, where a tree counts Z times W. A network has
-    these products alone; Z is taken as their mean over the party's trees.
-
-    Parameters
-    ----------
-    names : of the parties, in the order of the ensembles.
-    rates : float64, shape (n_parties, n_trees), of ``learned_rates``.
-
-    Returns
-    -------
-    ``{"trees": {name: [Z W of each tree]}, "parties": {name: Z}}``
+    only these products; Z is taken as their mean over the party's trees. ``rates`` come from
+    ``learned_rates``. Returns ``{"trees": {name: [Z W of each tree]}, "parties": {name: Z}}``.
     """
-    found = zip(names, rates, model.counts, strict=True)
-    by_party = {name: of_trees[:count] for name, of_trees, count in found}
+    rows = zip(names, rates, model.counts, strict=True)
+    by_party = {name: tree_rates[:count] for name, tree_rates, count in rows}
     return {
-        "trees": {name: of_trees.tolist() for name, of_trees in by_party.items()},
-        "parties": {name: float(of_trees.mean()) for name, of_trees in by_party.items()},
+        "trees": {name: tree_rates.tolist() for name, tree_rates in by_party.items()},
+        "parties": {name: float(tree_rates.mean()) for name, tree_rates in by_party.items()},
     }
 
 
 def split_ensembles(
     trees: Sequence[Tree], counts: npt.NDArray[np.int32]
 ) -> tuple[tuple[Tree, ...], ...]:
-    """Trees by party, from trees one party after the other.
-
-    Raises
-    ------
-    ValueError : the counts are not those of the trees.
-    """
+    """Divide trees by party; raises ValueError if the counts do not match."""
     ends = np.cumsum(counts, dtype=np.int64)
     if not len(ends) or (counts < 0).any() or ends[-1] != len(trees):
         raise ValueError(f"counts must divide {len(trees)} trees")
@@ -198,7 +163,7 @@ def split_ensembles(
 
 
 def to_json(model: StackedModel) -> str:
-    """The model as text; the same model always gives the same text."""
+    """The model as text; deterministic."""
     content = {
         **written_categories(model.categories, model.sets),
         "unit": exact(model.unit),
@@ -220,27 +185,29 @@ def to_json(model: StackedModel) -> str:
 
 
 def from_json(text: str) -> StackedModel:
-    """Read a model that ``to_json`` wrote.
-
-    Raises
-    ------
-    DataError : the text is no model of this format.
-    """
+    """Read a model that ``to_json`` wrote; raises DataError for any other text."""
     return read_model(text, KIND, _model)
 
 
-def _model(said: Opening, document: Mapping[str, Any]) -> StackedModel:
-    """The model, its parts held against each other."""
-    head, width = document["head"], n_outputs(said.objective, len(said.classes))
+def _model(header: Opening, document: Mapping[str, Any]) -> StackedModel:
+    """Build the model, and check its parts against each other."""
+    head, width = document["head"], n_outputs(header.objective, len(header.classes))
     if head["kind"] not in get_args(Kind):
         raise ValueError(f"head {head['kind']}")
-    read = [_trees(arrays, len(said.columns)) for arrays in document["ensembles"]]
-    counts = [len(trees) for trees in read]
-    categories = read_categories(document, len(said.columns))
+    no_categories = category_counts((), len(header.columns))  # sets come from the document
+    ensembles = [
+        unpack_trees(
+            {name: np.array(arrays.get(name, []), dtype=kind) for name, kind in TREES.items()},
+            no_categories,
+        ).trees
+        for arrays in document["ensembles"]
+    ]
+    counts = [len(trees) for trees in ensembles]
+    categories = read_categories(document, len(header.columns))
     grown = with_sets(
-        [tree for trees in read for tree in trees],
+        [tree for trees in ensembles for tree in trees],
         document.get("sets", []),
-        category_counts(categories, len(said.columns)),
+        category_counts(categories, len(header.columns)),
     )
     shape = HeadShape.over(cast(Kind, head["kind"]), counts, width, int(head["channels"]))
     weights = np.array(head["weights"], dtype=np.float32)
@@ -248,10 +215,10 @@ def _model(said: Opening, document: Mapping[str, Any]) -> StackedModel:
         raise ValueError(f"{len(weights)} weights of a head that has {shape.n_weights}")
     mean, unit = read_base_score(document["base_score"], width), np.float32(document["unit"])
     return StackedModel(
-        said.objective,
+        header.objective,
         mean,
-        said.columns,
-        said.classes,
+        header.columns,
+        header.classes,
         unit,
         split_ensembles(grown.trees, np.array(counts, dtype=np.int32)),
         shape,
@@ -259,9 +226,3 @@ def _model(said: Opening, document: Mapping[str, Any]) -> StackedModel:
         grown.sets,
         categories,
     )
-
-
-def _trees(arrays: Mapping[str, Any], n_columns: int) -> tuple[Tree, ...]:
-    """One ensemble, without its sets."""
-    found = {name: np.array(arrays.get(name, []), dtype=kind) for name, kind in TREES.items()}
-    return unpack_trees(found, category_counts((), n_columns)).trees

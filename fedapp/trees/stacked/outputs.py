@@ -1,4 +1,4 @@
-"""What every tree of an ensemble says of every row."""
+"""The output of every tree of several ensembles for every row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tree_outputs(
     values: npt.NDArray[np.float32],
     sets: CategorySets = NO_SETS,
 ) -> Floats:
-    """Leaf value of every tree for every row, without the base score.
+    """Leaf value of every tree for every row; float32, shape (n_rows, n_ensembles * n_trees).
 
     ::
 
@@ -30,14 +30,9 @@ def tree_outputs(
 
     Parameters
     ----------
-    ensembles : trees of each party, as XGBoost builds them: one a class a round.
-    n_trees : columns of each ensemble; one with fewer trees is padded with zeros at its end.
+    ensembles : trees of each party, as XGBoost orders them: one per class per round.
+    n_trees : columns of each ensemble; one with fewer trees is padded with zeros.
     values : float32, shape (n_rows, n_columns); NaN is missing.
-    sets : of the categorical splits.
-
-    Returns
-    -------
-    float32, shape (n_rows, n_ensembles * n_trees).
     """
     outputs = np.zeros((len(values), len(ensembles) * n_trees), dtype=np.float32)
     trees = [tree for ensemble in ensembles for tree in ensemble]
