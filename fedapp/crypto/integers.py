@@ -12,16 +12,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def to_bytes_array(values: Iterable[mpz], width: int) -> Bytes:
-    """Lay integers out as rows of bytes, big endian.
-
-    Parameters
-    ----------
-    values : n integers, >= 0 and < 256**width.
-    width : int, >= 1: bytes of an integer.
-
-    Returns
-    -------
-    uint8, shape (n, width).
+    """Integers >= 0 and < 256**width as big-endian rows; uint8, shape (n, width).
 
     Raises
     ------
@@ -32,16 +23,7 @@ def to_bytes_array(values: Iterable[mpz], width: int) -> Bytes:
 
 
 def from_bytes_array(rows: Bytes) -> list[mpz]:
-    """The integers of rows of bytes; the inverse of ``to_bytes_array``.
-
-    Parameters
-    ----------
-    rows : uint8, shape (n, width), big endian.
-
-    Returns
-    -------
-    n integers, >= 0.
-    """
+    """Inverse of ``to_bytes_array``."""
     data, width = rows.tobytes(), rows.shape[1]
     return [
         mpz.from_bytes(data[start : start + width], "big") for start in range(0, len(data), width)

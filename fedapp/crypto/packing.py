@@ -15,13 +15,14 @@ rows, each once. With width = precision + bits of n_rows + 1, a field of a sum h
 
     n_rows * 2^precision <= (2^bits - 1) * 2^precision < 2^(width - 1),
 
-so fields are the plaintext's balanced digits in base 2^width and come back one by one, lowest
-first. k of them make up a plaintext below 2^(width k - 1) in absolute value, since
+so fields are the plaintext's balanced digits in base 2^width and are read one by one, lowest first.
+k of them make up a plaintext below 2^(width k - 1) in absolute value, since
 
     sum of (2^(width - 1) - 1) 2^(width i) < 2^(width k - 1).
 
 A key n of b bits holds plaintexts up to (n - 1) / 2 >= 2^(b - 2) in absolute value, so k fields fit
-where width * k <= b - 1. No count of rows is needed to undo an offset, and none is sent.
+where width * k <= b - 1. There is no offset, so no count of rows is needed to undo it, and none is
+sent.
 """
 
 from __future__ import annotations
@@ -32,12 +33,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-# Gradient and hessian.
-PAIR = 2
-# A float64's digits: a value is off by less than 2^-53 of the largest, as when XGBoost adds it up.
+PAIR = 2  # gradient and hessian
+# float64's digits: the error of a value is below 2^-53 of the largest, as in XGBoost's sums.
 PRECISION = 53
-# Fixed-point values pass through int64.
-MOST_PRECISION = 62
+MOST_PRECISION = 62  # fixed-point values are int64
 
 Floats = npt.NDArray[np.float64]
 
@@ -46,13 +45,9 @@ Floats = npt.NDArray[np.float64]
 class FixedPoint:
     """Reals as multiples of ``2**(exponent - precision)``, one scale for each of a pair.
 
-    A float32 above ``2**(exponent - precision + 23)`` in absolute value comes back exactly, and a
-    smaller one is off by at most half a multiple.
-
-    Parameters
-    ----------
-    exponents : of the bounds ``2**exponent`` of gradients and hessians.
-    precision : int, bits.
+    A float32 above ``2**(exponent - precision + 23)`` in absolute value is represented exactly, a
+    smaller one with an error of at most half a multiple. ``exponents`` are those of the bounds
+    ``2**exponent`` of gradients and hessians; ``precision`` is in bits.
     """
 
     exponents: tuple[int, int]
@@ -60,16 +55,11 @@ class FixedPoint:
 
     @staticmethod
     def covering(gradients: npt.NDArray[np.float32], precision: int = PRECISION) -> FixedPoint:
-        """The finest scales that hold all rows.
-
-        Parameters
-        ----------
-        gradients : float32, shape (n_rows, n_outputs, 2): gradients and hessians.
-        precision : int, bits, 1 to 62.
+        """The finest scales for float32 gradients of shape (n_rows, n_outputs, 2).
 
         Raises
         ------
-        ValueError : a value is not finite, or ``precision`` is out of range.
+        ValueError : a value is not finite, or ``precision`` is not 1 to 62.
         """
         if not 1 <= precision <= MOST_PRECISION:
             raise ValueError(f"precision must be 1 to {MOST_PRECISION}, got {precision}")
@@ -79,15 +69,7 @@ class FixedPoint:
         return FixedPoint((first, second), precision)
 
     def encode(self, gradients: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-        """Nearest multiples.
-
-        Parameters
-        ----------
-        gradients : float32, shape (n_rows, n_outputs, 2): gradients and hessians.
-
-        Returns
-        -------
-        int64, same shape, at most ``2**precision`` in absolute value.
+        """Nearest multiples, int64, of float32 gradients of shape (n_rows, n_outputs, 2).
 
         Raises
         ------
@@ -107,15 +89,11 @@ class FixedPoint:
         return integers
 
     def decode(self, sums: Sequence[Sequence[int]], n_outputs: int) -> Floats:
-        """Sums of multiples as reals, rounded once.
+        """Sums of multiples as reals, rounded once; float64, shape (n, n_outputs, 2).
 
         Parameters
         ----------
         sums : n sums of ``2 * n_outputs`` integers of any length.
-
-        Returns
-        -------
-        float64, shape (n, n_outputs, 2).
         """
         multiples = np.array([[float(field) for field in fields] for fields in sums])
         shifts = np.array(self.exponents) - self.precision
@@ -125,14 +103,14 @@ class FixedPoint:
 
 @dataclass(frozen=True, slots=True)
 class PairLayout:
-    """How fields lie in plaintexts under a key; the same at every party.
+    """Layout of fields in plaintexts under a key; the same at every party.
 
     Parameters
     ----------
-    key_bits : int: bits of the key's n.
-    n_rows : int, >= 1: most rows that a sum can have.
-    n_outputs : int, >= 1: pairs of a row, one a class where all classes travel together.
-    precision : int, bits of ``FixedPoint``.
+    key_bits : bits of the key's n.
+    n_rows : >= 1: most rows of a sum.
+    n_outputs : >= 1: pairs of a row, one a class where all classes share a plaintext.
+    precision : bits of ``FixedPoint``.
 
     Raises
     ------
@@ -159,12 +137,12 @@ class PairLayout:
 
     @property
     def field_bits(self) -> int:
-        """Width of a field, with room for a sum of ``n_rows`` rows and a sign."""
+        """Width of a field: a sum of ``n_rows`` rows and a sign."""
         return self.precision + self.n_rows.bit_length() + 1
 
     @property
     def slot_bits(self) -> int:
-        """Width of a slot: all fields of a row, or of a sum of rows."""
+        """Width of a slot: all fields of a row or sum."""
         return self.field_bits * self.n_fields
 
     @property
@@ -173,7 +151,7 @@ class PairLayout:
         return (self.key_bits - 1) // self.slot_bits
 
     def n_plaintexts(self, n_sums: int) -> int:
-        """Plaintexts that hold this many sums, all full but for the last."""
+        """Plaintexts for ``n_sums`` sums, all full but the last."""
         return -(-n_sums // self.n_slots)
 
     def pack(self, fields: npt.NDArray[np.int64]) -> list[int]:
@@ -183,13 +161,9 @@ class PairLayout:
         ----------
         fields : int64, shape (n_rows, n_outputs, 2), from ``FixedPoint.encode``.
 
-        Returns
-        -------
-        n_rows integers, below ``2**(slot_bits - 1)`` in absolute value.
-
         Raises
         ------
-        ValueError : another number of outputs, or a field beyond ``2**precision``.
+        ValueError : another number of outputs, or a field above ``2**precision``.
         """
         if fields.shape[1:] != (self.n_outputs, PAIR):
             shape = f"(n, {self.n_outputs}, {PAIR})"
@@ -197,7 +171,7 @@ class PairLayout:
         n_large = int((np.abs(fields) > 1 << self.precision).sum())
         if n_large:
             raise ValueError(f"fields must be at most 2^{self.precision}, got {n_large} above")
-        # The hessian first: it is the lower of a pair.
+        # In a pair the hessian is the lower field.
         columns = fields[:, :, ::-1].reshape(len(fields), self.n_fields).T
         plaintexts, width = [0] * len(fields), self.field_bits
         for column in columns[::-1]:
@@ -206,16 +180,8 @@ class PairLayout:
         return plaintexts
 
     def unpack(self, plaintexts: Sequence[int], n_sums: int) -> list[list[int]]:
-        """Fields of the sums in some plaintexts.
-
-        Parameters
-        ----------
-        plaintexts : ``n_plaintexts(n_sums)`` integers with a sign.
-        n_sums : int, >= 0.
-
-        Returns
-        -------
-        n_sums lists of ``n_fields`` integers: gradient and hessian of each output.
+        """Fields of ``n_sums`` sums: lists of ``n_fields`` integers, gradient and hessian of each
+        output.
 
         Raises
         ------
@@ -226,23 +192,23 @@ class PairLayout:
             raise ValueError(f"plaintexts must be {wanted} in number, got {len(plaintexts)}")
         sums: list[list[int]] = []
         for plaintext in plaintexts:
-            rest = plaintext
+            remainder = plaintext
             for _ in range(min(self.n_slots, n_sums - len(sums))):
-                fields, rest = self._lowest_slot(rest)
+                fields, remainder = self._lowest_slot(remainder)
                 sums.append(fields)
-            if rest:
+            if remainder:
                 raise ValueError("plaintexts must be 0 past their last slot, got one that is not")
         return sums
 
     def _lowest_slot(self, plaintext: int) -> tuple[list[int], int]:
-        """Fields of slot 0, and what is above it."""
+        """Fields of slot 0, and the plaintext above it."""
         width, limit = self.field_bits, self.n_rows << self.precision
         half, mask = 1 << (width - 1), (1 << width) - 1
         fields = []
         for place in range(self.n_fields):
             field = ((plaintext + half) & mask) - half
             plaintext = (plaintext - field) >> width
-            # Hessians, in the even places, are sums of what is never negative.
+            # Even places are sums of hessians, which are never negative.
             if not (0 if place % PAIR == 0 else -limit) <= field <= limit:
                 raise ValueError(f"sums must be of at most {self.n_rows} rows, got one beyond")
             fields.append(field)
@@ -251,17 +217,17 @@ class PairLayout:
 
 @dataclass(frozen=True, slots=True)
 class SumLayout:
-    """How sums of values of any sign lie in plaintexts: a field an output, a slot a sum.
+    """Layout of sums of signed values in plaintexts: a field an output, a slot a sum.
 
-    The proof of head-room is that of ``PairLayout``, with terms in place of rows.
+    Head-room is as for ``PairLayout``, with terms in place of rows.
 
     Parameters
     ----------
-    key_bits : int: bits of the key's n.
-    n_terms : int, >= 1: most values that a sum has.
-    n_outputs : int, >= 1: values of a term.
-    exponent : values are below ``2**exponent`` in absolute value.
-    precision : int, bits: values are multiples of ``2**(exponent - precision)``.
+    key_bits : bits of the key's n.
+    n_terms : >= 1: most values of a sum.
+    n_outputs : >= 1: values of a term.
+    exponent : values are at most ``2**exponent`` in absolute value.
+    precision : bits: values are multiples of ``2**(exponent - precision)``.
 
     Raises
     ------
@@ -295,15 +261,11 @@ class SumLayout:
         return (self.key_bits - 1) // self.slot_bits
 
     def n_plaintexts(self, n_sums: int) -> int:
-        """Plaintexts that hold this many sums."""
+        """Plaintexts for ``n_sums`` sums."""
         return -(-n_sums // self.n_slots)
 
     def pack(self, values: Floats) -> list[int]:
-        """One plaintext a term, in slot 0.
-
-        Parameters
-        ----------
-        values : float64, shape (n_terms, n_outputs).
+        """One plaintext a term, in slot 0, of float64 values of shape (n_terms, n_outputs).
 
         Raises
         ------
@@ -332,19 +294,16 @@ class SumLayout:
         half, digits = 1 << (width - 1), (1 << width) - 1
         fields: list[int] = []
         for plaintext in plaintexts:
-            rest, end = (
-                plaintext,
-                min(len(fields) + self.n_slots * self.n_outputs, n_sums * self.n_outputs),
-            )
+            remainder = plaintext
+            end = min(len(fields) + self.n_slots * self.n_outputs, n_sums * self.n_outputs)
             while len(fields) < end:
-                field = ((rest + half) & digits) - half
-                rest = (rest - field) >> width
+                field = ((remainder + half) & digits) - half
+                remainder = (remainder - field) >> width
                 if abs(field) > limit:
-                    raise ValueError(
-                        f"sums must be of at most {self.n_terms} terms, got one beyond"
-                    )
+                    rule = f"at most {self.n_terms} terms"
+                    raise ValueError(f"sums must be of {rule}, got one beyond")
                 fields.append(field)
-            if rest:
+            if remainder:
                 raise ValueError("plaintexts must be 0 past their last slot, got one that is not")
         sums = np.array([float(field) for field in fields]).reshape(n_sums, self.n_outputs)
         reals: Floats = np.ldexp(sums, self.exponent - self.precision)
@@ -352,16 +311,12 @@ class SumLayout:
 
 
 def whole_layout(key_bits: int, n_terms: int, n_fields: int, bits: int) -> SumLayout:
-    """Sums of whole numbers, which come back exactly where they are below 2^53.
+    """Layout for integers up to ``2**bits``, whose sums are exact below 2^53.
 
     Parameters
     ----------
-    n_fields : int, >= 1: numbers of a term, side by side.
-    bits : int, 0 to 53: none is above ``2**bits`` in absolute value.
-
-    Raises
-    ------
-    ValueError : see ``SumLayout``.
+    n_fields : >= 1: numbers of a term, side by side.
+    bits : 0 to 53.
     """
     return SumLayout(key_bits, n_terms, n_fields, exponent=bits, precision=bits)
 
@@ -371,13 +326,8 @@ def grouped_layouts(
 ) -> tuple[PairLayout, ...]:
     """Layouts of several ciphertexts a row, where one cannot hold the pairs of all outputs.
 
-    Returns
-    -------
-    As few layouts as there can be; their outputs follow each other and differ by one at most.
-
-    Raises
-    ------
-    ValueError : see ``PairLayout``.
+    As few layouts as possible, in the order of the outputs; their sizes differ by one at most.
+    Raises a ValueError as ``PairLayout`` does.
     """
     single = PairLayout(key_bits, n_rows, 1, precision)
     n_groups = -(-n_outputs // single.n_slots)
