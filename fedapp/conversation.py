@@ -38,7 +38,6 @@ class Exchange:
 
     Parameters
     ----------
-    requests : one a party, by name.
     check : raises a ProtocolError where a party's reply does not fit its request.
     may_fail : replies that may be missing; None: by the settings of the run.
     seconds : estimate for the exchange and those of the same phase that follow; None if unknown

@@ -104,10 +104,8 @@ def alias(kebab: str, known: Collection[str], method: str) -> str:
 def near_setting(name: str, known: Collection[str], method: str = "") -> str:
     """``near`` for a setting, also by its names in other libraries.
 
-    Parameters
-    ----------
-    known : all settings, with the method's name before its settings: ``federated-forest.trees``.
-    method : whose settings are preferred; empty if unknown.
+    ``known`` are all settings, with the method's name before its settings:
+    ``federated-forest.trees``.
     """
     kebab = _kebab(name)
     if meant := alias(kebab, known, method):

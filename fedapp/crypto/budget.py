@@ -53,11 +53,10 @@ class Spending:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a run may disclose about its rows.
+    """What a run may disclose about its rows: at most ``epsilon`` and ``delta`` for each row.
 
     Parameters
     ----------
-    epsilon, delta : the promise for each row.
     multiplier : noise of a sum that takes the whole budget: its standard deviation over the most
         that one row changes the sum.
     n_rounds : boosting rounds.
@@ -96,13 +95,8 @@ class Budget:
     def own_variance(self, kind: str, sensitivity: float) -> int:
         """Variance of the noise that each party adds, in squared units, rounded up.
 
-        Parameters
-        ----------
-        sensitivity : most that one row changes the sum (L2), in units.
-
-        Raises
-        ------
-        ValueError : too small for the parties' noise to add up to a discrete Gaussian.
+        One row changes the sum by at most ``sensitivity`` (L2), in units. Raises a ValueError if
+        the variance is too small for the parties' noise to add up to a discrete Gaussian.
         """
         square = Fraction(self.multiplier) ** 2 * Fraction(sensitivity) ** 2
         variance = math.ceil(square / (Fraction(self.share(kind)) * (self.n_parties - 1)))

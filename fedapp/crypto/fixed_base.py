@@ -32,12 +32,7 @@ DIGIT_BITS = 8
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FixedBases:
-    """Tables of powers of some bases.
-
-    Parameters
-    ----------
-    tables : residues, (n_bases * n_bytes, 256) of them.
-    """
+    """Tables of powers of some bases: (n_bases * n_bytes, 256) residues."""
 
     ring: Ring
     tables: Residues
@@ -50,10 +45,8 @@ class FixedBases:
     def powers(self, digits: Bytes) -> Residues:
         """n products of powers.
 
-        Parameters
-        ----------
-        digits : uint8, shape (n, n_tables): bytes of the exponents, base after base, lowest byte
-            first.
+        ``digits``, uint8, shape (n, n_tables): bytes of the exponents, base after base, lowest
+        first.
         """
         return self.ring.table_products(self.tables, digits)
 
@@ -66,25 +59,15 @@ class SquareBase:
 
         r (1 + p u) * r' (1 + p u') = r r' (1 + p (u + u')) mod p^2.
 
-    So a power is a product of residues, which have half the digits of p^2, and a sum.
-
-    Parameters
-    ----------
-    prime : p.
-    tables : residues r and terms u of the base's powers, a table a byte of the exponent; an even
-        number.
+    So a power is a product of residues, which have half the digits of p^2, and a sum. ``tables``
+    has the residues r and terms u of the powers, a table a byte of the exponent; an even number.
     """
 
     prime: mpz
     tables: tuple[tuple[list[mpz], list[mpz]], ...]
 
     def powers(self, digits: Bytes) -> Residues:
-        """Powers mod p^2, as residues of ``PlainRing``.
-
-        Parameters
-        ----------
-        digits : uint8, shape (n, n_tables): bytes of the exponents, lowest first.
-        """
+        """Powers mod p^2 as residues of ``PlainRing``; digits as for ``FixedBases``."""
         prime, modulus, columns = self.prime, self.prime**2, digits.T.tolist()
         products, totals = [mpz(1)] * len(digits), [mpz(0)] * len(digits)
         for place in range(0, len(columns), 2):
@@ -115,12 +98,9 @@ class SquareBase:
 
 
 def square_base(base: mpz, prime: mpz, n_bytes: int) -> SquareBase:
-    """Tables of the powers of a base mod ``prime**2``.
+    """Tables of the powers mod ``prime**2`` of a base that is coprime to ``prime``.
 
-    Parameters
-    ----------
-    base : > 0 and < prime^2, coprime to ``prime``.
-    n_bytes : >= 1: length of the exponent, rounded up to an even number.
+    The exponent has ``n_bytes``, rounded up to an even number.
     """
     tables = []
     for table in fixed_bases(PlainRing(prime**2), [base], n_bytes + n_bytes % 2).tables:
@@ -135,13 +115,7 @@ def square_base(base: mpz, prime: mpz, n_bytes: int) -> SquareBase:
 
 
 def fixed_bases(ring: Ring, bases: Sequence[mpz], n_bytes: int) -> FixedBases:
-    """Tables of the powers of some bases.
-
-    Parameters
-    ----------
-    bases : >= 1 and < modulus.
-    n_bytes : >= 1: length of the exponent of each base.
-    """
+    """Tables of the powers of bases >= 1 and < modulus, by exponents of ``n_bytes`` each."""
     by_byte = [ring.take(bases)]
     for _ in range(n_bytes - 1):
         by_byte.append(ring.squares(by_byte[-1], DIGIT_BITS))

@@ -23,11 +23,8 @@ SPARE_BITS = 2
 class Bounds:
     """Bounds on the rows of all parties, rounded up to powers of two.
 
-    Parameters
-    ----------
-    n_rows : most rows of a sum, > 0.
-    heaviest : weights are at most 2^heaviest.
-    largest : numeric labels are at most 2^largest in absolute value.
+    A sum has at most ``n_rows`` rows, weights are at most 2^heaviest, and numeric labels at most
+    2^largest in absolute value.
     """
 
     n_rows: int
@@ -35,13 +32,7 @@ class Bounds:
     largest: int = 0
 
     def exponent(self, power: int, n_bytes: int = 8) -> int:
-        """Fractional bits that the terms of a sum may have.
-
-        Parameters
-        ----------
-        power : terms are at most 2^power in absolute value, before weighting.
-        n_bytes : size of the sum.
-        """
+        """Fractional bits of the terms of a sum of ``n_bytes``, unweighted at most 2^power."""
         return 8 * n_bytes - SPARE_BITS - power_above(self.n_rows) - self.heaviest - power
 
     def finer(self, exponent: int) -> int:
@@ -63,12 +54,9 @@ def power_above(value: float) -> int:
 
 
 def to_whole(values: npt.NDArray[np.floating], exponent: int | Whole) -> Whole:
-    """Values as the nearest multiples of 2^-exponent, in units of that.
+    """Values below 2^(62 - exponent) as the nearest multiples of 2^-exponent, in units of that.
 
-    Parameters
-    ----------
-    values : any shape; below 2^(62 - exponent) in absolute value.
-    exponent : one, or one for each place of the last axis.
+    There is one exponent, or one for each place of the last axis.
     """
     scaled = values.astype(np.float64) * np.ldexp(1.0, np.asarray(exponent))
     whole: Whole = np.rint(scaled, out=scaled).astype(np.int64)
@@ -85,9 +73,7 @@ def from_whole(whole: Whole, exponent: int | Whole) -> Doubles:
 def to_parts(values: Doubles, exponents: tuple[Whole, Whole]) -> tuple[Whole, Whole]:
     """Values as coarse multiples and the remainders as fine ones: twice the bits of one integer.
 
-    Parameters
-    ----------
-    exponents : of both units, one for each place of the last axis; see ``Bounds.finer``.
+    Exponents of both units are one for each place of the last axis; see ``Bounds.finer``.
     """
     coarse = to_whole(values, exponents[0])
     return coarse, to_whole(values - from_whole(coarse, exponents[0]), exponents[1])

@@ -12,12 +12,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def to_bytes_array(values: Iterable[mpz], width: int) -> Bytes:
-    """Integers >= 0 and < 256**width as big-endian rows; uint8, shape (n, width).
-
-    Raises
-    ------
-    OverflowError : an integer is negative or too long.
-    """
+    """Integers >= 0 and < 256**width as big-endian rows; uint8, shape (n, width)."""
     data = b"".join([value.to_bytes(width, "big") for value in values])
     return np.frombuffer(data, dtype=np.uint8).reshape(-1, width)
 

@@ -117,10 +117,6 @@ def generate_key(
     bits : even, >= 2048 unless ``insecure_small_key``: bits of n.
     insecure_small_key : for tests.
     full_masks : whether the owner's masks are uniform, at three times the cost.
-
-    Raises
-    ------
-    ValueError : bits is odd or too small.
     """
     _check_bits(bits, insecure_small_key)
     if bits % 2:
@@ -135,17 +131,9 @@ def generate_key(
 def read_public_key(modulus: Bytes, bits: int, *, insecure_small_key: bool = False) -> PublicKey:
     """Check a key from outside: refuse what is visibly not a product of two primes.
 
-    A third large factor, or two close ones, cannot be detected without knowing the factors.
-
-    Parameters
-    ----------
-    modulus : uint8, shape (bytes of n,), big endian.
-    bits : of n, as agreed.
-
-    Raises
-    ------
-    ValueError : n has more or fewer bits, or is too small, a prime, a power, or a multiple of a
-        prime below 2^16.
+    ``modulus`` is uint8, shape (bytes of n,), big endian. Raises a ValueError if n does not have
+    ``bits`` bits, or is too small, a prime, a power, or a multiple of a prime below 2^16. A third
+    large factor, or two close ones, cannot be detected without knowing the factors.
     """
     _check_bits(bits, insecure_small_key)
     # Checked before the number is read, as arithmetic on a longer one takes many times longer.

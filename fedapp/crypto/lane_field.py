@@ -45,14 +45,7 @@ def same(number: int) -> Any:
 
 
 class Element:
-    """Eight numbers modulo p.
-
-    Parameters
-    ----------
-    builder : of the function being compiled.
-    limbs : five registers.
-    most : upper bound on all limbs.
-    """
+    """Eight numbers modulo p: five registers of limbs, none above ``most``."""
 
     def __init__(self, builder: Any, limbs: Sequence[Any], most: int) -> None:
         assert most < 1 << 64
@@ -256,11 +249,9 @@ class Slots:
 
 
 def of_slots(formula: Callable[..., None]) -> Any:
-    """Compile a formula of ``Slots`` into a function ``f(memory, places)``.
+    """Compile ``formula(*slots)`` into a function ``f(memory, places)``.
 
-    Parameters
-    ----------
-    formula : ``formula(*slots)``; slots that it reads before it writes may overlap those it writes.
+    Slots that the formula reads before it writes may overlap those it writes.
     """
     n_slots = len(inspect.signature(formula).parameters)
 

@@ -32,10 +32,7 @@ ROOT, POWER = 6, 1
 def root(u: Element, v: Element, factor: Element, power: Element) -> tuple[Any, Element]:
     """SQRT_RATIO_M1 of RFC 9496, Section 4.2: where u / v is a square, and a root.
 
-    Parameters
-    ----------
-    factor : u v^3.
-    power : (u v^7)^((p - 5) / 8).
+    ``factor`` is u v^3, ``power`` is (u v^7)^((p - 5) / 8).
     """
     candidate, build = factor * power, u.builder
     check = v * candidate.square()

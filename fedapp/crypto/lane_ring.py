@@ -50,12 +50,7 @@ class LaneRing:
         self._unscale = gmpy2.invert(size, modulus)
 
     def read(self, rows: Bytes) -> Limbs:
-        """Residues of big-endian integers, uint8, shape (n, width).
-
-        Raises
-        ------
-        ValueError : an integer has more than ``n_limbs`` limbs.
-        """
+        """Residues of big-endian integers up to ``n_limbs``; uint8, shape (n, width)."""
         residues = self.multiply(self._read_limbs(rows), self._to[None])
         for row in sampled("read", len(rows)):
             self._check(residues[row], mpz.from_bytes(rows[row].tobytes(), "big"))
@@ -94,10 +89,8 @@ class LaneRing:
     ) -> Limbs:
         """Products of rows of two arrays, in new memory.
 
-        Parameters
-        ----------
-        left, right : residues; a single row is broadcast.
-        left_rows, right_rows : int64, shape (n,): rows to multiply; None for all in order.
+        A single row is broadcast. ``left_rows`` and ``right_rows`` select rows; None for all in
+        order.
         """
         left_rows, right_rows = _same_length(left, right, left_rows, right_rows)
         out = np.empty((len(left_rows), self.n_limbs), dtype=np.uint64)
@@ -143,13 +136,7 @@ class LaneRing:
         return out
 
     def table_products(self, tables: Limbs, digits: Bytes) -> Limbs:
-        """Products of one entry a table.
-
-        Parameters
-        ----------
-        tables : uint64, shape (n_tables, 256, n_limbs).
-        digits : uint8, shape (n, n_tables).
-        """
+        """Products of one entry of each table, uint64, shape (n_tables, 256, n_limbs)."""
         if tables.shape != (digits.shape[1], 256, self.n_limbs) or digits.dtype != np.uint8:
             raise ValueError(f"tables must fit {digits.shape} digits, got {tables.shape}")
         out = np.empty((len(digits), self.n_limbs), dtype=np.uint64)

@@ -102,12 +102,9 @@ def digit_masks(scalar: int) -> Words:
     """Masks that select by the digits of half a scalar, 0 to ORDER - 1.
 
     The half, made odd by adding the odd order if needed, is the sum of digits d 16^i, d odd and -15
-    to 15: with c = (d + 15) / 2, the number of digits c is half the odd one plus 2^255.
-
-    Returns
-    -------
-    uint64, shape (64, 40): a digit a row, the highest first. All bits are set in place i where |d|
-    is 2 i + 1, and in place 8 where d < 0; others are 0.
+    to 15: with c = (d + 15) / 2, the number of digits c is half the odd one plus 2^255. Returns a
+    digit a row, the highest first, uint64, shape (64, 40): all bits are set in place i where |d| is
+    2 i + 1, and in place 8 where d < 0; others are 0.
     """
     half = scalar * ((ORDER + 1) // 2) % ORDER
     odd = half + ORDER * (1 - half % 2)
@@ -203,14 +200,8 @@ def scale(memory: Any, point: Any) -> None:
 def scale_words(words: Words, masks: Words) -> tuple[Words, npt.NDArray[np.bool_]]:
     """Multiply points by the scalar of ``masks``, from ``digit_masks``.
 
-    Parameters
-    ----------
-    words : uint64, shape (n, 4): encoded points; or (n, 8): uniform bytes, to be mapped first.
-
-    Returns
-    -------
-    uint64, shape (n, 4): encoded points, if all are valid.
-    bool, shape (n,): which rows are points other than the identity.
+    ``words`` is uint64, shape (n, 4): encoded points; or (n, 8): uniform bytes, to be mapped first.
+    Returns encoded points, if all are valid, and which rows are points other than the identity.
     """
     n_slots = POINTS + POINT_SLOTS * -(-len(words) // N_LANES)
     memory = registers(n_slots * N_LIMBS)

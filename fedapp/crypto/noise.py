@@ -43,13 +43,7 @@ Words = npt.NDArray[np.uint64]
 
 
 class Source:
-    """Random 64-bit words, derived from a key and a label.
-
-    Parameters
-    ----------
-    key : 32 bytes, from the operating system.
-    label : of the draw; another label gives other words.
-    """
+    """Random 64-bit words from a 32-byte key and a label; other labels give other words."""
 
     def __init__(self, key: bytes, label: bytes) -> None:
         label_key = hashlib.blake2b(prefixed(LABEL, label), digest_size=KEY_BYTES, key=key).digest()
@@ -70,12 +64,7 @@ class Source:
 
 
 def discrete_gaussian(variance: int, n_numbers: int, source: Source) -> Whole:
-    """Independent draws of the discrete Gaussian distribution (Algorithm 3); int64.
-
-    Raises
-    ------
-    ValueError : the variance is not 1 to 2^80.
-    """
+    """Independent draws of the discrete Gaussian distribution (Algorithm 3); int64."""
     if not 1 <= variance <= MOST_VARIANCE:
         raise ValueError(f"variance must be 1 to 2^80, got {variance}")
     scale = math.isqrt(variance) + 1
@@ -116,16 +105,9 @@ def _discrete_laplace(scale: int, n_tries: int, source: Source) -> Whole:
 def accept(
     powers: npt.NDArray[np.float64], exact: Callable[[int], Fraction], source: Source
 ) -> Bools:
-    """Events of probability exp(-power) (Algorithm 1).
+    """Events of probability exp(-power) (Algorithm 1); bool, shape (n_events,).
 
-    Parameters
-    ----------
-    powers : float64, shape (n_events,), >= 0.
-    exact : index of an event -> its exact power, which ``powers`` rounds.
-
-    Returns
-    -------
-    bool, shape (n_events,).
+    ``powers``, float64 >= 0, rounds the powers that ``exact`` returns for the index of an event.
     """
     words = source.words(len(powers))
     shares, bounds = words * 2.0**-64, np.exp(-powers)

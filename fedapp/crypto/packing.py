@@ -55,12 +55,7 @@ class FixedPoint:
 
     @staticmethod
     def covering(gradients: npt.NDArray[np.float32], precision: int = PRECISION) -> FixedPoint:
-        """The finest scales for float32 gradients of shape (n_rows, n_outputs, 2).
-
-        Raises
-        ------
-        ValueError : a value is not finite, or ``precision`` is not 1 to 62.
-        """
+        """The finest scales for float32 gradients of shape (n_rows, n_outputs, 2)."""
         if not 1 <= precision <= MOST_PRECISION:
             raise ValueError(f"precision must be 1 to {MOST_PRECISION}, got {precision}")
         _check_finite(gradients)
@@ -69,12 +64,7 @@ class FixedPoint:
         return FixedPoint((first, second), precision)
 
     def encode(self, gradients: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-        """Nearest multiples, int64, of float32 gradients of shape (n_rows, n_outputs, 2).
-
-        Raises
-        ------
-        ValueError : a value is not finite or too large, or a hessian is negative.
-        """
+        """Nearest multiples, int64, of float32 gradients of shape (n_rows, n_outputs, 2)."""
         _check_finite(gradients)
         n_negative = int((gradients[..., 1] < 0).sum())
         if n_negative:
@@ -89,11 +79,8 @@ class FixedPoint:
         return integers
 
     def decode(self, sums: Sequence[Sequence[int]], n_outputs: int) -> Floats:
-        """Sums of multiples as reals, rounded once; float64, shape (n, n_outputs, 2).
-
-        Parameters
-        ----------
-        sums : n sums of ``2 * n_outputs`` integers of any length.
+        """Sums of ``2 * n_outputs`` multiples as reals, rounded once; float64, shape (n, n_outputs,
+        2).
         """
         multiples = np.array([[float(field) for field in fields] for fields in sums])
         shifts = np.array(self.exponents) - self.precision
@@ -103,18 +90,11 @@ class FixedPoint:
 
 @dataclass(frozen=True, slots=True)
 class PairLayout:
-    """Layout of fields in plaintexts under a key; the same at every party.
+    """Layout of fields in plaintexts under a key of ``key_bits``; the same at every party.
 
-    Parameters
-    ----------
-    key_bits : bits of the key's n.
-    n_rows : >= 1: most rows of a sum.
-    n_outputs : >= 1: pairs of a row, one a class where all classes share a plaintext.
-    precision : bits of ``FixedPoint``.
-
-    Raises
-    ------
-    ValueError : a number is out of range, or one row's pairs do not fit in a plaintext.
+    A sum has at most ``n_rows`` rows, and a row ``n_outputs`` pairs, one a class where all classes
+    share a plaintext. ``precision`` is that of ``FixedPoint``. Raises a ValueError if a number is
+    out of range, or one row's pairs do not fit in a plaintext.
     """
 
     key_bits: int
@@ -157,13 +137,8 @@ class PairLayout:
     def pack(self, fields: npt.NDArray[np.int64]) -> list[int]:
         """One plaintext a row, the row's fields in slot 0.
 
-        Parameters
-        ----------
-        fields : int64, shape (n_rows, n_outputs, 2), from ``FixedPoint.encode``.
-
-        Raises
-        ------
-        ValueError : another number of outputs, or a field above ``2**precision``.
+        Expects int64 of shape (n_rows, n_outputs, 2), from ``FixedPoint.encode``; raises a
+        ValueError for another shape, or a field above ``2**precision``.
         """
         if fields.shape[1:] != (self.n_outputs, PAIR):
             shape = f"(n, {self.n_outputs}, {PAIR})"
@@ -183,9 +158,7 @@ class PairLayout:
         """Fields of ``n_sums`` sums: lists of ``n_fields`` integers, gradient and hessian of each
         output.
 
-        Raises
-        ------
-        ValueError : another number of plaintexts, or a sum that ``n_rows`` rows cannot have.
+        Raises a ValueError for a sum that ``n_rows`` rows cannot have.
         """
         if len(plaintexts) != self.n_plaintexts(n_sums):
             wanted = self.n_plaintexts(n_sums)
@@ -219,19 +192,9 @@ class PairLayout:
 class SumLayout:
     """Layout of sums of signed values in plaintexts: a field an output, a slot a sum.
 
-    Head-room is as for ``PairLayout``, with terms in place of rows.
-
-    Parameters
-    ----------
-    key_bits : bits of the key's n.
-    n_terms : >= 1: most values of a sum.
-    n_outputs : >= 1: values of a term.
-    exponent : values are at most ``2**exponent`` in absolute value.
-    precision : bits: values are multiples of ``2**(exponent - precision)``.
-
-    Raises
-    ------
-    ValueError : one term does not fit in a plaintext.
+    Head-room is as for ``PairLayout``, with terms in place of rows. Values are multiples of
+    ``2**(exponent - precision)``, at most ``2**exponent`` in absolute value; a sum has at most
+    ``n_terms`` terms of ``n_outputs`` values each. Raises a ValueError if one term does not fit.
     """
 
     key_bits: int
@@ -265,12 +228,7 @@ class SumLayout:
         return -(-n_sums // self.n_slots)
 
     def pack(self, values: Floats) -> list[int]:
-        """One plaintext a term, in slot 0, of float64 values of shape (n_terms, n_outputs).
-
-        Raises
-        ------
-        ValueError : a value is not finite or too large.
-        """
+        """One plaintext a term, in slot 0, of finite float64 values, (n_terms, n_outputs)."""
         multiples = np.rint(np.ldexp(values, self.precision - self.exponent))
         if not (np.abs(multiples) <= 2.0**self.precision).all():
             raise ValueError(f"values must be at most 2^{self.exponent}, got one that is not")
@@ -283,9 +241,7 @@ class SumLayout:
     def unpack(self, plaintexts: Sequence[int], n_sums: int) -> Floats:
         """Sums in some plaintexts, float64, shape (n_sums, n_outputs), rounded once.
 
-        Raises
-        ------
-        ValueError : another number of plaintexts, or a sum that ``n_terms`` values cannot have.
+        Raises a ValueError for a sum that ``n_terms`` values cannot have.
         """
         wanted = self.n_plaintexts(n_sums)
         if len(plaintexts) != wanted:
@@ -311,13 +267,7 @@ class SumLayout:
 
 
 def whole_layout(key_bits: int, n_terms: int, n_fields: int, bits: int) -> SumLayout:
-    """Layout for integers up to ``2**bits``, whose sums are exact below 2^53.
-
-    Parameters
-    ----------
-    n_fields : >= 1: numbers of a term, side by side.
-    bits : 0 to 53.
-    """
+    """Layout for ``n_fields`` integers a term up to ``2**bits``; sums are exact below 2^53."""
     return SumLayout(key_bits, n_terms, n_fields, exponent=bits, precision=bits)
 
 

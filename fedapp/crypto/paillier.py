@@ -8,7 +8,8 @@ from whom.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import gmpy2
 import numpy as np
@@ -26,17 +27,12 @@ CALLS_PER_WORKER, MOST_ROWS = 4, 4096
 
 
 def encrypt(key: PublicKey | PrivateKey, plaintexts: Sequence[int], workers: Workers) -> Bytes:
-    """Encrypt integers, many times faster with the private key.
+    """Encrypt integers to uint8 rows, shape (n, ciphertext_bytes), big endian.
 
     Parameters
     ----------
-    key : the private key where the caller owns it.
-    plaintexts : integers m, -n / 2 < m < n / 2 for the modulus n; a negative m is encrypted as m +
-        n.
-
-    Returns
-    -------
-    uint8, shape (n, ciphertext_bytes), big endian.
+    key : the private key where the caller owns it: many times faster.
+    plaintexts : -n / 2 < m < n / 2 for the modulus n; a negative m is encrypted as m + n.
 
     Raises
     ------
@@ -47,23 +43,17 @@ def encrypt(key: PublicKey | PrivateKey, plaintexts: Sequence[int], workers: Wor
     n_wrong = sum(not -limit <= plaintext <= limit for plaintext in plaintexts)
     if n_wrong:
         raise ValueError(f"plaintexts must be within n / 2, got {n_wrong} that are not")
-    shares = share_out(len(plaintexts), workers)
-    calls = [(key, plaintexts[first:last]) for first, last in shares]
-    return stacked(public, share(workers, _encrypt, calls))
+    return stacked(public, _in_parts(_encrypt, key, plaintexts, workers))
 
 
 def rerandomise(key: PublicKey, ciphertexts: Bytes, workers: Workers) -> Bytes:
     """The same plaintexts under fresh masks, unlinkable to the checked ``ciphertexts``."""
-    shares = share_out(len(ciphertexts), workers)
-    calls = [(key, ciphertexts[first:last]) for first, last in shares]
-    return stacked(key, share(workers, _rerandomise, calls))
+    return stacked(key, _in_parts(_rerandomise, key, ciphertexts, workers))
 
 
 def decrypt(key: PrivateKey, ciphertexts: Bytes, workers: Workers) -> list[int]:
     """Plaintexts m, -n / 2 < m < n / 2, of checked ciphertexts."""
-    shares = share_out(len(ciphertexts), workers)
-    calls = [(key, ciphertexts[first:last]) for first, last in shares]
-    chunks = share(workers, _decrypt, calls)
+    chunks = _in_parts(_decrypt, key, ciphertexts, workers)
     return [plaintext for chunk in chunks for plaintext in chunk]
 
 
@@ -106,6 +96,11 @@ def share_out(n_rows: int, workers: Workers) -> list[tuple[int, int]]:
     n_calls = min(n_units, n_calls)
     ends = [min(unit * (n_units * call // n_calls), n_rows) for call in range(1, n_calls + 1)]
     return list(itertools.pairwise([0, *ends]))
+
+
+def _in_parts(function: Callable[..., Any], key: Any, rows: Any, workers: Workers) -> list[Any]:
+    calls = [(key, rows[first:last]) for first, last in share_out(len(rows), workers)]
+    return share(workers, function, calls)
 
 
 def stacked(key: PublicKey, chunks: Iterable[Bytes]) -> Bytes:

@@ -45,23 +45,15 @@ MOST_NUMBERS = 2**32 * 64 // NUMBER_BYTES
 
 
 def seed_of(secret: bytes, label: bytes) -> bytes:
-    """The 32-byte seed of the stream for one label.
+    """The 32-byte seed of the stream for one label, which must be unique to its content.
 
-    Parameters
-    ----------
-    secret : shared by the two parties, 32 bytes, from ``sealed.agree``.
-    label : unique to the content that the stream hides.
+    ``secret`` is shared by the two parties, 32 bytes, from ``sealed.agree``.
     """
     return hashlib.blake2b(prefixed(LABEL, label), digest_size=KEY_BYTES, key=secret).digest()
 
 
 def expand(seed: bytes, n_numbers: int) -> Masked:
-    """Pseudorandom uint64 numbers of a seed, shape (n_numbers,).
-
-    Raises
-    ------
-    ValueError : n_numbers is above ``MOST_NUMBERS``.
-    """
+    """Pseudorandom uint64 numbers of a seed, at most ``MOST_NUMBERS``."""
     if n_numbers > MOST_NUMBERS:
         raise ValueError(f"n_numbers must be <= {MOST_NUMBERS}, got {n_numbers}")
     # The key is used for this stream only, so any nonce will do.
@@ -113,11 +105,9 @@ def total(
     added: Iterable[bytes] = (),
     subtracted: Iterable[bytes] = (),
 ) -> Whole:
-    """Sum of the vectors after removing the remaining masks; int64, shape (n_values,).
+    """Sum of the vectors, int64, shape (n_values,), after removing streams that do not cancel.
 
-    Parameters
-    ----------
-    added, subtracted : seeds of streams that do not cancel.
+    These are ``added`` to the vectors or ``subtracted``, by their seeds.
     """
     first, *others = [np.ascontiguousarray(vector).view(f"<u{n_bytes}") for vector in vectors]
     summed = first.copy()

@@ -44,10 +44,6 @@ def hash_messages(messages: Sequence[bytes], dst: bytes) -> Points:
     """Hash byte strings to encoded points, uint8, shape (n, 32), under a domain separation tag.
 
     Source: RFC 9380, Appendix B; one-way map of RFC 9496, Section 4.3.4.
-
-    Raises
-    ------
-    ValueError : dst is not 1 to 255 bytes.
     """
     return points_of(_uniform(messages, expander(dst, UNIFORM_BYTES)))
 
@@ -113,13 +109,8 @@ def mask(points: Points, scalar: bytes) -> Points:
 def intersect(lists: Sequence[Points]) -> Points:
     """The points that all lists have, sorted bytewise; uint8, shape (m, 32).
 
-    Parameters
-    ----------
-    lists : at least one, each uint8, shape (n, 32), without duplicates; sizes may differ.
-
-    Raises
-    ------
-    ValueError : there is no list, or one has another form or a point twice.
+    Each of the lists is uint8, shape (n, 32), without duplicates. Raises a ValueError if there is
+    no list, or one has another form or a point twice.
     """
     if not lists:
         raise ValueError("lists must have one or more, got 0")
@@ -132,18 +123,8 @@ def intersect(lists: Sequence[Points]) -> Points:
 def places(own: Points, common: Points) -> npt.NDArray[np.int64]:
     """Position of each common point in a party's own list: ``own[places]`` equals ``common``.
 
-    Parameters
-    ----------
-    own : uint8, shape (n, 32), without duplicates.
-    common : uint8, shape (m, 32), all of them in ``own``.
-
-    Returns
-    -------
-    int64, shape (m,).
-
-    Raises
-    ------
-    ValueError : a list has another form, ``own`` has a point twice or lacks one of ``common``.
+    Both are uint8, shape (n, 32), ``own`` without duplicates. Raises a ValueError if a list has
+    another form, ``own`` has a point twice or lacks one of ``common``.
     """
     ordered = _distinct("own", own)
     _check_points("common", common)

@@ -188,16 +188,10 @@ def product(ring: Ring, residues: Residues) -> mpz:
 def products_by_place(
     ring: Ring, residues: Residues, places: Rows, rows: Rows | None = None
 ) -> tuple[Rows, Residues]:
-    """The product of all residues of the same place, by pairs, pairs of pairs and so on.
+    """The distinct places, ascending, and the product of all residues of each place.
 
-    Parameters
-    ----------
-    places : int64, shape (n,).
-    rows : int64, shape (n,): the residue for each place; None for all in order.
-
-    Returns
-    -------
-    The distinct places, ascending, and the product at each.
+    ``places`` is int64, shape (n,), and ``rows`` the residue for each; None for all in order.
+    Products are formed by pairs, pairs of pairs and so on.
     """
     order = np.argsort(places, kind="stable")
     places, rows = places[order], order if rows is None else rows[order]

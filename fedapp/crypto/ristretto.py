@@ -37,17 +37,13 @@ CHUNK = 1024
 
 
 def scale(points: Bytes, scalar: bytes) -> Bytes:
-    """Multiply points by a secret scalar, on all cores.
+    """Multiply points by a secret scalar, on all cores; uint8, shape (n, 32), in the same order.
 
     Parameters
     ----------
     points : uint8, shape (n, 32): encoded points; or (n, 64): uniform bytes, which the one-way map
         of RFC 9496, Section 4.3.4, maps to points first.
     scalar : 32 bytes, little-endian, 1 to l - 1.
-
-    Returns
-    -------
-    uint8, shape (n, 32): encoded points, in the same order.
 
     Raises
     ------

@@ -37,9 +37,7 @@ LARGEST_STEP, LARGEST_ATTEMPT = 2**32 - 1, 2**16 - 1
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A party's long-lived key (``own``) and its key of the run, both private or both public, 32
-    bytes.
-    """
+    """A party's long-lived key (``own``) and key of the run; both private or both public."""
 
     own: bytes = field(repr=False)
     run: bytes = field(repr=False)
@@ -55,10 +53,6 @@ class Address:
     attempt : start of the server, 0 to 2^16 - 1.
     since : the step from which this start resumed.
     last : whether the sender ends the run with it.
-
-    Raises
-    ------
-    ValueError : step or attempt is out of range.
     """
 
     sender: str
@@ -96,15 +90,9 @@ def fingerprint_of(public: bytes) -> str:
 def agree(private: Keys, peer: Keys, opening: bytes) -> bytes:
     """The secret of two parties for one run: 32 bytes, the same at both.
 
-    Parameters
-    ----------
-    private : the party's keys.
-    peer : the other party's public keys.
-    opening : the run's opening as the party received it.
-
-    Raises
-    ------
-    ValueError : a key has another length, or a public one is of low order.
+    ``private`` are the party's keys, ``peer`` the other's public keys, and ``opening`` the run's
+    opening as the party received it. Raises a ValueError if a key has another length, or a public
+    one is of low order.
     """
     run_run, own_own = _product(private.run, peer.run), _product(private.own, peer.own)
     own_run, run_own = _product(private.own, peer.run), _product(private.run, peer.own)
@@ -128,12 +116,7 @@ def seal(secret: bytes, address: Address, content: bytes) -> bytes:
 
 
 def unseal(secret: bytes, address: Address, parcel: bytes) -> bytes:
-    """The content of a parcel, if its sender sealed it for this very address.
-
-    Raises
-    ------
-    ValueError : something does not fit; the text does not reveal what.
-    """
+    """The content of a parcel that its sender sealed for this very address, else a ValueError."""
     nonce, sealed = parcel[:NONCE_BYTES], memoryview(parcel)[NONCE_BYTES:]
     try:
         return ChaCha20Poly1305(_key(secret, address)).decrypt(nonce, sealed, None)

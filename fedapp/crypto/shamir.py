@@ -19,12 +19,7 @@ def new_secret() -> bytes:
 
 
 def split(secret: bytes, threshold: int, n_holders: int) -> list[bytes]:
-    """Shares of the holders 1, 2, ... in turn; 32 bytes each.
-
-    Raises
-    ------
-    ValueError : the secret is not from ``new_secret``, or threshold is not 1 to ``n_holders``.
-    """
+    """Shares of 32 bytes for the holders 1, 2, ... of a secret from ``new_secret``."""
     if not 1 <= threshold <= n_holders:
         raise ValueError(f"threshold must be 1 to {n_holders}, got {threshold}")
     coefficients = [_read(secret), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
@@ -38,12 +33,7 @@ def split(secret: bytes, threshold: int, n_holders: int) -> list[bytes]:
 
 
 def join(shares: Mapping[int, bytes]) -> bytes:
-    """Recover the secret from at least ``threshold`` shares, by the holder's number.
-
-    Raises
-    ------
-    ValueError : there is no share, one is malformed, or a holder's number is denominator 1.
-    """
+    """Recover the secret from at least ``threshold`` shares, by the holder's number, >= 1."""
     if not shares or min(shares) < 1:
         raise ValueError(f"shares must be of holders from 1 on, got {sorted(shares)}")
     secret = 0

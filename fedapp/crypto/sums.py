@@ -53,8 +53,8 @@ def sum_rows(
     Parameters
     ----------
     ciphertexts : uint8, shape (n_rows, ciphertext_bytes), checked.
-    codes : uint8 or uint16, shape (n_rows, n_columns): bin ids; missing values have one more bin,
-        by custom the last.
+    codes : shape (n_rows, n_columns): bin ids; missing values have one more bin, by custom the
+        last.
     offsets : int64, shape (n_columns + 1,): bins of column f are ``offsets[f]`` to
         ``offsets[f+1]``.
     nodes : int32, shape (n_rows,): index of the row's node among those to sum, -1 for none.
@@ -63,10 +63,6 @@ def sum_rows(
     -------
     ``n_nodes * offsets[-1]`` sums, node after node, residues mod n^2. A sum of no rows is 1, the
     encryption of 0 without a mask: all must be packed, or re-randomised, before they are sent.
-
-    Raises
-    ------
-    ValueError : shapes differ, or a code or a node is out of range.
     """
     _check_rows(len(ciphertexts), codes, offsets, nodes, n_nodes)
     rows = np.flatnonzero(nodes >= 0)
@@ -116,16 +112,10 @@ def read_sums(
     n_sums: int,
     workers: Workers,
 ) -> npt.NDArray[np.float64]:
-    """Decrypt, range-check and unpack the result of ``pack_sums``, which is checked here.
+    """Check, decrypt and unpack ``pack_sums``' result; float64, shape (n_sums, n_outputs, 2).
 
-    Returns
-    -------
-    float64, shape (n_sums, n_outputs, 2): sums of gradients and hessians, exact sums of the rows'
-    fixed-point values rounded once.
-
-    Raises
-    ------
-    ValueError : not ciphertexts under this key, another number of them, or a sum out of range.
+    These are exact sums of the rows' fixed-point values, rounded once. Raises a ValueError for a
+    wrong number of ciphertexts, an invalid one, or a sum out of range.
     """
     check_ciphertexts(key.public, ciphertexts)
     fields = layout.unpack(decrypt(key, ciphertexts, workers), n_sums)
@@ -180,19 +170,10 @@ def read_terms(
     wanted: Sequence[npt.NDArray[np.bool_]],
     workers: Workers,
 ) -> list[npt.NDArray[np.float64]]:
-    """Decrypt, range-check and unpack the result of ``pack_terms``, which is checked here.
+    """Check, decrypt and unpack ``pack_terms``' result; for each job float64, (n_sums, n_fields).
 
-    Parameters
-    ----------
-    wanted : for each job bool, shape (n_sums,): which sums to read.
-
-    Returns
-    -------
-    For each job float64, shape (n_sums, n_fields); 0 where no sum of the ciphertext is wanted.
-
-    Raises
-    ------
-    ValueError : not ciphertexts under this key, another number of them, or a sum out of range.
+    ``wanted`` selects the sums of each job to read, bool of shape (n_sums,); ciphertexts without a
+    wanted sum are read as 0. Raises a ValueError as ``read_sums`` does.
     """
     sizes = [layout.n_plaintexts(len(job)) for job in wanted]
     if len(ciphertexts) != sum(sizes):

@@ -41,12 +41,7 @@ class JointCoding:
 
 
 def pack_categories(categories: Categories) -> dict[str, Any]:
-    """Message fields of the names; an entry without names is a column without values.
-
-    Raises
-    ------
-    ValueError : there are too many names, or too long ones.
-    """
+    """Message fields of the names; an entry without names is a column without values."""
     counts = [NUMBERS if names is None else len(names) for names in categories]
     all_names = tuple(name for names in categories for name in names or ())
     _check_sizes(counts, all_names)
@@ -54,12 +49,7 @@ def pack_categories(categories: Categories) -> dict[str, Any]:
 
 
 def unpack_categories(counts: Array, names: Sequence[str], n_columns: int) -> Categories:
-    """Inverse of ``pack_categories``.
-
-    Raises
-    ------
-    ValueError : not ``n_columns`` columns, or a name occurs twice in one.
-    """
+    """Inverse of ``pack_categories``; names must be distinct in a column."""
     sizes = np.maximum(counts, 0).tolist()
     if len(counts) not in (0, n_columns):
         raise ValueError(f"category_counts must be one a column of {n_columns}, got {len(counts)}")

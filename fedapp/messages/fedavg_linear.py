@@ -190,15 +190,9 @@ def check_moments(
     n_outputs: int,
     n_coded_columns: int,
 ) -> None:
-    """Check that moments fit the inputs and classes of the run.
+    """Check moments: a ProtocolError for other inputs or classes, or impossible sums of labels.
 
-    Parameters
-    ----------
-    n_inputs : columns of numbers, and categories of all others.
-
-    Raises
-    ------
-    ProtocolError : moments of other inputs, or impossible sums of labels.
+    ``n_inputs`` are columns of numbers, and categories of all others.
     """
     _check_shapes(party, reply, dict.fromkeys(("counts", "means", "squares"), (n_inputs,)))
     check_coded(party, reply, n_classes, n_outputs, n_coded_columns)

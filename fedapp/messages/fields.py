@@ -29,13 +29,7 @@ MOST_FOLDS = 1000  # of cross-validation
 
 
 class Form:
-    """Dtype, shape and range of an array field.
-
-    Parameters
-    ----------
-    *shape : sizes, or names of sizes.
-    nan : whether NaN is allowed; infinity never is.
-    """
+    """Dtype, shape (sizes, or names of sizes) and range of an array; infinity is never allowed."""
 
     __slots__ = ("dtype", "high", "low", "nan", "shape")
 

@@ -69,14 +69,7 @@ def check_coded(
 ) -> None:
     """Check sums and counts against the classes (0 for regression) and columns of the run.
 
-    Parameters
-    ----------
-    n_outputs : margins of a row.
-    n_coded_columns : columns of the table, 0 if none has categories.
-
-    Raises
-    ------
-    ProtocolError : no labels have these sums, or the counts are of other columns.
+    A row has ``n_outputs`` margins; ``n_coded_columns`` is 0 if no column has categories.
     """
     message, sums = type(reply).__name__, reply.label_sums
     if len(reply.unseen) != n_coded_columns:

@@ -239,14 +239,7 @@ def check_sketch(
 ) -> None:
     """Check a sketch against the columns and classes of the run, and the requested bins.
 
-    Parameters
-    ----------
-    categories : int64, shape (n_columns,): of each column, 0 for one of numbers.
-    n_outputs, n_coded_columns : see ``check_coded``.
-
-    Raises
-    ------
-    ProtocolError : bins that do not fill the columns, or do not ascend; impossible sums of labels.
+    ``categories`` has the number of each column, 0 for one of numbers.
     """
     offsets, points, n_columns = reply.offsets, reply.representatives, len(categories)
     fills = len(offsets) == n_columns + 1 and offsets[0] == 0 and offsets[-1] == len(points)
@@ -278,16 +271,7 @@ def check_sketch(
 def check_grow(
     party: str, reply: GrowReply, request: GrowRequest, n_bins: int, min_child_rows: int
 ) -> None:
-    """Check sums against the request.
-
-    Parameters
-    ----------
-    n_bins : of the party's drawn columns together.
-
-    Raises
-    ------
-    ProtocolError : sums of other nodes, bins or columns, or hessians below 0.
-    """
+    """Check sums against the request; the party's drawn columns have ``n_bins`` together."""
     n_wanted, n_drawn = len(request.wanted_nodes), len(request.columns)
     n_roots = request.n_trees if request.level == 0 else 0
     shapes = {

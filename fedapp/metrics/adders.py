@@ -52,12 +52,7 @@ DOUBLES: Final = Doubles()
 
 
 class WholeNumbers:
-    """Sums in multiples of powers of two.
-
-    Attributes
-    ----------
-    exponents : for each total so far, minus the power of two of its unit.
-    """
+    """Sums in multiples of powers of two; ``exponents`` has minus the power for each total."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds, self.exponents = bounds, list[int]()
@@ -86,12 +81,7 @@ class WholeNumbers:
 
 
 def read_sums(sums: Ints, adder: WholeNumbers, histogram: Ints) -> tuple[Array, Array]:
-    """Convert sums and a histogram, or those of several parties added up, to doubles.
-
-    Parameters
-    ----------
-    adder : that has added up such sums, of any rows.
-    """
+    """Sums and a histogram, as ``adder`` has added them up, as doubles; also of several parties."""
     exponents = adder.exponents + [adder.cell_exponent] * (len(sums) - len(adder.exponents))
     return (
         from_whole(sums, np.array(exponents, dtype=np.int64)),

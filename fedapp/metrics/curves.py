@@ -30,16 +30,12 @@ def curves(
     center: float = 0.0,
     threshold_bin: int | None = None,
 ) -> dict[str, Any]:
-    """What a report draws, as lists for JSON.
+    """What a report draws, as lists for JSON; arguments not named here as for ``statistics``.
 
     Parameters
     ----------
-    objective, statistics : as for ``scores``
-    n_points : >= 2
-        Most points of a curve, which include its two ends.
-    residual_range, center : as for ``statistics``
-    threshold_bin : int, >= 0, or None
-        The first bin of the margin that is called positive at a chosen threshold, if there is one.
+    n_points : >= 2: most points of a curve, including its two ends.
+    threshold_bin : the first bin called positive at a chosen threshold, if there is one.
 
     Returns
     -------

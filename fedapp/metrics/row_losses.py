@@ -97,12 +97,7 @@ def extra_sums(
     weights: Array,
     adder: Adder,
 ) -> list[Any]:
-    """Weighted sums over rows, one for each of ``summed``; rows are float64, shape (n_rows,).
-
-    Raises
-    ------
-    ValueError : a metric is not defined at some label.
-    """
+    """Weighted sums over rows, float64 of shape (n_rows,), one for each of ``summed``."""
     rows = weights > 0
     pair, weights = (labels[rows], predictions[rows]), weights[rows]
     return [

@@ -16,20 +16,14 @@ _ROUNDING = 1e-14  # relative intercepts up to this count as 0
 
 
 def scores(objective: str, statistics: Statistics, extra: Sequence[str] = ()) -> dict[str, float]:
-    """Every score of the objective, and after them those of ``extra``, the names given to
-    ``statistics``.
+    """Every score of the objective, then those of ``extra``, the names given to ``statistics``.
 
     Returns
     -------
     name -> value, nan where it is undefined (no rows, no positives, constant target ...)
-        binary:logistic: auc, logloss, accuracy, f1, precision, recall, ks, pr_auc; multi:softprob:
-        accuracy, mlogloss, and unweighted means over the classes that have rows: balanced_accuracy
-        (recall), auc_ovr (a class against all others), macro_f1 (also over classes that are only
-        predicted); regression: rmse, mae, r2.
-
-    Raises
-    ------
-    ValueError : the statistics are not those of this objective.
+        Multi-class balanced_accuracy (recall), auc_ovr (a class against all others) and macro_f1
+        are unweighted means over the classes that have rows, macro_f1 also over classes that are
+        only predicted.
     """
     check_statistics(objective, statistics)
     sums, histogram = statistics.sums, statistics.histogram
@@ -69,7 +63,7 @@ def with_extra(
 
 
 def score_errors(objective: str, statistics: Statistics) -> dict[str, float]:
-    """Bounds on ``|scores()[name] - exact score|`` where histograms give scores; nan where they are.
+    """Bounds on ``|scores()[name] - exact score|`` of scores from histograms, nan where these are.
 
     Only pairs of one bin can be in the wrong order. ``auc`` counts each of them as one half: the
     error is at most sum_b positives_b negatives_b / (2 P N); ``auc_ovr`` is a mean of such.
@@ -165,10 +159,6 @@ def area_under_precision_recall(histogram: Array) -> float:
 
     Source: Davis and Goadrich 2006, "The relationship between Precision-Recall and ROC curves":
     between two thresholds false positives grow linearly with true positives.
-
-    Parameters
-    ----------
-    histogram : float64, shape (2, n_bins): weights of negatives and positives by score.
     """
     negatives, positives = histogram[:, histogram.any(axis=0)][:, ::-1]
     n_positives = positives.sum()

@@ -33,14 +33,7 @@ MOST_WEIGHT = 1e100
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
-    """Sums over the rows of one party, or of several, as in the table of ``fedapp.metrics``.
-
-    Parameters
-    ----------
-    sums : float64, shape (n_sums,)
-    histogram : float64, shape (n_rows_h, n_bins_h)
-        Sum of weights in each cell.
-    """
+    """Sums over the rows of one party or of several, as in the table of ``fedapp.metrics``."""
 
     sums: Array
     histogram: Array
@@ -69,22 +62,14 @@ def statistics(
 
     Parameters
     ----------
-    margins : float32, shape (n, n_outputs)
-        Model output before sigmoid or softmax; n may be 0.
-    labels : float32, shape (n,)
-        Class ids, or values for regression.
+    margins : float32, shape (n, n_outputs), before sigmoid or softmax; n may be 0.
+    labels : float32, shape (n,), class ids, or values for regression.
     weights : float32, shape (n,), >= 0
-    n_bins : int, >= 2
-        Bins of the histogram; the classes of multi:softprob share them.
-    residual_range : float, > 0
-        Regression only: the histogram spans [-residual_range, residual_range], its outer bins have
-        all rows beyond.
-    center : float
-        binary:logistic only: the margin around which bins are narrowest, as a young model's margins
-        are all close to the base margin.
-    fewest : int, >= 0
-        Least rows of positive weight of a non-empty bin: smaller bins are merged with their
-        neighbours.
+    n_bins : >= 2, of the histogram; the classes of multi:softprob share them.
+    residual_range : regression only, > 0: the outer bins have all rows beyond.
+    center : binary:logistic only: the margin around which bins are narrowest, as a young model's
+        margins are all close to the base margin.
+    fewest : least rows of positive weight of a non-empty bin: smaller bins are merged.
     extra : names of additional metrics, as in ``eval-metric``.
 
     Raises

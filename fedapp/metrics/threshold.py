@@ -99,16 +99,9 @@ def _named(margin: float, hits: float, alarms: float, n_positives: float) -> dic
 def pooled_subsets(
     objective: str, rows: Mapping[str, tuple[Rows, Rows, Rows]], extra: Sequence[str] = ()
 ) -> dict[str, dict[str, float]]:
-    """``pooled`` for every subset of the rows; of two classes with the scores at the threshold.
+    """``pooled`` for margins, labels and weights of "train", "valid" and "test"; {} without rows.
 
-    Parameters
-    ----------
-    rows : margins, labels and weights by subset ("train", "valid", "test"; the threshold is chosen
-        on the first two).
-
-    Returns
-    -------
-    Scores by subset; empty for a subset without rows.
+    For two classes also the scores at the threshold, which is chosen on the first two subsets.
     """
     scores = {
         subset: pooled(objective, *arrays, extra) if len(arrays[1]) else {}

@@ -45,7 +45,6 @@ class Envelope:
     checkpoint : the last step to which a site must be able to go back.
     attempt : restarts of the server for this model.
     gap : steps since this party was last asked; 0 if a restarted server cannot know.
-    method : of the run, for the sites to allow or refuse; "" only in tests.
     """
 
     model_id: str
@@ -89,12 +88,7 @@ def _head(envelope: Envelope) -> ConfigRecord:
 
 
 def from_records(records: RecordDict, party: str) -> tuple[Envelope, Content]:
-    """Inverse of ``to_records``; arrays are read-only views of the bytes received.
-
-    Raises
-    ------
-    ProtocolError : records are missing or of another format, or the bytes are no message.
-    """
+    """Inverse of ``to_records``; arrays are read-only views of the bytes received."""
     try:
         record = records[ENVELOPE]
         if not isinstance(record, ConfigRecord):

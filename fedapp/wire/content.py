@@ -32,12 +32,7 @@ class Content:
 
 
 def take_apart(message: Message, party: str, parcels: Iterable[Parcel] = ()) -> Content:
-    """Check a message and split it, with the parcels beside its fields, into scalars and arrays.
-
-    Raises
-    ------
-    ProtocolError : a field breaks its form.
-    """
+    """Check a message and split it, with the parcels beside its fields, into scalars and arrays."""
     kind = type(message)
     values = {name: getattr(message, name) for name in kind.forms}
     if kind.carries_letters:
@@ -51,12 +46,7 @@ def take_apart(message: Message, party: str, parcels: Iterable[Parcel] = ()) -> 
 
 
 def put_together(kind: type[M], content: Content, party: str) -> M:
-    """Rebuild a message of the given class and check it.
-
-    Raises
-    ------
-    ProtocolError : another class, missing or additional fields, or a field breaks its form.
-    """
+    """Rebuild a message of the given class and check it."""
     if content.name != kind.__name__:
         raise ProtocolError(party, kind.__name__, "class", f"must be this one, got {content.name}")
     values: dict[str, Any] = {**content.scalars, **content.arrays}
@@ -79,12 +69,7 @@ def enclose(content: Content, parcels: Iterable[Parcel]) -> Content:
 
 
 def enclosed(content: Content) -> list[Parcel]:
-    """The parcels of a message that has been put together; none if it carries no letters.
-
-    Raises
-    ------
-    ValueError : peers, ends and bytes do not fit together.
-    """
+    """The parcels of a message that has been put together; none if it carries no letters."""
     if "peers" not in content.scalars:
         return []
     peers: Any = content.scalars["peers"]

@@ -52,10 +52,8 @@ class Outgoing:
 class Courier:
     """Carries the messages of one exchange at a time.
 
-    Parameters
-    ----------
-    name_waiting : called with the parties whose replies are missing, as they become fewer.
-    clocks : seconds by which each party's clock is ahead of this one, as replies show.
+    ``name_waiting`` is called with the parties whose replies are missing, as they become fewer.
+    ``clocks`` has the seconds by which each party's clock is ahead, as replies show.
     """
 
     grid: Grid

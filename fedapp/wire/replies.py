@@ -21,11 +21,8 @@ def read_reply(
 ) -> tuple[R, list[Parcel]]:
     """A party's reply, decoded and checked, and the parcels that came with it.
 
-    Raises
-    ------
-    PartyError : the party refused or failed, or answered another exchange.
-    DivergedError : the party's gradients or trees have left float32.
-    ProtocolError : the content breaks a rule of its class.
+    Raises a PartyError if the party refused, failed or answered another exchange, a DivergedError
+    if its gradients or trees have left float32.
     """
     if message.has_error():
         raise _failure(message.error, party, step)
