@@ -12,7 +12,7 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
 - The server learns sizes (rows, trees, levels, blocks, bytes, and from these which passive party
   had splits to make), and the scores and leaf purities of every round. Of two classes it learns at
   the end also a threshold, half way between the margins of two validation rows, and the scores at
-  it.
+  it. It learns nothing else, except as follows.
 - With ``share-column-names`` of all parties the server also learns the importance of the columns.
 - With ``allow-export`` of all parties the server also learns the whole model with the kinds of its
   columns and the names of all their categories, including those that only held-out rows have, the
@@ -20,8 +20,9 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   margins if there is one. Base margins themselves never leave the active party.
 - Scores are exact. Where trees move all rows alike (a large ``gamma``), the loss after a round
   shows how many of the rows that it has drawn have a label, an equation of the labels. The active
-  party draws these rows, with ``subsample`` and ``goss``, by a secret of its own and sends the
-  server neither, unless it is simulated, so that the server does not know which rows they are.
+  party draws these rows, with ``subsample`` and ``goss``, by a secret of its own, unless it is
+  simulated. It sends neither the secret nor the rows to the server, which so does not know which
+  rows they are.
 - A passive party receives which rows are drawn. With the scores, as from a server that colludes
   with it, about as many rounds as rows reveal every label of two classes. Without draws all rounds
   are the same equation. A round that would leave out fewer than ``min-rows`` draws all rows.

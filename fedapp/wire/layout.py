@@ -56,7 +56,7 @@ def to_bytes(content: Content) -> bytes:
 
 
 def from_bytes(data: bytes, party: str) -> Content:
-    """Inverse of ``to_bytes``, whose output is the only form accepted; arrays are read-only views."""
+    """Inverse of ``to_bytes``; accepts no other layout. Arrays are read-only views of ``data``."""
     start = PREFIX_BYTES + int.from_bytes(data[:PREFIX_BYTES], "little")
     if not PREFIX_BYTES < start <= len(data):
         raise ProtocolError(party, "message", "header", f"must be whole, got {len(data)} bytes")

@@ -49,13 +49,6 @@ class Ledger:
         self._lines.clear()
 
     def _note(self, step: int, kind: str, source: str, target: str, n_bytes: int) -> None:
-        self._lines.append(
-            {
-                "step": step,
-                "type": kind,
-                "from": source,
-                "to": target,
-                "bytes": n_bytes,
-                "seconds": round(time.perf_counter() - self._start, 4),
-            }
-        )
+        seconds = round(time.perf_counter() - self._start, 4)
+        line = {"step": step, "type": kind, "from": source, "to": target}
+        self._lines.append({**line, "bytes": n_bytes, "seconds": seconds})
