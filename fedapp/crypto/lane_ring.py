@@ -30,12 +30,7 @@ WINDOW_BITS = 4
 
 
 class LaneRing:
-    """Arithmetic modulo an odd number; residues are uint64, shape (n, n_limbs).
-
-    Raises
-    ------
-    ValueError : the modulus is even, below 3, or has more than 53,000 bits.
-    """
+    """Arithmetic modulo an odd number >= 3 of at most 53,000 bits; residues are (n, n_limbs)."""
 
     def __init__(self, modulus: mpz) -> None:
         self.n_limbs = -(-(modulus.bit_length() + SLACK_BITS) // LIMB_BITS)

@@ -64,10 +64,18 @@ def sum_rows(
     ``n_nodes * offsets[-1]`` sums, node after node, residues mod n^2. A sum of no rows is 1, the
     encryption of 0 without a mask: all must be packed, or re-randomised, before they are sent.
     """
-    _check_rows(len(ciphertexts), codes, offsets, nodes, n_nodes)
+    n_rows = len(ciphertexts)
+    if codes.shape != (n_rows, len(offsets) - 1):
+        raise ValueError(f"codes must be of shape {(n_rows, len(offsets) - 1)}, got {codes.shape}")
+    if nodes.shape != (n_rows,):
+        raise ValueError(f"nodes must be of shape {(n_rows,)}, got {nodes.shape}")
+    if n_rows and not -1 <= nodes.min() <= nodes.max() < n_nodes:
+        raise ValueError(f"nodes must be -1 to {n_nodes - 1}, got {nodes.min()} to {nodes.max()}")
+    if (codes >= np.diff(offsets)).any():
+        raise ValueError("codes must be below their column's bins, got one that is not")
     rows = np.flatnonzero(nodes >= 0)
-    squares, most = ring(key.n_squared), MOST_ROWS * workers.n_workers
-    sums = squares.ones(n_nodes * int(offsets[-1]))
+    residue_ring, most = ring(key.n_squared), MOST_ROWS * workers.n_workers
+    sums = residue_ring.ones(n_nodes * int(offsets[-1]))
     for first in range(0, len(rows), most):
         part = rows[first : first + most]
         n_chunks = min(workers.n_workers, max(1, len(part) // FEWEST_ROWS))
@@ -76,7 +84,7 @@ def sum_rows(
             for chunk in np.array_split(part, n_chunks)
         ]
         for partial_sums in share(workers, _sum_rows_of, calls):
-            sums = squares.multiply(sums, partial_sums)
+            sums = residue_ring.multiply(sums, partial_sums)
     return sums
 
 
@@ -208,24 +216,6 @@ def self_test(key: PrivateKey) -> None:
         raise RuntimeError("Paillier arithmetic must give back known sums, got others")
 
 
-def _check_rows(
-    n_rows: int,
-    codes: npt.NDArray[np.uint8 | np.uint16],
-    offsets: Ints,
-    nodes: npt.NDArray[np.int32],
-    n_nodes: int,
-) -> None:
-    """Refuse arrays that do not fit together."""
-    if codes.shape != (n_rows, len(offsets) - 1):
-        raise ValueError(f"codes must be of shape {(n_rows, len(offsets) - 1)}, got {codes.shape}")
-    if nodes.shape != (n_rows,):
-        raise ValueError(f"nodes must be of shape {(n_rows,)}, got {nodes.shape}")
-    if n_rows and not -1 <= nodes.min() <= nodes.max() < n_nodes:
-        raise ValueError(f"nodes must be -1 to {n_nodes - 1}, got {nodes.min()} to {nodes.max()}")
-    if (codes >= np.diff(offsets)).any():
-        raise ValueError("codes must be below their column's bins, got one that is not")
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Cells:
     """Groups of rows that share a node and the bins of some columns."""
@@ -274,39 +264,43 @@ def _sum_rows_of(
     n_nodes: int,
 ) -> Residues:
     """Sums of some of the rows."""
-    squares = ring(key.n_squared)
-    rows, sums = squares.read(ciphertexts), squares.ones(n_nodes * int(offsets[-1]))
+    residue_ring = ring(key.n_squared)
+    rows, sums = residue_ring.read(ciphertexts), residue_ring.ones(n_nodes * int(offsets[-1]))
     bin_ids = nodes[:, None].astype(np.int64) * offsets[-1] + offsets[:-1] + codes
     for group in group_columns(bin_ids):
-        _, cells = products_by_place(squares, rows, group.cell_ids)
+        _, cells = products_by_place(residue_ring, rows, group.cell_ids)
         for column in group.columns:
-            places, products = products_by_place(squares, cells, bin_ids[group.first_rows, column])
+            places, products = products_by_place(
+                residue_ring, cells, bin_ids[group.first_rows, column]
+            )
             sums[places] = products
     return sums
 
 
 def _pack(key: PublicKey, sums: Residues, layout: PairLayout | SumLayout) -> Bytes:
     """Pack the sums of one call, each ciphertext under a fresh mask."""
-    squares, n_ciphertexts = ring(key.n_squared), layout.n_plaintexts(len(sums))
+    residue_ring, n_ciphertexts = ring(key.n_squared), layout.n_plaintexts(len(sums))
     n_slots = max(1, min(layout.n_slots, len(sums)))
     # The first sum in the lowest slot of each ciphertext, by Horner's rule.
-    padded = np.concatenate([sums, squares.ones(-len(sums) % n_slots)])
+    padded = np.concatenate([sums, residue_ring.ones(-len(sums) % n_slots)])
     slots = padded.reshape(-1, n_slots, *padded.shape[1:])
     packed = slots[:, -1]
     for slot in range(n_slots - 2, -1, -1):
-        packed = squares.multiply(squares.squares(packed, layout.slot_bits), slots[:, slot])
-    masked = squares.multiply(packed, masks_of(key).draw(n_ciphertexts))
-    return squares.write(masked, key.ciphertext_bytes)
+        packed = residue_ring.multiply(
+            residue_ring.squares(packed, layout.slot_bits), slots[:, slot]
+        )
+    masked = residue_ring.multiply(packed, masks_of(key).draw(n_ciphertexts))
+    return residue_ring.write(masked, key.ciphertext_bytes)
 
 
 def _pack_terms(key: PublicKey, ciphertexts: Bytes, terms: Terms, layout: SumLayout) -> Bytes:
     """Sum and pack one job."""
-    squares = ring(key.n_squared)
-    rows, sums = squares.read(ciphertexts), squares.ones(terms.n_sums)
+    residue_ring = ring(key.n_squared)
+    rows, sums = residue_ring.read(ciphertexts), residue_ring.ones(terms.n_sums)
     for count in np.unique(terms.counts):
         counted = terms.counts == count
-        rows[counted] = squares.power(rows[counted], int(count))
+        rows[counted] = residue_ring.power(rows[counted], int(count))
     where, which = terms.places.astype(np.int64), terms.rows.astype(np.int64)
-    places, products = products_by_place(squares, rows, where, which)
+    places, products = products_by_place(residue_ring, rows, where, which)
     sums[places] = products
     return _pack(key, sums, layout)

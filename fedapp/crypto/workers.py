@@ -46,8 +46,7 @@ class Workers:
     """``n_workers`` processes, including this one; the others start when first needed.
 
     Secrets in a call go to the workers through anonymous pipes and stay in memory. Where the system
-    cannot pass a pipe to a process (Windows) all work is done here. Raises a ValueError if
-    n_workers is below 1.
+    cannot pass a pipe to a process (Windows) all work is done here.
     """
 
     def __init__(self, n_workers: int) -> None:

@@ -77,12 +77,16 @@ def _binary_curves(
     edges = margin_edges(histogram.shape[1])
     ends = np.concatenate((edges[:1], edges, edges[-1:]))
     probabilities = sigmoid(center + (ends[1:] + ends[:-1]) / 2.0)
+    score_edges = np.linspace(0.0, 1.0, N_SCORE_BINS + 1)
+    negatives, positives = (
+        np.histogram(probabilities, score_edges, weights=weights)[0] for weights in histogram
+    )
     weight, _, hits, misses, alarms = (float(term) for term in statistics.sums[:N_OWN_SUMS])
     curves = {
         "roc": _lists(rates),
         "pr": _lists(steps),
         "calibration": _lists(_calibration(histogram, probabilities)),
-        "histogram": _lists(_by_probability(histogram, probabilities)),
+        "histogram": _lists({"edges": score_edges, "negatives": negatives, "positives": positives}),
         "confusion": [[weight - hits - misses - alarms, alarms], [misses, hits]],
     }
     if threshold_bin is not None:
@@ -117,13 +121,6 @@ def _calibration(histogram: Array, probabilities: Array) -> dict[str, Array]:
     sums = np.array([np.bincount(groups, each) for each in (rows, rows * middles, positives)])
     weights, predicted, observed = sums[:, sums[0] > 0]
     return {"predicted": predicted / weights, "observed": observed / weights, "rows": weights}
-
-
-def _by_probability(histogram: Array, probabilities: Array) -> dict[str, Array]:
-    """Weights of the two classes by probability, in bins of equal width."""
-    edges = np.linspace(0.0, 1.0, N_SCORE_BINS + 1)
-    negatives, positives = (np.histogram(probabilities, edges, weights=w)[0] for w in histogram)
-    return {"edges": edges, "negatives": negatives, "positives": positives}
 
 
 def _thinned(x: Array, y: Array, n_points: int) -> tuple[Array, Array]:

@@ -64,20 +64,11 @@ def _tweedie(labels: Array, means: Array, power: float) -> Array:
     return losses
 
 
-def _squared(labels: Array, predictions: Array) -> Array:
-    squares: Array = (labels - predictions) ** 2
-    return squares
-
-
-def _absolute(labels: Array, predictions: Array) -> Array:
-    return np.abs(labels - predictions)
-
-
 _LOSSES: dict[str, Callable[[Array, Array], Array]] = {
     "logloss": _log_loss,
     "error": _error,
-    "rmse": _squared,
-    "mae": _absolute,
+    "rmse": lambda labels, predictions: (labels - predictions) ** 2,
+    "mae": lambda labels, predictions: np.abs(labels - predictions),
     "mape": _relative,
     "poisson-nloglik": _poisson,
     "gamma-deviance": _gamma,

@@ -107,11 +107,12 @@ def _broken_array(value: Any, form: Form, sizes: dict[str, int]) -> str:
         return f"must be {form.dtype}, got {getattr(value, 'dtype', type(value).__name__)}"
     if value.ndim != len(form.shape):
         return f"must have {len(form.shape)} dimensions, got {value.ndim}"
-    for wanted, size in zip(form.shape, value.shape, strict=True):
+    for place, (wanted, size) in enumerate(zip(form.shape, value.shape, strict=True), start=1):
         # The first array with a named dimension fixes its size.
         expected = wanted if isinstance(wanted, int) else sizes.setdefault(wanted, size)
         if size != expected:
-            return _broken_size(value, form, sizes)
+            name = "" if isinstance(wanted, int) else f" ({wanted})"
+            return f"must have size {expected}{name} in dimension {place}, got {size}"
     if not value.size:
         return ""
     if value.dtype.kind == "f":
@@ -130,24 +131,6 @@ def _broken_array(value: Any, form: Form, sizes: dict[str, int]) -> str:
     return ""
 
 
-def _broken_size(value: Array, form: Form, sizes: Mapping[str, int]) -> str:
-    """The first dimension of another size than it must have."""
-    for place, (wanted, size) in enumerate(zip(form.shape, value.shape, strict=True), start=1):
-        expected = wanted if isinstance(wanted, int) else sizes[wanted]
-        if size != expected:
-            name = "" if isinstance(wanted, int) else f" ({wanted})"
-            return f"must have size {expected}{name} in dimension {place}, got {size}"
-    raise AssertionError("some dimension has another size")
-
-
-def _broken_text(texts: tuple[str, ...]) -> str:
-    """The rule that texts break, or "": they are shown in terminals, logs and pages of others."""
-    if UNPRINTABLE.search("".join(texts)):
-        return "must have no control characters but tab and line feed"
-    longest = max(map(len, texts), default=0)
-    return f"must be of at most {LONGEST} letters, got {longest}" if longest > LONGEST else ""
-
-
 def _broken_scalar(value: Any, base: Any, form: Range | None) -> str:
     """The rule that a scalar breaks, or ""."""
     if base is tuple:
@@ -160,8 +143,12 @@ def _broken_scalar(value: Any, base: Any, form: Range | None) -> str:
     if isinstance(value, float) and not np.isfinite(value):
         return f"must be finite, got {value}"
     texts = (value,) if isinstance(value, str) else value
-    if isinstance(texts, tuple) and (broken := _broken_text(texts)):
-        return broken
+    if isinstance(texts, tuple):  # shown in terminals, logs and pages of other parties
+        if UNPRINTABLE.search("".join(texts)):
+            return "must have no control characters but tab and line feed"
+        longest = max(map(len, texts), default=0)
+        if longest > LONGEST:
+            return f"must be of at most {LONGEST} letters, got {longest}"
     if form is None:
         return ""
     measured = len(value) if isinstance(value, str | tuple) else value
