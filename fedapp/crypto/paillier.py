@@ -68,7 +68,7 @@ def check_ciphertexts(key: PublicKey, ciphertexts: Bytes) -> None:
     if ciphertexts.dtype != np.uint8 or len(shape) != 2 or shape[1] != width:
         form = f"{ciphertexts.dtype} of shape {shape}"
         raise ValueError(f"ciphertexts must be uint8 of shape (n, {width}), got {form}")
-    residue_ring, limit = ring(key.n_squared), to_bytes_array([key.n_squared], width)[0]
+    n2_ring, limit = ring(key.n_squared), to_bytes_array([key.n_squared], width)[0]
     # The product of all values mod n: it is a unit only if each value is.
     n_wrong, common = 0, mpz(1)
     for first in range(0, len(ciphertexts), MOST_ROWS):
@@ -80,7 +80,7 @@ def check_ciphertexts(key: PublicKey, ciphertexts: Bytes) -> None:
         below &= differs.any(axis=1)
         n_wrong += len(rows) - int((below & rows.any(axis=1)).sum())
         if not n_wrong:
-            common = common * product(residue_ring, residue_ring.read(rows)) % key.n
+            common = common * product(n2_ring, n2_ring.read(rows)) % key.n
     if n_wrong:
         raise ValueError(f"ciphertexts must be > 0 and < n^2, got {n_wrong} that are not")
     if gmpy2.gcd(common, key.n) != 1:
@@ -111,19 +111,17 @@ def stacked(key: PublicKey, chunks: Iterable[Bytes]) -> Bytes:
 def _encrypt(key: PublicKey | PrivateKey, plaintexts: Sequence[int]) -> Bytes:
     """Encrypt the plaintexts of one call: (1 + m n) r^n mod n^2."""
     public = key.public if isinstance(key, PrivateKey) else key
-    n, residue_ring = public.n, ring(public.n_squared)
-    bodies = residue_ring.take([1 + plaintext % n * n for plaintext in plaintexts])
-    values = residue_ring.multiply(bodies, masks_of(key).draw(len(plaintexts)))
-    return residue_ring.write(values, public.ciphertext_bytes)
+    n, n2_ring = public.n, ring(public.n_squared)
+    bodies = n2_ring.take([1 + plaintext % n * n for plaintext in plaintexts])
+    values = n2_ring.multiply(bodies, masks_of(key).draw(len(plaintexts)))
+    return n2_ring.write(values, public.ciphertext_bytes)
 
 
 def _rerandomise(key: PublicKey, ciphertexts: Bytes) -> Bytes:
     """Put the ciphertexts of one call under fresh masks."""
-    residue_ring = ring(key.n_squared)
-    values = residue_ring.multiply(
-        residue_ring.read(ciphertexts), masks_of(key).draw(len(ciphertexts))
-    )
-    return residue_ring.write(values, key.ciphertext_bytes)
+    n2_ring = ring(key.n_squared)
+    values = n2_ring.multiply(n2_ring.read(ciphertexts), masks_of(key).draw(len(ciphertexts)))
+    return n2_ring.write(values, key.ciphertext_bytes)
 
 
 def _decrypt(key: PrivateKey, ciphertexts: Bytes) -> list[int]:

@@ -74,8 +74,8 @@ def sum_rows(
     if (codes >= np.diff(offsets)).any():
         raise ValueError("codes must be below their column's bins, got one that is not")
     rows = np.flatnonzero(nodes >= 0)
-    residue_ring, most = ring(key.n_squared), MOST_ROWS * workers.n_workers
-    sums = residue_ring.ones(n_nodes * int(offsets[-1]))
+    n2_ring, most = ring(key.n_squared), MOST_ROWS * workers.n_workers
+    sums = n2_ring.ones(n_nodes * int(offsets[-1]))
     for first in range(0, len(rows), most):
         part = rows[first : first + most]
         n_chunks = min(workers.n_workers, max(1, len(part) // FEWEST_ROWS))
@@ -84,7 +84,7 @@ def sum_rows(
             for chunk in np.array_split(part, n_chunks)
         ]
         for partial_sums in share(workers, _sum_rows_of, calls):
-            sums = residue_ring.multiply(sums, partial_sums)
+            sums = n2_ring.multiply(sums, partial_sums)
     return sums
 
 
@@ -264,43 +264,39 @@ def _sum_rows_of(
     n_nodes: int,
 ) -> Residues:
     """Sums of some of the rows."""
-    residue_ring = ring(key.n_squared)
-    rows, sums = residue_ring.read(ciphertexts), residue_ring.ones(n_nodes * int(offsets[-1]))
+    n2_ring = ring(key.n_squared)
+    rows, sums = n2_ring.read(ciphertexts), n2_ring.ones(n_nodes * int(offsets[-1]))
     bin_ids = nodes[:, None].astype(np.int64) * offsets[-1] + offsets[:-1] + codes
     for group in group_columns(bin_ids):
-        _, cells = products_by_place(residue_ring, rows, group.cell_ids)
+        _, cells = products_by_place(n2_ring, rows, group.cell_ids)
         for column in group.columns:
-            places, products = products_by_place(
-                residue_ring, cells, bin_ids[group.first_rows, column]
-            )
+            places, products = products_by_place(n2_ring, cells, bin_ids[group.first_rows, column])
             sums[places] = products
     return sums
 
 
 def _pack(key: PublicKey, sums: Residues, layout: PairLayout | SumLayout) -> Bytes:
     """Pack the sums of one call, each ciphertext under a fresh mask."""
-    residue_ring, n_ciphertexts = ring(key.n_squared), layout.n_plaintexts(len(sums))
+    n2_ring, n_ciphertexts = ring(key.n_squared), layout.n_plaintexts(len(sums))
     n_slots = max(1, min(layout.n_slots, len(sums)))
     # The first sum in the lowest slot of each ciphertext, by Horner's rule.
-    padded = np.concatenate([sums, residue_ring.ones(-len(sums) % n_slots)])
+    padded = np.concatenate([sums, n2_ring.ones(-len(sums) % n_slots)])
     slots = padded.reshape(-1, n_slots, *padded.shape[1:])
     packed = slots[:, -1]
     for slot in range(n_slots - 2, -1, -1):
-        packed = residue_ring.multiply(
-            residue_ring.squares(packed, layout.slot_bits), slots[:, slot]
-        )
-    masked = residue_ring.multiply(packed, masks_of(key).draw(n_ciphertexts))
-    return residue_ring.write(masked, key.ciphertext_bytes)
+        packed = n2_ring.multiply(n2_ring.squares(packed, layout.slot_bits), slots[:, slot])
+    masked = n2_ring.multiply(packed, masks_of(key).draw(n_ciphertexts))
+    return n2_ring.write(masked, key.ciphertext_bytes)
 
 
 def _pack_terms(key: PublicKey, ciphertexts: Bytes, terms: Terms, layout: SumLayout) -> Bytes:
     """Sum and pack one job."""
-    residue_ring = ring(key.n_squared)
-    rows, sums = residue_ring.read(ciphertexts), residue_ring.ones(terms.n_sums)
+    n2_ring = ring(key.n_squared)
+    rows, sums = n2_ring.read(ciphertexts), n2_ring.ones(terms.n_sums)
     for count in np.unique(terms.counts):
         counted = terms.counts == count
-        rows[counted] = residue_ring.power(rows[counted], int(count))
+        rows[counted] = n2_ring.power(rows[counted], int(count))
     where, which = terms.places.astype(np.int64), terms.rows.astype(np.int64)
-    places, products = products_by_place(residue_ring, rows, where, which)
+    places, products = products_by_place(n2_ring, rows, where, which)
     sums[places] = products
     return _pack(key, sums, layout)
