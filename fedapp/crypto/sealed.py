@@ -94,12 +94,13 @@ def agree(private: Keys, peer: Keys, opening: bytes) -> bytes:
     opening as the party received it. Raises a ValueError if a key has another length, or a public
     one is of low order.
     """
-    run_run, own_own = _product(private.run, peer.run), _product(private.own, peer.own)
-    own_run, run_own = _product(private.own, peer.run), _product(private.run, peer.own)
+    both = _product(private.run, peer.run)
+    mine, theirs = _product(private.own, peer.run), _product(private.run, peer.own)
     # Both sides must use the same order: the smaller long-lived key's product first.
-    crossed = own_run + run_own if public_key(private.own) < peer.own else run_own + own_run
+    crossed = mine + theirs if public_key(private.own) < peer.own else theirs + mine
+    products = both + crossed + _product(private.own, peer.own)
     salt = hashlib.sha256(opening).digest()
-    return HKDF(SHA256(), KEY_BYTES, salt, LABEL).derive(run_run + crossed + own_own)
+    return HKDF(SHA256(), KEY_BYTES, salt, LABEL).derive(products)
 
 
 def seal(secret: bytes, address: Address, content: bytes) -> bytes:
