@@ -81,7 +81,6 @@ class PrivateKey:
 
     @property
     def public(self) -> PublicKey:
-        """The key that other parties get."""
         return PublicKey(self.p * self.q)
 
     def to_array(self) -> Bytes:
@@ -155,7 +154,6 @@ def _small_primes() -> mpz:
 
 
 def _check_bits(bits: int, insecure_small_key: bool) -> None:
-    """Refuse a key that is too small."""
     smallest = SMALLEST_INSECURE_BITS if insecure_small_key else SMALLEST_BITS
     if bits < smallest:
         hint = "" if insecure_small_key else " unless insecure-small-key is set"

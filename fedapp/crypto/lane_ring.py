@@ -194,7 +194,6 @@ class LaneRing:
         return (even + (odd << LIMB_BITS)) * self._unscale % self.modulus
 
     def _check(self, residue: Limbs, wanted: mpz) -> None:
-        """Compare a residue with gmpy2's result."""
         if self._value(residue) != wanted % self.modulus:
             raise MachineError(f"residues of {self.modulus.bit_length()} bits", "gmpy2")
 

@@ -187,7 +187,6 @@ def _residue(p: mpz, q: mpz) -> mpz:
 
 @functools.cache
 def _small_primes() -> tuple[int, ...]:
-    """Primes below ``SMALL_PRIME_BOUND``."""
     primes, prime = [], mpz(2)
     while prime < SMALL_PRIME_BOUND:
         primes.append(int(prime))

@@ -286,7 +286,6 @@ def grouped_layouts(
 
 
 def _check_finite(gradients: npt.NDArray[np.float32]) -> None:
-    """Refuse NaN and infinities."""
     n_wrong = int((~np.isfinite(gradients)).sum())
     if n_wrong:
         raise ValueError(f"gradients must be finite, got {n_wrong} that are not")

@@ -143,7 +143,6 @@ def _check_expander() -> None:
 
 
 def _uniform(messages: Sequence[bytes], expand: Callable[[bytes], bytes]) -> Points:
-    """64 uniform bytes a message."""
     expanded = b"".join(map(expand, messages))
     return np.frombuffer(expanded, dtype=np.uint8).reshape(-1, UNIFORM_BYTES)
 

@@ -263,7 +263,6 @@ def _sum_rows_of(
     nodes: npt.NDArray[np.int32],
     n_nodes: int,
 ) -> Residues:
-    """Sums of some of the rows."""
     n2_ring = ring(key.n_squared)
     rows, sums = n2_ring.read(ciphertexts), n2_ring.ones(n_nodes * int(offsets[-1]))
     bin_ids = nodes[:, None].astype(np.int64) * offsets[-1] + offsets[:-1] + codes
@@ -290,7 +289,6 @@ def _pack(key: PublicKey, sums: Residues, layout: PairLayout | SumLayout) -> Byt
 
 
 def _pack_terms(key: PublicKey, ciphertexts: Bytes, terms: Terms, layout: SumLayout) -> Bytes:
-    """Sum and pack one job."""
     n2_ring = ring(key.n_squared)
     rows, sums = n2_ring.read(ciphertexts), n2_ring.ones(terms.n_sums)
     for count in np.unique(terms.counts):

@@ -118,7 +118,6 @@ def _drain(queue: deque[Any], results: dict[int, Any], function: Any, run: Run) 
 
 
 def _here(function: Callable[..., Any], call: Call) -> Any:
-    """A call in this process."""
     return function(*call)
 
 
@@ -142,11 +141,9 @@ class _Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
         return self._process.poll() is None
 
     def run(self, function: Callable[..., Any], call: Call) -> Any:
-        """Make the call in that process."""
         try:
             self._pipe.send((function, call))
             result, error = self._pipe.recv()

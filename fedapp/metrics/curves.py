@@ -67,7 +67,6 @@ def curves(
 def _binary_curves(
     statistics: Statistics, n_points: int, center: float, threshold_bin: int | None
 ) -> dict[str, Any]:
-    """All curves of the histogram of the margin."""
     histogram = statistics.histogram
     rates = dict(zip(("fpr", "tpr"), _thinned(*roc(histogram), n_points), strict=True))
     if not rates["fpr"].size:

@@ -198,7 +198,6 @@ def binary_sums(margins: Array, labels: Array, weights: Array, adder: Adder = DO
 
 
 def _margin_bins(distances: Array, n_bins: int) -> NDArray[np.int64]:
-    """The bin of each distance from the centre."""
     return np.searchsorted(margin_edges(n_bins), distances, side="right").astype(np.int64)
 
 

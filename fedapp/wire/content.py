@@ -89,7 +89,6 @@ def _forms(kind: type[Message]) -> Mapping[str, tuple[Any, Form | Range | None]]
 
 
 def _check(kind: type[Message], values: Mapping[str, Any], party: str) -> None:
-    """Check every field against its form."""
     sizes: dict[str, int] = {}
     for name, (base, form) in _forms(kind).items():
         broken = (

@@ -35,7 +35,6 @@ def read_reply(
 
 
 def _failure(error: Error, party: str, step: int) -> FedappError:
-    """The exception for a reply in error."""
     reason = as_plain(error.reason or "", LONGEST_REASON)
     if error.code == DIVERGED:
         return DivergedError(reason)
