@@ -1,4 +1,4 @@
-"""The engine-free form of a protocol: a generator that asks parties and receives their replies.
+"""Protocols without an engine: generators that send requests to parties and receive their replies.
 
 ::
 
@@ -23,28 +23,26 @@ T = TypeVar("T")
 
 
 class Relay(Protocol):
-    """Passes parcels on, from the replies of parties to the next requests to others."""
+    """Passes parcels from the replies of parties to the next requests to others."""
 
     def take(self, receiver: str) -> list[Parcel]:
-        """All that waits for a party; it waits no more."""
+        """Remove and return all parcels that wait for a party."""
 
     def collect(self, sender: str, parcels: Iterable[Parcel]) -> None:
-        """What a party has sent. Raises a ValueError where some is for nobody."""
+        """Accept a party's parcels. Raises a ValueError if one has no receiver."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
-    """Requests that go out together, and the class of the replies.
+    """Requests that are sent together, and the class of the replies.
 
     Parameters
     ----------
-    requests : one a party, by name.
-    reply : the class all replies must have.
     check : raises a ProtocolError where a party's reply does not fit its request.
-    may_fail : replies that may be missing; None leaves it to the settings of the run.
-    seconds : the exchange may take, with those of the same phase that follow; None where only one
-        like it before could tell.
-    relay : of the letters that the messages carry, where parties write to each other.
+    may_fail : replies that may be missing; None: by the settings of the run.
+    seconds : estimate for the exchange and those of the same phase that follow; None if unknown
+        before a similar one has run.
+    relay : of the letters between parties in these messages.
     """
 
     requests: Mapping[str, Request]
@@ -57,9 +55,9 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """All a protocol needs to go on from here: arrays by name, and facts that JSON can hold.
+    """All a protocol needs to resume: arrays by name, and facts that JSON can represent.
 
-    ``model`` gives the model so far as ``model.json`` has it; None where the server has no model.
+    ``model`` gives the model so far as in ``model.json``; None where the server has no model.
     """
 
     arrays: Mapping[str, Array]
@@ -80,7 +78,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelFiles:
-    """The finished model: text files of the run's folder by name, the model itself first."""
+    """The finished model: text files of the run's folder by name, first the model itself."""
 
     files: Mapping[str, str]
 
@@ -97,27 +95,21 @@ def ask(
     seconds: float | None = None,
     relay: Relay | None = None,
 ) -> Conversation[dict[str, R]]:
-    """Send requests and wait for the replies.
+    """Send requests and wait for the replies; parameters as of ``Exchange``.
 
-    Parameters
-    ----------
-    requests, reply, check, may_fail, seconds, relay : see ``Exchange``.
-
-    Returns
-    -------
-    Replies by party, in the order of the names. A party that was excluded is not among them.
+    Returns replies by party, in the order of the names, without parties that were excluded.
     """
     replies = yield Exchange(requests, reply, check, may_fail, seconds, relay)
-    found = {}
+    checked = {}
     for party in sorted(replies):
         answer = replies[party]
         assert isinstance(answer, reply), f"{party} answered {type(answer).__name__}"
-        found[party] = answer
-    return found
+        checked[party] = answer
+    return checked
 
 
 class Parties(Mapping[str, T]):
-    """The parties of a run in the order of their names, each with what it said of itself.
+    """The parties of a run in the order of their names, each with its introduction.
 
     A party that fails may leave; it never comes back.
     """
@@ -139,5 +131,5 @@ class Parties(Mapping[str, T]):
         return dict.fromkeys(self, request)
 
     def leave(self, name: str) -> None:
-        """Go on without a party."""
+        """Continue without a party."""
         del self._members[name]

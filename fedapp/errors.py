@@ -3,16 +3,16 @@
 FedappError
 ├── ConfigError      a setting breaks its rule
 │   └── DivergedError  gradients or leaf weights have left float32
-├── DataError        a table breaks a rule; names the site once it is known
+├── DataError        a table breaks a rule; names the site if known
 ├── ProtocolError    a message breaks its type; names party, message and field
 ├── PartyError       a party failed or did not answer; names party and step
 ├── WaitingError     a run waits for a person at a site
 ├── StoppedError     a callback stopped a run, which can be resumed
-├── MachineError     this machine computes something else than a well-kept library does
-└── RunFailedError   a run in Flower's runtime failed; holds the last lines of its log
+├── MachineError     this machine computes something else than a reference library
+└── RunFailedError   a run in Flower's runtime failed; has the last lines of its log
 
-The text of an error may travel to the coordinator, so it never holds a label, a row or a site's
-path. What a ``DataError`` says to the table's owner alone is removed by ``for_others``.
+The text of an error may be sent to the coordinator, so it never contains a label, a row or a site's
+path. ``for_others`` removes what only the table's owner may see of a ``DataError``.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 WITHHELD = "[withheld]"
-LONGEST = 300  # letters of what is told in words
+LONGEST = 300  # characters of a text
 
 
 def as_plain(text: str, longest: int = LONGEST) -> str:
-    """A text as a terminal can show it: printable, and not too long."""
+    """A printable text of limited length, for terminals."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in text)
     return shown if len(shown) <= longest else f"{shown[: longest - 3]}..."
 
 
 def in_words(error: OSError) -> str:
-    """What the system says of a file, without its number."""
+    """The system's message about a file, without the error number."""
     if not error.strerror:
         return str(error)
     what = f"'{error.filename}' must be a path that can be used as asked, got: "
@@ -39,7 +39,7 @@ def in_words(error: OSError) -> str:
 
 
 class FedappError(Exception):
-    """Root of the tree: catch this at the edge of a program, and nowhere else."""
+    """Base class: catch this only at the outermost level of a program."""
 
 
 class ConfigError(FedappError):
@@ -55,23 +55,20 @@ class DataError(FedappError):
 
     Parameters
     ----------
-    rule : what must hold, and what was found.
-    site : name of the party whose table it is; empty where only one table is in play.
-    outside : the rule for others than the site, without names of its columns; empty: the same.
-    here : the rule for the site alone, with a value of the table and its place; empty: the same.
+    rule : the rule and the actual value.
+    site : name of the party whose table it is; empty if there is only one table.
+    outside : the rule for other parties, without names of columns; empty: the same.
+    here : the rule for the site only, with a value of the table and its place; empty: the same.
     """
 
     def __init__(self, rule: str, site: str = "", outside: str = "", here: str = "") -> None:
-        told = here or rule
-        super().__init__(f"{site}: {told}" if site else told)
-        self.rule = rule
-        self.site = site
-        self.outside = outside or rule
-        self.here = told
+        self.rule, self.site = rule, site
+        self.outside, self.here = outside or rule, here or rule
+        super().__init__(f"{site}: {self.here}" if site else self.here)
 
     @classmethod
     def naming(cls, rule: str, *columns: str, here: str = "") -> DataError:
-        """Of columns, whose names fill the ``{}`` of a rule and stay at the site if it likes."""
+        """About columns, whose names fill the ``{}`` of a rule and may be withheld from others."""
         outside = rule.format(*[WITHHELD] * len(columns))
         return cls(rule.format(*columns), outside=outside, here=here)
 
@@ -80,15 +77,10 @@ class DataError(FedappError):
         return DataError(self.rule, site, self.outside, self.here)
 
     def for_others(self, shares_names: bool) -> DataError:
-        """The same error as it may leave its site: without values, and names only if it likes.
-
-        Parameters
-        ----------
-        shares_names : whether others may learn the names of the site's columns.
-        """
-        told = self.rule if shares_names else self.outside
-        hint = "" if told == self.here else "; the site's own log says more"
-        return DataError(told + hint, self.site)
+        """The error as it may leave its site: no values, and column names only if shared."""
+        text = self.rule if shares_names else self.outside
+        hint = "" if text == self.here else "; the site's own log says more"
+        return DataError(text + hint, self.site)
 
 
 class ProtocolError(FedappError):
@@ -101,7 +93,7 @@ class ProtocolError(FedappError):
 
 @contextmanager
 def blaming(party: str, message: str, field: str) -> Iterator[None]:
-    """Where a field of a party's message is read: a ValueError becomes its ``ProtocolError``."""
+    """Turn a ValueError about a field of a party's message into a ``ProtocolError``."""
     try:
         yield
     except ValueError as error:
@@ -109,12 +101,7 @@ def blaming(party: str, message: str, field: str) -> Iterator[None]:
 
 
 class PartyError(FedappError):
-    """A party failed, or did not answer in time.
-
-    Parameters
-    ----------
-    refused : whether it refused what was asked, by a rule that the reason names.
-    """
+    """A party failed, did not answer in time, or ``refused`` by a rule that the reason names."""
 
     def __init__(self, party: str, step: int, reason: str, refused: bool = False) -> None:
         super().__init__(f"{party} (step {step}): {reason}")
@@ -122,15 +109,15 @@ class PartyError(FedappError):
 
 
 class WaitingError(FedappError):
-    """A run may begin only after a person at a site has approved it."""
+    """A run may start only after a person at a site has approved it."""
 
 
 class StoppedError(FedappError):
-    """A callback stopped a run; says where it goes on."""
+    """A callback stopped a run; the text says how to resume."""
 
 
 class MachineError(FedappError):
-    """What this machine computed is not what a library computes; of which results, and whose."""
+    """This machine's results differ from a library's; args: which results, which library."""
 
     def __str__(self) -> str:
         return (

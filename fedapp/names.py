@@ -1,4 +1,4 @@
-"""Names that are nearly right, and what was probably meant by them."""
+"""Suggest the intended name for a misspelled one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-# Our names, by the method's own first, for what XGBoost, scikit-learn, LightGBM and other methods
-# call otherwise; the first that is a setting of the method, else of all methods, is the one.
+# Our settings, and their names in XGBoost, scikit-learn, LightGBM and other methods. The first of
+# ours that is a setting of the method, or else of all methods, is suggested.
 _CALLED = {
     ("learning-rate", "eta"): "learning-rate shrinkage shrinkage-rate step-size lr eta",
     ("trees", "rounds", "num-boost-round"): (
@@ -36,7 +36,7 @@ _CALLED = {
     ("objective",): "loss loss-function",
 }
 ALIASES = {name: ours for ours, names in _CALLED.items() for name in names.split()}
-# Exact synonyms, which are taken as the setting: one of the method's own first, else a general one.
+# Exact synonyms, accepted as the setting: a setting of the method first, or else a general one.
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "learning-rate": ("eta", "learning-rate"),
     "n-estimators": ("trees", "num-boost-round"),
@@ -44,57 +44,56 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "reg-alpha": ("alpha",),
     "min-split-loss": ("gamma",),
 }
-LEAST_ALIKE = 0.6  # of difflib's ratio, which is 1 for the same name
-LEAST_STEM = 4  # letters with which a name must begin to be meant by a shorter one
+LEAST_ALIKE = 0.6  # difflib's ratio, which is 1 for equal names
+LEAST_STEM = 4  # characters that suggest a longer name which begins so
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """Names separated by commas; none in an empty text."""
+    """Names separated by commas; none for an empty text."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def near(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """``; did you mean X?`` for the name spelled most alike or that begins so, or an empty text.
+    """``; did you mean X?`` for the most similar name or one that begins so, or an empty text.
 
-    Parameters
-    ----------
-    prefix : may be omitted from a name.
+    ``prefix`` may be omitted from a name.
     """
-    found = nearest(name, known, prefix)
-    return f"; did you mean {found}?" if found else ""
+    suggestion = nearest(name, known, prefix)
+    return f"; did you mean {suggestion}?" if suggestion else ""
 
 
 def near_path(path: Path, *folders: Path) -> str:
-    """The same for a path that is not there, by what is in its folder and in others. Only for
-    texts that stay with who may see these folders."""
-    found = [folder for folder in (*folders, path.parent) if folder.is_dir()]
-    known = {one.name: one for folder in found for one in folder.iterdir()}
-    meant = "" if path.exists() else nearest(path.name, known)
-    return f"; did you mean {known[meant]}?" if meant else ""
+    """``near`` for a missing path, by the files of its folder and of others.
+
+    Only for texts shown to people who may see these folders.
+    """
+    searched = [folder for folder in (*folders, path.parent) if folder.is_dir()]
+    paths = {one.name: one for folder in searched for one in folder.iterdir()}
+    meant = "" if path.exists() else nearest(path.name, paths)
+    return f"; did you mean {paths[meant]}?" if meant else ""
 
 
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """The name spelled most alike or that begins so; empty where there is none; see ``near``."""
+    """The most similar name or one that begins so, or an empty text; see ``near``."""
     spelled = {_kebab(one).removeprefix(prefix): one for one in known}
     asked = _kebab(name).removeprefix(prefix)
-    found = difflib.get_close_matches(asked, spelled, n=1, cutoff=LEAST_ALIKE)
+    matches = difflib.get_close_matches(asked, spelled, n=1, cutoff=LEAST_ALIKE)
     stem = asked.rstrip("s")
-    if not found and len(stem) >= LEAST_STEM:
-        found = sorted((one for one in spelled if one.startswith(stem)), key=len)
-    return spelled[found[0]] if found else ""
+    if not matches and len(stem) >= LEAST_STEM:
+        matches = sorted((one for one in spelled if one.startswith(stem)), key=len)
+    return spelled[matches[0]] if matches else ""
 
 
 def setting_of(name: str, known: Collection[str], method: str = "") -> str:
-    """The setting that a name or an exact synonym stands for; the name itself where there is none.
-    See ``near_setting``."""
+    """The setting that a name or an exact synonym refers to; else the name itself."""
     kebab = name.strip().replace("_", "-")
     meant = SYNONYMS.get(kebab, ()) if kebab not in known else ()
-    found = [one for one in (*(f"{method}.{own}" for own in meant), *meant) if one in known]
-    return found[0] if found else kebab if kebab in known else name.strip()
+    settings = [one for one in (*(f"{method}.{own}" for own in meant), *meant) if one in known]
+    return settings[0] if settings else kebab if kebab in known else name.strip()
 
 
 def alias(kebab: str, known: Collection[str], method: str) -> str:
-    """The setting that other libraries, or other methods, call so; empty where there is none."""
+    """The setting that other libraries or methods call so; empty if there is none."""
     for meant in (kebab, *ALIASES.get(kebab, ())):
         for candidate in (f"{method}.{meant}", meant):
             if candidate in known:
@@ -103,12 +102,10 @@ def alias(kebab: str, known: Collection[str], method: str) -> str:
 
 
 def near_setting(name: str, known: Collection[str], method: str = "") -> str:
-    """The same for a setting, by what other libraries call it and by what the method has.
+    """``near`` for a setting, also by its names in other libraries.
 
-    Parameters
-    ----------
-    known : all settings, ``federated-forest.trees`` for the one of a method.
-    method : whose settings are meant; empty if that is not said.
+    ``known`` are all settings, with the method's name before its settings:
+    ``federated-forest.trees``.
     """
     kebab = _kebab(name)
     if meant := alias(kebab, known, method):
@@ -118,8 +115,8 @@ def near_setting(name: str, known: Collection[str], method: str = "") -> str:
     if "." in name:
         return near(name, [one for one in known if "." in one])
     general = [one for one in known if "." not in one]
-    own = [one for one in known if method and one.startswith(f"{method}.")]
-    return near(name, general + own, f"{method}.") or near(name, known)
+    of_method = [one for one in known if method and one.startswith(f"{method}.")]
+    return near(name, general + of_method, f"{method}.") or near(name, known)
 
 
 def _kebab(name: str) -> str:

@@ -1,1 +1,1 @@
-"""Secrets: Paillier, sums of ciphertexts, sealed parcels, private set intersection."""
+"""Paillier encryption, encrypted sums, sealed parcels, masks, noise, private set intersection."""

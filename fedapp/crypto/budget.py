@@ -1,21 +1,22 @@
-"""What noise costs: how the budget of a run is divided, and which epsilon its noise comes to.
+"""Privacy accounting: how a run divides its budget, and which epsilon its noise achieves.
 
-All that a private run tells of its training rows are sums with Gaussian noise, one after the other,
-each chosen by those before it. A sum that one row moves by at most d (L2), with noise of standard
-deviation m d / sqrt(s), spends the share s of the budget; all shares together are 1. So whatever
-the shares are, a run costs what one Gaussian mechanism of the noise multiplier m costs: rho =
-1 / (2 m^2) of zero-concentrated differential privacy, and the epsilon for a given delta that
-dp-accounting's RDP accountant finds. Discrete Gaussian noise has the same Renyi divergences at most
-(Canonne, Kamath and Steinke 2020, Theorem 4), so this is no approximation; the accountant of
-privacy loss distributions would give some 8% less noise, for continuous noise.
+A private run discloses only sums of its training rows with Gaussian noise, one after the other,
+each chosen adaptively. A sum that one row changes by at most d (L2), with noise of standard
+deviation m d / sqrt(s), spends the share s of the budget; the shares add up to 1. So a run costs
+what one Gaussian mechanism of noise multiplier m costs, however the shares are chosen: rho = 1 / (2
+m^2) of zero-concentrated differential privacy, and the epsilon that dp-accounting's RDP accountant
+finds for a given delta. Discrete Gaussian noise has at most the same Renyi divergences (Canonne,
+Kamath and Steinke 2020, Theorem 4), so this is no approximation. The accountant of privacy loss
+distributions would need some 8% less noise, but only for continuous noise.
 
-Neighbouring tables differ in one row of one party, which counts for nothing in one of them; the
-numbers of rows are the same.
+Neighbouring tables differ in one row of one party, which has weight 0 in one of them; the numbers
+of rows are the same.
 
-Each of n parties adds noise of variance sigma^2 / (n - 1), because each knows its own: without it,
-the sum still has noise of variance sigma^2. Its sum over the parties is that of one draw, up to an
-error that is 0 in float64 at the variances in use (Kairouz, Liu and Steinke 2021, "The Distributed
-Discrete Gaussian Mechanism", arXiv:2102.06387, tau of Theorem 1).
+Each of n parties adds noise of variance sigma^2 / (n - 1), because each knows its own noise:
+without it, the sum still has noise of variance sigma^2. The noise summed over the parties is
+distributed as a single draw, up to an error that is 0 in float64 at the variances in use (Kairouz,
+Liu and Steinke 2021, "The Distributed Discrete Gaussian Mechanism", arXiv:2102.06387, tau of
+Theorem 1).
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ from typing import Any
 from fedapp.crypto.noise import LEAST_SUMMED
 from fedapp.packages import check_package
 
-# Shares of the budget: of the mean label, of the cuts, and the trees' the rest. That of the cuts is
-# the best of 0.08, 0.2 and 0.4 on average over three tables (simulations/README.md).
+# Shares of the budget: of the mean label and of the cuts; the trees have the rest. COUNTS was the
+# best of 0.08, 0.2 and 0.4 on average over three tables (simulations/README.md).
 LABELS, COUNTS = 0.02, 0.4
-# Of the trees' share, where they are split by sums; the leaves have the rest. The best of 0.3, 0.5
-# and 0.8 on average over two tables at epsilon 1 and 8.
+# Splits' part of the trees' share, where sums choose them; the leaves have the rest. The best of
+# 0.3, 0.5 and 0.8 on average over two tables at epsilon 1 and 8.
 SPLITS = 0.8
 N_COUNTS = 4  # exchanges in which the cuts are found
-# A multiplier is told as a multiple of 2^-20.
+# Multipliers are sent as multiples of 2^-20.
 MULTIPLIER_BITS = 20
 LEAST_MULTIPLIER, FIRST_GUESS = 2.0**-10, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """So many sums of a kind, each of which spends the same share of the budget."""
+    """``times`` sums of one kind, each of which spends the same share of the budget."""
 
     kind: str
     times: int
@@ -52,13 +53,12 @@ class Spending:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a run may tell of its rows.
+    """What a run may disclose about its rows: at most ``epsilon`` and ``delta`` for each row.
 
     Parameters
     ----------
-    epsilon, delta : that are promised for a row.
-    multiplier : standard deviation of the noise of a sum that takes the whole budget, over the most
-        that one row moves it.
+    multiplier : noise of a sum that takes the whole budget: its standard deviation over the most
+        that one row changes the sum.
     n_rounds : boosting rounds.
     n_parties : that add noise, >= 2.
     levels : of a tree that are split by sums; 0 where splits are drawn.
@@ -73,7 +73,7 @@ class Budget:
 
     @property
     def schedule(self) -> tuple[Spending, ...]:
-        """All that is told of training rows."""
+        """All sums over training rows that a run discloses."""
         trees = (1 - LABELS - COUNTS) / self.n_rounds
         first = Spending("labels", 1, LABELS), Spending("counts", N_COUNTS, COUNTS / N_COUNTS)
         if not self.levels:
@@ -82,44 +82,35 @@ class Budget:
         return (*first, splits, Spending("tree", self.n_rounds, (1 - SPLITS) * trees))
 
     def share(self, kind: str) -> float:
-        """What one sum of a kind spends. The scores of held-out rows spend their own budget."""
+        """Share that one sum of a kind spends; scores of held-out rows have their own budget."""
         if kind == "scores":
             return 1.0
         return next(spending.share for spending in self.schedule if spending.kind == kind)
 
     def deviation(self, kind: str, sensitivity: float) -> float:
-        """Of the noise of one sum over all parties, their own noise among it."""
-        own = self.multiplier * sensitivity / math.sqrt(self.share(kind))
-        return own * math.sqrt(self.n_parties / (self.n_parties - 1))
+        """Standard deviation of the noise of a sum over all parties, including their own noise."""
+        without_own = self.multiplier * sensitivity / math.sqrt(self.share(kind))
+        return without_own * math.sqrt(self.n_parties / (self.n_parties - 1))
 
     def own_variance(self, kind: str, sensitivity: float) -> int:
-        """Of the noise that each party adds.
+        """Variance of the noise that each party adds, in squared units, rounded up.
 
-        Parameters
-        ----------
-        sensitivity : most that one row moves the sum (L2), in units.
-
-        Returns
-        -------
-        In squares of units; rounded up.
-
-        Raises
-        ------
-        ValueError : it is so small that sums of noise would not be as if drawn at once.
+        One row changes the sum by at most ``sensitivity`` (L2), in units. Raises a ValueError if
+        the variance is too small for the parties' noise to add up to a discrete Gaussian.
         """
         square = Fraction(self.multiplier) ** 2 * Fraction(sensitivity) ** 2
-        found = math.ceil(square / (Fraction(self.share(kind)) * (self.n_parties - 1)))
-        if found < LEAST_SUMMED:
-            raise ValueError(f"the variance of noise must be >= {LEAST_SUMMED}, got {found}")
-        return found
+        variance = math.ceil(square / (Fraction(self.share(kind)) * (self.n_parties - 1)))
+        if variance < LEAST_SUMMED:
+            raise ValueError(f"the variance of noise must be >= {LEAST_SUMMED}, got {variance}")
+        return variance
 
     def holds(self) -> bool:
-        """Whether the noise keeps what is promised, by the accountant."""
-        is_one = min(self.multiplier, self.delta, self.n_rounds) > 0
-        return is_one and composed((self,), self.delta) <= self.epsilon
+        """Whether the noise keeps the promise, by the accountant."""
+        is_valid = min(self.multiplier, self.delta, self.n_rounds) > 0
+        return is_valid and composed((self,), self.delta) <= self.epsilon
 
     def check(self) -> None:
-        """Raise a ValueError where the noise does not keep what is promised."""
+        """Raise a ValueError where the noise does not keep the promise."""
         if not self.holds():
             rule = (
                 f"must be of more noise to keep epsilon {self.epsilon:g} for delta {self.delta:g}"
@@ -130,39 +121,29 @@ class Budget:
 def budget_for(
     epsilon: float, delta: float, n_rounds: int, n_parties: int, levels: int = 0
 ) -> Budget:
-    """The least noise that keeps what is promised; arguments as of ``Budget``.
-
-    Raises
-    ------
-    ConfigError : dp-accounting is not installed.
-    """
+    """The least noise that keeps the promise; a ConfigError if dp-accounting is missing."""
     schedule = Budget(epsilon, delta, 1.0, n_rounds, n_parties, levels).schedule
     multiplier = calibrated(epsilon, delta, schedule)
     return Budget(epsilon, delta, multiplier, n_rounds, n_parties, levels)
 
 
 def calibrated(epsilon: float, delta: float, schedule: Iterable[Spending]) -> float:
-    """The least multiplier for an epsilon, found by bisection, in multiples of 2^-20."""
+    """The least multiplier for an epsilon by bisection, rounded up to a multiple of 2^-20."""
     accounting, rdp = _accounting()
     spendings = tuple(schedule)
-    found = accounting.calibrate_dp_mechanism(
+    multiplier = accounting.calibrate_dp_mechanism(
         rdp.RdpAccountant,
-        lambda multiplier: _event(multiplier, spendings),
+        lambda candidate: _event(candidate, spendings),
         epsilon,
         delta,
         accounting.LowerEndpointAndGuess(LEAST_MULTIPLIER, FIRST_GUESS),
         tol=2.0**-MULTIPLIER_BITS,
     )
-    return float(math.ceil(float(found) * 2**MULTIPLIER_BITS + 1)) / 2.0**MULTIPLIER_BITS
+    return float(math.ceil(float(multiplier) * 2**MULTIPLIER_BITS + 1)) / 2.0**MULTIPLIER_BITS
 
 
 def composed(budgets: Iterable[Budget], delta: float) -> float:
-    """The epsilon of runs over the same rows together, by the accountant.
-
-    Raises
-    ------
-    ConfigError : dp-accounting is not installed.
-    """
+    """The epsilon of several runs over the same rows; a ConfigError if dp-accounting is missing."""
     _, rdp = _accounting()
     accountant = rdp.RdpAccountant()
     for budget in budgets:
@@ -171,17 +152,12 @@ def composed(budgets: Iterable[Budget], delta: float) -> float:
 
 
 def check_installed() -> None:
-    """Hold that there is an accountant.
-
-    Raises
-    ------
-    ConfigError : says what to install.
-    """
+    """Raise a ConfigError unless dp-accounting is installed."""
     check_package("dp-accounting", "for privacy.epsilon", "privacy")
 
 
 def _event(multiplier: float, schedule: Iterable[Spending]) -> Any:
-    """All that a run tells, as the accountant takes it."""
+    """All sums of a run in the accountant's form."""
     accounting, _ = _accounting()
     builder = accounting.DpEventBuilder()
     for spending in schedule:
@@ -191,7 +167,7 @@ def _event(multiplier: float, schedule: Iterable[Spending]) -> Any:
 
 
 def _accounting() -> tuple[Any, Any]:
-    """The package, which takes a second to import."""
+    """dp-accounting, which takes a second to import."""
     check_installed()
     import dp_accounting
     from dp_accounting import rdp

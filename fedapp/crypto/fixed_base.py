@@ -1,4 +1,4 @@
-"""Random products of powers of fixed bases: where masks come from when many are needed.
+"""Random products of powers of fixed bases: how masks are drawn when many are needed.
 
 A table holds all powers of a base for one byte of its exponent. A power is the product of one entry
 a byte and takes no squaring; a product of powers of several bases is the same with more tables.
@@ -25,20 +25,14 @@ from fedapp.crypto.integers import Bytes
 from fedapp.crypto.rings import PlainRing, Residues, Ring, sampled
 from fedapp.errors import MachineError
 
-# A byte a digit: at 2048 bits a table of powers mod n^2 takes 140 kB, and 12 bits would save a
-# third of the products for eleven times the memory.
+# At 2048 bits a table of powers mod n^2 takes 140 kB; digits of 12 bits would save a third of the
+# products for eleven times the memory.
 DIGIT_BITS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FixedBases:
-    """Powers of some bases, laid out for exponents of some number of bytes each.
-
-    Parameters
-    ----------
-    ring : in which the bases are.
-    tables : residues, shape (n_bases * n_bytes, 256) of them.
-    """
+    """Tables of powers of some bases: (n_bases * n_bytes, 256) residues."""
 
     ring: Ring
     tables: Residues
@@ -49,16 +43,10 @@ class FixedBases:
         return len(self.tables)
 
     def powers(self, digits: Bytes) -> Residues:
-        """Products of powers.
+        """n products of powers.
 
-        Parameters
-        ----------
-        digits : uint8, shape (n, n_tables): the exponents' bytes, a base after the other, lowest
-            byte first.
-
-        Returns
-        -------
-        n residues.
+        ``digits``, uint8, shape (n, n_tables): bytes of the exponents, base after base, lowest
+        first.
         """
         return self.ring.table_products(self.tables, digits)
 
@@ -71,33 +59,20 @@ class SquareBase:
 
         r (1 + p u) * r' (1 + p u') = r r' (1 + p (u + u')) mod p^2.
 
-    So a power is a product of residues, which have half the digits of p^2, and a sum.
-
-    Parameters
-    ----------
-    prime : p.
-    tables : residues r and terms u of the base's powers by a byte of the exponent; an even number.
+    So a power is a product of residues, which have half the digits of p^2, and a sum. ``tables``
+    has the residues r and terms u of the powers, a table a byte of the exponent; an even number.
     """
 
     prime: mpz
     tables: tuple[tuple[list[mpz], list[mpz]], ...]
 
     def powers(self, digits: Bytes) -> Residues:
-        """Powers mod p^2.
-
-        Parameters
-        ----------
-        digits : uint8, shape (n, len(tables)): the exponents' bytes, lowest first.
-
-        Returns
-        -------
-        n residues of ``PlainRing``.
-        """
+        """Powers mod p^2 as residues of ``PlainRing``; digits as for ``FixedBases``."""
         prime, modulus, columns = self.prime, self.prime**2, digits.T.tolist()
         products, totals = [mpz(1)] * len(digits), [mpz(0)] * len(digits)
         for place in range(0, len(columns), 2):
             (residues, terms), (others, more) = self.tables[place : place + 2]
-            # Two residues together are no longer than p^2 and need no reduction.
+            # A product of two residues is no longer than p^2: one reduction for two tables.
             rows = list(zip(*columns[place : place + 2], strict=True))
             products = [
                 product * (residues[one] * others[two]) % modulus
@@ -123,16 +98,16 @@ class SquareBase:
 
 
 def square_base(base: mpz, prime: mpz, n_bytes: int) -> SquareBase:
-    """Lay out the powers of a base mod ``prime**2``.
+    """Tables of the powers mod ``prime**2`` of a base that is coprime to ``prime``.
 
-    Parameters
-    ----------
-    base : integer, > 0 and < prime^2, prime to ``prime``.
-    n_bytes : int, >= 1: length of the exponent; an odd one becomes one more.
+    The exponent has ``n_bytes``, rounded up to an even number.
     """
     tables = []
     for table in fixed_bases(PlainRing(prime**2), [base], n_bytes + n_bytes % 2).tables:
-        inverses = _table(gmpy2.invert(table[1], prime), prime)
+        inverses, inverse = [mpz(1)], gmpy2.invert(table[1], prime)
+        while len(inverses) < len(table):
+            inverses.append(inverses[-1] * inverse % prime)
+        # w = r + p h: its term is u = h / r mod p.
         pairs = zip(table, inverses, strict=True)
         terms = [power // prime * inverse % prime for power, inverse in pairs]
         tables.append(([power % prime for power in table], terms))
@@ -140,18 +115,11 @@ def square_base(base: mpz, prime: mpz, n_bytes: int) -> SquareBase:
 
 
 def fixed_bases(ring: Ring, bases: Sequence[mpz], n_bytes: int) -> FixedBases:
-    """Lay out the powers of some bases.
-
-    Parameters
-    ----------
-    ring : modulo which to reckon.
-    bases : integers, >= 1 and < modulus.
-    n_bytes : int, >= 1: length of the exponent of each base.
-    """
+    """Tables of the powers of bases >= 1 and < modulus, by exponents of ``n_bytes`` each."""
     by_byte = [ring.take(bases)]
     for _ in range(n_bytes - 1):
         by_byte.append(ring.squares(by_byte[-1], DIGIT_BITS))
-    # A base after the other, its bytes in turn.
+    # firsts: base 0 byte 0, base 0 byte 1, ..., base 1 byte 0, ...
     firsts = np.stack(by_byte, axis=1).reshape(-1, *by_byte[0].shape[1:])
     powers = [ring.ones(len(firsts)), firsts]
     while len(powers) < 1 << DIGIT_BITS:
@@ -160,19 +128,6 @@ def fixed_bases(ring: Ring, bases: Sequence[mpz], n_bytes: int) -> FixedBases:
 
 
 def random_digits(n_powers: int, n_tables: int) -> Bytes:
-    """Independent uniform exponents, from the system's randomness.
-
-    Returns
-    -------
-    uint8, shape (n_powers, n_tables).
-    """
+    """Independent uniform exponents from the system; uint8, shape (n_powers, n_tables)."""
     digits = np.frombuffer(secrets.token_bytes(n_powers * n_tables), dtype=np.uint8)
     return digits.reshape(n_powers, n_tables)
-
-
-def _table(base: mpz, modulus: mpz) -> list[mpz]:
-    """Powers 0 to 255."""
-    table = [mpz(1)]
-    for _ in range((1 << DIGIT_BITS) - 1):
-        table.append(table[-1] * base % modulus)
-    return table

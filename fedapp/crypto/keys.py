@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from phe.paillier import PaillierPrivateKey, PaillierPublicKey
 
 SMALLEST_BITS = 2048
-# Less does not hold one pair of numbers.
+# Fewer bits cannot hold one pair of gradient and hessian.
 SMALLEST_INSECURE_BITS = 128
 # GMP makes 24 of them a Baillie-PSW test; the other 40 let a composite pass once in 2^80.
 PRIME_ROUNDS = 64
@@ -27,7 +27,7 @@ PRIME_ROUNDS = 64
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """What encrypts, adds and re-randomises: the modulus n."""
+    """Encrypts, adds and re-randomises: the modulus n."""
 
     n: mpz
 
@@ -55,7 +55,7 @@ class PublicKey:
 
     @staticmethod
     def from_array(modulus: Bytes) -> PublicKey:
-        """Undo ``to_array``; what comes from outside is still to be checked."""
+        """Inverse of ``to_array``; does not check the modulus (see ``read_public_key``)."""
         return PublicKey(from_bytes_array(modulus[None])[0])
 
     def to_phe(self) -> PaillierPublicKey:
@@ -67,9 +67,9 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True)
 class PrivateKey:
-    """What decrypts: the primes p and q of n = p q.
+    """Decrypts: the primes p and q of n = p q.
 
-    ``full_masks`` says how its owner encrypts, see ``fedapp.crypto.masks``.
+    ``full_masks`` selects the masks that its owner encrypts with, see ``fedapp.crypto.masks``.
     """
 
     p: mpz
@@ -81,18 +81,18 @@ class PrivateKey:
 
     @property
     def public(self) -> PublicKey:
-        """What the others get."""
         return PublicKey(self.p * self.q)
 
     def to_array(self) -> Bytes:
-        """The primes and ``full_masks``, big endian, to be kept on the owner's disk; uint8, shape
-        (3, n_bytes)."""
+        """p, q and ``full_masks``, big endian, to store on the owner's disk; uint8, shape (3,
+        n_bytes).
+        """
         n_bytes = (max(self.p.bit_length(), self.q.bit_length()) + 7) // 8
         return to_bytes_array((self.p, self.q, mpz(self.full_masks)), n_bytes)
 
     @staticmethod
     def from_array(numbers: Bytes) -> PrivateKey:
-        """Undo ``to_array``."""
+        """Inverse of ``to_array``."""
         p, q, full_masks = from_bytes_array(numbers)
         return PrivateKey(p, q, bool(full_masks))
 
@@ -109,17 +109,13 @@ def generate_key(
     """Draw a key from the operating system's randomness.
 
     Both primes have ``bits / 2`` bits and their two highest bits set, so n has ``bits`` bits and is
-    prime to (p - 1)(q - 1).
+    coprime to (p - 1)(q - 1).
 
     Parameters
     ----------
-    bits : int, even, >= 2048 unless ``insecure_small_key``: bits of n.
+    bits : even, >= 2048 unless ``insecure_small_key``: bits of n.
     insecure_small_key : for tests.
     full_masks : whether the owner's masks are uniform, at three times the cost.
-
-    Raises
-    ------
-    ValueError : bits is odd or too small.
     """
     _check_bits(bits, insecure_small_key)
     if bits % 2:
@@ -132,22 +128,14 @@ def generate_key(
 
 
 def read_public_key(modulus: Bytes, bits: int, *, insecure_small_key: bool = False) -> PublicKey:
-    """A key from outside, refused where it can be seen to be no product of two primes.
+    """Check a key from outside: refuse what is visibly not a product of two primes.
 
-    That n has a third large factor, or two close ones, nobody sees who does not have them.
-
-    Parameters
-    ----------
-    modulus : uint8, shape (bytes of n,), big endian.
-    bits : of n, as agreed.
-
-    Raises
-    ------
-    ValueError : n has more or fewer bits, or is too small, a prime, a power, or a multiple of a
-        prime below 2^16.
+    ``modulus`` is uint8, shape (bytes of n,), big endian. Raises a ValueError if n does not have
+    ``bits`` bits, or is too small, a prime, a power, or a multiple of a prime below 2^16. A third
+    large factor, or two close ones, cannot be detected without knowing the factors.
     """
     _check_bits(bits, insecure_small_key)
-    # Before the number is read: to work with a longer one takes many times longer.
+    # Checked before the number is read, as arithmetic on a longer one takes many times longer.
     if len(modulus) != (bits + 7) // 8:
         raise ValueError(f"n must be {bits} bits, got {len(modulus)} bytes")
     key = PublicKey.from_array(modulus)
@@ -166,7 +154,6 @@ def _small_primes() -> mpz:
 
 
 def _check_bits(bits: int, insecure_small_key: bool) -> None:
-    """Refuse a key that is too small."""
     smallest = SMALLEST_INSECURE_BITS if insecure_small_key else SMALLEST_BITS
     if bits < smallest:
         hint = "" if insecure_small_key else " unless insecure-small-key is set"

@@ -1,17 +1,16 @@
-"""Numbers modulo p = 2^255 - 19, eight at a time: formulas that numba compiles as they stand.
+"""Arithmetic modulo p = 2^255 - 19, eight numbers at a time, as code that numba compiles.
 
-An ``Element`` is what a formula is written with. It stands for eight numbers, of which a register
-has a limb each::
+Formulas are written with ``Element``, which represents eight numbers; a register has one limb of
+each::
 
     x = x0 + x1 2^51 + x2 2^102 + x3 2^153 + x4 2^204
 
-Its operators add instructions to the function that is being compiled, and it knows how large its
-limbs may be: they are carried over before they pass 2^64, or 2^52 where they become factors, and
-not earlier. No instruction is a branch, and no address depends on a number.
+Its operators add instructions to the function being compiled. It tracks how large its limbs may be,
+and carries them only before they would pass 2^64, or 2^52 where they become factors. There are no
+branches, and no address depends on a number.
 
-Elements lie in memory one after the other, a *slot* of five registers each, and are carried: no
-limb is above ``CARRIED``. A function of slots is called with the memory and the places of its
-slots.
+In memory elements follow each other, a *slot* of five registers each, with no limb above
+``CARRIED``. A compiled function of slots is called with the memory and the places of its slots.
 
 Source: Bernstein, Duif, Lange, Schwabe and Yang, High-speed high-security signatures, 2012 (limbs
 of 51 bits); Gueron and Krasnov, Accelerating big integer arithmetic using Intel IFMA extensions,
@@ -36,7 +35,7 @@ N_LIMBS, BITS, FACTOR_BITS = 5, 51, 52
 LIMB = (1 << BITS) - 1
 SLOT_WORDS = N_LANES * N_LIMBS
 NUMBER_WORDS = 4  # of 64 bits, of an encoded number
-# What a limb is after carries below 2^13: that of the highest comes back to the lowest by 19.
+# Largest limb after carries below 2^13: the highest carry returns to the lowest limb times 19.
 CARRIED = LIMB + 19 * (1 << 13)
 
 
@@ -46,14 +45,7 @@ def same(number: int) -> Any:
 
 
 class Element:
-    """Eight numbers modulo p.
-
-    Parameters
-    ----------
-    builder : of the function.
-    limbs : five registers.
-    most : what none of them is above.
-    """
+    """Eight numbers modulo p: five registers of limbs, none above ``most``."""
 
     def __init__(self, builder: Any, limbs: Sequence[Any], most: int) -> None:
         assert most < 1 << 64
@@ -66,7 +58,7 @@ class Element:
         return Element(self.builder, limbs, LIMB)
 
     def carried(self) -> Element:
-        """The same numbers, no limb above ``CARRIED``."""
+        """The same numbers with no limb above ``CARRIED``."""
         if self.most <= CARRIED:
             return self
         if self._carried is None:
@@ -86,7 +78,7 @@ class Element:
         return Element(self.builder, list(limbs), left.most + right.most)
 
     def __sub__(self, other: Element) -> Element:
-        """A multiple of p is added, so that no limb falls below 0."""
+        """Adds a multiple of p first, so that no limb falls below 0."""
         left, right = self, other
         if left.most + right.most + (1 << 52) >= 1 << 64:
             left, right = left.carried(), right.carried()
@@ -102,6 +94,8 @@ class Element:
     def __mul__(self, other: Element) -> Element:
         left, right, build = self._factor(), other._factor(), self.builder
         pairs = [(i, j) for i in range(N_LIMBS) for j in range(N_LIMBS)]
+        # columns[k] has weight 2^(51 k). The high halves of products come first, as all of them
+        # are doubled at once.
         columns = [same(0)] * (2 * N_LIMBS)
         for i, j in pairs:
             columns[i + j + 1] = add_product(
@@ -113,9 +107,9 @@ class Element:
         return self._folded(columns, left.most * right.most)
 
     def square(self) -> Element:
-        """The product with itself; products of different limbs are made once and count twice."""
-        one, build = self._factor(), self.builder
-        limbs, places = one.limbs, range(N_LIMBS)
+        """The product with itself; products of different limbs are computed once and doubled."""
+        factor, build = self._factor(), self.builder
+        limbs, places = factor.limbs, range(N_LIMBS)
         pairs = [(i, j) for i in places for j in places if i < j]
         columns = [same(0)] * (2 * N_LIMBS)
         for i, j in pairs:
@@ -128,23 +122,23 @@ class Element:
         columns = [build.add(column, column) for column in columns]
         for i in places:
             columns[2 * i] = add_product(build, "l", columns[2 * i], limbs[i], limbs[i])
-        return self._folded(columns, one.most**2)
+        return self._folded(columns, factor.most**2)
 
     def is_zero(self) -> Any:
-        """In which lanes it is 0, as bits."""
+        """Lanes where it is 0, as bits."""
         limbs = self._canonical()
-        rest = limbs[0]
+        union = limbs[0]
         for limb in limbs[1:]:
-            rest = self.builder.or_(rest, limb)
-        return self.builder.icmp_unsigned("==", rest, same(0))
+            union = self.builder.or_(union, limb)
+        return self.builder.icmp_unsigned("==", union, same(0))
 
     def is_negative(self) -> Any:
-        """In which lanes it is odd, as bits."""
+        """Lanes where it is odd, which RFC 9496 calls negative, as bits."""
         lowest = self.builder.and_(self._canonical()[0], same(1))
         return self.builder.icmp_unsigned("!=", lowest, same(0))
 
     def where(self, bits: Any, other: Element) -> Element:
-        """This in the lanes whose bit is set, the other elsewhere."""
+        """This element in the lanes whose bit is set, ``other`` elsewhere."""
         limbs = [
             self.builder.select(bits, mine, theirs)
             for mine, theirs in zip(self.limbs, other.limbs, strict=True)
@@ -152,7 +146,7 @@ class Element:
         return Element(self.builder, limbs, max(self.most, other.most))
 
     def swapped(self, mask: Any, other: Element) -> tuple[Element, Element]:
-        """The two, the other way round where the mask's bits are set."""
+        """Both elements, swapped in the lanes where the mask's bits are set."""
         build, most = self.builder, max(self.most, other.most)
         changes = [
             build.and_(build.xor(mine, theirs), mask)
@@ -164,11 +158,11 @@ class Element:
         return first, second
 
     def abs(self) -> Element:
-        """It or its negative, whichever is even."""
+        """The element or its negative, whichever is even."""
         return (-self).where(self.is_negative(), self)
 
     def words(self) -> list[Any]:
-        """The numbers below p in words of 64 bits: four registers."""
+        """The numbers below p as four registers of 64-bit words."""
         build, limbs = self.builder, self._canonical()
         words = []
         for place in range(NUMBER_WORDS):
@@ -181,7 +175,7 @@ class Element:
         return self if self.most < 1 << FACTOR_BITS else self.carried()
 
     def _folded(self, columns: Sequence[Any], product: int) -> Element:
-        """A product's ten columns in five: 2^255 is 19. ``product`` is of the largest limbs."""
+        """Reduce ten columns to five, as 2^255 = 19; ``product`` bounds products of limbs."""
         build, limbs = self.builder, []
         for column, upper in zip(columns[:N_LIMBS], columns[N_LIMBS:], strict=True):
             nineteen = build.add(build.shl(upper, same(4)), build.shl(upper, same(1)))
@@ -190,11 +184,8 @@ class Element:
         return Element(build, limbs, 20 * column)
 
     def _canonical(self) -> list[Any]:
-        """Limbs of the numbers below p, each below 2^51.
-
-        After carrying, numbers are below 2 p: p is taken off those that would reach 2^255 with 19
-        more.
-        """
+        """Limbs of the numbers below p, each below 2^51."""
+        # Carried numbers are below 2 p. Subtract p where adding 19 would reach 2^255.
         build, limbs = self.builder, list(self.carried().limbs)
         carry = same(19)
         for limb in limbs:
@@ -208,7 +199,7 @@ class Element:
 
 
 class Slots:
-    """Elements in memory, from a slot on, as a formula reads and writes them."""
+    """Elements in memory from a given slot on, as formulas read and write them."""
 
     def __init__(self, builder: Any, words: Any, first: Any) -> None:
         self._builder = builder
@@ -222,16 +213,16 @@ class Slots:
         self.put(slot, element.carried().limbs)
 
     def register(self, slot: int, place: int) -> Any:
-        """One register as it is."""
+        """One register, without interpretation."""
         return self._builder.load(self._register(slot, place), align=8)
 
     def put(self, slot: int, registers: Sequence[Any]) -> None:
-        """Registers as they are."""
+        """Write registers, without interpretation."""
         for place, register in enumerate(registers):
             self._builder.store(register, self._register(slot, place), align=8)
 
     def put_bits(self, slot: int, bits: Any) -> None:
-        """A register of ones and zeros."""
+        """Write a register of ones and zeros."""
         self.put(slot, [self._builder.zext(bits, REGISTER)])
 
     def spread(self, word: int) -> Any:
@@ -240,7 +231,7 @@ class Slots:
         return spread_word(self._builder, self._builder.load(place))
 
     def number(self, slot: int = 0) -> Element:
-        """Numbers of four words, without their highest bit."""
+        """Elements of four-word numbers, without their highest bit."""
         build = self._builder
         words = [self.register(slot, place) for place in range(NUMBER_WORDS)]
         limbs = []
@@ -258,11 +249,9 @@ class Slots:
 
 
 def of_slots(formula: Callable[..., None]) -> Any:
-    """A compiled function ``f(memory, places)`` of a formula of so many ``Slots``.
+    """Compile ``formula(*slots)`` into a function ``f(memory, places)``.
 
-    Parameters
-    ----------
-    formula : ``formula(*slots)``; what it reads before it writes may lie where it writes.
+    Slots that the formula reads before it writes may overlap those it writes.
     """
     n_slots = len(inspect.signature(formula).parameters)
 

@@ -1,11 +1,11 @@
-"""Formulas of points of ristretto255, for eight points at a time.
+"""Formulas for points of ristretto255, eight points at a time.
 
-A point (x, y) of the curve -x^2 + y^2 = 1 + d x^2 y^2 lies in four slots, X, Y, Z and T with
-x = X/Z, y = Y/Z and x y = T/Z; as a summand it is Y + X, Y - X, 2 Z and 2 d T. An element of the
-group is several points, of which any does.
+A point (x, y) of the curve -x^2 + y^2 = 1 + d x^2 y^2 takes four slots, X, Y, Z and T with x = X/Z,
+y = Y/Z and x y = T/Z; as a summand Y + X, Y - X, 2 Z and 2 d T. Several points represent one
+element of the group, and any of them will do.
 
-No instruction is a branch: a square root is taken whether there is one or not, and what is chosen
-is chosen by masks. ``fedapp.crypto.lane_scale`` puts the formulas together.
+There are no branches: a square root is computed whether there is one or not, and masks select.
+``fedapp.crypto.lane_scale`` combines the formulas.
 
 Source: RFC 9496, Section 4; Hisil, Wong, Carter and Dawson, Twisted Edwards curves revisited, 2008;
 Hamburg, Decaf, 2015, and the double-and-compress of curve25519-dalek.
@@ -24,25 +24,22 @@ SQRT_AD_MINUS_ONE = 250630689533846234741114141587021527012445315024926564600792
 INVSQRT_A_MINUS_D = 54469307008909316920995813868745141605393597292927456921205312896311721017578
 
 N_MULTIPLES = 8  # of a point, in a table: 1, 3, ..., 15
-# What formulas hand on lies in ``work``: their own numbers, then, from ROOT on, a number to raise
-# and the power that is sought.
+# Layout of ``work``, which passes numbers from one formula to the next: slots 0 to 5 intermediate
+# results, ROOT the number to raise, ROOT + POWER its power.
 ROOT, POWER = 6, 1
 
 
 def root(u: Element, v: Element, factor: Element, power: Element) -> tuple[Any, Element]:
     """SQRT_RATIO_M1 of RFC 9496, Section 4.2: where u / v is a square, and a root.
 
-    Parameters
-    ----------
-    factor : u v^3.
-    power : of u v^7, by (p - 5) / 8.
+    ``factor`` is u v^3, ``power`` is (u v^7)^((p - 5) / 8).
     """
-    found, build = factor * power, u.builder
-    check = v * found.square()
-    flipped = (check + u).is_zero()
-    turned = build.or_(flipped, (check + u * u.constant(SQRT_M1)).is_zero())
-    was_square = build.or_((check - u).is_zero(), flipped)
-    return was_square, (found * u.constant(SQRT_M1)).where(turned, found).abs()
+    candidate, build = factor * power, u.builder
+    check = v * candidate.square()
+    is_flipped = (check + u).is_zero()
+    is_turned = build.or_(is_flipped, (check + u * u.constant(SQRT_M1)).is_zero())
+    was_square = build.or_((check - u).is_zero(), is_flipped)
+    return was_square, (candidate * u.constant(SQRT_M1)).where(is_turned, candidate).abs()
 
 
 @of_slots
@@ -61,7 +58,7 @@ def start_decoding(work: Slots, words: Slots) -> None:
 
 @of_slots
 def end_decoding(point: Slots, valid: Slots, work: Slots, words: Slots) -> None:
-    """The rest; which words are no canonical encoding, or the identity's."""
+    """The rest of the decoding; ``valid`` marks canonical encodings other than the identity's."""
     s, u1, u2, v, w, factor = (work[place] for place in range(6))
     one, build = s.constant(1), s.builder
     was_square, inverse_root = root(one, w, factor, work[ROOT + POWER])
@@ -81,7 +78,7 @@ def end_decoding(point: Slots, valid: Slots, work: Slots, words: Slots) -> None:
 
 @of_slots
 def check_sum(valid: Slots, point: Slots) -> None:
-    """Which points are other than the identity."""
+    """Mark points other than the identity."""
     build, x, y = point[0].builder, point[0], point[1]
     valid.put_bits(0, build.not_(build.or_(x.is_zero(), y.is_zero())))
 
@@ -102,7 +99,7 @@ def start_mapping(work: Slots, words: Slots) -> None:
 
 @of_slots
 def end_mapping(point: Slots, work: Slots) -> None:
-    """The rest."""
+    """The rest of MAP."""
     t, r, u, v, factor = (work[place] for place in range(5))
     one = t.constant(1)
     was_square, s = root(u, v, factor, work[ROOT + POWER])
@@ -115,7 +112,7 @@ def end_mapping(point: Slots, work: Slots) -> None:
 
 
 def put_double(out: Slots, point: Slots, with_t: bool) -> None:
-    """Twice a point, whose T is not read; T of the double, which the next doubling does not need.
+    """Double a point, whose T is not read; T is computed only ``with_t``.
 
     Source: Hisil and others, Section 3.3 (2008), all coordinates negated.
     """
@@ -130,13 +127,13 @@ def put_double(out: Slots, point: Slots, with_t: bool) -> None:
 
 @of_slots
 def double(out: Slots, point: Slots) -> None:
-    """Twice a point, without T."""
+    """Double a point, without T."""
     put_double(out, point, False)
 
 
 @of_slots
 def double_whole(out: Slots, point: Slots) -> None:
-    """Twice a point."""
+    """Double a point."""
     put_double(out, point, True)
 
 
@@ -148,7 +145,7 @@ def to_summand(out: Slots, point: Slots) -> None:
 
 
 def put_sum(out: Slots, point: Slots, summand: Any, negated: Any = None) -> None:
-    """A point plus a summand, or minus it in all lanes, if the mask says so.
+    """Add a summand to a point, or subtract it in the lanes where ``negated`` is set.
 
     Source: Hisil and others, Section 3.1 (2008).
     """
@@ -171,7 +168,7 @@ def add_summand(out: Slots, point: Slots, summand: Slots) -> None:
 
 @of_slots
 def add_multiple(point: Slots, table: Slots, masks: Slots) -> None:
-    """Add the multiple that a digit's masks choose; all of the table is read."""
+    """Add the multiple that a digit's masks select; reads the whole table."""
     build, summand = point[0].builder, []
     chosen: list[Any] = [None] * (4 * N_LIMBS)
     for multiple in range(N_MULTIPLES):
@@ -200,10 +197,8 @@ def put_one(out: Slots) -> None:
 
 @of_slots
 def start_encoding(point: Slots, product: Slots) -> None:
-    """What encodes twice a point; what is to be inverted is multiplied up.
-
-    The double has x = e / f, y = g / h of the four that take the point's place.
-    """
+    """First half of encoding twice a point; multiplies ``product`` by the number to invert."""
+    # The double is x = e / f, y = g / h of the four numbers that replace the point.
     x, y, z, t = (point[place] for place in range(4))
     zz, dtt, xy = z.square(), t.square() * t.constant(D), x * y
     e, f, g, h = xy + xy, zz + dtt, y.square() + x.square(), zz - dtt
@@ -214,15 +209,14 @@ def start_encoding(point: Slots, product: Slots) -> None:
 
 @of_slots
 def end_encoding(words: Slots, point: Slots, inverse: Slots) -> None:
-    """The encoding of RFC 9496, Section 4.3.2, of the double; the inverse loses the point's factor.
-
-    1 / (e f g h) tells all that the RFC's inverse square root does of a double.
-    """
+    """Encode the double by RFC 9496, Section 4.3.2; take the point's factor out of ``inverse``."""
+    # For a double, 1 / (e f g h) gives what the RFC takes from an inverse square root. ``inverse``
+    # is 1 over the product of all points so far, ``before`` the product without this point.
     e, f, g, h, before = (point[place] for place in range(5))
     eg, fh = e * g, f * h
-    own = inverse[0] * before
+    point_inverse = inverse[0] * before
     inverse[0] = inverse[0] * (eg * fh)
-    z_inverse, t_inverse = eg * own, fh * own
+    z_inverse, t_inverse = eg * point_inverse, fh * point_inverse
     rotate = (eg * z_inverse).is_negative()
     turned = e.constant(SQRT_M1)
     e, g, h = g.where(rotate, e), (-e).where(rotate, g), (f * turned).where(rotate, h)

@@ -1,7 +1,7 @@
 """Arithmetic modulo an odd number on rows of limbs, eight rows at a time.
 
-The kernels and their bounds are in ``fedapp.crypto.montgomery``; what is handed to them is checked
-here, and a sample of what they return is computed again by gmpy2.
+``fedapp.crypto.montgomery`` has the kernels and their bounds. This module checks their arguments,
+and recomputes a sample of their results with gmpy2.
 """
 
 from __future__ import annotations
@@ -23,19 +23,14 @@ from fedapp.errors import MachineError
 Limbs = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
 
-SLACK_BITS = 4  # R >= 16 N
+SLACK_BITS = 4  # R >= 16 N, see fedapp.crypto.montgomery
 MOST_LIMBS = 1023
 WORD_BYTES = 8
 WINDOW_BITS = 4
 
 
 class LaneRing:
-    """Arithmetic modulo an odd number; residues are uint64, shape (n, n_limbs).
-
-    Raises
-    ------
-    ValueError : the modulus is even, below 3, or has more than 53,000 bits.
-    """
+    """Arithmetic modulo an odd number >= 3 of at most 53,000 bits; residues are (n, n_limbs)."""
 
     def __init__(self, modulus: mpz) -> None:
         self.n_limbs = -(-(modulus.bit_length() + SLACK_BITS) // LIMB_BITS)
@@ -46,27 +41,18 @@ class LaneRing:
         self._limbs = self._split([modulus])[0]
         self._inverse = np.uint64(int(base - gmpy2.invert(modulus, base)))
         self._one, self._to, self._from = self._split([size % modulus, size**2 % modulus, mpz(1)])
-        self._given = self._limbs, self._inverse
+        self._kernel_modulus = self._limbs, self._inverse
         self._unscale = gmpy2.invert(size, modulus)
 
     def read(self, rows: Bytes) -> Limbs:
-        """Residues of integers.
-
-        Parameters
-        ----------
-        rows : uint8, shape (n, width), big endian.
-
-        Raises
-        ------
-        ValueError : an integer is no number of ``n_limbs`` limbs.
-        """
+        """Residues of big-endian integers up to ``n_limbs``; uint8, shape (n, width)."""
         residues = self.multiply(self._read_limbs(rows), self._to[None])
         for row in sampled("read", len(rows)):
             self._check(residues[row], mpz.from_bytes(rows[row].tobytes(), "big"))
         return residues
 
     def write(self, residues: Limbs, width: int) -> Bytes:
-        """The integers >= 0 and < N; the inverse of ``read``, uint8, shape (n, width)."""
+        """Inverse of ``read``: integers >= 0 and < N, uint8, shape (n, width)."""
         if width < self._n_bytes:
             raise ValueError(f"width must be >= {self._n_bytes} bytes, got {width}")
         limbs = self.multiply(residues, self._from[None])
@@ -82,7 +68,7 @@ class LaneRing:
         return self.read(to_bytes_array(numbers, self._n_bytes))
 
     def numbers(self, residues: Limbs) -> list[mpz]:
-        """The inverse of ``take``."""
+        """Inverse of ``take``."""
         return from_bytes_array(self.write(residues, self._n_bytes))
 
     def ones(self, n: int) -> Limbs:
@@ -96,28 +82,24 @@ class LaneRing:
         left_rows: Rows | None = None,
         right_rows: Rows | None = None,
     ) -> Limbs:
-        """Products of rows of two arrays.
+        """Products of rows of two arrays, in new memory.
 
-        Parameters
-        ----------
-        left, right : residues; a single row stands for as many as there are on the other side.
-        left_rows, right_rows : int64, shape (n,): which rows, in order where there is None.
-
-        Returns
-        -------
-        n residues, in memory of their own.
+        A single row is broadcast. ``left_rows`` and ``right_rows`` select rows; None for all in
+        order.
         """
         left_rows, right_rows = _same_length(left, right, left_rows, right_rows)
         out = np.empty((len(left_rows), self.n_limbs), dtype=np.uint64)
         left, right = self._checked(left, left_rows), self._checked(right, right_rows)
-        montgomery.multiply(out, left, left_rows, right, right_rows, *self._given, self._scratch(3))
+        montgomery.multiply(
+            out, left, left_rows, right, right_rows, *self._kernel_modulus, self._scratch(3)
+        )
         for row in sampled("multiply", len(out)):
             factors = self._value(left[left_rows[row]]), self._value(right[right_rows[row]])
             self._check(out[row], factors[0] * factors[1])
         return out
 
     def add(self, left: Limbs, right: Limbs) -> Limbs:
-        """Sums of two products each; a sum must be multiplied, or written, before it is added."""
+        """Sums of two products each; multiply or write a sum before adding it again."""
         sums = left + right
         montgomery.carry_over(sums)
         for row in sampled("add", len(sums)):
@@ -125,16 +107,16 @@ class LaneRing:
         return sums
 
     def power(self, residues: Limbs, exponent: int) -> Limbs:
-        """Powers by a common exponent, >= 0; each of its digits costs the same."""
-        digits, rest = [], int(exponent)
-        while rest:
-            digits.append(rest % (1 << WINDOW_BITS))
-            rest >>= WINDOW_BITS
+        """Powers by a common exponent >= 0, in time that depends only on its length."""
+        digits, remaining = [], int(exponent)
+        while remaining:
+            digits.append(remaining % (1 << WINDOW_BITS))
+            remaining >>= WINDOW_BITS
         residues = self._checked(residues)
         out = np.empty_like(residues)
         scratch = self._scratch(2 + (1 << WINDOW_BITS))
-        found = np.array(digits[::-1], dtype=np.int64)
-        montgomery.power(out, residues, found, self._one, *self._given, scratch)
+        digit_array = np.array(digits[::-1], dtype=np.int64)
+        montgomery.power(out, residues, digit_array, self._one, *self._kernel_modulus, scratch)
         for row in sampled("power", len(out)):
             self._check(out[row], powmod(self._value(residues[row]), exponent, self.modulus))
         return out
@@ -143,24 +125,20 @@ class LaneRing:
         """Powers by 2^times."""
         residues = self._checked(residues)
         out = np.empty_like(residues)
-        montgomery.squares(out, residues, times, *self._given, self._scratch(2))
+        montgomery.squares(out, residues, times, *self._kernel_modulus, self._scratch(2))
         for row in sampled("squares", len(out)):
             self._check(out[row], powmod(self._value(residues[row]), 1 << times, self.modulus))
         return out
 
     def table_products(self, tables: Limbs, digits: Bytes) -> Limbs:
-        """Products of one entry a table.
-
-        Parameters
-        ----------
-        tables : uint64, shape (n_tables, 256, n_limbs).
-        digits : uint8, shape (n, n_tables).
-        """
+        """Products of one entry of each table, uint64, shape (n_tables, 256, n_limbs)."""
         if tables.shape != (digits.shape[1], 256, self.n_limbs) or digits.dtype != np.uint8:
             raise ValueError(f"tables must fit {digits.shape} digits, got {tables.shape}")
         out = np.empty((len(digits), self.n_limbs), dtype=np.uint64)
         tables, digits = np.ascontiguousarray(tables), np.ascontiguousarray(digits)
-        montgomery.table_products(out, tables, digits, self._one, *self._given, self._scratch(3))
+        montgomery.table_products(
+            out, tables, digits, self._one, *self._kernel_modulus, self._scratch(3)
+        )
         for row in sampled("table_products", len(out)):
             product = mpz(1)
             for table, digit in zip(tables, digits[row], strict=True):
@@ -169,9 +147,9 @@ class LaneRing:
         return out
 
     def lift(self, residues: Limbs, ring: LaneRing) -> Limbs:
-        """Residues of another ring, each as the integer below its modulus, as residues of this."""
+        """Residues of another ring, as integers below its modulus, as residues of this ring."""
         limbs = ring.multiply(residues, ring._from[None])
-        limbs[(limbs == ring._limbs).all(axis=1)] = 0
+        limbs[(limbs == ring._limbs).all(axis=1)] = 0  # N stands for 0
         wide = np.zeros((len(limbs), self.n_limbs), dtype=np.uint64)
         wide[:, : ring.n_limbs] = limbs
         return self.multiply(wide, self._to[None])
@@ -181,15 +159,14 @@ class LaneRing:
         return int(self.modulus.bit_length() + 7) // 8
 
     def _split(self, numbers: Sequence[mpz]) -> Limbs:
-        """Limbs of integers as they are."""
+        """Limbs of integers, not in Montgomery's form."""
         width = -(-LIMB_BITS * self.n_limbs // 8)
         return self._read_limbs(to_bytes_array(numbers, width))
 
     def _read_limbs(self, rows: Bytes) -> Limbs:
-        """Limbs of integers as they are."""
-        n_words = (
-            -(-LIMB_BITS * self.n_limbs // 64) + 1
-        )  # a word more, which the last limb looks at
+        """Limbs of big-endian integers, not in Montgomery's form."""
+        # One word more, which reading the last limb touches.
+        n_words = -(-LIMB_BITS * self.n_limbs // 64) + 1
         if rows.shape[1] > WORD_BYTES * n_words:
             rule = f"at most {WORD_BYTES * n_words} bytes"
             raise ValueError(f"integers must be of {rule}, got {rows.shape[1]}")
@@ -202,40 +179,38 @@ class LaneRing:
         return limbs
 
     def _checked(self, residues: Limbs, rows: Rows | None = None) -> Limbs:
-        """Residues in one run of memory, once it is clear that they are ones and have all rows."""
+        """Contiguous residues, after checking their form and that they have all ``rows``."""
         if residues.dtype != np.uint64 or residues.shape[1:] != (self.n_limbs,):
-            found = f"{residues.dtype} of shape {residues.shape}"
-            raise ValueError(f"residues must be uint64 of shape (n, {self.n_limbs}), got {found}")
+            form = f"{residues.dtype} of shape {residues.shape}"
+            raise ValueError(f"residues must be uint64 of shape (n, {self.n_limbs}), got {form}")
         if rows is not None and len(rows) and not 0 <= rows.min() <= rows.max() < len(residues):
             raise ValueError(f"rows must be 0 to {len(residues) - 1}, got others")
         return np.ascontiguousarray(residues)
 
     def _value(self, residue: Limbs) -> mpz:
-        """The integer that one residue stands for, by gmpy2."""
-        # In two halves, as limbs of a faulty number may be above 52 bits.
+        """The integer of one residue, by gmpy2."""
+        # Even and odd limbs separately, as limbs of a faulty number may exceed 52 bits.
         even, odd = (gmpy2.pack(residue[k::2].tolist(), 2 * LIMB_BITS) for k in (0, 1))
         return (even + (odd << LIMB_BITS)) * self._unscale % self.modulus
 
     def _check(self, residue: Limbs, wanted: mpz) -> None:
-        """Compare a residue with the integer that gmpy2 has in its place."""
         if self._value(residue) != wanted % self.modulus:
             raise MachineError(f"residues of {self.modulus.bit_length()} bits", "gmpy2")
 
     def _scratch(self, n_numbers: int) -> Limbs:
-        """Registers for the limbs of so many numbers."""
         return registers(n_numbers * self.n_limbs)
 
 
 def _same_length(
     left: Limbs, right: Limbs, left_rows: Rows | None, right_rows: Rows | None
 ) -> tuple[Rows, Rows]:
-    """Rows of both sides, as many."""
+    """Row indices of both sides, of the same length."""
     sizes = [
         len(array) if rows is None else len(rows)
         for array, rows in ((left, left_rows), (right, right_rows))
     ]
     n = sizes[1] if sizes[0] == 1 and left_rows is None else sizes[0]
-    found = []
+    both = []
     for size, rows in zip(sizes, (left_rows, right_rows), strict=True):
         if rows is None and size == 1:
             rows = np.zeros(n, dtype=np.int64)
@@ -243,29 +218,29 @@ def _same_length(
             rows = np.arange(size)
         if len(rows) != n:
             raise ValueError(f"factors must be as many on both sides, got {sizes}")
-        found.append(np.ascontiguousarray(rows, dtype=np.int64))
-    return found[0], found[1]
+        both.append(np.ascontiguousarray(rows, dtype=np.int64))
+    return both[0], both[1]
 
 
 @functools.cache
 def check_known_answers() -> None:
-    """Compare all kernels with RFC 3526 and gmpy2, once a process; else a MachineError."""
+    """Compare all kernels with RFC 3526 and gmpy2, once a process; raises a MachineError."""
     with gmpy2.context(precision=2048):
         pi = mpz(gmpy2.floor(gmpy2.const_pi() * mpz(2) ** 1918))
-    # Section 3, group 14: the generator, 2, has order (p - 1) / 2.
+    # RFC 3526, Section 3, group 14: the generator, 2, has order (p - 1) / 2.
     prime = mpz(2) ** 2048 - mpz(2) ** 1984 - 1 + 2**64 * (pi + 124476)
     ring = LaneRing(prime)
-    right = ring.numbers(ring.power(ring.take([mpz(2)]), (prime - 1) // 2)) == [1]
-    # One limb to many; just below and above a power of two, where carries are extreme.
+    is_right = ring.numbers(ring.power(ring.take([mpz(2)]), (prime - 1) // 2)) == [1]
+    # From one limb to many; just below and above a power of two, where carries are extreme.
     for modulus in (mpz(3), mpz(2**52 + 21), mpz(2**104 - 1), mpz(2**1024 + 643)):
         ring = LaneRing(modulus)
-        right = right and ring.numbers(_answers(ring)) == list(_answers(PlainRing(modulus)))
-    if not right:
+        is_right = is_right and ring.numbers(_answers(ring)) == list(_answers(PlainRing(modulus)))
+    if not is_right:
         raise MachineError(f"residues of {ring.modulus.bit_length()} bits", "gmpy2")
 
 
 def _answers(ring: Ring) -> Residues:
-    """What operations make of the edges of a ring and of numbers between them."""
+    """Results of all operations on numbers at the edges of a ring and between them."""
     top = ring.modulus - 1
     residues = ring.take([mpz(0), mpz(1), *(top // k for k in range(1, 10))])
     products = ring.multiply(residues, residues[::-1].copy())

@@ -1,14 +1,14 @@
-"""Points of ristretto255 under one secret scalar, eight points at a time.
+"""Multiply points of ristretto255 by a secret scalar, eight points at a time.
 
-The sequence of operations and of places in memory is the same for every scalar and all points:
-digits of the scalar, all odd, choose among eight multiples of a point by masks. The digits are
-Python's to find, once a list.
+The sequence of operations and memory addresses is the same for all scalars and points: digits of
+the scalar, all odd, select among eight multiples of a point by masks. Python computes the digits,
+once a list.
 
-Points come out doubled, since doubles are encoded by an inverse, which many points share, in place
-of an inverse square root each: ``digit_masks`` halves the scalar.
+Results come out doubled, because doubles are encoded by an inverse, which many points can share,
+instead of an inverse square root each; ``digit_masks`` halves the scalar.
 
-Nothing but the points is checked: ``fedapp.crypto.ristretto`` does, and compares a sample of what
-comes out with libsodium.
+Only the points are checked here. ``fedapp.crypto.ristretto`` checks the rest, and compares a sample
+of the results with libsodium.
 
 Source: Joye and Tunstall, Exponent recoding and regular exponentiation algorithms, 2009; formulas
 in ``fedapp.crypto.lane_points``.
@@ -53,8 +53,8 @@ from fedapp.kernels import kernel
 
 Words = npt.NDArray[np.uint64]
 
-# RFC 9496, Appendix A.1: multiples of the generator, from 1 on; A.3: a text, and the point of its
-# SHA-512; A.2: no square, so no point.
+# RFC 9496, Appendix A.1: multiples 1 to 4 of the generator; A.3: a text and the point of its
+# SHA-512; A.2: an encoding of no point.
 MULTIPLES = [
     "e2f2ae0a6abc4e71a884a961c500515f58e30b6aa582dd8db6a65945e08d2d76",
     "6a493210f7499cd17fecb510ae0cea23a110e8d5b901f8acadd3095c73a3b919",
@@ -66,17 +66,17 @@ POINT = "f8f0c87cf237953c5890aec3998169005dae3eca1fbb04548c635953c817f92a"
 NO_POINT = "26948d35ca62e643e26a83177332e6b6afeb9d08e4268b650f1f5bbd8d81d371"
 
 WINDOW_BITS, N_WINDOWS = 4, 64
-# Slots: what formulas hand on, a number and its powers, words, which rows are valid, a table of odd
-# multiples as summands, masks, and then five a group of eight points: the point, and the product of
-# what is to be inverted.
+# Slots: work of the formulas (see lane_points), words, which rows are valid, a further point, a
+# table of odd multiples as summands, masks, and then five a group of eight points: the point, and
+# the product of the numbers to invert of all groups before.
 WORK, WORDS, VALID, OTHER, TABLE = 0, 12, 13, 14, 18
 MASKS = TABLE + 4 * N_MULTIPLES
 POINTS, POINT_SLOTS = MASKS + N_WINDOWS, 5
 
-# From slot ROOT on: the number; the power that is sought; more powers, named by log2 of what they
-# are below; squares.
+# From slot ROOT on: the number x; its power (POWER); x^9; x^(2^10 - 1); x^(2^50 - 1); squares.
 NUMBER, NINE, TEN, FIFTY, SQUARES = 0, 2, 3, 4, 5
-# Places to, from, how many squares of it, and times what: x^(2^252 - 3), the power of (p - 5) / 8.
+# Each step (to, from, n, times): square ``from`` n times, multiply by ``times``. Result:
+# x^(2^252 - 3), the power by (p - 5) / 8.
 ROOT_STEPS = np.array(
     [
         (NINE, NUMBER, 3, NUMBER),  # x^9
@@ -92,26 +92,19 @@ ROOT_STEPS = np.array(
         (POWER, POWER, 2, NUMBER),
     ]
 )
-# 1 / x = x^(p - 2), in the number's own place; p - 2 = 8 (2^252 - 3) + 3.
+# 1 / x = x^(p - 2), in place; p - 2 = 8 (2^252 - 3) + 3.
 INVERSE_STEPS = np.array(
     [*ROOT_STEPS.tolist(), (NINE, NUMBER, 1, NUMBER), (NUMBER, POWER, 3, NINE)]
 )
 
 
 def digit_masks(scalar: int) -> Words:
-    """What the digits of half a scalar choose; the same operations for all scalars.
+    """Masks that select by the digits of half a scalar, 0 to ORDER - 1.
 
-    The half, made odd by adding the odd order or not, is the sum of digits d 16^i, d odd and -15 to
-    15: with c = (d + 15) / 2, the number of digits c is half the odd one plus 2^255.
-
-    Parameters
-    ----------
-    scalar : 0 to ORDER - 1.
-
-    Returns
-    -------
-    uint64, shape (64, 40): a digit a row, the highest first; ones in place i where |d| is
-    2 i + 1, and in place 8 where d < 0; zeros elsewhere.
+    The half, made odd by adding the odd order if needed, is the sum of digits d 16^i, d odd and -15
+    to 15: with c = (d + 15) / 2, the number of digits c is half the odd one plus 2^255. Returns a
+    digit a row, the highest first, uint64, shape (64, 40): all bits are set in place i where |d| is
+    2 i + 1, and in place 8 where d < 0; others are 0.
     """
     half = scalar * ((ORDER + 1) // 2) % ORDER
     odd = half + ORDER * (1 - half % 2)
@@ -127,7 +120,7 @@ def digit_masks(scalar: int) -> Words:
 
 @numba.njit(nogil=True)
 def raise_to(memory: Any, steps: Any) -> None:
-    """Powers of the number in slot ``ROOT``, a square root's or the inverse."""
+    """Raise the number in slot ``ROOT`` by ``ROOT_STEPS`` or ``INVERSE_STEPS``."""
     for step in range(len(steps)):
         square(memory, (ROOT + SQUARES, ROOT + steps[step, 1]))
         for _ in range(steps[step, 2] - 1):
@@ -138,7 +131,7 @@ def raise_to(memory: Any, steps: Any) -> None:
 
 @numba.njit(nogil=True)
 def read_lanes(memory: Any, words: Any, start: Any, column: Any) -> None:
-    """Four words of eight rows; lanes that are over repeat the last row."""
+    """Read four words of eight rows; lanes past the end repeat the last row."""
     for lane in range(N_LANES):
         row = min(start + lane, len(words) - 1)
         for word in range(NUMBER_WORDS):
@@ -147,7 +140,7 @@ def read_lanes(memory: Any, words: Any, start: Any, column: Any) -> None:
 
 @numba.njit(nogil=True)
 def write_lanes(memory: Any, out: Any, start: Any) -> None:
-    """The inverse, but for lanes that are over."""
+    """Inverse of ``read_lanes``, without the lanes past the end."""
     for row in range(start, min(start + N_LANES, len(out))):
         for word in range(NUMBER_WORDS):
             out[row, word] = memory[SLOT_WORDS * WORDS + N_LANES * word + row - start]
@@ -155,7 +148,7 @@ def write_lanes(memory: Any, out: Any, start: Any) -> None:
 
 @numba.njit(nogil=True)
 def read_valid(memory: Any, valid: Any, start: Any) -> Any:
-    """Which of eight rows are valid; whether all are."""
+    """Read which of eight rows are valid; returns whether all are."""
     all_valid = True
     for row in range(start, min(start + N_LANES, len(valid))):
         valid[row] = memory[SLOT_WORDS * VALID + row - start] == 1
@@ -165,7 +158,7 @@ def read_valid(memory: Any, valid: Any, start: Any) -> Any:
 
 @numba.njit(nogil=True)
 def decode(memory: Any, point: Any, words: Any, start: Any, valid: Any) -> Any:
-    """Points of eight encodings; whether all are valid."""
+    """Decode eight points; returns whether all are valid."""
     read_lanes(memory, words, start, 0)
     start_decoding(memory, (WORK, WORDS))
     raise_to(memory, ROOT_STEPS)
@@ -175,7 +168,7 @@ def decode(memory: Any, point: Any, words: Any, start: Any, valid: Any) -> Any:
 
 @numba.njit(nogil=True)
 def from_uniform(memory: Any, point: Any, words: Any, start: Any, valid: Any) -> Any:
-    """Points of eight times 64 uniform bytes, two of each added; whether all are valid."""
+    """Map eight times 64 uniform bytes to points, sums of two; returns whether all are valid."""
     for half in range(2):
         read_lanes(memory, words, start, NUMBER_WORDS * half)
         start_mapping(memory, (WORK, WORDS))
@@ -189,7 +182,7 @@ def from_uniform(memory: Any, point: Any, words: Any, start: Any, valid: Any) ->
 
 @numba.njit(nogil=True)
 def scale(memory: Any, point: Any) -> None:
-    """Multiply eight points by the half that the masks are of."""
+    """Multiply eight points by the half scalar of the masks."""
     double_whole(memory, (OTHER, point))
     to_summand(memory, (OTHER, OTHER))
     to_summand(memory, (TABLE, point))
@@ -205,17 +198,10 @@ def scale(memory: Any, point: Any) -> None:
 
 
 def scale_words(words: Words, masks: Words) -> tuple[Words, npt.NDArray[np.bool_]]:
-    """Multiply points by the scalar that masks are of.
+    """Multiply points by the scalar of ``masks``, from ``digit_masks``.
 
-    Parameters
-    ----------
-    words : uint64, shape (n, 4): encoded points; or (n, 8): uniform bytes, to be mapped first.
-    masks : as ``digit_masks`` makes them.
-
-    Returns
-    -------
-    uint64, shape (n, 4): encoded points, if all are valid.
-    bool, shape (n,): which rows are points other than the identity.
+    ``words`` is uint64, shape (n, 4): encoded points; or (n, 8): uniform bytes, to be mapped first.
+    Returns encoded points, if all are valid, and which rows are points other than the identity.
     """
     n_slots = POINTS + POINT_SLOTS * -(-len(words) // N_LANES)
     memory = registers(n_slots * N_LIMBS)
@@ -228,12 +214,12 @@ def scale_words(words: Words, masks: Words) -> tuple[Words, npt.NDArray[np.bool_
 
 @functools.cache
 def check_known_answers() -> None:
-    """Compare what becomes of known points with RFC 9496, once a process; else a MachineError."""
+    """Compare results on known points with RFC 9496, once a process; raises a MachineError."""
     multiples, point, no_point = map(_words, (MULTIPLES, [POINT], [NO_POINT]))
     cases = [(k, multiples[: 4 // k].copy(), multiples[k - 1 :: k]) for k in range(1, 5)]
     cases.append((1, _words([hashlib.sha512(HASHED.encode()).hexdigest()]), point))
-    for scalar, given, wanted in cases:
-        out, valid = scale_words(given, digit_masks(scalar))
+    for scalar, words, wanted in cases:
+        out, valid = scale_words(words, digit_masks(scalar))
         if not valid.all() or not np.array_equal(out, wanted):
             raise MachineError("points of ristretto255", "RFC 9496")
     if scale_words(no_point, digit_masks(1))[1].any():
@@ -241,13 +227,13 @@ def check_known_answers() -> None:
 
 
 def _words(texts: Sequence[str]) -> Words:
-    """Points or uniform bytes, in memory that may be written to, as that of a batch."""
+    """Points or uniform bytes, in writable memory like that of a batch."""
     return np.array([np.frombuffer(bytes.fromhex(text), dtype=np.uint64) for text in texts])
 
 
 @kernel
 def _scale_rows(words: Any, memory: Any, out: Any, valid: Any) -> None:
-    """See ``scale_words``; nothing is written unless all are valid."""
+    """Kernel of ``scale_words``; writes nothing unless all points are valid."""
     n_groups, all_valid = -(-len(words) // N_LANES), True
     for group in range(n_groups):
         point, start = POINTS + POINT_SLOTS * group, N_LANES * group

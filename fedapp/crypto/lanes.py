@@ -1,4 +1,4 @@
-"""Eight 64-bit integers side by side, for numba: AVX-512's products of 52 bits by 52 (IFMA).
+"""Eight 64-bit integers in a register, for numba: AVX-512's 52-bit multiplications (IFMA).
 
 A kernel of these functions works on eight big integers at once, with a limb of each in a lane::
 
@@ -29,7 +29,7 @@ from fedapp.crypto.rings import N_LANES
 
 LIMB_BITS = 52
 
-# numba has no types for what follows.
+# numba has no type annotations for its config.
 config: Any = numba.config
 
 WORD = ir.IntType(64)
@@ -38,14 +38,14 @@ REGISTER = ir.VectorType(WORD, N_LANES)
 
 @functools.cache
 def supported() -> bool:
-    """Whether the code that numba makes here may use these instructions."""
+    """Whether code that numba compiles here may use these instructions."""
     features = config.CPU_FEATURES or get_host_cpu_features()  # type: ignore[no-untyped-call]
     has_all = {"+avx512f", "+avx512ifma"} <= set(str(features).split(","))
     return has_all and not config.DISABLE_JIT
 
 
 def registers(n_registers: int) -> npt.NDArray[np.uint64]:
-    """Memory for so many, on lines of the cache, of any content; flat."""
+    """Uninitialised memory for ``n_registers``, aligned to cache lines; flat."""
     n_words = n_registers * N_LANES
     memory = np.empty(n_words + N_LANES, dtype=np.uint64)
     first = -(memory.ctypes.data // memory.itemsize) % N_LANES
@@ -64,26 +64,26 @@ LANES: Any = _Lanes()
 
 @register_model(_Lanes)
 class _LanesModel(models.PrimitiveModel):
-    """What LLVM keeps it in."""
+    """How LLVM stores the type."""
 
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, REGISTER)  # type: ignore[no-untyped-call]
 
 
 def operation(function: Callable[..., Any]) -> Any:
-    """What numba compiles a call of the function's name into."""
+    """Register a function as a numba intrinsic."""
     return numba.extending.intrinsic(function)
 
 
 def _pointer(context: Any, builder: Any, kind: Any, array: Any, place: Any) -> Any:
-    """Where the register ``place`` of an array begins."""
+    """Address of the register ``place`` of an array."""
     data = context.make_array(kind)(context, builder, array).data
     word = builder.gep(data, [builder.mul(place, ir.Constant(WORD, N_LANES))])
     return builder.bitcast(word, REGISTER.as_pointer())
 
 
 def is_flat(array: Any) -> bool:
-    """Whether an array is one run of 64-bit words."""
+    """Whether an array is one contiguous run of 64-bit words."""
     words = isinstance(array, types.Array) and array.dtype == types.uint64
     return words and array.ndim == 1 and array.layout == "C"
 
@@ -133,7 +133,7 @@ def spread(_: Any, word: Any) -> Any:
 
 
 def add_product(builder: Any, half: str, *registers: Any) -> Any:
-    """A sum and two factors to the sum plus the low ("l") or high ("h") half of the product."""
+    """Add the low ("l") or high ("h") half of a product; registers: sum and two factors."""
     kind = ir.FunctionType(REGISTER, [REGISTER] * 3)
     find: Any = cgutils.get_or_insert_function
     function = find(builder.module, kind, f"llvm.x86.avx512.vpmadd52{half}.uq.512")

@@ -1,17 +1,17 @@
 """Montgomery products of many big integers at once, eight in the lanes of a register.
 
-A residue x modulo an odd N is kept as x R mod N, R = 2^(52 k), in k limbs of 52 bits, lowest first,
-below 4 N. With R >= 16 N nothing more is subtracted: for a, b < 4 N the product
+A residue x modulo an odd N is stored as x R mod N, R = 2^(52 k), in k limbs of 52 bits, lowest
+first, below 4 N. With R >= 16 N no final subtraction is needed: for a, b < 4 N the product
 
     (a b + q N) / R,    q = -a b / N mod R,    is below 16 N^2 / R + N <= 2 N,
 
-and the sum of two products is below 4 N again. Out of Montgomery's form, by a product with 1, it
-is N at most, and N for 0 alone.
+and the sum of two products is below 4 N again. Out of Montgomery's form, by a product with 1, it is
+N at most, and N for 0 only.
 
 Columns of a product are added up without carries: each gets 4 k terms below 2^52, together below
 2^64 for k < 1024. All limbs are read and written, whatever their values.
 
-The functions check nothing: ``fedapp.crypto.lane_ring.LaneRing`` does.
+Arguments are not checked here: ``fedapp.crypto.lane_ring.LaneRing`` checks them.
 
 Source: Montgomery, Modular multiplication without trial division, 1985; Gueron and Krasnov,
 Accelerating big integer arithmetic using Intel IFMA extensions, 2016.
@@ -29,7 +29,7 @@ from fedapp.kernels import kernel
 
 @kernel
 def read_words(words: Any, limbs: Any) -> Any:
-    """Limbs of numbers of 64-bit words, lowest first; whether nothing is beyond the last limb."""
+    """Split 64-bit words into limbs, lowest first; returns whether the last limb is the highest."""
     mask, n_limbs, n_words = np.uint64((1 << 52) - 1), limbs.shape[1], words.shape[1]
     rest = np.uint64(0)
     for row in range(words.shape[0]):
@@ -48,7 +48,7 @@ def read_words(words: Any, limbs: Any) -> Any:
 
 @kernel
 def write_words(limbs: Any, modulus: Any, words: Any) -> Any:
-    """The inverse of ``read_words`` for numbers up to the modulus, for which 0 is written."""
+    """Inverse of ``read_words`` for numbers up to the modulus; writes 0 for the modulus."""
     n_limbs = limbs.shape[1]
     for row in range(limbs.shape[0]):
         differs = np.uint64(0)
@@ -69,7 +69,7 @@ def write_words(limbs: Any, modulus: Any, words: Any) -> Any:
 
 @kernel
 def carry_over(sums: Any) -> Any:
-    """Bring limbs below 2^52 again, in place."""
+    """Carry limbs to below 2^52, in place."""
     mask = np.uint64((1 << 52) - 1)
     for row in range(sums.shape[0]):
         carry = np.uint64(0)
@@ -81,14 +81,12 @@ def carry_over(sums: Any) -> Any:
 
 @kernel
 def _product(total: Any, left: Any, right: Any, modulus: Any, inverse: Any) -> Any:
-    """Montgomery's product of eight pairs; ``total`` is memory of its own.
-
-    A limb of ``right`` after the other is multiplied by ``left``, and the multiple q of the modulus
-    added that makes the lowest limb 0; then all move down by one.
-    """
+    """Montgomery's product of eight pairs; ``total`` must not overlap the factors."""
     n_limbs, zero, inverses = len(modulus), spread(np.uint64(0)), spread(inverse)
     for place in range(n_limbs):
         store(total, place, zero)
+    # Each turn multiplies ``left`` by a limb of ``right``, adds the multiple of the modulus that
+    # makes the lowest limb 0, and moves all limbs down by one.
     for turn in range(n_limbs):
         factor = load(right, turn)
         limb, divisor = load(left, 0), spread(modulus[0])
@@ -120,7 +118,7 @@ def _fill(lanes: Any, lane: Any, number: Any) -> Any:
 
 @kernel
 def _empty(lanes: Any, out: Any, start: Any) -> Any:
-    """Take the numbers out of the lanes, as many as there are rows from ``start`` on."""
+    """Write the lanes to the rows from ``start`` on, as far as there are rows."""
     for lane in range(min(8, len(out) - start)):
         number = out[start + lane]
         for place in range(len(number)):
@@ -138,7 +136,7 @@ def multiply(
     inverse: Any,
     scratch: Any,
 ) -> Any:
-    """See ``LaneRing.multiply``; lanes that are over repeat the last row."""
+    """See ``LaneRing.multiply``; lanes past the end repeat the last row."""
     n_rows, size = len(left_rows), 8 * len(modulus)
     total, first, second = scratch[:size], scratch[size : 2 * size], scratch[2 * size : 3 * size]
     for start in range(0, n_rows, 8):

@@ -15,13 +15,14 @@ rows, each once. With width = precision + bits of n_rows + 1, a field of a sum h
 
     n_rows * 2^precision <= (2^bits - 1) * 2^precision < 2^(width - 1),
 
-so fields are the plaintext's balanced digits in base 2^width and come back one by one, lowest
-first. k of them make up a plaintext below 2^(width k - 1) in absolute value, since
+so fields are the plaintext's balanced digits in base 2^width and are read one by one, lowest first.
+k of them make up a plaintext below 2^(width k - 1) in absolute value, since
 
     sum of (2^(width - 1) - 1) 2^(width i) < 2^(width k - 1).
 
 A key n of b bits holds plaintexts up to (n - 1) / 2 >= 2^(b - 2) in absolute value, so k fields fit
-where width * k <= b - 1. No count of rows is needed to undo an offset, and none is sent.
+where width * k <= b - 1. There is no offset, so no count of rows is needed to undo it, and none is
+sent.
 """
 
 from __future__ import annotations
@@ -32,12 +33,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-# Gradient and hessian.
-PAIR = 2
-# A float64's digits: a value is off by less than 2^-53 of the largest, as when XGBoost adds it up.
+PAIR = 2  # gradient and hessian
+# float64's digits: the error of a value is below 2^-53 of the largest, as in XGBoost's sums.
 PRECISION = 53
-# Fixed-point values pass through int64.
-MOST_PRECISION = 62
+MOST_PRECISION = 62  # fixed-point values are int64
 
 Floats = npt.NDArray[np.float64]
 
@@ -46,13 +45,9 @@ Floats = npt.NDArray[np.float64]
 class FixedPoint:
     """Reals as multiples of ``2**(exponent - precision)``, one scale for each of a pair.
 
-    A float32 above ``2**(exponent - precision + 23)`` in absolute value comes back exactly, and a
-    smaller one is off by at most half a multiple.
-
-    Parameters
-    ----------
-    exponents : of the bounds ``2**exponent`` of gradients and hessians.
-    precision : int, bits.
+    A float32 above ``2**(exponent - precision + 23)`` in absolute value is represented exactly, a
+    smaller one with an error of at most half a multiple. ``exponents`` are those of the bounds
+    ``2**exponent`` of gradients and hessians; ``precision`` is in bits.
     """
 
     exponents: tuple[int, int]
@@ -60,17 +55,7 @@ class FixedPoint:
 
     @staticmethod
     def covering(gradients: npt.NDArray[np.float32], precision: int = PRECISION) -> FixedPoint:
-        """The finest scales that hold all rows.
-
-        Parameters
-        ----------
-        gradients : float32, shape (n_rows, n_outputs, 2): gradients and hessians.
-        precision : int, bits, 1 to 62.
-
-        Raises
-        ------
-        ValueError : a value is not finite, or ``precision`` is out of range.
-        """
+        """The finest scales for float32 gradients of shape (n_rows, n_outputs, 2)."""
         if not 1 <= precision <= MOST_PRECISION:
             raise ValueError(f"precision must be 1 to {MOST_PRECISION}, got {precision}")
         _check_finite(gradients)
@@ -79,20 +64,7 @@ class FixedPoint:
         return FixedPoint((first, second), precision)
 
     def encode(self, gradients: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-        """Nearest multiples.
-
-        Parameters
-        ----------
-        gradients : float32, shape (n_rows, n_outputs, 2): gradients and hessians.
-
-        Returns
-        -------
-        int64, same shape, at most ``2**precision`` in absolute value.
-
-        Raises
-        ------
-        ValueError : a value is not finite or too large, or a hessian is negative.
-        """
+        """Nearest multiples, int64, of float32 gradients of shape (n_rows, n_outputs, 2)."""
         _check_finite(gradients)
         n_negative = int((gradients[..., 1] < 0).sum())
         if n_negative:
@@ -107,15 +79,8 @@ class FixedPoint:
         return integers
 
     def decode(self, sums: Sequence[Sequence[int]], n_outputs: int) -> Floats:
-        """Sums of multiples as reals, rounded once.
-
-        Parameters
-        ----------
-        sums : n sums of ``2 * n_outputs`` integers of any length.
-
-        Returns
-        -------
-        float64, shape (n, n_outputs, 2).
+        """Sums of ``2 * n_outputs`` multiples as reals, rounded once; float64, shape (n, n_outputs,
+        2).
         """
         multiples = np.array([[float(field) for field in fields] for fields in sums])
         shifts = np.array(self.exponents) - self.precision
@@ -125,18 +90,11 @@ class FixedPoint:
 
 @dataclass(frozen=True, slots=True)
 class PairLayout:
-    """How fields lie in plaintexts under a key; the same at every party.
+    """Layout of fields in plaintexts under a key of ``key_bits``; the same at every party.
 
-    Parameters
-    ----------
-    key_bits : int: bits of the key's n.
-    n_rows : int, >= 1: most rows that a sum can have.
-    n_outputs : int, >= 1: pairs of a row, one a class where all classes travel together.
-    precision : int, bits of ``FixedPoint``.
-
-    Raises
-    ------
-    ValueError : a number is out of range, or one row's pairs do not fit in a plaintext.
+    A sum has at most ``n_rows`` rows, and a row ``n_outputs`` pairs, one a class where all classes
+    share a plaintext. ``precision`` is that of ``FixedPoint``. Raises a ValueError if a number is
+    out of range, or one row's pairs do not fit in a plaintext.
     """
 
     key_bits: int
@@ -159,12 +117,12 @@ class PairLayout:
 
     @property
     def field_bits(self) -> int:
-        """Width of a field, with room for a sum of ``n_rows`` rows and a sign."""
+        """Width of a field: a sum of ``n_rows`` rows and a sign."""
         return self.precision + self.n_rows.bit_length() + 1
 
     @property
     def slot_bits(self) -> int:
-        """Width of a slot: all fields of a row, or of a sum of rows."""
+        """Width of a slot: all fields of a row or sum."""
         return self.field_bits * self.n_fields
 
     @property
@@ -173,23 +131,14 @@ class PairLayout:
         return (self.key_bits - 1) // self.slot_bits
 
     def n_plaintexts(self, n_sums: int) -> int:
-        """Plaintexts that hold this many sums, all full but for the last."""
+        """Plaintexts for ``n_sums`` sums, all full but the last."""
         return -(-n_sums // self.n_slots)
 
     def pack(self, fields: npt.NDArray[np.int64]) -> list[int]:
         """One plaintext a row, the row's fields in slot 0.
 
-        Parameters
-        ----------
-        fields : int64, shape (n_rows, n_outputs, 2), from ``FixedPoint.encode``.
-
-        Returns
-        -------
-        n_rows integers, below ``2**(slot_bits - 1)`` in absolute value.
-
-        Raises
-        ------
-        ValueError : another number of outputs, or a field beyond ``2**precision``.
+        Expects int64 of shape (n_rows, n_outputs, 2), from ``FixedPoint.encode``; raises a
+        ValueError for another shape, or a field above ``2**precision``.
         """
         if fields.shape[1:] != (self.n_outputs, PAIR):
             shape = f"(n, {self.n_outputs}, {PAIR})"
@@ -197,7 +146,7 @@ class PairLayout:
         n_large = int((np.abs(fields) > 1 << self.precision).sum())
         if n_large:
             raise ValueError(f"fields must be at most 2^{self.precision}, got {n_large} above")
-        # The hessian first: it is the lower of a pair.
+        # In a pair the hessian is the lower field.
         columns = fields[:, :, ::-1].reshape(len(fields), self.n_fields).T
         plaintexts, width = [0] * len(fields), self.field_bits
         for column in columns[::-1]:
@@ -206,43 +155,33 @@ class PairLayout:
         return plaintexts
 
     def unpack(self, plaintexts: Sequence[int], n_sums: int) -> list[list[int]]:
-        """Fields of the sums in some plaintexts.
+        """Fields of ``n_sums`` sums: lists of ``n_fields`` integers, gradient and hessian of each
+        output.
 
-        Parameters
-        ----------
-        plaintexts : ``n_plaintexts(n_sums)`` integers with a sign.
-        n_sums : int, >= 0.
-
-        Returns
-        -------
-        n_sums lists of ``n_fields`` integers: gradient and hessian of each output.
-
-        Raises
-        ------
-        ValueError : another number of plaintexts, or a sum that ``n_rows`` rows cannot have.
+        Raises a ValueError for a sum that ``n_rows`` rows cannot have.
         """
         if len(plaintexts) != self.n_plaintexts(n_sums):
             wanted = self.n_plaintexts(n_sums)
             raise ValueError(f"plaintexts must be {wanted} in number, got {len(plaintexts)}")
         sums: list[list[int]] = []
         for plaintext in plaintexts:
-            rest = plaintext
+            remainder = plaintext
             for _ in range(min(self.n_slots, n_sums - len(sums))):
-                fields, rest = self._lowest_slot(rest)
+                fields, remainder = self._lowest_slot(remainder)
                 sums.append(fields)
-            if rest:
+            if remainder:
                 raise ValueError("plaintexts must be 0 past their last slot, got one that is not")
         return sums
 
     def _lowest_slot(self, plaintext: int) -> tuple[list[int], int]:
-        """Fields of slot 0, and what is above it."""
+        """Fields of slot 0, and the plaintext above it."""
         width, limit = self.field_bits, self.n_rows << self.precision
         half, mask = 1 << (width - 1), (1 << width) - 1
         fields = []
         for place in range(self.n_fields):
             field = ((plaintext + half) & mask) - half
             plaintext = (plaintext - field) >> width
-            # Hessians, in the even places, are sums of what is never negative.
+            # Even places are sums of hessians, which are never negative.
             if not (0 if place % PAIR == 0 else -limit) <= field <= limit:
                 raise ValueError(f"sums must be of at most {self.n_rows} rows, got one beyond")
             fields.append(field)
@@ -251,21 +190,11 @@ class PairLayout:
 
 @dataclass(frozen=True, slots=True)
 class SumLayout:
-    """How sums of values of any sign lie in plaintexts: a field an output, a slot a sum.
+    """Layout of sums of signed values in plaintexts: a field an output, a slot a sum.
 
-    The proof of head-room is that of ``PairLayout``, with terms in place of rows.
-
-    Parameters
-    ----------
-    key_bits : int: bits of the key's n.
-    n_terms : int, >= 1: most values that a sum has.
-    n_outputs : int, >= 1: values of a term.
-    exponent : values are below ``2**exponent`` in absolute value.
-    precision : int, bits: values are multiples of ``2**(exponent - precision)``.
-
-    Raises
-    ------
-    ValueError : one term does not fit in a plaintext.
+    Head-room is as for ``PairLayout``, with terms in place of rows. Values are multiples of
+    ``2**(exponent - precision)``, at most ``2**exponent`` in absolute value; a sum has at most
+    ``n_terms`` terms of ``n_outputs`` values each. Raises a ValueError if one term does not fit.
     """
 
     key_bits: int
@@ -295,20 +224,11 @@ class SumLayout:
         return (self.key_bits - 1) // self.slot_bits
 
     def n_plaintexts(self, n_sums: int) -> int:
-        """Plaintexts that hold this many sums."""
+        """Plaintexts for ``n_sums`` sums."""
         return -(-n_sums // self.n_slots)
 
     def pack(self, values: Floats) -> list[int]:
-        """One plaintext a term, in slot 0.
-
-        Parameters
-        ----------
-        values : float64, shape (n_terms, n_outputs).
-
-        Raises
-        ------
-        ValueError : a value is not finite or too large.
-        """
+        """One plaintext a term, in slot 0, of finite float64 values, (n_terms, n_outputs)."""
         multiples = np.rint(np.ldexp(values, self.precision - self.exponent))
         if not (np.abs(multiples) <= 2.0**self.precision).all():
             raise ValueError(f"values must be at most 2^{self.exponent}, got one that is not")
@@ -321,9 +241,7 @@ class SumLayout:
     def unpack(self, plaintexts: Sequence[int], n_sums: int) -> Floats:
         """Sums in some plaintexts, float64, shape (n_sums, n_outputs), rounded once.
 
-        Raises
-        ------
-        ValueError : another number of plaintexts, or a sum that ``n_terms`` values cannot have.
+        Raises a ValueError for a sum that ``n_terms`` values cannot have.
         """
         wanted = self.n_plaintexts(n_sums)
         if len(plaintexts) != wanted:
@@ -332,19 +250,16 @@ class SumLayout:
         half, digits = 1 << (width - 1), (1 << width) - 1
         fields: list[int] = []
         for plaintext in plaintexts:
-            rest, end = (
-                plaintext,
-                min(len(fields) + self.n_slots * self.n_outputs, n_sums * self.n_outputs),
-            )
+            remainder = plaintext
+            end = min(len(fields) + self.n_slots * self.n_outputs, n_sums * self.n_outputs)
             while len(fields) < end:
-                field = ((rest + half) & digits) - half
-                rest = (rest - field) >> width
+                field = ((remainder + half) & digits) - half
+                remainder = (remainder - field) >> width
                 if abs(field) > limit:
-                    raise ValueError(
-                        f"sums must be of at most {self.n_terms} terms, got one beyond"
-                    )
+                    rule = f"at most {self.n_terms} terms"
+                    raise ValueError(f"sums must be of {rule}, got one beyond")
                 fields.append(field)
-            if rest:
+            if remainder:
                 raise ValueError("plaintexts must be 0 past their last slot, got one that is not")
         sums = np.array([float(field) for field in fields]).reshape(n_sums, self.n_outputs)
         reals: Floats = np.ldexp(sums, self.exponent - self.precision)
@@ -352,17 +267,7 @@ class SumLayout:
 
 
 def whole_layout(key_bits: int, n_terms: int, n_fields: int, bits: int) -> SumLayout:
-    """Sums of whole numbers, which come back exactly where they are below 2^53.
-
-    Parameters
-    ----------
-    n_fields : int, >= 1: numbers of a term, side by side.
-    bits : int, 0 to 53: none is above ``2**bits`` in absolute value.
-
-    Raises
-    ------
-    ValueError : see ``SumLayout``.
-    """
+    """Layout for ``n_fields`` integers a term up to ``2**bits``; sums are exact below 2^53."""
     return SumLayout(key_bits, n_terms, n_fields, exponent=bits, precision=bits)
 
 
@@ -371,13 +276,8 @@ def grouped_layouts(
 ) -> tuple[PairLayout, ...]:
     """Layouts of several ciphertexts a row, where one cannot hold the pairs of all outputs.
 
-    Returns
-    -------
-    As few layouts as there can be; their outputs follow each other and differ by one at most.
-
-    Raises
-    ------
-    ValueError : see ``PairLayout``.
+    As few layouts as possible, in the order of the outputs; their sizes differ by one at most.
+    Raises a ValueError as ``PairLayout`` does.
     """
     single = PairLayout(key_bits, n_rows, 1, precision)
     n_groups = -(-n_outputs // single.n_slots)
@@ -386,7 +286,6 @@ def grouped_layouts(
 
 
 def _check_finite(gradients: npt.NDArray[np.float32]) -> None:
-    """Refuse NaN and infinities."""
     n_wrong = int((~np.isfinite(gradients)).sum())
     if n_wrong:
         raise ValueError(f"gradients must be finite, got {n_wrong} that are not")

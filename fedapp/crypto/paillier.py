@@ -1,14 +1,15 @@
 """Paillier's cryptosystem with g = n + 1, on raw integers; ciphertexts are those of phe.
 
 Source: Paillier, Public-key cryptosystems based on composite degree residuosity classes, 1999,
-scheme 1 and section 7 (Chinese remainders).
-What hides a plaintext, and from whom, is in ``fedapp.crypto.masks``.
+scheme 1 and section 7 (Chinese remainders). ``fedapp.crypto.masks`` explains what hides plaintexts
+from whom.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import gmpy2
 import numpy as np
@@ -21,22 +22,17 @@ from fedapp.crypto.masks import masks_of
 from fedapp.crypto.rings import N_LANES, has_lanes, product, ring, share
 from fedapp.crypto.workers import Workers
 
-# Calls a process, so that none waits long for the last, and rows of one, for which there is memory.
+# Several calls a process, so that none waits long for the last; the rows of a call fit in memory.
 CALLS_PER_WORKER, MOST_ROWS = 4, 4096
 
 
 def encrypt(key: PublicKey | PrivateKey, plaintexts: Sequence[int], workers: Workers) -> Bytes:
-    """Encrypt integers, many times faster with the private key.
+    """Encrypt integers to uint8 rows, shape (n, ciphertext_bytes), big endian.
 
     Parameters
     ----------
-    key : the private key where the caller owns it.
-    plaintexts : integers m, -n / 2 < m < n / 2 for the modulus n; a negative m stands for m + n.
-    workers : processes to share the work.
-
-    Returns
-    -------
-    uint8, shape (n, ciphertext_bytes), big endian.
+    key : the private key where the caller owns it: many times faster.
+    plaintexts : -n / 2 < m < n / 2 for the modulus n; a negative m is encrypted as m + n.
 
     Raises
     ------
@@ -47,74 +43,44 @@ def encrypt(key: PublicKey | PrivateKey, plaintexts: Sequence[int], workers: Wor
     n_wrong = sum(not -limit <= plaintext <= limit for plaintext in plaintexts)
     if n_wrong:
         raise ValueError(f"plaintexts must be within n / 2, got {n_wrong} that are not")
-    shares = share_out(len(plaintexts), workers)
-    calls = [(key, plaintexts[first:last]) for first, last in shares]
-    chunks = share(workers, _encrypt, calls)
-    return _stack(chunks, public)
+    return stacked(public, _in_parts(_encrypt, key, plaintexts, workers))
 
 
 def rerandomise(key: PublicKey, ciphertexts: Bytes, workers: Workers) -> Bytes:
-    """The same plaintexts under fresh masks, unlinkable to the ciphertexts they came in.
-
-    Parameters
-    ----------
-    ciphertexts : uint8, shape (n, ciphertext_bytes), checked.
-    workers : processes to share the work.
-
-    Returns
-    -------
-    uint8, shape (n, ciphertext_bytes).
-    """
-    shares = share_out(len(ciphertexts), workers)
-    calls = [(key, ciphertexts[first:last]) for first, last in shares]
-    chunks = share(workers, _rerandomise, calls)
-    return _stack(chunks, key)
+    """The same plaintexts under fresh masks, unlinkable to the checked ``ciphertexts``."""
+    return stacked(key, _in_parts(_rerandomise, key, ciphertexts, workers))
 
 
 def decrypt(key: PrivateKey, ciphertexts: Bytes, workers: Workers) -> list[int]:
-    """Plaintexts of ciphertexts that were checked.
-
-    Parameters
-    ----------
-    ciphertexts : uint8, shape (n, ciphertext_bytes).
-    workers : processes to share the work.
-
-    Returns
-    -------
-    Integers m, -n / 2 < m < n / 2 for the modulus n, as given to ``encrypt``.
-    """
-    shares = share_out(len(ciphertexts), workers)
-    calls = [(key, ciphertexts[first:last]) for first, last in shares]
-    chunks = share(workers, _decrypt, calls)
+    """Plaintexts m, -n / 2 < m < n / 2, of checked ciphertexts."""
+    chunks = _in_parts(_decrypt, key, ciphertexts, workers)
     return [plaintext for chunk in chunks for plaintext in chunk]
 
 
 def check_ciphertexts(key: PublicKey, ciphertexts: Bytes) -> None:
-    """Refuse what cannot be a ciphertext under this key; for all that comes from outside.
-
-    Parameters
-    ----------
-    ciphertexts : uint8, shape (n, ciphertext_bytes).
+    """Refuse what cannot be a ciphertext under this key; needed for all that comes from outside.
 
     Raises
     ------
-    ValueError : wrong dtype or shape, or a value is not a unit mod n^2.
+    ValueError : not uint8 of shape (n, ciphertext_bytes), or a value is not a unit mod n^2.
     """
     width, shape = key.ciphertext_bytes, ciphertexts.shape
     if ciphertexts.dtype != np.uint8 or len(shape) != 2 or shape[1] != width:
-        found = f"{ciphertexts.dtype} of shape {shape}"
-        raise ValueError(f"ciphertexts must be uint8 of shape (n, {width}), got {found}")
-    own, limit = ring(key.n_squared), to_bytes_array([key.n_squared], width)[0]
+        form = f"{ciphertexts.dtype} of shape {shape}"
+        raise ValueError(f"ciphertexts must be uint8 of shape (n, {width}), got {form}")
+    n2_ring, limit = ring(key.n_squared), to_bytes_array([key.n_squared], width)[0]
+    # The product of all values mod n: it is a unit only if each value is.
     n_wrong, common = 0, mpz(1)
     for first in range(0, len(ciphertexts), MOST_ROWS):
         rows = np.asarray(ciphertexts[first : first + MOST_ROWS])
+        # Compare with n^2 at the first byte that differs.
         differs = rows != limit
         places = differs.argmax(axis=1)
         below: npt.NDArray[np.bool_] = rows[np.arange(len(rows)), places] < limit[places]
         below &= differs.any(axis=1)
         n_wrong += len(rows) - int((below & rows.any(axis=1)).sum())
         if not n_wrong:
-            common = common * product(own, own.read(rows)) % key.n
+            common = common * product(n2_ring, n2_ring.read(rows)) % key.n
     if n_wrong:
         raise ValueError(f"ciphertexts must be > 0 and < n^2, got {n_wrong} that are not")
     if gmpy2.gcd(common, key.n) != 1:
@@ -123,8 +89,7 @@ def check_ciphertexts(key: PublicKey, ciphertexts: Bytes) -> None:
 
 
 def share_out(n_rows: int, workers: Workers) -> list[tuple[int, int]]:
-    """First row, and the one after the last, of each call: few calls, but more than workers, and
-    no rows apart that could be multiplied side by side."""
+    """First and past-the-end row of each call: more calls than workers, and full lanes."""
     unit = N_LANES if has_lanes() else 1
     n_units = -(-n_rows // unit)
     n_calls = max(workers.n_workers * CALLS_PER_WORKER, -(-n_rows // MOST_ROWS))
@@ -133,40 +98,45 @@ def share_out(n_rows: int, workers: Workers) -> list[tuple[int, int]]:
     return list(itertools.pairwise([0, *ends]))
 
 
-def _stack(chunks: Sequence[Bytes], key: PublicKey) -> Bytes:
-    """The rows of all calls."""
+def _in_parts(function: Callable[..., Any], key: Any, rows: Any, workers: Workers) -> list[Any]:
+    calls = [(key, rows[first:last]) for first, last in share_out(len(rows), workers)]
+    return share(workers, function, calls)
+
+
+def stacked(key: PublicKey, chunks: Iterable[Bytes]) -> Bytes:
+    """The ciphertexts of all calls."""
     return np.concatenate([np.empty((0, key.ciphertext_bytes), np.uint8), *chunks])
 
 
 def _encrypt(key: PublicKey | PrivateKey, plaintexts: Sequence[int]) -> Bytes:
-    """One call's ciphertexts."""
+    """Encrypt the plaintexts of one call: (1 + m n) r^n mod n^2."""
     public = key.public if isinstance(key, PrivateKey) else key
-    n, own = public.n, ring(public.n_squared)
-    bodies = own.take([1 + plaintext % n * n for plaintext in plaintexts])
-    values = own.multiply(bodies, masks_of(key).draw(len(plaintexts)))
-    return own.write(values, public.ciphertext_bytes)
+    n, n2_ring = public.n, ring(public.n_squared)
+    bodies = n2_ring.take([1 + plaintext % n * n for plaintext in plaintexts])
+    values = n2_ring.multiply(bodies, masks_of(key).draw(len(plaintexts)))
+    return n2_ring.write(values, public.ciphertext_bytes)
 
 
 def _rerandomise(key: PublicKey, ciphertexts: Bytes) -> Bytes:
-    """One call's ciphertexts under fresh masks."""
-    own = ring(key.n_squared)
-    values = own.multiply(own.read(ciphertexts), masks_of(key).draw(len(ciphertexts)))
-    return own.write(values, key.ciphertext_bytes)
+    """Put the ciphertexts of one call under fresh masks."""
+    n2_ring = ring(key.n_squared)
+    values = n2_ring.multiply(n2_ring.read(ciphertexts), masks_of(key).draw(len(ciphertexts)))
+    return n2_ring.write(values, key.ciphertext_bytes)
 
 
 def _decrypt(key: PrivateKey, ciphertexts: Bytes) -> list[int]:
-    """One call's plaintexts, by Chinese remainders."""
+    """Decrypt the ciphertexts of one call by Chinese remainders."""
     p, q, n = key.p, key.q, key.p * key.q
     # (1 + n)^(p - 1) = 1 + (p - 1) n mod p^2, so Paillier's h_p is the inverse of -q mod p.
     scale_p, scale_q, inverse = gmpy2.invert(-q, p), gmpy2.invert(-p, q), gmpy2.invert(p, q)
     values, powers = from_bytes_array(ciphertexts), []
     for prime in (p, q):
-        own = ring(prime**2)
-        residues = own.take([value % prime**2 for value in values])
-        powers.append(own.numbers(own.power(residues, prime - 1)))
+        prime_ring = ring(prime**2)
+        residues = prime_ring.take([value % prime**2 for value in values])
+        powers.append(prime_ring.numbers(prime_ring.power(residues, prime - 1)))
     plaintexts = []
     for power_p, power_q in zip(*powers, strict=True):
-        left, right = power_p // p * scale_p % p, power_q // q * scale_q % q
-        plaintext = left + p * ((right - left) * inverse % q)
+        part_p, part_q = power_p // p * scale_p % p, power_q // q * scale_q % q
+        plaintext = part_p + p * ((part_q - part_p) * inverse % q)
         plaintexts.append(int(plaintext if plaintext <= n // 2 else plaintext - n))
     return plaintexts

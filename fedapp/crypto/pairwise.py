@@ -1,7 +1,7 @@
-"""Masks that cancel in the sum over all parties: who passes vectors on sees their sum alone.
+"""Pairwise masks that cancel in the sum: a relay of the vectors sees only their sum.
 
-Each pair of parties has a secret. Of it, and of a label that says what is being sent, both draw the
-same stream of numbers; the one whose name comes first adds it, the other subtracts it::
+Each pair of parties shares a secret. From it, and from a label of the content, both draw the same
+stream of numbers; the one whose name comes first adds it, the other subtracts it::
 
     a sends  x_a + s_ab + s_ac
     b sends  x_b - s_ab + s_bc        all in Z/2^64
@@ -9,14 +9,14 @@ same stream of numbers; the one whose name comes first adds it, the other subtra
     ------------------------------
     sum      x_a + x_b + x_c
 
-Without the sum of all, any of these vectors is as good as random to whoever knows none of the
-secrets, and so is any sum of some of them. A stream must serve one vector alone: the difference of
-two under the same masks is that of their contents. So the label must tell all contents apart.
+To anyone without the secrets each vector looks random, and so does any sum except that of all. A
+stream must mask one vector only: two vectors under the same masks reveal their difference. So
+labels must be unique to their content.
 
-Where a party may be lost, each adds one more stream, of a seed that is its own (``hide``). The sum
-of those that are left then has the streams of their own seeds, and those of their pairs with who is
-lost; whoever is told these seeds, which are of one label alone, takes them off (``total``). A
-vector that comes late stays under the stream of its own seed, which nobody is told.
+Where a party may be lost, each adds one more stream, from a seed of its own (``hide``). The sum of
+the remaining vectors then contains the streams of their own seeds, and those of their pairs with
+lost parties. Whoever receives these seeds, which belong to one label only, subtracts the streams
+(``total``). A vector that comes late stays masked by its own seed, which nobody receives.
 
 Source: Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine
 Learning", Section 4; ChaCha20 of RFC 8439, keyed BLAKE2b of RFC 7693.
@@ -39,40 +39,30 @@ Masked = npt.NDArray[np.uint64]
 
 LABEL = b"fedapp mask v1"
 KEY_BYTES, NONCE_BYTES, NUMBER_BYTES = 32, 16, 8
-# Bytes of a number in Z/2^n; shorter ones lie together in words of 8 bytes.
-SIZES = 2, 4, 8
-# The block counter of RFC 8439 has 32 bits, and a block 64 bytes.
+SIZES = 2, 4, 8  # bytes of a number in Z/2^n; several share a word of 8 bytes
+# RFC 8439: a block counter of 32 bits, blocks of 64 bytes.
 MOST_NUMBERS = 2**32 * 64 // NUMBER_BYTES
 
 
 def seed_of(secret: bytes, label: bytes) -> bytes:
-    """What the stream of a label follows from, and of no other label: 32 bytes.
+    """The 32-byte seed of the stream for one label, which must be unique to its content.
 
-    Parameters
-    ----------
-    secret : of the two parties, 32 bytes, from ``sealed.agree``.
-    label : of the content that the stream hides; none other may have it.
+    ``secret`` is shared by the two parties, 32 bytes, from ``sealed.agree``.
     """
-    told = prefixed(LABEL, label)
-    return hashlib.blake2b(told, digest_size=KEY_BYTES, key=secret).digest()
+    return hashlib.blake2b(prefixed(LABEL, label), digest_size=KEY_BYTES, key=secret).digest()
 
 
 def expand(seed: bytes, n_numbers: int) -> Masked:
-    """Numbers that look random to who does not know the seed; uint64, shape (n_numbers,).
-
-    Raises
-    ------
-    ValueError : more than one seed may give.
-    """
+    """Pseudorandom uint64 numbers of a seed, at most ``MOST_NUMBERS``."""
     if n_numbers > MOST_NUMBERS:
         raise ValueError(f"n_numbers must be <= {MOST_NUMBERS}, got {n_numbers}")
-    # The key serves this stream alone, so any nonce will do.
+    # The key is used for this stream only, so any nonce will do.
     encryptor = Cipher(ChaCha20(seed, bytes(NONCE_BYTES)), mode=None).encryptor()
     return np.frombuffer(encryptor.update(bytes(n_numbers * NUMBER_BYTES)), dtype="<u8")
 
 
 def stream(secret: bytes, label: bytes, n_numbers: int) -> Masked:
-    """The stream that a pair draws; arguments as of ``seed_of`` and ``expand``."""
+    """The stream of a pair for a label."""
     return expand(seed_of(secret, label), n_numbers)
 
 
@@ -84,20 +74,15 @@ def hide(
     n_bytes: int = 8,
     own: bytes = b"",
 ) -> Masked:
-    """A party's vector under its masks with all others.
+    """A party's vector under its masks with all others, uint64, ``n_words`` long.
 
     Parameters
     ----------
-    name : of the party.
     values : int64, shape (n_values,).
     secrets : by name of the other party.
-    label : see ``stream``; the same at all parties.
-    n_bytes : of a number, one of ``SIZES``; sums are of n = 8 n_bytes bits.
-    own : seed of a further mask, 32 bytes, drawn anew for each vector; empty for none.
-
-    Returns
-    -------
-    uint64, shape (n_words(n_values, n_bytes),).
+    label : see ``seed_of``; the same at all parties.
+    n_bytes : of a number, one of ``SIZES``; sums are modulo 2^(8 n_bytes).
+    own : seed of one more mask, 32 bytes, fresh for each vector; empty for none.
     """
     words = np.zeros(n_words(len(values), n_bytes), dtype=np.uint64)
     masked = words.view(f"<u{n_bytes}")
@@ -120,11 +105,9 @@ def total(
     added: Iterable[bytes] = (),
     subtracted: Iterable[bytes] = (),
 ) -> Whole:
-    """What the vectors add up to, int64, shape (n_values,), once no masks are left.
+    """Sum of the vectors, int64, shape (n_values,), after removing streams that do not cancel.
 
-    Parameters
-    ----------
-    added, subtracted : seeds of the streams that do not cancel, to be taken off.
+    These are ``added`` to the vectors or ``subtracted``, by their seeds.
     """
     first, *others = [np.ascontiguousarray(vector).view(f"<u{n_bytes}") for vector in vectors]
     summed = first.copy()
@@ -139,5 +122,5 @@ def total(
 
 
 def n_words(n_values: int, n_bytes: int) -> int:
-    """Words of 8 bytes that so many numbers take."""
+    """8-byte words that ``n_values`` numbers take."""
     return -(-n_values * n_bytes // NUMBER_BYTES)

@@ -1,15 +1,15 @@
-"""The maths of private set intersection: ids as points, masked by every party in turn.
+"""Private set intersection: ids as points of a group, masked by every party in turn.
 
-Parties mask one another's points with scalars of their own. Masks commute, so an id that all hold
-ends as the same point in every list, and a point under a scalar one does not know says nothing of
-its id. How the lists travel, and in which order their points stand, is up to the caller: a party
-that sends its own points shuffles them first.
+Parties multiply each other's points by secret scalars. Masks commute, so an id that all parties
+have ends as the same point in every list, and a point under an unknown scalar reveals nothing about
+its id. The caller transports the lists and chooses the order of their points: a party must shuffle
+its own points before it sends them.
 
-Points are multiplied eight at a time where the processor can, in a seventh of libsodium's time, and
-no step depends on a scalar's bits (``fedapp.crypto.ristretto``).
+Where the processor supports it, points are multiplied eight at a time, in a seventh of libsodium's
+time. No step depends on a scalar's bits (``fedapp.crypto.ristretto``).
 
-Source: Meadows, A more efficient cryptographic matchmaking protocol, 1986; group and hash of
-RFC 9496 and RFC 9380.
+Source: Meadows, A more efficient cryptographic matchmaking protocol, 1986; group and hash of RFC
+9496 and RFC 9380.
 """
 
 from __future__ import annotations
@@ -41,39 +41,18 @@ WORD_BYTES = 8
 
 
 def hash_messages(messages: Sequence[bytes], dst: bytes) -> Points:
-    """The points that stand for byte strings, under any domain separation tag.
+    """Hash byte strings to encoded points, uint8, shape (n, 32), under a domain separation tag.
 
     Source: RFC 9380, Appendix B; one-way map of RFC 9496, Section 4.3.4.
-
-    Parameters
-    ----------
-    messages : byte strings, shape (n,).
-    dst : 1 to 255 bytes.
-
-    Returns
-    -------
-    uint8, shape (n, 32): encoded points.
-
-    Raises
-    ------
-    ValueError : dst is empty or too long.
     """
     return points_of(_uniform(messages, expander(dst, UNIFORM_BYTES)))
 
 
 def expander(dst: bytes, n_bytes: int) -> Callable[[bytes], bytes]:
-    """What makes ``n_bytes`` uniform bytes of a message: expand_message_xmd with SHA-512.
+    """Function from a message to ``n_bytes`` uniform bytes: expand_message_xmd with SHA-512.
 
-    Source: RFC 9380, Section 5.3.1.
-
-    Parameters
-    ----------
-    dst : 1 to 255 bytes, the domain separation tag.
-    n_bytes : int, 1 to 16320.
-
-    Raises
-    ------
-    ValueError : dst or n_bytes is out of range.
+    Source: RFC 9380, Section 5.3.1. Raises a ValueError if dst, the domain separation tag, is not 1
+    to 255 bytes, or n_bytes not 1 to 16320.
     """
     if not 1 <= len(dst) <= 255:
         raise ValueError(f"dst must be 1 to 255 bytes, got {len(dst)}")
@@ -98,34 +77,29 @@ def expander(dst: bytes, n_bytes: int) -> Callable[[bytes], bytes]:
 
 
 def draw_scalar() -> bytes:
-    """A secret mask, uniform in 1 to l - 1: 32 bytes, little-endian."""
+    """A secret mask, uniform in 1 to l - 1; 32 bytes, little-endian."""
     return (1 + secrets.randbelow(ORDER - 1)).to_bytes(SCALAR_BYTES, "little")
 
 
 def mask_ids(ids: Sequence[str], scalar: bytes) -> Points:
-    """``mask(hash_to_group(ids), scalar)``, whose points need not be encoded in between."""
+    """``mask(hash_messages(ids), scalar)`` without encoding the points in between."""
     _check_scalar(scalar)
     _check_expander()
-    messages, expand = _messages(ids), expander(DST, UNIFORM_BYTES)
+    try:
+        messages = [text.encode() for text in ids]
+    except UnicodeEncodeError:
+        raise ValueError("ids must be valid Unicode, got a lone surrogate in one") from None
+    expand = expander(DST, UNIFORM_BYTES)
     return scale_parts(lambda part: _uniform(messages[part], expand), len(messages), scalar)
 
 
 def mask(points: Points, scalar: bytes) -> Points:
-    """Multiply every point by a secret scalar, on all cores.
-
-    Parameters
-    ----------
-    points : uint8, shape (n, 32): encoded points.
-    scalar : 32 bytes, little-endian, from ``draw_scalar``.
-
-    Returns
-    -------
-    uint8, shape (n, 32): encoded points, in the same order.
+    """Multiply encoded points, uint8 of shape (n, 32), by a secret scalar, on all cores.
 
     Raises
     ------
     ValueError : points have another form, one is no canonical encoding or the identity, or the
-    scalar is out of range.
+        scalar is out of range.
     """
     _check_points("points", points)
     _check_scalar(scalar)
@@ -133,19 +107,10 @@ def mask(points: Points, scalar: bytes) -> Points:
 
 
 def intersect(lists: Sequence[Points]) -> Points:
-    """The points that all lists have, sorted bytewise.
+    """The points that all lists have, sorted bytewise; uint8, shape (m, 32).
 
-    Parameters
-    ----------
-    lists : at least one, each uint8, shape (n, 32), without duplicates; sizes may differ.
-
-    Returns
-    -------
-    uint8, shape (m, 32).
-
-    Raises
-    ------
-    ValueError : there is no list, or one has another form or a point twice.
+    Each of the lists is uint8, shape (n, 32), without duplicates. Raises a ValueError if there is
+    no list, or one has another form or a point twice.
     """
     if not lists:
         raise ValueError("lists must have one or more, got 0")
@@ -156,26 +121,16 @@ def intersect(lists: Sequence[Points]) -> Points:
 
 
 def places(own: Points, common: Points) -> npt.NDArray[np.int64]:
-    """Where each common point stands in one's own list.
+    """Position of each common point in a party's own list: ``own[places]`` equals ``common``.
 
-    Parameters
-    ----------
-    own : uint8, shape (n, 32), without duplicates.
-    common : uint8, shape (m, 32), all of them in ``own``.
-
-    Returns
-    -------
-    int64, shape (m,): ``own[places]`` equals ``common``.
-
-    Raises
-    ------
-    ValueError : a list has another form, ``own`` has a point twice or lacks one of ``common``.
+    Both are uint8, shape (n, 32), ``own`` without duplicates. Raises a ValueError if a list has
+    another form, ``own`` has a point twice or lacks one of ``common``.
     """
     ordered = _distinct("own", own)
     _check_points("common", common)
-    ranks, held = _find(common, ordered)
-    if not held.all():
-        raise ValueError(f"common must be in own, got {np.sum(~held)} points that are not")
+    ranks, is_present = _find(common, ordered)
+    if not is_present.all():
+        raise ValueError(f"common must be in own, got {np.sum(~is_present)} points that are not")
     return _order(own)[ranks].astype(np.int64, copy=False)
 
 
@@ -187,48 +142,40 @@ def _check_expander() -> None:
         raise MachineError("uniform bytes of ids", "RFC 9380")
 
 
-def _messages(ids: Sequence[str]) -> list[bytes]:
-    try:
-        return [text.encode() for text in ids]
-    except UnicodeEncodeError:
-        raise ValueError("ids must be valid Unicode, got a lone surrogate in one") from None
-
-
 def _uniform(messages: Sequence[bytes], expand: Callable[[bytes], bytes]) -> Points:
-    """64 uniform bytes a message."""
     expanded = b"".join(map(expand, messages))
     return np.frombuffer(expanded, dtype=np.uint8).reshape(-1, UNIFORM_BYTES)
 
 
 def _words(points: Points) -> npt.NDArray[np.uint64]:
-    """Four words a point, ordered as its bytes are."""
+    """Four words a point, in the order of its bytes."""
     return np.ascontiguousarray(points).view(">u8").astype(np.uint64)
 
 
 def _order(points: Points) -> npt.NDArray[np.intp]:
-    """The places of points, sorted bytewise; points mostly differ in their first word."""
+    """Indices that sort points bytewise; points mostly differ in their first word."""
     words = _words(points)
     first = words[:, 0]
-    order = np.argsort(first)
+    order = np.argsort(first)  # many times faster than lexsort
     if (first[order[1:]] == first[order[:-1]]).any():
         order = np.lexsort(words.T[::-1])
     return order
 
 
 def _find(points: Points, ordered: Points) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
-    """Where each point stands among sorted ones, and whether it is one of them."""
+    """Rank of each point among sorted ones, and whether it is one of them."""
     first, wanted = _words(ordered[:, :WORD_BYTES])[:, 0], _words(points[:, :WORD_BYTES])[:, 0]
     if (first[1:] == first[:-1]).any():
         ranks = np.searchsorted(_keys(ordered), _keys(points))
     else:
         ranks = np.searchsorted(first, wanted)
-    held = ranks < len(ordered)
-    held[held] = (ordered[ranks[held]] == points[held]).all(axis=1)
-    return ranks, held
+    is_present = ranks < len(ordered)
+    is_present[is_present] = (ordered[ranks[is_present]] == points[is_present]).all(axis=1)
+    return ranks, is_present
 
 
 def _keys(points: Points) -> npt.NDArray[np.void]:
-    """Every point as one value, which numpy compares bytewise, and slowly."""
+    """Every point as one value that numpy compares bytewise, which is slow."""
     return np.ascontiguousarray(points).view(f"V{POINT_BYTES}")[:, 0]
 
 
@@ -244,8 +191,8 @@ def _distinct(name: str, points: Points) -> Points:
 
 def _check_points(name: str, points: Points) -> None:
     if points.dtype != np.uint8 or points.ndim != 2 or points.shape[1] != POINT_BYTES:
-        found = f"{points.dtype} {points.shape}"
-        raise ValueError(f"{name} must be uint8 of shape (n, {POINT_BYTES}), got {found}")
+        form = f"{points.dtype} {points.shape}"
+        raise ValueError(f"{name} must be uint8 of shape (n, {POINT_BYTES}), got {form}")
 
 
 def _check_scalar(scalar: bytes) -> None:

@@ -1,8 +1,8 @@
-"""Arithmetic modulo big numbers, many products at once, by what the processor has.
+"""Batched modular arithmetic: AVX-512 IFMA where available, gmpy2 elsewhere.
 
-Where it multiplies eight big integers side by side (``fedapp.crypto.lanes``) residues are rows of
-limbs, and products release Python's lock, so threads share the work. Elsewhere they are gmpy2's
-integers in an array, and processes share it. What is written is the same.
+With IFMA (``fedapp.crypto.lanes``) residues are rows of limbs, and products release Python's lock,
+so threads share the work. Otherwise they are gmpy2 integers in an object array, and processes share
+it. The serialised form is the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Residues = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 LANES, FEATURE = "fedapp.crypto.lanes", "avx512ifma"
 N_LANES = 8  # of a register
-# Operations that need no check any more in a call of ``share``; outside of these each has one.
+# Operations already checked in a call of ``share``. None outside of such calls: check each time.
 _checked: ContextVar[set[str] | None] = ContextVar("_checked", default=None)
 EVERY = ""
 
@@ -37,15 +37,10 @@ class Ring(Protocol):
     modulus: mpz
 
     def read(self, rows: Bytes) -> Residues: ...
-
     def write(self, residues: Residues, width: int) -> Bytes: ...
-
     def take(self, numbers: Sequence[mpz]) -> Residues: ...
-
     def numbers(self, residues: Residues) -> list[mpz]: ...
-
     def ones(self, n: int) -> Residues: ...
-
     def multiply(
         self,
         left: Residues,
@@ -53,20 +48,15 @@ class Ring(Protocol):
         left_rows: Rows | None = None,
         right_rows: Rows | None = None,
     ) -> Residues: ...
-
     def add(self, left: Residues, right: Residues) -> Residues: ...
-
     def power(self, residues: Residues, exponent: int) -> Residues: ...
-
     def squares(self, residues: Residues, times: int) -> Residues: ...
-
     def table_products(self, tables: Residues, digits: Bytes) -> Residues: ...
-
     def lift(self, residues: Residues, ring: Any) -> Residues: ...
 
 
 class PlainRing:
-    """The same on gmpy2's integers, an array of which is one of objects."""
+    """``Ring`` on arrays of gmpy2 integers."""
 
     def __init__(self, modulus: mpz) -> None:
         self.modulus = modulus
@@ -123,7 +113,7 @@ class PlainRing:
 
 @functools.cache
 def has_lanes() -> bool:
-    """Whether big integers are multiplied side by side here."""
+    """Whether this processor multiplies big integers side by side."""
     processor: Any = importlib.import_module("llvmlite.binding")
     try:
         features = processor.get_host_cpu_features()
@@ -134,24 +124,24 @@ def has_lanes() -> bool:
 
 
 def ring(modulus: mpz) -> Ring:
-    """The faster ring of an odd modulus; none is kept, as a modulus may be secret."""
+    """The faster ring of an odd modulus; not cached, as a modulus may be secret."""
     if not has_lanes():
         return PlainRing(modulus)
     from fedapp.crypto.lane_ring import LaneRing, check_known_answers
 
-    # In another context, as its operations are no part of the batch at hand.
+    # In another context, so that its operations do not count as checks of the current batch.
     Context().run(check_known_answers)
     return LaneRing(modulus)
 
 
 def share(workers: Workers, function: Callable[..., Any], calls: Sequence[Call]) -> list[Any]:
-    """Calls whose time goes into products: in threads where these release Python's lock.
+    """Run calls dominated by products: in threads if these release Python's lock, or in processes.
 
-    Each operation of one of them, chosen at random, is checked once (``sampled``).
+    Each operation of one call, chosen at random, is checked once (``sampled``).
     """
     checked = secrets.randbelow(max(1, len(calls)))
-    given = [(place == checked, function, *call) for place, call in enumerate(calls)]
-    return workers.run_here(call, given) if has_lanes() else workers.run(call, given)
+    arguments = [(place == checked, function, *call) for place, call in enumerate(calls)]
+    return workers.run_here(call, arguments) if has_lanes() else workers.run(call, arguments)
 
 
 def call(is_checked: bool, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -162,11 +152,11 @@ def call(is_checked: bool, function: Callable[..., Any], *arguments: Any) -> Any
 
 
 def sampled(operation: str, n_rows: int) -> list[int]:
-    """The row of an operation that a library computes again, drawn at random; or none.
+    """A random row of an operation's result, to be recomputed by a library; or none.
 
     A fault in every row, as of code compiled wrongly, is caught in every batch. A fault in k of n
-    rows, as of a failing core, is caught with chance k / n each time, so some time in a long run.
-    What breaks later, or what the library gets wrong as well, is not caught.
+    rows, as of a failing core, is caught with chance k / n each time, so eventually in a long run.
+    Faults that occur later, or that the library shares, are not caught.
     """
     checked = _checked.get()
     if not n_rows or (checked and checked & {operation, EVERY}):
@@ -177,7 +167,7 @@ def sampled(operation: str, n_rows: int) -> list[int]:
 
 
 def product(ring: Ring, residues: Residues) -> mpz:
-    """The product of all."""
+    """The product of all residues."""
     while len(residues) > 1:
         half = len(residues) // 2
         halves = ring.multiply(residues[:half], residues[half : 2 * half])
@@ -188,19 +178,15 @@ def product(ring: Ring, residues: Residues) -> mpz:
 def products_by_place(
     ring: Ring, residues: Residues, places: Rows, rows: Rows | None = None
 ) -> tuple[Rows, Residues]:
-    """The product of all that go to the same place, by pairs, pairs of pairs and so on.
+    """The distinct places, ascending, and the product of all residues of each place.
 
-    Parameters
-    ----------
-    places : int64, shape (n,).
-    rows : int64, shape (n,): which residue goes there; all in order where there is None.
-
-    Returns
-    -------
-    The places that something goes to, ascending, and the product at each.
+    ``places`` is int64, shape (n,), and ``rows`` the residue for each; None for all in order.
+    Products are formed by pairs, pairs of pairs and so on.
     """
     order = np.argsort(places, kind="stable")
     places, rows = places[order], order if rows is None else rows[order]
+    # Each pass multiplies neighbours at even and odd rank of a run of equal places:
+    #     places  3 3 3 5  ->  ranks  0 1 2 0  ->  products  (0 1), lone  2 and 0
     while True:
         same = places[1:] == places[:-1]
         starts = np.flatnonzero(np.concatenate([[True], ~same])[: len(places)])

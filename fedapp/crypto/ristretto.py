@@ -1,8 +1,8 @@
-"""Points of ristretto255 under one secret scalar, by what the processor has.
+"""Multiply points of ristretto255 by a secret scalar, in the fastest way the processor supports.
 
-Where it multiplies eight big integers side by side, points go eight at a time
-(``fedapp.crypto.lane_scale``), elsewhere one by one through libsodium. Either takes as long for
-every scalar, releases Python's lock, and gives the same bytes.
+With AVX-512 IFMA points are processed eight at a time (``fedapp.crypto.lane_scale``), elsewhere one
+by one through libsodium. Both take the same time for every scalar, release Python's lock, and give
+the same bytes.
 
 Source: RFC 9496.
 """
@@ -26,8 +26,7 @@ from fedapp.crypto.workers import n_cores
 from fedapp.errors import MachineError
 
 Bytes = npt.NDArray[np.uint8]
-# Some points, and where they begin in the list.
-Scale = Callable[[Bytes, int], Bytes]
+Scale = Callable[[Bytes, int], Bytes]  # some points, and the index of the first
 
 # RFC 9496, Section 4: l, the number of points.
 ORDER = 2**252 + 27742317777372353535851937790883648493
@@ -38,17 +37,13 @@ CHUNK = 1024
 
 
 def scale(points: Bytes, scalar: bytes) -> Bytes:
-    """Multiply points by a secret scalar, on all cores.
+    """Multiply points by a secret scalar, on all cores; uint8, shape (n, 32), in the same order.
 
     Parameters
     ----------
-    points : uint8, shape (n, 32): encoded points; or (n, 64): uniform bytes, each of which the
-        one-way map of RFC 9496, Section 4.3.4, makes a point of first.
+    points : uint8, shape (n, 32): encoded points; or (n, 64): uniform bytes, which the one-way map
+        of RFC 9496, Section 4.3.4, maps to points first.
     scalar : 32 bytes, little-endian, 1 to l - 1.
-
-    Returns
-    -------
-    uint8, shape (n, 32): encoded points, in the same order.
 
     Raises
     ------
@@ -58,7 +53,7 @@ def scale(points: Bytes, scalar: bytes) -> Bytes:
 
 
 def scale_parts(read: Callable[[slice], Bytes], n_points: int, scalar: bytes) -> Bytes:
-    """The same, of points that are made part by part."""
+    """``scale`` for points that ``read`` makes part by part."""
     scale_part = _side_by_side(scalar) if has_lanes() else _one_by_one(scalar)
 
     def scaled(start: int) -> Bytes:
@@ -70,24 +65,16 @@ def scale_parts(read: Callable[[slice], Bytes], n_points: int, scalar: bytes) ->
 
 
 def points_of(uniform: Bytes) -> Bytes:
-    """The points that 64 uniform bytes each stand for, one by one.
+    """Map 64 uniform bytes each, uint8 of shape (n, 64), to encoded points.
 
     Source: RFC 9496, Section 4.3.4.
-
-    Parameters
-    ----------
-    uniform : uint8, shape (n, 64).
-
-    Returns
-    -------
-    uint8, shape (n, 32): encoded points.
     """
     to_point = _group().crypto_core_ristretto255_from_hash
     return _joined([to_point(each.tobytes()) for each in uniform])
 
 
 def _side_by_side(scalar: bytes) -> Scale:
-    """Eight points at a time."""
+    """Scale eight points at a time."""
     from fedapp.crypto import lane_scale
 
     lane_scale.check_known_answers()
@@ -95,11 +82,11 @@ def _side_by_side(scalar: bytes) -> Scale:
     masks = lane_scale.digit_masks(int.from_bytes(scalar, "little"))
 
     def scale_part(points: Bytes, start: int) -> Bytes:
-        # A copy lies on whole words and may be written to, so that one kernel is compiled.
+        # A copy is aligned and writable, so that numba compiles only one kernel.
         words = np.array(points, order="C").view(np.uint64)
         out, valid = lane_scale.scale_words(words, masks)
-        # libsodium computes one row of each part again, see ``rings.sampled``; of invalid points it
-        # refuses the first, or the fault is here and not with who sent them.
+        # libsodium recomputes one row of each part, see ``rings.sampled``. If points are invalid it
+        # must refuse the first; otherwise the fault is here and not with the sender.
         for row in sampled("points", len(points)) if valid.all() else [int(np.argmin(valid))]:
             again = single(points[row : row + 1], start + row)
             if not valid[row] or not np.array_equal(out[row : row + 1].view(np.uint8), again):
@@ -110,7 +97,7 @@ def _side_by_side(scalar: bytes) -> Scale:
 
 
 def _one_by_one(scalar: bytes) -> Scale:
-    """By libsodium."""
+    """Scale by libsodium."""
     multiply = _group().crypto_scalarmult_ristretto255
 
     def scale_part(points: Bytes, start: int) -> Bytes:
@@ -132,7 +119,7 @@ def _one_by_one(scalar: bytes) -> Scale:
 
 
 def _not_a_point(points: Bytes, place: int, start: int) -> ValueError:
-    """What is wrong with the encoding, or the uniform bytes, at a place of a part."""
+    """The error for an encoding, or uniform bytes, at a place of a part."""
     is_encoding = points.shape[1] == POINT_BYTES and points[place].any()
     rule = "be canonical, got another" if is_encoding else "not be the identity, got it"
     return ValueError(f"points must {rule} at {start + place}")
@@ -145,7 +132,9 @@ def _joined(points: Sequence[bytes]) -> Bytes:
 
 @functools.cache
 def _group() -> ModuleType:
-    """rbcl; each process that loads it writes libsodium, 3 MB, to a temporary file for good."""
+    """rbcl; each process that loads it writes libsodium, 3 MB, to a temporary file and leaves it
+    there.
+    """
     group = importlib.import_module("rbcl")
     library = Path(group._sodium._name)
     if os.name == "posix" and library.parent == Path(tempfile.gettempdir()):

@@ -1,16 +1,16 @@
-"""Parcels that only their receiver can open, for the way through a relay no one trusts.
+"""Sealed parcels: only the receiver can open them, whatever relay they pass.
 
-Two parties agree on a secret for one run from two key pairs each: the long-lived one, by which
-people know each other, and one drawn for the run. It follows from all four Diffie-Hellman products,
-as in Noise KK, and from what each was told of the run: so each side knows that the other wrote a
-parcel and was told the same, and once one of them has deleted its key of the run, nobody opens its
-parcels, whoever steals the long-lived keys. The relay sees who sends to whom, when, and how many
-bytes; it can drop a parcel and deliver it again.
+Two parties derive a secret for one run from two key pairs each: a long-lived one, which people
+verify, and one drawn for the run. It depends on all four Diffie-Hellman products, as in Noise KK,
+and on the run's opening as each side received it. So each side knows that the other wrote a parcel
+and received the same opening. Once one of them has deleted its key of the run, nobody can open its
+parcels, even with the long-lived keys. The relay sees sender, receiver, time and size; it can drop
+a parcel or deliver it again.
 
-No nonce comes twice, even where a party goes back to an older state of its disk or of its whole
-machine. A key serves the parcels of one run and address. Its nonces
-are keyed hashes of fresh randomness and the content: where the randomness came again, the same
-nonce would mean the same content, and so the same parcel.
+No nonce repeats, even where a party's disk or whole machine is reset to an older state. A key is
+used for the parcels of one run and address. Nonces are keyed hashes of fresh randomness and the
+content: if the randomness repeated, the same nonce would imply the same content, and so the same
+parcel.
 
 Source: Noise Protocol Framework, revision 34, pattern KK; X25519 of RFC 7748, HKDF of RFC 5869,
 ChaCha20-Poly1305 of RFC 8439, BLAKE2b of RFC 7693.
@@ -31,20 +31,13 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 LABEL = b"fedapp parcel v2"
 KEY_BYTES = 32
 NONCE_BYTES = 12  # RFC 8439, Section 2.8
-# What cryptography takes in one call.
-LARGEST_CONTENT = 2**31 - 1 - 16
+LARGEST_CONTENT = 2**31 - 1 - 16  # limit of one call of the cryptography package
 LARGEST_STEP, LARGEST_ATTEMPT = 2**32 - 1, 2**16 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The two keys of a party, both private or both public; 32 bytes each.
-
-    Parameters
-    ----------
-    own : the long-lived one.
-    run : the one drawn for the run.
-    """
+    """A party's long-lived key (``own``) and key of the run; both private or both public."""
 
     own: bytes = field(repr=False)
     run: bytes = field(repr=False)
@@ -56,15 +49,10 @@ class Address:
 
     Parameters
     ----------
-    sender, receiver : names of parties.
-    step : the exchange the parcel was sent in, 0 to 2^32 - 1.
-    attempt : start of the server that it was sent in, 0 to 2^16 - 1.
-    since : the step that this start went back to.
-    last : whether the sender has ended the run with it.
-
-    Raises
-    ------
-    ValueError : step or attempt is out of range.
+    step : the exchange in which it is sent, 0 to 2^32 - 1.
+    attempt : start of the server, 0 to 2^16 - 1.
+    since : the step from which this start resumed.
+    last : whether the sender ends the run with it.
     """
 
     sender: str
@@ -87,22 +75,12 @@ def new_private_key() -> bytes:
 
 
 def public_key(private: bytes) -> bytes:
-    """The public key of a private one: 32 bytes.
-
-    Raises
-    ------
-    ValueError : private has another length.
-    """
+    """The public key of a 32-byte private key."""
     return _own_key(private).public_key().public_bytes_raw()
 
 
 def fingerprint_of(public: bytes) -> str:
-    """A public key as people compare it: 128 bits of its SHA-256, as 8 groups of 4 hex digits.
-
-    Raises
-    ------
-    ValueError : public has another length.
-    """
+    """A public key for people to compare: 128 bits of its SHA-256, as 8 groups of 4 hex digits."""
     if len(public) != KEY_BYTES:
         raise ValueError(f"public must be {KEY_BYTES} bytes, got {len(public)}")
     digits = hashlib.sha256(public).hexdigest()[:32]
@@ -112,19 +90,13 @@ def fingerprint_of(public: bytes) -> str:
 def agree(private: Keys, peer: Keys, opening: bytes) -> bytes:
     """The secret of two parties for one run: 32 bytes, the same at both.
 
-    Parameters
-    ----------
-    private : the party's own keys.
-    peer : the public keys of the other.
-    opening : what the party was told of the run.
-
-    Raises
-    ------
-    ValueError : a key has another length, or a public one is of low order.
+    ``private`` are the party's keys, ``peer`` the other's public keys, and ``opening`` the run's
+    opening as the party received it. Raises a ValueError if a key has another length, or a public
+    one is of low order.
     """
     both = _product(private.run, peer.run)
     mine, theirs = _product(private.own, peer.run), _product(private.run, peer.own)
-    # The same order at both.
+    # Both sides must use the same order: the smaller long-lived key's product first.
     crossed = mine + theirs if public_key(private.own) < peer.own else theirs + mine
     products = both + crossed + _product(private.own, peer.own)
     salt = hashlib.sha256(opening).digest()
@@ -132,21 +104,10 @@ def agree(private: Keys, peer: Keys, opening: bytes) -> bytes:
 
 
 def seal(secret: bytes, address: Address, content: bytes) -> bytes:
-    """Content that only ``address.receiver`` can open.
+    """Encrypt content, 0 to 2^31 - 17 bytes, for ``address.receiver`` only.
 
-    Parameters
-    ----------
-    secret : of sender and receiver, from ``agree``.
-    address : bound to the parcel.
-    content : 0 to 2^31 - 17 bytes.
-
-    Returns
-    -------
-    12 bytes nonce, ciphertext, 16 bytes tag: 28 bytes more than ``content``.
-
-    Raises
-    ------
-    ValueError : the content is too long.
+    Returns 12 bytes nonce, ciphertext, 16 bytes tag: 28 bytes more than ``content``. Raises a
+    ValueError if the content is too long.
     """
     if len(content) > LARGEST_CONTENT:
         raise ValueError(f"content must be <= {LARGEST_CONTENT} bytes, got {len(content)}")
@@ -156,18 +117,7 @@ def seal(secret: bytes, address: Address, content: bytes) -> bytes:
 
 
 def unseal(secret: bytes, address: Address, parcel: bytes) -> bytes:
-    """The content of a parcel, if its sender sealed it for this very address.
-
-    Parameters
-    ----------
-    secret : of sender and receiver, from ``agree``.
-    address : as the sender gave it.
-    parcel : from ``seal``.
-
-    Raises
-    ------
-    ValueError : something does not fit; what, is not told.
-    """
+    """The content of a parcel that its sender sealed for this very address, else a ValueError."""
     nonce, sealed = parcel[:NONCE_BYTES], memoryview(parcel)[NONCE_BYTES:]
     try:
         return ChaCha20Poly1305(_key(secret, address)).decrypt(nonce, sealed, None)
@@ -183,12 +133,12 @@ def _own_key(private: bytes) -> X25519PrivateKey:
 
 
 def _product(private: bytes, public: bytes) -> bytes:
-    """Of Diffie and Hellman."""
-    own = _own_key(private)
+    """Diffie-Hellman."""
+    own_key = _own_key(private)
     if len(public) != KEY_BYTES:
         raise ValueError(f"public must be {KEY_BYTES} bytes, got {len(public)}")
     try:
-        return own.exchange(X25519PublicKey.from_public_bytes(public))
+        return own_key.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         # RFC 7748, Section 6.1: the shared secret is all zero.
         raise ValueError("public must be of full order, got one of low order") from None
@@ -201,5 +151,5 @@ def _key(secret: bytes, address: Address) -> bytes:
 
 
 def prefixed(*parts: bytes) -> bytes:
-    """Byte strings joined so that no other list of them gives the same."""
+    """Join byte strings so that no other list of them gives the same result."""
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)

@@ -1,4 +1,4 @@
-"""A secret as shares of which so many give it back, and fewer say nothing of it.
+"""Shamir secret sharing: any ``threshold`` shares recover the secret, fewer reveal nothing.
 
 Source: Shamir 1979, "How to Share a Secret": the secret is the constant of a random polynomial of
 degree threshold - 1 over a prime field, and a share is its value at the holder's number.
@@ -19,48 +19,32 @@ def new_secret() -> bytes:
 
 
 def split(secret: bytes, threshold: int, n_holders: int) -> list[bytes]:
-    """Shares of the holders 1, 2, ... in turn; 32 bytes each.
-
-    Parameters
-    ----------
-    secret : from ``new_secret``.
-    threshold : shares that give it back, 1 to ``n_holders``.
-
-    Raises
-    ------
-    ValueError : the secret is none, or the threshold is out of range.
-    """
+    """Shares of 32 bytes for the holders 1, 2, ... of a secret from ``new_secret``."""
     if not 1 <= threshold <= n_holders:
         raise ValueError(f"threshold must be 1 to {n_holders}, got {threshold}")
     coefficients = [_read(secret), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
-    return [_written(_value(coefficients, holder)) for holder in range(1, n_holders + 1)]
+    shares = []
+    for holder in range(1, n_holders + 1):
+        value = 0
+        for coefficient in reversed(coefficients):  # Horner's rule
+            value = (value * holder + coefficient) % PRIME
+        shares.append(_written(value))
+    return shares
 
 
 def join(shares: Mapping[int, bytes]) -> bytes:
-    """The secret of which these are as many shares as it takes, by the holder's number.
-
-    Raises
-    ------
-    ValueError : a share is none, or a holder's number is not above 0.
-    """
+    """Recover the secret from at least ``threshold`` shares, by the holder's number, >= 1."""
     if not shares or min(shares) < 1:
         raise ValueError(f"shares must be of holders from 1 on, got {sorted(shares)}")
     secret = 0
+    # Lagrange interpolation at 0.
     for holder, share in shares.items():
-        above, below = 1, 1
+        numerator, denominator = 1, 1
         for other in shares.keys() - {holder}:
-            above = above * other % PRIME
-            below = below * (other - holder) % PRIME
-        secret += _read(share) * above * pow(below, -1, PRIME)
+            numerator = numerator * other % PRIME
+            denominator = denominator * (other - holder) % PRIME
+        secret += _read(share) * numerator * pow(denominator, -1, PRIME)
     return _written(secret % PRIME)
-
-
-def _value(coefficients: list[int], place: int) -> int:
-    """Of the polynomial, by Horner's rule."""
-    value = 0
-    for coefficient in reversed(coefficients):
-        value = (value * place + coefficient) % PRIME
-    return value
 
 
 def _read(written: bytes) -> int:

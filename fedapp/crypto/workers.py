@@ -1,9 +1,9 @@
-"""Processes that share out work on big integers, where it holds Python's lock, and threads else.
+"""Worker processes for work on big integers that holds Python's lock, and threads for the rest.
 
-A worker is this interpreter started anew, on a pipe: it imports numpy and gmpy2 alone, not the
-main program as ``multiprocessing`` would, so it is up in a fifth of a second and may be started
-from a daemonic process or one with threads. The caller works along with its workers and takes
-calls from the same queue. A worker ends when its pipe closes.
+A worker is a new process of this interpreter, on a pipe. It imports only numpy and gmpy2, not the
+main program as ``multiprocessing`` would, so it starts in a fifth of a second, also from a daemonic
+process or one with threads. The caller works too and takes calls from the same queue. A worker ends
+when its pipe closes.
 """
 
 from __future__ import annotations
@@ -43,14 +43,10 @@ def shared_workers() -> Workers:
 
 
 class Workers:
-    """``n_workers`` processes, this one among them; the others start when first needed.
+    """``n_workers`` processes, including this one; the others start when first needed.
 
-    Secrets that a call holds go to the workers through anonymous pipes and stay in memory. Where
-    the system cannot hand a pipe to a process (Windows) all work is done here.
-
-    Raises
-    ------
-    ValueError : n_workers is below 1.
+    Secrets in a call go to the workers through anonymous pipes and stay in memory. Where the system
+    cannot pass a pipe to a process (Windows) all work is done here.
     """
 
     def __init__(self, n_workers: int) -> None:
@@ -69,19 +65,9 @@ class Workers:
     def run(self, function: Callable[..., Any], calls: Sequence[Call]) -> list[Any]:
         """Call ``function`` with each tuple of arguments, in any order and any process.
 
-        Parameters
-        ----------
-        function : a function of a module.
-        calls : arguments of each call; they and the results must be picklable.
-
-        Returns
-        -------
-        The results, in the order of ``calls``.
-
-        Raises
-        ------
-        RuntimeError : a worker died.
-        Exception : whatever the function raised.
+        Arguments and results must be picklable, and ``function`` a function of a module; results
+        are in the order of ``calls``. Raises what the function raised, or a RuntimeError if a
+        worker died.
         """
         with self._lock:
             n_others = min(self.n_workers, len(calls)) - 1
@@ -93,14 +79,18 @@ class Workers:
             if not others:
                 _drain(queue, results, function, _here)
             else:
-                _drain_with(others, queue, results, function)
+                with ThreadPoolExecutor(len(others)) as threads:
+                    waiting = [
+                        threads.submit(_drain, queue, results, function, other.run)
+                        for other in others
+                    ]
+                    _drain(queue, results, function, _here)
+                for thread in waiting:
+                    thread.result()
         return [results[place] for place in range(len(calls))]
 
     def run_here(self, function: Callable[..., Any], calls: Sequence[Call]) -> list[Any]:
-        """Call ``function`` with each tuple of arguments, in threads of this process.
-
-        For functions that work without Python's lock; otherwise as ``run``.
-        """
+        """As ``run``, in threads of this process, for functions that release Python's lock."""
         n_threads = min(self.n_workers, len(calls))
         if n_threads <= 1:
             return [function(*call) for call in calls]
@@ -111,15 +101,6 @@ class Workers:
         """End the other processes."""
         while self._others:
             self._others.pop().close()
-
-
-def _drain_with(others: Sequence[_Worker], queue: deque[Any], results: Any, function: Any) -> None:
-    """Do calls here and in other processes until none is left."""
-    with ThreadPoolExecutor(len(others)) as threads:
-        waiting = [threads.submit(_drain, queue, results, function, other.run) for other in others]
-        _drain(queue, results, function, _here)
-    for thread in waiting:
-        thread.result()
 
 
 def _drain(queue: deque[Any], results: dict[int, Any], function: Any, run: Run) -> None:
@@ -137,7 +118,6 @@ def _drain(queue: deque[Any], results: dict[int, Any], function: Any, run: Run) 
 
 
 def _here(function: Callable[..., Any], call: Call) -> Any:
-    """A call in this process."""
     return function(*call)
 
 
@@ -150,7 +130,7 @@ class _Worker:
         # Flower puts an app's folder on sys.path and not in the environment.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         with theirs:
-            # In a group of its own: the caller decides what a terminal's Ctrl-C ends.
+            # In a new process group: the caller decides what a terminal's Ctrl-C ends.
             self._process = subprocess.Popen(
                 command,
                 env=environment,
@@ -161,38 +141,32 @@ class _Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
         return self._process.poll() is None
 
     def run(self, function: Callable[..., Any], call: Call) -> Any:
-        """A call in that process."""
         try:
             self._pipe.send((function, call))
             result, error = self._pipe.recv()
-        except (EOFError, OSError) as gone:
+        except (EOFError, OSError) as error:
             status = self._process.poll()
-            raise RuntimeError(f"worker must stay alive, got exit status {status}") from gone
+            raise RuntimeError(f"worker must stay alive, got exit status {status}") from error
         if error is not None:
             raise error
         return result
 
     def close(self) -> None:
-        """Close the pipe, on which the process ends, and wait for it."""
+        """Close the pipe, which ends the process, and wait for it."""
         self._pipe.close()
         self._process.wait()
 
 
 def serve(descriptor: int) -> None:
-    """Answer calls on a pipe until it closes; what a worker's process does."""
+    """Main loop of a worker process: answer calls on a pipe until it closes."""
     with Connection(descriptor) as pipe, suppress(EOFError, OSError):
         while True:
             function, call = pipe.recv()
-            pipe.send(_answer(function, call))
-
-
-def _answer(function: Callable[..., Any], call: Call) -> tuple[Any, Exception | None]:
-    """A call's result, or its error."""
-    try:
-        return function(*call), None
-    except Exception as error:
-        return None, error
+            try:
+                answer: tuple[Any, Exception | None] = function(*call), None
+            except Exception as error:
+                answer = None, error
+            pipe.send(answer)

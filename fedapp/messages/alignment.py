@@ -4,21 +4,21 @@ Source of the intersection: De Cristofaro and Tsudik 2010, "Practical Private Se
 Protocols with Linear Complexity", section 4, in its form over a group of prime order (ECDH), for
 two and more parties.
 
-Reveals: ids leave no party, nor hashes of them.
+Reveals: no ids and no hashes of ids leave a party.
 
-- The server learns how many rows each party has and how many all have in common.
-- A passive party learns how many rows the others have whose lists it masks. The active party, which
-  alone sees lists under the masks of all, learns for every subset of the parties how many rows they
-  have in common, and which of its own rows any other party has.
-- A party masks one list of each other party in a run. A coordinator that goes back may have the
-  same list masked again, and no other.
-- A passive party learns which of its own rows all parties have, and nothing of who has the others.
+- The server learns how many rows each party has and how many rows all have in common.
+- A passive party learns how many rows the parties have whose lists it masks.
+- The active party is the only one to see lists under the masks of all. It learns for every subset
+  of the parties how many rows they have in common, and which of its rows any other party has.
+- A party masks one list of each other party in a run. A coordinator that goes back to an earlier
+  step can have the same list masked again, and no other.
+- A passive party learns which of its rows all parties have. It does not learn who has the others.
 - With ``align=ordered`` a party learns whether its ids are the active party's, and how many rows
   the others have.
-- What parties write is sealed under keys that are bound to all of ``OpenRequest`` and of the
-  request before it: two parties that were told different things read nothing of each other. Who
-  steals a site's disk during a run reads that run's letters to and from the site; afterwards none,
-  as far as the disk forgets what is deleted.
+- Letters between parties are sealed under keys that are bound to all of ``OpenRequest`` and of the
+  request before it: two parties that received different requests cannot read each other's letters.
+- A thief of a site's disk can read a run's letters to and from the site only during the run;
+  afterwards the keys are deleted, as far as the disk erases what is deleted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Points = Annotated[Array, Form("uint8", "n_points", 32)]  # of ristretto255
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenRequest(Request):
-    """Meet the others, and begin."""
+    """Start the alignment with the names and keys of all parties."""
 
     kind: ClassVar[str] = "query.alignment_open"
     doing: ClassVar[str] = "aligning the rows"
@@ -48,14 +48,14 @@ class OpenRequest(Request):
     test_fraction: Annotated[float, Range(0, 1)]
     valid_fraction: Annotated[float, Range(0, 1)]
     seed: Annotated[int, Range(0, 2**63 - 1)]
-    fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # that tests, from 1; 0: test_fraction decides
+    fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # test fold, from 1; 0: use test_fraction
     folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
-    score_test: bool = True  # else the rows that test are held back, and nothing is told of them
+    score_test: bool = True  # False: test rows are left out, and nothing about them is sent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskRequest(Request, letters=True):
-    """To a passive party: mask lists once more, and pass them on."""
+    """To a passive party: mask lists once more and pass them on."""
 
     kind: ClassVar[str] = "query.alignment_mask"
     doing: ClassVar[str] = "aligning the rows"
@@ -63,7 +63,7 @@ class MaskRequest(Request, letters=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatchRequest(Request, letters=True):
-    """To the active party: find what all have in common."""
+    """To the active party: find the common rows."""
 
     kind: ClassVar[str] = "query.alignment_match"
     doing: ClassVar[str] = "aligning the rows"
@@ -88,7 +88,7 @@ class MatchReply(Reply, letters=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedList(Letter):
-    """A party's ids, each as a point under the masks of all who have had the list."""
+    """A party's ids as points, under the masks of all parties that have had the list."""
 
     owner: Annotated[str, Range(1, 64)]
     n_masks: Annotated[int, Range(1, 1000)]
@@ -97,7 +97,7 @@ class MaskedList(Letter):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommonRows(Letter):
-    """Active to passive: which entries of its own list all have in common."""
+    """Active to passive: which entries of the receiver's list all parties have."""
 
     common: Annotated[Array, Form("uint8", "n_common_bytes")]  # bits; none where align=ordered
     key: Annotated[Array, Form("uint8", 32)]  # of the digest of the order

@@ -1,18 +1,19 @@
-"""Bagging: every party boosts from the same margins, and the model moves by their mean.
+"""Bagging: every party boosts from the same margins, and the model adds the mean of their trees.
 
 Reveals: no row, label or gradient of a row leaves a party, and nothing is encrypted.
 
-- The server learns each party's trees as XGBoost grew them on its rows alone: thresholds lie among
-  the party's values, and gains, sums of hessians and leaf values may stand for a single row. Before
-  each round also its training and validation scores, as in ``scoring``, and once the sums of
-  ``labels``.
-- A party learns the trees of all parties, without gains and hessians, their leaf values times the
-  party's share of the rows. They come in the order of the parties' names, which it is not told, but
-  it can tell which are its own, and so who among the others grew which.
-- Which rows and columns a party draws follows from a secret of the party's, unless it is simulated.
-  XGBoost takes 31 bits of it, and trees tell of the draw: a server that tries them all on rows that
-  it has guessed can tell whether these are right. A round that would draw fewer rows than
-  ``min-rows`` is refused.
+- The server learns each party's trees as XGBoost grew them on its rows only: thresholds are between
+  the party's values, and gains, sums of hessians and leaf values may describe a single row.
+- Before each round the server also learns each party's training and validation scores, as in
+  ``scoring``, and once the sums of ``labels``.
+- A party learns the trees of all parties, without gains and hessians, with leaf values times the
+  party's share of the rows.
+- These trees come in the order of the parties' names. The order is not sent, but a party recognises
+  its trees, and so can infer which of the other parties grew which.
+- A secret of the party decides which rows and columns it draws, unless it is simulated. XGBoost
+  uses 31 bits of it, and trees depend on the draw: a server that tries all of them on guessed rows
+  can tell whether the guess is right.
+- A party refuses a round that would draw fewer rows than ``min-rows``.
 - With ``init-model`` a party also learns the trees of that model, without gains and hessians.
 """
 
@@ -30,7 +31,7 @@ GROUPS = {"bagging": Method("horizontal", GETS, takes_margins=True)}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BagRequest(BoostOrder, Request):
-    """Add the last round's trees of all parties, score, and boost on from there."""
+    """Add all parties' trees of the last round, score, and boost from there."""
 
     kind: ClassVar[str] = "train.bagging_boost"
     doing: ClassVar[str] = "growing trees"

@@ -1,17 +1,18 @@
-"""Cyclic training: the parties take turns to boost the one model.
+"""Cyclic training: the parties take turns to boost a single model.
 
 Reveals: no row, label or gradient of a row leaves a party, and nothing is encrypted.
 
-- The server learns the trees of the party whose turn it is, as XGBoost grew them on its rows alone:
-  thresholds lie among the party's values, and gains, sums of hessians and leaf values may stand for
-  a single row. Before each round also all parties' training and validation scores, as in
+- The server learns the trees of the party whose turn it is, as XGBoost grew them on its rows only:
+  thresholds are between the party's values, and gains, sums of hessians and leaf values may
+  describe a single row.
+- Before each round the server also learns all parties' training and validation scores, as in
   ``scoring``, and once the sums of ``labels``.
-- A party learns every tree, without gains and hessians, and from the turns which ones came from the
-  same party; it is not told that party's name.
-- Which rows and columns a party draws follows from a secret of the party's, unless it is simulated.
-  XGBoost takes 31 bits of it, and trees tell of the draw: a server that tries them all on rows that
-  it has guessed can tell whether these are right. A round that would draw fewer rows than
-  ``min-rows`` is refused.
+- A party learns every tree, without gains and hessians, and from the turns which trees came from
+  the same party. It does not learn that party's name.
+- A secret of the party decides which rows and columns it draws, unless it is simulated. XGBoost
+  uses 31 bits of it, and trees depend on the draw: a server that tries all of them on guessed rows
+  can tell whether the guess is right.
+- A party refuses a round that would draw fewer rows than ``min-rows``.
 - With ``init-model`` a party also learns the trees of that model, without gains and hessians.
 """
 
@@ -29,7 +30,7 @@ GROUPS = {"cyclic": Method("horizontal", GETS, takes_margins=True)}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnRequest(BoostOrder, Request):
-    """Add the last turn's trees and score; with ``n_rounds`` above 0 it is the party's turn."""
+    """Add the last turn's trees and score; if ``n_rounds`` is above 0, also boost."""
 
     kind: ClassVar[str] = "train.cyclic_turn"
     doing: ClassVar[str] = "growing trees"
@@ -38,4 +39,4 @@ class TurnRequest(BoostOrder, Request):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnReply(BoostReport):
-    """The party's new trees; none where it is not its turn."""
+    """The party's new trees; empty if it is not its turn."""

@@ -1,7 +1,7 @@
-"""Names of categories in a message: columns in turn, and how many of the names are whose.
+"""Names of categories in a message: for each column in turn, how many names and which.
 
-Reveals: see ``hello``, in which a party tells the names that it has, and ``labels``, in which all
-parties are told those of all.
+Reveals: see ``hello``, in which a party sends the names that it has, and ``labels``, in which all
+parties receive the names of all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Kinds = Annotated[tuple[str, ...], Range(0, 10**6)]
 
 @dataclass(frozen=True, eq=False)
 class JointCoding:
-    """Part of a message: what codes of labels and of categories stand for at all parties."""
+    """Part of a message: the meaning of codes of labels and categories at all parties."""
 
     __slots__ = ()  # its fields are slots of the message, which may have another base with slots
 
@@ -41,25 +41,15 @@ class JointCoding:
 
 
 def pack_categories(categories: Categories) -> dict[str, Any]:
-    """The fields of a message that tell names; an entry without names is a column without values.
-
-    Raises
-    ------
-    ValueError : there are too many names, or too long ones.
-    """
+    """Message fields of the names; an entry without names is a column without values."""
     counts = [NUMBERS if names is None else len(names) for names in categories]
-    told = tuple(name for names in categories for name in names or ())
-    _check_sizes(counts, told)
-    return {"category_counts": np.array(counts, dtype=np.int32), "categories": told}
+    all_names = tuple(name for names in categories for name in names or ())
+    _check_sizes(counts, all_names)
+    return {"category_counts": np.array(counts, dtype=np.int32), "categories": all_names}
 
 
 def unpack_categories(counts: Array, names: Sequence[str], n_columns: int) -> Categories:
-    """Undo ``pack_categories``.
-
-    Raises
-    ------
-    ValueError : they are not those of so many columns, or a name stands twice in one.
-    """
+    """Inverse of ``pack_categories``; names must be distinct in a column."""
     sizes = np.maximum(counts, 0).tolist()
     if len(counts) not in (0, n_columns):
         raise ValueError(f"category_counts must be one a column of {n_columns}, got {len(counts)}")
@@ -67,31 +57,26 @@ def unpack_categories(counts: Array, names: Sequence[str], n_columns: int) -> Ca
         raise ValueError(f"categories must be {sum(sizes)}, got {len(names)}")
     _check_sizes(sizes, names)
     ends = np.cumsum(sizes, dtype=np.int64).tolist()
-    found = tuple(
+    categories = tuple(
         None if count == NUMBERS else tuple(names[end - size : end])
         for count, size, end in zip(counts.tolist(), sizes, ends, strict=True)
     )
-    if any(len(set(own)) < len(own) for own in found if own):
+    if any(len(set(column)) < len(column) for column in categories if column):
         raise ValueError("categories must be distinct in a column")
-    return found
+    return categories
 
 
 def dictionary_digest(names: Sequence[str]) -> str:
-    """Of the names of one column in their order; 64 hex digits.
+    """Digest of the names of one column in their order; 64 hex digits.
 
-    It has no key, so that parties can compare theirs: who guesses the names can tell that they are
-    these.
+    It has no key, so that parties can compare theirs: anyone who guesses the names can confirm
+    them.
     """
     return hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()
 
 
 def read_categories(party: str, message: Any, n_columns: int) -> Categories:
-    """Names in a message that has the fields of ``pack_categories``.
-
-    Raises
-    ------
-    ProtocolError : they are not those of so many columns, or a name stands twice in one.
-    """
+    """``unpack_categories`` of a message's fields; a ProtocolError names the party."""
     with blaming(party, type(message).__name__, "categories"):
         return unpack_categories(message.category_counts, message.categories, n_columns)
 

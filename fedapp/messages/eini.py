@@ -3,22 +3,25 @@
 Source: Chen et al. 2021, "Fed-EINI: An Efficient and Interpretable Inference Framework for Decision
 Tree Ensembles in Federated Learning" (arXiv:2105.09540), Eq. 7 to 14 and Algorithm 1.
 
-Reveals:
+Reveals: the sum of each row's leaf values, to the active party, and sizes and structure.
 
 - The server learns sizes: rows, trees, entries of the trees and bytes.
 - A passive party learns the structure of the trees down to the subtrees that no passive party
-  splits (of a forest it has known all of it since the training), and which splits are its own; of
-  the rows nothing but its own columns. It learns neither which entries another party leaves, nor
-  leaf values, nor predictions.
-- The active party learns of each row the sum of the leaf values over all trees, which is the
-  margin of a boosted model and the mean of a forest times its trees. It knows the leaf values, and
-  few ways through the trees give the same sum of 53 bits, so it can work out a row's way through
-  dozens of trees (a subset sum). The paper (4.3) takes that for infeasible, and the guard does not
-  prevent it. What passive parties send each other is sealed against it, because it could decrypt
-  it.
-- The parties are taken to follow the protocol: the structure and the values that a passive party
-  gets are the active party's word, and others would let it read every split of every row.
-- With ``share-column-names`` the names of the columns may be known to all, as the paper intends.
+  splits (of a forest it knows all of it since the training), and which splits are its own. Of the
+  rows it learns nothing but its columns.
+- A passive party learns neither which entries another party leaves open, nor leaf values, nor
+  predictions.
+- The active party learns for each row the sum of the leaf values over all trees, which is the
+  margin of a boosted model and the mean of a forest times its trees.
+- The active party knows the leaf values, and few ways through the trees give the same sum of 53
+  bits, so it can work out a row's way through dozens of trees (a subset sum). The paper (4.3)
+  considers that infeasible, and the guard does not prevent it.
+- Letters between passive parties are sealed against the active party, because it could decrypt
+  their ciphertexts.
+- The parties are assumed to follow the protocol: a passive party has to trust the structure and the
+  values that the active party sends; false ones would let the active party read every split of
+  every row.
+- With ``share-column-names`` all parties may know the names of the columns, as the paper intends.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRequest(Request, letters=True):
-    """Do the own step on every batch that has come; the active party also sends the next."""
+    """Process every batch that has arrived; the active party also sends the next ones."""
 
     kind: ClassVar[str] = "evaluate.eini_step"
     doing: ClassVar[str] = "predicting under encryption"
@@ -50,7 +53,7 @@ class StepRequest(Request, letters=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepReply(Reply, letters=True):
-    """Batches on their way; sizes are those of the active party, 0 at others."""
+    """Batches for the next party; the active party also sends sizes, others 0."""
 
     finished: bool
     n_trees: Annotated[int, Range(0, 10**9)]
@@ -67,12 +70,12 @@ class Structure(Letter):
     n_outputs: Annotated[int, Range(1, 1000)]
     ends: Annotated[Array, Form("int64", "n_trees", low=1)]  # where each tree's nodes end
     lefts: Annotated[Array, Form("int64", "n_nodes", low=-1)]  # within the tree; -1: entry
-    records: Annotated[Array, Form("int64", "n_nodes", low=-1)]  # the receiver's own, else -1
+    records: Annotated[Array, Form("int64", "n_nodes", low=-1)]  # the receiver's, else -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ready(Letter):
-    """Passive to active: digest of the own part of the model."""
+    """Passive to active: digest of the sender's part of the model."""
 
     part: Annotated[Array, Form("uint8", 32)]
 

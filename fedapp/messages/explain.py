@@ -1,9 +1,9 @@
-"""Which rows are to be explained; every party writes what it may see, on its own disk alone.
+"""Explain predictions of some rows; every party writes what it may see to its disk only.
 
-Reveals:
+Reveals: which rows are to be explained, and nothing else.
 
 - The server learns the ids of the rows, because the run's settings name them, and nothing else: a
-  party answers alike whether it has such rows or not.
+  party gives the same answer whether it has such rows or not.
 - A party learns which of the rows are to be explained.
 """
 
@@ -21,7 +21,7 @@ MOST_ROWS = 100
 
 @dataclass(frozen=True, slots=True)
 class ExplainRequest(Request):
-    """Explain these rows, as far as this party may see."""
+    """Explain these rows as far as this party may see them."""
 
     kind: ClassVar[str] = "evaluate.explain_rows"
     doing: ClassVar[str] = "explaining rows"
@@ -30,6 +30,6 @@ class ExplainRequest(Request):
 
 @dataclass(frozen=True, slots=True)
 class ExplainReply(Reply):
-    """It will be done."""
+    """Confirms the request."""
 
     done: bool

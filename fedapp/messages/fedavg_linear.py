@@ -6,40 +6,42 @@ Data" (arXiv:1602.05629v4), Algorithm 1.
 Reveals, with ``fedavg-linear.aggregation=plain``: no row, label or gradient of a row leaves a
 party, and nothing is encrypted.
 
-- The server learns of each party: for every column the weight, the mean and the sum of squared
-  deviations of the values that are there, so for every category the weight of its rows, once, with
-  the sums of ``labels``; in every round the model as the party trained it on, of which the
-  difference to the one it was sent is a sum of gradients: a party of one row, or of one row in a
-  batch and one epoch, gives that row away. With one row in a batch and a large ``l2`` the model is
-  about the gradient of the last row; which row that is follows from a secret of the party's, unless
-  it is simulated. Before each round also its training and validation
-  scores, and at the end those of the finished model, as in ``scoring``.
+- With the sums of ``labels`` the server learns of each party, once, for every column the weight,
+  the mean and the sum of squared deviations of the non-missing values. For a category this is the
+  weight of its rows.
+- In every round the server learns each party's trained model. Its difference to the model sent is a
+  sum of gradients: a party of one row, or of one row in a batch and one epoch, reveals that row.
+- With one row in a batch and a large ``l2`` the model is about the gradient of the last row. A
+  secret of the party decides which row that is, unless it is simulated.
+- Before each round the server learns each party's training and validation scores, and at the end
+  those of the finished model, as in ``scoring``.
 - A party learns means and spreads of the columns over all parties, of a column of categories the
   share of each, and the model after each round.
 
-With ``fedavg-linear.aggregation=secure`` all but ``hello`` and keys comes under masks (see
+With ``fedavg-linear.aggregation=secure`` everything except ``hello`` and keys is masked (see
 ``secure``).
 
-- The server learns of all parties together, and of single ones nothing: sums of the labels, of the
-  weights and of values that the dictionary lacks; for every input the weight, the sum and the sum
-  of squared deviations of the values that are there; in every round the mean of the parties'
-  models by the weight of their rows, with that weight; and the scores of all rows. Of every column
-  of numbers it also learns how many parties have their largest value, in size, rounded up to which
-  power of two, though not which parties.
-- The mean of the models less the model before is about a sum of gradients of all rows. One that
-  breaks the rules, and sends models that few rows have gradients at, gets the sums of these rows,
-  though not whose they are. With a batch of one row and a large ``l2`` it gets about the sum of one
-  row of each party, which it does not choose: rows are put in order by a secret of each party's. A
-  column or category that one party alone has is that party's.
-- A party refuses powers of two that its values exceed, a weight of all rows below its own, and to
-  write a model beyond the bound. By who refuses, one that breaks the rules learns how large each
-  party's values and weights are, to powers of two; and by models that it sends near the bound,
-  which way they move at each party: a bit a request.
+- The server learns only sums over all parties: of the labels, of the weights and of values that the
+  dictionary lacks; for every input the weight, the sum and the sum of squared deviations of the
+  non-missing values; in every round the mean of the parties' models weighted by their rows, with
+  that weight; and the scores of all rows.
+- Of every column of numbers it also learns how many parties have their largest absolute value under
+  which power of two (rounded up), but not which parties.
+- The mean of the models minus the model before is about a sum of gradients of all rows. A server
+  that breaks the rules, and sends models at which few rows have gradients, gets the sums of these
+  rows, but not whose they are.
+- With a batch of one row and a large ``l2`` such a server gets about the sum of one row of each
+  party. It does not choose these rows: a secret of each party orders them.
+- A column or category that only one party has is that party's.
+- A party refuses powers of two that its values exceed, a weight of all rows below its weight, and
+  to send a model beyond the bound. From who refuses, a server that breaks the rules learns how
+  large each party's values and weights are, to powers of two; and from models that it sends near
+  the bound, which way they move at each party: one bit a request.
 - Where a party may be lost (``min-parties`` above 0), the means before and after a loss differ by
-  about the lost party's model, as one round changes models little; of a server that breaks the
-  rules, and asks for the same round again, exactly by that. See ``secure``.
+  about the lost party's model, as one round changes models little. If a server breaks the rules and
+  requests the same round again, they differ by exactly that. See ``secure``.
 - A party learns the model after each round, means and spreads over all parties, the powers of two
-  that the columns of all parties come up to, and the weight of all training rows to a power of two.
+  that the columns of all parties reach, and the weight of all training rows to a power of two.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ Bias = Annotated[Array, Form("float64", "n_outputs")]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MomentsRequest(Terms, Request):
-    """Code labels and categories, and sum up labels and columns."""
+    """Encode labels and categories, and sum labels and columns."""
 
     kind: ClassVar[str] = "train.fedavg_linear_moments"
     doing: ClassVar[str] = "summing the columns"
@@ -81,16 +83,16 @@ class MomentsRequest(Terms, Request):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MomentsReply(LabelsReply):
-    """Of the training rows; by sample weights."""
+    """Weighted sums of the training rows."""
 
-    counts: NotNegative  # weight of the rows where the column has a value; all, of a category
+    counts: NotNegative  # weight of the non-missing rows; of a category: of all
     means: Inputs
-    squares: NotNegative  # sum of squared deviations from the party's own mean
+    squares: NotNegative  # sum of squared deviations from the party's mean
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AverageRequest(Request):
-    """Score the model, then train on from it; with 0 epochs only score it."""
+    """Score the model, then train it; with 0 epochs only score it."""
 
     kind: ClassVar[str] = "train.fedavg_linear_average"
     doing: ClassVar[str] = "training"
@@ -112,7 +114,7 @@ class AverageRequest(Request):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AverageReply(Reply):
-    """The model as the party trained it on, and the scores of the one it was sent."""
+    """The party's trained model, and the scores of the one it received."""
 
     weights: Weights
     bias: Bias
@@ -124,7 +126,7 @@ class AverageReply(Reply):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenRequest(Terms, Roster, Request):
-    """Meet the others, code labels and categories; sum the labels, tell how large values are.
+    """Start with the roster; encode labels and categories, sum the labels, count magnitudes.
 
     Asks for ``sums``: of the labels, of the weights, of values the dictionary lacks by column, and
     ``count_powers`` of the columns of numbers.
@@ -157,12 +159,13 @@ class SpreadsRequest(Request):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AverageSumsRequest(Among, AverageRequest):
-    """As ``AverageRequest``, for ``sums``: of the weight of the training rows, of the model as each
-    party trained it on by its share of that (``whole_model``), and of the scores."""
+    """As ``AverageRequest``, for ``sums``: the weight of the training rows, the scores, and each
+    party's model times its share of that weight (``whole_model``).
+    """
 
     kind: ClassVar[str] = "train.fedavg_linear_sums"
     leaves: ClassVar[str] = "sums"
-    weight_power: Annotated[int, Range(-149, 178)]  # 2^: no less than all parties' weights
+    weight_power: Annotated[int, Range(-149, 178)]  # 2^: at least all parties' weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,34 +192,22 @@ def check_moments(
     n_outputs: int,
     n_coded_columns: int,
 ) -> None:
-    """Hold moments against the inputs and classes of the run.
+    """Check moments: a ProtocolError for other inputs or classes, or impossible sums of labels.
 
-    Parameters
-    ----------
-    n_inputs : columns of numbers, and categories of all others.
-    n_outputs, n_coded_columns : see ``check_coded``.
-
-    Raises
-    ------
-    ProtocolError : moments of other inputs, or impossible sums of labels.
+    ``n_inputs`` are columns of numbers, and categories of all others.
     """
-    _hold_shapes(party, reply, dict.fromkeys(("counts", "means", "squares"), (n_inputs,)))
+    _check_shapes(party, reply, dict.fromkeys(("counts", "means", "squares"), (n_inputs,)))
     check_coded(party, reply, n_classes, n_outputs, n_coded_columns)
 
 
 def check_average(party: str, reply: AverageReply, request: AverageRequest) -> None:
-    """Hold a party's model against the one it was sent.
-
-    Raises
-    ------
-    ProtocolError : a model of other columns or outputs.
-    """
-    _hold_shapes(party, reply, {"weights": request.weights.shape, "bias": request.bias.shape})
+    """Check a party's model; a ProtocolError if it has other columns or outputs."""
+    _check_shapes(party, reply, {"weights": request.weights.shape, "bias": request.bias.shape})
 
 
-def _hold_shapes(party: str, message: Any, shapes: dict[str, tuple[int, ...]]) -> None:
+def _check_shapes(party: str, message: Any, shapes: dict[str, tuple[int, ...]]) -> None:
     for field, shape in shapes.items():
-        found = getattr(message, field).shape
-        if found != shape:
-            rule = f"must be of shape {shape}, got {found}"
+        actual = getattr(message, field).shape
+        if actual != shape:
+            rule = f"must be of shape {shape}, got {actual}"
             raise ProtocolError(party, type(message).__name__, field, rule)

@@ -1,57 +1,62 @@
 """Federated Forest: a random forest over the columns of several parties, grown level by level.
 
 Source: Liu et al. 2019, "Federated Forest" (arXiv:1905.10053v1), Algorithms 1, 2, 5 and 6. The
-server is the paper's master.
-
-What parties tell each other goes in letters (the classes of ``Letter``), which the server passes on
-sealed.
+server is the paper's master. Parties write to each other in letters (the classes of ``Letter``),
+which the server forwards sealed.
 
 Reveals, with ``labels=encoded``:
 
-- The server learns the structure of the trees, who made each split, for every open node how much
-  each party's best split would improve it, the scores (of two classes with a threshold, half way
-  between those of two validation rows) and the importance of the columns (under numbers, unless
-  ``share-column-names`` of all parties). From improvements it can tell how impure nodes are. Of
-  columns it knows how many each party has, and which it has drawn, under numbers. It learns no
-  label, no row of a node, no threshold of a split and no leaf value; with ``master-keeps-model``,
-  to which every party must agree by ``allow-export``, it gets the whole model at the end.
-- Which rows a tree draws (``bootstrap``) follows from a seed of the server's, for all parties must
-  draw the same. It knows them, and scores are exact: of a tree of one leaf, or of few, they are an
-  equation of the labels of the rows drawn. A server that breaks the rules, and has many runs of
-  such trees with other seeds, can solve for labels; fewer runs (``runs-per-day``, ``approve=ask``)
-  tell fewer. A site refuses trees that draw or leave out fewer than its ``min-rows``.
+- The server learns the structure of the trees, who made each split, and for every open node how
+  much each party's best split would improve it. Improvements show how impure nodes are.
+- The server learns the scores (of two classes with a threshold, half way between those of two
+  validation rows) and the importance of the columns (under numbers, unless all parties have
+  ``share-column-names``).
+- The server learns how many columns each party has, and which are drawn, under numbers.
+- The server learns no label, no row of a node, no threshold of a split and no leaf value. With
+  ``master-keeps-model``, to which every party must agree by ``allow-export``, it gets the whole
+  model at the end.
+- A seed of the server decides which rows a tree draws (``bootstrap``), because all parties must
+  draw the same. The server knows them, and scores are exact: the scores of a tree of one leaf, or
+  of few, are an equation of the labels of the rows drawn. A server that breaks the rules, and has
+  many runs of such trees with other seeds, can solve for labels; fewer runs (``runs-per-day``,
+  ``approve=ask``) reveal fewer. A site refuses trees that draw or leave out fewer rows than its
+  ``min-rows``.
 - A passive party learns codes of the labels of the training rows: which rows share a class (so two
-  classes up to a swap), or numbers up to an affine map (``fedapp.trees.forest.label_codes``);
-  with sample weights also these, and with ``min-impurity-decrease`` above 0 the scale of the
-  numbers. It learns which rows each tree draws, the structure of the trees, who made each split
-  and which rows each sends left (in the level at ``max-depth`` its own splits alone), how many of
-  its own columns are drawn for a node and which of them, and never how many are drawn in all. It
-  learns no threshold of another, and no leaf value but what the codes tell.
+  classes up to a swap), or numbers up to an affine map (``fedapp.trees.forest.label_codes``). With
+  sample weights it learns these too, and with ``min-impurity-decrease`` above 0 the scale of the
+  numbers.
+- A passive party learns which rows each tree draws, the structure of the trees, who made each split
+  and which rows each split sends left (in the level at ``max-depth`` only of its splits).
+- A passive party learns how many of its columns are drawn for a node and which, but never how many
+  are drawn in all. It learns no threshold of another party, and of leaf values only what the codes
+  show.
 - The active party learns the same, and the importance of the others' columns.
 
 With ``labels=paillier``:
 
-- The server learns the same but for the improvements: it is told the splits alone. Of the rows that
-  trees draw and of exact scores the same holds as above. From how large
-  the letters are it can tell about how many sums a party sends.
-- A passive party is told nothing of labels but the number of classes; of weights which training
-  rows have none, and how many bits the weights, or weights times numbers, take. It learns which
-  rows each tree draws, the structure of the trees, who made each split, which rows each sends left
-  and which of its own columns are drawn, as above. That a node is pure is not told: its sums are
-  made in vain, and the node becomes a leaf like any other. It follows all the same: a node above
-  ``max-depth`` with rows enough, which stays whole though a column of the party's differs in it, is
-  pure, for else it would have been split (but for ``min-impurity-decrease``). Joined over the trees
-  such nodes group the rows by label, with default settings most of them.
-- The active party learns, for every open node with rows enough and every drawn column of another
+- The server learns the same without the improvements: it receives only the splits. The rows that
+  trees draw and exact scores reveal the same as above. The sizes of letters show about how many
+  sums a party sends.
+- A passive party receives nothing about labels but the number of classes; about weights it learns
+  which training rows have none, and how many bits the weights, or weights times numbers, take.
+- A passive party learns which rows each tree draws, the structure of the trees, who made each
+  split, which rows each split sends left and which of its columns are drawn, as above.
+- A passive party is not notified that a node is pure: its sums are computed in vain, and the node
+  becomes a leaf like any other. It can still infer it: a node above ``max-depth`` with enough rows,
+  which is not split though a column of the party's differs in it, is pure, because else it would
+  have been split (unless ``min-impurity-decrease`` prevents it). Joined over the trees such nodes
+  group the rows by label, with default settings most of them.
+- The active party learns, for every open node with enough rows and every drawn column of another
   party that differs there (or the first other one that does): the number of the column, how many
-  rows are in each of its bins, how many are missing, and what these rows' labels add up to, but not
-  what the bins are; which of these columns and bins the split is made of; the importance of the
-  columns. It is told no value and no threshold. But the bins stand in order, and rows can be told
-  by what they add up to: of bins of few rows, as of a column with a bin a value, it learns which
-  rows they are, and so the order of the rows in another's column. The bins of a column of
-  categories, which is told to be one, have one each, in an order that its owner alone can tell.
-- All are taken to follow the protocol, the active party not to work together with a passive one,
-  which together can read all labels, and the server to ask for the form of labels agreed upon.
+  rows are in each of its bins, how many are missing, and the sums of these rows' labels, but not
+  what the bins are. It also learns which of these columns and bins the split uses, and the
+  importance of the columns. It receives no value and no threshold.
+- The bins are ordered, and the active party can recognise rows by their sums: of bins of few rows,
+  as of a column with a bin a value, it learns which rows they are, and so the order of the rows in
+  another party's column. A column of categories is marked as such; each category has a bin, in an
+  order that only the column's owner can read.
+- All parties are assumed to follow the protocol, the active party not to collude with a passive one
+  (together they can read all labels), and the server to request the agreed form of labels.
 """
 
 from __future__ import annotations
@@ -85,7 +90,7 @@ GROUPS = {
     ),
 }
 
-ENCODED, PAILLIER = "encoded", "paillier"  # the forms in which labels leave their party
+ENCODED, PAILLIER = "encoded", "paillier"  # forms in which labels are sent
 
 Places = Annotated[Array, Form("int32", "n_splits", low=0)]
 Owners = Annotated[Array, Form("int64", "n_splits", low=0)]  # numbers of parties, by name
@@ -95,7 +100,7 @@ Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes"
 
 @dataclass(frozen=True, eq=False)
 class LevelSplits:
-    """Part of a message: splits of a level, by tree and node; nobody's thresholds."""
+    """Part of a message: splits of a level, by tree and node, without thresholds."""
 
     __slots__ = ()
     trees: Places
@@ -105,7 +110,7 @@ class LevelSplits:
 
 @dataclass(frozen=True, eq=False)
 class OpenNodes(LevelSplits):
-    """Part of a request: the last level's splits, and how much is drawn for their children."""
+    """Part of a request: the last level's splits, and the columns drawn for their children."""
 
     __slots__ = ()
     n_drawn: Annotated[Array, Form("int64", "n_open", low=0)]  # of the receiver's columns
@@ -113,7 +118,7 @@ class OpenNodes(LevelSplits):
 
 @dataclass(frozen=True, eq=False)
 class OwnSplits:
-    """Part of a reply: the party's splits, for a server that keeps the model; else none."""
+    """Part of a reply: the party's splits if the server keeps the model; else empty."""
 
     __slots__ = ()
     columns: Annotated[Array, Form("int64", "n_records", low=0)]
@@ -128,7 +133,7 @@ class OwnSplits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SetupRequest(Request, letters=True):
-    """Bin the columns; at the active party also check the order of rows and code the labels."""
+    """Bin the columns; at the active party also check the order of rows and encode the labels."""
 
     kind: ClassVar[str] = "train.federated_forest_setup"
     doing: ClassVar[str] = "binning the columns, coding the labels"
@@ -138,7 +143,7 @@ class SetupRequest(Request, letters=True):
     criterion: Annotated[str, Range(1, 16)]
     min_samples_split: Count
     min_samples_leaf: Count
-    # Told to the active party alone, because for numbers it would tell the scale.
+    # Sent only to the active party, because for numbers it would reveal the scale.
     min_impurity_decrease: Annotated[float, Range(0, 1e38)]
     bootstrap: bool
     rows_seed: Annotated[int, Range(0, 2**63 - 1)]
@@ -151,7 +156,7 @@ class SetupRequest(Request, letters=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LevelRequest(OpenNodes, Request, letters=True):
-    """The splits of the last level; say how well their children could be split."""
+    """The splits of the last level; reply how well their children could be split."""
 
     kind: ClassVar[str] = "train.federated_forest_level"
     doing: ClassVar[str] = "searching for splits"
@@ -174,14 +179,14 @@ class SplitRequest(OpenNodes, Request, letters=True):
     kind: ClassVar[str] = "train.federated_forest_split"
     doing: ClassVar[str] = "choosing splits"
     each_round: ClassVar[bool] = True
-    last: bool  # no level follows, so nobody else need know which rows go left
+    last: bool  # no level follows, so no other party needs to know which rows go left
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartitionRequest(LevelSplits, Request, letters=True):
-    """To those who won: make the own ones of these splits, and tell the others.
+    """To parties whose splits were chosen: apply them and send the result to the others.
 
-    After the last level to all passive parties: also keep the own part of the model.
+    After the last level to all passive parties: also store their part of the model.
     """
 
     kind: ClassVar[str] = "train.federated_forest_partition"
@@ -192,7 +197,7 @@ class PartitionRequest(LevelSplits, Request, letters=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishRequest(LevelSplits, Request, letters=True):
-    """To the active party: make the last splits, score the forest, keep the own part of it."""
+    """To the active party: apply the last splits, score the forest, store its part of the model."""
 
     kind: ClassVar[str] = "evaluate.federated_forest_finish"
     doing: ClassVar[str] = "scoring"
@@ -216,12 +221,12 @@ class SplitReply(LevelSplits, RoundScores, Reply, letters=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartitionReply(OwnSplits, Reply, letters=True):
-    """Which rows go left, for the others; the own splits for the server if it keeps the model."""
+    """Which rows go left, for the others; the party's splits for a server that keeps the model."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishReply(OwnSplits, FinalScores, Reply, letters=True):
-    """Scores of the finished forest, and importance; the rest for a server that keeps the model."""
+    """Scores of the finished forest, and importance; the model for a server that keeps it."""
 
     oob_scores: Annotated[Array, Form("float64", "n_oob_scores", nan=True)]  # with bootstrap
     classes: Annotated[tuple[str, ...], Range(0, 1000)]
@@ -277,7 +282,7 @@ class Won(Letter):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partition(Letter):
-    """From who made some of a level's splits: which rows go left.
+    """Which rows go left, from the party that made some of a level's splits.
 
     A bit a row of the nodes: the splits in their order, rows ascending.
     """
@@ -288,10 +293,10 @@ class Partition(Letter):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartKept(Letter):
-    """Passive to active: the own part of the model is kept; what the own columns were worth."""
+    """Passive to active: the sender's part of the model is stored; importance of its columns."""
 
     digest: Annotated[Array, Form("uint8", 32)]
-    # Gains are 0 with ``labels=paillier``: only the active party knows them.
+    # Gains are 0 with ``labels=paillier``, where only the active party knows them.
     gains: Annotated[Array, Form("float64", "n_columns", low=0)]
     counts: Annotated[Array, Form("int64", "n_columns", low=0)]
     names: Annotated[tuple[str, ...], Range(0, 10**6)]  # where they are shared

@@ -1,21 +1,24 @@
-"""FedXGBllr: every party's XGBoost trees under a network that is trained by all.
+"""FedXGBllr: every party's XGBoost trees under a network that all parties train.
 
 Source: Ma et al. 2023, "Gradient-less Federated Gradient Boosting Trees with Learnable Learning
 Rates", Algorithm 1.
 
 Reveals: no row, label or gradient of a row leaves a party, and nothing is encrypted.
 
-- The server learns each party's trees as XGBoost fitted them, with the gain of every split: the
-  thresholds lie among the party's values, and a leaf may stand for a single row. Further the sum of
-  the squared distances of its labels from the mean (regression), its number of training rows, in
-  every round the head's weights after the party's training and their mean loss, and at the end how
-  much on average over its training rows the head turns each tree up. Before each round also scores
-  as in ``scoring``, and the sums of ``labels``.
-- Which rows and columns a party draws, and the order of its batches, follow from a secret of the
-  party's, unless it is simulated. A run that would draw fewer rows than ``min-rows`` is refused.
+- The server learns each party's trees as XGBoost fitted them, with the gain of every split:
+  thresholds are between the party's values, and a leaf may describe a single row.
+- The server learns each party's number of training rows and, for regression, the sum of the squared
+  distances of its labels from the mean.
+- In every round the server learns the head's weights after each party's training and their mean
+  loss, and at the end by how much on average over the party's training rows the head scales each
+  tree.
+- Before each round the server also learns scores as in ``scoring``, and the sums of ``labels``.
+- A secret of the party decides which rows and columns it draws, and the order of its batches,
+  unless it is simulated. A party refuses a run that would draw fewer rows than ``min-rows``.
 - A party learns the trees of all other parties, without gains, in the order of the parties' names,
-  though not the names; the head after each round; and the mean of all parties' labels, with their
-  standard deviation for regression.
+  but not the names.
+- A party learns the head after each round, and the mean of all parties' labels, with their standard
+  deviation for regression.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ class FitRequest(TreeParameters, Request):
     n_outputs: Annotated[int, Range(1, 1000)]
     base_score: Annotated[Array, Form("float32", "n_scores")]  # one an output
     n_rounds: Annotated[int, Range(1, 10**5), PlanLimit("trees")]
-    early_stopping_rounds: Annotated[int, Range(0, 10**6)]  # on the party's own validation rows
+    early_stopping_rounds: Annotated[int, Range(0, 10**6)]  # on the party's validation rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +63,7 @@ class ShareRequest(Trees, Request):
 
     kind: ClassVar[str] = "train.fedxgbllr_share"
     doing: ClassVar[str] = "applying the trees to the rows"
-    counts: Annotated[Array, Form("int32", "n_parties", low=0)]  # trees; fewer than most: zeros
+    counts: Annotated[Array, Form("int32", "n_parties", low=0)]  # trees; missing ones output zeros
     n_outputs: Annotated[int, Range(1, 1000)]
     head: Annotated[str, Range(1, 16)]  # cnn, cnn3 or fcnn
     channels: Annotated[int, Range(1, 10**5)]
@@ -71,14 +74,14 @@ class ShareRequest(Trees, Request):
 
 @dataclass(frozen=True, slots=True)
 class ShareReply(Reply):
-    """The outputs of all trees are on the party's disk."""
+    """The outputs of all trees are stored on the party's disk."""
 
-    n_rows: Annotated[int, Range(1, 2**40)]  # that train
+    n_rows: Annotated[int, Range(1, 2**40)]  # training rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AverageRequest(Request):
-    """Score the head, then train it on from here; with 0 epochs only score it."""
+    """Score the head, then train it; with 0 epochs only score it."""
 
     kind: ClassVar[str] = "train.fedxgbllr_average"
     doing: ClassVar[str] = "training the head"
@@ -90,7 +93,7 @@ class AverageRequest(Request):
     learning_rate: Annotated[float, Range(0, 1e6)]
     beta1: Annotated[float, Range(0, 1)]
     beta2: Annotated[float, Range(0, 1)]
-    patience: Annotated[int, Range(0, 10**6)]  # epochs, by the party's own validation rows
+    patience: Annotated[int, Range(0, 10**6)]  # epochs, by the party's validation rows
     device: Annotated[str, Range(1, 16)]
     seed: Annotated[int, Range(0, 2**63 - 1)]
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
@@ -98,7 +101,7 @@ class AverageRequest(Request):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AverageReply(Reply):
-    """The head as the party trained it, and the scores of the one it was sent."""
+    """The party's trained head, and the scores of the one it received."""
 
     weights: Weights
     n_rows: Annotated[int, Range(1, 2**40)]
@@ -111,7 +114,7 @@ class AverageReply(Reply):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinalRequest(Request):
-    """Score the finished head on all rows, keep the model, forget the rows."""
+    """Score the finished head on all rows, store the model, delete the rows."""
 
     kind: ClassVar[str] = "evaluate.fedxgbllr_final"
     doing: ClassVar[str] = "scoring"
@@ -128,24 +131,14 @@ class FinalReply(EvaluateReply):
 
 
 def check_average(party: str, reply: AverageReply, n_weights: int) -> None:
-    """Hold a party's head against the one it was sent.
-
-    Raises
-    ------
-    ProtocolError : weights of another head.
-    """
+    """Check a party's head: a ProtocolError if it has another number of weights."""
     if len(reply.weights) != n_weights:
         rule = f"must be {n_weights}, got {len(reply.weights)}"
         raise ProtocolError(party, "AverageReply", "weights", rule)
 
 
 def check_final(party: str, reply: FinalReply, shape: tuple[int, int]) -> None:
-    """Hold learned rates against the trees of all parties.
-
-    Raises
-    ------
-    ProtocolError : rates of other trees.
-    """
+    """Check learned rates: a ProtocolError if they are not (n_parties, n_trees)."""
     if reply.rates.shape != shape:
         rule = f"must be of shape {shape}, got {reply.rates.shape}"
         raise ProtocolError(party, "FinalReply", "rates", rule)

@@ -1,12 +1,12 @@
-"""What a message is made of: frozen dataclasses of arrays and scalars with declared forms.
+"""The building blocks of messages: frozen dataclasses of arrays and scalars with declared forms.
 
 A field is annotated with its form; the codec checks it on both sides::
 
     histograms: Annotated[Array, Form("float64", "n_wanted", "n_bins", 2)]
     level: Annotated[int, Range(0, 64)]
 
-A dimension written as a name has the same size wherever the name stands in the message. Beside the
-form stands when a site takes a value at all::
+A named dimension has the same size wherever the name occurs in the message. A second annotation
+limits the values that a site accepts::
 
     insecure_small_key: Annotated[bool, OnlyInTrials()]
     max_bin: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]
@@ -29,15 +29,7 @@ MOST_FOLDS = 1000  # of cross-validation
 
 
 class Form:
-    """Dtype, shape and range of an array field.
-
-    Parameters
-    ----------
-    dtype : name of a numpy dtype of fixed size.
-    *shape : sizes, or names of sizes.
-    low, high : smallest and largest value allowed, if any.
-    nan : whether NaN is allowed; infinity never is.
-    """
+    """Dtype, shape (sizes, or names of sizes) and range of an array; infinity is never allowed."""
 
     __slots__ = ("dtype", "high", "low", "nan", "shape")
 
@@ -63,11 +55,9 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class OnlyInTrials:
-    """Values that a site takes only where its node config has ``allow-insecure``.
+    """Values that a site accepts only if its node config has ``allow-insecure``.
 
-    Parameters
-    ----------
-    below : numbers below this one; None: a truth that is true.
+    ``below`` marks numbers below it; None marks a boolean that is True.
     """
 
     below: float | None = None
@@ -78,36 +68,36 @@ class OnlyInTrials:
         return "false" if self.below is None else f">= {self.below:g}"
 
     def covers(self, value: float) -> bool:
-        """Whether a value is for trials alone."""
+        """Whether a value is accepted only in trials."""
         return bool(value) if self.below is None else value < self.below
 
 
 @dataclass(frozen=True, slots=True)
 class SiteLimit:
-    """The largest value that a site takes is in its node config, under this key."""
+    """The node config has the largest value that a site accepts, under this key."""
 
     setting: str
 
 
 @dataclass(frozen=True, slots=True)
 class SiteFloor:
-    """The smallest value that a site takes is in its node config, under this key."""
+    """The node config has the smallest value that a site accepts, under this key."""
 
     setting: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlanLimit:
-    """The largest value is the field of this name of ``fedapp.messages.plan.Plan``."""
+    """The field of ``fedapp.messages.plan.Plan`` of this name is the largest value."""
 
     name: str
 
 
 class Message:
-    """What a message of any direction is; its class knows the fields and their rules.
+    """Base of all messages; its class knows the fields and their rules.
 
-    A class declared with ``letters=True`` also carries what parties write to each other: sealed
-    parcels beside its fields (see ``fedapp.messages.parcels``).
+    A class declared with ``letters=True`` also carries letters between parties: sealed parcels
+    beside its fields (see ``fedapp.messages.parcels``).
     """
 
     __slots__ = ()
@@ -126,8 +116,7 @@ class Message:
         if letters is not None:
             cls.carries_letters = letters
         cls.wire_name = vars(cls).get("wire_name", cls.__name__)
-        # Once, at import: hints are texts, and to evaluate them for every message takes longer than
-        # to check it.
+        # Once, at import: hints are strings, and evaluating them takes longer than a check.
         hints = get_type_hints(cls, include_extras=True)
         fields = {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}
         cls.forms = {name: _form_of(hint) for name, hint in fields.items()}
@@ -146,20 +135,20 @@ def _form_of(hint: Any) -> tuple[Any, Form | Range | None]:
 
 
 def _rules_of(hint: Any) -> tuple[Any, ...]:
-    """What a field declares beside its type."""
+    """Annotations of a field beside its type."""
     return get_args(hint)[1:] if get_origin(hint) is Annotated else ()
 
 
 class Request(Message):
     """Sent by the server; ``kind`` is its Flower message type, ``<category>.<group>_<name>``.
 
-    ``doing`` tells whoever watches a run what the parties do meanwhile, such as "aligning rows";
-    the exchanges that a training round consists of are marked with ``each_round``.
+    ``doing`` describes to someone who watches a run what the parties do, such as "aligning rows".
+    ``each_round`` marks the exchanges of a training round.
 
-    ``leaves`` says what of a party's rows leaves it with the reply: what is its own; its share of
-    ``sums``, under masks, or what takes these ``masks`` off the sum of all (see
-    ``fedapp.messages.secure``); or ``nothing`` but what opens every run. A request that is no step
-    (``is_step``) is answered at any time, and changes nothing.
+    ``leaves`` classifies what the reply discloses of a party's rows: its ``own`` results; its share
+    of ``sums``, under masks, or ``masks`` to be removed from the sum of all (see
+    ``fedapp.messages.secure``); or ``nothing`` but what opens every run. A request that is not a
+    step (``is_step``) is answered at any time, and changes nothing.
     """
 
     __slots__ = ()
@@ -182,22 +171,22 @@ class Introduction(Reply, ABC):
     __slots__ = ()
     name: str
     simulated: bool  # the table is a share of the one that the run config names
-    fingerprint: str  # of the table, in hex; means something to its owner alone
-    notes: tuple[str, ...]  # what is odd about the table, in words
-    since: int  # the last step that the party had answered; 0 in a new run, and in a finished one
+    fingerprint: str  # of the table, in hex; only its owner can interpret it
+    notes: tuple[str, ...]  # warnings about the table, in words
+    since: int  # the last step that the party answered; 0 in a new run, and in a finished one
 
     @property
     @abstractmethod
     def n_rows(self) -> int:
-        """Rows that the party brings."""
+        """Rows that the party contributes."""
 
 
 class Letter(Message):
-    """Passed from party to party in a sealed parcel, which the server cannot open."""
+    """Sent from party to party in a sealed parcel, which the server cannot open."""
 
     __slots__ = ()
 
 
 def fields_of(source: Any, kind: type[Any] | None = None) -> dict[str, Any]:
-    """A dataclass' fields by name, or only those of ``kind``, whatever else ``source`` has."""
+    """A dataclass' fields by name, or only those of ``kind``."""
     return {field.name: getattr(source, field.name) for field in fields(kind or source)}

@@ -1,8 +1,10 @@
-"""Who is there: asked before a run opens, so that its plan can name the parties.
+"""Ask for names before a run opens, so that its plan can name the parties.
 
-Reveals: the server learns each party's name and the fingerprint of its public key, which is the
-same in every run; and the site's time, which Flower sends with each of its messages. Nothing of the
-table; a site need not have approved the run.
+Reveals: nothing of the table; a site need not have approved the run.
+
+- The server learns each party's name.
+- The server learns the fingerprint of the party's public key, which is the same in every run.
+- The server learns the site's time, which Flower sends with each of its messages.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ GROUPS = {"greet": frozenset({"horizontal", "vertical", "inference"})}
 
 @dataclass(frozen=True, slots=True)
 class GreetRequest(Request):
-    """Send your name. It is no step of a run: a site keeps nothing of it."""
+    """Ask for the party's name. Not a step of a run: a site stores nothing."""
 
     kind: ClassVar[str] = "query.greet"
     doing: ClassVar[str] = "meeting the parties"

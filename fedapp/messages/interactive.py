@@ -1,13 +1,13 @@
-"""Interactive inference: rows walk down the trees of a model whose splits lie at several parties.
+"""Interactive inference: rows traverse the trees of a model whose splits are at several parties.
 
 Source: Cheng et al. 2019, "SecureBoost" (arXiv:1901.08755), "Federated Inference based on the
 Learned Model", Figure 3; for all trees and rows at once.
 
-Reveals:
+Reveals: rows' ways through the splits of passive parties, to the parties concerned.
 
-- The server learns sizes: rows, and how many splits are asked about in each exchange.
-- A passive party learns which of the rows reach which of its own splits. It learns no leaf weight,
-  no prediction, and nothing of others' splits.
+- The server learns sizes: rows, and how many splits each exchange asks about.
+- A passive party learns which of the rows reach which of its splits. It learns no leaf weight, no
+  prediction, and nothing of others' splits.
 - The active party learns which of these rows go left. The predictions stay with it.
 """
 
@@ -24,7 +24,7 @@ GROUPS = {"interactive": Method("inference", {"": "sizes"})}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WalkRequest(Request, letters=True):
-    """To the active party: walk on with the answers; ask about others' splits, or write the end."""
+    """To the active party: apply the answers, then ask about others' splits, or finish."""
 
     kind: ClassVar[str] = "evaluate.interactive_walk"
     doing: ClassVar[str] = "walking the trees"
@@ -34,7 +34,7 @@ class WalkRequest(Request, letters=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnswerRequest(Request, letters=True):
-    """To a passive party: say which rows go left; or, the last time, forget the rows."""
+    """To a passive party: answer which rows go left; the last time, delete the rows."""
 
     kind: ClassVar[str] = "evaluate.interactive_answer"
     doing: ClassVar[str] = "walking the trees"
@@ -43,7 +43,7 @@ class AnswerRequest(Request, letters=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WalkReply(Reply, letters=True):
-    """Questions for others, or the end."""
+    """Questions for other parties; none when finished."""
 
     finished: bool
     n_trees: Annotated[int, Range(0, 10**9)]

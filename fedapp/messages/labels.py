@@ -1,23 +1,27 @@
 """Labels and categories as numbers that mean the same at all parties, and sums of the labels.
 
-Reveals: the server learns the weighted sum of each party's training labels (0 and 1 for two
-classes; with ``multi:softprob`` the weight of the training rows of each class), the sum of its
-weights, and how many of its values of each column are no names of the common dictionary. A party
-learns the classes of all parties, and the names of all categories, though not whose they are; with
-two parties, what it does not have is the other's. Where trees start from the mean label, or from
-the shares of the classes, it learns these of the rows of all parties.
+Reveals: sums of each party's labels, and the names of classes and categories.
 
-- Weights by class follow from the scores too (see ``scoring``), and no floor of a site's holds for
-  either: a class of a single row is told as such. Two runs that hold back other rows differ by the
-  classes of the rows in which they differ; so a site's first run on a table fixes the fractions,
-  the seed and the fold, and a run with others begins only if a person at the site approves it.
-- A server chooses the objective. With ``multi:softprob`` of labels that are numbers it learns by
-  ``hello`` every value that occurs, and here how many training rows have each. A site with
-  ``least-parties`` or ``run-epsilon`` refuses that, unless they are at most 20 whole numbers.
-- Where each output starts is the server's to say (``base_margin`` of later requests). What it
-  learns by other numbers it learns by leaf values of its choice too.
-- Under masks (see ``secure``) it learns these sums over all parties; a class that one party alone
-  has is that party's, and with two parties each is the rest of the sum to whoever has the other's.
+- The server learns the weighted sum of each party's training labels (0 and 1 for two classes; with
+  ``multi:softprob`` the weight of the training rows of each class), the sum of its weights, and how
+  many of its values of each column are not in the common dictionary.
+- A party learns the classes of all parties, and the names of all categories, but not whose they
+  are; with two parties, names that it does not have are the other's.
+- Where trees start from the mean label, or from the shares of the classes, a party learns these of
+  the rows of all parties.
+- Weights by class follow from the scores too (see ``scoring``), and no minimum of a site's applies
+  to either: a class of a single row is sent as such.
+- Two runs that hold out different rows differ by the classes of the rows in which they differ. So a
+  site's first run on a table fixes the fractions, the seed and the fold, and a run with others
+  starts only if a person at the site approves it.
+- The server chooses the objective. With ``multi:softprob`` of numeric labels it learns by ``hello``
+  every value that occurs, and here how many training rows have each. A site with ``least-parties``
+  or ``run-epsilon`` refuses that, unless they are at most 20 whole numbers.
+- The server chooses where each output starts (``base_margin`` of later requests). What other
+  numbers would reveal to it, leaf values of its choice reveal too.
+- Under masks (see ``secure``) the server learns these sums over all parties. A class that only one
+  party has is that party's, and with two parties each can subtract its sums from the total to get
+  the other's.
 """
 
 from __future__ import annotations
@@ -31,20 +35,20 @@ from fedapp.messages.fields import Array, Form, Range, Reply, Request
 from fedapp.messages.parameters import LossFields
 
 GROUPS = {"labels": frozenset({"horizontal"})}
-# Weights of a class' rows are added up in float32, where each may be rounded to twice its size.
+# Weights of a class are summed in float32, where rounding may at most double each.
 CLASS_ROUNDING = 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class Terms(JointCoding, LossFields):
-    """Part of a message: what is the same at all parties to the end of a run."""
+    """Part of a message: settings that are the same at all parties for the whole run."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelsRequest(Terms, Request):
-    """Put ids in place of the names of classes and categories, and sum the labels."""
+    """Replace the names of classes and categories by ids, and sum the labels."""
 
     kind: ClassVar[str] = "query.labels"
     doing: ClassVar[str] = "reading the labels"
@@ -52,9 +56,9 @@ class LabelsRequest(Terms, Request):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelsReply(Reply):
-    """Sums over the party's training rows, and what of all its rows the dictionary lacks."""
+    """Sums over the party's training rows, and how many values the dictionary lacks."""
 
-    # Weighted: of the labels, 0 and 1 for two classes; for softmax of the rows of each class.
+    # Weighted sums of the labels (0 and 1 for two classes); for softmax weights of the classes.
     label_sums: Annotated[Array, Form("float64", "n_outputs")]
     weight_sum: Annotated[float, Range(0, 1e38)]
     unseen: Annotated[Array, Form("int64", "n_coded_columns", low=0)]  # values that became missing
@@ -63,16 +67,9 @@ class LabelsReply(Reply):
 def check_coded(
     party: str, reply: LabelsReply, n_classes: int, n_outputs: int, n_coded_columns: int
 ) -> None:
-    """Hold sums and counts against the classes (0 for regression) and the coded columns of the run.
+    """Check sums and counts against the classes (0 for regression) and columns of the run.
 
-    Parameters
-    ----------
-    n_outputs : margins of a row.
-    n_coded_columns : columns of the table, 0 where none has categories.
-
-    Raises
-    ------
-    ProtocolError : no labels have these sums, or the counts are of other columns.
+    A row has ``n_outputs`` margins; ``n_coded_columns`` is 0 if no column has categories.
     """
     message, sums = type(reply).__name__, reply.label_sums
     if len(reply.unseen) != n_coded_columns:

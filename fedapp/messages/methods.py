@@ -1,4 +1,4 @@
-"""What the app must know of a method without naming it: the module of its messages declares it.
+"""What the app needs to know about a method: its message module declares it.
 
 ::
 
@@ -21,7 +21,7 @@ from typing import Literal
 from fedapp import messages
 from fedapp.messages.fields import Request
 
-# Parties that have the same columns; that have the same rows; that predict with a vertical model.
+# Parties share columns; parties share rows; parties predict with a vertical model.
 Family = Literal["horizontal", "vertical", "inference"]
 
 
@@ -31,15 +31,16 @@ class Method:
 
     Parameters
     ----------
-    gets : what the coordinator gets of a site, in a few words, by the settings of the node config
+    gets : what the coordinator gets from a site, in a few words, by the settings of the node config
         that change it: "" for none, and later entries replace earlier ones.
-    codes_labels : whether labels leave the active party in codes, unless a run says otherwise.
-    baseline : what the model is held against, trained on pooled rows.
-    package : that it alone needs; an extra of the method's name brings it.
-    holds_columns : whether constraints of columns in a site's node config hold in its trees.
+    codes_labels : whether labels are encoded when they leave the active party, unless a run
+        overrides it.
+    baseline : the model on pooled rows to compare with.
+    package : that only this method needs; an extra of the method's name installs it.
+    holds_columns : whether its trees obey column constraints of a site's node config.
     takes_margins : whether rows may start from a margin of their own.
-    merges_bins : whether a site's least rows of a bin hold in what it tells of gradients.
-    counts_rows : whether a site's least rows of a child hold in its trees.
+    merges_bins : whether it applies a site's minimum of rows per bin to gradient sums.
+    counts_rows : whether its trees obey a site's minimum of rows per child.
     """
 
     family: Family
@@ -54,12 +55,12 @@ class Method:
 
     @property
     def trains(self) -> bool:
-        """Whether it makes a model, and does not predict with one."""
+        """Whether it trains a model, rather than predicts with one."""
         return self.family != "inference"
 
     @property
     def needs_label(self) -> bool:
-        """Whether every party must have labels; else one has, and rows are matched by id."""
+        """Whether every party must have labels; otherwise one has, and rows are matched by id."""
         return self.family == "horizontal"
 
 

@@ -1,17 +1,17 @@
-"""One-round prediction: every party says which rows may end in which leaves.
+"""One-round prediction: every party sends which rows may end in which leaves.
 
 Source: Liu et al. 2019, "Federated Forest" (arXiv:1905.10053v1), Algorithms 3, 4, 7 and 8. A party
-walks all trees with its own splits, and both ways at the others'; a row's leaf is the one that all
+traverses all trees with its splits, and both ways at the others'; a row's leaf is the one that all
 parties leave open (Proposition 1). The active party takes the place of the master, which would
 learn every row's leaf.
 
-Reveals:
+Reveals: rows' ways through the splits of passive parties, to the active party.
 
 - The server learns sizes: rows, trees, bytes.
 - A passive party learns nothing of another: it only answers.
-- The active party learns which rows go which way at every split of a passive party whose side
-  shows in its leaf sets, of rows that reach the split and of rows that do not: more than by the
-  interactive way, where rows that do not reach a split are not asked about.
+- The active party learns which rows go which way at every split of a passive party whose direction
+  shows in its leaf sets, for rows that reach the split and for rows that do not. This is more than
+  in interactive inference, which does not ask about rows that do not reach a split.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GROUPS = {"one_round": Method("inference", {"": "sizes"})}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeafSetsRequest(Request, letters=True):
-    """To a passive party: walk all trees."""
+    """To a passive party: traverse all trees."""
 
     kind: ClassVar[str] = "evaluate.one_round_walk"
     wire_name: ClassVar[str] = "WalkRequest"

@@ -1,4 +1,4 @@
-"""XGBoost's parameters of a tree, as a message tells them to a party: the run's settings.
+"""XGBoost's tree parameters in a message: the run's settings.
 
 Reveals: nothing of any row.
 """
@@ -42,7 +42,7 @@ class TreeParameters:
 
 @dataclass(frozen=True, eq=False)
 class LossFields:
-    """Part of a message: what the objective reads, and what is scored beside its own scores."""
+    """Part of a message: parameters of the objective, and additional metrics."""
 
     __slots__ = ()
 
@@ -53,10 +53,10 @@ class LossFields:
 
 
 def parameters_of(source: Any) -> dict[str, Any]:
-    """The fields of ``TreeParameters``, of the run's settings or of a message that has them."""
+    """The fields of ``TreeParameters`` of the run's settings or of a message."""
     return fields_of(source, TreeParameters)
 
 
 def loss_fields(source: Any) -> dict[str, Any]:
-    """The fields of ``LossFields``, of the run's settings or of a message that has them."""
+    """The fields of ``LossFields`` of the run's settings or of a message."""
     return fields_of(source, LossFields)

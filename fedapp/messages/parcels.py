@@ -1,7 +1,7 @@
-"""Parcels: what one party sends another, passing the server as bytes that it cannot open.
+"""Parcels: sealed content from one party to another, which the server cannot open.
 
-They travel beside the fields of a message that is declared with ``letters=True``, one after the
-other, with the names of the peers: in a request who has sent each, in a reply who is to get it.
+They travel beside the fields of a message declared with ``letters=True``, one after the other, with
+the names of the peers: the sender of each in a request, the receiver in a reply.
 """
 
 from __future__ import annotations
@@ -33,22 +33,17 @@ Parcel = tuple[str, bytes]  # peer, sealed content
 
 
 def pack_parcels(parcels: Iterable[Parcel]) -> Parcels:
-    """Lay parcels one after the other."""
-    found = list(parcels)
+    """Concatenate parcels."""
+    pairs = list(parcels)
     return Parcels(
-        tuple(peer for peer, _ in found),
-        np.cumsum([len(content) for _, content in found], dtype=np.int64),
-        np.frombuffer(b"".join(content for _, content in found), dtype=np.uint8),
+        tuple(peer for peer, _ in pairs),
+        np.cumsum([len(content) for _, content in pairs], dtype=np.int64),
+        np.frombuffer(b"".join(content for _, content in pairs), dtype=np.uint8),
     )
 
 
 def unpack_parcels(packed: Parcels) -> list[Parcel]:
-    """Undo ``pack_parcels``.
-
-    Raises
-    ------
-    ValueError : peers, ends and bytes do not fit together.
-    """
+    """Inverse of ``pack_parcels``; a ValueError if peers, ends and bytes do not fit together."""
     ends, n_bytes = packed.parcel_ends.tolist(), len(packed.parcels)
     starts = [0, *ends[:-1]]
     in_order = all(start <= end for start, end in zip(starts, ends, strict=False))

@@ -4,52 +4,62 @@ Source: Ong et al. 2020, "Adaptive Histogram-Based Gradient Boosted Trees for Fe
 
 Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server can rebuild rows.
 
-- The server learns of each party: a representative and the weight of every bin of every column of
+- The server learns of each party a representative and the weight of every bin of every column of
   numbers (so the values themselves of a column with fewer values than bins), each such column's
-  largest value, the sums of ``labels``, and per tree node, column and bin the sums of gradients and
-  hessians and the number of missing values. A bin may hold a single row: the share rule gives a
-  small party few bins, and that is all that hides its rows. A category is a bin of its own, so of
-  every category it learns how many rows a party has, and nothing hides a rare one. With
-  ``min-child-rows`` also the number of rows of every node, column and bin, which shows those of
-  one row. Before each round also its training and validation scores, as in ``scoring``.
-- A site with ``least-bin-rows`` merges bins of fewer of its rows in each node, and tells zeros of a
-  node of fewer. This holds within a round. The sums and scores that begin the next one are over all
-  rows, and change by those of a leaf. A server that breaks the rules gives a value to one leaf
-  alone, and learns of each class how many rows it has, exactly, however few; or it splits in two
-  rounds at neighbouring edges. So it may count and label the rows of any cell of bins, and
-  ``min-bin-rows``, which merges bins of scores, does not prevent it. Masks hide whose rows these
-  are; of what is told of a row, only noise (see ``private``) sets a bound.
-- Which rows a party draws for a round (``subsample``) follows from a secret of the party's, unless
-  it is simulated, and is not told. A round that draws fewer than ``min-rows`` is refused; one
-  that draws fewer than ``least-bin-rows`` tells zeros, and one that would leave out fewer than
-  either draws all rows. This holds of the whole table and not of a tree node. A server that breaks
-  the rules and keeps the gradients as they are, by trees whose leaves are 0, may solve for the rows
-  from sums over many draws, with many times more rounds than rows.
+  largest value, and the sums of ``labels``.
+- The server learns of each party, per tree node, column and bin, the sums of gradients and hessians
+  and the number of missing values. A bin may contain a single row: the share rule gives a small
+  party few bins, and nothing else hides its rows.
+- A category is a bin of its own, so the server learns how many rows a party has of every category.
+  Nothing hides a rare one.
+- With ``min-child-rows`` the server also learns the number of rows of every node, column and bin,
+  which shows bins of one row.
+- Before each round the server also learns each party's training and validation scores, as in
+  ``scoring``.
+- A site with ``least-bin-rows`` merges bins of fewer of its rows in each node, and sends zeros for
+  a node of fewer. This applies within a round. The sums and scores at the start of the next round
+  are over all rows, and change by those of a leaf.
+- A server that breaks the rules gives a value to one leaf only, and learns exactly how many rows of
+  each class that leaf has, however few; or it splits in two rounds at neighbouring edges. So it can
+  count and label the rows of any cell of bins, and ``min-bin-rows``, which merges bins of scores,
+  does not prevent it. Masks hide whose rows these are. Only noise (see ``private``) bounds what is
+  disclosed about a row.
+- A secret of the party decides which rows it draws for a round (``subsample``), unless it is
+  simulated, and the draw is not sent. A party refuses a round that draws fewer rows than
+  ``min-rows``; it sends zeros if the round draws fewer than ``least-bin-rows``; and it draws all
+  rows if the round would leave out fewer than either. This applies to the whole table, not to a
+  tree node.
+- A server that breaks the rules and keeps the gradients constant, by trees whose leaves are 0, may
+  solve for the rows from sums over many draws, with many times more rounds than rows.
 - The server compares a party's sums with its sketch and with each other (see
-  ``fedapp.trees.boosted.claims``), and leaves out whoever sends sums that no such rows have. Sums
-  of other rows within the same weights pass, as of labels turned round, and may ruin the model.
-- A party learns the trees as they grow, and of the other parties only what is in them; with
-  ``init-model`` also the trees of that model, without gains and hessians, whoever grew them.
+  ``fedapp.trees.boosted.claims``), and excludes a party that sends sums that no such rows have.
+  Sums of other rows within the same weights pass, as of flipped labels, and may ruin the model.
+- A party learns the trees as they grow, and of the other parties only what the trees contain. With
+  ``init-model`` it also learns the trees of that model, without gains and hessians, whichever party
+  grew them.
 
-With ``pax.aggregation=secure`` all but ``hello`` and keys comes under masks (see ``secure``).
+With ``pax.aggregation=secure`` everything except ``hello`` and keys is masked (see ``secure``).
 
-- The server learns sums over all parties, and of single ones nothing: of the labels, of the weights
-  and of values that the dictionary lacks; how many rows have each category; the weights of rows by
-  the first digits of their values, and around each quantile by all digits, up to values that one
-  row alone may have; per tree node, column and bin the sums of gradients and hessians and the
-  number of missing values, with ``min-child-rows`` the number of rows; and the scores of all rows.
-  A sum may still be of one row, and whoever sees enough of them can rebuild some rows, though not
-  whose they are: see ``simulations.attacks.pax_rows``. Rows of a category that one party alone has
-  are that party's. One that breaks the rules may have rounds draw few rows, where sites have
-  neither ``min-rows`` nor ``least-bin-rows``; it chooses neither whose they are nor which.
-- Rows are counted by each of four digits once a run, before the cuts are told; a run that was
-  resumed asks for the same again. A server that breaks the rules chooses which first digits are
-  counted further, at most ``most-bins`` of a column each time, and so may learn all values that
-  begin with these: of a column with no more different ones than that, every value of every party.
-  No floor of a site's holds for counts. Noise does (see ``private``).
+- The server learns only sums over all parties: of the labels, of the weights and of values that the
+  dictionary lacks; how many rows have each category; the weights of rows by the first digits of
+  their values, and around each quantile by all digits, down to values that only one row has.
+- It learns, summed over all parties, per tree node, column and bin the sums of gradients and
+  hessians and the number of missing values, with ``min-child-rows`` the number of rows; and the
+  scores of all rows.
+- A sum may still be of one row, and enough of them let an observer rebuild some rows, but not whose
+  they are: see ``simulations.attacks.pax_rows``. Rows of a category that only one party has are
+  that party's.
+- A server that breaks the rules may make rounds draw few rows, where sites have neither
+  ``min-rows`` nor ``least-bin-rows``; it chooses neither whose rows they are nor which.
+- Rows are counted by each of four digits once a run, before the cuts are sent; a resumed run
+  requests the same again. A server that breaks the rules chooses which first digits are counted
+  further, at most ``most-bins`` of a column each time, and so can learn all values that begin with
+  these: of a column with no more distinct ones than that, every value of every party. No minimum of
+  a site's applies to counts. Noise does (see ``private``).
 - A party learns the model as it grows, the cuts of all columns, and which first digits values near
-  the quantiles have. Two parties know of what is not their own that it is the other's.
-- Nothing is compared that a party sends: it may send sums of rows that it does not have.
+  the quantiles have. With two parties, each knows that what is not its own is the other's.
+- Nothing that a party sends is checked for plausibility: it may send sums of rows that it does not
+  have.
 """
 
 from __future__ import annotations
@@ -93,13 +103,13 @@ GROUPS = {
 }
 
 MASS_ROUNDING = 1e-5  # of the float32 masses of a column's bins
-# Of all parties in each child of a split; 0: any, and rows are not counted.
+# Rows of all parties in each child of a split; 0: no minimum, and rows are not counted.
 MinChildRows = Annotated[int, Range(0, 2**40), SiteFloor("min-child-rows")]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SketchRequest(Terms, Request):
-    """Code labels and categories, summarise the columns, and keep their surrogates."""
+    """Encode labels and categories, and summarise the columns."""
 
     kind: ClassVar[str] = "train.pax_sketch"
     doing: ClassVar[str] = "summarising the columns"
@@ -120,7 +130,7 @@ class SketchReply(LabelsReply):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InitRequest(Trees, Request):
-    """Begin with the margins of a finished model, whose trees these are, before the first round."""
+    """Start from the margins of a finished model with these trees, before the first round."""
 
     kind: ClassVar[str] = "train.pax_init"
     leaves: ClassVar[str] = "nothing"
@@ -130,15 +140,15 @@ class InitRequest(Trees, Request):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InitReply(Reply):
-    """The margins stand."""
+    """The margins are set."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GrowRequest(Request):
-    """Route the rows by the splits just made, and sum the gradients of some nodes.
+    """Apply the last splits to the rows, and sum the gradients of some nodes.
 
-    With ``level`` 0 a round begins: first the leaves of the last round's trees are added to the
-    margins (none where there are no leaves to tell), then all rows go back to the roots.
+    ``level`` 0 starts a round: first the leaves of the last round's trees are added to the margins
+    (none if there are no new leaves), then all rows return to the roots.
     """
 
     kind: ClassVar[str] = "train.pax_grow"
@@ -153,14 +163,12 @@ class GrowRequest(Request):
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
     split_trees: Annotated[Array, Form("int32", "n_splits", low=0)]
     split_nodes: Annotated[Array, Form("int32", "n_splits", low=0)]
-    split_lefts: Annotated[
-        Array, Form("int32", "n_splits", low=1, high=MOST_NODES)
-    ]  # the right child is the next
+    # The right child follows the left one.
+    split_lefts: Annotated[Array, Form("int32", "n_splits", low=1, high=MOST_NODES)]
     split_columns: Annotated[Array, Form("int32", "n_splits", low=0)]
     split_thresholds: Annotated[Array, Form("float32", "n_splits")]
-    split_defaults: Annotated[
-        Array, Form("uint8", "n_splits", low=0, high=1)
-    ]  # 1: missing goes left
+    # 1: missing goes left
+    split_defaults: Annotated[Array, Form("uint8", "n_splits", low=0, high=1)]
     # Bits of the categories that go right, of the splits by categories, each in whole bytes.
     split_sets: Annotated[Array, Form("uint8", "n_set_bytes")]
     leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]  # a value a node, trees in turn
@@ -172,7 +180,7 @@ class GrowRequest(Request):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenRequest(Terms, Roster, Request):
-    """Meet the others, code labels and categories; sum the labels, count what columns begin with.
+    """Start with the roster; encode labels and categories; sum the labels, count first digits.
 
     Asks for ``sums``: of the labels by output, of the weights, of values the dictionary lacks by
     column, of rows by category, and ``digit_counts`` of all columns of numbers.
@@ -189,7 +197,7 @@ class OpenRequest(Terms, Roster, Request):
 class CountRequest(Request):
     """Count the weights of rows by the next digit of their values; see ``digit_counts``.
 
-    Of columns of numbers alone, each digit once a run.
+    For columns of numbers only, each digit once a run.
     """
 
     kind: ClassVar[str] = "train.pax_count"
@@ -210,7 +218,7 @@ class GrowSumsRequest(Among, ToldCuts, GrowRequest):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GrowReply(Reply):
-    """Sums over the party's own bins of the wanted nodes, and at level 0 scores so far."""
+    """Sums over the party's bins of the wanted nodes, and at level 0 scores so far."""
 
     histograms: Annotated[Array, Form("float64", "n_wanted", "n_bins", 2)]
     missing: Annotated[Array, Form("int32", "n_wanted", "n_drawn", low=0)]
@@ -231,16 +239,9 @@ def check_sketch(
     n_bins: int,
     n_coded_columns: int = 0,
 ) -> None:
-    """Hold a sketch against the columns and classes of the run, and the bins that were asked for.
+    """Check a sketch against the columns and classes of the run, and the requested bins.
 
-    Parameters
-    ----------
-    categories : int64, shape (n_columns,): of each column, 0 for one of numbers.
-    n_outputs, n_coded_columns : see ``check_coded``.
-
-    Raises
-    ------
-    ProtocolError : bins that do not fill the columns, or do not ascend; sums that no labels have.
+    ``categories`` has the number of each column, 0 for one of numbers.
     """
     offsets, points, n_columns = reply.offsets, reply.representatives, len(categories)
     fills = len(offsets) == n_columns + 1 and offsets[0] == 0 and offsets[-1] == len(points)
@@ -260,7 +261,7 @@ def check_sketch(
     if not ascends.all():
         raise ProtocolError(party, "SketchReply", "representatives", "must ascend in a column")
     columns = np.repeat(np.arange(n_columns), widths)
-    # float32 sums of the same weights, rounded otherwise.
+    # Both are float32 sums of the same weights, but rounded differently.
     if (np.bincount(columns, reply.masses) > reply.weight_sum * (1 + MASS_ROUNDING)).any():
         rule = "must be those of the rows, which weigh {:g} in all"
         raise ProtocolError(party, "SketchReply", "masses", rule.format(reply.weight_sum))
@@ -272,17 +273,7 @@ def check_sketch(
 def check_grow(
     party: str, reply: GrowReply, request: GrowRequest, n_bins: int, min_child_rows: int
 ) -> None:
-    """Hold sums against what was asked for.
-
-    Parameters
-    ----------
-    n_bins : of the party's drawn columns together.
-    min_child_rows : of the run.
-
-    Raises
-    ------
-    ProtocolError : sums of other nodes, bins or columns, or hessians below 0.
-    """
+    """Check sums against the request; the party's drawn columns have ``n_bins`` together."""
     n_wanted, n_drawn = len(request.wanted_nodes), len(request.columns)
     n_roots = request.n_trees if request.level == 0 else 0
     shapes = {
@@ -292,8 +283,10 @@ def check_grow(
         "root_sums": (n_roots, 2),
     }
     for field, shape in shapes.items():
-        found = getattr(reply, field).shape
-        if found != shape:
-            raise ProtocolError(party, "GrowReply", field, f"must be of shape {shape}, got {found}")
+        actual = getattr(reply, field).shape
+        if actual != shape:
+            raise ProtocolError(
+                party, "GrowReply", field, f"must be of shape {shape}, got {actual}"
+            )
     if (reply.histograms[..., 1] < 0).any() or (reply.root_sums[:, 1] < 0).any():
         raise ProtocolError(party, "GrowReply", "histograms", "must have hessians >= 0")

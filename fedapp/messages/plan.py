@@ -1,4 +1,4 @@
-"""What a run may ask for, fixed by its opening.
+"""The plan of a run: limits on what it may request, fixed by its opening.
 
 Part of ``hello`` and ``vertical``. A site's people approve the plan; secrets of pairs, and so masks
 and letters, depend on it; every later request is compared with it (``fedapp.site.plan``).
@@ -17,8 +17,10 @@ from fedapp.messages.parameters import MOST_DEPTH
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Plan:
-    """Part of a message: what a run may ask for. Fields of later requests that have the same name
-    have the same value. 0 where the method has no such setting."""
+    """Part of a message: what a run may request; 0 where the method has no such setting.
+
+    Fields of later requests with the same name have the same value.
+    """
 
     __slots__ = ()
     aggregation: Annotated[str, Range(0, 16)] = "plain"  # secure: only sums leave; sealed: letters

@@ -1,14 +1,19 @@
 """Scores of a finished model, boosted or linear.
 
-Reveals: a party gets the whole model. The server learns, for the train, validation and test rows
-of each party, the sums its metrics are made of and how its scores are spread: the weight of each
-class per bin of the predicted probability (binary), the confusion matrix and for every class the
-weight of its rows and of all others per bin of its predicted probability (multi-class), or the
-weight per bin of the residual (regression). For a metric of ``eval-metric`` there may be one sum
-more, its own. A bin may hold one row; no row can be told apart from
-another with the same score. The scores of each party that follow from these sums stand in the
-run's summary. Under masks (``SumScoresRequest``, see ``secure``) the server learns all of this of
-all parties together alone, and no scores of single ones.
+Reveals: the model, and how its scores are distributed over each party's rows.
+
+- A party gets the whole model.
+- The server learns, for the train, validation and test rows of each party, the sums that its
+  metrics are made of, and a histogram of its scores.
+- For two classes this is the weight of each class per bin of the predicted probability.
+- For several classes it is the confusion matrix, and for every class the weight of its rows and of
+  all others per bin of its predicted probability.
+- For regression it is the weight per bin of the residual.
+- A metric of ``eval-metric`` may add one sum of its own.
+- A bin may contain one row; rows with the same score cannot be told apart.
+- The run's summary contains the scores of each party that follow from these sums.
+- Under masks (``SumScoresRequest``, see ``secure``) the server learns all of this only for all
+  parties together, and no scores of single ones.
 """
 
 from __future__ import annotations
@@ -46,7 +51,7 @@ class SumScoresRequest(Among, EvaluateRequest):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvaluateReply(Reply):
-    """What metrics.py adds up, for each subset of a party's rows."""
+    """Sums for ``fedapp.metrics`` for each subset of a party's rows."""
 
     train_sums: Sums
     train_scores: Scores

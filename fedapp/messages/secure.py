@@ -1,39 +1,44 @@
-"""Sums that the server sees of all parties together alone.
+"""Secure aggregation: the server sees only sums over all parties.
 
-Reveals: the server learns each party's two public keys, one the same in every run and one of this
-run, whether its rows have weights, and the largest of them, rounded up to a power of two. Of what a
-request asks to be summed it learns the sum over all parties, and of a party's own share nothing:
-that looks random to whoever has the key of no party. Numbers are whole multiples of a power of two;
-which, follows from the number of all rows, and from the largest weight and the largest label, each
-rounded up to a power of two.
+Reveals: sums over all parties. A party's share looks random to anyone without a party's key.
 
-- A server that asks two parties for different things, has them hold back rows by different
-  fractions, folds or seeds, tells them of different parties or keys, or asks again in another
-  attempt, gets noise, from there on: the masks follow from all that was asked, the hello included.
-  One that asks all parties alike for sums that few rows enter gets these. A sum that one party
-  alone has rows for, such as of a category that occurs there only, is that party's.
-- Where a party may be lost (``min-parties`` above 0), each answer has one more mask, of a seed of
-  which every party holds a sealed share; a second exchange tells the server the seeds of those that
-  have answered, and, of the pairs with who has not, seeds of this answer alone. A late answer then
-  tells nothing. Whatever a server tells whom of losses, it gets sums over 2 ``threshold`` - n of n
-  parties at least, which each site holds against its ``least-parties``.
-- A run has one opening, and who is lost in it stays so, however often a server goes back. Where
-  no party may be lost, one that goes back gets the same sums again and no others.
-- Sums before a loss less sums after it are the lost party's as far as nothing else has changed: its
-  numbers of rows, labels and missing values, for squared errors also of rows in each bin, and, as
-  one tree changes them little, nearly its gradients. A server that breaks the rules can say that a
-  party is lost, send leaves of 0, and learn all sums of that party, once. So a site takes part in
-  such runs only if its node config has ``least-parties``, and logs each loss.
+- The server learns each party's two public keys, one the same in every run and one of this run.
+- The server learns whether a party's rows have weights, and the largest of them, rounded up to a
+  power of two.
+- Of what a request asks to be summed the server learns the sum over all parties, and nothing of a
+  party's share.
+- Numbers are whole multiples of a power of two, which follows from the number of all rows, and from
+  the largest weight and the largest label, each rounded up to a power of two.
+- Masks depend on all requests so far, including the hello. A server gets noise, from there on, if
+  it asks two parties for different things, has them hold out rows by different fractions, folds or
+  seeds, sends them different parties or keys, or asks again in another attempt.
+- A server that asks all parties alike for sums that few rows enter gets these sums. A sum for which
+  only one party has rows, such as of a category that occurs there only, is that party's.
+- Where a party may be lost (``min-parties`` above 0), each answer has one more mask, and every
+  party has a sealed share of its seed. A second exchange discloses to the server the seeds of the
+  parties that have answered and, of their pairs with those that have not, seeds of this answer
+  only. A late answer then reveals nothing.
+- Whatever losses a server claims, and to whichever party, it gets sums over at least 2
+  ``threshold`` - n of n parties. Each site compares that number with its ``least-parties``.
+- A run has one opening, and a party lost in it stays lost, however often a server goes back. Where
+  no party may be lost, a server that goes back gets the same sums again and no others.
+- Sums before a loss minus sums after it are the lost party's as far as nothing else has changed:
+  its numbers of rows, labels and missing values, for squared errors also of rows in each bin, and,
+  as one tree changes them little, nearly its gradients.
+- A server that breaks the rules can claim that a party is lost, send leaves of 0, and learn all
+  sums of that party, once. So a site takes part in such runs only if its node config has
+  ``least-parties``, and logs each loss.
 - Runs add up: the sums of two runs over the same rows, one with a party and one without it, or with
   another in its place, differ by that party's. So a site takes part in a masked run between other
   parties than those of all earlier ones only if a person there approves it.
-- A party that cannot write its gradients or its model within the bounds says so, and ends the run.
-- The server and all parties but one together learn what that one sent. So a site takes part with
-  so many others at least as its node config has it (``least-parties``), and each must be one whose
-  key it has pinned.
+- A party that cannot represent its gradients or its model within the bounds reports that, and ends
+  the run.
+- The server and all parties but one together learn what that one sent. So a site requires at least
+  ``least-parties`` others by its node config, and each must be one whose key it has pinned.
 - A party learns the names and public keys of the others, the number of all rows, the largest weight
   and the largest label, to a power of two.
-- Parties are assumed to send sums of their rows: what one makes up cannot be told from rows.
+- Parties are assumed to send sums of their rows: invented sums cannot be distinguished from real
+  ones.
 """
 
 from __future__ import annotations
@@ -45,12 +50,10 @@ from fedapp.messages.fields import Array, Form, Range, Reply, Request
 
 GROUPS = {"secure": frozenset({"horizontal"})}
 
-# Of a share, and of one that is sealed.
 SHARE_BYTES = 32
-SEALED_BYTES = SHARE_BYTES + 28
+SEALED_BYTES = SHARE_BYTES + 28  # with nonce and tag, see fedapp.crypto.sealed
 
-# In whose name a sum stands where else a party's does; no party may be called so.
-EVERYONE = "all parties"
+EVERYONE = "all parties"  # in place of a party's name, for a sum; no party may have this name
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +70,14 @@ class KeysReply(Reply):
     """A party's public keys, and how large its weights are."""
 
     box_key: Annotated[Array, Form("uint8", 32)]  # X25519, public; the same in every run
-    run_key: Annotated[Array, Form("uint8", 32)]  # X25519, public; of this run alone
-    heaviest: Annotated[int, Range(-149, 128)]  # no weight is beyond 2 to this power
-    weighted: bool  # whether a weight is another than 1
+    run_key: Annotated[Array, Form("uint8", 32)]  # X25519, public; of this run only
+    heaviest: Annotated[int, Range(-149, 128)]  # no weight exceeds 2 to this power
+    weighted: bool  # whether a weight differs from 1
 
 
 @dataclass(frozen=True, eq=False)
 class Roster:
-    """Part of a message: between whom sums are masked, and how their terms are written."""
+    """Part of a message: between which parties sums are masked, and bounds on their terms."""
 
     __slots__ = ()
     names: Annotated[tuple[str, ...], Range(1, 1000)]  # of all parties, in order
@@ -83,7 +86,7 @@ class Roster:
     n_rows: Annotated[int, Range(1, 2**50)]  # of all parties; see ``Bounds``
     heaviest: Annotated[int, Range(-149, 128)]
     largest: Annotated[int, Range(-149, 128)]
-    threshold: Annotated[int, Range(0, 1000)]  # parties without which no sum is; 0: all of them
+    threshold: Annotated[int, Range(0, 1000)]  # parties that a sum needs; 0: all of them
 
 
 AMONG = "among"  # the one field of a ``Among``
@@ -91,7 +94,7 @@ AMONG = "among"  # the one field of a ``Among``
 
 @dataclass(frozen=True, eq=False)
 class Among:
-    """Part of a message: which parties of the roster are left; none told where all must be."""
+    """Part of a message: which parties of the roster remain; empty where all must."""
 
     __slots__ = ()
     among: Annotated[tuple[str, ...], Range(0, 1000)]
@@ -99,10 +102,10 @@ class Among:
 
 @dataclass(frozen=True, eq=False)
 class ToldCuts:
-    """Part of a message: the cuts that the bins of all parties lie between, in a run's first."""
+    """Part of a message: the cuts between the bins of all parties, in the first of a run."""
 
     __slots__ = ()
-    edges: Annotated[Array, Form("float32", "n_edges")]  # of ``Cuts``; none once they are told
+    edges: Annotated[Array, Form("float32", "n_edges")]  # of ``Cuts``; empty once sent
     edge_offsets: Annotated[Array, Form("int64", "n_edge_offsets", low=0)]
 
 
@@ -110,8 +113,8 @@ class ToldCuts:
 class MaskedReply(Reply):
     """A party's sums under its masks with all others, in Z/2^64.
 
-    Where a party may be lost, also under a mask of its own, and shares of this mask's seed, which
-    the server cannot read.
+    Where a party may be lost, also under a self-mask, with sealed shares of its seed for the
+    others.
     """
 
     masked: Annotated[Array, Form("uint64", "n_values")]
@@ -120,21 +123,21 @@ class MaskedReply(Reply):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnmaskRequest(Request):
-    """Tell what takes the masks off the last answers of some parties together."""
+    """Ask for what removes the masks from the last answers of some parties."""
 
     kind: ClassVar[str] = "query.secure_unmask"
     doing: ClassVar[str] = "unmasking sums"
     leaves: ClassVar[str] = "masks"
-    names: Annotated[tuple[str, ...], Range(1, 1000)]  # whose answers there are
-    sealed: Annotated[Array, Form("uint8", "n_sealed", SEALED_BYTES)]  # by the others of these
+    names: Annotated[tuple[str, ...], Range(1, 1000)]  # of the parties that answered
+    sealed: Annotated[Array, Form("uint8", "n_sealed", SEALED_BYTES)]  # by the others among these
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnmaskReply(Reply):
-    """Shares of the seeds of those that were named; seeds of the pairs with those that were not."""
+    """Shares of the seeds of the parties named; seeds of the pairs with the others."""
 
     shares: Annotated[Array, Form("uint8", "n_names", SHARE_BYTES)]  # in the order of the names
-    seeds: Annotated[Array, Form("uint8", "n_lost", SHARE_BYTES)]  # of this answer alone
+    seeds: Annotated[Array, Form("uint8", "n_lost", SHARE_BYTES)]  # of this answer only
 
 
 @dataclass(frozen=True, slots=True, eq=False)

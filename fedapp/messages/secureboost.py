@@ -3,56 +3,61 @@
 Source: Cheng et al. 2019, "SecureBoost: A Lossless Federated Learning Framework"
 (arXiv:1901.08755), Algorithms 1 and 2.
 
-What parties tell each other goes in letters (the classes of ``Letter``), which the server passes on
-sealed. The encrypted gradients of a round travel in as many messages as they need: none carries
-more of them than ``BLOCK_BYTES``.
+Parties write to each other in letters (the classes of ``Letter``), which the server forwards
+sealed. The encrypted gradients of a round take as many messages as they need: none carries more of
+them than ``BLOCK_BYTES``.
 
-Reveals:
+Reveals: scores to the server, the structure of trees to passive parties, sums to the active party.
 
 - The server learns sizes (rows, trees, levels, blocks, bytes, and from these which passive party
-  had splits to make), the scores and leaf purities of every round, of two classes at the end also a
-  threshold, half way between the margins of two validation rows, and the scores at it, and no more;
-  with ``share-column-names`` of all parties also the importance of the columns, and with
-  ``allow-export`` of all the whole model with the kinds of its columns and the names of all their
-  categories, those that only held-back rows have too, in it the mean label of the training rows or
-  the share of each class, and the name of the column of base margins if there is one. Base margins
-  themselves never leave the active party.
+  had splits to make), and the scores and leaf purities of every round. Of two classes it learns at
+  the end also a threshold, half way between the margins of two validation rows, and the scores at
+  it. It learns nothing else, except as follows.
+- With ``share-column-names`` of all parties the server also learns the importance of the columns.
+- With ``allow-export`` of all parties the server also learns the whole model with the kinds of its
+  columns and the names of all their categories, including those that only held-out rows have, the
+  mean label of the training rows or the share of each class, and the name of the column of base
+  margins if there is one. Base margins themselves never leave the active party.
 - Scores are exact. Where trees move all rows alike (a large ``gamma``), the loss after a round
-  tells how many of the rows that it has drawn have a label, an equation of the labels. The active
-  party draws these rows, with ``subsample`` and ``goss``, by a secret of its own and tells the
-  server neither, unless it is simulated, so that the server does not know which rows they are. A
-  passive party is told which they are: with the scores, as from a server that works together with
-  it, about as many rounds as rows tell every label of two classes. Without draws all rounds are
-  the same equation. A round that would leave out fewer than ``min-rows`` draws all rows.
+  shows how many of the rows that it has drawn have a label, an equation of the labels. The active
+  party draws these rows, with ``subsample`` and ``goss``, by a secret of its own, unless it is
+  simulated. It sends neither the secret nor the rows to the server, which so does not know which
+  rows they are.
+- A passive party receives which rows are drawn. With the scores, as from a server that colludes
+  with it, about as many rounds as rows reveal every label of two classes. Without draws all rounds
+  are the same equation. A round that would leave out fewer than ``min-rows`` draws all rows.
 - A passive party learns the structure of the trees down to the last level but one, which rows are
-  in which of their nodes, which rows a round has drawn, which splits are its own, and nothing of
-  labels, gradients, leaf weights or who else made a split. In the last level it sees its own
-  splits alone. Rows without weight are never drawn. With ``goss`` the rows drawn are mostly those
-  of large gradients, which tells something of labels. It is told no label, but rows that share
-  nodes tend to share one: with some labels known, others follow with a good chance, from any
-  rounds (``simulations.attacks.shared_nodes``).
-- With ``init-model`` the rows first walk down the trees of that model, as in predictions (see
+  in which of their nodes, which rows a round has drawn, and which splits are its own. It learns
+  nothing of labels, gradients, leaf weights or who else made a split. In the last level it sees
+  only its splits.
+- Rows without weight are never drawn. With ``goss`` the rows drawn are mostly those of large
+  gradients, which is evidence about labels.
+- A passive party receives no label, but rows that share nodes tend to share one: if some labels are
+  known, others follow with a good chance, from any rounds (``simulations.attacks.shared_nodes``).
+- With ``init-model`` the rows first traverse the trees of that model, as in predictions (see
   ``walking``): of rows that were not trained on then, a passive party learns which reach its
   splits, and the active party which of these go left.
-- All parties learn the constraints of the run config, with the columns named there; the active
+- All parties learn the constraints of the run config, with the columns named there. The active
   party learns which columns these are of owners with ``share-column-names``. A party without does
-  not tell whether it has a column of such a name.
+  not disclose whether it has a column of such a name.
 - The active party learns the numbers of columns and bins of the others, under numbers in place of
-  names, and which columns are of categories. A bin of such a column is a category that occurs in
-  training rows, and the bins are in an order that their owner draws at random for the run: neither
-  names nor their order are told. Of the constraints of columns it learns those of every node
-  config, under the same numbers: which columns are held in which direction, and which may stand
-  together on a path. For every node, column and bin of theirs it learns the sums of
-  gradients and hessians, and how many values are missing; which rows a split of theirs sends left,
-  and how many of the categories it sends which way, by bin. Thresholds and names stay with their
-  owner. Every sum is an equation in which rows are in a bin, with coefficients that it knows: it
-  can solve for the bins of rows, with half as many equations as rows for nearly all of them
-  (``simulations.attacks.solved_bins``).
-- With ``least-bin-rows`` in a passive party's node config each bin that it tells of a node, and
-  each side of its splits, has so many of the rows that the round has drawn, or none; the active
-  party learns that it merges bins. That lowers what sums show, not what they can be solved for: few
-  sets of rows have a sum that is known to all its bits, and an active party that breaks the rules
-  chooses gradients that name their rows.
+  names, and which columns are categorical. A bin of such a column is a category that occurs in
+  training rows, and their owner draws the order of the bins at random for the run: neither names
+  nor their order are sent.
+- The active party learns the column constraints of every node config, under the same numbers: which
+  columns are constrained in which direction, and which may occur together on a path.
+- For every node, column and bin of theirs the active party learns the sums of gradients and
+  hessians, and how many values are missing; which rows a split of theirs sends left, and how many
+  of the categories it sends which way, by bin. Thresholds and names stay with their owner.
+- Every sum is an equation about which rows are in a bin, with coefficients that the active party
+  knows: it can solve for the bins of rows, with half as many equations as rows for nearly all of
+  them (``simulations.attacks.solved_bins``).
+- With ``least-bin-rows`` in a passive party's node config each bin that it reports of a node, and
+  each side of its splits, has at least that number of the rows that the round has drawn, or none.
+  The active party learns that it merges bins.
+- Merged bins lower what sums show, not what they can be solved for: few sets of rows have a sum
+  that is known to all its bits, and an active party that breaks the rules chooses gradients that
+  identify their rows.
 """
 
 from __future__ import annotations
@@ -76,9 +81,9 @@ GROUPS = {
         merges_bins=True,
     ),
 }
-LONGEST_CONSTRAINTS = 2**20  # letters
-# Of ciphertexts in one message, for all who receive them. A party and the server hold some five
-# copies of a message at once, as it is sealed, laid out and opened.
+LONGEST_CONSTRAINTS = 2**20  # characters
+# Of ciphertexts in one message, for all its receivers. A party and the server have some five copies
+# of a message in memory at once, as it is sealed, laid out and opened.
 BLOCK_BYTES = 2**25
 
 Places = Annotated[Array, Form("int32", "n_splits", low=0, high=MOST_NODES)]
@@ -88,7 +93,7 @@ ValidScores = Annotated[Array, Form("float64", "n_rounds", "n_valid_scores", nan
 
 
 def block_rows(ciphertext_bytes: int, n_receivers: int) -> int:
-    """Ciphertexts that each of so many parties receives in one message, at most."""
+    """Most ciphertexts that each of ``n_receivers`` parties receives in one message."""
     return max(1, BLOCK_BYTES // (ciphertext_bytes * max(1, n_receivers)))
 
 
@@ -105,14 +110,14 @@ class SetupRequest(TreeParameters, LossFields, Request, letters=True):
     other_rate: Annotated[float, Range(0, 1)]
     key_bits: Annotated[int, Range(64, 2**13)]
     insecure_small_key: Annotated[bool, OnlyInTrials()]
-    init_model: Annotated[str, Range(0, 16)]  # id of the model to go on from; empty: none
+    init_model: Annotated[str, Range(0, 16)]  # id of the model to resume from; empty: none
     monotone_constraints: Annotated[str, Range(0, LONGEST_CONSTRAINTS)]  # as in the run config
     interaction_constraints: Annotated[str, Range(0, LONGEST_CONSTRAINTS)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WalkRequest(Request, letters=True):
-    """To the active party: walk the rows down the model to go on from, with the answers."""
+    """To the active party: apply the answers to rows that traverse the initial model."""
 
     kind: ClassVar[str] = "train.secureboost_walk"
     doing: ClassVar[str] = "walking the trees of the initial model"
@@ -120,7 +125,7 @@ class WalkRequest(Request, letters=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnswerRequest(Request, letters=True):
-    """To a passive party: say which of the rows that are asked about go left."""
+    """To a passive party: answer which of the rows in question go left."""
 
     kind: ClassVar[str] = "train.secureboost_answer"
     doing: ClassVar[str] = "walking the trees of the initial model"
@@ -128,12 +133,12 @@ class AnswerRequest(Request, letters=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BeginRequest(Request, letters=True):
-    """To the active party: finish the last round; begin another, where there is one."""
+    """To the active party: finish the last round, and start another if one is wanted."""
 
     kind: ClassVar[str] = "train.secureboost_begin"
     doing: ClassVar[str] = "encrypting the gradients"
     each_round: ClassVar[bool] = True
-    n_rounds: Annotated[int, Range(0, 10**6)]  # rounds wanted in all; none begins past them
+    n_rounds: Annotated[int, Range(0, 10**6)]  # wanted in all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +152,7 @@ class EncryptRequest(Request, letters=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TakeRequest(Request, letters=True):
-    """To a passive party: keep a block of the round's gradients; others follow."""
+    """To a passive party: store a block of the round's gradients; others follow."""
 
     kind: ClassVar[str] = "train.secureboost_take"
     doing: ClassVar[str] = "encrypting the gradients"
@@ -156,7 +161,7 @@ class TakeRequest(Request, letters=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumRequest(Request, letters=True):
-    """To a passive party: make the last level's splits, sum the wanted nodes."""
+    """To a passive party: apply the last level's splits, sum the wanted nodes."""
 
     kind: ClassVar[str] = "train.secureboost_sum"
     doing: ClassVar[str] = "summing encrypted gradients"
@@ -174,7 +179,7 @@ class SplitRequest(Request, letters=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartitionRequest(Request, letters=True):
-    """To a passive party: make the splits it has won, and tell the others."""
+    """To a passive party: apply its splits that were chosen, and send the result to the others."""
 
     kind: ClassVar[str] = "train.secureboost_partition"
     doing: ClassVar[str] = "splitting the rows"
@@ -183,7 +188,7 @@ class PartitionRequest(Request, letters=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HandOverRequest(Request, letters=True):
-    """To a passive party: keep the own part of the model, hand it over where that is allowed."""
+    """To a passive party: store its part of the model; hand it over where that is allowed."""
 
     kind: ClassVar[str] = "evaluate.secureboost_handover"
     doing: ClassVar[str] = "storing the model"
@@ -191,7 +196,7 @@ class HandOverRequest(Request, letters=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishRequest(Request, letters=True):
-    """To the active party: keep the own part of the model, score it, join the parts if it may."""
+    """To the active party: store its part of the model, score it, join the parts if allowed."""
 
     kind: ClassVar[str] = "evaluate.secureboost_finish"
     doing: ClassVar[str] = "scoring"
@@ -200,7 +205,7 @@ class FinishRequest(Request, letters=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WalkReply(Reply, letters=True):
-    """Questions for others, or the end; how large the model is."""
+    """Questions for other parties, none when finished; the size of the model."""
 
     finished: bool
     n_rounds: Annotated[int, Range(1, 10**6)]
@@ -209,10 +214,10 @@ class WalkReply(Reply, letters=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BeginReply(Reply, letters=True):
-    """Scores of the rounds finished since the last reply, and whether another has begun."""
+    """Scores of the rounds finished since the last reply, and whether another was started."""
 
     begun: bool
-    n_blocks: Annotated[int, Range(0, 2**31)]  # of the round's gradients that are to be asked for
+    n_blocks: Annotated[int, Range(0, 2**31)]  # of the round's gradients, still to be requested
     n_trees: Annotated[int, Range(0, 10**9)]
     n_leaves: Annotated[int, Range(0, 10**9)]  # of the trees of the last finished round
     score_names: Annotated[tuple[str, ...], Range(0, 20)]
@@ -223,7 +228,7 @@ class BeginReply(Reply, letters=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitReply(Reply, letters=True):
-    """Where the round stands."""
+    """State of the round."""
 
     growing: bool  # another level follows
     passive_splits: bool  # some passive party has splits to make
@@ -250,18 +255,17 @@ class PublicKey(Letter):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnBins(Letter):
-    """Passive to active: how many bins each column has, its name if names are shared, and which
-    constraints hold for it."""
+    """Passive to active: bins, constraints and, if shared, names of the columns."""
 
     widths: Annotated[Array, Form("int64", "n_columns", low=0, high=65535)]
     categorical: Annotated[Array, Form("uint8", "n_flags", low=0, high=1)]  # 1: of categories
     names: Annotated[tuple[str, ...], Range(0, 10**6)]
     allows_export: bool
-    merges_bins: bool  # of fewer rows than its node config has it, in every node
+    merges_bins: bool  # bins below its node config's number of rows, in every node
     part: Annotated[Array, Form("uint8", "n_digest_bytes")]  # digest of that of the initial model
-    # The own column of each name in the run's constraints, -1 where it is not its own or not told.
+    # The sender's column of each name in the run's constraints; -1 if another's or not shared.
     named: Annotated[Array, Form("int64", "n_names", low=-1)]
-    # Of the own node config: a direction a column, or none; groups of columns, one after the other.
+    # Of the sender's node config: a direction a column, or none; groups of columns, concatenated.
     directions: Annotated[Array, Form("int8", "n_directions", low=-1, high=1)]
     group_columns: Annotated[Array, Form("int64", "n_members", low=0)]
     group_sizes: Annotated[Array, Form("int64", "n_groups", low=1, high=10**6)]
@@ -269,8 +273,7 @@ class ColumnBins(Letter):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncryptedGradients(Letter):
-    """Active to passive: gradients and hessians of the rows that a round has drawn; the first
-    block of them."""
+    """Active to passive: the first block of gradients of the rows that a round draws."""
 
     round_id: Annotated[int, Range(0, 10**6)]
     drawn: Annotated[Array, Form("uint8", "n_drawn_bytes")]  # bits, a training row each
@@ -280,7 +283,7 @@ class EncryptedGradients(Letter):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MoreGradients(Letter):
-    """Active to passive: a later block of them."""
+    """Active to passive: a later block."""
 
     round_id: Annotated[int, Range(0, 10**6)]
     start: Annotated[int, Range(1, 2**40)]  # ciphertexts in the blocks before
@@ -291,8 +294,8 @@ class MoreGradients(Letter):
 class Splits(Letter):
     """Active to passive: a level's splits, and the nodes to sum next.
 
-    ``columns`` is the receiver's own, or -1 where the split is another's. The bits of the active
-    party's own splits (1: left; all rows of the node, in order) follow each other, each in whole
+    ``columns`` is the receiver's column, or -1 for another's split. ``bits`` are of the active
+    party's splits (1: left; all rows of the node, in order), one after the other, each in whole
     bytes.
     """
 
@@ -313,11 +316,11 @@ class Splits(Letter):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partition(Letter):
-    """From who made some of a level's splits: which rows go left."""
+    """Which rows go left, from the party that made some of a level's splits."""
 
     level: Annotated[int, Range(0, MOST_DEPTH)]
     bits_of: Annotated[Array, Form("int64", "n_known", low=0)]  # places of the splits
-    records: Annotated[Array, Form("int64", "n_records", low=0)]  # told to the active party alone
+    records: Annotated[Array, Form("int64", "n_records", low=0)]  # sent only to the active party
     bits: Annotated[Array, Form("uint8", "n_bit_bytes")]
 
 
@@ -333,15 +336,14 @@ class EncryptedSums(Letter):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartKept(Letter):
-    """Passive to active: the own part of the model is kept."""
+    """Passive to active: the sender's part of the model is stored."""
 
     digest: Annotated[Array, Form("uint8", 32)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Records(Letter):
-    """Passive to active, where both allow the export: thresholds, default sides and sets of the
-    splits, and the names and kinds of columns, and the names of categories."""
+    """Passive to active, where both allow the export: splits and columns of the sender."""
 
     columns: Annotated[Array, Form("int64", "n_records", low=0)]
     thresholds: Annotated[Array, Form("float32", "n_records")]

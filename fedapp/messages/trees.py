@@ -1,7 +1,8 @@
-"""Trees in a message, laid out as ``fedapp.trees.packed`` says: 6 bytes a node and 5 a split, and
-where a split is by categories a bit for each.
+"""Trees in a message, in the layout of ``fedapp.trees.packed``.
 
-Reveals: see ``bagging``, ``cyclic`` and ``fedxgbllr``, whose messages are made of these parts.
+6 bytes a node and 5 a split, and one bit a category where a split is by categories.
+
+Reveals: see ``bagging``, ``cyclic`` and ``fedxgbllr``, whose messages contain these parts.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Trees:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RatedTrees(Trees):
-    """Trees with what each split was worth."""
+    """Trees with the gain of each split."""
 
     gains: Annotated[Array, Form("float32", "n_splits")]
 
@@ -45,7 +46,7 @@ class GrownTrees(RatedTrees):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoostOrder(Trees, TreeParameters):
-    """The trees a party does not know yet, and how to boost on from there."""
+    """The trees that a party does not have yet, and how to boost from there."""
 
     round_id: Annotated[int, Range(0, 10**6)]
     # 0: only score the model so far.

@@ -1,7 +1,7 @@
-"""Letters of rows that walk down trees whose splits lie at several parties.
+"""Letters for rows that traverse trees whose splits are at several parties.
 
-Reveals: a passive party learns which of the rows reach which of its own splits, and the active
-party which of these rows go left.
+Reveals: a passive party learns which of the rows reach which of its splits, and the active party
+which of these rows go left.
 """
 
 from __future__ import annotations

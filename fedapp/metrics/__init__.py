@@ -1,10 +1,10 @@
 """Scores of a model, from pooled rows and from sums that parties can add up.
 
 ``pooled`` needs every row in one place. ``statistics`` turns one party's rows into a few sums,
-``+`` adds the sums of parties, ``scores`` reads the scores off the total: the same numbers, but for
-``auc``, ``pr_auc``, ``auc_ovr`` and ``ks``, which come from a histogram of the margin
-(``score_errors`` bounds what that costs the first three; ks can only be smaller than the exact
-one). Sample weights count in all of them.
+``+`` adds the sums of parties, ``scores`` computes the scores of the total. Both give the same
+numbers, except for ``auc``, ``pr_auc``, ``auc_ovr`` and ``ks``, which come from a histogram of the
+margin (``score_errors`` bounds the error of the first three; ks can only be smaller than the exact
+one). All of them use sample weights.
 
     objective          sums                          histogram
     binary:logistic    w, w loss, w of hits,         (2, n_bins)  class x bin of the margin
@@ -14,9 +14,9 @@ one). Sample weights count in all of them.
     all others         w, w e^2, w |e|, w y, w y^2   (1, n_bins)  bin of the residual e, the label
                                                      y less the prediction
 
-Metrics that are asked for beside (``eval-metric``) have a sum of their own after these, so that
-they are exact, but for ``merror``, which follows from the accuracy, and ``aucpr``, which comes from
-the histogram: it takes the rows of a bin as ties.
+Additional metrics (``eval-metric``) append a sum each, so they are exact, except for ``merror``,
+which follows from the accuracy, and ``aucpr``, which comes from the histogram: it treats the rows
+of a bin as ties.
 """
 
 from fedapp.metrics.curves import curves

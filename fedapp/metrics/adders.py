@@ -1,4 +1,4 @@
-"""How terms of rows are added up: as doubles, or as whole numbers whose sum has no order."""
+"""Add up terms of rows: as doubles, or as whole numbers, whose sum does not depend on the order."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fedapp.crypto.fixed_point import Bounds, from_whole, to_whole
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# How large a term may be: 2^(a * power of the largest label + b). Beyond it, it counts as so large:
-# a log loss past 4096 nats, an error past 64 times the largest label.
+# (a, b): terms are clipped at 2^(a * power of the largest label + b), so a log loss at 4096 nats,
+# an error at 64 times the largest label.
 _POWERS: Final = {
     "weight": (0, 0),
     "loss": (0, 12),
@@ -22,11 +22,11 @@ _POWERS: Final = {
     "error": (1, 6),
     "square": (2, 12),
 }
-_DEVIANCE_POWER = 20  # and that of the largest label, if it is above 1
+_DEVIANCE_POWER = 20  # plus that of the largest label, if it is above 1
 
 
 class Adder(Protocol):
-    """Adds up rows; ``size`` says how large a term may be: a key of ``_POWERS``, or "deviance"."""
+    """Adds up rows; ``size`` bounds the terms: a key of ``_POWERS``, or "deviance"."""
 
     def total(self, size: str, terms: Array, weights: Array) -> Any:
         """Weighted sum of terms, shape (n_rows,)."""
@@ -38,7 +38,7 @@ class Adder(Protocol):
 
 
 class Doubles:
-    """In float64; the last bits follow from the order of the rows."""
+    """Sums in float64; the last bits depend on the order of the rows."""
 
     def total(self, size: str, terms: Array, weights: Array) -> float:
         return float((weights * terms).sum())
@@ -52,23 +52,13 @@ DOUBLES: Final = Doubles()
 
 
 class WholeNumbers:
-    """In multiples of powers of two.
-
-    Parameters
-    ----------
-    bounds : of the rows of all parties.
-
-    Attributes
-    ----------
-    exponents : of the totals so far: each is in units of 2 to the power of minus its own.
-    """
+    """Sums in multiples of powers of two; ``exponents`` has minus the power for each total."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds, self.exponents = bounds, list[int]()
 
     @property
     def cell_exponent(self) -> int:
-        """Of the cells."""
         return self.bounds.exponent(0)
 
     def total(self, size: str, terms: Array, weights: Array) -> int:
@@ -91,14 +81,7 @@ class WholeNumbers:
 
 
 def read_sums(sums: Ints, adder: WholeNumbers, histogram: Ints) -> tuple[Array, Array]:
-    """Whole numbers as doubles.
-
-    Parameters
-    ----------
-    sums : int64, shape (n_sums,), or what those of several parties add up to.
-    adder : that has added up such sums, of any rows.
-    histogram : of whole weights.
-    """
+    """Sums and a histogram, as ``adder`` has added them up, as doubles; also of several parties."""
     exponents = adder.exponents + [adder.cell_exponent] * (len(sums) - len(adder.exponents))
     return (
         from_whole(sums, np.array(exponents, dtype=np.int64)),

@@ -1,4 +1,4 @@
-"""What a report draws, from the sums of all parties together."""
+"""Curves and histograms of a report, from the sums of all parties together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedapp.metrics.sums import (
     margin_edges,
 )
 
-N_GROUPS = 10  # of rows with like probabilities, to compare with how many are positive
+N_GROUPS = 10  # of rows with similar probabilities, for the calibration
 N_SCORE_BINS = 25
 
 
@@ -30,37 +30,26 @@ def curves(
     center: float = 0.0,
     threshold_bin: int | None = None,
 ) -> dict[str, Any]:
-    """What a report draws, as lists for JSON.
+    """What a report draws, as lists for JSON; arguments not named here as for ``statistics``.
 
     Parameters
     ----------
-    objective, statistics : as for ``scores``
-    n_points : int, >= 2
-        At most so many points of a curve; its two ends are always among them.
-    residual_range : float, > 0
-        The one given to ``statistics``.
-    center : float
-        The one given to ``statistics``.
-    threshold_bin : int, >= 0, or None
-        The first bin of the margin that is called positive at a chosen threshold, if there is one.
+    n_points : >= 2: most points of a curve, including its two ends.
+    threshold_bin : the first bin called positive at a chosen threshold, if there is one.
 
     Returns
     -------
     binary
         {"roc": {"fpr", "tpr"}}, empty lists without positives or negatives; and where there are
         both {"pr": {"recall", "precision"}}, {"calibration": {"predicted", "observed", "rows"}} of
-        groups of rows with like probabilities, {"histogram": {"edges", "negatives", "positives"}}
-        of the probability, {"confusion": 2 x 2} at probability 0.5, rows true, and
+        groups of rows with similar probabilities, {"histogram": {"edges", "negatives",
+        "positives"}} of the probability, {"confusion": 2 x 2} at probability 0.5, rows true, and
         {"confusion_at_threshold"}.
     multi
         {"confusion": [[...]]}, rows true.
     regression
-        {"residuals": {"edges": [n_bins + 1], "counts": [n_bins]}}, the outer bins with all that
-        lies beyond.
-
-    Raises
-    ------
-    ValueError : an argument breaks its rule.
+        {"residuals": {"edges": [n_bins + 1], "counts": [n_bins]}}, the outer bins with all rows
+        beyond.
     """
     check_statistics(objective, statistics)
     if n_points < 2:
@@ -78,28 +67,31 @@ def curves(
 def _binary_curves(
     statistics: Statistics, n_points: int, center: float, threshold_bin: int | None
 ) -> dict[str, Any]:
-    """Everything that the histogram of the margin tells."""
     histogram = statistics.histogram
     rates = dict(zip(("fpr", "tpr"), _thinned(*roc(histogram), n_points), strict=True))
     if not rates["fpr"].size:
         return {"roc": _lists(rates)}
     steps = dict(zip(("recall", "precision"), _precisions(histogram, n_points), strict=True))
-    # Of the middle of each bin; the outer ones are where it is 0 or 1.
+    # Probability at the middle of each bin; the outer bins have no middle and take their edge.
     edges = margin_edges(histogram.shape[1])
     ends = np.concatenate((edges[:1], edges, edges[-1:]))
     probabilities = sigmoid(center + (ends[1:] + ends[:-1]) / 2.0)
+    score_edges = np.linspace(0.0, 1.0, N_SCORE_BINS + 1)
+    negatives, positives = (
+        np.histogram(probabilities, score_edges, weights=weights)[0] for weights in histogram
+    )
     weight, _, hits, misses, alarms = (float(term) for term in statistics.sums[:N_OWN_SUMS])
-    found = {
+    curves = {
         "roc": _lists(rates),
         "pr": _lists(steps),
         "calibration": _lists(_calibration(histogram, probabilities)),
-        "histogram": _lists(_by_probability(histogram, probabilities)),
+        "histogram": _lists({"edges": score_edges, "negatives": negatives, "positives": positives}),
         "confusion": [[weight - hits - misses - alarms, alarms], [misses, hits]],
     }
     if threshold_bin is not None:
         below, above = histogram[:, :threshold_bin].sum(1), histogram[:, threshold_bin:].sum(1)
-        found["confusion_at_threshold"] = np.stack([below, above], axis=1).tolist()
-    return found
+        curves["confusion_at_threshold"] = np.stack([below, above], axis=1).tolist()
+    return curves
 
 
 def _lists(arrays: dict[str, Array]) -> dict[str, list[float]]:
@@ -107,11 +99,11 @@ def _lists(arrays: dict[str, Array]) -> dict[str, list[float]]:
 
 
 def _precisions(histogram: Array, n_points: int) -> tuple[Array, Array]:
-    """Recall and precision as the threshold falls; recall 0 has the precision of the first bin."""
+    """Recall and precision as the threshold falls; at recall 0 the first bin's precision."""
     negatives, positives = histogram[:, histogram.any(axis=0)][:, ::-1]
     hits, alarms = np.cumsum(positives), np.cumsum(negatives)
     recalls, precisions = hits / hits[-1], hits / (hits + alarms)
-    # Nothing is gained where no positive is added; a point at each bin that adds one.
+    # A point at each bin that adds positives; recall does not change elsewhere.
     adds = positives > 0
     recalls = np.concatenate(([0.0], recalls[adds]))
     precisions = np.concatenate((precisions[adds][:1], precisions[adds]))
@@ -119,7 +111,7 @@ def _precisions(histogram: Array, n_points: int) -> tuple[Array, Array]:
 
 
 def _calibration(histogram: Array, probabilities: Array) -> dict[str, Array]:
-    """Groups of as many rows each, as far as bins allow: mean probability, share of positives."""
+    """Groups of about as many rows each: mean probability, share of positives."""
     rows = histogram.sum(axis=0)
     used = rows > 0
     rows, positives, middles = rows[used], histogram[1, used], probabilities[used]
@@ -130,19 +122,12 @@ def _calibration(histogram: Array, probabilities: Array) -> dict[str, Array]:
     return {"predicted": predicted / weights, "observed": observed / weights, "rows": weights}
 
 
-def _by_probability(histogram: Array, probabilities: Array) -> dict[str, Array]:
-    """Weights of the two classes by probability, in bins of one width."""
-    edges = np.linspace(0.0, 1.0, N_SCORE_BINS + 1)
-    negatives, positives = (np.histogram(probabilities, edges, weights=w)[0] for w in histogram)
-    return {"edges": edges, "negatives": negatives, "positives": positives}
-
-
 def _thinned(x: Array, y: Array, n_points: int) -> tuple[Array, Array]:
-    """At most n_points points, evenly spaced along the curve; both ends stay."""
+    """At most n_points points, evenly spaced along the curve, including both ends."""
     if x.size <= n_points:
         return x, y
-    # The way along both axes; the first point at or past each of n_points even steps.
-    way = np.concatenate(([0.0], np.cumsum(np.abs(np.diff(x)) + np.abs(np.diff(y)))))
-    kept = np.searchsorted(way, np.linspace(0.0, way[-1], n_points))
-    kept = np.unique(np.minimum(kept, x.size - 1))
-    return x[kept], y[kept]
+    # Distance along both axes; the first point at or past each of n_points even steps.
+    distances = np.concatenate(([0.0], np.cumsum(np.abs(np.diff(x)) + np.abs(np.diff(y)))))
+    chosen = np.searchsorted(distances, np.linspace(0.0, distances[-1], n_points))
+    chosen = np.unique(np.minimum(chosen, x.size - 1))
+    return x[chosen], y[chosen]

@@ -1,4 +1,4 @@
-"""Names of the scores by objective, and which way each is better."""
+"""Names of the scores by objective, and whether larger or smaller is better."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedapp.trees.custom import CUSTOM, holds_metric
 from fedapp.trees.objective import AUTO, LOSSES, REGRESSION, check_objective, is_regression
 
 _OF_NUMBERS = ("rmse", "mae", "r2")
-NAMES = {  # the score that a run is judged by comes first
+NAMES = {  # the default score of a run comes first
     "binary:logistic": ("auc", "logloss", "accuracy", "f1", "precision", "recall", "ks", "pr_auc"),
     "multi:softprob": ("mlogloss", "accuracy", "balanced_accuracy", "macro_f1", "auc_ovr"),
     **{objective: _OF_NUMBERS for objective in LOSSES if is_regression(objective)},
@@ -52,35 +52,34 @@ LOSSES_OF = {
 
 
 def loss_metric(objective: str, tweedie_variance_power: float = 1.5) -> str:
-    """The score that training lowers."""
-    own = own_metrics(objective, tweedie_variance_power)
-    return own[0] if own else LOSSES_OF[objective]
+    """The score that training minimises."""
+    own_names = own_metrics(objective, tweedie_variance_power)
+    return own_names[0] if own_names else LOSSES_OF[objective]
 
 
 def default_metric(objective: str) -> str:
-    """Name of the score that a run is judged by; ValueError for an unknown objective."""
+    """The score that a run is judged by; a ValueError for an unknown objective."""
     check_objective(objective)
     return NAMES[objective][0]
 
 
 def own_metrics(objective: str, tweedie_variance_power: float) -> tuple[str, ...]:
-    """What an objective is scored by that is not among its scores of all runs."""
+    """Scores of an objective beyond those of every run."""
     if objective == "reg:tweedie":
         return (f"{WITH_POWER}@{tweedie_variance_power:g}",)
     return (_OWN[objective],) if objective in _OWN else ()
 
 
 def watched_metric(objective: str, eval_metrics: Sequence[str] = ()) -> str:
-    """The score that a run is judged by: the first of those asked for, or the default; none where
-    none is asked for while the objective is open."""
+    """The score that a run is judged by: the first requested or the default; "" while undecided."""
     if objective == AUTO and not eval_metrics:
         return ""
     return eval_metrics[0] if eval_metrics else default_metric(objective)
 
 
 def stopping_metric(objective: str, eval_metrics: Sequence[str] = ()) -> str:
-    """The score that early stopping follows: the first of those asked for, or the loss, which
-    unlike an AUC still tells rounds apart on few rows."""
+    """The score that early stopping follows: the first requested, or else the loss."""
+    # Unlike an AUC, the loss still distinguishes rounds on few rows.
     if not eval_metrics and (loss := loss_metric(objective)) in NAMES[objective]:
         return loss
     return watched_metric(objective, eval_metrics)
@@ -88,8 +87,8 @@ def stopping_metric(objective: str, eval_metrics: Sequence[str] = ()) -> str:
 
 def scored_names(objective: str, eval_metrics: Sequence[str]) -> tuple[str, ...]:
     """All scores of a run."""
-    own = NAMES[objective]
-    return (*own, *(name for name in eval_metrics if name not in own))
+    defaults = NAMES[objective]
+    return (*defaults, *(name for name in eval_metrics if name not in defaults))
 
 
 def is_custom(name: str) -> bool:
@@ -98,31 +97,33 @@ def is_custom(name: str) -> bool:
 
 
 def is_metric(name: str) -> bool:
-    """Whether it is known which way a score is better."""
+    """Whether a score is known as better if larger, or if smaller."""
     return name.partition("@")[0] in BETTER
 
 
 def larger_is_better(name: str) -> bool:
-    """Whether a larger score is the better one."""
+    """Whether a larger score is better."""
     return BETTER[name.partition("@")[0]]
 
 
 def check_metrics(objective: str, names: Sequence[str]) -> None:
-    """Hold the names of metrics against what an objective's rows can be scored by.
-
-    Raises
-    ------
-    ValueError : a metric that is none of them, or twice; a power that is no number in (1, 2).
-    """
-    known = EVAL_METRICS[objective]
+    """Check the names of metrics; a ValueError for one that the objective lacks, or twice."""
+    allowed = EVAL_METRICS[objective]
     for name in names:
         kind, at, power = name.partition("@")
         if is_custom(name):
-            _check_custom(objective)
+            if objective == "multi:softprob":
+                raise ValueError(f"eval-metric must be a name for {objective}, got a function")
+            if not holds_metric():
+                raise ValueError(
+                    "eval-metric must be a name where no function is given: a function is never "
+                    "sent, and fedapp.run(..., eval_metric=function) runs it by the local engine, "
+                    "got custom"
+                )
             continue
-        if kind not in known or (at and kind != WITH_POWER):
+        if kind not in allowed or (at and kind != WITH_POWER):
             raise ValueError(
-                f"eval-metric must be one or several of {', '.join(known)} for {objective}, "
+                f"eval-metric must be one or several of {', '.join(allowed)} for {objective}, "
                 f"got {name}"
             )
         if kind == WITH_POWER and not _is_power(power):
@@ -131,17 +132,6 @@ def check_metrics(objective: str, names: Sequence[str]) -> None:
             )
     if len(set(names)) < len(names):
         raise ValueError(f"eval-metric must name a metric once, got {','.join(names)}")
-
-
-def _check_custom(objective: str) -> None:
-    """Hold that a metric that is a function is one of this process, and can be added up."""
-    if objective == "multi:softprob":
-        raise ValueError(f"eval-metric must be a name for {objective}, got a function")
-    if not holds_metric():
-        raise ValueError(
-            "eval-metric must be a name where no function is given: a function is never sent, and "
-            "fedapp.run(..., eval_metric=function) runs it by the local engine, got custom"
-        )
 
 
 def _is_power(text: str) -> bool:

@@ -1,5 +1,4 @@
-"""Scores of few rows' influence: terms that are clipped, and sums that are made plausible again
-after noise."""
+"""Differentially private scores: terms are clipped, and noised sums are made plausible again."""
 
 from __future__ import annotations
 
@@ -11,19 +10,16 @@ from fedapp.metrics.adders import Array, Ints, WholeNumbers
 from fedapp.metrics.sums import N_OWN_SUMS, Statistics
 from fedapp.trees.objective import is_regression
 
-LOSS_POWER = 2  # a log loss past 4 nats counts as 4
-# Noise of a total over that of a cell: a few totals would else take most of the budget from the
-# histograms, whose noise is what moves the AUC.
+LOSS_POWER = 2  # log losses are clipped at 4 nats
+# Noise of a total over that of a cell. With equal noise a few totals would take most of the budget
+# from the histograms, whose noise determines the error of the AUC.
 TOTALS_NOISE = 2
 
 
 class ClippedNumbers(WholeNumbers):
-    """As whole numbers, of which a row of the largest weight moves each by as many units at most.
+    """Whole numbers, each of which a row of the largest weight changes by at most as many units.
 
-    Parameters
-    ----------
-    bounds : of the rows of all parties.
-    error_power : errors of numbers past 2 to this power count as so large.
+    ``error_power`` clips errors of regression at 2 to this power.
     """
 
     def __init__(self, bounds: Bounds, error_power: int) -> None:
@@ -32,14 +28,14 @@ class ClippedNumbers(WholeNumbers):
 
     @property
     def sensitivity(self) -> float:
-        """How far a row moves all that was added up so far (L2), in units: each total, over
-        ``TOTALS_NOISE``, and one cell of a table."""
+        """Most that a row changes all sums so far (L2), in units."""
+        # Each total, over TOTALS_NOISE, and one cell of each table.
         most = 2.0 ** (self.bounds.exponent(0) + self.bounds.heaviest)
         return float(most * np.sqrt(len(self.exponents) / TOTALS_NOISE**2 + self._n_tables))
 
     @property
     def n_totals(self) -> int:
-        """How many totals were added up; among sums they come first, cells after them."""
+        """Totals added up so far; among the sums they come before the cells."""
         return len(self.exponents)
 
     def cells(self, rows: Ints, columns: Ints, weights: Array, shape: tuple[int, int]) -> Ints:
@@ -59,10 +55,10 @@ class ClippedNumbers(WholeNumbers):
 
 
 def plausible(objective: str, found: Statistics) -> Statistics:
-    """Noised sums, moved to what rows could have.
+    """Noised sums, moved to values that rows could have.
 
-    Sums from the first bin up are made to rise, halfway between the nearest rising sums above and
-    below, so that a curve of them is not moved as a whole.
+    Cumulative sums over the bins are made to rise, halfway between the nearest rising sums above
+    and below, so that curves are not biased.
     """
     totals = np.maximum(np.cumsum(found.histogram, axis=1), 0)
     totals = np.minimum(totals, totals[:, -1:])
@@ -78,6 +74,7 @@ def _plausible_sums(objective: str, noised: NDArray[np.float64]) -> Array:
     weight = sums[0] = max(sums[0], 1.0)
     if is_regression(objective):
         label = sums[3]
+        # By Jensen, the sum of squared labels is at least the squared sum over the weight.
         sums[1:3] = np.maximum(sums[1:3], 0)
         sums[4] = max(sums[4], label**2 / weight)
         sums[N_OWN_SUMS:] = np.maximum(sums[N_OWN_SUMS:], 0)

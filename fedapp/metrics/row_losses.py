@@ -20,9 +20,9 @@ Array = NDArray[np.float64]
 
 _SMALLEST = 1e-16  # of a probability or a mean whose logarithm is taken
 _GAMMA_SHIFT = 1e-6  # XGBoost adds it to labels and predictions of the gamma deviance
-# How large a row's loss may be, see ``fedapp.metrics.adders``; of all others, as a deviance.
+# Bounds on a row's loss, see ``fedapp.metrics.adders``; all others are bounded as a deviance.
 _SIZES = {"logloss": "loss", "error": "weight", "rmse": "square", "mae": "error"}
-# What follows from the sums of all runs, or from the histogram.
+# Computed from the sums of every run, or from the histogram.
 DERIVED = ("aucpr", "merror")
 
 
@@ -33,7 +33,7 @@ def _log_loss(labels: Array, shares: Array) -> Array:
 
 
 def _error(labels: Array, shares: Array) -> Array:
-    # As float32, in which XGBoost holds probabilities.
+    # XGBoost's probabilities are float32.
     called = shares.astype(np.float32) > np.float32(0.5)
     return np.where(called, 1 - labels, labels)
 
@@ -64,20 +64,11 @@ def _tweedie(labels: Array, means: Array, power: float) -> Array:
     return losses
 
 
-def _squared(labels: Array, predictions: Array) -> Array:
-    squares: Array = (labels - predictions) ** 2
-    return squares
-
-
-def _absolute(labels: Array, predictions: Array) -> Array:
-    return np.abs(labels - predictions)
-
-
 _LOSSES: dict[str, Callable[[Array, Array], Array]] = {
     "logloss": _log_loss,
     "error": _error,
-    "rmse": _squared,
-    "mae": _absolute,
+    "rmse": lambda labels, predictions: (labels - predictions) ** 2,
+    "mae": lambda labels, predictions: np.abs(labels - predictions),
     "mape": _relative,
     "poisson-nloglik": _poisson,
     "gamma-deviance": _gamma,
@@ -85,7 +76,7 @@ _LOSSES: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def summed(objective: str, extra: Sequence[str]) -> tuple[str, ...]:
-    """Those of the asked metrics that need a sum of their own."""
+    """The requested metrics that need a sum of their own."""
     return tuple(name for name in extra if name not in (*NAMES[objective], *DERIVED))
 
 
@@ -97,29 +88,19 @@ def extra_sums(
     weights: Array,
     adder: Adder,
 ) -> list[Any]:
-    """Weighted sums over rows, one for each of ``summed``.
-
-    Parameters
-    ----------
-    predictions, labels, weights : float64, shape (n_rows,).
-    adder : of the rows.
-
-    Raises
-    ------
-    ValueError : a label at which a metric is not defined.
-    """
+    """Weighted sums over rows, float64 of shape (n_rows,), one for each of ``summed``."""
     rows = weights > 0
-    given, shares = (labels[rows], predictions[rows]), weights[rows]
+    pair, weights = (labels[rows], predictions[rows]), weights[rows]
     return [
-        custom_sum(*given, shares)
+        custom_sum(*pair, weights)
         if is_custom(name)
-        else adder.total(_SIZES.get(name, "deviance"), _losses(name, *given), shares)
+        else adder.total(_SIZES.get(name, "deviance"), _losses(name, *pair), weights)
         for name in summed(objective, extra)
     ]
 
 
 def _losses(name: str, labels: Array, predictions: Array) -> Array:
-    """Of each row, without its weight."""
+    """Unweighted loss of each row."""
     kind, _, power = name.partition("@")
     if kind == WITH_POWER:
         return _tweedie(labels, predictions, float(power))

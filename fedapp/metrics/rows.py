@@ -1,4 +1,4 @@
-"""Scores of pooled rows: of classes by their sums, of numbers by scikit-learn."""
+"""Scores of pooled rows: classification from sums, regression by scikit-learn."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from fedapp.trees.objective import exact_predictions
 def pooled(
     objective: str, margins: Rows, labels: Rows, weights: Rows, extra: Sequence[str] = ()
 ) -> dict[str, float]:
-    """The scores of ``scores``, exactly, from all rows; arguments as there.
+    """Exact scores from all rows; arguments as for ``statistics``.
 
-    They are scikit-learn's but for this: an undefined score is nan without a warning, auc ranks
+    They equal scikit-learn's, except that an undefined score is nan without a warning, auc ranks
     margins, so probabilities that round to 1 are no ties, and log losses clip no probability.
     """
     margins64, labels64, weights64 = checked_rows(objective, margins, labels, weights)
@@ -43,12 +43,11 @@ def pooled(
     more = extra_sums(objective, extra, predictions, *of_rows[1:], DOUBLES)
     sums = np.concatenate((sums, more))
     if objective == "binary:logistic":
-        given = of_rows[0][:, 0], *of_rows[1:]
-        histogram = _histogram(*given)
-        found = binary_scores(np.array(binary_sums(*given)), histogram)
-        return with_extra(objective, found, sums, extra, histogram)
-    found = _pooled_regression(predictions, *of_rows[1:])
-    return with_extra(objective, found, sums, extra)
+        binary_rows = of_rows[0][:, 0], *of_rows[1:]
+        histogram = _histogram(*binary_rows)
+        by_name = binary_scores(np.array(binary_sums(*binary_rows)), histogram)
+        return with_extra(objective, by_name, sums, extra, histogram)
+    return with_extra(objective, _pooled_regression(predictions, *of_rows[1:]), sums, extra)
 
 
 def _pooled_multi(
@@ -63,7 +62,7 @@ def _pooled_multi(
 
 
 def _histogram(margins: Array, labels: Array, weights: Array) -> Array:
-    """Class x bin, where every distinct margin has a bin of its own."""
+    """Class x bin, where every distinct margin is a bin."""
     points, bins = np.unique(margins, return_inverse=True)
     return DOUBLES.cells(labels.astype(np.int64), bins, weights, (2, points.size))
 

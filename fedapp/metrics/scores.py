@@ -1,4 +1,4 @@
-"""Scores read off the sums of all parties together."""
+"""Compute scores from the sums of all parties together."""
 
 from __future__ import annotations
 
@@ -12,49 +12,35 @@ from fedapp.metrics.sums import N_OWN_SUMS, Array, Statistics, check_statistics,
 # r2 divides by sum w y^2 - (sum w y)^2 / sum w. Below this share of its first term the difference
 # is rounding error of float64 sums (about n_rows * 2e-16 at worst).
 _MIN_SPREAD = 1e-12
-_ROUNDING = 1e-14  # of a line's height above 0, which is then 0
+_ROUNDING = 1e-14  # relative intercepts up to this count as 0
 
 
 def scores(objective: str, statistics: Statistics, extra: Sequence[str] = ()) -> dict[str, float]:
-    """Every score of the objective, from the statistics of all parties together.
-
-    Parameters
-    ----------
-    extra : the one given to ``statistics``; their scores follow.
+    """Every score of the objective, then those of ``extra``, the names given to ``statistics``.
 
     Returns
     -------
     name -> value, nan where it is undefined (no rows, no positives, constant target ...)
-        binary:logistic: auc, logloss, accuracy, f1, precision, recall, ks, pr_auc;
-        multi:softprob: accuracy, mlogloss, and means over the classes that have rows, each of the
-        same weight: balanced_accuracy (recall), auc_ovr (a class against all others), macro_f1
-        (here also over classes that are predicted alone); of numbers: rmse, mae, r2.
-
-    Raises
-    ------
-    ValueError : the statistics are not those of this objective.
+        Multi-class balanced_accuracy (recall), auc_ovr (a class against all others) and macro_f1
+        are unweighted means over the classes that have rows, macro_f1 also over classes that are
+        only predicted.
     """
     check_statistics(objective, statistics)
     sums, histogram = statistics.sums, statistics.histogram
     if objective == "multi:softprob":
         return with_extra(objective, multi_scores(sums, _by_class(statistics)), sums, extra)
-    own = sums[:N_OWN_SUMS]
     if objective == "binary:logistic":
-        found = binary_scores(own, histogram)
-        return with_extra(objective, found, sums, extra, histogram)
-    return with_extra(objective, _number_scores(own), sums, extra)
-
-
-def _number_scores(sums: Array) -> dict[str, float]:
-    """The scores of numbers, of their sums."""
-    weight, squares, absolutes, labels, label_squares = sums
+        by_name = binary_scores(sums[:N_OWN_SUMS], histogram)
+        return with_extra(objective, by_name, sums, extra, histogram)
+    weight, squares, absolutes, labels, label_squares = sums[:N_OWN_SUMS]
     spread = label_squares - ratio(labels * labels, weight)
     unexplained = squares / spread if spread > _MIN_SPREAD * label_squares else np.nan
-    return {
+    by_name = {
         "rmse": float(np.sqrt(ratio(squares, weight))),
         "mae": ratio(absolutes, weight),
         "r2": float(1.0 - unexplained),
     }
+    return with_extra(objective, by_name, sums, extra)
 
 
 def with_extra(
@@ -64,7 +50,7 @@ def with_extra(
     extra: Sequence[str],
     histogram: Array | None = None,
 ) -> dict[str, float]:
-    """Scores, and after them those that were asked for and are not among them."""
+    """Add the requested scores that are not among those given."""
     totals = dict(zip(summed(objective, extra), sums[N_OWN_SUMS:].tolist(), strict=False))
     for name in extra:
         if name in totals:
@@ -77,12 +63,11 @@ def with_extra(
 
 
 def score_errors(objective: str, statistics: Statistics) -> dict[str, float]:
-    """Bounds on ``|scores()[name] - exact score|`` of scores that histograms give; nan where the
-    score is.
+    """Bounds on ``|scores()[name] - exact score|`` of scores from histograms, nan where these are.
 
-    Only pairs of one bin can be ordered wrongly. ``auc`` counts each of them as one half: the error
-    is at most sum_b positives_b negatives_b / (2 P N); ``auc_ovr`` is a mean of such.
-    ``pr_auc`` takes all rows of a bin as one step: its precision lies between those with all of the
+    Only pairs of one bin can be in the wrong order. ``auc`` counts each of them as one half: the
+    error is at most sum_b positives_b negatives_b / (2 P N); ``auc_ovr`` is a mean of such.
+    ``pr_auc`` takes all rows of a bin as one step: its precision is between those with all of the
     bin's negatives first and all of its positives first.
     """
     check_statistics(objective, statistics)
@@ -118,7 +103,7 @@ def _pr_auc_error(histogram: Array) -> float:
 
 
 def multi_scores(sums: Array, by_class: Iterable[Array]) -> dict[str, float]:
-    """The scores of several classes, of their sums and the histogram of each against the others."""
+    """Multi-class scores from sums and the histogram of each class against the others."""
     weight, loss = sums[:2]
     counts = confusion(sums)
     hits, true, guessed = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
@@ -145,7 +130,7 @@ def _class_mean(values: list[float]) -> float:
 
 
 def binary_scores(sums: Array, histogram: Array) -> dict[str, float]:
-    """The scores of two classes, of their sums and their histogram."""
+    """Binary scores from sums and histogram."""
     weight, loss, hits, misses, alarms = map(float, sums)
     fpr, tpr = roc(histogram)
     return {
@@ -170,24 +155,16 @@ def _average_precision(histogram: Array) -> float:
 
 
 def area_under_precision_recall(histogram: Array) -> float:
-    """Area under the curve of precision over recall, as XGBoost's ``aucpr``.
+    """Area under precision over recall, as XGBoost's ``aucpr``; nan without both classes.
 
     Source: Davis and Goadrich 2006, "The relationship between Precision-Recall and ROC curves":
     between two thresholds false positives grow linearly with true positives.
-
-    Parameters
-    ----------
-    histogram : float64, shape (2, n_bins): weights of negatives and positives by score.
-
-    Returns
-    -------
-    In [0, 1]; nan without both classes.
     """
     negatives, positives = histogram[:, histogram.any(axis=0)][:, ::-1]
     n_positives = positives.sum()
     if not (negatives.any() and positives.any()):
         return np.nan
-    rises = positives > 0  # elsewhere recall stays
+    rises = positives > 0  # elsewhere recall does not change
     alarms, hits = np.cumsum(negatives)[rises], np.cumsum(positives)[rises]
     gained = positives[rises]
     before, alarms_before = hits - gained, alarms - negatives[rises]

@@ -1,4 +1,4 @@
-"""One party's rows as sums that add up over parties, and the rules on both."""
+"""Sums of one party's rows that add up over parties, and checks of both."""
 
 from __future__ import annotations
 
@@ -18,43 +18,32 @@ from fedapp.trees.objective import LOSSES, check_objective, exact_predictions, i
 Array: TypeAlias = NDArray[np.float64]
 Rows: TypeAlias = NDArray[np.float32]
 
-# Distances of a margin from the centre of its histogram: bins are of one width below _NEAR, and
-# the outer ones take what lies beyond _FAR.
+# Distances of a margin from the centre of its histogram: bins have equal width below _NEAR, and
+# the outer ones have all rows beyond _FAR.
 _NEAR, _FAR = 1e-3, 50.0
-# The classes of multi:softprob share the bins, so that their histograms are as large as those of
-# two classes; a class has so many at least.
+# Least bins of a class. The classes of multi:softprob share the bins, so that their histograms are
+# as large as those of two classes.
 _FEWEST_CLASS_BINS = 32
-# Margins of classes are sums of exponentials: below this many decimals they differ by the order in
-# which these were added.
+# Margins of classes are sums of exponentials; further decimals depend on the order of the sum.
 _DECIMALS = 9
 N_OWN_SUMS = 5  # of two classes and of numbers
-# Of a cell or a sum: products of two, summed over all bins, stay within float64.
+# Largest cell or sum: products of two, summed over all bins, stay within float64.
 MOST_WEIGHT = 1e100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
-    """Sums over the rows of one party, or of several; the module's table says which.
-
-    Parameters
-    ----------
-    sums : float64, shape (n_sums,)
-    histogram : float64, shape (n_rows_h, n_bins_h)
-        Sum of weights in each cell.
-    """
+    """Sums over the rows of one party or of several, as in the table of ``fedapp.metrics``."""
 
     sums: Array
     histogram: Array
 
     def __add__(self, other: Statistics) -> Statistics:
-        """Statistics of the rows of both; ValueError where the shapes differ."""
-        mine, theirs = self._shapes(), other._shapes()
-        if mine != theirs:
-            raise ValueError(f"statistics must be of one shape, got {mine} and {theirs}")
+        """Statistics of the rows of both; a ValueError where the shapes differ."""
+        left, right = ((one.sums.shape, one.histogram.shape) for one in (self, other))
+        if left != right:
+            raise ValueError(f"statistics must be of one shape, got {left} and {right}")
         return Statistics(self.sums + other.sums, self.histogram + other.histogram)
-
-    def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return self.sums.shape, self.histogram.shape
 
 
 def statistics(
@@ -69,37 +58,23 @@ def statistics(
     extra: Sequence[str] = (),
     adder: Adder = DOUBLES,
 ) -> Statistics:
-    """Sums of one party's rows, for ``scores``.
+    """Sums of one party's rows, for ``scores``, in the numbers of ``adder``.
 
     Parameters
     ----------
-    objective : one of those in the module's table
-    margins : float32, shape (n, n_outputs)
-        Model output before sigmoid or softmax; n may be 0.
-    labels : float32, shape (n,)
-        Class ids, or values for regression.
+    margins : float32, shape (n, n_outputs), before sigmoid or softmax; n may be 0.
+    labels : float32, shape (n,), class ids, or values for regression.
     weights : float32, shape (n,), >= 0
-    n_bins : int, >= 2
-        Bins of the histogram; the classes of multi:softprob share them.
-    residual_range : float, > 0
-        Regression alone: the histogram spans [-residual_range, residual_range], its outer bins
-        take what lies beyond.
-    center : float
-        binary:logistic alone: the margin around which bins are narrowest, for a young model's
-        margins all lie close to the base margin.
-    fewest : int, >= 0
-        Rows of positive weight that a bin must have, or none: those of a bin with fewer are counted
-        in one with those of its neighbours.
-    extra : names of metrics to score beside those of the objective, as ``eval-metric`` has them.
-    adder : of the rows.
-
-    Returns
-    -------
-    Statistics, in the numbers of ``adder``.
+    n_bins : >= 2, of the histogram; the classes of multi:softprob share them.
+    residual_range : regression only, > 0: the outer bins have all rows beyond.
+    center : binary:logistic only: the margin around which bins are narrowest, as a young model's
+        margins are all close to the base margin.
+    fewest : least rows of positive weight of a non-empty bin: smaller bins are merged.
+    extra : names of additional metrics, as in ``eval-metric``.
 
     Raises
     ------
-    ValueError : an argument breaks its rule. The text never holds a label.
+    ValueError : an argument breaks its rule. The text never contains a label.
     """
     margins64, labels64, weights64 = checked_rows(objective, margins, labels, weights)
     if n_bins < 2:
@@ -107,15 +82,14 @@ def statistics(
     if objective == "multi:softprob":
         return _multi_statistics(margins64, labels64, weights64, n_bins, fewest, adder)
     is_binary, needs_sums = objective == "binary:logistic", bool(summed(objective, extra))
-    if is_binary and not needs_sums:  # which go by margins alone
+    if is_binary and not needs_sums:  # the sums of two classes need only margins
         predictions = margins64[:, 0]
     else:
         predictions = exact_predictions(objective, margins64)[:, 0]
     if is_binary:
-        given = margins64[:, 0], labels64, weights64
-        bins = _merged(_margin_bins(given[0] - center, n_bins), weights64, fewest)
+        bins = _merged(_margin_bins(margins64[:, 0] - center, n_bins), weights64, fewest)
         histogram = adder.cells(labels64.astype(np.int64), bins, weights64, (2, n_bins))
-        sums = binary_sums(*given, adder)
+        sums = binary_sums(margins64[:, 0], labels64, weights64, adder)
     else:
         check_residual_range(residual_range)
         numbers = labels64, weights64, n_bins, residual_range, fewest
@@ -127,7 +101,7 @@ def statistics(
 def checked_rows(
     objective: str, margins: Rows, labels: Rows, weights: Rows
 ) -> tuple[Array, Array, Array]:
-    """The arrays in float64, after every check that needs no other argument."""
+    """The arrays in float64, after all checks that need no other argument."""
     check_objective(objective)
     is_multi, n_rows = objective == "multi:softprob", margins.shape[:1]
     n_outputs = margins.shape[1] if margins.ndim == 2 else 0
@@ -163,7 +137,7 @@ def confusion(sums: Array) -> Array:
 
 @lru_cache(maxsize=8)
 def margin_edges(n_bins: int) -> Array:
-    """Where a histogram's bins begin, but for the first one, as distances from its centre.
+    """Lower edges of a histogram's bins but the first, as distances from its centre.
 
     They widen with the distance: linear up to _NEAR, then geometric.
     """
@@ -174,13 +148,13 @@ def margin_edges(n_bins: int) -> Array:
 
 
 def class_margins(margins: Array) -> Array:
-    """Log odds of each class: as probabilities order rows, but none rounds to 1."""
+    """Log odds of each class: they order rows as probabilities do, but none rounds to 1."""
     places, best = np.arange(len(margins)), margins.argmax(axis=1)
     powers = np.exp(margins - margins[places, best][:, None])
     others = powers.sum(axis=1, keepdims=True) - powers
-    rest = powers.copy()
-    rest[places, best] = 0.0
-    others[places, best] = rest.sum(axis=1)  # without the difference to a sum that is almost 1
+    without_best = powers.copy()
+    without_best[places, best] = 0.0
+    others[places, best] = without_best.sum(axis=1)  # summed, as 1 minus the best would cancel
     smallest = np.finfo(np.float64).tiny
     odds = np.log(np.maximum(powers, smallest)) - np.log(np.maximum(others, smallest))
     rounded: Array = np.round(odds, _DECIMALS)
@@ -188,7 +162,7 @@ def class_margins(margins: Array) -> Array:
 
 
 def check_statistics(objective: str, statistics: Statistics) -> None:
-    """Hold statistics against the form that the objective gives them; ValueError."""
+    """Check that statistics have the form of the objective; a ValueError."""
     check_objective(objective)
     sums, histogram = statistics.sums, statistics.histogram
     n_rows, n_bins = histogram.shape if histogram.ndim == 2 else (0, 0)
@@ -212,7 +186,7 @@ def check_statistics(objective: str, statistics: Statistics) -> None:
 
 
 def binary_sums(margins: Array, labels: Array, weights: Array, adder: Adder = DOUBLES) -> list[Any]:
-    """Sums of binary:logistic."""
+    """Sums of binary:logistic, as in the table of ``fedapp.metrics``."""
     losses = np.logaddexp(0.0, margins) - labels * margins
     guesses = margins >= 0
     counts = guesses * labels, ~guesses * labels, guesses * (1 - labels)
@@ -224,21 +198,21 @@ def binary_sums(margins: Array, labels: Array, weights: Array, adder: Adder = DO
 
 
 def _margin_bins(distances: Array, n_bins: int) -> NDArray[np.int64]:
-    """The bin of each distance from the centre."""
     return np.searchsorted(margin_edges(n_bins), distances, side="right").astype(np.int64)
 
 
 def _merged(bins: NDArray[np.int64], weights: Array, fewest: int) -> NDArray[np.int64]:
-    """Bins of rows such that none has fewer rows with weight: neighbours share the mean one."""
+    """Bins of rows, merged until each has at least ``fewest`` rows with weight."""
     n_rows = np.bincount(bins[weights > 0]) if fewest else np.empty(0, dtype=np.int64)
     if not n_rows.any():
         return bins
-    groups, n_groups, held = np.zeros(len(n_rows), dtype=np.int64), 0, 0
+    groups, n_groups, size = np.zeros(len(n_rows), dtype=np.int64), 0, 0
     for bin_id, count in enumerate(n_rows.tolist()):
-        groups[bin_id], held = n_groups, held + count
-        if held >= fewest:
-            n_groups, held = n_groups + 1, 0
-    # What is left over at the end has too few rows for a group of its own.
+        groups[bin_id], size = n_groups, size + count
+        if size >= fewest:
+            n_groups, size = n_groups + 1, 0
+    # The last bins may have too few rows for a group: they join the one before. A group's rows
+    # are counted in its mean bin.
     groups = np.minimum(groups, max(n_groups - 1, 0))
     totals = np.bincount(groups, n_rows)
     means = np.bincount(groups, n_rows * np.arange(len(n_rows))) // np.maximum(totals, 1)
@@ -250,13 +224,14 @@ def _multi_statistics(
     margins: Array, labels: Array, weights: Array, n_bins: int, fewest: int, adder: Adder
 ) -> Statistics:
     n_classes, class_ids = margins.shape[1], labels.astype(np.int64)
-    n_own, center = max(_FEWEST_CLASS_BINS, n_bins // n_classes), -np.log(n_classes - 1)
+    # At equal probabilities the log odds of a class are -log(n_classes - 1).
+    n_class_bins, center = max(_FEWEST_CLASS_BINS, n_bins // n_classes), -np.log(n_classes - 1)
     histograms = [
         adder.cells(
             (class_ids == one).astype(np.int64),
-            _merged(_margin_bins(odds - center, n_own), weights, fewest),
+            _merged(_margin_bins(odds - center, n_class_bins), weights, fewest),
             weights,
-            (2, n_own),
+            (2, n_class_bins),
         )
         for one, odds in enumerate(class_margins(margins).T)
     ]
@@ -267,7 +242,7 @@ def _multi_statistics(
 def multi_sums(
     margins: Array, class_ids: NDArray[np.int64], weights: Array, adder: Adder = DOUBLES
 ) -> Array:
-    """Sums of multi:softprob."""
+    """Sums of multi:softprob, as in the table of ``fedapp.metrics``."""
     n_rows, n_classes = margins.shape
     shifted = margins - margins.max(axis=1, keepdims=True)
     logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))

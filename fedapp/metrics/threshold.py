@@ -1,7 +1,7 @@
-"""A threshold of two classes: chosen by the best F1 on rows that do not test, and scores there.
+"""A threshold for two classes: the best F1 on rows that are not test rows, and scores at it.
 
-A row is called positive where its probability is at or above the threshold. From histograms the
-threshold is where a bin begins, and the scores at it are exact.
+A row is called positive where its probability is at or above the threshold. With histograms the
+threshold is the lower edge of a bin, and the scores at it are exact.
 """
 
 from __future__ import annotations
@@ -26,18 +26,12 @@ BINARY = "binary:logistic"
 
 
 def threshold_rows(has_valid: bool) -> str:
-    """Part of the rows that the threshold is chosen on: never those that test."""
+    """The subset that the threshold is chosen on: never the test rows."""
     return "valid" if has_valid else "train"
 
 
 def best_bin(statistics: Statistics) -> int | None:
-    """The first bin that is called positive where F1 is best, the higher one of equals; None
-    without positives.
-
-    Parameters
-    ----------
-    statistics : of binary:logistic, of all parties together.
-    """
+    """The first bin called positive at the best F1, the last of ties; None without positives."""
     check_statistics(BINARY, statistics)
     negatives, positives = statistics.histogram
     if not positives.any():
@@ -49,12 +43,7 @@ def best_bin(statistics: Statistics) -> int | None:
 
 
 def scores_from_bin(statistics: Statistics, first: int, center: float = 0.0) -> dict[str, float]:
-    """Scores where the bins from ``first`` on are called positive, and the threshold.
-
-    Parameters
-    ----------
-    center : the one given to ``statistics``.
-    """
+    """The threshold, and scores where the bins from ``first`` on are called positive."""
     check_statistics(BINARY, statistics)
     negatives, positives = statistics.histogram
     edges = np.concatenate(([-np.inf], margin_edges(positives.size)))
@@ -63,14 +52,15 @@ def scores_from_bin(statistics: Statistics, first: int, center: float = 0.0) -> 
 
 
 def best_margin(margins: Rows, labels: Rows, weights: Rows) -> float | None:
-    """The threshold of the best F1 as a margin, between those of two rows, the higher one of
-    equals; None without positives. Arguments as for ``pooled`` of binary:logistic.
+    """The threshold of the best F1, between the margins of two rows; None without positives.
+
+    Of ties it is the highest. Arguments as for ``pooled`` of binary:logistic.
     """
-    found, truth, shares = checked_rows(BINARY, margins, labels, weights)
+    margins64, truth, shares = checked_rows(BINARY, margins, labels, weights)
     rows = shares > 0
     if not (truth[rows] > 0).any():
         return None
-    points, places = np.unique(found[rows, 0], return_inverse=True)
+    points, places = np.unique(margins64[rows, 0], return_inverse=True)
     positives, negatives = (
         np.bincount(places, shares[rows] * of_class, minlength=points.size).astype(np.float64)
         for of_class in (truth[rows], 1.0 - truth[rows])
@@ -83,15 +73,15 @@ def best_margin(margins: Rows, labels: Rows, weights: Rows) -> float | None:
 def scores_from_margin(
     margins: Rows, labels: Rows, weights: Rows, threshold: float
 ) -> dict[str, float]:
-    """Scores where rows of a margin of ``threshold`` and more are called positive."""
-    found, truth, shares = checked_rows(BINARY, margins, labels, weights)
-    called = shares * (found[:, 0] >= threshold)
+    """Scores where rows with margins >= ``threshold`` are called positive."""
+    margins64, truth, shares = checked_rows(BINARY, margins, labels, weights)
+    called = shares * (margins64[:, 0] >= threshold)
     hits, alarms = float(called @ truth), float(called @ (1.0 - truth))
     return _named(threshold, hits, alarms, float(shares @ truth))
 
 
 def _last_best(hits: Array, alarms: Array, n_positives: float) -> int:
-    """Place of the largest F1, the last of equals."""
+    """Index of the largest F1, the last of ties."""
     f1s = 2.0 * hits / (hits + alarms + n_positives)
     return int(f1s.size - 1 - np.argmax(f1s[::-1]))
 
@@ -109,27 +99,19 @@ def _named(margin: float, hits: float, alarms: float, n_positives: float) -> dic
 def pooled_subsets(
     objective: str, rows: Mapping[str, tuple[Rows, Rows, Rows]], extra: Sequence[str] = ()
 ) -> dict[str, dict[str, float]]:
-    """``pooled`` of every subset of the rows; of two classes with the scores at the threshold.
+    """``pooled`` for margins, labels and weights of "train", "valid" and "test"; {} without rows.
 
-    Parameters
-    ----------
-    rows : margins, labels and weights by subset ("train", "valid", "test"; the first two choose the
-        threshold).
-    extra : as for ``pooled``.
-
-    Returns
-    -------
-    Scores by subset; none for a subset without rows.
+    For two classes also the scores at the threshold, which is chosen on the first two subsets.
     """
     scores = {
-        subset: pooled(objective, *given, extra) if len(given[1]) else {}
-        for subset, given in rows.items()
+        subset: pooled(objective, *arrays, extra) if len(arrays[1]) else {}
+        for subset, arrays in rows.items()
     }
     if objective != BINARY:
         return scores
     chosen = rows.get(threshold_rows(bool(scores.get("valid"))))
     margin = best_margin(*chosen) if chosen is not None else None
     if margin is not None:
-        for subset in (subset for subset, found in scores.items() if found):
+        for subset in (name for name, subset_scores in scores.items() if subset_scores):
             scores[subset] |= scores_from_margin(*rows[subset], margin)
     return scores

@@ -1,1 +1,1 @@
-"""Messages as Flower records, their delivery, and the ledger of what was sent."""
+"""Messages as Flower records, their delivery, and the ledger of traffic."""

@@ -1,14 +1,14 @@
-"""Messages <-> Flower records. Nothing is pickled; everything is checked, on both sides.
+"""Messages <-> Flower records. Nothing is pickled, and both sides check everything.
 
 A message becomes one or two records of one ``RecordDict``::
 
     envelope  ConfigRecord   format, model id, step, checkpoint, attempt, gap, method; content
-    content   ArrayRecord    one array of bytes, where they are many
+    content   ArrayRecord    one array of bytes, only if they are many
 
-The content is all fields, as ``wire.layout`` lays them out. Flower stores, hashes and sends every
-record, and of every array two more objects, as objects of their own, in a deployment with a request
-each on every hop; so a small content goes with the envelope. It cuts arrays into pieces, and the
-values of a ConfigRecord not, so a large one is an array.
+The content is all fields, in the layout of ``wire.layout``. In a deployment Flower makes a request
+on every hop for each record and for two more objects an array, so a small content goes with the
+envelope. A large one is an array, because Flower splits arrays into chunks, but not the values of a
+ConfigRecord.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_WITH_ENVELOPE = 2**20  # bytes of a content
 RAW, BYTES = "fedapp.raw", "|u1"
 METHOD = re.compile(r"[a-z0-9-]{0,64}")
 ENVELOPE, CONTENT = "envelope", "content"
-# A site's codes of errors, whose texts begin with its name; Flower's own end well below.
+# Error codes of sites, whose texts begin with the site's name; Flower's codes are far below.
 REFUSED, FAILED, WAITING, DIVERGED = 1000, 1001, 1002, 1003
 
 
@@ -42,10 +42,9 @@ class Envelope:
     ----------
     model_id : names the model at every site; drawn by the server.
     step : number of the exchange, from 1.
-    checkpoint : the last step whose state a site must be able to go back to.
-    attempt : how often the server has been started for this model, less one.
-    gap : steps since this party was last asked; 0 where a server started anew cannot know.
-    method : of the run, for the sites to allow or refuse; "" only in tests.
+    checkpoint : the last step to which a site must be able to go back.
+    attempt : restarts of the server for this model.
+    gap : steps since this party was last asked; 0 if a restarted server cannot know.
     """
 
     model_id: str
@@ -57,18 +56,14 @@ class Envelope:
 
 
 def to_records(content: Content, envelope: Envelope) -> RecordDict:
-    """Lay a message and its envelope out for Flower.
-
-    Raises
-    ------
-    ProtocolError : a scalar or an array is of a kind that no message has.
-    """
+    """Lay a message and its envelope out for Flower; a ProtocolError if a field is of no kind."""
     return records_of(to_bytes(content), envelope)
 
 
 def records_of(data: bytes, envelope: Envelope) -> RecordDict:
-    """The same, of a message that is laid out as bytes already."""
-    # Messages of one exchange, and their replies, have mostly the same envelope.
+    """``to_records`` for a message that is already laid out as bytes."""
+    # Copied from a cache: the messages of one exchange mostly have the same envelope, and Flower
+    # checks each value that is set.
     head = _head(envelope).copy()
     if len(data) <= MOST_WITH_ENVELOPE:
         head[CONTENT] = data
@@ -79,7 +74,6 @@ def records_of(data: bytes, envelope: Envelope) -> RecordDict:
 
 @lru_cache(maxsize=8)
 def _head(envelope: Envelope) -> ConfigRecord:
-    """An envelope as Flower's record; to be copied, as Flower checks each value that is set."""
     return ConfigRecord(
         {
             "format": WIRE_FORMAT,
@@ -94,23 +88,21 @@ def _head(envelope: Envelope) -> ConfigRecord:
 
 
 def from_records(records: RecordDict, party: str) -> tuple[Envelope, Content]:
-    """Read what ``to_records`` laid out.
-
-    Returns
-    -------
-    The envelope, and the message; its arrays are read-only views of the bytes that came.
-
-    Raises
-    ------
-    ProtocolError : records are missing or of another format, or the bytes are no message.
-    """
+    """Inverse of ``to_records``; arrays are read-only views of the bytes received."""
     try:
-        head = _envelope_of(records)
+        record = records[ENVELOPE]
+        if not isinstance(record, ConfigRecord):
+            raise KeyError(ENVELOPE)
+        # Flower's ``config_records`` would copy and check all records.
+        head: dict[str, Any] = dict(record.items())
         if head["format"] != WIRE_FORMAT:
             rule = f"must be {WIRE_FORMAT}, got {head['format']!r}; update fedapp at all parties"
             raise ProtocolError(party, "message", "format", rule)
         steps = {key: _whole(head[key]) for key in ("step", "checkpoint", "attempt", "gap")}
-        envelope = Envelope(str(head["model-id"]), **steps, method=_method(head["method"]))
+        method = head["method"]
+        if not isinstance(method, str) or not METHOD.fullmatch(method):
+            raise ValueError("no name of a method")
+        envelope = Envelope(str(head["model-id"]), **steps, method=method)
         data = _content(records, head)
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(
@@ -122,43 +114,27 @@ def from_records(records: RecordDict, party: str) -> tuple[Envelope, Content]:
 def n_bytes(records: RecordDict) -> int:
     """Size of a message in bytes: its content, and of the envelope 8 a number, 1 an ASCII letter.
 
-    Flower's own ``count_bytes`` would add its names for things.
+    Unlike Flower's ``count_bytes`` it excludes Flower's field names.
     """
-    found = 0
+    total = 0
     for record in records.values():
         for value in record.values():
             if isinstance(value, FlowerArray):
-                found += len(value.data)
+                total += len(value.data)
             else:
                 text = value.encode() if isinstance(value, str) else value
-                found += len(text) if isinstance(text, bytes) else 8
-    return found
-
-
-def _envelope_of(records: RecordDict) -> dict[str, Any]:
-    """The values of the envelope; Flower's ``config_records`` would copy and check all records."""
-    head = records[ENVELOPE]
-    if not isinstance(head, ConfigRecord):
-        raise KeyError(ENVELOPE)
-    return dict(head.items())
+                total += len(text) if isinstance(text, bytes) else 8
+    return total
 
 
 def _whole(value: Any) -> int:
-    """A whole number >= 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{value!r} is no whole number >= 0")
     return value
 
 
-def _method(value: Any) -> str:
-    """A text that may be a method's name."""
-    if not isinstance(value, str) or not METHOD.fullmatch(value):
-        raise ValueError("no name of a method")
-    return value
-
-
 def _content(records: RecordDict, head: dict[str, Any]) -> bytes:
-    """The bytes with the envelope, or of the one array there is."""
+    """The content's bytes, in the envelope or in the only array."""
     data = head.get(CONTENT)
     if isinstance(data, bytes) and len(records) == 1:
         return data

@@ -1,4 +1,4 @@
-"""A message as scalars and arrays by name, each held against its declared form on both sides."""
+"""A message as scalars and arrays by name, each checked against its declared form on both sides."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedapp.messages.parcels import Parcel, Parcels, pack_parcels, unpack_parcel
 
 M = TypeVar("M", bound=Message)
 Scalar = bool | int | float | str | list[str]
-LONGEST = 1000  # letters of a text
-# Control characters, marks that reverse the direction of writing, and halves of characters.
+LONGEST = 1000  # characters of a text
+# Control characters, marks that change the direction of writing, and lone surrogates.
 UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -32,16 +32,7 @@ class Content:
 
 
 def take_apart(message: Message, party: str, parcels: Iterable[Parcel] = ()) -> Content:
-    """Check a message and split it into scalars and arrays.
-
-    Parameters
-    ----------
-    parcels : what travels beside the fields of a message that carries letters.
-
-    Raises
-    ------
-    ProtocolError : a field breaks its form.
-    """
+    """Check a message and split it, with the parcels beside its fields, into scalars and arrays."""
     kind = type(message)
     values = {name: getattr(message, name) for name in kind.forms}
     if kind.carries_letters:
@@ -55,12 +46,7 @@ def take_apart(message: Message, party: str, parcels: Iterable[Parcel] = ()) -> 
 
 
 def put_together(kind: type[M], content: Content, party: str) -> M:
-    """Rebuild a message of a known class and check it.
-
-    Raises
-    ------
-    ProtocolError : another class, a field too many or too few, or a field breaks its form.
-    """
+    """Rebuild a message of the given class and check it."""
     if content.name != kind.wire_name:
         raise ProtocolError(party, kind.wire_name, "class", f"must be this one, got {content.name}")
     values: dict[str, Any] = {**content.scalars, **content.arrays}
@@ -76,19 +62,14 @@ def put_together(kind: type[M], content: Content, party: str) -> M:
 
 
 def enclose(content: Content, parcels: Iterable[Parcel]) -> Content:
-    """A message that carries letters, with these parcels instead of its own."""
+    """A message that carries letters, with its parcels replaced by these."""
     packed = take_apart(pack_parcels(parcels), "sender")
-    own = without_parcels(content)
-    return Content(own.name, {**own.scalars, **packed.scalars}, {**own.arrays, **packed.arrays})
+    bare = without_parcels(content)
+    return Content(bare.name, {**bare.scalars, **packed.scalars}, {**bare.arrays, **packed.arrays})
 
 
 def enclosed(content: Content) -> list[Parcel]:
-    """The parcels of a message that has been put together; none if it carries no letters.
-
-    Raises
-    ------
-    ValueError : peers, ends and bytes do not fit together.
-    """
+    """The parcels of a message that has been put together; none if it carries no letters."""
     if "peers" not in content.scalars:
         return []
     peers: Any = content.scalars["peers"]
@@ -97,19 +78,17 @@ def enclosed(content: Content) -> list[Parcel]:
 
 
 def without_parcels(content: Content) -> Content:
-    """A message's own fields alone."""
+    """A message's fields without its parcels."""
     scalars = {name: one for name, one in content.scalars.items() if name not in Parcels.forms}
     arrays = {name: one for name, one in content.arrays.items() if name not in Parcels.forms}
     return Content(content.name, scalars, arrays)
 
 
 def _forms(kind: type[Message]) -> Mapping[str, tuple[Any, Form | Range | None]]:
-    """Of the fields, and of the parcels beside them."""
     return {**kind.forms, **Parcels.forms} if kind.carries_letters else kind.forms
 
 
 def _check(kind: type[Message], values: Mapping[str, Any], party: str) -> None:
-    """Hold every field against its form."""
     sizes: dict[str, int] = {}
     for name, (base, form) in _forms(kind).items():
         broken = (
@@ -122,15 +101,17 @@ def _check(kind: type[Message], values: Mapping[str, Any], party: str) -> None:
 
 
 def _broken_array(value: Any, form: Form, sizes: dict[str, int]) -> str:
-    """The rule an array breaks, or nothing."""
+    """The rule that an array breaks, or ""."""
     if not isinstance(value, np.ndarray) or value.dtype != form.dtype:
         return f"must be {form.dtype}, got {getattr(value, 'dtype', type(value).__name__)}"
     if value.ndim != len(form.shape):
         return f"must have {len(form.shape)} dimensions, got {value.ndim}"
-    for wanted, size in zip(form.shape, value.shape, strict=True):
-        known = wanted if isinstance(wanted, int) else sizes.setdefault(wanted, size)
-        if size != known:
-            return _broken_size(value, form, sizes)
+    for place, (wanted, size) in enumerate(zip(form.shape, value.shape, strict=True), start=1):
+        # The first array with a named dimension fixes its size.
+        expected = wanted if isinstance(wanted, int) else sizes.setdefault(wanted, size)
+        if size != expected:
+            name = "" if isinstance(wanted, int) else f" ({wanted})"
+            return f"must have size {expected}{name} in dimension {place}, got {size}"
     if not value.size:
         return ""
     if value.dtype.kind == "f":
@@ -139,36 +120,18 @@ def _broken_array(value: Any, form: Form, sizes: dict[str, int]) -> str:
             finite |= np.isnan(value)
         if not finite.all():
             return "must be finite"
-    # The least and the largest one: a NaN, where it may be, hides them, and is neither.
+    # fmin and fmax ignore NaN; minimum and maximum would return it.
     least = np.fmin.reduce if form.nan else np.minimum.reduce
     largest = np.fmax.reduce if form.nan else np.maximum.reduce
-    if form.low is not None and (found := least(value, axis=None)) < form.low:
-        return f"must be >= {form.low}, got {found}"
-    if form.high is not None and (found := largest(value, axis=None)) > form.high:
-        return f"must be <= {form.high}, got {found}"
+    if form.low is not None and (extreme := least(value, axis=None)) < form.low:
+        return f"must be >= {form.low}, got {extreme}"
+    if form.high is not None and (extreme := largest(value, axis=None)) > form.high:
+        return f"must be <= {form.high}, got {extreme}"
     return ""
 
 
-def _broken_size(value: Array, form: Form, sizes: Mapping[str, int]) -> str:
-    """The first dimension that has not the size it must have."""
-    for place, (wanted, size) in enumerate(zip(form.shape, value.shape, strict=True), start=1):
-        known = wanted if isinstance(wanted, int) else sizes[wanted]
-        if size != known:
-            name = "" if isinstance(wanted, int) else f" ({wanted})"
-            return f"must have size {known}{name} in dimension {place}, got {size}"
-    raise AssertionError("some dimension has another size")
-
-
-def _broken_text(texts: tuple[str, ...]) -> str:
-    """The rule texts break, or nothing: they reach terminals, logs and pages of others."""
-    if UNPRINTABLE.search("".join(texts)):
-        return "must have no control characters but tab and line feed"
-    longest = max(map(len, texts), default=0)
-    return f"must be of at most {LONGEST} letters, got {longest}" if longest > LONGEST else ""
-
-
 def _broken_scalar(value: Any, base: Any, form: Range | None) -> str:
-    """The rule a scalar breaks, or nothing."""
+    """The rule that a scalar breaks, or ""."""
     if base is tuple:
         if not isinstance(value, tuple):
             return f"must be a list of texts, got {type(value).__name__}"
@@ -179,8 +142,12 @@ def _broken_scalar(value: Any, base: Any, form: Range | None) -> str:
     if isinstance(value, float) and not np.isfinite(value):
         return f"must be finite, got {value}"
     texts = (value,) if isinstance(value, str) else value
-    if isinstance(texts, tuple) and (broken := _broken_text(texts)):
-        return broken
+    if isinstance(texts, tuple):  # shown in terminals, logs and pages of other parties
+        if UNPRINTABLE.search("".join(texts)):
+            return "must have no control characters but tab and line feed"
+        longest = max(map(len, texts), default=0)
+        if longest > LONGEST:
+            return f"must be of at most {LONGEST} letters, got {longest}"
     if form is None:
         return ""
     measured = len(value) if isinstance(value, str | tuple) else value

@@ -1,7 +1,7 @@
-"""Messages through a Flower Grid, each answered once or named as lost.
+"""Send messages through a Flower Grid; each is answered once or reported as lost.
 
-Flower delivers at most once. A message that stays unanswered is sent again; a site answers a step
-it has done with the stored reply, so a second copy is harmless.
+Flower delivers at most once. An unanswered message is sent again; a site answers a step that it has
+done with the stored reply, so a second copy is harmless.
 """
 
 from __future__ import annotations
@@ -21,22 +21,15 @@ from fedapp.wire.ledger import Ledger
 
 log = logging.getLogger("fedapp")
 
-# Flower's codes for "the message or its reply got lost": unavailable message, reply or node,
-# crashed app.
+# Flower's codes for a lost message or reply: unavailable message, reply or node, crashed app.
 LOST = frozenset({3, 4, 5, 8})
 SHORTEST_POLL, LONGEST_POLL = 0.001, 0.5  # seconds
-NAMED_AFTER = 5.0  # seconds without a reply; then the parties that are waited for are named
+NAMED_AFTER = 5.0  # seconds without a reply, then name the parties that have not answered
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait, in seconds.
-
-    Parameters
-    ----------
-    resend_after : for a reply, before the message is sent again.
-    deadline : for all replies of an exchange.
-    """
+    """How long to wait for a reply before sending again, and for all replies; in seconds."""
 
     resend_after: float
     deadline: float
@@ -59,13 +52,8 @@ class Outgoing:
 class Courier:
     """Carries the messages of one exchange at a time.
 
-    Parameters
-    ----------
-    grid : Flower's, or one that looks like it.
-    ledger : notes every message.
-    patience : how long to wait.
-    name_waiting : called with the parties whose replies are missing, as they become fewer.
-    clocks : seconds by which each party's clock is ahead of this one, as replies show.
+    ``name_waiting`` is called with the parties whose replies are missing, as they become fewer.
+    ``clocks`` has the seconds by which each party's clock is ahead, as replies show.
     """
 
     grid: Grid
@@ -76,16 +64,9 @@ class Courier:
     clock: Callable[[], float] = time.monotonic
 
     def deliver(self, messages: Mapping[str, Message], step: int) -> dict[str, Message]:
-        """Send messages and wait for their replies.
+        """Send messages, one a party, and wait for their replies.
 
-        Parameters
-        ----------
-        messages : one a party, by name.
-        step : number of the exchange.
-
-        Returns
-        -------
-        Replies by party, errors among them; a party that did not answer in time is not in it.
+        Returns replies by party, including errors; parties that did not answer in time are missing.
         """
         start = self.clock()
         waiting = {
@@ -95,21 +76,21 @@ class Courier:
             for party, message in messages.items()
         }
         replies: dict[str, Message] = {}
-        named: list[str] = []
+        reported: list[str] = []
         while waiting and self.clock() - start < self.patience.deadline:
             self._send(waiting, step)
-            found = self._collect(waiting, step)
-            replies.update(found)
-            if not found:
+            new_replies = self._collect(waiting, step)
+            replies.update(new_replies)
+            if not new_replies:
                 waited = self.clock() - start
-                if waited >= NAMED_AFTER and named != list(waiting):
-                    named = list(waiting)
-                    self.name_waiting(named)
+                if waited >= NAMED_AFTER and reported != list(waiting):
+                    reported = list(waiting)
+                    self.name_waiting(reported)
                 time.sleep(min(LONGEST_POLL, max(SHORTEST_POLL, waited / 10)))
         return replies
 
     def _send(self, waiting: Mapping[str, Outgoing], step: int) -> None:
-        """Send what was not sent yet, or stayed unanswered for too long."""
+        """Send messages that were not sent yet, or have been unanswered for too long."""
         now = self.clock()
         due = [
             outgoing
@@ -122,7 +103,7 @@ class Courier:
         try:
             ids = list(self.grid.push_messages(copies))
         except ObjectPushError:
-            log.warning("the SuperLink was started anew while messages were sent; sending again")
+            log.warning("the SuperLink was restarted while messages were sent; sending again")
             return
         for outgoing, copy, message_id in zip(due, copies, ids, strict=False):
             outgoing.sent_at = now
@@ -134,27 +115,27 @@ class Courier:
                 )
 
     def _collect(self, waiting: dict[str, Outgoing], step: int) -> dict[str, Message]:
-        """Replies that have come; a message reported as lost becomes due again."""
+        """Replies received since the last call; a message reported as lost becomes due again."""
         owners = {
             message_id: outgoing
             for outgoing in waiting.values()
             for message_id in outgoing.message_ids
         }
-        found = {}
+        replies = {}
         for reply in self.grid.pull_messages(list(owners)):
             outgoing = owners[reply.metadata.reply_to_message_id]
             if reply.has_error() and reply.error.code in LOST:
                 outgoing.message_ids.discard(reply.metadata.reply_to_message_id)
-                # Due again after a moment, not at once: a node that is gone stays gone for a while.
+                # Due again after a moment, as a node that is gone stays gone for a while.
                 soon = self.clock() - self.patience.resend_after + LONGEST_POLL
                 outgoing.sent_at = min(outgoing.sent_at or soon, soon)
                 continue
             if waiting.pop(outgoing.party, None) is None:
                 continue
-            made = reply.metadata.created_at
-            ahead = seconds_ahead(outgoing.asked, time.time(), made, made)
+            replied = reply.metadata.created_at
+            ahead = seconds_ahead(outgoing.asked, time.time(), replied, replied)
             self.clocks[outgoing.party] = max(ahead, self.clocks.get(outgoing.party, 0.0), key=abs)
             size = 0 if reply.has_error() else n_bytes(reply.content)
             self.ledger.received(step, outgoing.kind, outgoing.party, size)
-            found[outgoing.party] = reply
-        return found
+            replies[outgoing.party] = reply
+        return replies

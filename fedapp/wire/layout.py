@@ -6,10 +6,10 @@
     header      JSON: {"name": ..., "scalars": {...}, "arrays": [[name, dtype, shape], ...]}
     arrays      raw C-order bytes, one after the other
 
-Blanks at the header's end and the order of the arrays, wide items first, put every array at a
-multiple of its item size; numba compiles a function again for arrays that stand elsewhere. Where an
-array begins follows from the header, so that none can lie outside of the message, leave a gap, or
-share bytes with another. A message has one layout: what ``to_bytes`` would not write is refused.
+Padding at the header's end and the order of the arrays, wide items first, align every array to its
+item size; numba would compile a function again for unaligned arrays. Offsets follow from the
+header, so no array can be outside of the message, leave a gap, or share bytes with another. A
+message has only one layout: anything that ``to_bytes`` would not write is refused.
 """
 
 from __future__ import annotations
@@ -32,19 +32,13 @@ DTYPE = re.compile(r"\|[ui]1|[<>](?:[ui][248]|f[248])")
 INT64 = range(-(2**63), 2**63)
 HEADER_KEYS = {"name", "scalars", "arrays"}
 MOST_DIMENSIONS = 8
-
-MOST_HEADERS, LONGEST_HEADER = 64, 2**14  # that are read once; bytes
+MOST_HEADERS, LONGEST_HEADER = 64, 2**14  # size of the cache; bytes of its longest header
 
 Layout = Sequence[tuple[str, str, Sequence[int]]]  # name, dtype and shape of each array
 
 
 def to_bytes(content: Content) -> bytes:
-    """Lay a message out as bytes.
-
-    Raises
-    ------
-    ProtocolError : a scalar or an array is of a kind that no message has.
-    """
+    """Lay a message out as bytes; a ProtocolError if a field is of a kind that no message has."""
     for name, value in content.scalars.items():
         if not _is_scalar(value):
             rule = f"must be a finite number, a text or a list of texts, got {type(value).__name__}"
@@ -62,21 +56,7 @@ def to_bytes(content: Content) -> bytes:
 
 
 def from_bytes(data: bytes, party: str) -> Content:
-    """Read what ``to_bytes`` laid out.
-
-    Parameters
-    ----------
-    data : bytes of one message, all of them.
-    party : who sent them, for errors.
-
-    Returns
-    -------
-    The message; its arrays are read-only views of ``data``.
-
-    Raises
-    ------
-    ProtocolError : anything is not as ``to_bytes`` writes it.
-    """
+    """Inverse of ``to_bytes``; accepts no other layout. Arrays are read-only views of ``data``."""
     start = PREFIX_BYTES + int.from_bytes(data[:PREFIX_BYTES], "little")
     if not PREFIX_BYTES < start <= len(data):
         raise ProtocolError(party, "message", "header", f"must be whole, got {len(data)} bytes")
@@ -117,7 +97,7 @@ def _header(name: str, scalars: Mapping[str, Scalar], layout: Layout) -> bytes:
 
 
 def _read_header(text: bytes) -> tuple[str, dict[str, Scalar], Layout]:
-    """Name, scalars and arrays' layout; ValueError has no text from the header."""
+    """Name, scalars and arrays' layout; texts of ValueErrors contain nothing from the header."""
     header = json.loads(text.decode())
     if not isinstance(header, dict) or set(header) != HEADER_KEYS:
         raise ValueError("other keys")
@@ -134,14 +114,14 @@ def _read_header(text: bytes) -> tuple[str, dict[str, Scalar], Layout]:
     widths = [int(code[-1]) for _, code, _ in layout]
     if widths != sorted(widths, reverse=True):
         raise ValueError("arrays in another order")
-    if _header(name, scalars, layout) != text:
+    if _header(name, scalars, layout) != text:  # other blanks, escapes or order of keys
         raise ValueError("another spelling")
     return name, scalars, layout
 
 
 @lru_cache(MOST_HEADERS)
 def _read_once(text: bytes) -> tuple[str, dict[str, Scalar], Layout]:
-    """The same; messages of one exchange have mostly the same header."""
+    # Messages of one exchange mostly have the same header.
     return _read_header(text)
 
 

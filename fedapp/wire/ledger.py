@@ -1,4 +1,4 @@
-"""What was sent, to whom, how many bytes."""
+"""Record of traffic: what was sent, to which party, how many bytes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ SERVER = "server"
 
 @dataclass(slots=True)
 class Ledger:
-    """A line a message in ``ledger.jsonl``, and the sums over all of them.
+    """A line a message, appended to ``ledger.jsonl`` (not if None), and sums over all of them.
 
-    Parameters
-    ----------
-    path : the file; lines are added to what it holds. None: they are not kept.
-    to_parties, to_server : bytes so far.
+    ``to_parties`` and ``to_server`` are bytes so far.
     """
 
     path: Path | None = None
@@ -41,12 +38,7 @@ class Ledger:
         self._note(step, kind, party, SERVER, n_bytes)
 
     def flush(self, names: Mapping[str, str] | None = None) -> None:
-        """Write the lines noted since the last time.
-
-        Parameters
-        ----------
-        names : what parties are called now that were called something else when noted.
-        """
+        """Write the lines noted since the last time, with ``names`` in place of earlier names."""
         names = names or {}
         if self.path is not None:
             with open_private(self.path, "a") as file:
@@ -57,13 +49,6 @@ class Ledger:
         self._lines.clear()
 
     def _note(self, step: int, kind: str, source: str, target: str, n_bytes: int) -> None:
-        self._lines.append(
-            {
-                "step": step,
-                "type": kind,
-                "from": source,
-                "to": target,
-                "bytes": n_bytes,
-                "seconds": round(time.perf_counter() - self._start, 4),
-            }
-        )
+        seconds = round(time.perf_counter() - self._start, 4)
+        line = {"step": step, "type": kind, "from": source, "to": target}
+        self._lines.append({**line, "bytes": n_bytes, "seconds": seconds})
