@@ -80,7 +80,7 @@ def notes_on_features(
         name
         for name, least, most in numbers
         if n_rows >= FEWEST_ROWS
-        and abs(most - least - (n_rows - 1)) <= 2 * np.spacing(np.float32(max(-least, most)))
+        and abs(most - least - (n_rows - 1)) <= 2 * float(np.spacing(np.float32(max(-least, most))))
         and numbers_rows(exact(name))
     ]
     groups = [

@@ -18,10 +18,9 @@ class DataFile:
 
     Parameters
     ----------
-    name : as it is stored, with .gz where it is packed.
-    stored_sha256 : of the file as it is stored.
-    content_sha256 : of the unpacked content; empty where the file is not packed.
-    url : where the content is published, packed or not; empty where it is not.
+    name : with .gz or .bz2 if it is stored packed.
+    content_sha256 : of the unpacked content; empty if the file is not packed.
+    url : of the content, packed or not; empty if it is not public.
     """
 
     name: str
@@ -31,7 +30,7 @@ class DataFile:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name the file may have."""
+        """All names the file may have."""
         bare = bare_name(self.name)
         return tuple(dict.fromkeys((self.name, bare, *(bare + packing for packing in PACKINGS))))
 
@@ -43,14 +42,12 @@ class DataSet:
     Parameters
     ----------
     task : "binary", "multiclass" or "regression".
-    shape : rows and features of the table, as it is loaded.
-    description : what a row is, and what was done to the columns.
-    source : who publishes it, and on which terms.
-    files : the first holds the table; empty for scikit-learn's sets.
-    label : its column.
+    shape : rows and features of the loaded table.
+    description : what a row is, and how the columns were changed.
+    source : publisher and licence.
+    files : the first is the table; empty for scikit-learn's sets.
     drop : columns that are not features.
-    reader : how the file is read.
-    prepare : makes the columns of the table from those of the file, pyarrow.Table in and out.
+    prepare : converts the file's pyarrow.Table to the table's columns.
     """
 
     task: str
@@ -70,7 +67,7 @@ def bare_name(name: str) -> str:
 
 
 def _airline(frame: Any) -> Any:
-    """Flights that arrived, with the label."""
+    """Keep flights that arrived, and add the label."""
     frame = frame.filter(pc.is_valid(frame["ArrDelay"]))
     minutes = frame["ArrDelay"].cast(pa.int64())
     return frame.append_column("delayed", pc.greater(minutes, 15).cast(pa.float64()))
