@@ -34,7 +34,7 @@ from fedapp.site.shares import ANSWERED, N_ASKED, THRESHOLD, parties_of, share
 from fedapp.site.store import Store
 from fedapp.wire.codec import Envelope
 
-# Among a store's facts once sums are masked: bounds of the rows, and a digest of the requests since.
+# Facts of a store once sums are masked: bounds of the rows, and a digest of the requests since.
 BOUNDS, ASKED = "bounds", "asked_for"
 
 

@@ -1,4 +1,4 @@
-"""A party's part of a model on its disk: readable only by its owner, salted, identified by its digest."""
+"""A party's part of a model on its disk: private to its owner, salted, identified by its digest."""
 
 from __future__ import annotations
 

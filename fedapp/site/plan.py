@@ -81,11 +81,9 @@ def check_roster(store: Store, name: str, roster: dict[str, str]) -> None:
 
 
 def check_planned(config: SiteConfig, store: Store, request: Request) -> None:
-    """Check that a request is within the plan; a simulation protects nothing from itself.
+    """Check that a request is within the plan of the run; not in a simulation.
 
-    Raises
-    ------
-    ProtocolError : a setting differs, a limit is exceeded, or more or earlier rounds are asked for.
+    Raises ProtocolError if a setting differs, a limit is exceeded, or a round is out of order.
     """
     if config.simulated or isinstance(request, Plan) or not request.is_step:
         return

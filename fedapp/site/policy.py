@@ -1,4 +1,4 @@
-"""What a site allows: which methods, which settings of theirs, and on how many rows."""
+"""A site's policy: methods, settings and numbers of rows that it allows."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ SUBSET_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 
 
 def module_of(kind: str) -> str:
-    """The module of a message kind, ``<category>.<module>[_<name>]``."""
+    """Module of a message kind, ``<category>.<module>[_<name>]``."""
     action = kind.partition(".")[2]
     return action.rpartition("_")[0] or action
 
 
 def check_policy(config: SiteConfig, kind: str, method: str) -> None:
-    """Hold that the method a run names sends such messages, and that the site allows it.
+    """Check that the site allows the run's method, and that the method sends such messages.
 
-    A server that names another method than it runs gets no further than what those two share.
+    A server that declares one method and runs another can use only the messages both share.
 
     Raises
     ------
-    ConfigError : it is not allowed, sends no such messages, would not hold the constraints of
-        columns in the node config, or would ignore the base margins or the least rows of a bin
-        or of a child named there.
+    ConfigError : the method is not allowed or does not send such messages, or it would ignore a
+        setting of the node config: constraints of columns, base margins, or minimum rows.
     """
     module = module_of(kind)
     shared_by = getattr(messages_of(module), "SHARED_BY", None)
@@ -76,12 +75,7 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
 
 
 def check_request(config: SiteConfig, request: Request) -> None:
-    """Hold that a run, whose settings are the coordinator's, does not switch a site's safety off.
-
-    Raises
-    ------
-    ConfigError : a field has a value for trials alone, or is beyond a limit of the site's.
-    """
+    """Check that the coordinator's settings do not disable the site's protection; raises ConfigError."""
     if config.simulated:
         return
     for name, rule in request.for_trials.items():
@@ -108,13 +102,10 @@ def check_request(config: SiteConfig, request: Request) -> None:
 
 
 def check_leaving(config: SiteConfig, method: str, request: Request) -> None:
-    """Check that a site whose rows may leave it only in sums, or in sums with noise, takes part in
-    no other run.
+    """Check that a site that discloses only sums, or only noised sums, takes part in no other run.
 
-    Raises
-    ------
-    ConfigError : the request asks for more, in a run of parties with the same columns, or opens
-        one of too few.
+    Raises ConfigError if the request asks for more, in a horizontal run, or opens one of too few
+    parties.
     """
     declared = method_of(method)
     if declared is None or declared.family != "horizontal":
@@ -140,12 +131,7 @@ def check_leaving(config: SiteConfig, method: str, request: Request) -> None:
 
 
 def check_parties(config: SiteConfig, names: Sequence[str]) -> None:
-    """Hold that a sum over these parties hides what is the site's own.
-
-    Raises
-    ------
-    ConfigError : they are fewer than the node config has it.
-    """
+    """Check that a sum over these parties hides the site's part; raises ConfigError."""
     fewest = config.fewest_parties
     if len(set(names)) < fewest:
         rule = f"must be >= {fewest} (least-parties of {config.name})"
@@ -158,18 +144,18 @@ def check_parties(config: SiteConfig, names: Sequence[str]) -> None:
 
 
 def check_threshold(config: SiteConfig, n_parties: int, threshold: int) -> None:
-    """Hold that sums which go on without a lost party hide what is the site's own.
+    """Check that sums over the remaining parties hide the site's part when a party is lost.
 
-    A coordinator that tells parties of different losses gets sums over 2 ``threshold`` -
-    ``n_parties`` of them at least (see ``fedapp.site.shares``).
+    A coordinator that reports different losses to different parties gets sums over at least
+    2 ``threshold`` - ``n_parties`` of them (see ``fedapp.site.shares``).
 
     Parameters
     ----------
-    threshold : parties that are left at least; 0 where none may be lost.
+    threshold : smallest number of remaining parties; 0 if none may be lost.
 
     Raises
     ------
-    ConfigError : it is too low, or the node config does not say how low it may be.
+    ConfigError : it is too low, or the node config does not limit it.
     """
     if not threshold:
         return
@@ -184,17 +170,13 @@ def check_threshold(config: SiteConfig, n_parties: int, threshold: int) -> None:
 
 
 def check_subsets(fewest: int, n_rows: Mapping[str, int], rule: str) -> None:
-    """Hold that no subset of the rows is so small that what is told of it tells of single rows.
+    """Check that no subset has so few rows that its sums reveal single rows; raises DataError.
 
     Parameters
     ----------
-    fewest : rows of a subset; those that validate or test may also be none.
+    fewest : smallest number of rows; validation and test rows may also be none.
     n_rows : of each subset.
-    rule : with places for the fewest rows, the subset and the rows it has.
-
-    Raises
-    ------
-    DataError : a subset has fewer.
+    rule : format string with the fewest rows, the subset and its rows.
     """
     for subset, count in n_rows.items():
         if count < fewest and (count or subset == "train"):
@@ -203,17 +185,17 @@ def check_subsets(fewest: int, n_rows: Mapping[str, int], rule: str) -> None:
 
 
 def check_sample_size(config: SiteConfig, n_rows: int, n_drawn: int) -> int:
-    """How many training rows a round draws: all of them where it would leave out too few.
+    """Number of training rows that a round draws: all, if it would leave out too few.
 
-    Sums over few rows describe these rows, and so does the difference of sums with and without few.
+    Sums over few rows reveal them, and so does the difference of sums with and without a few.
 
     Parameters
     ----------
-    n_rows, n_drawn : rows that have weight, and those of them that the run's settings draw.
+    n_rows, n_drawn : rows with a weight, and the number of them that the run's settings draw.
 
     Raises
     ------
-    ConfigError : the settings draw fewer than the site trains on.
+    ConfigError : the settings draw fewer rows than ``min_rows``.
     """
     if n_drawn < config.min_rows:
         raise ConfigError(
@@ -224,14 +206,10 @@ def check_sample_size(config: SiteConfig, n_rows: int, n_drawn: int) -> int:
 
 
 def check_share(config: SiteConfig, weights: npt.NDArray[Any], share: float) -> float:
-    """The share of the rows that XGBoost draws: 1 where a round may leave out too few.
+    """Share of the rows that XGBoost draws: 1 if a round may leave out too few.
 
-    It draws each row with this probability; of 30,000 rounds one draws more than is counted on, by
-    four standard deviations above the mean.
-
-    Raises
-    ------
-    ConfigError : it draws fewer than the site trains on.
+    XGBoost draws each row with this probability. The bound, four standard deviations above the
+    mean, is exceeded in 1 of 30,000 rounds. Raises ConfigError as ``check_sample_size``.
     """
     n_rows = int(np.count_nonzero(weights))
     n_drawn = int(share * n_rows)
@@ -241,5 +219,5 @@ def check_share(config: SiteConfig, weights: npt.NDArray[Any], share: float) -> 
 
 
 def _leaves_few(config: SiteConfig, n_left: float) -> bool:
-    """Whether a round that leaves out so many rows would tell of few."""
+    """Whether the rows left out of a round are so few that sums would reveal them."""
     return n_left < (max(config.min_rows, config.least_bin_rows) or -math.inf)
