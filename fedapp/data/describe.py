@@ -33,48 +33,30 @@ USES = {
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """One column.
-
-    Parameters
-    ----------
-    type : as in a schema; "text" if none fits, "empty" without values.
-    n_missing, n_distinct : missing rows, and distinct values.
-    span : smallest and largest value, or first and last category; empty without values.
-    example : the first value, as written.
-    use : what a run does with the column, or why it refuses it.
-    names : of the categories.
-    """
+    """One column."""
 
     name: str
-    type: str
-    n_missing: int
-    n_distinct: int
-    span: str
-    example: str
-    use: str
+    type: str  # as in a schema; "text" if none fits, "empty" without values
+    n_missing: int  # rows without a value
+    n_distinct: int  # distinct values
+    span: str  # smallest and largest value, or first and last category; empty without values
+    example: str  # the first value, as written
+    use: str  # what a run does with it, or why it refuses it
     refused: bool = False
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # of the categories
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A table.
-
-    Parameters
-    ----------
-    columns : all columns, in the order of the file.
-    notes : warnings and conversions.
-    delimiter : of a CSV file; empty for others.
-    refused : why a run refuses the table as a whole; empty if it does not.
-    """
+    """A table."""
 
     n_rows: int
-    columns: tuple[Described, ...]
-    notes: tuple[str, ...]
+    columns: tuple[Described, ...]  # in the order of the file
+    notes: tuple[str, ...]  # warnings and conversions
     roles: Roles
     reader: Reader
-    delimiter: str
-    refused: str = ""
+    delimiter: str  # of a CSV file; empty for others
+    refused: str = ""  # why a run refuses the table as a whole
 
 
 def describe(source: str, roles: Roles, reader: Reader) -> Description:

@@ -27,16 +27,10 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One warning.
+    """One warning."""
 
-    Parameters
-    ----------
-    rule : text, with ``{}`` for the columns.
-    columns : their names; empty if it is about none.
-    """
-
-    rule: str
-    columns: str = ""
+    rule: str  # text, with ``{}`` for the columns
+    columns: str = ""  # their names; empty if it is about none
 
     def told(self, shares_names: bool) -> str:
         """The text as plain printable characters; column names only with `shares_names`."""

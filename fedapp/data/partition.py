@@ -34,24 +34,14 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Holdout:
-    """Which rows are held back from training.
+    """Which rows are held back from training."""
 
-    Parameters
-    ----------
-    test_fraction : of all rows, in [0, 1); ignored with folds.
-    valid_fraction : of the rows that are not for test, in [0, 1).
-    seed : >= 0; the same seed draws the same rows.
-    fold : the fold that tests, in [1, folds]; 0 without folds.
-    folds : number of folds of equal size; 0: none.
-    score_test : whether test rows are scored; if not, they are dropped.
-    """
-
-    test_fraction: float
-    valid_fraction: float
-    seed: int
-    fold: int = 0
-    folds: int = 0
-    score_test: bool = True
+    test_fraction: float  # of all rows, in [0, 1); ignored with folds
+    valid_fraction: float  # of the rows that are not for test, in [0, 1)
+    seed: int  # >= 0; the same seed draws the same rows
+    fold: int = 0  # the fold that tests, in [1, folds]; 0 without folds
+    folds: int = 0  # number of folds of equal size; 0: none
+    score_test: bool = True  # whether test rows are scored; if not, they are dropped
 
     def split(self, n_rows: int) -> Split:
         """Draw the test rows of a table, by fraction or fold, then validation rows from the others.

@@ -43,21 +43,14 @@ Record = tuple[int, list[str]]
 
 @dataclass(frozen=True, slots=True)
 class TextFault:
-    """Values of one column that are not of the wanted type.
-
-    Parameters
-    ----------
-    n_bad, n_rows : of the column.
-    value, line : the first bad value, and its line.
-    wanted : plural noun.
-    """
+    """Values of one column that are not of the wanted type."""
 
     column: str
     n_bad: int
     n_rows: int
-    value: str
-    line: int
-    wanted: str = "numbers"
+    value: str  # the first bad value
+    line: int  # its line
+    wanted: str = "numbers"  # plural noun
 
     def __str__(self) -> str:
         one = f"is not a {self.wanted.removesuffix('s')}"
@@ -68,50 +61,32 @@ class TextFault:
 
 @dataclass(frozen=True, slots=True)
 class RaggedRows:
-    """Rows whose number of fields differs from the header's.
+    """Rows whose number of fields differs from the header's."""
 
-    Parameters
-    ----------
-    due : fields of the header.
-    n_bad, n_rows : of the file.
-    fields, line : of the first bad row.
-    """
-
-    due: int
+    due: int  # fields of the header
     n_bad: int
     n_rows: int
-    fields: int
-    line: int
+    fields: int  # of the first bad row
+    line: int  # its line
 
 
 @dataclass(frozen=True, slots=True)
 class BadBytes:
-    """The first byte that is not UTF-8.
-
-    Parameters
-    ----------
-    offset : in the unpacked file, from 0.
-    column : empty if unknown.
-    """
+    """The first byte that is not UTF-8."""
 
     value: int
-    offset: int
+    offset: int  # in the unpacked file, from 0
     line: int
-    column: str
+    column: str  # empty if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class TextFile:
-    """A CSV file in which errors are located.
-
-    Parameters
-    ----------
-    reader : with its delimiter.
-    kept : row numbers, from 0, that the table has of the file; None if it has all.
-    """
+    """A CSV file in which errors are located."""
 
     path: Path
-    reader: Reader
+    reader: Reader  # with its delimiter
+    # row numbers, from 0, that the table has of the file; None: all
     kept: Sequence[int] | None = None
 
     def header(self) -> list[str]:

@@ -15,21 +15,15 @@ MOST_LISTED = 20
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Columns that are not features; an empty name means that there is no such column.
-
-    Parameters
-    ----------
-    base_margin : column of initial margins.
-    drop_unlabelled : whether rows without a label are dropped instead of refused.
-    """
+    """Columns that are not features; an empty name means that there is no such column."""
 
     label: str = ""
     id_column: str = ""
     weight: str = ""
     group: str = ""
     drop: tuple[str, ...] = ()
-    base_margin: str = ""
-    drop_unlabelled: bool = False
+    base_margin: str = ""  # column of initial margins
+    drop_unlabelled: bool = False  # drop rows without a label instead of refusing the table
 
     def named(self) -> dict[str, str]:
         """Role and name of each column that has a role, except the dropped ones."""
@@ -43,57 +37,36 @@ NO_ROLES = Roles()
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a schema declares about one column.
+    """What a schema declares about one column."""
 
-    Parameters
-    ----------
-    name : in the file.
-    rename : in the run; empty keeps the name.
-    type : number, category, ordinal, boolean or date; empty infers it from the values.
-    missing : values that mean "missing", besides ``MISSING`` and the table's.
-    categories : of a category, the names common to all parties; of an ordinal, the names from the
-        lowest to the highest. Empty: the names that occur.
-    codes : pairs of a value in the file and the name it stands for.
-    """
-
-    name: str
-    rename: str = ""
-    type: str = ""
-    missing: tuple[str, ...] = ()
+    name: str  # in the file
+    rename: str = ""  # in the run; empty keeps the name
+    type: str = ""  # number, category, ordinal, boolean or date; empty infers it from the values
+    missing: tuple[str, ...] = ()  # values that mean "missing", besides ``MISSING`` and the table's
+    # Of a category, the names common to all parties; of an ordinal, the names from the lowest to
+    # the highest. Empty: the names that occur.
     categories: tuple[str, ...] = ()
+    # pairs of a value in the file and the name it stands for
     codes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Options for reading a file whose suffix and header line do not say everything.
+    """Options for reading a file whose suffix and header line do not say everything."""
 
-    Parameters
-    ----------
-    format : "csv", "parquet" or "libsvm"; empty infers it from the suffix.
-    delimiter : one character, CSV only; empty detects it. A blank is any run of blanks.
-    skip_lines : lines before the header or, without one, before the first row.
-    columns : names for a CSV file without a header line.
-    n_features : columns of a LIBSVM file; 0 means its highest index.
-    header : whether the first line of a CSV file without `columns` has the names; if not, they are
-        f1, f2, ...
-    decimal : "." or ",", CSV only.
-    encoding : of a CSV file, as Python names it.
-    missing : values that mean "missing", besides ``MISSING``.
-    tolerant : whether declared columns may be absent, as in another party's table.
-    """
-
-    format: str = ""
-    delimiter: str = ""
-    skip_lines: int = 0
-    columns: tuple[str, ...] = ()
-    n_features: int = 0
+    format: str = ""  # "csv", "parquet" or "libsvm"; empty infers it from the suffix
+    delimiter: str = ""  # one character, CSV only; empty detects it; a blank is any run of blanks
+    skip_lines: int = 0  # before the header or, without one, before the first row
+    columns: tuple[str, ...] = ()  # names for a CSV file without a header line
+    n_features: int = 0  # columns of a LIBSVM file; 0 means its highest index
+    # Whether the first line of a CSV file without `columns` has the names; if not, they are f1, f2,
+    # ...
     header: bool = True
-    decimal: str = "."
-    encoding: str = "utf-8"
-    missing: tuple[str, ...] = ()
+    decimal: str = "."  # "." or ",", CSV only
+    encoding: str = "utf-8"  # of a CSV file, as Python names it
+    missing: tuple[str, ...] = ()  # values that mean "missing", besides ``MISSING``
     declared: tuple[Declared, ...] = ()
-    tolerant: bool = False
+    tolerant: bool = False  # whether declared columns may be absent, as in another party's table
 
     @property
     def has_header(self) -> bool:

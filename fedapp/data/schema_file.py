@@ -54,57 +54,40 @@ class Section(BaseModel):
 
 
 class ColumnSection(Section):
-    """One column, under its name in the file.
+    """One column, under its name in the file."""
 
-    Parameters
-    ----------
-    name : in the run; empty keeps the file's name.
-    type : empty infers it from the values.
-    missing : values that mean "missing".
-    categories : names of a category, common to all parties; other values count as missing.
-    order : names of an ordinal, from the lowest to the highest; other values count as missing.
-    codes : the name that a value of the file stands for.
-    """
-
-    name: str = ""
+    name: str = ""  # in the run; empty keeps the file's name
+    # empty infers it from the values
     type: Literal["", "number", "category", "ordinal", "boolean", "date", "drop"] = ""
-    missing: list[Text] = Field(default_factory=list)
+    missing: list[Text] = Field(default_factory=list)  # values that mean "missing"
+    # Names common to all parties; other values count as missing.
     categories: Annotated[list[Text], Field(max_length=MOST_CATEGORIES)] = Field(
         default_factory=list
     )
+    # names from the lowest to the highest; others count as missing
     order: Annotated[list[Text], Field(max_length=MOST_CATEGORIES)] = Field(default_factory=list)
+    # the name that a value of the file stands for
     codes: dict[str, Text] = Field(default_factory=dict)
 
 
 class Schema(Section):
-    """Format of a table, its columns with a role, and the types of its columns.
+    """Format of a table, its columns with a role, and the types of its columns."""
 
-    Parameters
-    ----------
-    separator : of fields; empty detects it.
-    header : whether the first line has the names; if not, they are f1, f2, ...
-    names : of the columns, if the file has no line of names.
-    skip_lines : before the header, or the first row.
-    encoding : as Python names it.
-    missing : values that mean "missing" in every column.
-    label, id, weight, base_margin : columns that are not features, by their names in the run.
-    positive_label : of two classes, the one that counts as 1; empty takes the later.
-    missing_label : what happens to rows without a label.
-    """
-
+    # of fields; empty detects it
     separator: Literal["", "comma", "semicolon", "tab", "bar", "blank"] = ""
-    header: bool = True
+    header: bool = True  # whether the first line has the names; if not, they are f1, f2, ...
+    # of the columns, if the file has no line of names
     names: list[str] = Field(default_factory=list)
-    skip_lines: Annotated[int, Field(ge=0)] = 0
+    skip_lines: Annotated[int, Field(ge=0)] = 0  # before the header, or the first row
     decimal: Literal[".", ","] = "."
-    encoding: str = "utf-8"
-    missing: list[Text] = Field(default_factory=list)
-    label: str = ""
+    encoding: str = "utf-8"  # as Python names it
+    missing: list[Text] = Field(default_factory=list)  # values that mean "missing" in every column
+    label: str = ""  # these four by their names in the run
     id: str = ""
     weight: str = ""
     base_margin: str = ""
-    positive_label: str = ""
-    missing_label: Literal["refuse", "drop"] = "refuse"
+    positive_label: str = ""  # of two classes, the one that counts as 1; empty takes the later
+    missing_label: Literal["refuse", "drop"] = "refuse"  # what happens to rows without a label
     columns: dict[str, ColumnSection] = Field(default_factory=dict)
 
     def reader(self, tolerant: bool = False) -> Reader:

@@ -14,33 +14,22 @@ from fedapp.data.notes import Note
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """Rows of one table: features as numbers or category codes, and the columns with a role.
+    """Rows of one table: features as numbers or category codes, and the columns with a role."""
 
-    Parameters
-    ----------
-    columns : names of the features, in the order of the table.
-    values : float32, shape (n_rows, n_columns); NaN is missing, no value is infinite.
-    labels : float64 or str (class names), shape (n_rows,); None without a label column.
-    weights : float32, shape (n_rows,), >= 0; None means 1 for every row.
-    base_margins : float32, shape (n_rows,): initial margins; None without such a column.
-    ids : str, shape (n_rows,); None without an id column.
-    groups : str, shape (n_rows,): the column of a natural partition; None without one.
-    notes : warnings about the whole table, also if these are some of its rows.
-    categories : of each column, see ``fedapp.data.categories``.
-    given : columns whose categories come from a schema instead of the rows.
-    kinds : of the columns, see ``fedapp.data.typed``; empty for rows to predict.
-    """
-
-    columns: tuple[str, ...]
-    values: npt.NDArray[np.float32]
+    columns: tuple[str, ...]  # names of the features, in the order of the table
+    values: npt.NDArray[np.float32]  # (n_rows, n_columns); NaN is missing, no value is infinite
+    # (n_rows,), str: class names; None without a label column
     labels: npt.NDArray[np.float64] | npt.NDArray[np.str_] | None = None
-    weights: npt.NDArray[np.float32] | None = None
-    ids: npt.NDArray[np.str_] | None = None
-    groups: npt.NDArray[np.str_] | None = None
+    weights: npt.NDArray[np.float32] | None = None  # (n_rows,), >= 0; None means 1 for every row
+    ids: npt.NDArray[np.str_] | None = None  # (n_rows,); None without an id column
+    groups: npt.NDArray[np.str_] | None = None  # (n_rows,): the column of a natural partition
+    # warnings about the whole table, also if these are some of its rows
     notes: tuple[Note, ...] = ()
-    categories: Categories = ()
+    categories: Categories = ()  # of each column, see ``fedapp.data.categories``
+    # columns whose categories come from a schema, not from the rows
     given: frozenset[str] = frozenset()
-    base_margins: npt.NDArray[np.float32] | None = None
+    base_margins: npt.NDArray[np.float32] | None = None  # (n_rows,): initial margins
+    # of the columns, see ``fedapp.data.typed``; empty for rows to predict
     kinds: tuple[str, ...] = ()
 
     @property

@@ -75,30 +75,21 @@ class UntypedError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Typed:
-    """A column as numbers.
+    """A column as numbers."""
 
-    Parameters
-    ----------
-    column : pyarrow.ChunkedArray of numbers or category codes.
-    kind : "number", "boolean", "date", "ordinal" or "category".
-    names : of the categories; None for other kinds.
-    trimmed : whether blanks around some value were removed.
-    n_outside : values that became missing because they are not declared.
-    said : whether the file's type or a schema gives the kind, and not the text of the values.
-    marked : whether the table, not a schema, marks values that are not text as categories.
-    thousands : whether all points are read as thousands separators, and no number has a comma.
-    n_equal : text values that became missing because they equal a number declared as missing, but
-        are written differently.
-    """
-
-    column: Any
-    kind: str = "number"
-    names: tuple[str, ...] | None = None
-    trimmed: bool = False
-    n_outside: int = 0
+    column: Any  # pyarrow.ChunkedArray of numbers or category codes
+    kind: str = "number"  # "number", "boolean", "date", "ordinal" or "category"
+    names: tuple[str, ...] | None = None  # of the categories; None for other kinds
+    trimmed: bool = False  # whether blanks around some value were removed
+    n_outside: int = 0  # values that became missing because they are not declared
+    # whether the file's type or a schema gives the kind, not the text of the values
     said: bool = False
+    # whether the table, not a schema, marks values that are not text as categories
     marked: bool = False
+    # whether all points are thousands separators, and no number has a comma
     thousands: bool = False
+    # Text values that became missing because they equal a number declared as missing, but are
+    # written differently.
     n_equal: int = 0
 
 

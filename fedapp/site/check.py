@@ -24,35 +24,24 @@ TRUST = "others' keys (fedapp trust)"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One feature, without its values.
-
-    Parameters
-    ----------
-    kind : ``0/1``, ``whole numbers``, ``numbers``, ``one value`` or ``empty``.
-    """
+    """One feature, without its values."""
 
     name: str
-    kind: str
+    kind: str  # ``0/1``, ``whole numbers``, ``numbers``, ``one value`` or ``empty``
     n_missing: int
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Facts about a site's table that contain no rows.
-
-    Parameters
-    ----------
-    label, ids : description, or what is wrong.
-    methods : by name, ``yes`` or why the site cannot take part, and what the coordinator gets.
-    notes : warnings about the table.
-    """
+    """Facts about a site's table that contain no rows."""
 
     n_rows: int
     columns: tuple[Column, ...]
-    label: str
-    ids: str
+    label: str  # description, or what is wrong
+    ids: str  # the same
+    # by name: ``yes`` or why not, and what the coordinator gets
     methods: Mapping[str, tuple[str, str]]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # warnings about the table
 
 
 def check_site(

@@ -27,86 +27,63 @@ from fedapp.site.node_config import (
 
 @dataclass(frozen=True, slots=True)
 class SiteConfig:
-    """A party's name, where its rows come from, and which runs it takes part in.
+    """A party's name, where its rows come from, and which runs it takes part in."""
 
-    Parameters
-    ----------
-    name : unique in the federation; also the name of a folder.
-    data : a file (or, in simulation, any name the run config may have).
-    label, id_column, weight, base_margin : columns that are not features; empty if there is none.
-    dropped : further columns that are not features.
-    positive_label : of two classes the one that counts as 1; empty takes the later.
-    drops_unlabelled : whether rows without a label are dropped instead of refused.
-    frame : returns a simulated party's rows as a pyarrow.Table; None: they are in ``data``.
-    simulated : whether the run config names the tables of all parties, on one machine.
-    partition : rule that splits one simulated table; empty if the party has its own table.
-    share, n_shares : this party's share of a simulated table.
-    columns : rule that splits the columns of a simulated table between vertical parties.
-    shares_names : whether others may learn the column names, between vertical parties.
-    shares_categories : whether others may learn the category names, between horizontal parties;
-        if not, the site's schema must list them.
-    allows_export : whether this party's part of a model may leave it to be joined with the others.
-    predict_data : table to predict; empty: that of ``data``.
-    trusted : fingerprints of the keys of other vertical parties, by name.
-    allowed : methods whose runs this party takes part in; a simulated one takes part in all.
-    min_rows : smallest number of its rows to train, validate or test on.
-    min_bin_rows : smallest number of rows per bin in what it discloses of its scores.
-    least_bin_rows : the same for its gradients; in a simulation, from the run config.
-    limits, floors : largest and smallest values it accepts in a message, by node config key.
-    least_parties : smallest number of parties in a sum that includes its rows; it then takes part
-        in no run that discloses more. 0: in any run, and ``fewest_parties`` applies.
-    asks : whether a run waits until a person at the site has approved it.
-    run_epsilon : largest epsilon of one run; the site then takes part in no horizontal run
-        without epsilon. 0: in any.
-    total_epsilon : largest epsilon of all private runs on the table. 0: no limit.
-    encrypts_labels : whether its labels may leave it only encrypted, not in codes.
-    allows_insecure : whether a run may use small keys, or weaken the guard of Fed-EINI.
-    bundles : hashes of the app bundles whose runs it answers; empty: the installed one.
-    release_keys : public keys; the site also answers bundles that one of them has signed.
-    full_masks : whether its Paillier keys encrypt with uniform masks, see fedapp.crypto.masks.
-    monotone_constraints, interaction_constraints : of its columns, between vertical parties.
-    draws_secret : mixed into the draws of its rows; empty: the site draws one; NO_SECRET: draws as
-        in a simulation.
-    """
-
-    name: str
-    data: str
+    name: str  # unique in the federation; also the name of a folder
+    data: str  # a file (or, in simulation, any name the run config may have)
     label: str = ""
     id_column: str = ""
     weight: str = ""
-    dropped: tuple[str, ...] = ()
-    positive_label: str = ""
-    reader: Reader = PLAIN
+    dropped: tuple[str, ...] = ()  # further columns that are not features
+    positive_label: str = ""  # of two classes the one that counts as 1; empty: the later
+    reader: Reader = PLAIN  # options for reading the table
+    # whether the run config names the tables of all parties, on one machine
     simulated: bool = False
-    partition: str = ""
-    share: int = 0
+    partition: str = ""  # rule that splits a simulated table; empty if the party has its own
+    share: int = 0  # this party's share of a simulated table
     n_shares: int = 1
-    columns: str = ""
-    shares_names: bool = False
+    columns: str = ""  # rule that splits the columns of a simulated table (vertical)
+    shares_names: bool = False  # whether others may learn the column names (vertical)
+    # Whether others may learn the category names (horizontal); if not, the site's schema must list
+    # them.
     shares_categories: bool = True
+    # whether its part of a model may leave it, to be joined with others
     allows_export: bool = False
-    predict_data: str = ""
+    predict_data: str = ""  # table to predict; empty: that of ``data``
+    # Fingerprints of the keys of other parties, by name.
     trusted: Mapping[str, str] = field(default_factory=dict, hash=False)
+    # methods whose runs it takes part in; all in a simulation
     allowed: frozenset[str] = frozenset()
-    min_rows: int = 0
-    min_bin_rows: int = 0
-    least_bin_rows: int = 0
+    min_rows: int = 0  # smallest number of its rows to train, validate or test on
+    min_bin_rows: int = 0  # smallest number of rows per bin in what it discloses of its scores
+    least_bin_rows: int = 0  # the same for gradients; in a simulation, from the run config
+    # Largest and smallest values it accepts in a message, by node config key.
     limits: Mapping[str, int] = field(default_factory=LIMITS.copy, hash=False)
     floors: Mapping[str, int] = field(default_factory=FLOORS.copy, hash=False)
+    # Smallest number of parties in a sum that includes its rows; it then takes part in no run that
+    # discloses more. 0: in any run, and ``fewest_parties`` applies.
     least_parties: int = 0
-    asks: bool = False
+    asks: bool = False  # whether a run waits until a person at the site has approved it
+    # Largest epsilon of one run; the site then takes part in no horizontal run without one. 0: in
+    # any.
     run_epsilon: float = 0.0
-    total_epsilon: float = 0.0
-    encrypts_labels: bool = False
-    allows_insecure: bool = False
+    total_epsilon: float = 0.0  # largest epsilon of all private runs on the table; 0: no limit
+    encrypts_labels: bool = False  # whether its labels may leave it only encrypted, not in codes
+    allows_insecure: bool = False  # whether a run may use small keys, or weaken Fed-EINI's guard
+    # hashes of accepted app bundles; empty: the installed one
     bundles: frozenset[str] = frozenset()
+    # bundles signed by these public keys are accepted too
     release_keys: frozenset[str] = frozenset()
+    # its Paillier keys encrypt with uniform masks, see fedapp.crypto.masks
     full_masks: bool = False
-    monotone_constraints: str = ""
-    interaction_constraints: str = ""
-    base_margin: str = ""
-    drops_unlabelled: bool = False
+    monotone_constraints: str = ""  # of its columns (vertical)
+    interaction_constraints: str = ""  # of its columns (vertical)
+    base_margin: str = ""  # column of initial margins
+    drops_unlabelled: bool = False  # whether rows without a label are dropped instead of refused
+    # Returns a simulated party's rows as a pyarrow.Table; None: they are in ``data``.
     frame: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
+    # Mixed into the draws of its rows; empty: the site draws one; NO_SECRET: draws as in a
+    # simulation.
     draws_secret: str = field(default="", repr=False)
 
     @property

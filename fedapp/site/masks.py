@@ -40,20 +40,13 @@ BOUNDS, ASKED = "bounds", "asked_for"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sums:
-    """Sums over a party's rows.
+    """Sums over a party's rows."""
 
-    Parameters
-    ----------
-    arrays : int64, of any shapes, in the order in which the server reads them.
-    n_bytes : each sum over all parties fits in.
-    noise : of each array, in a run with an epsilon; otherwise empty.
-    follows : whether these sums overlap with others of the same rows and gradients: then no party
-        may be lost in between.
-    """
-
-    arrays: Sequence[Whole]
-    n_bytes: int = 8
-    noise: Sequence[Noise] = ()
+    arrays: Sequence[Whole]  # int64, of any shapes, in the order in which the server reads them
+    n_bytes: int = 8  # each sum over all parties fits in
+    noise: Sequence[Noise] = ()  # of each array, in a run with an epsilon; otherwise empty
+    # Whether these sums overlap with others of the same rows and gradients: then no party may be
+    # lost in between.
     follows: bool = False
 
 

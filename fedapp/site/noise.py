@@ -36,18 +36,11 @@ ONCE = {"scores": 1}  # sums that are not in the schedule, and are disclosed onc
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Noise of one array of sums.
+    """Noise of one array of sums."""
 
-    Parameters
-    ----------
-    kind : of the sum, as in ``Budget.schedule``, or ``scores``.
-    number : of the sum within its kind, from 0.
-    variances : for each index of the last axis, or one for all.
-    """
-
-    kind: str
-    number: int
-    variances: tuple[int, ...]
+    kind: str  # of the sum, as in ``Budget.schedule``, or ``scores``
+    number: int  # of the sum within its kind, from 0
+    variances: tuple[int, ...]  # for each index of the last axis, or one for all
 
 
 def promise(

@@ -75,7 +75,7 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
 
 
 def check_request(config: SiteConfig, request: Request) -> None:
-    """Check that the coordinator's settings do not disable the site's protection; raises ConfigError."""
+    """Check that the coordinator's settings do not disable a protection of the site."""
     if config.simulated:
         return
     for name, rule in request.for_trials.items():

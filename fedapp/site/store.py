@@ -88,29 +88,22 @@ def drop_file(path: Path) -> None:
 
 @dataclass(slots=True)
 class Store:
-    """Arrays and facts of one model at one site; changes stay in memory until ``commit``.
-
-    Parameters
-    ----------
-    lasting : whether a committed step survives a power failure.
-    live : whether committed arrays stay in memory until ``write``.
-    step : last committed step, 0 before the first.
-    attempt : start of the server that sent this step.
-    facts : changed by assignment.
-    """
+    """Arrays and facts of one model at one site; changes stay in memory until ``commit``."""
 
     folder: Path
-    lasting: bool = False
-    live: bool = False
-    step: int = 0
-    attempt: int = 0
-    facts: Facts = field(default_factory=Facts)
+    lasting: bool = False  # whether a committed step survives a power failure
+    live: bool = False  # whether committed arrays stay in memory until ``write``
+    step: int = 0  # last committed step, 0 before the first
+    attempt: int = 0  # start of the server that sent this step
+    facts: Facts = field(default_factory=Facts)  # changed by assignment
+    # dtype and shape of each committed array
     _forms: dict[str, list[Any]] = field(default_factory=dict)
-    _files: dict[str, str] = field(default_factory=dict)
-    _small: dict[str, str] = field(default_factory=dict)
-    _changed: dict[str, Array] = field(default_factory=dict)
-    _unwritten: dict[str, Array] = field(default_factory=dict)
-    _replaced: set[str] = field(default_factory=set)
+    _files: dict[str, str] = field(default_factory=dict)  # files of large arrays
+    _small: dict[str, str] = field(default_factory=dict)  # bytes of small arrays, in hex
+    _changed: dict[str, Array] = field(default_factory=dict)  # not yet committed
+    _unwritten: dict[str, Array] = field(default_factory=dict)  # committed, not yet on disk
+    _replaced: set[str] = field(default_factory=set)  # files no longer used
+    # the checkpoint
     _kept: dict[str, Any] = field(
         default_factory=lambda: {"step": -1, "checkpoint": 0, "files": []}
     )
