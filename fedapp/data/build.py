@@ -112,12 +112,7 @@ def _with_labels(frame: Any, label: str, text: TextFile | None) -> tuple[Any, Te
 
 
 def feature_columns(frame: Any, roles: Roles) -> tuple[str, ...]:
-    """Return the names of the columns without a role.
-
-    Raises
-    ------
-    DataError : there are none, or one has no name.
-    """
+    """Names of the columns without a role; raises DataError if none, or one has no name."""
     others = {*roles.named().values(), *roles.drop}
     columns = tuple(name for name in frame.column_names if name not in others)
     nameless = [name for name in columns if name.startswith(NO_NAME)]
@@ -146,41 +141,28 @@ def notes_on_file(text: TextFile | None) -> list[Note]:
 
 def notes_on_types(features: Mapping[str, Typed]) -> list[Note]:
     """Note columns that are converted, and values that become missing."""
-    kinds = [
-        ("boolean", "yes or no, read as 1 or 0"),
-        ("date", "dates or times, read as days since 1970"),
-    ]
+
+    def names_of(test: Callable[[Typed], bool]) -> list[str]:
+        return [name for name, one in features.items() if test(one)]
+
+    marked = "numbers or other values that the table marks as categories, read as categories"
+    days = "dates or times, read as days since 1970"
     groups = [
-        ([name for name, one in features.items() if one.kind == kind and not one.said], what)
-        for kind, what in kinds
+        (names_of(lambda one: one.kind == "boolean" and not one.said), "yes or no, read as 1 or 0"),
+        (names_of(lambda one: one.kind == "date" and not one.said), days),
+        (names_of(lambda one: one.trimmed), "spaces around values, removed"),
+        (names_of(lambda one: one.marked), marked),
+        (names_of(lambda one: one.thousands), THOUSANDS_READ),
     ]
-    groups.append(
-        ([name for name, one in features.items() if one.trimmed], "spaces around values, removed")
-    )
-    groups.append(
-        (
-            [name for name, one in features.items() if one.marked],
-            "numbers or other values that the table marks as categories, read as categories",
-        )
-    )
     notes = [note_on(names, what) for names, what in groups if names]
-    if thousands := [name for name, one in features.items() if one.thousands]:
-        notes.append(note_on(thousands, THOUSANDS_READ))
     inferred = {name: one.names for name, one in features.items() if one.names and not one.said}
     notes += notes_on_missing_words(inferred, "feature columns {} have")
-    counts = [
-        ([(name, one.n_outside) for name, one in features.items()], "are none of its categories"),
-        (
-            [(name, one.n_equal) for name, one in features.items()],
-            "equal a number declared as missing but are written otherwise",
-        ),
-    ]
-    return notes + [
-        note_on([name], f"{count:,} values that {are}, read as missing")
-        for columns, are in counts
-        for name, count in columns
-        if count
-    ]
+    equal = "equal a number declared as missing but are written otherwise"
+    for field, are in (("n_outside", "are none of its categories"), ("n_equal", equal)):
+        for name, one in features.items():
+            if count := getattr(one, field):
+                notes.append(note_on([name], f"{count:,} values that {are}, read as missing"))
+    return notes
 
 
 def notes_on_labels(

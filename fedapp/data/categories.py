@@ -88,22 +88,11 @@ def joint_categories(tables: Iterable[Categories]) -> Categories:
 def recoded(
     values: Values, own: Categories, joint: Categories, columns: Sequence[str] = ()
 ) -> tuple[Values, npt.NDArray[np.int64]]:
-    """Convert values from the codes of `own` to those of `joint`.
+    """Convert values, shape (n_rows, n_columns), from the codes of `own` to those of `joint`.
 
-    Parameters
-    ----------
-    values : shape (n_rows, n_columns).
-    columns : names, for errors.
-
-    Returns
-    -------
-    values : float32, shape (n_rows, n_columns); NaN if the name is not in `joint`. The input itself
-        if nothing changes.
-    unseen : int64, shape (n_columns,): number of values that became NaN.
-
-    Raises
-    ------
-    DataError : a column with values is numeric in one and categorical in the other.
+    Returns the values, NaN if the name is not in `joint`, and the number of such values of each
+    column. If nothing changes, the values are the input itself. Raises DataError for a column with
+    values that is numeric in one and categorical in the other.
     """
     n_columns = values.shape[1]
     unseen = np.zeros(n_columns, np.int64)
@@ -114,18 +103,14 @@ def recoded(
         here, there = names_of(own, column), names_of(joint, column)
         if here is None or there is None:
             if (here is None) != (there is None) and not np.isnan(values[:, column]).all():
-                raise _other_type(columns[column] if columns else f"{column + 1}", there is None)
+                due, got = ("numbers", "text") if there is None else ("categories", "numbers")
+                rule = f"feature column {{}} must be {due}, as at the other parties or in the "
+                rule += f"model, got {got}: the schema of a table says its type"
+                name = columns[column] if columns else f"{column + 1}"
+                raise DataError.naming(rule, f"'{name}'")
         elif here != there:
             out[:, column], unseen[column] = _recoded_column(values[:, column], here, there)
     return out, unseen
-
-
-def _other_type(column: str, is_number: bool) -> DataError:
-    due, found = ("numbers", "text") if is_number else ("categories", "numbers")
-    rule = f"feature column {{}} must be {due}, as at the other parties or in the model, "
-    return DataError.naming(
-        rule + f"got {found}: the schema of a table says its type", f"'{column}'"
-    )
 
 
 def trained_first(

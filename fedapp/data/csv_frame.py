@@ -46,12 +46,10 @@ def csv_text(path: Path, reader: Reader) -> TextFile:
 
 
 def read_csv(path: Path, roles: Roles, reader: Reader) -> Any:
-    """The columns of a CSV file by their written names; ids, groups and labels as text.
+    """Columns of a CSV file by their names in the file; ids, groups and labels as text.
 
-    Raises
-    ------
-    DataError : the file is of another kind, a quote is not closed, or the first line is a row.
-    pyarrow.ArrowException, OSError, EOFError, ValueError, zlib.error : it cannot be read.
+    Raises DataError for another kind of file, an unclosed quote or a header without names;
+    otherwise the exceptions of pyarrow and of reading a file.
     """
     with opened(path) as stream:
         first_bytes = stream.read(CHUNK_BYTES)
@@ -77,7 +75,12 @@ def read_csv(path: Path, roles: Roles, reader: Reader) -> Any:
             if TOO_LONG not in str(error):
                 _check_closed(path)
             raise
-    _check_quotes(path, frame)
+    texts = [column for column in frame.columns if pa.types.is_string(column.type)]
+    # An unclosed quote would join lines, so only fields with line ends are suspicious.
+    if any("\n" in name for name in frame.column_names) or any(
+        pc.any(pc.match_substring(column, "\n")).as_py() for column in texts
+    ):
+        _check_closed(path)
     if reader.has_header:
         _check_header(path, frame)
     return frame
@@ -116,17 +119,6 @@ def _has_quotes(path: Path) -> bool:
     """Whether the first block has a quote, so that a field may have line ends."""
     with opened(path) as stream:
         return b'"' in stream.read(BLOCK_BYTES)
-
-
-def _check_quotes(path: Path, frame: Any) -> None:
-    """Check that all quotes are closed, if any field has line ends."""
-    columns = [column for column in frame.columns if pa.types.is_string(column.type)]
-    in_names = any("\n" in name for name in frame.column_names)
-    if not in_names and not any(
-        pc.any(pc.match_substring(column, "\n")).as_py() for column in columns
-    ):
-        return
-    _check_closed(path)
 
 
 def _check_closed(path: Path) -> None:

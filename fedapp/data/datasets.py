@@ -68,15 +68,9 @@ def load_dataset(name: str, *, group: str = "") -> Table:
 def read_source(data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:
     """Read what the setting `data` names: a built-in set, a registry set or a file, in that order.
 
-    Parameters
-    ----------
-    roles : a named set keeps its label and dropped columns; `roles.drop` adds to them.
-    reader : from a schema; ignored for a named set.
-
-    Raises
-    ------
-    ConfigError : `data` names nothing, or `label` is not that of the named set.
-    DataError : see `load_table` and `load_dataset`.
+    A named set keeps its label and dropped columns; `roles.drop` adds to them. It ignores `reader`.
+    Raises ConfigError if `data` names nothing or `roles.label` is not that of the set, and
+    DataError as `load_table` and `load_dataset`.
     """
     if data in dataset_names():
         return _load(data, roles)
@@ -130,13 +124,7 @@ def locate(file: DataFile) -> Path | None:
 def fetch(name: str, progress: Progress = lambda done, total: None) -> Path:
     """Download the files of a registry set into the cache, unless they are here.
 
-    Parameters
-    ----------
-    progress : called with the bytes so far and the total, 0 if unknown.
-
-    Returns
-    -------
-    Path : the first file.
+    `progress` takes the bytes so far and the total, 0 if unknown. Returns the first file.
 
     Raises
     ------

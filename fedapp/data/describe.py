@@ -60,12 +60,7 @@ class Description:
 
 
 def describe(source: str, roles: Roles, reader: Reader) -> Description:
-    """Describe every column of a table; `source` is as the setting ``data``.
-
-    Raises
-    ------
-    ConfigError, DataError : there is no such table, or it cannot be read.
-    """
+    """Describe every column of what the setting ``data`` names (`source`)."""
     frame, roles, reader = source_frame(source, roles, reader)
     text = None if source in dataset_names() else text_file(Path(source), reader)
     converted: dict[str, Typed] = {}

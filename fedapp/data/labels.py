@@ -130,13 +130,8 @@ def is_few(values: npt.NDArray[np.float64]) -> bool:
 def auto_objective(classes: Sequence[Sequence[str]]) -> tuple[Objective, str]:
     """Choose the objective that the labels of all parties suggest, and say why.
 
-    Parameters
-    ----------
-    classes : of each party, from ``class_names`` with ``auto``.
-
-    Raises
-    ------
-    DataError : labels are text at one party and numbers of many values at another.
+    `classes` has an entry per party, from ``class_names`` with ``auto``. Raises DataError if labels
+    are text at one party and numbers of many values at another.
     """
     names = merge_classes(classes)
     are_numbers = all(map(is_number, names))
@@ -241,16 +236,9 @@ def positive_last(classes: Sequence[str], positive: str, objective: str) -> tupl
 def number_labels(
     labels: Labels, objective: str, n_train: int, positive: str = ""
 ) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-    """Return the class names, and the labels as numbers.
+    """Return the class names, and the labels as numbers; the first `n_train` rows train.
 
-    Parameters
-    ----------
-    n_train : the first `n_train` rows train.
-    positive : see ``positive_last``.
-
-    Raises
-    ------
-    DataError : the labels do not fit the objective, or are equal in every training row.
+    Raises DataError if the labels do not fit the objective, or are equal in every training row.
     """
     classes = positive_last(class_names(labels, objective), positive, objective)
     ids = class_ids(labels, classes)
@@ -266,16 +254,7 @@ def check_weights(weights: npt.NDArray[np.float32]) -> None:
 
 
 def check_mean(objective: Objective, mean: npt.NDArray[np.float32]) -> None:
-    """Hold that training has a margin to begin with.
-
-    Parameters
-    ----------
-    mean : prediction before the first tree, as ``base_score`` gives it.
-
-    Raises
-    ------
-    DataError : no margin has this prediction.
-    """
+    """Check that a margin predicts the mean label of the training rows, before the first tree."""
     try:
         check_base_score(objective, mean)
     except ValueError as error:

@@ -156,12 +156,7 @@ def column_names(path: Path, reader: Reader = PLAIN) -> tuple[str, ...]:
 
 
 def text_file(path: Path, reader: Reader = PLAIN) -> TextFile | None:
-    """Open a CSV file for locating errors; None for other formats.
-
-    Raises
-    ------
-    OSError, EOFError, zlib.error : it cannot be read.
-    """
+    """Open a CSV file for locating errors; None for other formats. Raises OSError and the like."""
     is_csv = (reader.format or file_format(path)) == "csv"
     return csv_text(path, reader) if is_csv else None
 

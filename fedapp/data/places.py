@@ -113,12 +113,9 @@ class TextFile:
         return next(line for place, (line, _) in enumerate(self.rows()) if place == wanted)
 
     def faults(self, columns: Mapping[str, Callable[[str], bool]], wanted: str) -> list[TextFault]:
-        """Columns with values that fail their test.
+        """Columns with values that fail their test; `wanted` is a plural noun.
 
-        Parameters
-        ----------
-        columns : a test per column name; it takes a field without spaces around.
-        wanted : what passes, as a plural noun.
+        The test of each column name takes a field without spaces around.
         """
         names = self.header()
         tests = [(names.index(column), test) for column, test in columns.items()]
@@ -150,19 +147,17 @@ class TextFile:
 
     def bad_bytes(self) -> BadBytes | None:
         """The first byte that is not UTF-8; None if there is none."""
-        undecodable = _undecodable(self.path)
-        if undecodable is None:
+        bad = _undecodable(self.path)
+        if bad is None:
             return None
-        value, offset, line = undecodable
-        return BadBytes(value, offset, line, self._column_of_bad_byte())
-
-    def _column_of_bad_byte(self) -> str:
         names = self.header()
-        for _, fields in self._records():
-            for name, field in zip(names, fields, strict=False):
-                if any("\udc80" <= letter <= "\udcff" for letter in field):
-                    return name.encode("utf-8", "replace").decode()
-        return ""
+        columns = (
+            name.encode("utf-8", "replace").decode()
+            for _, fields in self._records()
+            for name, field in zip(names, fields, strict=False)
+            if any("\udc80" <= letter <= "\udcff" for letter in field)  # see _records
+        )
+        return BadBytes(*bad, next(columns, ""))
 
     def _records(self) -> Iterator[Record]:
         with opened(self.path) as stream:
@@ -219,12 +214,8 @@ def quoted(value: str) -> str:
 def delimiter_of(path: Path, reader: Reader = PLAIN) -> str:
     """Detect the delimiter: one that splits the first lines into equally many fields.
 
-    Blanks count only if commas do not split the first line. A comma cannot be the delimiter if it
-    is the decimal separator. Without such a delimiter, the first line decides.
-
-    Raises
-    ------
-    OSError, EOFError, zlib.error : the file cannot be read.
+    Blanks count only if commas do not split the first line. The decimal separator is no delimiter.
+    Without a delimiter that fits all lines, the first line decides.
     """
     with opened(path) as stream:
         head = stream.read(FIRST_BYTES)

@@ -44,14 +44,7 @@ def read_columns_of(
         only with labels, unless `roles` has no label. Base margins are required.
     foreign : a column that no table of this party may have.
     reader : from a schema; declared columns may be absent.
-    categories : of the model's columns; those with names are read as categories, whatever their
-        values look like.
-
-    Raises
-    ------
-    DataError : the table lacks a column or the base margins, has `foreign`, or breaks a rule, or
-        the id is a feature.
-    ConfigError : there is no such table.
+    categories : of the model's columns; those with names are read as categories.
     """
     if data in dataset_names():
         unlabelled = replace(roles, label="")
@@ -166,14 +159,10 @@ def prediction_scores(
     weights: Array | None,
     threshold: float | None,
 ) -> tuple[dict[str, float], str]:
-    """Score predictions by the labels of their rows, or say why there are no scores.
+    """Score predictions, shape (n_rows, n_outputs), by their labels, or say why there are no scores.
 
-    Parameters
-    ----------
-    predictions : shape (n_rows, n_outputs).
-    labels : names or numbers, as in a ``Table``.
-    weights : of the rows; None: 1 each.
-    threshold : probability, for two classes; None if none was chosen.
+    `labels` are names or numbers, as in a ``Table``; `threshold` is a probability for two classes,
+    or None if none was chosen.
     """
     if classes and (others := set(np.unique(label_texts(labels)).tolist()) - set(classes)):
         return {}, f"no scores: the label has {len(others)} values that are no class of the model"

@@ -11,22 +11,12 @@ from fedapp.errors import ConfigError
 
 
 def party_sources(data: str, n_parties: int) -> dict[str, str]:
-    """Table of each party, by name and sorted by name.
+    """Table of each party, by name and sorted by name; empty if there is one table to split.
 
-    Parameters
-    ----------
-    data : ``bank=a.csv,insurer=b.csv``, or ``a.csv,b.csv`` for party-1 and party-2; an entry is
-        anything ``read_source`` reads. One entry without a name is one table to split.
-    n_parties : >= 1.
-
-    Returns
-    -------
-    dict : empty if there is one table to split.
-
-    Raises
-    ------
-    ConfigError : an entry is empty, names are invalid, repeated or given to only some entries, or
-        the number of entries is not `n_parties`.
+    `data` is ``bank=a.csv,insurer=b.csv``, or ``a.csv,b.csv`` for party-1 and party-2; an entry is
+    anything ``read_source`` reads. One entry without a name is one table to split. Raises
+    ConfigError if an entry is empty, names are invalid, repeated or given to only some entries, or
+    the number of entries is not `n_parties`.
     """
     entries = [entry.strip() for entry in data.split(",")]
     named = [_name_and_source(entry) for entry in entries]
@@ -56,21 +46,11 @@ def own_file(files: str, party: str) -> str:
 
 
 def sources_to_predict(data: str, parties: Collection[str], may_be_one: bool) -> dict[str, str]:
-    """Table of each party of a model, sorted by name.
+    """Table of each party of a model, sorted by name; empty if there is one table.
 
-    Parameters
-    ----------
-    data : ``bank=a.csv,insurer=b.csv``; several tables must have names, as their order does not
-        say whose they are.
-    may_be_one : whether one table without a name, with all columns, is accepted.
-
-    Returns
-    -------
-    dict : empty if there is one table.
-
-    Raises
-    ------
-    ConfigError : a table has no name, a party no table, or a name is not the model's.
+    `data` is ``bank=a.csv,insurer=b.csv``; several tables must have names, as their order does not
+    say whose they are. One table without a name must have all columns (`may_be_one`). Raises
+    ConfigError if a table has no name, a party no table, or a name is not the model's.
     """
     entries = [_name_and_source(entry.strip()) for entry in data.split(",")]
     names = [name for name, _ in entries if name is not None]

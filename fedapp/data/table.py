@@ -48,16 +48,12 @@ class Table:
 
     def take(self, rows: npt.NDArray[np.int64]) -> Table:
         """Select rows, in this order."""
-        return Table(
-            self.columns,
-            self.values[rows],
+        return replace(
+            self,
+            values=self.values[rows],
             labels=None if self.labels is None else self.labels[rows],
             weights=None if self.weights is None else self.weights[rows],
             ids=None if self.ids is None else self.ids[rows],
             groups=None if self.groups is None else self.groups[rows],
-            notes=self.notes,
-            categories=self.categories,
-            given=self.given,
             base_margins=None if self.base_margins is None else self.base_margins[rows],
-            kinds=self.kinds,
         )

@@ -72,6 +72,7 @@ class Site:
 
     @property
     def name(self) -> str:
+        """Name of the party."""
         return self.config.name
 
     @property
@@ -83,12 +84,8 @@ class Site:
         """Seed entropy of this party's draws; the same run draws the same rows again.
 
         A site that is not simulated mixes in a secret, from its node config or drawn once, so that
-        nobody else can compute which rows are drawn, and draws of different shares are independent.
-
-        Parameters
-        ----------
-        numbers : of the run and the round, known to the coordinator.
-        share : of the rows that are drawn.
+        nobody else can compute which rows are drawn, and draws of another `share` of the rows are
+        independent. The coordinator knows `numbers`, those of the run and the round.
         """
         if self.config.draws_openly:
             return list(numbers)

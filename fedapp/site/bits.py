@@ -12,17 +12,9 @@ from fedapp.trees.sides import Bits, unpack_bits
 def sent_bits(
     sender: str, message: str, field: str, packed: Array, sizes: Sequence[int]
 ) -> list[Bits]:
-    """Unpack bits of several lists of rows, each padded to whole bytes.
+    """Unpack bits of several lists of rows, each padded to whole bytes by ``pack_bits``.
 
-    Parameters
-    ----------
-    sender, message, field : origin, for the error.
-    packed : uint8, from ``pack_bits``.
-    sizes : rows of each list.
-
-    Raises
-    ------
-    ProtocolError : wrong number of bytes, or bits past the last row.
+    `sender`, `message` and `field` are for the ProtocolError if the bytes do not fit `sizes`.
     """
     try:
         return unpack_bits(packed, sizes)

@@ -49,15 +49,8 @@ def check_site(
 ) -> Findings:
     """Read the site's table as a run does, and check every method against it and the policy.
 
-    Parameters
-    ----------
-    methods : all, by name.
-    fractions : default test-fraction and valid-fraction.
-
-    Raises
-    ------
-    ConfigError : there is no such table, or the policy names an unknown method.
-    DataError : the table breaks a rule.
+    `fractions` are the defaults of test-fraction and valid-fraction. Raises ConfigError or
+    DataError if the table or the policy is invalid.
     """
     check_allowed(config, methods)
     table = read_columns(config, seed=0)

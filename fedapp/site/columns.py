@@ -31,11 +31,6 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
     The order of category codes reveals nothing about their names. The first share has the labels,
     weights and base margins. If simulated parties have files, the one with the label column has
     all three.
-
-    Raises
-    ------
-    DataError, ConfigError : there is no such table, it breaks a rule, or it cannot be split as
-        asked.
     """
     if not config.is_share:
         table = read_table(_with_own_roles(config) if config.simulated else config)
@@ -74,14 +69,8 @@ def read_rows_to_predict(
 ) -> Table:
     """Read the table to predict, with the columns and categories of the site's part of a model.
 
-    Parameters
-    ----------
-    base_margin : column of initial margins; empty if the model has none.
-    with_labels : whether to read labels and weights, if the table has them in every row.
-
-    Raises
-    ------
-    DataError, ConfigError : there is no such table, or it lacks a column.
+    `base_margin` is empty if the model has none. Labels and weights are read only `with_labels`,
+    and if the table has them in every row.
     """
     data = config.predict_data or config.data
     roles = Roles(config.label, config.id_column, config.weight, base_margin=base_margin)
@@ -142,12 +131,7 @@ def split_common(rows: Rows, ids: Sequence[str], holdout: Holdout, is_share: boo
 
     Rows of a shared table are drawn by their row numbers, as between horizontal parties: however
     the table is split, the same rows are held back. Rows of separate tables are drawn by their
-    positions in the common order.
-
-    Parameters
-    ----------
-    rows : int64, shape (n,): row numbers in the party's table.
-    ids : of these rows.
+    positions in the common order. `rows` are row numbers in the party's table, with these `ids`.
     """
     ordered = rows[common_order(ids, holdout.seed)]
     drawn_by = ordered if is_share else np.arange(len(ordered))

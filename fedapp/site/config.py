@@ -31,7 +31,7 @@ class SiteConfig:
 
     name: str  # unique in the federation; also the name of a folder
     data: str  # a file (or, in simulation, any name the run config may have)
-    label: str = ""
+    label: str = ""  # this column and the next two are not features; empty if there is none
     id_column: str = ""
     weight: str = ""
     dropped: tuple[str, ...] = ()  # further columns that are not features
@@ -88,6 +88,7 @@ class SiteConfig:
 
     @property
     def roles(self) -> Roles:
+        """Columns that are not features."""
         named = self.label, self.id_column, self.weight, self.group
         return Roles(*named, self.dropped, self.base_margin, self.drops_unlabelled)
 
@@ -116,14 +117,8 @@ class SiteConfig:
 def site_config(node: Mapping[str, Value], run: Mapping[str, Value]) -> SiteConfig:
     """Read a site's settings from its node config or, in simulation, from the run config.
 
-    Parameters
-    ----------
-    node : the SuperNode's ``--node-config``; in simulation ``partition-id`` and ``num-partitions``.
-    run : the run config; ignored by a site with a node config that names a table.
-
-    Raises
-    ------
-    ConfigError : the node config names no table, no valid name, or breaks a rule.
+    `node` is the SuperNode's ``--node-config``; in simulation it has ``partition-id`` and
+    ``num-partitions``. A site whose node config names a table ignores `run`.
     """
     if "data" in node:
         check_keys(node)

@@ -30,6 +30,8 @@ def read_joined(
 ) -> tuple[Table, list[str], dict[str, Table]]:
     """Read the rows that all tables have, with a model's columns in the model's order.
 
+    Also returns the ids of the first party's rows that others do not have, and the tables.
+
     Parameters
     ----------
     sources : of each party.
@@ -38,15 +40,6 @@ def read_joined(
         margins, from the first party's.
     first : the party whose rows are wanted, and whose order they keep.
     readers : from the schemas of the parties; declared columns may be absent.
-
-    Returns
-    -------
-    The rows, ids of the first party's rows that others do not have, and the tables.
-
-    Raises
-    ------
-    ConfigError : there is no id column.
-    DataError : a column is in no table, or in several.
     """
     if not roles.id_column:
         raise ConfigError('--id must name the column to match rows by, as in --id customer; got ""')

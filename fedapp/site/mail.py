@@ -124,18 +124,12 @@ def know(
     keys: tuple[Array, Array],
     opening: Request,
 ) -> None:
-    """Store the parties of the run and their public keys.
+    """Store the parties of the run and their public keys, after checks.
 
     Parameters
     ----------
     keys : long-lived keys and those of the run, each uint8, shape (n_parties, 32).
     opening : the request that contains them; all session keys are derived from it.
-
-    Raises
-    ------
-    ProtocolError : the names or keys are malformed, sent before, not those of the plan, or not
-        trusted; the site's key differs from the one it sent; or the run was opened with another
-        request before the site went back.
     """
     name = config.name
     if name not in names or len(set(names)) < len(names):
@@ -163,16 +157,9 @@ def know(
 
 
 def hold_once(name: str, store: Store, request: Request | Letter, what: str) -> None:
-    """Check that a request answered once per run is repeated only unchanged.
+    """Check that a request answered once per run is repeated only unchanged, else ProtocolError.
 
-    Parameters
-    ----------
-    name : of the site, or of the sender of the letter.
-    what : happens then, in the past tense.
-
-    Raises
-    ------
-    ProtocolError : a different one was answered before the site went back.
+    `name` is the site, or the sender of the letter; `what` happens then, in the past tense.
     """
     digests = store.facts.get(TOLD_ONCE, {})
     if digests.get(what, digest := _digest(request)) != digest:
@@ -224,7 +211,12 @@ def open_mail(name: str, store: Store, envelope: Envelope, parcels: Iterable[Par
         address, content = _open(name, store, envelope, sender, parcel)
         if address.step <= before.get(sender, 0) or parcel in seen:
             raise ProtocolError(sender, "parcel", "step", "must be a new one, got one seen before")
-        if not address.last and _is_over(store, address):
+        # Whether a later attempt of the server went back to before the letter.
+        is_over = any(
+            attempt > address.attempt and address.step > checkpoint
+            for attempt, checkpoint in store.facts.get("starts", ())
+        )
+        if not address.last and is_over:
             rule = "must be a new one, got one of an earlier attempt"
             raise ProtocolError(sender, "parcel", "step", rule)
         newest[sender] = max(address.step, newest.get(sender, 0))
@@ -260,14 +252,6 @@ def _open(
             "settings"
         )
         raise ProtocolError(sender, "parcel", "content", rule) from None
-
-
-def _is_over(store: Store, address: Address) -> bool:
-    """Whether a later attempt of the server went back to before the letter."""
-    return any(
-        attempt > address.attempt and address.step > checkpoint
-        for attempt, checkpoint in store.facts.get("starts", ())
-    )
 
 
 def write_letters(name: str, letters: Letters) -> list[Parcel]:

@@ -97,13 +97,7 @@ def table_reader(config: Mapping[str, Value], said: Reader) -> Reader:
 def parse_node_config(text: str) -> dict[str, Value]:
     """Read a node config as ``flower-supernode --node-config`` does.
 
-    Parameters
-    ----------
-    text : ``name="bank" data="rows.csv"``, or the path of a TOML file with the same settings.
-
-    Raises
-    ------
-    ConfigError : it is neither.
+    `text` is ``name="bank" data="rows.csv"``, or the path of a TOML file with the same settings.
     """
     if text.endswith(".toml"):
         text = Path(text).read_text()

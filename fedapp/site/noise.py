@@ -46,17 +46,10 @@ class Noise:
 def promise(
     config: SiteConfig, store: Store, request: Request, said: Promise, n_parties: int
 ) -> None:
-    """Check and store the privacy budget of a run.
+    """Check and store the privacy budget of a run; `request` contains ``said``.
 
-    Parameters
-    ----------
-    request : the message that contains ``said``.
-    n_parties : number of parties in the sums.
-
-    Raises
-    ------
-    ConfigError : delta is too large for the site's rows, or there is no accountant.
-    ProtocolError : its noise does not keep the promise.
+    Raises ConfigError if delta is too large for the site's rows or there is no accountant, and
+    ProtocolError if the noise does not keep the promise.
     """
     numbers = said.epsilon, said.delta, said.multiplier, said.n_rounds, max(n_parties, 2)
     budget, name = Budget(*numbers, said.levels), type(request).__name__
@@ -90,17 +83,10 @@ def noised(
     arrays: Sequence[Whole],
     noise: Sequence[Noise],
 ) -> list[Whole]:
-    """Add noise to sums.
+    """Add `noise` to the arrays of sums; `digest` is that of the request.
 
-    Parameters
-    ----------
-    digest : of the request.
-    noise : of each array.
-
-    Raises
-    ------
-    ProtocolError : the sums are beyond the schedule, or were disclosed for another request; or the
-        variance is too large.
+    Raises ProtocolError if the sums are beyond the schedule or were disclosed for another request,
+    or if the variance is too large.
     """
     message = type(request).__name__
     if max(max(each.variances) for each in noise) > MOST_VARIANCE:

@@ -147,15 +147,7 @@ def check_threshold(config: SiteConfig, n_parties: int, threshold: int) -> None:
     """Check that sums over the remaining parties hide the site's part when a party is lost.
 
     A coordinator that reports different losses to different parties gets sums over at least
-    2 ``threshold`` - ``n_parties`` of them (see ``fedapp.site.shares``).
-
-    Parameters
-    ----------
-    threshold : smallest number of remaining parties; 0 if none may be lost.
-
-    Raises
-    ------
-    ConfigError : it is too low, or the node config does not limit it.
+    2 ``threshold`` - ``n_parties`` of them (see ``fedapp.site.shares``). 0: no party may be lost.
     """
     if not threshold:
         return
@@ -170,13 +162,10 @@ def check_threshold(config: SiteConfig, n_parties: int, threshold: int) -> None:
 
 
 def check_subsets(fewest: int, n_rows: Mapping[str, int], rule: str) -> None:
-    """Check that no subset has so few rows that its sums reveal single rows; raises DataError.
+    """Check that no subset has so few rows that its sums reveal single rows.
 
-    Parameters
-    ----------
-    fewest : smallest number of rows; validation and test rows may also be none.
-    n_rows : of each subset.
-    rule : format string with the fewest rows, the subset and its rows.
+    Validation and test rows may also be none. `rule`, the text of the DataError, has places for the
+    fewest rows, the subset and its rows.
     """
     for subset, count in n_rows.items():
         if count < fewest and (count or subset == "train"):
@@ -188,14 +177,8 @@ def check_sample_size(config: SiteConfig, n_rows: int, n_drawn: int) -> int:
     """Number of training rows that a round draws: all, if it would leave out too few.
 
     Sums over few rows reveal them, and so does the difference of sums with and without a few.
-
-    Parameters
-    ----------
-    n_rows, n_drawn : rows with a weight, and the number of them that the run's settings draw.
-
-    Raises
-    ------
-    ConfigError : the settings draw fewer rows than ``min_rows``.
+    `n_rows` have a weight, the run's settings draw `n_drawn` of them. Raises ConfigError if that is
+    below ``min_rows``.
     """
     if n_drawn < config.min_rows:
         raise ConfigError(

@@ -95,14 +95,9 @@ def admit(config: SiteConfig, model_id: str, method: str, request: Request) -> N
     """Record a run that has sent its opening, and check that it may begin.
 
     It is recorded anew, and so counts and waits again, if its state was deleted since, if it first
-    asked too long ago, or if the site has another table now.
-
-    Raises
-    ------
-    ProtocolError : the message is not an opening, or its noise does not keep the promised epsilon.
-    ConfigError : the site's runs-per-day or total-epsilon would be exceeded, or the opening has
-        changed.
-    WaitingError : nobody at the site has approved it yet.
+    asked too long ago, or if the site has another table now. Raises ConfigError if runs-per-day or
+    total-epsilon would be exceeded or the opening has changed, and WaitingError if nobody at the
+    site has approved it yet.
     """
     name, message = config.name, type(request).__name__
     if not isinstance(request, Plan):

@@ -29,11 +29,6 @@ def read_subsets(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
 
     A simulated table is first split into subsets and then among the parties, so that a pooled model
     sees the same rows.
-
-    Raises
-    ------
-    DataError : the table breaks a rule.
-    ConfigError : there is no such table, or it cannot be split as asked.
     """
     if not config.is_share:
         table = read_table(config)

@@ -54,14 +54,9 @@ LASTING = TOLD_ONCE, AMONG, SUMMED, ANSWERED, PLAN, FIRST_ROUND
 def parties_of(name: str, store: Store, told: Sequence[str], follows: bool) -> list[str]:
     """Parties between which an answer is masked; empty if these are all, and none may be lost.
 
-    Parameters
-    ----------
-    told : the parties that the server names; empty for all that are left.
-    follows : whether the sum overlaps with others.
-
-    Raises
-    ------
-    ProtocolError : a party comes back, too few are left, or they differ from those of earlier sums.
+    `told` are the parties that the server names, or empty for all that are left; `follows` says
+    whether the sum overlaps with others. Raises ProtocolError if a party comes back, too few are
+    left, or they differ from those of earlier sums.
     """
     if not store.facts[THRESHOLD]:
         return []
@@ -74,21 +69,19 @@ def share(
 ) -> tuple[bytes, Array]:
     """Draw the seed of a self-mask, and seal a share of it for each holder.
 
-    Parameters
-    ----------
-    secrets : with each other party of the sum.
-    label : of the answer.
-    asked : digest of all requests that determine it.
-    follows : as in ``parties_of``.
-
-    Returns
-    -------
-    The seed, and uint8, shape (n_others, ``SEALED_BYTES``), sorted by party.
+    `secrets` are those with each other party of the sum, `asked` is a digest of all requests that
+    determine the answer, and `label` its label. Returns the seed and the sealed shares, uint8,
+    shape (n_others, ``SEALED_BYTES``), sorted by party.
     """
     among = sorted([name, *secrets])
     seed = new_secret()
     shares = dict(zip(among, split(seed, store.facts[THRESHOLD], len(among)), strict=True))
-    boxes = {peer: _box(secret, label) for peer, secret in secrets.items()}
+    # Keys that seal the shares between two parties, for this answer only.
+    data = prefixed(LABEL, label)
+    boxes = {
+        peer: hashlib.blake2b(data, digest_size=SHARE_BYTES, key=secret).digest()
+        for peer, secret in secrets.items()
+    }
     sealed = [seal(boxes[peer], Address(name, peer, 0), shares[peer]) for peer in sorted(secrets)]
     store.facts[PENDING] = {
         "among": among,
@@ -189,8 +182,3 @@ def _opened(sender: str, receiver: str, box: bytes, sealed: Array) -> bytes:
         rule = f"must be sealed by {sender} for {receiver} with this answer, got another"
         raise ProtocolError(sender, "UnmaskRequest", "sealed", rule) from None
     return found
-
-
-def _box(secret: bytes, label: bytes) -> bytes:
-    """What seals the shares between two parties, with one answer each."""
-    return hashlib.blake2b(prefixed(LABEL, label), digest_size=SHARE_BYTES, key=secret).digest()

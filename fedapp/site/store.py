@@ -256,6 +256,7 @@ class Store:
         self._replaced.clear()
 
     def last_reply(self) -> bytes:
+        """Reply to the last step."""
         return self[REPLY].tobytes()
 
     def keep(self, checkpoint: int) -> None:

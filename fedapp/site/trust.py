@@ -49,20 +49,10 @@ def pins_in(place: Path) -> dict[str, str]:
 
 
 def pin(place: Path, name: str, fingerprint: str) -> str:
-    """Trust this key of a site from now on, and no other.
+    """Trust this key of a site from now on, and no other; raises ConfigError if it is invalid.
 
-    Parameters
-    ----------
-    place : home of the site that trusts.
-    fingerprint : as ``fedapp key`` prints it.
-
-    Returns
-    -------
-    The fingerprint that was pinned before; empty if there was none.
-
-    Raises
-    ------
-    ConfigError : name or fingerprint are invalid.
+    `place` is the home of the site that trusts. Returns the fingerprint that was pinned before,
+    empty if there was none.
     """
     name, fingerprint = pinned_key(name, fingerprint, "fedapp trust")
     pins = pins_in(place)
@@ -80,18 +70,15 @@ def trusted_keys(config: SiteConfig, names: Iterable[str]) -> dict[str, str]:
     Keys of these parties in this home are trusted too, unless the node config sets ``trusted``.
     """
     pins = {**pins_in(home()), **config.trusted}
-    return pins if config.trusted else {**_at_home(names), **pins}
-
-
-def _at_home(names: Iterable[str]) -> dict[str, str]:
-    """Of the parties that share this home."""
-    here = [one for one in names if NAME.fullmatch(one)]
-    files = {one: home() / "sites" / one / IDENTITY for one in here}
-    return {
+    if config.trusted:
+        return pins
+    files = {name: home() / "sites" / name / IDENTITY for name in names if NAME.fullmatch(name)}
+    local = {
         name: fingerprint_of(public_key(path.read_bytes()))
         for name, path in files.items()
         if path.exists()
     }
+    return {**local, **pins}
 
 
 def check_trusted(config: SiteConfig, keys: dict[str, bytes]) -> None:
