@@ -100,16 +100,16 @@ def recoded(
         return values, unseen
     out = values.copy()
     for column in range(n_columns):
-        here, there = names_of(own, column), names_of(joint, column)
-        if here is None or there is None:
-            if (here is None) != (there is None) and not np.isnan(values[:, column]).all():
-                due, got = ("numbers", "text") if there is None else ("categories", "numbers")
+        names, joint_names = names_of(own, column), names_of(joint, column)
+        if names is None or joint_names is None:
+            if (names is None) != (joint_names is None) and not np.isnan(values[:, column]).all():
+                due, got = ("numbers", "text") if joint_names is None else ("categories", "numbers")
                 rule = f"feature column {{}} must be {due}, as at the other parties or in the "
                 rule += f"model, got {got}: the schema of a table says its type"
                 name = columns[column] if columns else f"{column + 1}"
                 raise DataError.naming(rule, f"'{name}'")
-        elif here != there:
-            out[:, column], unseen[column] = _recoded_column(values[:, column], here, there)
+        elif names != joint_names:
+            out[:, column], unseen[column] = _recoded_column(values[:, column], names, joint_names)
     return out, unseen
 
 
@@ -133,14 +133,14 @@ def trained_first(
 
 
 def _recoded_column(
-    codes: Values, own: tuple[str, ...], joint: tuple[str, ...]
+    codes: Values, names: tuple[str, ...], joint_names: tuple[str, ...]
 ) -> tuple[Values, int]:
     """Codes in another dictionary, and the number of values not in it."""
-    places = {name: place for place, name in enumerate(joint)}
-    new = np.array([*(places.get(name, np.nan) for name in own), np.nan], np.float32)
+    places = {name: place for place, name in enumerate(joint_names)}
+    new = np.array([*(places.get(name, np.nan) for name in names), np.nan], np.float32)
     is_present = ~np.isnan(codes)
     # Missing values index the last entry of `new`, which is NaN.
-    at = np.full(len(codes), len(own), np.int64)
+    at = np.full(len(codes), len(names), np.int64)
     at[is_present] = codes[is_present].astype(np.int64)
     out = new[at]
     return out, int((is_present & np.isnan(out)).sum())

@@ -34,15 +34,11 @@ MOST_SHOWN = 5
 
 
 def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
-    """Return the sorted names of the classes among the labels; none for regression.
+    """Sorted names of the classes among the labels; none for regression.
 
     With the objective ``auto``, labels are classes if they are text, have at most 2 values, or are
-    whole numbers of at most 20 distinct values. ``auto`` refuses text that is mostly numbers or
-    nearly all distinct, as it may be meant for regression.
-
-    Raises
-    ------
-    DataError : the labels do not fit the objective.
+    whole numbers of at most 20 distinct values. Text that is mostly numbers or nearly all distinct
+    may be meant for regression and is refused. Raises DataError if labels do not fit the objective.
     """
     is_text = labels.dtype.kind == "U"
     if objective == AUTO:
@@ -156,8 +152,8 @@ def check_spelling(classes: Mapping[str, Sequence[str]], is_open: bool) -> None:
     sets, fault, groups = {*map(frozenset, classes.values())}, "", list[frozenset[str]]()
     for one, other in combinations(sets, 2):
         only = one - other, other - one
-        here, there = ({" ".join(name.casefold().split()) for name in each} for each in only)
-        if here & there:
+        names, other_names = ({" ".join(name.casefold().split()) for name in each} for each in only)
+        if names & other_names:
             fault, is_open = "names that differ only in case or spaces", False
         elif is_open and len(one) == len(other) == 2 and not any(one | other <= s for s in sets):
             fault = "classes that overlap only in part"

@@ -104,13 +104,13 @@ def file_format(path: Path) -> str:
     if suffixes and suffixes[-1] in PACKINGS:
         suffixes.pop()
     if not suffixes or suffixes[-1] not in FORMATS:
-        known, packed = ", ".join(FORMATS), " or ".join(PACKINGS)
+        allowed, packed = ", ".join(FORMATS), " or ".join(PACKINGS)
         sets = [
             name for name, one in REGISTRY.items() for file in one.files if path.name in file.names
         ]
         hint = f"; this file's data set is known by the name {sets[0]}" if sets else ""
         raise DataError(
-            f"data file must end in {known} (or these with {packed}), got '{path.name}'{hint}"
+            f"data file must end in {allowed} (or these with {packed}), got '{path.name}'{hint}"
         )
     return FORMATS[suffixes[-1]]
 

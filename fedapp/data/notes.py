@@ -81,7 +81,7 @@ def notes_on_features(
         (empty, "no value in any row"),
         (constant, "the same value in every row"),
         ([name for name in wide if _is_rounded(exact(name))], ROUNDED),
-        (numbered, "the numbers of the rows, which say nothing of other rows: see drop-columns"),
+        (numbered, "the numbers of the rows, of no use for other rows: see drop-columns"),
     ]
     return [note_on(names, what) for names, what in groups if names]
 

@@ -79,7 +79,6 @@ def split_rows(n_rows: int, test_fraction: float, valid_fraction: float, seed: i
 
     Parameters
     ----------
-    n_rows : >= 1.
     test_fraction : of all rows, in [0, 1).
     valid_fraction : of the rows that are not for test, in [0, 1).
     seed : >= 0; the same seed draws the same rows.
@@ -87,10 +86,6 @@ def split_rows(n_rows: int, test_fraction: float, valid_fraction: float, seed: i
     Returns
     -------
     Split : sorted; counts are rounded, but at least one row trains.
-
-    Raises
-    ------
-    ConfigError : a fraction or a count breaks its rule.
     """
     _check_fraction("test-fraction", test_fraction)
     _check_fraction("valid-fraction", valid_fraction)
@@ -125,7 +120,7 @@ def partition_rows(
     labels: npt.NDArray[Any] | None = None,
     groups: npt.NDArray[np.str_] | None = None,
 ) -> tuple[Rows, ...]:
-    """Deal rows of one table out to parties.
+    """Deal rows of one table out to parties; raises ConfigError if that is impossible.
 
     Parameters
     ----------
@@ -139,16 +134,11 @@ def partition_rows(
         most frequent on, each by the party with the fewest rows so far.
     rows : int64, shape (n,): indices into the table.
     n_parties : in [1, n].
-    labels : float64 or str, shape (n_rows,): of the whole table; required by "dirichlet".
-    groups : str, shape (n_rows,): of the whole table; required by "column".
+    labels, groups : shape (n_rows,): of the whole table; required by "dirichlet" and "column".
 
     Returns
     -------
     tuple of n_parties int64 arrays : each sorted, none empty, disjoint.
-
-    Raises
-    ------
-    ConfigError : the rule is invalid, or impossible with these rows and parties.
     """
     if not 1 <= n_parties <= len(rows):
         raise ConfigError(f"number of parties must be in [1, {len(rows)}] (rows), got {n_parties}")
@@ -169,21 +159,16 @@ def partition_rows(
 def partition_columns(
     rule: str, n_columns: int, n_parties: int, rng: np.random.Generator
 ) -> tuple[Rows, ...]:
-    """Deal the columns of one table out to parties.
+    """Deal the columns of one table out to parties; raises ConfigError if that is impossible.
 
     Parameters
     ----------
     rule : "even": adjacent columns, in equal numbers; "random": at random, in equal numbers;
         "sizes:13,10": adjacent columns, in these numbers.
-    n_columns : >= n_parties.
 
     Returns
     -------
     tuple of n_parties int64 arrays : each sorted, none empty, all columns once.
-
-    Raises
-    ------
-    ConfigError : the rule is invalid, or impossible with these columns and parties.
     """
     columns = np.arange(n_columns, dtype=np.int64)
     if n_columns < n_parties:

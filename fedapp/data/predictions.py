@@ -159,7 +159,7 @@ def prediction_scores(
     weights: Array | None,
     threshold: float | None,
 ) -> tuple[dict[str, float], str]:
-    """Score predictions, shape (n_rows, n_outputs), by their labels, or say why there are no scores.
+    """Score predictions, (n_rows, n_outputs), by their labels, or say why there are no scores.
 
     `labels` are names or numbers, as in a ``Table``; `threshold` is a probability for two classes,
     or None if none was chosen.

@@ -194,6 +194,6 @@ def _check_column(column: ColumnSection, where: str) -> None:
         if names and column.type != type:
             raise ConfigError(f'{where}.{field} needs type = "{type}", got "{column.type}"')
         if len(set(names)) < len(names):
-            raise ConfigError(f"{where}.{field} must hold every name once")
+            raise ConfigError(f"{where}.{field} must list every name once")
     if column.type == "ordinal" and len(column.order) < 2:
         raise ConfigError(f"{where}.order must name the values from the lowest to the highest")

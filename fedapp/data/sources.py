@@ -69,7 +69,7 @@ def sources_to_predict(data: str, parties: Collection[str], may_be_one: bool) ->
     repeated = [name for name, count in Counter(sources.values()).items() if count > 1]
     if repeated:
         owners = " and ".join(name for name, source in sources.items() if source == repeated[0])
-        rule = "--data must name a table of its own for every party"
+        rule = "--data must name a different table for every party"
         raise ConfigError(f"{rule}, got {repeated[0]} for {owners}")
     return sources
 
@@ -97,5 +97,5 @@ def _check_entries(data: str, named: Sequence[tuple[str | None, str]]) -> None:
         raise ConfigError(f"{rule}, {example}; got {broken[0]!r}")
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        rule = "data must give every party a name of its own"
+        rule = "data must give every party a different name"
         raise ConfigError(f"{rule}, {example}; got {repeated[0]!r} more than once")

@@ -127,19 +127,16 @@ def typed(
     decimal: str = ".",
     is_written: bool = True,
 ) -> Typed:
-    """Convert a column to numbers or codes.
+    """Convert a column, a pyarrow.ChunkedArray, to numbers or codes.
+
+    Raises UntypedError if its values are of two types, not of the declared one, or free text.
 
     Parameters
     ----------
-    column : pyarrow.ChunkedArray, as in the file.
     missing : values that mean "missing", besides ``MISSING`` and the column's.
     decimal : of numbers in text.
     is_written : whether the file writes numbers as text, as CSV does; in other files, text that
         looks like numbers is a category.
-
-    Raises
-    ------
-    UntypedError : its values are of two types, not of the declared one, or free text.
     """
     is_dictionary = pa.types.is_dictionary(column.type)
     column = values_of(column)

@@ -120,13 +120,8 @@ def answered(
     """Answer one message; returns the reply as bytes in the layout of ``wire.layout``.
 
     A repeated step gets the stored reply. A restarted server may go back to its last checkpoint;
-    any other step out of order is refused.
-
-    Raises
-    ------
-    ProtocolError : unknown kind, malformed message, or a step out of order.
-    DataError, ConfigError : the site cannot do what is asked, or does not allow it.
-    WaitingError : it does not allow it yet.
+    any other step out of order is a ProtocolError. Raises ConfigError for what the site does not
+    allow, and WaitingError for what it does not allow yet.
     """
     request_class, handler = find_handler(kind, config.name)
     check_policy(config, kind, envelope.method)

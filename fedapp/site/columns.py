@@ -105,8 +105,8 @@ def row_ids(table: Table, config: SiteConfig, needs_ids: bool) -> npt.NDArray[np
         raise DataError.naming(rule, f"'{config.id_column}'")
     n_repeated = sum(count for count in Counter(table.ids.tolist()).values() if count > 1)
     if n_repeated:
-        rule = f"id column {{}} must be one of its own for every row, got {n_repeated} rows of "
-        rule += f"{table.n_rows} that share theirs"
+        rule = f"id column {{}} must be unique for every row, got {n_repeated} rows of "
+        rule += f"{table.n_rows} that share one"
         raise DataError.naming(rule, f"'{config.id_column}'")
     return table.ids
 

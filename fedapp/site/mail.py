@@ -79,7 +79,7 @@ class Mail:
         """The letter that `sender` may send, or None; raises ProtocolError if another did."""
         letters = self.all(kind)
         for other in letters.keys() - {sender}:
-            raise ProtocolError(other, kind.__name__, "letter", f"must come from {sender} alone")
+            raise ProtocolError(other, kind.__name__, "letter", f"must come only from {sender}")
         return letters.get(sender)
 
     def one(self, kind: type[L], sender: str) -> L:
@@ -133,7 +133,7 @@ def know(
     """
     name = config.name
     if name not in names or len(set(names)) < len(names):
-        raise ProtocolError(name, "parcel", "names", "must differ, with the site's own")
+        raise ProtocolError(name, "parcel", "names", "must be distinct and include the site's")
     if any(len(each) != len(names) for each in keys):
         raise ProtocolError(name, "parcel", "key", "must be one a name")
     if not all(map(NAME.fullmatch, names)):
@@ -146,7 +146,7 @@ def know(
         for peer, key, of_run in zip(names, *keys, strict=True)
     }
     if peers[name] != (box_key(name).tobytes(), run_key(store).tobytes()):
-        rule = "must be the site's own, the server sent another"
+        rule = "must be the one that the site sent, got another"
         raise ProtocolError(name, "parcel", "key", rule)
     check_trusted(config, {peer: key for peer, (key, _) in peers.items() if peer != name})
     if not config.simulated:
@@ -248,7 +248,7 @@ def _open(
     except (struct.error, ValueError):
         rule = (
             f"must be sealed by {sender} for {name} in this run, got {len(parcel)} bytes that are "
-            "not: changed on the way, or the server told the two of different parties, keys or "
+            "not: changed on the way, or the server sent the two different parties, keys or "
             "settings"
         )
         raise ProtocolError(sender, "parcel", "content", rule) from None

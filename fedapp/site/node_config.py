@@ -79,17 +79,17 @@ def table_settings(config: Mapping[str, Value], is_shared: bool = False) -> dict
     }
 
 
-def table_reader(config: Mapping[str, Value], said: Reader) -> Reader:
+def table_reader(config: Mapping[str, Value], schema_reader: Reader) -> Reader:
     """Apply settings over those of the schema; raises ConfigError if one breaks its rule."""
     decimal = str(config.get("decimal", ".")).strip()
     if decimal not in (".", ","):
         raise ConfigError(f"decimal must be a point or a comma, got {decimal!r}")
-    encoding = str(config.get("encoding", "")) or said.encoding
+    encoding = str(config.get("encoding", "")) or schema_reader.encoding
     check_encoding(encoding)
     return replace(
-        said,
-        header=said.header and _is_true(config, "header", default=True),
-        decimal=decimal if decimal != "." else said.decimal,
+        schema_reader,
+        header=schema_reader.header and _is_true(config, "header", default=True),
+        decimal=decimal if decimal != "." else schema_reader.decimal,
         encoding=encoding,
     )
 

@@ -44,28 +44,28 @@ class Noise:
 
 
 def promise(
-    config: SiteConfig, store: Store, request: Request, said: Promise, n_parties: int
+    config: SiteConfig, store: Store, request: Request, terms: Promise, n_parties: int
 ) -> None:
-    """Check and store the privacy budget of a run; `request` contains ``said``.
+    """Check and store the privacy budget of a run; `request` contains `terms`.
 
     Raises ConfigError if delta is too large for the site's rows or there is no accountant, and
     ProtocolError if the noise does not keep the promise.
     """
-    numbers = said.epsilon, said.delta, said.multiplier, said.n_rounds, max(n_parties, 2)
-    budget, name = Budget(*numbers, said.levels), type(request).__name__
+    numbers = terms.epsilon, terms.delta, terms.multiplier, terms.n_rounds, max(n_parties, 2)
+    budget, name = Budget(*numbers, terms.levels), type(request).__name__
     n_train = len(store["train.labels"])
-    if said.delta * n_train >= 1:
+    if terms.delta * n_train >= 1:
         rule = f"must be below 1 / {n_train}, the training rows of {config.name}"
-        raise ConfigError(f"privacy.delta {rule}, got {said.delta:g}")
+        raise ConfigError(f"privacy.delta {rule}, got {terms.delta:g}")
     with blaming(config.name, name, "multiplier"):
         budget.check()
-    store.facts[PROMISED] = {**asdict(budget), "clip": said.clip}
+    store.facts[PROMISED] = {**asdict(budget), "clip": terms.clip}
 
 
 def budget_of(store: Store) -> Budget:
     """The stored privacy budget of a run."""
-    said = store.facts[PROMISED]
-    return Budget(**{name: said[name] for name in said if name != "clip"})
+    settings = store.facts[PROMISED]
+    return Budget(**{name: settings[name] for name in settings if name != "clip"})
 
 
 def check_noised(name: str, store: Store, request: Request) -> None:
@@ -106,7 +106,7 @@ def noised(
             rule = f"must be one of {limits[kind]} for {kind}, which the run's epsilon allows"
             raise ProtocolError(name, message, "step", rule)
         if record["told"].setdefault(f"{kind} {number}", asked) != asked:
-            rule = f"must be what it was when {kind} {number} was told; noise is drawn once"
+            rule = f"must be what it was when {kind} {number} was disclosed; noise is drawn once"
             raise ProtocolError(name, message, "content", f"{rule}: begin a new run")
     write_whole(store.folder / NOISE, json.dumps(record).encode(), lasting=store.lasting)
     key = bytes.fromhex(record["key"])

@@ -32,12 +32,8 @@ def module_of(kind: str) -> str:
 def check_policy(config: SiteConfig, kind: str, method: str) -> None:
     """Check that the site allows the run's method, and that the method sends such messages.
 
-    A server that declares one method and runs another can use only the messages both share.
-
-    Raises
-    ------
-    ConfigError : the method is not allowed or does not send such messages, or it would ignore a
-        setting of the node config: constraints of columns, base margins, or minimum rows.
+    A server that declares one method and runs another can use only the messages both share. A
+    method must not ignore a setting of the node config that protects the site.
     """
     module = module_of(kind)
     shared_by = getattr(messages_of(module), "SHARED_BY", None)
@@ -139,7 +135,7 @@ def check_parties(config: SiteConfig, names: Sequence[str]) -> None:
         raise ConfigError(f"parties {rule}, got {len(set(names))}{way if fewest > 2 else ''}")
     if len(set(names)) == FEWEST_IN_SUMS and not config.simulated:
         log.warning(
-            "sums over two parties: the coordinator and the other one together see this site's own"
+            "sums over two parties: together, the coordinator and the other party know this site's"
         )
 
 

@@ -60,8 +60,8 @@ def parties_of(name: str, store: Store, told: Sequence[str], follows: bool) -> l
     """
     if not store.facts[THRESHOLD]:
         return []
-    left = store.facts[AMONG]
-    return _checked(name, store.facts[THRESHOLD], told or left, left, follows)
+    remaining = store.facts[AMONG]
+    return _checked(name, store.facts[THRESHOLD], told or remaining, remaining, follows)
 
 
 def share(

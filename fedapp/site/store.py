@@ -296,10 +296,10 @@ class Store:
         for name in (CHECKPOINT, NOISE):
             (self.folder / name).unlink(missing_ok=True)
 
-    def _sweep(self, kept: Collection[str]) -> None:
+    def _sweep(self, in_use: Collection[str]) -> None:
         """Delete array files that no state names, such as those of a crashed step."""
         for path in self.folder.glob(f"*{RAW}*"):
-            if path.name not in kept:
+            if path.name not in in_use:
                 drop_file(path)
 
 

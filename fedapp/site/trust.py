@@ -43,7 +43,7 @@ def own_fingerprint(name: str) -> str:
 def pins_in(place: Path) -> dict[str, str]:
     """Fingerprints by name, as ``pin`` has written them; raises ConfigError."""
     path = place / PINNED
-    rule = f"{PINNED} must hold a fingerprint for each name"
+    rule = f"{PINNED} must have a fingerprint for each name"
     pins = read_toml(path.read_text(), rule) if path.exists() else {}
     return dict(pinned_key(name, str(key), PINNED) for name, key in pins.items())
 
