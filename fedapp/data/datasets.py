@@ -192,6 +192,7 @@ def _check(path: Path, file: DataFile) -> None:
     stored = _sha256(path.open("rb"))
     if stored == file.stored_sha256:
         return
+    # Another compressor gives other bytes of the same content.
     content = file.content_sha256 or file.stored_sha256
     try:
         digest = _sha256(_unpacked(path))

@@ -138,10 +138,7 @@ def read_frame(path: Path, roles: Roles, reader: Reader = PLAIN) -> Any:
 
 
 def column_names(path: Path, reader: Reader = PLAIN) -> tuple[str, ...]:
-    """Names of a file's columns, without reading its rows where possible.
-
-    Raises DataError as `read_frame` does.
-    """
+    """Names of a file's columns, without reading its rows where possible; raises DataError."""
     format = reader.format or file_format(path)
     if format == "libsvm":
         return tuple(read_frame(path, Roles(), reader).column_names)

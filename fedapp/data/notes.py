@@ -51,11 +51,8 @@ def notes_on_features(
 ) -> list[Note]:
     """Note features that cannot help a model, or that look like something else.
 
-    Parameters
-    ----------
-    values : shape (n_rows, n_columns); NaN is missing.
-    exact : returns a numeric column by name, before conversion to float32.
-    categories : of the columns; codes are not checked as numbers.
+    `values` has shape (n_rows, n_columns); `exact` returns a column by name, before its conversion
+    to float32. Category codes are not checked as numbers.
     """
     if len(values) < 2:
         return []
@@ -106,6 +103,7 @@ def notes_on_leaks(table: Table) -> list[Note]:
                 continue
             order = np.argsort(seconds / sizes)
         orders = np.stack([order, np.roll(order, int(np.isnan(distinct[-1])))])  # NaN is the last
+        # Mann-Whitney: pairs with the row of the second class ranked higher; ties count half.
         below = np.cumsum(firsts[orders], axis=1) - firsts[orders] / 2
         aucs = (seconds[orders] * below).sum(axis=1) / (seconds.sum() * firsts.sum())
         if (auc := max(aucs.max(), 1 - aucs.min())) > LEAK_AUC:
@@ -150,10 +148,7 @@ def note_on_unlabelled(name: str, n_unlabelled: int, n_rows: int, what: str) -> 
 def notes_on_missing_words(columns: Mapping[str, Collection[str]], what: str) -> list[Note]:
     """Note category names that other readers take as missing.
 
-    Parameters
-    ----------
-    columns : the names in each.
-    what : start of the note, with ``{}`` for the columns.
+    `columns` maps to the names in each; `what` starts the note, with ``{}`` for the columns.
     """
     words = {
         name: [word for word in MISSING_ELSEWHERE if word in names]

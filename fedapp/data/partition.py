@@ -200,6 +200,7 @@ def _cut(rows: Rows, counts: Rows) -> list[Rows]:
 
 def _shares(fractions: npt.NDArray[np.float64], n_rows: int) -> Rows:
     """Round fractions of n_rows to whole numbers that sum to n_rows."""
+    # Differences of rounded cumulative sums: rounding errors do not add up.
     edges = np.rint(np.cumsum(fractions) / fractions.sum() * n_rows)
     shares: Rows = np.diff(edges, prepend=0).astype(np.int64)
     return shares
@@ -289,6 +290,7 @@ def _natural(
         raise _broken(f"{needed} (it has {len(values)})", rule)
     loads = np.zeros(n_parties, np.int64)
     parties = np.empty(len(values), np.int64)
+    # Greedy: the next most frequent group goes to the party with the fewest rows.
     for value_id in np.argsort(-counts, kind="stable"):
         parties[value_id] = loads.argmin()
         loads[parties[value_id]] += counts[value_id]

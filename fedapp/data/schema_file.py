@@ -91,10 +91,7 @@ class Schema(Section):
     columns: dict[str, ColumnSection] = Field(default_factory=dict)
 
     def reader(self, tolerant: bool = False) -> Reader:
-        """Options for reading the file.
-
-        With `tolerant`, the schema serves several tables, each with some of its columns.
-        """
+        """Options for reading the file; `tolerant` if it has only some of the schema's columns."""
         return Reader(
             delimiter=SEPARATORS.get(self.separator, ""),
             skip_lines=self.skip_lines,

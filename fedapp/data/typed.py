@@ -58,12 +58,8 @@ POINTS_WAY = "write 0,5 for 0.5, or set decimal=."
 class UntypedError(Exception):
     """A column has no single type; becomes a DataError where the file is known.
 
-    Parameters
-    ----------
-    found : description of the values that quotes none.
-    wanted : "numbers", "dates" or "booleans", if only some values differ; otherwise empty.
-    way : what to do about it.
-    fits : whether one value is as wanted.
+    `found` describes the values without quoting any. If only some differ, `wanted` is "numbers",
+    "dates" or "booleans", and `fits` tests one value. `way` is what to do about it.
     """
 
     def __init__(
@@ -94,10 +90,7 @@ class Typed:
 
 
 def columns_json(columns: Sequence[str], kinds: Sequence[str], categories: Categories) -> str:
-    """Describe, in JSON, how the values of each column were converted to a model's numbers.
-
-    Raises ValueError if the kinds do not fit the columns.
-    """
+    """Describe how values were converted to a model's numbers, as JSON; raises ValueError."""
     n_columns, encodings = len(columns), {}
     if len(kinds) != n_columns or not {*kinds} <= {*ENCODINGS}:
         raise ValueError(f"kinds must be known ones, one a column of {n_columns}")
@@ -197,10 +190,7 @@ def values_of(column: Any) -> Any:
 def without(column: Any, absent: Iterable[str], decimal: str) -> Any:
     """Replace numbers that equal a missing-value code by null; other columns stay as they are.
 
-    Parameters
-    ----------
-    absent : codes as in a schema; those that are not numbers are ignored.
-    decimal : in these codes.
+    `absent` are codes as in a schema, with this `decimal`; those that are not numbers are ignored.
     """
     type = column.type
     if not (pa.types.is_integer(type) or pa.types.is_floating(type) or pa.types.is_decimal(type)):
@@ -213,6 +203,7 @@ def without(column: Any, absent: Iterable[str], decimal: str) -> Any:
         text = code.strip()
         if decimal != ".":
             text = text.replace(".", "").replace(decimal, ".")
+        # Compared as integers: beyond 2**53 different ones are equal as floats.
         is_whole = WHOLE.fullmatch(text) and pa.types.is_integer(type)
         with suppress(pa.ArrowInvalid, OverflowError):  # out of range of this column's type
             codes.append(pa.scalar(int(text) if is_whole else float(text), numbers.type))

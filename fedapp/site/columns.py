@@ -122,6 +122,7 @@ def common_order(ids: Sequence[str], seed: int) -> Rows:
         digest = keyed.copy()  # hashing the key anew would take half of the time
         digest.update(name.encode())
         digests += digest.digest()
+    # A digest of 16 bytes is two big-endian words; lexsort takes its last key as the first.
     first, second = np.frombuffer(digests, dtype=">u8").reshape(-1, 2).T
     return np.lexsort((second, first))
 

@@ -34,10 +34,7 @@ FEWEST_OUTSIDE = 3  # columns of a row
 
 
 def quantiles(values: Values) -> Values:
-    """Quantiles of each column without missing values; float32, shape (n_columns, 65).
-
-    NaN for a column without values.
-    """
+    """Quantiles of each column, float32, shape (n_columns, 65); NaN for a column without values."""
     out = np.full((values.shape[1], N_QUANTILES), np.nan, dtype=np.float32)
     shares = np.linspace(0, 1, N_QUANTILES)
     for points, column in zip(out, values[:: 1 + len(values) // MOST_ROWS].T, strict=True):
@@ -84,6 +81,7 @@ def _is_far(points: Values, column: Values) -> bool:
     present: Any = np.sort(column[~np.isnan(column)])
     if np.isnan(points).any() or not present.size:
         return False
+    # Both distribution functions jump: compare them on both sides of every stored quantile.
     at = np.unique(points)
     sides: tuple[Literal["left", "right"], ...] = ("left", "right")
     distances = [

@@ -70,10 +70,8 @@ def check_leaves(name: str, store: Store, request: Request) -> None:
 def note_request(name: str, store: Store, request: Request, digest: str) -> None:
     """Add a request, by its digest, to those that determine the masks; ``query.`` ones do not.
 
-    Raises
-    ------
-    ProtocolError : no party may be lost, and another request was answered before the server went
-        back: it would get sums of other nodes, or after other leaves, once per rollback.
+    Raises ProtocolError if no party may be lost and another request was answered before a rollback:
+    its sums would be of other nodes, or after other leaves, once per rollback.
     """
     if not request.kind.startswith("query."):
         both = prefixed(store.facts.get(ASKED, "").encode(), digest.encode())
@@ -88,16 +86,13 @@ def note_request(name: str, store: Store, request: Request, digest: str) -> None
 def masked(
     name: str, store: Store, envelope: Envelope, request: Request, digest: str, sums: Sums
 ) -> MaskedReply:
-    """Mask a site's sums; `digest` is that of the request.
-
-    Raises ProtocolError if the server names parties that may not form a sum.
-    """
+    """Mask a site's sums; raises ProtocolError if the server names parties that may not sum."""
     parts = [np.ravel(each).astype(np.int64, copy=False) for each in sums.arrays]
     flat = np.concatenate(parts)
     named = request.among if isinstance(request, Among) else ()
     among = parties_of(name, store, named, sums.follows)
     secrets, label = pair_secrets(name, store, envelope), label_of(store, envelope, digest, among)
-    if not among:
+    if not among:  # no party may be lost: pairwise masks suffice
         nothing = np.empty((0, SEALED_BYTES), np.uint8)
         return MaskedReply(hide(name, flat, secrets, label, sums.n_bytes), nothing)
     secrets = {peer: secret for peer, secret in secrets.items() if peer in among}
@@ -110,7 +105,7 @@ def label_of(store: Store, envelope: Envelope, digest: str, among: Sequence[str]
     """Label of the masks of one answer; see the module."""
     when, asked = (envelope.step, envelope.attempt, since(store, envelope.attempt)), digest
     if store.finished:
-        when = (0, 0, 0)
+        when = (0, 0, 0)  # the last answer is the same in every attempt
     else:
         asked = store.facts[ASKED]
     return prefixed(*(str(part).encode() for part in (*when, asked)), *(p.encode() for p in among))

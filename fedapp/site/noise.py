@@ -108,6 +108,7 @@ def noised(
         if record["told"].setdefault(f"{kind} {number}", asked) != asked:
             rule = f"must be what it was when {kind} {number} was disclosed; noise is drawn once"
             raise ProtocolError(name, message, "content", f"{rule}: begin a new run")
+    # Written before any noise is used, so that a crash cannot lead to a second draw.
     write_whole(store.folder / NOISE, json.dumps(record).encode(), lasting=store.lasting)
     key = bytes.fromhex(record["key"])
     sources = {

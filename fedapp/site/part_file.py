@@ -30,10 +30,7 @@ def write_part(folder: Path, document: Mapping[str, Any]) -> None:
 
 
 def read_part(folder: Path) -> dict[str, Any]:
-    """Read what ``write_part`` wrote.
-
-    Raises DataError if there is no part, it has another format, or the file was changed.
-    """
+    """Read what ``write_part`` wrote; raises DataError if it is absent, outdated or changed."""
     path = folder / PART_FILE
     if not path.is_file():
         raise DataError("model must have a part at this party, got none: was it trained here?")

@@ -32,11 +32,7 @@ def plan_of(request: Plan) -> dict[str, Any]:
 
 
 def keep_plan(config: SiteConfig, store: Store, request: Plan) -> None:
-    """Store the plan of a run.
-
-    Raises ProtocolError if the site is not in it with its key, a name is repeated or invalid, or
-    the run was opened with another plan before the server went back.
-    """
+    """Store the plan of a run; it must contain the site, and be that of any earlier opening."""
     plan, name, message = plan_of(request), config.name, type(request).__name__
     for field, value in store.facts.get(PLAN, plan).items():
         is_shorter = field == "rounds" and plan[field] < value  # resumed after it has diverged
@@ -68,10 +64,7 @@ def check_within(
 
 
 def check_roster(store: Store, name: str, roster: dict[str, str]) -> None:
-    """Check that the parties, with the fingerprints of their keys, are those of the plan.
-
-    Raises ProtocolError with the first one that differs.
-    """
+    """Check that the parties and the fingerprints of their keys are those of the plan."""
     plan = store.facts[PLAN]
     planned = dict(zip(plan["parties"], plan["fingerprints"], strict=True))
     for party in sorted({*planned, *roster}):
@@ -97,14 +90,14 @@ def check_planned(config: SiteConfig, store: Store, request: Request) -> None:
             rules[field] = value <= plan[limit.name], f"must be <= {plan[limit.name]}"
     aggregation = plan["aggregation"]
     fits = aggregation in ALLOWED.get(request.leaves, (aggregation,))
-    noised = request.leaves not in ("own", "sums") or not plan["epsilon"]
-    rules["class"] = fits and noised, f"must be one for aggregation {aggregation}"
+    is_noised = request.leaves not in ("own", "sums") or not plan["epsilon"]
+    rules["class"] = fits and is_noised, f"must be one for aggregation {aggregation}"
     if hasattr(request, "round_id"):
         first = store.facts.setdefault(FIRST_ROUND, request.round_id)
         last = store.facts.get(LAST_ROUND, first - 1)
         # After the last round, a request that adds nothing may score the model.
         adds = getattr(request, "n_rounds", getattr(request, "epochs", 1)) > 0
-        # A round of masked sums begins once; a plain one begins again where a party fails in it.
+        # A round of masked sums begins once; a plain one begins again if a party fails in it.
         is_turn = getattr(request, "n_rounds", 1) > 0
         begins = request.leaves == "sums" and not getattr(request, "level", 0)
         least, end = last + begins, first + plan["rounds"] - adds

@@ -98,11 +98,7 @@ def check_request(config: SiteConfig, request: Request) -> None:
 
 
 def check_leaving(config: SiteConfig, method: str, request: Request) -> None:
-    """Check that a site that discloses only sums, or only noised sums, takes part in no other run.
-
-    Raises ConfigError if the request asks for more, in a horizontal run, or opens one of too few
-    parties.
-    """
+    """Check that a site that discloses only (noised) sums takes part in no other run."""
     declared = method_of(method)
     if declared is None or declared.family != "horizontal":
         return

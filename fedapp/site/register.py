@@ -130,10 +130,7 @@ def opening(config: SiteConfig, model_id: str, method: str, request: Request) ->
 
 
 def note_begun(name: str, model_id: str) -> None:
-    """Record that a site has a state of a run.
-
-    Raises ConfigError if the opening came twice and was refused.
-    """
+    """Record that a site has a state of a run; raises ConfigError if its opening was refused."""
     if not _mark(name, model_id, "begun = admitted"):
         raise ConfigError(f"run must be admitted by {name}, got an opening that it has refused")
 
@@ -193,6 +190,7 @@ def _noted(config: SiteConfig, register: sqlite3.Connection, asked: Run) -> Run:
     register.execute("DELETE FROM runs WHERE NOT admitted AND asked <= ?", (oldest,))
     earlier = [run for run in _runs(register) if run.data == config.data]
     again = [run for run in earlier if run.model == asked.model and run.asked > oldest][-1:]
+    # A run that has begun and sends its opening again has lost its state here: it counts anew.
     if again and not again[0].begun:
         run = again[0]
         _check_same(config.name, run, asked)

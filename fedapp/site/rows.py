@@ -96,7 +96,7 @@ _READING = threading.Lock()
 def read_once(read: Callable[..., Table], data: str, *how: Any) -> Table:
     """Read a simulated table once per process, unless its file changes."""
     path = Path(data)
-    with _READING:
+    with _READING:  # else threads of several sites would read the same table
         version = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else ()
         return _read_once(version, read, data, *how)
 

@@ -261,7 +261,7 @@ class Store:
 
     def keep(self, checkpoint: int) -> None:
         """Store the current state as that of a checkpoint, in place of the previous one."""
-        if self._kept["step"] != self.step:
+        if self._kept["step"] != self.step:  # the server repeats its checkpoint in every message
             if not self.is_written:
                 self.write()
             files = list(self._files.values())

@@ -28,10 +28,7 @@ PINNED = "trusted.toml"
 
 
 def identity(name: str, place: Path | None = None) -> bytes:
-    """The site's private key, 32 bytes; drawn on first use.
-
-    `place` is the site's home, by default that of this process.
-    """
+    """The site's private key, 32 bytes, drawn on first use; `place` is the site's home."""
     return secret_at((place or home()) / "sites" / name / IDENTITY, new_private_key)
 
 
