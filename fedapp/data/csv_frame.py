@@ -71,8 +71,8 @@ def read_csv(path: Path, roles: Roles, reader: Reader) -> Any:
         # A block may end inside a quoted field with line ends; this slower mode allows for it.
         try:
             frame = _csv_frame(path, roles, reader, line_ends=True)
-        except pa.ArrowInvalid as error:
-            if TOO_LONG not in str(error):
+        except pa.ArrowInvalid as fault:
+            if TOO_LONG not in str(fault):
                 _check_closed(path)
             raise
     texts = [column for column in frame.columns if pa.types.is_string(column.type)]

@@ -51,17 +51,17 @@ ANSWERED = "answered_for"  # since the last checkpoint: digests of the requests 
 LASTING = TOLD_ONCE, AMONG, SUMMED, ANSWERED, PLAN, FIRST_ROUND
 
 
-def parties_of(name: str, store: Store, told: Sequence[str], follows: bool) -> list[str]:
+def parties_of(name: str, store: Store, named: Sequence[str], follows: bool) -> list[str]:
     """Parties between which an answer is masked; empty if these are all, and none may be lost.
 
-    `told` are the parties that the server names, or empty for all that are left; `follows` says
-    whether the sum overlaps with others. Raises ProtocolError if a party comes back, too few are
-    left, or they differ from those of earlier sums.
+    `named` are the parties that the server names, or empty for all remaining ones; `follows` says
+    whether the sum overlaps with others. Raises ProtocolError if a party comes back, too few
+    remain, or they differ from those of earlier sums.
     """
     if not store.facts[THRESHOLD]:
         return []
     remaining = store.facts[AMONG]
-    return _checked(name, store.facts[THRESHOLD], told or remaining, remaining, follows)
+    return _checked(name, store.facts[THRESHOLD], named or remaining, remaining, follows)
 
 
 def share(
