@@ -48,7 +48,7 @@ def read_joined(
     owners = [_owner(column, names, set(columns)) for column in columns]
     features = {party: [name for at, name in owners if at == party] for party in sources}
     others = {party: names[party].difference(features[party]) for party in (first, *sources)}
-    labels_at = next((party for party, others_ in others.items() if roles.label in others_), first)
+    labels_at = next((party for party, extra in others.items() if roles.label in extra), first)
     at_hand = [party for party in (labels_at, *others) if roles.weight in others[party]]
     weights_at = next(iter(at_hand), labels_at)
     tables = {
