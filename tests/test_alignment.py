@@ -247,7 +247,7 @@ def test_repeated_ids_are_refused_by_column_and_number(
     vertical: MakeSettings, federation: Federation
 ) -> None:
     contexts = federation(bank=PEOPLE[:60], shop=[*PEOPLE[:60], *PEOPLE[:3], PEOPLE[0]])
-    match = r"^shop \(step 1\): id column \[withheld\] must be one of its own for every row, got 7 "
+    match = r"^shop \(step 1\): id column \[withheld\] must be unique for every row, got 7 "
     refuses(match, vertical(), contexts)
 
 
@@ -534,7 +534,7 @@ def test_a_run_that_trains_cannot_pass_for_one_that_predicts(
         (
             "box_keys",
             lambda keys: keys[::-1],
-            "key must be the site's own, the server sent",
+            "key must be the one that the site sent, got",
         ),
     ],
     ids=["a name twice", "not the site's own", "active", "another key of its own"],

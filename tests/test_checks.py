@@ -107,7 +107,7 @@ def test_files_with_rows_in_common_pass(two_files: Callable[..., Settings]) -> N
     ("shop", "given", "match"),
     [
         ([*range(100, 140)], {}, "ids must have 2 rows in common at least, got 0"),
-        ([0, *range(39)], {}, "shop.* got 2 rows of 40 that share theirs"),
+        ([0, *range(39)], {}, "shop.* got 2 rows of 40 that share one"),
         ([*range(40)], {"id": ""}, "id must name the column to match rows by"),
         ([*range(1, 41)], {"align": "ordered"}, "ids must be those of bank, in the same order"),
         ([*range(40)], {"align_most_rows": 39}, "align-most-rows must be >= .* 40 at bank"),

@@ -246,7 +246,7 @@ def test_what_no_parcel_can_tell_of_its_exchange_is_refused(
 
 UNLIKE = (
     r"^bank: parcel\.content must be sealed by bank for shop in this run, got \d+ bytes that are "
-    "not: changed on the way, or the server told the two of different parties, keys or settings$"
+    "not: changed on the way, or the server sent the two different parties, keys or settings$"
 )
 
 
@@ -306,7 +306,7 @@ def test_a_site_is_not_told_another_key_of_the_run_than_its_own(unmet: Sites) ->
         return not_the_banks_key(request) if isinstance(request, MeetRequest) else request
 
     with pytest.raises(
-        ProtocolError, match=r"^bank: parcel\.key must be the site's own, the server"
+        ProtocolError, match=r"^bank: parcel\.key must be the one that the site sent"
     ):
         unmet.begin(lie)
 

@@ -190,7 +190,7 @@ def test_a_line_of_two_gigabytes_is_refused_at_its_first_block(tmp_path: Path, b
         ),
         (
             "[columns.a]\ntype = 'category'\ncategories = ['x', 'x']",
-            "columns.a.categories must hold every name once",
+            "columns.a.categories must list every name once",
         ),
         ("[columns.a]\nname = 'b'\n[columns.b]", "columns must have distinct names, got 'b' twice"),
     ],

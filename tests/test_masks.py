@@ -230,7 +230,9 @@ def test_a_roster_with_other_keys_or_without_the_site_is_refused(coordinator: Co
     keys[1] = np.frombuffer(public_key(new_private_key()), np.uint8)
     with pytest.raises(ProtocolError, match=r"^insurer: parcel\.key must be one bank trusts"):
         coordinator.ask(replace(honest, box_keys=keys), 3, ["bank"])
-    with pytest.raises(ProtocolError, match=r"^insurer: parcel\.key must be the site's own"):
+    with pytest.raises(
+        ProtocolError, match=r"^insurer: parcel\.key must be the one that the site sent"
+    ):
         coordinator.ask(replace(honest, box_keys=keys), 3, ["insurer"])
     others = replace(honest, names=("bank", "insurer", "mallory"))
     with pytest.raises(ProtocolError, match=r"^shop: parcel\.names must differ, with the site's"):

@@ -42,7 +42,7 @@ READ: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda path: parse_node_config(str(path)),
         'node config must be like name="bank" data="rows.csv": ',
     ),
-    "keys": (PINNED, lambda path: pins_in(path.parent), "trusted.toml must hold a fingerprint "),
+    "keys": (PINNED, lambda path: pins_in(path.parent), "trusted.toml must have a fingerprint "),
     "run": (
         "config.toml",
         lambda path: trained_settings(path.parent),

@@ -109,7 +109,7 @@ def test_a_whole_number_is_noted_that_float32_does_not_have(
     ],
 )
 def test_a_column_that_numbers_the_rows_is_noted(write_table: WriteTable, numbers: Any) -> None:
-    rule = "feature column 'c' has the numbers of the rows, which say nothing of other rows: see "
+    rule = "feature column 'c' has the numbers of the rows, of no use for other rows: see "
     assert rule + "drop-columns" in notes_of(write_table(c=numbers))
 
 

@@ -111,7 +111,7 @@ def test_files_without_names_are_refused_with_the_names_to_give(train, tables) -
     [
         ("bank=a.csv", r"a table for every party of the model \(bank, insurer\), got none for ins"),
         ("bank=a.csv,shop=b.csv", r"must name parties of the model \(bank, insurer\), got 'shop'"),
-        ("bank=a.csv,insurer=a.csv", "a table of its own for every party, got a.csv for bank and"),
+        ("bank=a.csv,insurer=a.csv", "a different table for every party, got a.csv for bank and"),
         ("bank=a.csv,b.csv", "must name all parties or none"),
     ],
 )

@@ -245,7 +245,9 @@ def test_another_request_for_a_sum_that_was_told_is_refused(store: Store) -> Non
     again = noised("bank", store, REQUEST, "one", ZEROS, of)
     np.testing.assert_array_equal(first[0], again[0])
     del store.facts[noise.NOISED]
-    with pytest.raises(ProtocolError, match=r"content must be what it was when tree 0 was told"):
+    with pytest.raises(
+        ProtocolError, match=r"content must be what it was when tree 0 was disclosed"
+    ):
         noised("bank", store, REQUEST, "other", ZEROS, of)
 
 

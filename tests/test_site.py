@@ -606,7 +606,7 @@ def test_a_check_says_what_a_site_lacks(write_table: WriteTable, tmp_path: Path)
     config.write_text(f'name = "shop"\ndata = "{path}"\nid = "id"\nallow = "{allow}"\n')
     shown = check("--config", str(config))
     assert "none: a passive party" in shown
-    assert "40 rows of 40 that share theirs" in shown
+    assert "40 rows of 40 that share one" in shown
     assert "no: needs a label" in shown
     assert "passive, but only with align=ordered (needs ids else)" in shown
 

@@ -38,7 +38,7 @@ def test_ten_numbered_parties_keep_their_order() -> None:
         ("a.csv,,b.csv", 3, "name a table between any two commas, got 'a.csv,,b.csv'$"),
         ("bank=,shop=b.csv", 2, "name a table between any two commas, got 'bank=,shop=b.csv'$"),
         ("bank=a.csv,b.csv", 2, "name all parties or none, .*; got 'b.csv' unnamed$"),
-        ("bank=a.csv,bank=b.csv", 2, "a name of its own, .*; got 'bank' more than once$"),
+        ("bank=a.csv,bank=b.csv", 2, "a different name, .*; got 'bank' more than once$"),
         ("my bank=a.csv,shop=b.csv", 2, "letters, digits, .*; got 'my bank'$"),
         ("=a.csv,=b.csv", 2, "letters, digits, .*; got ''$"),
     ],

@@ -191,7 +191,7 @@ def test_a_coordinator_that_tells_parties_of_different_runs_is_found_out(
 ) -> None:
     """The shop is told otherwise; whoever first has a letter of the other side stops."""
     tell(monkeypatch, "shop", change)
-    sealed = "content must be sealed by .* for .* told the two of different parties, keys or"
+    sealed = "content must be sealed by .* for .* sent the two different parties, keys or"
     refused = rf"\(step 3\): parcel\.({sealed}|sender must be another party of the run)"
     rule = rf"{refused}|^shop \(step 2\): .* by the plan that opened the run, got "
     refuses(rule, vertical(parties=3, align="psi"), columns)
@@ -316,7 +316,7 @@ def test_a_file_of_pins_that_holds_something_else_is_refused() -> None:
     (home() / PINNED).write_text("bank: 0000\n")
     config = SiteConfig("shop", "rows.csv")
     with pytest.raises(
-        ConfigError, match=r"^trusted\.toml must hold a fingerprint for each name: "
+        ConfigError, match=r"^trusted\.toml must have a fingerprint for each name: "
     ):
         trusted_keys(config, ["bank"])
     (home() / PINNED).write_text("bank = 1\n")

@@ -1,4 +1,4 @@
-"""Turns an Arrow frame into a ``Table``: features, labels, weights, ids, each held to its rules."""
+"""Build a ``Table`` from an Arrow frame: features, labels, weights and ids, each checked."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from fedapp.names import near
 MISSING_GROUP = "missing"
 MARKS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "blanks"}
 Mask = npt.NDArray[np.bool_]
-# The least number that a row may have in a column of this role.
+# Smallest value allowed in a column of this role.
 LEAST = {"weight": 0.0, "base-margin": -np.inf}
 THOUSANDS_READ = "points before three digits, read as marks of thousands (decimal=,)"
 DROPPED = "are dropped before rows are held back or matched (missing-label=drop)"
@@ -55,27 +55,15 @@ INFINITE_WAY = (
 def build_table(
     frame: Any, roles: Roles, text: TextFile | None = None, reader: Reader = PLAIN
 ) -> Table:
-    """Turn a frame into a table.
-
-    Parameters
-    ----------
-    frame : pyarrow.Table.
-    roles : columns that are not features.
-    text : the CSV file that the frame is of, to say where in it an error is.
-    reader : what a schema says of the columns.
-
-    Raises
-    ------
-    DataError : see `load_table`.
-    """
+    """Build a table from a pyarrow.Table; raises DataError as `load_table` does."""
     _check_columns(frame, roles)
     n_rows = frame.num_rows
     if roles.label and roles.drop_unlabelled:
         frame, text = _with_labels(frame, roles.label, text)
     columns = feature_columns(frame, roles)
-    found = _typed_columns(frame, columns, text, reader)
-    values = _values(found, text)
-    categories = as_categories(one.names for one in found.values())
+    features = _typed_columns(frame, columns, text, reader)
+    values = _values(features, text)
+    categories = as_categories(one.names for one in features.values())
     ids, notes_on_ids = _ids(frame, roles.id_column, text)
     labels = _labels(frame[roles.label], roles.label, text) if roles.label else None
     return Table(
@@ -88,46 +76,43 @@ def build_table(
         notes=(
             *notes_on_file(text),
             *note_on_unlabelled(roles.label, n_rows - frame.num_rows, n_rows, DROPPED),
-            *notes_on_types(found),
+            *notes_on_types(features),
             *notes_on_labels(frame, roles.label, labels, reader),
             *notes_on_ids,
             *notes_on_features(
-                columns, values, lambda name: _numbers(found[name].column), categories
+                columns, values, lambda name: _numbers(features[name].column), categories
             ),
         ),
         categories=categories,
         given=frozenset(name for name in columns if reader.gives_categories(name)),
         base_margins=_numbers_of_rows(frame, "base-margin", roles, text),
-        kinds=tuple(one.kind for one in found.values()),
+        kinds=tuple(one.kind for one in features.values()),
     )
 
 
 def is_unlabelled(column: Any) -> Mask:
-    """Which rows of a label column have none: no value, or a number that is none."""
-    found = _missing(column)
-    plain = values_of(column)
-    return found | np.isnan(_numbers(plain)) if holds_numbers(plain.type) else found
+    """Boolean mask of the rows without a label: null, or NaN."""
+    is_missing = _missing(column)
+    labels = values_of(column)
+    return is_missing | np.isnan(_numbers(labels)) if holds_numbers(labels.type) else is_missing
 
 
 def _with_labels(frame: Any, label: str, text: TextFile | None) -> tuple[Any, TextFile | None]:
-    """The rows that have a label, and the file that they are of."""
-    known = ~is_unlabelled(frame[label])
-    if known.all():
+    """Drop the rows without a label, from the frame and from the file's row numbers."""
+    labelled = ~is_unlabelled(frame[label])
+    if labelled.all():
         return frame, text
-    if not known.any():
-        rule = f"label column {{}} must have a value in some row, got none in {len(known):,} rows"
+    if not labelled.any():
+        rule = (
+            f"label column {{}} must have a value in some row, got none in {len(labelled):,} rows"
+        )
         raise DataError.naming(rule, listed([label]))
-    kept = np.flatnonzero(known).tolist()
-    return frame.filter(pa.array(known)), replace(text, kept=kept) if text else None
+    row_numbers = np.flatnonzero(labelled).tolist()
+    return frame.filter(pa.array(labelled)), replace(text, kept=row_numbers) if text else None
 
 
 def feature_columns(frame: Any, roles: Roles) -> tuple[str, ...]:
-    """Names of the columns without a role.
-
-    Raises
-    ------
-    DataError : there is none, or one has no name.
-    """
+    """Names of the columns without a role; raises DataError if none, or one has no name."""
     others = {*roles.named().values(), *roles.drop}
     columns = tuple(name for name in frame.column_names if name not in others)
     nameless = [name for name in columns if name.startswith(NO_NAME)]
@@ -135,14 +120,13 @@ def feature_columns(frame: Any, roles: Roles) -> tuple[str, ...]:
         rule = "feature columns must have names, got {} without; a row number is not a feature: "
         raise DataError.naming(rule + "drop-columns={}", listed(nameless), ",".join(nameless))
     if not columns:
-        found = listed(frame.column_names)
-        raise DataError.naming("table must have a feature column, got only {}", found)
+        rule = "table must have a feature column, got only {}"
+        raise DataError.naming(rule, listed(frame.column_names))
     return columns
 
 
 def notes_on_file(text: TextFile | None) -> list[Note]:
-    """What is odd about how a table is written: that fields are not separated by commas, or that
-    there are spaces around the names of columns."""
+    """Note an unusual separator, and spaces around column names."""
     if text is None:
         return []
     notes = []
@@ -155,43 +139,30 @@ def notes_on_file(text: TextFile | None) -> list[Note]:
     return notes
 
 
-def notes_on_types(found: Mapping[str, Typed]) -> list[Note]:
-    """Columns that a table does not write as the numbers that they become."""
-    kinds = [
-        ("boolean", "yes or no, read as 1 or 0"),
-        ("date", "dates or times, read as days since 1970"),
+def notes_on_types(features: Mapping[str, Typed]) -> list[Note]:
+    """Note columns that are converted, and values that become missing."""
+
+    def names_of(test: Callable[[Typed], bool]) -> list[str]:
+        return [name for name, one in features.items() if test(one)]
+
+    marked = "numbers or other values that the table marks as categories, read as categories"
+    days = "dates or times, read as days since 1970"
+    groups = [
+        (names_of(lambda one: one.kind == "boolean" and not one.said), "yes or no, read as 1 or 0"),
+        (names_of(lambda one: one.kind == "date" and not one.said), days),
+        (names_of(lambda one: one.trimmed), "spaces around values, removed"),
+        (names_of(lambda one: one.marked), marked),
+        (names_of(lambda one: one.thousands), THOUSANDS_READ),
     ]
-    told = [
-        ([name for name, one in found.items() if one.kind == kind and not one.said], what)
-        for kind, what in kinds
-    ]
-    told.append(
-        ([name for name, one in found.items() if one.trimmed], "spaces around values, removed")
-    )
-    told.append(
-        (
-            [name for name, one in found.items() if one.marked],
-            "numbers or other values that the table marks as categories, read as categories",
-        )
-    )
-    notes = [note_on(names, what) for names, what in told if names]
-    if thousands := [name for name, one in found.items() if one.thousands]:
-        notes.append(note_on(thousands, THOUSANDS_READ))
-    unsaid = {name: one.names for name, one in found.items() if one.names and not one.said}
-    notes += notes_on_missing_words(unsaid, "feature columns {} have")
-    counts = [
-        ([(name, one.n_outside) for name, one in found.items()], "are none of its categories"),
-        (
-            [(name, one.n_equal) for name, one in found.items()],
-            "equal a number declared as missing but are written otherwise",
-        ),
-    ]
-    return notes + [
-        note_on([name], f"{count:,} values that {are}, read as missing")
-        for columns, are in counts
-        for name, count in columns
-        if count
-    ]
+    notes = [note_on(names, what) for names, what in groups if names]
+    inferred = {name: one.names for name, one in features.items() if one.names and not one.said}
+    notes += notes_on_missing_words(inferred, "feature columns {} have")
+    equal = "equal a number declared as missing but are written otherwise"
+    for field, are in (("n_outside", "are none of its categories"), ("n_equal", equal)):
+        for name, one in features.items():
+            if count := getattr(one, field):
+                notes.append(note_on([name], f"{count:,} values that {are}, read as missing"))
+    return notes
 
 
 def notes_on_labels(
@@ -200,8 +171,7 @@ def notes_on_labels(
     labels: npt.NDArray[np.float64] | npt.NDArray[np.str_] | None,
     reader: Reader,
 ) -> list[Note]:
-    """Points that are read as marks of thousands, and words among classes of text that may mean
-    that there is no label."""
+    """Note thousands separators in the labels, and class names that may mean "missing"."""
     if labels is None or reader.of_feature(name).type == "category":
         return []
     if THOUSANDS in (frame.schema.field(name).metadata or {}):
@@ -230,32 +200,32 @@ def _check_columns(frame: Any, roles: Roles) -> None:
 
 
 def _absent(rule: str, *columns: str, hint: str) -> DataError:
-    """A column that is not there, and for those who may know the names, what may be meant."""
+    """Error for an unknown column; the suggestion is shown only to the table's owner."""
     return DataError(rule.format(*columns) + hint, outside=DataError.naming(rule, *columns).outside)
 
 
 def _typed_columns(
     frame: Any, columns: tuple[str, ...], text: TextFile | None, reader: Reader
 ) -> dict[str, Typed]:
-    """Features as numbers and codes, by name."""
-    found: dict[str, Typed] = {}
+    """Convert features to numbers and codes, by name."""
+    features: dict[str, Typed] = {}
     faults: dict[str, UntypedError] = {}
     for name in columns:
         try:
-            found[name] = typed(
+            features[name] = typed(
                 frame[name], reader.of_feature(name), reader.missing, reader.decimal, bool(text)
             )
         except UntypedError as error:
             faults[name] = error
     if faults:
         raise _untyped(frame, faults, text, reader)
-    return found
+    return features
 
 
 def _untyped(
     frame: Any, faults: Mapping[str, UntypedError], text: TextFile | None, reader: Reader
 ) -> DataError:
-    """Feature columns of no single type, and for their owner the values and lines at fault."""
+    """Error for columns of no single type; the table's owner also gets values and lines."""
     bad_bytes = [name for name in faults if pa.types.is_binary(frame[name].type)]
     if bad_bytes and text and (bad := text.bad_bytes()):
         rule = "data file must be UTF-8, got other bytes in {}"
@@ -264,39 +234,38 @@ def _untyped(
     if not mixed:
         return many_names({name: error.found for name, error in faults.items()})
     wanted = next(iter(mixed.values())).wanted
-    alike = {name: error for name, error in mixed.items() if error.wanted == wanted}
+    same_type = {name: error for name, error in mixed.items() if error.wanted == wanted}
     here = ""
     if text is not None:
-        declared = {name: reader.of_feature(name) for name in alike}
-        # By what the columns of the run are called in the file.
-        tests = {
-            own.name if own.rename else name: _passes(alike[name], own, reader)
-            for name, own in declared.items()
-        }
-        here = mixed_types(text.faults(tests, wanted), next(iter(alike.values())).way)
+        tests = {}
+        for name, error in same_type.items():
+            declared = reader.of_feature(name)
+            # By the name in the file, which a schema may change.
+            tests[declared.name] = _passes(error, declared, reader)
+        here = mixed_types(text.faults(tests, wanted), next(iter(same_type.values())).way)
     return DataError.naming(
         f"feature columns must be of one type each, got {wanted} and other text in {{}}: "
         "see fedapp data describe",
-        listed(alike),
+        listed(same_type),
         here=here,
     )
 
 
 def _passes(error: UntypedError, declared: Declared, reader: Reader) -> Callable[[str], bool]:
-    """Whether a field is missing or of the type that its column should have."""
+    """Test for one field: it is missing, or of the type expected of its column."""
     absent = {*MISSING, *reader.missing, *declared.missing}
-    named = dict(declared.codes)
+    codes = dict(declared.codes)
     fits = error.fits
     assert fits is not None
-    return lambda value: value in absent or fits(named.get(value, value))
+    return lambda value: value in absent or fits(codes.get(value, value))
 
 
-def _values(found: Mapping[str, Typed], text: TextFile | None) -> npt.NDArray[np.float32]:
-    """Columns as they are trained on."""
-    n_rows = len(next(iter(found.values())).column)
-    values = np.empty((n_rows, len(found)), np.float32)
+def _values(features: Mapping[str, Typed], text: TextFile | None) -> npt.NDArray[np.float32]:
+    """Stack the columns into a float32 matrix; raise if any value is infinite."""
+    n_rows = len(next(iter(features.values())).column)
+    values = np.empty((n_rows, len(features)), np.float32)
     infinite = {}
-    for index, (name, one) in enumerate(found.items()):
+    for index, (name, one) in enumerate(features.items()):
         _fill(values[:, index], one.column)
         infinite[name] = int(np.isinf(values[:, index]).sum())
     bad = [f"{count} in '{name}'" for name, count in infinite.items() if count]
@@ -310,22 +279,16 @@ def _values(found: Mapping[str, Typed], text: TextFile | None) -> npt.NDArray[np
 
 def _fill(out: npt.NDArray[Any], column: Any) -> None:
     """Copy a column of numbers, chunk by chunk; missing becomes NaN."""
-    column = _plain(column)
+    # Types that Arrow cannot convert to a numpy array of numbers.
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    elif pa.types.is_decimal(column.type) or pa.types.is_null(column.type):
+        column = column.cast(pa.float64())
     start = 0
     with np.errstate(over="ignore"):
         for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
             out[start : start + len(chunk)] = chunk.to_numpy(zero_copy_only=False)
             start += len(chunk)
-
-
-def _plain(column: Any) -> Any:
-    """The column in a type that numpy has."""
-    type = column.type
-    if pa.types.is_boolean(type):
-        return column.cast(pa.int8())
-    if pa.types.is_decimal(type) or pa.types.is_null(type):
-        return column.cast(pa.float64())
-    return column
 
 
 def _numbers(column: Any) -> npt.NDArray[np.float64]:
@@ -357,7 +320,7 @@ def _labels(
 def _numbers_of_rows(
     frame: Any, role: str, roles: Roles, text: TextFile | None
 ) -> npt.NDArray[np.float32] | None:
-    """A column with a number of each row, by its role; None where there is none."""
+    """Read the weights or base margins, by role; None if the table has no such column."""
     name = roles.named().get(role, "")
     if not name:
         return None
@@ -378,7 +341,7 @@ def _numbers_of_rows(
 def _ids(
     frame: Any, name: str, text: TextFile | None
 ) -> tuple[npt.NDArray[np.str_] | None, list[Note]]:
-    """Ids as text without spaces around, and what is odd about them; None without a column."""
+    """Return the ids as trimmed text, with their notes; None without an id column."""
     if not name:
         return None, []
     column = values_of(frame[name])
@@ -390,18 +353,16 @@ def _ids(
 
 
 def _missing(column: Any) -> Mask:
-    """Which values are missing."""
     return np.asarray(pc.is_null(column).to_numpy(), dtype=bool)
 
 
 def _refuse(rule: str, name: str, bad: Mask, text: TextFile | None, way: str = "") -> None:
-    """Raise where a row is bad, and say what to do."""
+    """Raise DataError if any row is bad."""
     if bad.any():
-        told = f"{rule}, got {int(bad.sum())} of {len(bad)} rows"
-        here = told.format(f"'{name}'") + _first_line(bad, text) + way
-        raise DataError.naming(told + way, listed([name]), here=here)
+        count = f"{rule}, got {int(bad.sum())} of {len(bad)} rows"
+        here = count.format(f"'{name}'") + _first_line(bad, text) + way
+        raise DataError.naming(count + way, listed([name]), here=here)
 
 
 def _first_line(bad: Mask, text: TextFile | None) -> str:
-    """Where the first bad row is, in a text."""
     return f", first in line {text.line_of(int(bad.argmax())):,}" if text else ""

@@ -1,7 +1,7 @@
-"""Data sets known by name: scikit-learn's, and public files checked by their sha256.
+"""Data sets known by name: scikit-learn's, and public files verified by SHA-256.
 
-A file is looked for in the folder $FEDAPP_DATA, then in the cache, $FEDAPP_HOME/data; as it is,
-with .gz or with .bz2, for what is checked is its content.
+Files are searched in $FEDAPP_DATA, then in the cache, $FEDAPP_HOME/data; plain, with .gz or with
+.bz2, as the checksum is that of the content.
 """
 
 from __future__ import annotations
@@ -43,12 +43,7 @@ def dataset_names() -> tuple[str, ...]:
 
 
 def find_dataset(name: str) -> DataSet:
-    """The data set of this name.
-
-    Raises
-    ------
-    ConfigError : there is none.
-    """
+    """Return the data set of this name; raises ConfigError if there is none."""
     if name not in dataset_names():
         rule = "data set must be a built-in name or a registry name"
         raise ConfigError(f"{rule}, got '{name}'{_close_to(name)}")
@@ -56,37 +51,26 @@ def find_dataset(name: str) -> DataSet:
 
 
 def load_dataset(name: str, *, group: str = "") -> Table:
-    """Load a data set by its name.
+    """Load a data set by name.
 
     Parameters
     ----------
-    name : built-in or in the registry.
-    group : any column of the file; it is kept out of the features, as it stands in the file.
-
-    Returns
-    -------
-    Table : text columns are codes of their categories.
+    group : any column of the file; it is returned as groups and is not a feature.
 
     Raises
     ------
     ConfigError : there is no such data set.
-    DataError : its file is not here or not the one expected, or `group` is no column of it.
+    DataError : its file is missing or has another checksum, or `group` is not one of its columns.
     """
     return _load(name, Roles(group=group))
 
 
 def read_source(data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:
-    """Read what the setting `data` names: a built-in set, a registry set, or a file, in that order.
+    """Read what the setting `data` names: a built-in set, a registry set or a file, in that order.
 
-    Parameters
-    ----------
-    roles : of its columns. A set's own label and dropped columns stay; `roles.drop` adds to them.
-    reader : what a schema says of a file; a set known by name takes none of it.
-
-    Raises
-    ------
-    ConfigError : `data` names nothing, or `label` is not the set's own.
-    DataError : see `load_table` and `load_dataset`.
+    A named set keeps its label and dropped columns; `roles.drop` adds to them. It ignores `reader`.
+    Raises ConfigError if `data` names nothing or `roles.label` is not that of the set, and
+    DataError as `load_table` and `load_dataset`.
     """
     if data in dataset_names():
         return _load(data, roles)
@@ -95,11 +79,9 @@ def read_source(data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> T
 
 
 def check_source(data: str) -> None:
-    """Check that `data` names a table, for who may know what else is in the folder.
+    """Check that `data` names a table.
 
-    Raises
-    ------
-    ConfigError : it names nothing; names a file of the folder that is spelled alike.
+    For the owner of the folder only: the ConfigError suggests files of similar names.
     """
     if data not in dataset_names():
         try:
@@ -111,12 +93,7 @@ def check_source(data: str) -> None:
 def source_frame(
     data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN
 ) -> tuple[Any, Roles, Reader]:
-    """The columns of what the setting `data` names, as they are, and what is known of them.
-
-    Raises
-    ------
-    ConfigError, DataError : see `read_source`.
-    """
+    """Read the columns of `data` as they are, with their roles and reader; see `read_source`."""
     if data in dataset_names():
         return _known_frame(data, roles)
     _check_file(data)
@@ -132,12 +109,12 @@ def _check_file(data: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Where downloaded files are kept; it need not exist."""
+    """Folder of downloaded files; it may not exist yet."""
     return home() / "data"
 
 
 def locate(file: DataFile) -> Path | None:
-    """Where a file lies; None where it is not here. Its content is not checked."""
+    """Path of a file, or None if it is not here. Its content is not checked."""
     shared = os.environ.get("FEDAPP_DATA")
     folders = [Path(shared), cache_folder()] if shared else [cache_folder()]
     paths = (folder / name for folder in folders for name in file.names)
@@ -145,21 +122,14 @@ def locate(file: DataFile) -> Path | None:
 
 
 def fetch(name: str, progress: Progress = lambda done, total: None) -> Path:
-    """Download a data set's files into the cache, unless they are here.
+    """Download the files of a registry set into the cache, unless they are here.
 
-    Parameters
-    ----------
-    name : in the registry.
-    progress : called with bytes so far and bytes in all, 0 where that is unknown.
-
-    Returns
-    -------
-    Path : the first file.
+    `progress` takes the bytes so far and the total, 0 if unknown. Returns the first file.
 
     Raises
     ------
-    ConfigError : there is no such data set, or it needs no file.
-    DataError : the file is not public, cannot be downloaded, or is not the one expected.
+    ConfigError : there is no such data set, or it has no file.
+    DataError : the file is not public, the download fails, or the checksum differs.
     """
     dataset = find_dataset(name)
     if not dataset.files:
@@ -174,7 +144,6 @@ def _load(name: str, asked: Roles) -> Table:
 
 
 def _known_frame(name: str, asked: Roles) -> tuple[Any, Roles, Reader]:
-    """Columns of a data set, their roles, and how its file is read."""
     dataset = find_dataset(name)
     if asked.label not in ("", dataset.label):
         rule = f"label must be '{dataset.label}' or empty for the data set '{name}'"
@@ -219,17 +188,18 @@ def _here(file: DataFile) -> Path | None:
 
 
 def _check(path: Path, file: DataFile) -> None:
-    """Raise unless the file, or what is packed in it, has its checksum."""
+    """Check the SHA-256 of the file or, for another packing, of its content."""
     stored = _sha256(path.open("rb"))
     if stored == file.stored_sha256:
         return
+    # Another compressor gives other bytes of the same content.
     content = file.content_sha256 or file.stored_sha256
     try:
-        found = _sha256(_unpacked(path))
+        digest = _sha256(_unpacked(path))
     except (OSError, EOFError) as error:
         raise DataError(f"'{path.name}' must unpack, got {type(error).__name__}") from None
-    if found != content:
-        raise DataError(f"'{path.name}' must have content of sha256 {content}, got {found}")
+    if digest != content:
+        raise DataError(f"'{path.name}' must have content of sha256 {content}, got {digest}")
 
 
 def _unpacked(path: Path) -> Any:

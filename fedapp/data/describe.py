@@ -1,4 +1,4 @@
-"""What a table holds and what a run would do with it, before anything runs."""
+"""Describe a table and what a run would do with it, for `fedapp data describe`."""
 
 from __future__ import annotations
 
@@ -33,67 +33,37 @@ USES = {
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """One column.
-
-    Parameters
-    ----------
-    name : in the run.
-    type : one of those of a schema, "text" where it is none, "empty" without a value.
-    n_missing, n_distinct : rows without a value, and values.
-    span : least and largest value, or first and last name; empty without a value.
-    example : the first value, as it is written.
-    use : what a run does with it, or why it is refused.
-    refused : whether a run refuses it.
-    names : of its categories.
-    """
+    """One column."""
 
     name: str
-    type: str
-    n_missing: int
-    n_distinct: int
-    span: str
-    example: str
-    use: str
+    type: str  # as in a schema; "text" if none fits, "empty" without values
+    n_missing: int  # rows without a value
+    n_distinct: int  # distinct values
+    span: str  # smallest and largest value, or first and last category; empty without values
+    example: str  # the first value, as written
+    use: str  # what a run does with it, or why it refuses it
     refused: bool = False
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # of the categories
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A table.
-
-    Parameters
-    ----------
-    columns : all of them, in the order of the file.
-    notes : what is said of how the table is read.
-    roles, reader : by which it was read.
-    delimiter : of a CSV file; empty for others.
-    refused : why a run refuses the table as a whole; empty where it does not.
-    """
+    """A table."""
 
     n_rows: int
-    columns: tuple[Described, ...]
-    notes: tuple[str, ...]
+    columns: tuple[Described, ...]  # in the order of the file
+    notes: tuple[str, ...]  # warnings and conversions
     roles: Roles
     reader: Reader
-    delimiter: str
-    refused: str = ""
+    delimiter: str  # of a CSV file; empty for others
+    refused: str = ""  # why a run refuses the table as a whole
 
 
 def describe(source: str, roles: Roles, reader: Reader) -> Description:
-    """Look at every column of a table.
-
-    Parameters
-    ----------
-    source : as the setting ``data``.
-
-    Raises
-    ------
-    ConfigError, DataError : there is no such table, or it cannot be read.
-    """
+    """Describe every column of what the setting ``data`` names (`source`)."""
     frame, roles, reader = source_frame(source, roles, reader)
     text = None if source in dataset_names() else text_file(Path(source), reader)
-    found: dict[str, Typed] = {}
+    converted: dict[str, Typed] = {}
     columns = []
     for place, name in enumerate(frame.column_names):
         column = frame.column(place)
@@ -101,14 +71,14 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
             one = typed(
                 column, reader.of_feature(name), reader.missing, reader.decimal, text is not None
             )
-            found[name] = one
+            converted[name] = one
             columns.append(_described(name, column, one, _role(name, roles)))
         except UntypedError as error:
             columns.append(_refused(name, column, error, _role(name, roles)))
-    features = {name: one for name, one in found.items() if not _role(name, roles)}
-    n_unlabelled = int(is_unlabelled(frame[roles.label]).sum()) if roles.label in found else 0
-    told = roles.label, n_unlabelled, frame.num_rows
-    unlabelled = note_on_unlabelled(*told, DROPPED if roles.drop_unlabelled else REFUSED)
+    features = {name: one for name, one in converted.items() if not _role(name, roles)}
+    n_unlabelled = int(is_unlabelled(frame[roles.label]).sum()) if roles.label in converted else 0
+    counts = roles.label, n_unlabelled, frame.num_rows
+    unlabelled = note_on_unlabelled(*counts, DROPPED if roles.drop_unlabelled else REFUSED)
     notes: list[Note] = [*notes_on_file(text), *unlabelled, *notes_on_types(features)]
     return Description(
         frame.num_rows,
@@ -122,10 +92,9 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
 
 
 def schema_text(described: Description) -> str:
-    """The schema of a table as it was found, in TOML, to be changed.
+    """Schema of a table as it was read, in TOML, to be edited.
 
-    Categories and the values of text are not listed, but for the names of a category, of which
-    others than those named would count as missing.
+    Lists categories only if the schema did: any other name would count as missing.
     """
     reader, roles = described.reader, described.roles
     marks = {mark: name for name, mark in SEPARATORS.items()}
@@ -143,9 +112,7 @@ def schema_text(described: Description) -> str:
         "missing-label": "drop" if roles.drop_unlabelled else "refuse",
         "positive-label": "",
         "columns": {
-            one.name if not (own := reader.of_feature(one.name)).rename else own.name: _section(
-                one, own, described.roles
-            )
+            (declared := reader.of_feature(one.name)).name: _section(one, declared, roles)
             for one in described.columns
         },
     }
@@ -161,11 +128,11 @@ COMMENT = """\
 
 
 def _section(one: Described, declared: Declared, roles: Roles) -> dict[str, Any]:
-    """What the schema says of a column."""
-    own = declared.type or one.type
+    """Schema section of one column."""
+    type = declared.type or one.type
     if one.name in roles.drop or (one.refused and one.type == "text"):
-        own = "drop"
-    section: dict[str, Any] = {"type": "" if own in ("text", "empty") else own}
+        type = "drop"
+    section: dict[str, Any] = {"type": "" if type in ("text", "empty") else type}
     lists: Mapping[str, Sequence[str]] = {
         "order" if declared.type == "ordinal" else "categories": declared.categories,
         "missing": declared.missing,
@@ -179,7 +146,7 @@ def _section(one: Described, declared: Declared, roles: Roles) -> dict[str, Any]
 
 
 def _role(name: str, roles: Roles) -> str:
-    """What a column is for, where it is no feature."""
+    """Role of a column; empty for a feature."""
     if name in roles.drop:
         return "dropped"
     return next((role for role, column in roles.named().items() if column == name), "")
@@ -202,7 +169,7 @@ def _described(name: str, column: Any, one: Typed, role: str) -> Described:
 
 
 def _refused(name: str, column: Any, error: UntypedError, role: str) -> Described:
-    """A column that is of no type; no matter where it has a role."""
+    """Describe a column that fits no type; it is refused only if it is a feature."""
     use = role or f"refused: {error.found}"
     n_distinct = len(pc.unique(column).drop_null())
     return Described(
@@ -217,33 +184,24 @@ def _n_nan(values: Any) -> int:
 
 
 def _span(one: Typed, values: Any) -> str:
-    """Least and largest value."""
     if one.names:
         return f"{_cut(one.names[0])} .. {_cut(one.names[-1])}"
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
-    known = np.asarray(values.drop_null().to_numpy(), dtype=np.float64)
-    low, high = np.nanmin(known), np.nanmax(known)
+    numbers = np.asarray(values.drop_null().to_numpy(), dtype=np.float64)
+    low, high = np.nanmin(numbers), np.nanmax(numbers)
     if one.kind == "date":
-        return " .. ".join(_written_day(day) for day in (low, high))
+        epoch = np.datetime64(EPOCH.replace(tzinfo=None), "s")
+        times = (epoch + np.timedelta64(round(day * 86400), "s") for day in (low, high))
+        return " .. ".join(str(time).removesuffix("T00:00:00") for time in times)
     return f"{low:.6g} .. {high:.6g}"
 
 
-def _written_day(day: float) -> str:
-    """A day since 1970 as a date."""
-    seconds = np.datetime64(EPOCH.replace(tzinfo=None), "s") + np.timedelta64(
-        round(day * 86400), "s"
-    )
-    text = str(seconds)
-    return text.removesuffix("T00:00:00")
-
-
 def _example(column: Any) -> str:
-    """The first value, as it is written."""
-    known = column.drop_null()
-    if pa.types.is_binary(known.type):
+    values = column.drop_null()
+    if pa.types.is_binary(values.type):
         return ""
-    return _cut(str(known[0].as_py())) if len(known) else ""
+    return _cut(str(values[0].as_py())) if len(values) else ""
 
 
 def _cut(text: str) -> str:

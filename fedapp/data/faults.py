@@ -1,4 +1,4 @@
-"""What is wrong in a text and where, in the words that its owner reads."""
+"""Error messages about the values of a table, as its owner reads them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from fedapp.data.places import BadBytes, RaggedRows, TextFault, is_number, quote
 from fedapp.data.schema import first, listed
 from fedapp.errors import DataError
 
-MOST_TOLD = 3
+MOST_SHOWN = 3
 
 
 def not_utf8(name: str, bad: BadBytes) -> str:
-    """A file whose bytes are no text.
-
-    Parameters
-    ----------
-    name : of the file.
-    """
+    """Error for bytes of the file `name` that are not UTF-8."""
     column = f", column '{bad.column}'" if bad.column else ""
     where = f"byte 0x{bad.value:02x} in line {bad.line:,}{column} (byte {bad.offset:,} of the text)"
     way = "save it as UTF-8, or name its encoding, as in encoding=latin-1"
@@ -27,60 +22,46 @@ def not_utf8(name: str, bad: BadBytes) -> str:
 
 
 def ragged(name: str, rows: RaggedRows) -> str:
-    """Rows that are too short or too long."""
-    found = f"got {rows.fields} in line {rows.line:,}"
+    """Error for rows with too few or too many fields."""
+    count = f"got {rows.fields} in line {rows.line:,}"
     if rows.n_bad > 1:
-        found += f" and other than {rows.due} in {rows.n_bad:,} of {rows.n_rows:,} rows"
+        count += f" and other than {rows.due} in {rows.n_bad:,} of {rows.n_rows:,} rows"
     rule = f"data file '{name}' must have the {rows.due} fields of its first line in every row"
-    return f"{rule}, {found}" + (
-        ": does the first line name every column?" if rows.n_bad == rows.n_rows else ""
-    )
+    way = ": does the first line name every column?" if rows.n_bad == rows.n_rows else ""
+    return f"{rule}, {count}{way}"
 
 
 def no_numbers(role: str, columns: Sequence[TextFault]) -> str:
-    """Values of columns that are not numbers, and what to do about them.
-
-    Parameters
-    ----------
-    role : "weight column".
-    """
-    return f"{role} must be numbers: {_told(columns)}: {_way_out(columns)}"
+    """Error for values that are not numbers; `role` is, for example, "weight column"."""
+    return f"{role} must be numbers: {_shown(columns)}: {_way_out(columns)}"
 
 
 def mixed_types(columns: Sequence[TextFault], way: str = "") -> str:
-    """Features with values of two types, and what to do about them.
-
-    Parameters
-    ----------
-    way : what to do, where that is known.
-    """
-    return f"feature columns must be of one type each: {_told(columns)}: {way or _way_out(columns)}"
+    """Error for features with values of two types; `way` is what to do about it."""
+    return (
+        f"feature columns must be of one type each: {_shown(columns)}: {way or _way_out(columns)}"
+    )
 
 
 def many_names(columns: Mapping[str, str]) -> DataError:
-    """Features of text that are no categories, as nearly every row has a text of its own.
-
-    Parameters
-    ----------
-    columns : what was found in each.
-    """
+    """Error for text features with too many distinct values; `columns` maps each to the reason."""
     names = list(columns)
-    found = next(iter(columns.values()))
+    reason = next(iter(columns.values()))
     more = f" and in {len(names) - 1} more" if len(names) > 1 else ""
-    rule = f"feature columns of text must be categories, got {found} in {{}}{more}: exclude what "
+    rule = f"feature columns of text must be categories, got {reason} in {{}}{more}: exclude what "
     rule += "is a name, an id or free text with drop-columns={}, name it as the id, or let a "
     rule += 'schema say type = "category"'
     return DataError.naming(rule, f"'{names[0]}'", first(names).replace(", ", ","))
 
 
-def _told(columns: Sequence[TextFault]) -> str:
-    told = "; ".join(str(column) for column in columns[:MOST_TOLD])
-    others = [column.column for column in columns[MOST_TOLD:]]
-    return told + (f"; and in {len(others)} more columns: {listed(others)}" if others else "")
+def _shown(columns: Sequence[TextFault]) -> str:
+    shown = "; ".join(str(column) for column in columns[:MOST_SHOWN])
+    others = [column.column for column in columns[MOST_SHOWN:]]
+    return shown + (f"; and in {len(others)} more columns: {listed(others)}" if others else "")
 
 
 def _way_out(columns: Sequence[TextFault]) -> str:
-    """What makes them of one type."""
+    """Suggest how to make the values one type."""
     commas = [column for column in columns if is_number(column.value.strip(), ",")]
     if commas:
         point = commas[0].value.strip().replace(".", "").replace(",", ".")

@@ -1,4 +1,4 @@
-"""Labels of a site: class names to ids, and what an objective asks of them."""
+"""Labels of a site: class names, class ids, and checks against the objective."""
 
 from __future__ import annotations
 
@@ -21,31 +21,24 @@ Labels = npt.NDArray[np.float64] | npt.NDArray[np.str_]
 TWO_CLASSES: Final = "binary:logistic"
 MULTI_CLASS: Final = "multi:softprob"
 MOST_CLASSES = 1000
-# Whole numbers with more different values are counts or measures: grades, levels and codes of
-# classes have fewer, and a softmax grows a tree a class.
+# Whole numbers with more distinct values count as a measure, not as classes: grades and class codes
+# have fewer, and softmax grows a tree per class.
 FEW_VALUES = 20
-# What labels are like that suggest an objective.
+# Which labels suggest an objective.
 SUGGESTED: Final[dict[Objective, str]] = {
     TWO_CLASSES: "two values",
     MULTI_CLASS: f"texts, or at most {FEW_VALUES} whole numbers",
     REGRESSION: "many values, numbers",
 }
-MOST_TOLD = 5
+MOST_SHOWN = 5
 
 
 def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
-    """Names of the classes among the labels, sorted; none for regression.
+    """Sorted names of the classes among the labels; none for regression.
 
-    Parameters
-    ----------
-    objective : with ``auto``, labels are classes where they are text, have two values at most, or
-        are whole numbers of 20 different values at most. Text that is mostly numbers, or nearly
-        all distinct, may be meant for a regression and is refused; an objective for classes takes
-        it.
-
-    Raises
-    ------
-    DataError : the labels do not fit the objective.
+    With the objective ``auto``, labels are classes if they are text, have at most 2 values, or are
+    whole numbers of at most 20 distinct values. Text that is mostly numbers or nearly all distinct
+    may be meant for regression and is refused. Raises DataError if labels do not fit the objective.
     """
     is_text = labels.dtype.kind == "U"
     if objective == AUTO:
@@ -55,7 +48,7 @@ def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
     if is_regression(objective):
         if is_text:
             rule = f"label must be numbers for {objective}, got"
-            raise DataError(f"{rule} text", here=f"{rule} {_no_numbers(labels)}{_way_out(labels)}")
+            raise DataError(f"{rule} text", here=f"{rule} {_not_numbers(labels)}{_way_out(labels)}")
         _check_numbers(labels.astype(np.float64), objective)
         return ()
     values = np.unique(labels)
@@ -63,45 +56,53 @@ def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
     if len(values) > most:
         rule = f"label must have at most {most} different values for {objective}, got {len(values)}"
         way = "set objective=multi:softprob or reg:squarederror"
-        told = ", ".join(repr(name) for name in _written(values[:MOST_TOLD]))
-        raise DataError(f"{rule}; {way}", here=f"{rule}, as {told}; {way}")
+        shown = ", ".join(repr(name) for name in _written(values[:MOST_SHOWN]))
+        raise DataError(f"{rule}; {way}", here=f"{rule}, as {shown}; {way}")
     return tuple(_written(values))
 
 
 def _check_texts(labels: Labels) -> None:
-    """Hold that text is the names of classes, where no objective says so."""
+    """Check that text labels are class names, if no objective says so."""
     names, counts = np.unique(labels, return_counts=True)
     are_numbers = np.array([is_number_somehow(name) for name in names.tolist()])
     most = max(are_numbers.mean(), counts[are_numbers].sum() / len(labels)) > 1 / 2
     rule = f"label must be numbers, or names of classes, with objective={AUTO}, got"
     classes = f"; where they are names of classes, set objective={MULTI_CLASS} or {TWO_CLASSES}"
     if most and not all(map(is_number, names.tolist())):
-        found = "numbers with commas" if are_numbers.all() else "numbers and other text"
+        content = "numbers with commas" if are_numbers.all() else "numbers and other text"
         raise DataError(
-            f"{rule} {found}{classes}",
-            here=f"{rule} {found}: {_no_numbers(labels)}{_way_out(labels)}{classes}",
+            f"{rule} {content}{classes}",
+            here=f"{rule} {content}: {_not_numbers(labels)}{_way_out(labels)}{classes}",
         )
     if is_nearly_distinct(len(names), len(labels)):
-        found = f"{len(names):,} different texts in {len(labels):,} rows"
+        content = f"{len(names):,} different texts in {len(labels):,} rows"
         raise DataError(
-            f"{rule} texts nearly all different{classes}", here=f"{rule} {found}{classes}"
+            f"{rule} texts nearly all different{classes}", here=f"{rule} {content}{classes}"
         )
+
+
+def _not_numbers(labels: Labels) -> str:
+    """How many labels are not numbers, and the first of them."""
+    others = [label for label in labels.tolist() if not is_number(str(label))]
+    if not others:
+        return "text"
+    return f"{len(others):,} of {len(labels):,} that are none, as {others[0]!r}"
 
 
 def _way_out(labels: Labels) -> str:
-    """What makes text the numbers that it was meant to be; empty where nothing in it is one."""
-    found = [label for label in map(str, labels.tolist()) if not is_number(label)]
-    if found and is_number_somehow(found[0]):
+    """Suggest how to make text the numbers it was meant to be; empty if it has none."""
+    others = [label for label in map(str, labels.tolist()) if not is_number(label)]
+    if others and is_number_somehow(others[0]):
         return "; set decimal=, for decimal commas, remove commas that set off thousands"
-    if not found or (len(found) == len(labels) and not any(map(is_number_somehow, found))):
+    if not others or (len(others) == len(labels) and not any(map(is_number_somehow, others))):
         return ""
-    value = quoted(found[0]).replace("'", '"')
+    value = quoted(others[0]).replace("'", '"')
     way = f"; correct them, or list them in a schema as missing = [{value}]"
     return f"{way} (missing-label=drop drops these rows)"
 
 
 def _check_numbers(labels: npt.NDArray[np.float64], objective: str) -> None:
-    """Hold labels against the range of an objective, and of float32."""
+    """Check labels against the range of the objective and of float32."""
     if np.abs(labels).max() > np.finfo(np.float32).max:
         raise DataError("label must be finite as float32")
     loss = LOSSES[objective]
@@ -109,55 +110,50 @@ def _check_numbers(labels: npt.NDArray[np.float64], objective: str) -> None:
         others = labels[~fits]
         rule = f"label must be {loss.label_rule} for {objective}, got"
         way = "correct or drop these rows, or set another objective, as reg:squarederror"
-        found = f"{len(others):,} of {len(labels):,} that are not"
+        count = f"{len(others):,} of {len(labels):,} that are not"
         raise DataError(
-            f"{rule} {found}; {way}", here=f"{rule} {found}, as {_plain(float(others[0]))}; {way}"
+            f"{rule} {count}; {way}", here=f"{rule} {count}, as {_plain(float(others[0]))}; {way}"
         )
 
 
 def is_few(values: npt.NDArray[np.float64]) -> bool:
-    """Whether different numbers are rather names of classes."""
+    """Whether the distinct numbers are few enough to be classes."""
     if len(values) <= 2:
         return True
     return len(values) <= FEW_VALUES and bool((values == np.floor(values)).all())
 
 
 def auto_objective(classes: Sequence[Sequence[str]]) -> tuple[Objective, str]:
-    """The objective that the labels of all parties suggest, and why.
+    """Choose the objective that the labels of all parties suggest, and say why.
 
-    Parameters
-    ----------
-    classes : of each party, as ``class_names`` has them with ``auto``.
-
-    Raises
-    ------
-    DataError : labels are text at one party and numbers of many values at another.
+    `classes` has an entry per party, from ``class_names`` with ``auto``. Raises DataError if labels
+    are text at one party and numbers of many values at another.
     """
     names = merge_classes(classes)
     are_numbers = all(map(is_number, names))
     if not all(classes) and not are_numbers:
         raise DataError("label must be of one type at all parties, got text and numbers")
     if all(classes) and (not are_numbers or is_few(np.array([float(name) for name in names]))):
-        found = "texts" if not are_numbers else "numbers, few and whole"
+        kind = "texts" if not are_numbers else "numbers, few and whole"
         if len(names) == 2:
             return objective_of(2), f"the label has {SUGGESTED[TWO_CLASSES]}"
-        return objective_of(len(names)), f"the label has {len(names)} values, {found}"
+        return objective_of(len(names)), f"the label has {len(names)} values, {kind}"
     return REGRESSION, f"the label has {SUGGESTED[REGRESSION]}"
 
 
 def check_spelling(classes: Mapping[str, Sequence[str]], is_open: bool) -> None:
-    """Refuse classes, by party, that parties seem to spell differently, as yes/no and 1/0.
+    """Refuse classes that the parties seem to spell differently, such as yes/no and 1/0.
 
-    Names must not differ only in case or spaces. Where the labels choose the objective
-    (``is_open``), shared classes must also link all parties, and parties of two classes each must
-    have the same two (not 0/1 and 1/2) unless a party has all of them. A party may lack classes:
-    {a} and {a, b} pass, and so do {a} and {b} where a third party has {a, b}.
+    Names must not differ only in case or spaces. If the labels choose the objective (``is_open``),
+    shared classes must also link all parties, and parties of two classes each must have the same
+    two (not 0/1 and 1/2) unless a party has all of them. A party may lack classes: {a} and {a, b}
+    pass, and so do {a} and {b} if a third party has {a, b}.
     """
     sets, fault, groups = {*map(frozenset, classes.values())}, "", list[frozenset[str]]()
     for one, other in combinations(sets, 2):
         only = one - other, other - one
-        here, there = ({" ".join(name.casefold().split()) for name in each} for each in only)
-        if here & there:
+        names, other_names = ({" ".join(name.casefold().split()) for name in each} for each in only)
+        if names & other_names:
             fault, is_open = "names that differ only in case or spaces", False
         elif is_open and len(one) == len(other) == 2 and not any(one | other <= s for s in sets):
             fault = "classes that overlap only in part"
@@ -174,23 +170,21 @@ def check_spelling(classes: Mapping[str, Sequence[str]], is_open: bool) -> None:
 
 
 def told_classes(classes: Mapping[str, Sequence[str]]) -> str:
-    """The values of each party."""
-    return "; ".join(f"{listed(names, MOST_TOLD)} at {who}" for who, names in classes.items())
+    """Format the classes of each party."""
+    return "; ".join(f"{listed(names, MOST_SHOWN)} at {who}" for who, names in classes.items())
 
 
 def objective_of(n_classes: int) -> Objective:
-    """The objective for so many classes; none is a regression."""
+    """The objective for `n_classes` classes; 0 is regression."""
     if not n_classes:
         return REGRESSION
     return TWO_CLASSES if n_classes == 2 else MULTI_CLASS
 
 
 def class_ids(labels: Labels, classes: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Place of each label among the classes; the labels themselves where there are none.
+    """Index of each label among the classes; without classes the labels themselves.
 
-    Raises
-    ------
-    DataError : a label is none of the classes.
+    Raises DataError if a label is not one of the classes.
     """
     if not classes:
         return labels.astype(np.float32)
@@ -202,29 +196,15 @@ def class_ids(labels: Labels, classes: Sequence[str]) -> npt.NDArray[np.float32]
     return ids[places]
 
 
-def _no_numbers(labels: Labels) -> str:
-    """How many texts are not numbers, and the first of them."""
-    found = [label for label in labels.tolist() if not is_number(str(label))]
-    if not found:
-        return "text"
-    return f"{len(found):,} of {len(labels):,} that are none, as {found[0]!r}"
-
-
 def untrained_classes(classes: Sequence[str], labels: Labels) -> tuple[str, ...]:
-    """Classes that no training row has.
-
-    Parameters
-    ----------
-    classes : of all rows.
-    labels : of those that train.
-    """
-    known = set(_written(np.unique(labels)))
-    return tuple(name for name in classes if name not in known)
+    """Classes that no training label (`labels`) has."""
+    trained = set(_written(np.unique(labels)))
+    return tuple(name for name in classes if name not in trained)
 
 
 def note_on_untrained(classes: Sequence[str]) -> str:
-    """What to know, and to do, of classes that stand only in rows held back."""
-    shown = listed(classes, MOST_TOLD)
+    """Warning about classes that occur only in validation or test rows."""
+    shown = listed(classes, MOST_SHOWN)
     return (
         f"classes of the label in no training row, which the model cannot know: {shown}; correct "
         "them, drop their rows (a schema lists them as missing of the label column, with "
@@ -233,15 +213,9 @@ def note_on_untrained(classes: Sequence[str]) -> str:
 
 
 def positive_last(classes: Sequence[str], positive: str, objective: str) -> tuple[str, ...]:
-    """The classes with the one that counts as 1 last, as their ids begin at 0.
+    """Order the two classes so that the positive one has id 1; an empty name leaves them.
 
-    Parameters
-    ----------
-    positive : name of the class; empty leaves the order.
-
-    Raises
-    ------
-    DataError : there are not two classes, or it is none of them.
+    Raises DataError if there are not two classes, or if `positive` is neither.
     """
     if not positive:
         return tuple(classes)
@@ -250,24 +224,17 @@ def positive_last(classes: Sequence[str], positive: str, objective: str) -> tupl
         raise DataError(rule)
     if positive not in classes:
         rule = "positive-label must be one of the two classes, got another name"
-        found = f"{' or '.join(map(repr, classes))}, got {positive!r}"
-        raise DataError(rule, here=f"positive-label must be one of the two classes, {found}")
+        names = f"{' or '.join(map(repr, classes))}, got {positive!r}"
+        raise DataError(rule, here=f"positive-label must be one of the two classes, {names}")
     return (*(name for name in classes if name != positive), positive)
 
 
 def number_labels(
     labels: Labels, objective: str, n_train: int, positive: str = ""
 ) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-    """Names of the classes, and the labels as numbers.
+    """Return the class names, and the labels as numbers; the first `n_train` rows train.
 
-    Parameters
-    ----------
-    n_train : so many of the first rows train.
-    positive : see ``positive_last``.
-
-    Raises
-    ------
-    DataError : they do not fit the objective, or are the same in every training row.
+    Raises DataError if the labels do not fit the objective, or are equal in every training row.
     """
     classes = positive_last(class_names(labels, objective), positive, objective)
     ids = class_ids(labels, classes)
@@ -277,27 +244,13 @@ def number_labels(
 
 
 def check_weights(weights: npt.NDArray[np.float32]) -> None:
-    """Hold that some training row counts.
-
-    Raises
-    ------
-    DataError : none does.
-    """
+    """Check that some training row has a weight above 0."""
     if not weights.sum(dtype=np.float64) > 0:
         raise DataError("weight must be > 0 in some training row")
 
 
 def check_mean(objective: Objective, mean: npt.NDArray[np.float32]) -> None:
-    """Hold that training has a margin to begin with.
-
-    Parameters
-    ----------
-    mean : prediction before the first tree, as ``base_score`` gives it.
-
-    Raises
-    ------
-    DataError : no margin has this prediction.
-    """
+    """Check that a margin predicts the mean label of the training rows, before the first tree."""
     try:
         check_base_score(objective, mean)
     except ValueError as error:
@@ -306,7 +259,7 @@ def check_mean(objective: Objective, mean: npt.NDArray[np.float32]) -> None:
 
 
 def class_values(classes: Sequence[str]) -> npt.NDArray[Any]:
-    """Names of classes as numbers where all are numbers, else as they are."""
+    """Class names as numbers if all are numbers, otherwise unchanged."""
     for kind in (np.int64, np.float64):
         try:
             return np.array([kind(name) for name in classes])
@@ -322,8 +275,8 @@ def label_texts(labels: Labels) -> npt.NDArray[np.str_]:
 
 
 def merge_classes(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """All class names once, in the order of their numbers where all are, else of the text."""
-    merged = sorted({name for own in names for name in own})
+    """Distinct class names, in numerical order if all are numbers, otherwise sorted as text."""
+    merged = sorted({name for classes in names for name in classes})
     try:
         return tuple(sorted(merged, key=float))
     except ValueError:
@@ -331,11 +284,10 @@ def merge_classes(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
 
 
 def _written(values: npt.NDArray[Any]) -> list[str]:
-    """Class names of some labels."""
     is_text = values.dtype.kind == "U"
     return [str(value) if is_text else _plain(float(value)) for value in values]
 
 
 def _plain(value: float) -> str:
-    """1.0 and 1 are the same class."""
+    """Format a number; 1.0 and 1 are the same class."""
     return str(int(value)) if value.is_integer() else repr(value)

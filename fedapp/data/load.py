@@ -1,8 +1,8 @@
-"""Reads one table from a CSV, Parquet or LIBSVM file.
+"""Read one table from a CSV, Parquet or LIBSVM file.
 
-A file becomes an Arrow frame (``read_frame``), a frame becomes a ``Table`` (``build_table``).
-Errors name columns and counts, and of the file no more than its name; to the table's owner they
-also say where in a text the error is, and quote a value.
+``read_frame`` reads a file into an Arrow frame, ``build_table`` turns that into a ``Table``. Errors
+name columns and counts, and the file without its folder. Only the table's owner also sees lines and
+values.
 """
 
 from __future__ import annotations
@@ -66,28 +66,26 @@ ARROW_SCHEMA = b"ARROW:schema"  # of a Parquet file: the types that its writer h
 def load_table(path: Path, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:
     """Read a table; every column without a role is a feature.
 
-    Empty fields and NA, N/A, nan, NaN, null and ? are missing. Fields of a CSV file are separated
-    by what splits its first lines alike: commas, semicolons, tabs, bars or runs of blanks; its
-    quotes are double. Numbers, booleans and dates become numbers, other text the codes of its
-    categories (``fedapp.data.typed``). What a LIBSVM file leaves out is 0, not missing; its columns
-    are f1, f2, ..., and its first token is the label whatever `roles` say.
+    Empty fields and NA, N/A, nan, NaN, null and ? are missing. The delimiter of a CSV file is
+    detected from its first lines: commas, semicolons, tabs, bars or runs of blanks; quotes are
+    double. Numbers, booleans and dates become numbers, other text becomes category codes
+    (``fedapp.data.typed``). In a LIBSVM file absent entries are 0, not missing; its columns are
+    f1, f2, ..., and its first token is the label whatever `roles` say.
 
     Parameters
     ----------
     path : .csv (.txt, .tsv, .data), .parquet, .libsvm or .svm; all but Parquet also with .gz or
         .bz2.
-    roles : of its columns.
-    reader : what a schema says of the file.
 
     Returns
     -------
-    Table : labels are float64 where all are numbers or booleans, else str; rows without a group
+    Table : labels are float64 if all are numbers or booleans, otherwise str; rows without a group
         are in the group "missing".
 
     Raises
     ------
     DataError : the file cannot be read, a named column is absent, a feature is of mixed types,
-        infinite, or text that is no category, or a label, id or weight breaks its rule.
+        infinite, or free text, or a label, id or weight breaks its rule.
     """
     if (reader.format or file_format(path)) == "libsvm":
         roles = replace(roles, label=roles.label or LIBSVM_LABEL)
@@ -96,43 +94,32 @@ def load_table(path: Path, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> T
 
 
 def table_of_frame(frame: Any, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:
-    """Rows in memory, a pyarrow.Table, as those of a Parquet file; see `load_table`."""
+    """Build a table from a pyarrow.Table, as if read from a Parquet file; see `load_table`."""
     return build_table(_with_roles(frame, roles, reader, is_written=False), roles, None, reader)
 
 
 def file_format(path: Path) -> str:
-    """Format by the file's suffix.
-
-    Raises
-    ------
-    DataError : the suffix is not known.
-    """
+    """Format by the file's suffix; raises DataError for an unknown one."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in PACKINGS:
         suffixes.pop()
     if not suffixes or suffixes[-1] not in FORMATS:
-        known, packed = ", ".join(FORMATS), " or ".join(PACKINGS)
+        allowed, packed = ", ".join(FORMATS), " or ".join(PACKINGS)
         sets = [
             name for name, one in REGISTRY.items() for file in one.files if path.name in file.names
         ]
         hint = f"; this file's data set is known by the name {sets[0]}" if sets else ""
         raise DataError(
-            f"data file must end in {known} (or these with {packed}), got '{path.name}'{hint}"
+            f"data file must end in {allowed} (or these with {packed}), got '{path.name}'{hint}"
         )
     return FORMATS[suffixes[-1]]
 
 
 def read_frame(path: Path, roles: Roles, reader: Reader = PLAIN) -> Any:
-    """Read a file's columns as they are.
+    """Read a file's columns into a pyarrow.Table without converting features.
 
-    Returns
-    -------
-    pyarrow.Table : ids, groups and labels of a CSV file are read as text, then labels that are all
-        numbers or booleans turned into float64.
-
-    Raises
-    ------
-    DataError : the file is absent, cannot be read, or is malformed.
+    Ids, groups and labels of a CSV file are read as text; labels that are all numbers or booleans
+    then become float64. Raises DataError if the file is absent or malformed.
     """
     format = reader.format or file_format(path)
     read = {"csv": read_csv, "parquet": _read_parquet, "libsvm": _read_libsvm}[format]
@@ -151,12 +138,7 @@ def read_frame(path: Path, roles: Roles, reader: Reader = PLAIN) -> Any:
 
 
 def column_names(path: Path, reader: Reader = PLAIN) -> tuple[str, ...]:
-    """Names of a file's columns, without its rows where that can be.
-
-    Raises
-    ------
-    DataError : see `read_frame`.
-    """
+    """Names of a file's columns, without reading its rows where possible; raises DataError."""
     format = reader.format or file_format(path)
     if format == "libsvm":
         return tuple(read_frame(path, Roles(), reader).column_names)
@@ -171,26 +153,21 @@ def column_names(path: Path, reader: Reader = PLAIN) -> tuple[str, ...]:
 
 
 def text_file(path: Path, reader: Reader = PLAIN) -> TextFile | None:
-    """What to look into for the place of an error; None for a file that is no CSV.
-
-    Raises
-    ------
-    OSError, EOFError, zlib.error : it cannot be read.
-    """
+    """Open a CSV file for locating errors; None for other formats. Raises OSError and the like."""
     is_csv = (reader.format or file_format(path)) == "csv"
     return csv_text(path, reader) if is_csv else None
 
 
 def _renamed(names: Iterable[str], reader: Reader) -> list[str]:
-    """Names of columns as a run knows them."""
-    there = list(names)
-    absent = [one.name for one in reader.declared if one.name not in there]
+    """Rename columns as the schema says."""
+    present = list(names)
+    absent = [one.name for one in reader.declared if one.name not in present]
     if absent and not reader.tolerant:
         rule = "columns of the schema must be in the table, got {} that are not; the table has {}"
-        hint = near(absent[0], there)
-        outside = DataError.naming(rule, *absent[:1], listed(there)).outside
-        raise DataError(rule.format(listed(absent), listed(there)) + hint, outside=outside)
-    return [reader.of_column(name).rename or name for name in there]
+        hint = near(absent[0], present)
+        outside = DataError.naming(rule, *absent[:1], listed(present)).outside
+        raise DataError(rule.format(listed(absent), listed(present)) + hint, outside=outside)
+    return [reader.of_column(name).rename or name for name in present]
 
 
 def _check_is_file(path: Path) -> None:
@@ -201,7 +178,7 @@ def _check_is_file(path: Path) -> None:
 
 
 def _with_roles(frame: Any, roles: Roles, reader: Reader, is_written: bool) -> Any:
-    """Columns without what a schema declares as missing; the label's codes by their names."""
+    """Apply the schema to the columns with a role: missing values, and codes of the label."""
     for name in roles.named().values():
         if frame.column_names.count(name) == 1:
             declared, at = reader.of_feature(name), frame.column_names.index(name)
@@ -218,7 +195,7 @@ def _read_parquet(path: Path, roles: Roles, reader: Reader) -> Any:
         frame, written = file.read(), (file.metadata.metadata or {}).get(ARROW_SCHEMA)
     if written is None:
         return frame
-    # Parquet gives categories back as such if they are text, and others as their plain values.
+    # pyarrow restores dictionary columns of text only; others come back as plain values.
     schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(written)))
     for place, (name, type) in enumerate(zip(frame.column_names, schema.types, strict=False)):
         column = frame.column(place)
@@ -241,7 +218,7 @@ def _read_libsvm(path: Path, roles: Roles, reader: Reader) -> Any:
 
 
 def _malformed(path: Path, format: str, reader: Reader, error: Exception) -> DataError:
-    """What is wrong with a file: in words that quote nothing from it, and where for its owner."""
+    """Error for an unreadable file; quotes nothing from it, except its place to the owner."""
     rule = f"data file '{path.name}' must be a well-formed {format} file, got"
     fields = re.search(r"Expected (\d+) columns, got (\d+)", str(error))
     way = "is a quote not closed, or is it another kind of file?"
@@ -267,7 +244,7 @@ def _malformed(path: Path, format: str, reader: Reader, error: Exception) -> Dat
 
 
 def _place_of_fault(path: Path, format: str, reader: Reader) -> str:
-    """Where in a text the fault is; empty where that cannot be told."""
+    """Where in a CSV file the fault is; empty if unknown."""
     if format != "csv":
         return ""
     try:
@@ -283,7 +260,7 @@ def _place_of_fault(path: Path, format: str, reader: Reader) -> str:
 def _label_values(
     column: Any, reader: Reader, declared: Declared, is_written: bool
 ) -> tuple[Any, Any]:
-    """The field and values of labels: names or, where a file writes text, numbers if all are."""
+    """Field and values of the labels: numbers if the file writes text and all are numbers."""
     name, decimal = declared.rename or declared.name, reader.decimal
     is_parsed = is_written or goes_by_text(column.type, declared)
     if not is_parsed and not (reader.missing and is_text(column.type)):
@@ -306,7 +283,7 @@ def _label_values(
 
 
 def _parsed(texts: Any) -> Any:
-    """Text as float64 where every value is a number or a boolean; else as it is."""
+    """Text as float64 if every value is a number or a boolean; otherwise unchanged."""
     # "1." and "2." are names of classes, "1." and "2.5" are numbers.
     if pc.all(pc.ends_with(texts, pattern=".")).as_py():
         return texts

@@ -1,4 +1,4 @@
-"""Which rows are for training, validation and test, and which party has which of them."""
+"""Split rows into training, validation and test rows, and deal rows or columns out to parties."""
 
 from __future__ import annotations
 
@@ -25,14 +25,7 @@ N_LABEL_BINS = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """Rows of one table by use; disjoint.
-
-    Parameters
-    ----------
-    train : int64, shape (n_train,), n_train >= 1.
-    valid : int64, shape (n_valid,).
-    test : int64, shape (n_test,).
-    """
+    """Disjoint row numbers of one table by use: int64, one axis; `train` is not empty."""
 
     train: Rows
     valid: Rows
@@ -41,31 +34,19 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Holdout:
-    """How rows are held back from training.
+    """Which rows are held back from training."""
 
-    Parameters
-    ----------
-    test_fraction : share of all rows, in [0, 1); not read where there are folds.
-    valid_fraction : share of the rows that are not for test, in [0, 1).
-    seed : of the draw, >= 0; the same seed draws the same rows.
-    fold : which fold tests, in [1, folds]; 0 where there are none.
-    folds : parts of equal size that the rows are dealt to, each row to one; 0: none.
-    score_test : whether test rows are there to be scored; else nothing is told of them.
-    """
-
-    test_fraction: float
-    valid_fraction: float
-    seed: int
-    fold: int = 0
-    folds: int = 0
-    score_test: bool = True
+    test_fraction: float  # of all rows, in [0, 1); ignored with folds
+    valid_fraction: float  # of the rows that are not for test, in [0, 1)
+    seed: int  # >= 0; the same seed draws the same rows
+    fold: int = 0  # the fold that tests, in [1, folds]; 0 without folds
+    folds: int = 0  # number of folds of equal size; 0: none
+    score_test: bool = True  # whether test rows are scored; if not, they are dropped
 
     def split(self, n_rows: int) -> Split:
-        """Draw the test rows of a table, by fraction or fold, then validation rows from the rest.
+        """Draw the test rows of a table, by fraction or fold, then validation rows from the others.
 
-        Raises
-        ------
-        ConfigError : a fraction, a fold or the number of rows breaks its rule.
+        Raises ConfigError if a fraction, a fold or the number of rows breaks its rule.
         """
         split = self._drawn(n_rows)
         return split if self.score_test else replace(split, test=split.test[:0])
@@ -85,12 +66,7 @@ class Holdout:
 
 
 def check_fold(fold: int, folds: int) -> None:
-    """Hold that a fold is one of several, or that there is none.
-
-    Raises
-    ------
-    ConfigError : it is not.
-    """
+    """Check that `fold` is one of `folds`, or that both are 0; raises ConfigError."""
     if folds == 1:
         raise ConfigError("folds must be 0 (none) or >= 2, got 1")
     if not (1 <= fold <= folds or fold == folds == 0):
@@ -99,22 +75,17 @@ def check_fold(fold: int, folds: int) -> None:
 
 
 def split_rows(n_rows: int, test_fraction: float, valid_fraction: float, seed: int) -> Split:
-    """Draw test rows from all rows, then validation rows from the rest.
+    """Draw test rows from all rows, then validation rows from the others.
 
     Parameters
     ----------
-    n_rows : >= 1.
     test_fraction : of all rows, in [0, 1).
     valid_fraction : of the rows that are not for test, in [0, 1).
     seed : >= 0; the same seed draws the same rows.
 
     Returns
     -------
-    Split : sorted; counts are rounded, but one row at least is for training.
-
-    Raises
-    ------
-    ConfigError : a fraction or a count breaks its rule.
+    Split : sorted; counts are rounded, but at least one row trains.
     """
     _check_fraction("test-fraction", test_fraction)
     _check_fraction("valid-fraction", valid_fraction)
@@ -134,10 +105,10 @@ def _shuffled(n_rows: int, seed: int) -> Rows:
     return np.random.default_rng(seed).permutation(np.arange(n_rows, dtype=np.int64))
 
 
-def _split(test: Rows, rest: Rows, valid_fraction: float) -> Split:
-    """The first of the other rows validate; one at least trains."""
-    n_valid = min(round(len(rest) * valid_fraction), len(rest) - 1)
-    valid, train = np.split(rest, [n_valid])
+def _split(test: Rows, others: Rows, valid_fraction: float) -> Split:
+    """The first of the other rows validate; at least one trains."""
+    n_valid = min(round(len(others) * valid_fraction), len(others) - 1)
+    valid, train = np.split(others, [n_valid])
     return Split(np.sort(train), np.sort(valid), np.sort(test))
 
 
@@ -149,31 +120,25 @@ def partition_rows(
     labels: npt.NDArray[Any] | None = None,
     groups: npt.NDArray[np.str_] | None = None,
 ) -> tuple[Rows, ...]:
-    """Deal rows of one table out to parties.
+    """Deal rows of one table out to parties; raises ConfigError if that is impossible.
 
     Parameters
     ----------
-    rule : what decides where a row goes.
-        "iid": chance alone, in equal numbers.
-        "dirichlet:0.3": label skew; each class is dealt out by shares drawn from Dirichlet(0.3).
-        A float label with more than 20 distinct values is cut into 10 quantile bins first.
-        "sizes:0.9,0.1": chance, by fractions that sum to 1; "sizes:2721,265": by numbers of rows,
-        rows left over go to nobody.
-        "column" or "column:NAME": each distinct group is at one party whole, the most frequent
-        first; where there are more groups than parties, at the party with the fewest rows so far.
-    rows : int64, shape (n,): the rows to deal out, as indices into the table.
+    rule : how rows are dealt.
+        "iid": at random, in equal numbers.
+        "dirichlet:0.3": label skew; each class is split by shares drawn from Dirichlet(0.3). A
+        float label with more than 20 distinct values is first cut into 10 quantile bins.
+        "sizes:0.9,0.1": at random, by fractions that sum to 1; "sizes:2721,265": by numbers of
+        rows, unused rows are dropped.
+        "column" or "column:NAME": all rows of a group go to one party; groups are taken from the
+        most frequent on, each by the party with the fewest rows so far.
+    rows : int64, shape (n,): indices into the table.
     n_parties : in [1, n].
-    rng : source of chance.
-    labels : float64 or str, shape (n_rows,): of the whole table; needed by "dirichlet".
-    groups : str, shape (n_rows,): of the whole table; needed by "column".
+    labels, groups : shape (n_rows,): of the whole table; required by "dirichlet" and "column".
 
     Returns
     -------
     tuple of n_parties int64 arrays : each sorted, none empty, disjoint.
-
-    Raises
-    ------
-    ConfigError : the rule cannot be read, or cannot be met with these rows and parties.
     """
     if not 1 <= n_parties <= len(rows):
         raise ConfigError(f"number of parties must be in [1, {len(rows)}] (rows), got {n_parties}")
@@ -181,7 +146,7 @@ def partition_rows(
     if name == "iid" and not colon:
         shares: Sequence[Rows] = np.array_split(rng.permutation(rows), n_parties)
     elif name == "dirichlet":
-        shares = _dirichlet(rule, _alpha(rule, argument), rows, n_parties, rng, labels)
+        shares = _dirichlet(rule, argument, rows, n_parties, rng, labels)
     elif name == "sizes":
         shares = _cut(rng.permutation(rows), _counts(rule, argument, len(rows), n_parties))
     elif name == "column" and bool(colon) == bool(argument):
@@ -194,22 +159,16 @@ def partition_rows(
 def partition_columns(
     rule: str, n_columns: int, n_parties: int, rng: np.random.Generator
 ) -> tuple[Rows, ...]:
-    """Deal the columns of one table out to parties.
+    """Deal the columns of one table out to parties; raises ConfigError if that is impossible.
 
     Parameters
     ----------
-    rule : "even": neighbours together, in equal numbers; "random": by chance, in equal numbers;
-        "sizes:13,10": so many neighbours each.
-    n_columns : >= n_parties.
-    rng : source of chance.
+    rule : "even": adjacent columns, in equal numbers; "random": at random, in equal numbers;
+        "sizes:13,10": adjacent columns, in these numbers.
 
     Returns
     -------
     tuple of n_parties int64 arrays : each sorted, none empty, all columns once.
-
-    Raises
-    ------
-    ConfigError : the rule cannot be read, or cannot be met with these columns and parties.
     """
     columns = np.arange(n_columns, dtype=np.int64)
     if n_columns < n_parties:
@@ -235,36 +194,33 @@ def _broken(rule: str, value: str) -> ConfigError:
 
 
 def _cut(rows: Rows, counts: Rows) -> list[Rows]:
-    """Consecutive pieces of these lengths; what is left over is dropped."""
+    """Split into consecutive pieces of these lengths; surplus rows are dropped."""
     return np.split(rows, np.cumsum(counts))[: len(counts)]
 
 
 def _shares(fractions: npt.NDArray[np.float64], n_rows: int) -> Rows:
-    """Whole numbers that sum to n_rows, as near to fractions of it as rounding gets."""
+    """Round fractions of n_rows to whole numbers that sum to n_rows."""
+    # Differences of rounded cumulative sums: rounding errors do not add up.
     edges = np.rint(np.cumsum(fractions) / fractions.sum() * n_rows)
     shares: Rows = np.diff(edges, prepend=0).astype(np.int64)
     return shares
 
 
-def _alpha(rule: str, argument: str) -> float:
-    try:
-        alpha = float(argument)
-    except ValueError:
-        alpha = np.nan
-    if not 0 < alpha < np.inf:
-        raise _broken("be dirichlet:ALPHA with a number ALPHA > 0", rule)
-    return alpha
-
-
 def _dirichlet(
     rule: str,
-    alpha: float,
+    argument: str,
     rows: Rows,
     n_parties: int,
     rng: np.random.Generator,
     labels: npt.NDArray[Any] | None,
 ) -> list[Rows]:
     """Draw until every party has min(10, a tenth of its fair share) rows."""
+    try:
+        alpha = float(argument)
+    except ValueError:
+        alpha = np.nan
+    if not 0 < alpha < np.inf:
+        raise _broken("be dirichlet:ALPHA with a number ALPHA > 0", rule)
     if labels is None:
         raise _broken("be iid, sizes or column for a table without labels", rule)
     classes = _classes(labels[rows])
@@ -293,7 +249,7 @@ def _dirichlet_draw(
 
 
 def _classes(labels: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-    """Class of each label: its distinct value, or its quantile bin where there are too many."""
+    """Class of each label: its distinct value, or its quantile bin if there are too many."""
     values, classes = np.unique(labels, return_inverse=True)
     if len(values) <= MAX_CLASSES or not np.issubdtype(labels.dtype, np.floating):
         return classes
@@ -310,20 +266,17 @@ def _counts(rule: str, argument: str, n_rows: int, n_parties: int) -> Rows:
         raise _broken(f"have one size for each of {n_parties} parties", rule)
     if not np.all((sizes > 0) & np.isfinite(sizes)):
         raise _broken("have finite sizes > 0", rule)
-    counts = _whole(rule, sizes, n_rows)
+    if abs(sizes.sum() - 1) <= 0.01:
+        counts = _shares(sizes, n_rows)
+    elif not np.all(sizes == np.rint(sizes)):
+        raise _broken("have fractions that sum to 1, or whole numbers of rows", rule)
+    elif sizes.sum() > n_rows:
+        raise _broken(f"have sizes that sum to at most {n_rows} rows", rule)
+    else:
+        counts = sizes.astype(np.int64)
     if counts.min() < 1:
         raise _broken(f"leave every party at least one of {n_rows} rows", rule)
     return counts
-
-
-def _whole(rule: str, sizes: npt.NDArray[np.float64], n_rows: int) -> Rows:
-    if abs(sizes.sum() - 1) <= 0.01:
-        return _shares(sizes, n_rows)
-    if not np.all(sizes == np.rint(sizes)):
-        raise _broken("have fractions that sum to 1, or whole numbers of rows", rule)
-    if sizes.sum() > n_rows:
-        raise _broken(f"have sizes that sum to at most {n_rows} rows", rule)
-    return sizes.astype(np.int64)
 
 
 def _natural(
@@ -337,6 +290,7 @@ def _natural(
         raise _broken(f"{needed} (it has {len(values)})", rule)
     loads = np.zeros(n_parties, np.int64)
     parties = np.empty(len(values), np.int64)
+    # Greedy: the next most frequent group goes to the party with the fewest rows.
     for value_id in np.argsort(-counts, kind="stable"):
         parties[value_id] = loads.argmin()
         loads[parties[value_id]] += counts[value_id]

@@ -1,7 +1,7 @@
-"""Where in a CSV file something is: a slow pass over its text, when Arrow's fast one has failed.
+"""Locate errors in a CSV file by a slow pass over its text, after Arrow's fast reader has failed.
 
-Lines are counted from 1 with the header, as an editor counts them; a row of several lines, because
-of quoted line ends, is at its first.
+Lines count from 1 and include the header, as in an editor. A row that spans several lines, because
+of quoted line ends, is located at its first.
 """
 
 from __future__ import annotations
@@ -20,44 +20,37 @@ from typing import IO, AnyStr, cast
 
 from fedapp.data.schema import MISSING, PLAIN, Reader, with_names
 
-DELIMITERS = ("\t", ";", "|", ",", " ")  # by rank, where more than one would do
+DELIMITERS = ("\t", ";", "|", ",", " ")  # by rank, if several fit
 HEADER_BYTES = 8 << 20
 FIRST_LINES = 20
 FIRST_BYTES = 1 << 16
 # A row has to fit in one block: 8 MiB holds some 500,000 columns of numbers.
 BLOCK_BYTES = 8 << 20
 CHUNK_BYTES = 1 << 20
-# What Arrow reads as a number, blanks around it left aside.
+# What Arrow reads as a number, after blanks around it are stripped.
 NUMBER = re.compile(
     r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)", re.IGNORECASE | re.ASCII
 )
-# A number with a decimal comma, thousands set off by points.
+# A number with a decimal comma and points as thousands separators.
 COMMA_NUMBER = re.compile(
     r"[-+]?(\d+,?\d*|,\d+|[1-9]\d{0,2}(\.\d{3})+(,\d*)?)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)",
     re.IGNORECASE | re.ASCII,
 )
-# A number with a decimal point, thousands set off by commas, which nothing reads.
+# A number with a decimal point and commas as thousands separators, which no reader accepts.
 WITH_THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?", re.ASCII)
 Record = tuple[int, list[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class TextFault:
-    """Values of one column that are not as they should be.
-
-    Parameters
-    ----------
-    n_bad, n_rows : of the column.
-    value, line : the first of them, and where it is.
-    wanted : what the values should be, in the plural.
-    """
+    """Values of one column that are not of the wanted type."""
 
     column: str
     n_bad: int
     n_rows: int
-    value: str
-    line: int
-    wanted: str = "numbers"
+    value: str  # the first bad value
+    line: int  # its line
+    wanted: str = "numbers"  # plural noun
 
     def __str__(self) -> str:
         one = f"is not a {self.wanted.removesuffix('s')}"
@@ -68,68 +61,47 @@ class TextFault:
 
 @dataclass(frozen=True, slots=True)
 class RaggedRows:
-    """Rows whose number of fields is not that of the header.
+    """Rows whose number of fields differs from the header's."""
 
-    Parameters
-    ----------
-    due : fields of the header.
-    n_bad, n_rows : of the file.
-    fields, line : of the first of them.
-    """
-
-    due: int
+    due: int  # fields of the header
     n_bad: int
     n_rows: int
-    fields: int
-    line: int
+    fields: int  # of the first bad row
+    line: int  # its line
 
 
 @dataclass(frozen=True, slots=True)
 class BadBytes:
-    """Bytes that are not UTF-8.
-
-    Parameters
-    ----------
-    value : the first such byte.
-    offset : of it in the file, or in what is packed in it, from 0.
-    line : of it.
-    column : of it, empty where it is not known.
-    """
+    """The first byte that is not UTF-8."""
 
     value: int
-    offset: int
+    offset: int  # in the unpacked file, from 0
     line: int
-    column: str
+    column: str  # empty if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class TextFile:
-    """A CSV file to look into.
-
-    Parameters
-    ----------
-    path : with .gz or .bz2 where it is packed.
-    reader : with its delimiter.
-    kept : numbers of the rows that a table has of the file, from 0; None where it has all.
-    """
+    """A CSV file in which errors are located."""
 
     path: Path
-    reader: Reader
+    reader: Reader  # with its delimiter
+    # row numbers, from 0, that the table has of the file; None: all
     kept: Sequence[int] | None = None
 
     def header(self) -> list[str]:
-        """Names of the columns without spaces around; a nameless one as ``with_names`` calls it."""
+        """Column names without spaces around; ``with_names`` names a column without one."""
         return with_names(name.strip() for name in self.written_header())
 
     def written_header(self) -> list[str]:
-        """Names of the columns as the file has them."""
+        """Column names as in the file."""
         _, fields = next(self._records(), (0, []))
         if self.reader.has_header:
             return fields
         return list(self.reader.columns) or [f"f{place}" for place in range(1, len(fields) + 1)]
 
     def rows(self) -> Iterator[Record]:
-        """The line at which each row begins, and its fields; empty lines are no rows."""
+        """First line and fields of each row; empty lines are skipped."""
         records = self._records()
         if self.reader.has_header:
             next(records, None)
@@ -141,16 +113,13 @@ class TextFile:
         return next(line for place, (line, _) in enumerate(self.rows()) if place == wanted)
 
     def faults(self, columns: Mapping[str, Callable[[str], bool]], wanted: str) -> list[TextFault]:
-        """Columns with values that do not pass their test.
+        """Columns with values that fail their test; `wanted` is a plural noun.
 
-        Parameters
-        ----------
-        columns : test of a column, by its name; it takes a field without spaces around.
-        wanted : what passes, in the plural.
+        The test of each column name takes a field without spaces around.
         """
         names = self.header()
         tests = [(names.index(column), test) for column, test in columns.items()]
-        found: dict[int, tuple[str, int]] = {}
+        first: dict[int, tuple[str, int]] = {}
         counts: Counter[int] = Counter()
         n_rows = 0
         for line, fields in self.rows():
@@ -158,15 +127,15 @@ class TextFile:
             for place, test in tests:
                 if place < len(fields) and not test((value := fields[place]).strip()):
                     counts[place] += 1
-                    found.setdefault(place, (value, line))
+                    first.setdefault(place, (value, line))
         return [
-            TextFault(names[place], counts[place], n_rows, *found[place], wanted)
+            TextFault(names[place], counts[place], n_rows, *first[place], wanted)
             for place, _ in tests
-            if place in found
+            if place in first
         ]
 
     def ragged_rows(self) -> RaggedRows | None:
-        """Rows that are too short or too long, if there are any."""
+        """Rows with too few or too many fields; None if there are none."""
         due, widths = len(self.header()), Counter[int]()
         fields = line = 0
         for at, row in self.rows():
@@ -177,20 +146,18 @@ class TextFile:
         return RaggedRows(due, n_bad, widths.total(), fields, line) if n_bad else None
 
     def bad_bytes(self) -> BadBytes | None:
-        """The first byte that is not UTF-8, if there is one."""
-        found = _undecodable(self.path)
-        if found is None:
+        """The first byte that is not UTF-8; None if there is none."""
+        bad = _undecodable(self.path)
+        if bad is None:
             return None
-        value, offset, line = found
-        return BadBytes(value, offset, line, self._column_of_bad_byte())
-
-    def _column_of_bad_byte(self) -> str:
         names = self.header()
-        for _, fields in self._records():
-            for name, field in zip(names, fields, strict=False):
-                if any("\udc80" <= letter <= "\udcff" for letter in field):
-                    return name.encode("utf-8", "replace").decode()
-        return ""
+        columns = (
+            name.encode("utf-8", "replace").decode()
+            for _, fields in self._records()
+            for name, field in zip(names, fields, strict=False)
+            if any("\udc80" <= letter <= "\udcff" for letter in field)  # see _records
+        )
+        return BadBytes(*bad, next(columns, ""))
 
     def _records(self) -> Iterator[Record]:
         with opened(self.path) as stream:
@@ -211,12 +178,7 @@ class TextFile:
 
 
 def bounded_lines(text: IO[AnyStr]) -> Iterator[AnyStr]:
-    """Lines of a text.
-
-    Raises
-    ------
-    csv.Error : one is longer than a block; no more of it is read.
-    """
+    """Iterate over lines; raises csv.Error at a line longer than a block, without reading on."""
     while line := text.readline(BLOCK_BYTES + 1):
         if len(line) > BLOCK_BYTES:
             raise csv.Error(f"line longer than {BLOCK_BYTES} characters")
@@ -224,51 +186,46 @@ def bounded_lines(text: IO[AnyStr]) -> Iterator[AnyStr]:
 
 
 def is_utf8(encoding: str) -> bool:
-    """Whether a name of an encoding is one of UTF-8's."""
+    """Whether an encoding name is an alias of UTF-8."""
     return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
 
 
 def is_number(value: str, decimal: str = ".") -> bool:
     """Whether a field is a number or missing.
 
-    Parameters
-    ----------
-    decimal : a point, or a comma with points before every three digits or none.
+    With a decimal comma, points may separate thousands, in all places or none.
     """
     form = NUMBER if decimal == "." else COMMA_NUMBER
     return value in MISSING or form.fullmatch(value.strip(" \t")) is not None
 
 
 def is_number_somehow(value: str) -> bool:
-    """Whether a field is a number with a decimal point or comma, thousands set off or not."""
+    """Whether a field is a number with a decimal point or comma, and any thousands separators."""
     is_plain = is_number(value) or is_number(value, ",")
     return is_plain or WITH_THOUSANDS.fullmatch(value.strip(" \t")) is not None
 
 
 def quoted(value: str) -> str:
-    """A value as it is told: in quotes, cut where it is long."""
+    """A value in quotes, shortened if long."""
     shown = value.encode("utf-8", "replace").decode()
     return repr(shown if len(shown) <= 40 else f"{shown[:37]}...")
 
 
 def delimiter_of(path: Path, reader: Reader = PLAIN) -> str:
-    """What separates the fields: what splits the first lines into equally many, else the first one.
+    """Detect the delimiter: one that splits the first lines into equally many fields.
 
-    Blanks do so only where commas do not split the first line. Decimal commas separate nothing.
-
-    Raises
-    ------
-    OSError, EOFError, zlib.error : the file cannot be read.
+    Blanks count only if commas do not split the first line. The decimal separator is no delimiter.
+    Without a delimiter that fits all lines, the first line decides.
     """
     with opened(path) as stream:
-        read = stream.read(FIRST_BYTES)
-        if read.count(b"\n") < FIRST_LINES + reader.skip_lines:
-            read += stream.read(HEADER_BYTES)
-    text = read.decode("utf-8-sig" if is_utf8(reader.encoding) else reader.encoding, "replace")
-    found = text.splitlines()[reader.skip_lines :]
-    if len(read) >= FIRST_BYTES and len(found) > 1:
-        found.pop()  # it may be cut
-    lines = [line for line in found if line.strip()][:FIRST_LINES]
+        head = stream.read(FIRST_BYTES)
+        if head.count(b"\n") < FIRST_LINES + reader.skip_lines:
+            head += stream.read(HEADER_BYTES)
+    text = head.decode("utf-8-sig" if is_utf8(reader.encoding) else reader.encoding, "replace")
+    lines = text.splitlines()[reader.skip_lines :]
+    if len(head) >= FIRST_BYTES and len(lines) > 1:
+        lines.pop()  # it may be truncated
+    lines = [line for line in lines if line.strip()][:FIRST_LINES]
     if not lines:
         return ","
     widths = {mark: [len(split(line, mark)) for line in lines] for mark in DELIMITERS}
@@ -290,7 +247,7 @@ def split(line: str, delimiter: str) -> list[str]:
 
 
 def opened(path: Path) -> IO[bytes]:
-    """A file's bytes, unpacked."""
+    """Open a file for reading bytes, unpacked."""
     if path.suffix.lower() == ".gz":
         return cast(IO[bytes], gzip.open(path))
     return bz2.open(path) if path.suffix.lower() == ".bz2" else path.open("rb")
@@ -303,13 +260,13 @@ def _undecodable(path: Path) -> tuple[int, int, int] | None:
     with opened(path) as stream:
         while True:
             chunk = stream.read(CHUNK_BYTES)
-            held = len(decoder.getstate()[0])
+            n_pending = len(decoder.getstate()[0])
             try:
                 decoder.decode(chunk, final=not chunk)
             except UnicodeDecodeError as error:
-                # The decoder's own text is what it held back and this chunk.
-                before = max(error.start - held, 0)
-                place = done - held + error.start
+                # error.object is the decoder's pending bytes followed by this chunk.
+                before = max(error.start - n_pending, 0)
+                place = done - n_pending + error.start
                 return error.object[error.start], place, line + chunk[:before].count(b"\n")
             if not chunk:
                 return None

@@ -1,4 +1,4 @@
-"""Tables to predict, and the predictions as they are written."""
+"""Read tables to predict; name, score and write predictions."""
 
 from __future__ import annotations
 
@@ -36,26 +36,19 @@ def read_columns_of(
     reader: Reader = PLAIN,
     categories: Categories = (),
 ) -> Table:
-    """A table with a model's columns in the model's order; no others of a file are looked at.
+    """Read a model's columns in the model's order, and no other features.
 
     Parameters
     ----------
-    roles : ids; labels and weights where the table has them for every row, else it is read without;
-        weights count only beside labels, unless no labels are asked for. Base margins it must have.
-    foreign : a column that no table of this party has.
-    reader : what a schema says of the table; of its columns some may be absent.
-    categories : of the model's columns; those with names are read as categories, whatever their
-        values look like.
-
-    Raises
-    ------
-    DataError : the table lacks a column, has the foreign one, or breaks a rule, or the ids are a
-        feature; or it lacks base margins.
-    ConfigError : there is no such table.
+    roles : ids; labels and weights are read if the table has them in every row. Weights are read
+        only with labels, unless `roles` has no label. Base margins are required.
+    foreign : a column that no table of this party may have.
+    reader : from a schema; declared columns may be absent.
+    categories : of the model's columns; those with names are read as categories.
     """
     if data in dataset_names():
-        known = replace(roles, label="")
-        return _only(read_source(data, known), columns)
+        unlabelled = replace(roles, label="")
+        return _only(read_source(data, unlabelled), columns)
     if roles.id_column in columns:
         raise DataError.naming("id must not be a feature of the model, got {}", roles.id_column)
     reader = _of_model(reader, columns, categories)
@@ -66,16 +59,7 @@ def read_columns_of(
 def columns_of_frame(
     frame: Any, columns: Sequence[str], roles: Roles, reader: Reader, categories: Categories
 ) -> Table:
-    """Rows in memory, as those of a file that is no text; see ``read_columns_of``.
-
-    Parameters
-    ----------
-    frame : pyarrow.Table.
-
-    Raises
-    ------
-    DataError : it lacks a column, or breaks a rule.
-    """
+    """Read a model's columns from a pyarrow.Table; see ``read_columns_of``."""
     return _of_frame(frame, columns, roles, _of_model(reader, columns, categories))
 
 
@@ -87,7 +71,7 @@ def _of_frame(
     text: TextFile | None = None,
     foreign: str = "",
 ) -> Table:
-    """The columns of a frame that a model has; ``text`` is the file that it is of."""
+    """Build the table of a model's columns; `text` is the file of the frame."""
     _check_columns(columns, frame.column_names)
     if foreign and foreign in set(frame.column_names) - set(columns):
         rule = "table must not have the label column {}: is it the table of the party with labels?"
@@ -95,19 +79,28 @@ def _of_frame(
     if roles.base_margin and roles.base_margin not in frame.column_names:
         rule = "table must have the base-margin column {}, as the model was trained with it"
         raise DataError.naming(rule, f"'{roles.base_margin}'")
-    known = _known_roles(frame, roles, columns)
-    kept = {*columns, *known.named().values()}
-    others = [name for name in frame.column_names if name not in kept]
-    known = replace(known, drop=tuple(others))
-    notes = [*notes_on_file(text), *_note_on_weights(frame, roles, known)]
-    return _only(build_table(frame, known, text, reader), columns, notes)
+    # Labels and weights only from columns that fill every row.
+    names = set(frame.column_names) - set(columns)
+    full = {name for name in names if not frame[name].null_count}
+    labels = frame[roles.label] if roles.label in full else None
+    label = "" if labels is None or is_unlabelled(labels).any() else roles.label
+    is_scored = bool(label) or not roles.label
+    weight = roles.weight if is_scored and roles.weight in full else ""
+    present = replace(roles, label=label, weight=weight)
+    used = {*columns, *present.named().values()}
+    others = [name for name in frame.column_names if name not in used]
+    present = replace(present, drop=tuple(others))
+    notes = [*notes_on_file(text), *_note_on_weights(frame, roles, present)]
+    return _only(build_table(frame, present, text, reader), columns, notes)
 
 
 def _of_model(reader: Reader, columns: Sequence[str], categories: Categories) -> Reader:
-    """The reader, which knows that some columns hold categories."""
-    found = {name for name, names in zip(columns, categories, strict=False) if names is not None}
+    """Declare the model's categorical columns as categories."""
+    categorical = {
+        name for name, names in zip(columns, categories, strict=False) if names is not None
+    }
     declared = {one.rename or one.name: one for one in reader.declared}
-    for name in found:
+    for name in categorical:
         one = declared.get(name, Declared(name))
         declared[name] = replace(one, type=one.type or "category")
     return replace(
@@ -116,39 +109,22 @@ def _of_model(reader: Reader, columns: Sequence[str], categories: Categories) ->
 
 
 def in_codes_of(table: Table, categories: Categories) -> Table:
-    """The table with a model's codes of categories, and with notes on names that the model does
-    not have, which count as missing.
+    """Convert categories to a model's codes, and note names that the model lacks.
 
-    Parameters
-    ----------
-    categories : of the model's columns, which are the table's.
-
-    Raises
-    ------
-    DataError : a column holds text where the model has numbers, or numbers where it has categories.
+    Such values become missing. Raises DataError if a column is text and numeric in the model, or
+    the reverse.
     """
     values, unseen = recoded(table.values, table.categories, categories, table.columns)
-    found = zip(table.columns, unseen.tolist(), strict=True)
+    counts = zip(table.columns, unseen.tolist(), strict=True)
     rule = "values of {} are no category of the model, and count as missing"
-    notes = [Note(f"{count:,} {rule}", f"'{name}'") for name, count in found if count]
+    notes = [Note(f"{count:,} {rule}", f"'{name}'") for name, count in counts if count]
     return replace(table, values=values, categories=categories, notes=(*table.notes, *notes))
 
 
-def _known_roles(frame: Any, roles: Roles, columns: Sequence[str]) -> Roles:
-    """Without labels and weights where there is no such column, or it does not fill every row."""
-    names = set(frame.column_names) - set(columns)
-    full = {name for name in names if not frame[name].null_count}
-    labels = frame[roles.label] if roles.label in full else None
-    label = "" if labels is None or is_unlabelled(labels).any() else roles.label
-    is_scored = bool(label) or not roles.label
-    weight = roles.weight if is_scored and roles.weight in full else ""
-    return replace(roles, label=label, weight=weight)
-
-
-def _note_on_weights(frame: Any, roles: Roles, known: Roles) -> list[Note]:
-    """That rows have labels but no weights, as the column is not there or does not fill them."""
-    is_scored = bool(known.label) or not roles.label
-    if not is_scored or not roles.weight or known.weight:
+def _note_on_weights(frame: Any, roles: Roles, present: Roles) -> list[Note]:
+    """Note that scores are unweighted, as the weight column is absent or incomplete."""
+    is_scored = bool(present.label) or not roles.label
+    if not is_scored or not roles.weight or present.weight:
         return []
     why = "is none of the table beside its features"
     if roles.weight in frame.column_names and (n_empty := frame[roles.weight].null_count):
@@ -159,11 +135,9 @@ def _note_on_weights(frame: Any, roles: Roles, known: Roles) -> list[Note]:
 def named_predictions(
     classes: Sequence[str], n_outputs: int, predictions: Array
 ) -> dict[str, Array]:
-    """A column a class, one for two classes, or one for a regression.
+    """One column per class, one for two classes, or one for regression.
 
-    Parameters
-    ----------
-    predictions : float32, shape (n_rows, n_outputs).
+    `predictions` is float32, shape (n_rows, n_outputs).
     """
     if not classes:
         return {"prediction": predictions[:, 0]}
@@ -172,7 +146,7 @@ def named_predictions(
 
 
 def by_class(predictions: Array) -> Array:
-    """A probability a class, shape (n_rows, n_classes), of two classes too."""
+    """Probability of each class, shape (n_rows, n_classes), also for two classes."""
     two = predictions.shape[1] == 1
     return np.hstack([1 - predictions, predictions]) if two else predictions
 
@@ -185,43 +159,34 @@ def prediction_scores(
     weights: Array | None,
     threshold: float | None,
 ) -> tuple[dict[str, float], str]:
-    """Scores of predictions by the labels of their rows; where there are none, why not.
+    """Score predictions, (n_rows, n_outputs), by their labels, or say why there are no scores.
 
-    Parameters
-    ----------
-    predictions : shape (n_rows, n_outputs).
-    labels : names or numbers, as in a ``Table``.
-    weights : of the rows; None: 1 each.
-    threshold : of two classes, a probability; None where none was chosen.
+    `labels` are names or numbers, as in a ``Table``; `threshold` is a probability for two classes,
+    or None if none was chosen.
     """
     if classes and (others := set(np.unique(label_texts(labels)).tolist()) - set(classes)):
         return {}, f"no scores: the label has {len(others)} values that are no class of the model"
     if not classes and labels.dtype.kind == "U":
         return {}, "no scores: the label must be numbers for a regression"
-    given = (
+    scored = (
         margins_of(objective, predictions.astype(np.float64)),
         class_ids(labels, classes),
         np.ones(len(labels), np.float32) if weights is None else weights,
     )
-    scores = metrics.pooled(objective, *given)
+    scores = metrics.pooled(objective, *scored)
     if threshold is not None:
         margin = float(np.log(threshold) - np.log1p(-threshold)) if threshold else -np.inf
-        scores |= metrics.scores_from_margin(*given, margin) | {"threshold": threshold}
+        scores |= metrics.scores_from_margin(*scored, margin) | {"threshold": threshold}
     return scores, ""
 
 
 def unmatched_note(n_unmatched: int, n_asked: int) -> str:
-    """How many rows have no prediction; which ones stands in no log."""
+    """How many rows have no prediction. Their ids must not appear in a log."""
     return f"{n_unmatched:,} of {n_asked:,} rows were not matched"
 
 
 def write_predictions(output: Path, id_name: str, ids: Array, columns: Mapping[str, Array]) -> None:
-    """Write a line for every row.
-
-    Raises
-    ------
-    ConfigError : unknown kind of output.
-    """
+    """Write one row per prediction; raises ConfigError for an unknown suffix."""
     import pyarrow
     from pyarrow import csv, parquet
 
@@ -233,18 +198,18 @@ def write_predictions(output: Path, id_name: str, ids: Array, columns: Mapping[s
 
 
 def check_suffix(output: Path) -> None:
-    """Refuse a kind of output that cannot be written."""
+    """Check that predictions can be written in this format."""
     if output.suffix not in SUFFIXES:
         raise ConfigError(f"output must end in .csv or .parquet, got {output.name}")
 
 
 def _only(table: Table, columns: Sequence[str], notes: Sequence[Note] = ()) -> Table:
-    """The table without other features, and with these notes alone."""
+    """Keep only these features, and replace the notes."""
     _check_columns(columns, table.columns)
     places = {name: place for place, name in enumerate(table.columns)}
     taken = [places[name] for name in columns]
     values = np.ascontiguousarray(table.values[:, taken])
-    # Without its own notes: what is odd in rows to train on is not in rows to predict.
+    # Not the table's notes: they warn about rows to train on.
     return replace(
         table,
         columns=tuple(columns),
@@ -255,9 +220,9 @@ def _only(table: Table, columns: Sequence[str], notes: Sequence[Note] = ()) -> T
     )
 
 
-def _check_columns(needed: Sequence[str], there: Sequence[str]) -> None:
-    known = set(there)
-    missing = [name for name in needed if name not in known]
+def _check_columns(needed: Sequence[str], present: Sequence[str]) -> None:
+    names = set(present)
+    missing = [name for name in needed if name not in names]
     if missing:
         rule = "table must have the model's columns, lacks {}"
         raise DataError.naming(rule, ", ".join(missing[:5]))

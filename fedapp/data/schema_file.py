@@ -1,6 +1,6 @@
-"""A table's schema: a TOML file that says how the table is written and what its columns are.
+"""A table's schema: a TOML file with the format of the table and the types of its columns.
 
-``fedapp data describe TABLE --schema FILE.toml`` writes one that says what was found.
+``fedapp data describe TABLE --schema FILE.toml`` writes one with what it has detected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RULES = {
 
 
 def _as_text(value: object) -> object:
-    """A number of TOML as it is written in a table."""
+    """Convert a number in TOML to text, as it would be in a table."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value) if is_number else value
 
@@ -43,7 +43,7 @@ Text = Annotated[str, BeforeValidator(_as_text)]
 
 
 class Section(BaseModel):
-    """Part of a schema, whose names are written in kebab-case."""
+    """Part of a schema; its fields are in kebab-case."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -54,67 +54,44 @@ class Section(BaseModel):
 
 
 class ColumnSection(Section):
-    """What is said of one column, under its name in the file.
+    """One column, under its name in the file."""
 
-    Parameters
-    ----------
-    name : in the run; empty leaves that of the file.
-    type : empty goes by the values.
-    missing : values that mean that there is none.
-    categories : the names of a category, common to all parties; others count as missing.
-    order : the names of an ordinal, from the lowest to the highest; others count as missing.
-    codes : the name that a value of the file stands for.
-    """
-
-    name: str = ""
+    name: str = ""  # in the run; empty keeps the file's name
+    # empty infers it from the values
     type: Literal["", "number", "category", "ordinal", "boolean", "date", "drop"] = ""
-    missing: list[Text] = Field(default_factory=list)
+    missing: list[Text] = Field(default_factory=list)  # values that mean "missing"
+    # Names common to all parties; other values count as missing.
     categories: Annotated[list[Text], Field(max_length=MOST_CATEGORIES)] = Field(
         default_factory=list
     )
+    # names from the lowest to the highest; others count as missing
     order: Annotated[list[Text], Field(max_length=MOST_CATEGORIES)] = Field(default_factory=list)
+    # the name that a value of the file stands for
     codes: dict[str, Text] = Field(default_factory=dict)
 
 
 class Schema(Section):
-    """How a table is written, which columns have a role, and what the columns are.
+    """Format of a table, its columns with a role, and the types of its columns."""
 
-    Parameters
-    ----------
-    separator : of the fields; empty goes by the first lines.
-    header : whether the first line names the columns; without it they are f1, f2, ...
-    names : of the columns, where no line of the file names them.
-    skip_lines : before the header, or the first row.
-    decimal : what separates the fraction of a number.
-    encoding : by a name that Python knows.
-    missing : values that mean in every column that there is none.
-    label, id, weight, base_margin : columns that are not features, by their names in the run.
-    positive_label : of two classes, the one that counts as 1; empty takes the later.
-    missing_label : what becomes of rows without a label.
-    """
-
+    # of fields; empty detects it
     separator: Literal["", "comma", "semicolon", "tab", "bar", "blank"] = ""
-    header: bool = True
+    header: bool = True  # whether the first line has the names; if not, they are f1, f2, ...
+    # of the columns, if the file has no line of names
     names: list[str] = Field(default_factory=list)
-    skip_lines: Annotated[int, Field(ge=0)] = 0
+    skip_lines: Annotated[int, Field(ge=0)] = 0  # before the header, or the first row
     decimal: Literal[".", ","] = "."
-    encoding: str = "utf-8"
-    missing: list[Text] = Field(default_factory=list)
-    label: str = ""
+    encoding: str = "utf-8"  # as Python names it
+    missing: list[Text] = Field(default_factory=list)  # values that mean "missing" in every column
+    label: str = ""  # these four by their names in the run
     id: str = ""
     weight: str = ""
     base_margin: str = ""
-    positive_label: str = ""
-    missing_label: Literal["refuse", "drop"] = "refuse"
+    positive_label: str = ""  # of two classes, the one that counts as 1; empty takes the later
+    missing_label: Literal["refuse", "drop"] = "refuse"  # what happens to rows without a label
     columns: dict[str, ColumnSection] = Field(default_factory=dict)
 
     def reader(self, tolerant: bool = False) -> Reader:
-        """How the file is read.
-
-        Parameters
-        ----------
-        tolerant : whether the schema is that of several tables, which have some of its columns.
-        """
+        """Options for reading the file; `tolerant` if it has only some of the schema's columns."""
         return Reader(
             delimiter=SEPARATORS.get(self.separator, ""),
             skip_lines=self.skip_lines,
@@ -143,13 +120,7 @@ class Schema(Section):
 
 
 def read_schema(path: Path) -> Schema:
-    """Read and check a schema.
-
-    Raises
-    ------
-    ConfigError : there is no such file, it is no TOML, or a field breaks its rule; names the file,
-        the field and the rule.
-    """
+    """Read and check a schema; raises ConfigError with the file, the field and its rule."""
     try:
         version = path.stat()
         return _read(path, version.st_mtime_ns, version.st_size)
@@ -158,12 +129,9 @@ def read_schema(path: Path) -> Schema:
         raise ConfigError(f"{rule}: {error.strerror}") from None
 
 
-MOST_SCHEMAS = 32  # of the sites of a simulation
-
-
-@lru_cache(MOST_SCHEMAS)
+@lru_cache(32)  # one schema per site of a simulation
 def _read(path: Path, *version: int) -> Schema:
-    """A schema, which every message to a site needs, read once while its file stays so."""
+    """Parse a schema; cached, as every message to a site needs it."""
     where = f"schema '{path.name}'"
     try:
         text = path.read_text(encoding="utf-8")
@@ -184,16 +152,7 @@ def _read(path: Path, *version: int) -> Schema:
 
 
 def check_encoding(name: str, where: str = "") -> None:
-    """Hold that an encoding is known.
-
-    Parameters
-    ----------
-    where : begins the error.
-
-    Raises
-    ------
-    ConfigError : it is not.
-    """
+    """Check that Python knows the encoding; `where` starts the ConfigError."""
     try:
         codecs.lookup(name)
     except LookupError:
@@ -213,7 +172,7 @@ def _declared(name: str, column: ColumnSection) -> Declared:
 
 
 def _broken(error: ValidationError) -> str:
-    """The first rule that is broken, in fedapp's words."""
+    """Describe the first rule that is broken."""
     first = error.errors()[0]
     field = ".".join(map(str, first["loc"]))
     rule = RULES.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
@@ -223,7 +182,7 @@ def _broken(error: ValidationError) -> str:
 
 
 def _check_column(column: ColumnSection, where: str) -> None:
-    """Hold that lists of names stand where the type has names, each once."""
+    """Check that names are given only for types that have names, each once."""
     lists: Mapping[str, tuple[Any, str]] = {
         "order": (column.order, "ordinal"),
         "categories": (column.categories, "category"),
@@ -232,6 +191,6 @@ def _check_column(column: ColumnSection, where: str) -> None:
         if names and column.type != type:
             raise ConfigError(f'{where}.{field} needs type = "{type}", got "{column.type}"')
         if len(set(names)) < len(names):
-            raise ConfigError(f"{where}.{field} must hold every name once")
+            raise ConfigError(f"{where}.{field} must list every name once")
     if column.type == "ordinal" and len(column.order) < 2:
         raise ConfigError(f"{where}.order must name the values from the lowest to the highest")

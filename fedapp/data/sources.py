@@ -1,4 +1,4 @@
-"""Which tables the setting ``data`` names, and whose they are."""
+"""Which tables the setting ``data`` names, and the party of each."""
 
 from __future__ import annotations
 
@@ -11,22 +11,12 @@ from fedapp.errors import ConfigError
 
 
 def party_sources(data: str, n_parties: int) -> dict[str, str]:
-    """The table of each party, by name and in the order of the names.
+    """Table of each party, by name and sorted by name; empty if there is one table to split.
 
-    Parameters
-    ----------
-    data : ``bank=a.csv,insurer=b.csv``, or ``a.csv,b.csv`` for party-1 and party-2; an entry is
-        whatever ``read_source`` takes. One entry without a name is one table to be split.
-    n_parties : >= 1.
-
-    Returns
-    -------
-    dict : empty where there is one table to be split.
-
-    Raises
-    ------
-    ConfigError : an entry is empty, names are broken, repeated or given to some entries only, or
-        there is not one entry for each party.
+    `data` is ``bank=a.csv,insurer=b.csv``, or ``a.csv,b.csv`` for party-1 and party-2; an entry is
+    anything ``read_source`` reads. One entry without a name is one table to split. Raises
+    ConfigError if an entry is empty, names are invalid, repeated or given to only some entries, or
+    the number of entries is not `n_parties`.
     """
     entries = [entry.strip() for entry in data.split(",")]
     named = [_name_and_source(entry) for entry in entries]
@@ -42,7 +32,7 @@ def party_sources(data: str, n_parties: int) -> dict[str, str]:
 
 
 def by_party(files: str) -> dict[str, str]:
-    """``bank=a.toml,insurer=b.toml`` by party; by an empty name where one file is for all."""
+    """Parse ``bank=a.toml,insurer=b.toml``; one file for all parties is under the empty name."""
     named = [_name_and_source(entry.strip()) for entry in files.split(",")]
     if any(name is None for name, _ in named):
         return {"": files} if files else {}
@@ -50,28 +40,17 @@ def by_party(files: str) -> dict[str, str]:
 
 
 def own_file(files: str, party: str) -> str:
-    """The file of a party; empty where it has none."""
-    found = by_party(files)
-    return found.get(party, found.get("", ""))
+    """The file of a party; empty if it has none."""
+    by_name = by_party(files)
+    return by_name.get(party, by_name.get("", ""))
 
 
 def sources_to_predict(data: str, parties: Collection[str], may_be_one: bool) -> dict[str, str]:
-    """The table of each party of a model, in the order of the names.
+    """Table of each party of a model, sorted by name; empty if there is one table.
 
-    Parameters
-    ----------
-    data : ``bank=a.csv,insurer=b.csv``; in which order tables stand says nothing of whose they are,
-        so that several must have names.
-    parties : of the model.
-    may_be_one : whether one table without a name will do, which has all columns.
-
-    Returns
-    -------
-    dict : empty where there is one table.
-
-    Raises
-    ------
-    ConfigError : a table has no name, a party no table, or a name is not the model's.
+    `data` is ``bank=a.csv,insurer=b.csv``; several tables must have names, as their order does not
+    say whose they are. One table without a name must have all columns (`may_be_one`). Raises
+    ConfigError if a table has no name, a party no table, or a name is not the model's.
     """
     entries = [_name_and_source(entry.strip()) for entry in data.split(",")]
     names = [name for name, _ in entries if name is not None]
@@ -80,23 +59,23 @@ def sources_to_predict(data: str, parties: Collection[str], may_be_one: bool) ->
     example = ",".join(f"{name}=TABLE" for name in sorted(parties))
     if not names:
         raise ConfigError(f"--data must say which table is whose, as in {example}, got {data!r}")
-    sources, known = party_sources(data, len(entries)), ", ".join(sorted(parties))
+    sources, allowed = party_sources(data, len(entries)), ", ".join(sorted(parties))
     for name in names:
         if name not in parties:
-            raise ConfigError(f"--data must name parties of the model ({known}), got {name!r}")
+            raise ConfigError(f"--data must name parties of the model ({allowed}), got {name!r}")
     if missing := sorted(set(parties) - set(names)):
-        rule = f"--data must name a table for every party of the model ({known})"
+        rule = f"--data must name a table for every party of the model ({allowed})"
         raise ConfigError(f"{rule}, got none for {', '.join(missing)}")
     repeated = [name for name, count in Counter(sources.values()).items() if count > 1]
     if repeated:
         owners = " and ".join(name for name, source in sources.items() if source == repeated[0])
-        rule = "--data must name a table of its own for every party"
+        rule = "--data must name a different table for every party"
         raise ConfigError(f"{rule}, got {repeated[0]} for {owners}")
     return sources
 
 
 def _name_and_source(entry: str) -> tuple[str | None, str]:
-    """``bank=a.csv`` as two; without a name where there is none, as in ``folder/a=b.csv``."""
+    """Split ``bank=a.csv``; None as the name if there is none, as in ``folder/a=b.csv``."""
     name, equals, source = entry.partition("=")
     if not equals or os.sep in name:
         return None, entry
@@ -104,7 +83,7 @@ def _name_and_source(entry: str) -> tuple[str | None, str]:
 
 
 def _check_entries(data: str, named: Sequence[tuple[str | None, str]]) -> None:
-    """Hold that every entry is a table, and that all have names of their own or none has."""
+    """Check that no entry is empty, and that all have distinct names or none has."""
     example = "as in data=bank=a.csv,insurer=b.csv"
     if not all(source for _, source in named):
         raise ConfigError(f"data must name a table between any two commas, got {data!r}")
@@ -118,5 +97,5 @@ def _check_entries(data: str, named: Sequence[tuple[str | None, str]]) -> None:
         raise ConfigError(f"{rule}, {example}; got {broken[0]!r}")
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        rule = "data must give every party a name of its own"
+        rule = "data must give every party a different name"
         raise ConfigError(f"{rule}, {example}; got {repeated[0]!r} more than once")

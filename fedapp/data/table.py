@@ -1,4 +1,4 @@
-"""One party's table, as it was read from a file, before anything is learned from it."""
+"""One party's table as read from a file, before anything is computed from it."""
 
 from __future__ import annotations
 
@@ -14,35 +14,22 @@ from fedapp.data.notes import Note
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """Rows of one table: features as numbers or codes of categories; other columns stand apart.
+    """Rows of one table: features as numbers or category codes, and the columns with a role."""
 
-    Parameters
-    ----------
-    columns : names of the features, in the order of the table.
-    values : float32, shape (n_rows, n_columns); NaN is missing, no value is infinite.
-    labels : float64 or str, shape (n_rows,); None where the table has no label column.
-        Numbers stay numbers; text labels are class names.
-    weights : float32, shape (n_rows,), >= 0; None means 1 for every row.
-    base_margins : float32, shape (n_rows,): the margin that each row starts from; None where the
-        table has no such column.
-    ids : str, shape (n_rows,); None where the table has no id column.
-    groups : str, shape (n_rows,): the column a natural partition goes by; None without one.
-    notes : what is odd about the table as a whole, also where these are some of its rows.
-    categories : names of the categories of each column, see ``fedapp.data.categories``.
-    given : columns whose categories a schema gives, in place of those that the rows have.
-    kinds : of the columns, see ``fedapp.data.typed``; empty where rows are only predicted.
-    """
-
-    columns: tuple[str, ...]
-    values: npt.NDArray[np.float32]
+    columns: tuple[str, ...]  # names of the features, in the order of the table
+    values: npt.NDArray[np.float32]  # (n_rows, n_columns); NaN is missing, no value is infinite
+    # (n_rows,), str: class names; None without a label column
     labels: npt.NDArray[np.float64] | npt.NDArray[np.str_] | None = None
-    weights: npt.NDArray[np.float32] | None = None
-    ids: npt.NDArray[np.str_] | None = None
-    groups: npt.NDArray[np.str_] | None = None
+    weights: npt.NDArray[np.float32] | None = None  # (n_rows,), >= 0; None means 1 for every row
+    ids: npt.NDArray[np.str_] | None = None  # (n_rows,); None without an id column
+    groups: npt.NDArray[np.str_] | None = None  # (n_rows,): the column of a natural partition
+    # warnings about the whole table, also if these are some of its rows
     notes: tuple[Note, ...] = ()
-    categories: Categories = ()
+    categories: Categories = ()  # of each column, see ``fedapp.data.categories``
+    # columns whose categories come from a schema, not from the rows
     given: frozenset[str] = frozenset()
-    base_margins: npt.NDArray[np.float32] | None = None
+    base_margins: npt.NDArray[np.float32] | None = None  # (n_rows,): initial margins
+    # of the columns, see ``fedapp.data.typed``; empty for rows to predict
     kinds: tuple[str, ...] = ()
 
     @property
@@ -51,7 +38,7 @@ class Table:
         return len(self.values)
 
     def in_order(self, columns: Sequence[str]) -> Table:
-        """The table with its columns, which these are, in this order."""
+        """Reorder the columns; `columns` has the same names."""
         if tuple(columns) == self.columns:
             return self
         places = [self.columns.index(name) for name in columns]
@@ -60,17 +47,13 @@ class Table:
         return replace(self, columns=tuple(columns), values=values, categories=categories)
 
     def take(self, rows: npt.NDArray[np.int64]) -> Table:
-        """The table of these rows, in this order."""
-        return Table(
-            self.columns,
-            self.values[rows],
+        """Select rows, in this order."""
+        return replace(
+            self,
+            values=self.values[rows],
             labels=None if self.labels is None else self.labels[rows],
             weights=None if self.weights is None else self.weights[rows],
             ids=None if self.ids is None else self.ids[rows],
             groups=None if self.groups is None else self.groups[rows],
-            notes=self.notes,
-            categories=self.categories,
-            given=self.given,
             base_margins=None if self.base_margins is None else self.base_margins[rows],
-            kinds=self.kinds,
         )

@@ -1,16 +1,16 @@
-"""How a site answers a message: once a step, whatever is sent twice.
+"""How a site answers a message: each step once, even if it is sent twice.
 
-A method's handlers are functions in ``clients.<module>``, listed there in ``HANDLERS``; the module
-is imported when a message of its kind arrives. A handler gets the site and the request, and with a
-request that carries letters also the letters that have come; it gives back the reply, and with a
-reply that carries letters also those to send::
+The handlers of a method are functions in ``clients.<module>``, listed there in ``HANDLERS``; the
+module is imported when a message of its kind arrives. A handler takes the site and the request, and
+the letters if the request carries some. It returns the reply, and the letters to send if the reply
+carries some::
 
     (Site, Request)       -> Reply
     (Site, Request, Mail) -> Reply, Letters
-    (Site, Request)       -> Sums              where the site's own are to be masked
+    (Site, Request)       -> Sums              if the site's sums are to be masked
 
-Letters are opened before a handler and sealed after it, and sums are masked after it, so that none
-knows of a key or a step.
+Letters are opened before a handler and sealed after it, and sums are masked after it, so that no
+handler depends on keys or steps.
 """
 
 from __future__ import annotations
@@ -59,15 +59,14 @@ log = logging.getLogger("fedapp.site")
 
 Handler = Callable[..., Reply | tuple[Reply, Letters] | Sums]
 MODEL_ID = re.compile(r"[0-9a-f]{16}")
-METHOD = "method"  # of the run, in a store's facts
-# The last answer of a finished run, and what takes the masks off it.
+METHOD = "method"  # of the run, among a store's facts
+# The last answer of a finished run, and the reply that unmasks it.
 KEPT, KEPT_MASKS = "kept", "kept_masks"
-_LEAVES = ("sums", "noised")  # what a request asks for whose sums have noise: without, with
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What a handler works with: the site's table settings and its state for one model."""
+    """State of a handler: the site's settings and its store for one model."""
 
     config: SiteConfig
     store: Store
@@ -83,16 +82,11 @@ class Site:
         return [name for name in self.store.facts["peers"] if name != self.name]
 
     def entropy(self, *numbers: int, share: float = 1.0) -> list[int]:
-        """What draws of this party's rows begin with; the same run draws the same again.
+        """Seed entropy of this party's draws; the same run draws the same rows again.
 
-        At a site that is not simulated a secret is mixed in, that of its node config or one drawn
-        once, so that nobody else can tell which rows are drawn, and draws of other shares have
-        nothing in common.
-
-        Parameters
-        ----------
-        numbers : of the run and the round, which the coordinator knows.
-        share : of the rows that are drawn.
+        A site that is not simulated mixes in a secret, from its node config or drawn once, so that
+        nobody else can compute which rows are drawn, and draws of another `share` of the rows are
+        independent. The coordinator knows `numbers`, those of the run and the round.
         """
         if self.config.draws_openly:
             return list(numbers)
@@ -102,12 +96,12 @@ class Site:
         return [int.from_bytes(mixed, "big")]
 
     def seeds(self, seed: int, round_id: int, share: float = 1.0) -> np.random.SeedSequence:
-        """Of this party's own draws in a round of a run."""
-        own = zlib.crc32(self.name.encode())
-        return np.random.SeedSequence(self.entropy(seed, round_id, own, share=share))
+        """Seeds of this party's draws in a round of a run."""
+        party = zlib.crc32(self.name.encode())
+        return np.random.SeedSequence(self.entropy(seed, round_id, party, share=share))
 
     def random(self, seed: int, round_id: int, share: float = 1.0) -> np.random.Generator:
-        """The draws that begin with ``seeds``."""
+        """Generator seeded with ``seeds``."""
         return np.random.default_rng(self.seeds(seed, round_id, share))
 
 
@@ -124,20 +118,11 @@ def answer(
 def answered(
     config: SiteConfig, kind: str, envelope: Envelope, content: Content, stores: Stores = ON_DISK
 ) -> bytes:
-    """Answer one message, with the reply as ``wire.layout`` lays it out.
+    """Answer one message; returns the reply as bytes in the layout of ``wire.layout``.
 
-    A repeated step gets the stored reply. A server that was started again may go back to its last
-    checkpoint; any other step out of order is refused.
-
-    Parameters
-    ----------
-    stores : where the site's state is between two messages.
-
-    Raises
-    ------
-    ProtocolError : unknown kind, broken message, or a step out of order.
-    DataError, ConfigError : the site cannot do what is asked, or does not allow it.
-    WaitingError : it does not allow it yet.
+    A repeated step gets the stored reply. A restarted server may go back to its last checkpoint;
+    any other step out of order is a ProtocolError. Raises ConfigError for what the site does not
+    allow, and WaitingError for what it does not allow yet.
     """
     request_class, handler = find_handler(kind, config.name)
     check_policy(config, kind, envelope.method)
@@ -153,16 +138,16 @@ def answered(
     begins = not config.simulated and not has_begun(folder)
     run = config, envelope.model_id, envelope.method, request
     with opening(*run) if begins else nullcontext(), locked(folder):
-        # A simulated site dies with its coordinator, and would wait for the disk in every exchange.
-        kept = stores.open(folder, lasting=not config.simulated)
-        store = _at_step(kept, envelope, config.name, content.name)
+        # A simulated site dies with its coordinator: syncing to disk would only cost time.
+        store = stores.open(folder, lasting=not config.simulated)
+        store = _at_step(store, envelope, config.name, content.name)
         if store.step == envelope.step:
             return store.last_reply()
-        # A model is one method's from its first message to its last.
-        if (begun := store.facts.setdefault(METHOD, envelope.method)) != envelope.method:
-            rule = f"must be {begun}, which has begun this run"
+        # All messages of a run are of one method.
+        if (method := store.facts.setdefault(METHOD, envelope.method)) != envelope.method:
+            rule = f"must be {method}, which has begun this run"
             raise ProtocolError(config.name, content.name, "method", rule)
-        reply = _told_before(store, kind, envelope, content, config.name)
+        reply = _last_answer(store, kind, envelope, content, config.name)
         if reply is None:
             reply = _handled(Site(config, store), handler, request, envelope, content)
             if letters := enclosed(reply):
@@ -180,8 +165,8 @@ def answered(
 
 
 @contextmanager
-def _kept_here(config: SiteConfig) -> Iterator[None]:
-    """What an error says of a table's values goes into the site's own log, and no further."""
+def _values_stay_local(config: SiteConfig) -> Iterator[None]:
+    """Log values of the table in an error locally, and remove them from what is sent."""
     try:
         yield
     except DataError as error:
@@ -194,8 +179,8 @@ def _kept_here(config: SiteConfig) -> Iterator[None]:
 def _handled(
     site: Site, handler: Handler, request: Request, envelope: Envelope, content: Content
 ) -> Content:
-    """What the handler answers, with its letters as they are, not sealed yet."""
-    given: list[Mail] = []
+    """Check the request and call its handler; the letters of the reply are not sealed yet."""
+    mail: list[Mail] = []
     check_leaves(site.name, site.store, request)
     check_noised(site.name, site.store, request)
     try:
@@ -203,47 +188,44 @@ def _handled(
         if request.carries_letters:
             with blaming(site.name, content.name, "parcels"):
                 parcels = enclosed(content)
-            given.append(open_mail(site.name, site.store, envelope, parcels))
-        with _kept_here(site.config):
-            found = handler(site, request, *given)
+            mail.append(open_mail(site.name, site.store, envelope, parcels))
+        with _values_stay_local(site.config):
+            result = handler(site, request, *mail)
     except NoStateError as error:
         rule = f"must come later: the site has no {error.args[0]} of this model yet, or no more"
         raise ProtocolError(site.name, content.name, "step", rule) from error
     if digest := _digest(content) if is_masked(site.store) else "":
         note_request(site.name, site.store, request, digest)
-    if isinstance(found, Sums):
-        assert request.leaves == _LEAVES[bool(found.noise)], (
-            f"{type(request).__name__} asks for no sums"
-        )
-        if found.noise:
-            given_noise = request, digest, found.arrays, found.noise
-            found = replace(found, arrays=noised(site.name, site.store, *given_noise))
-        found = masked(site.name, site.store, envelope, request, digest, found)
-    reply, letters = found if isinstance(found, tuple) else (found, [])
+    if isinstance(result, Sums):
+        due = "noised" if result.noise else "sums"
+        assert request.leaves == due, f"{type(request).__name__} asks for no sums"
+        if result.noise:
+            arrays = noised(site.name, site.store, request, digest, result.arrays, result.noise)
+            result = replace(result, arrays=arrays)
+        result = masked(site.name, site.store, envelope, request, digest, result)
+    reply, letters = result if isinstance(result, tuple) else (result, [])
     assert reply.carries_letters or not letters, f"{type(reply).__name__} carries no letters"
     return take_apart(reply, site.name, write_letters(site.name, letters))
 
 
-# The last answer, for a server started anew from a checkpoint before it
-
-
+# The last answer, for a server restarted from a checkpoint before it
 def _keep(
     store: Store, asked: Request, envelope: Envelope, request: Content, reply: Content
 ) -> None:
-    """Keep the answer that ended the run, whose rows are forgotten now; its letters are sealed."""
+    """Keep the reply that ended the run, with its letters sealed; the rows are deleted now."""
     name = KEPT_MASKS if asked.leaves == "masks" else KEPT
     if name not in store.facts:
         store.facts[name] = [asked.kind, envelope.attempt, _digest(request)]
         store[name] = np.frombuffer(to_bytes(reply), dtype=np.uint8)
 
 
-def _told_before(
+def _last_answer(
     store: Store, kind: str, envelope: Envelope, request: Content, party: str
 ) -> Content | None:
-    """What was kept, where a later start of the server asks for it again."""
+    """The kept reply, if a restarted server asks for it again; otherwise None."""
     for name in (KEPT, KEPT_MASKS):
-        kept_kind, attempt, digest = store.facts.get(name, ("", 0, ""))
-        if kept_kind != kind or envelope.attempt <= attempt:
+        last_kind, attempt, digest = store.facts.get(name, ("", 0, ""))
+        if last_kind != kind or envelope.attempt <= attempt:
             continue
         if digest != _digest(request):
             rule = "must be what it was when the run ended"
@@ -253,22 +235,14 @@ def _told_before(
 
 
 def _digest(request: Content) -> str:
-    """Of a request's own fields, whatever letters it carries, and whoever is left."""
-    own = without_parcels(request)
-    scalars = {name: one for name, one in own.scalars.items() if name != AMONG}
-    return hashlib.sha256(to_bytes(Content(own.name, scalars, own.arrays))).hexdigest()
-
-
-# Finding the handler, and the state to answer from
+    """SHA-256 of a request without its letters and without `among`."""
+    content = without_parcels(request)
+    scalars = {name: one for name, one in content.scalars.items() if name != AMONG}
+    return hashlib.sha256(to_bytes(Content(content.name, scalars, content.arrays))).hexdigest()
 
 
 def find_handler(kind: str, party: str) -> tuple[type[Request], Handler]:
-    """The request class and the function of a message kind.
-
-    Raises
-    ------
-    ProtocolError : no method has such a message.
-    """
+    """Request class and handler of a message kind; raises ProtocolError for an unknown kind."""
     if messages := module_of_group(group_of(kind)):
         # A method's messages and their handlers are in files of one name.
         handlers = import_module(f"clients.{messages.__name__.rpartition('.')[2]}").HANDLERS
@@ -288,15 +262,15 @@ def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Stor
     before = envelope.step - envelope.gap
     if envelope.attempt > store.attempt:
         starts = [*store.facts.get("starts", ()), [envelope.attempt, envelope.checkpoint]]
-        old = store
+        current = store
         if store.step > envelope.checkpoint:
             store = store.roll_back(envelope.checkpoint) or store
             if store.finished:
-                # What was kept of the result answers.
+                # The run has ended: its kept reply answers.
                 store.step = envelope.step - max(envelope.gap, 1)
-        store = go_back(store, before=old)
+        store = go_back(store, before=current)
         store.facts["starts"] = starts
-    # A server started anew does not know yet whom it asks, and so not when it last did.
+    # A restarted server does not know yet when it last asked this site: its gap is 0.
     in_order = store.step == before or (not envelope.gap and 0 < store.step < envelope.step)
     if store.step != envelope.step and not in_order:
         rule = f"must be {store.step + envelope.gap}, got {envelope.step}"

@@ -1,6 +1,6 @@
-"""What a site has answered: a line a message in ``$FEDAPP_HOME/answers/NAME.jsonl``.
+"""Log of a site's answers: one JSON line per message in ``$FEDAPP_HOME/answers/NAME.jsonl``.
 
-It says when, for which run, with what outcome, in how many seconds and bytes; nothing of a row.
+A line has the time, run, outcome, seconds and bytes, and nothing about rows.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 def answers_file(name: str) -> Path:
-    """Where the lines of a site are."""
+    """Path of a site's log."""
     return home() / "answers" / f"{name}.jsonl"
 
 
 def noted(answer: Call) -> Call:
-    """A ClientApp's call that also notes what it answers, where it is not simulated."""
+    """Wrap a ClientApp's call to log each answer, except in simulation."""
 
     @wraps(answer)
     def call(app: Any, message: Any, context: Any) -> Any:

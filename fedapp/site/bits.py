@@ -1,4 +1,4 @@
-"""Bits of rows that another party has sent."""
+"""Unpack bits of rows that another party has sent."""
 
 from __future__ import annotations
 
@@ -12,17 +12,9 @@ from fedapp.trees.sides import Bits, unpack_bits
 def sent_bits(
     sender: str, message: str, field: str, packed: Array, sizes: Sequence[int]
 ) -> list[Bits]:
-    """Bits of several lists of rows, each in whole bytes.
+    """Unpack bits of several lists of rows, each padded to whole bytes by ``pack_bits``.
 
-    Parameters
-    ----------
-    sender, message, field : where they come from, for the error.
-    packed : uint8, as ``pack_bits`` makes them.
-    sizes : rows of each list.
-
-    Raises
-    ------
-    ProtocolError : another number of bytes, or bits past the last row.
+    `sender`, `message` and `field` are for the ProtocolError if the bytes do not fit `sizes`.
     """
     try:
         return unpack_bits(packed, sizes)

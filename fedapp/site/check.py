@@ -1,4 +1,4 @@
-"""What a coordinator's run would find at a site: its table from the outside, and its policy."""
+"""Check a site before any run: its table, and its policy against every method."""
 
 from __future__ import annotations
 
@@ -24,53 +24,33 @@ TRUST = "others' keys (fedapp trust)"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One feature, without a value of it.
-
-    Parameters
-    ----------
-    kind : ``0/1``, ``whole numbers``, ``numbers``, ``one value`` or ``empty``.
-    n_missing : rows without a value.
-    """
+    """One feature, without its values."""
 
     name: str
-    kind: str
+    kind: str  # ``0/1``, ``whole numbers``, ``numbers``, ``one value`` or ``empty``
     n_missing: int
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """A site's table from the outside.
-
-    Parameters
-    ----------
-    label, ids : what there is of them, or what is wrong, in words.
-    methods : by name, ``yes`` or why the site could not take part, and what the coordinator gets.
-    notes : what is odd about the table.
-    """
+    """Facts about a site's table that contain no rows."""
 
     n_rows: int
     columns: tuple[Column, ...]
-    label: str
-    ids: str
+    label: str  # description, or what is wrong
+    ids: str  # the same
+    # by name: ``yes`` or why not, and what the coordinator gets
     methods: Mapping[str, tuple[str, str]]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # warnings about the table
 
 
 def check_site(
     config: SiteConfig, methods: Mapping[str, Method], fractions: tuple[float, float]
 ) -> Findings:
-    """Read the site's table as a run does, and hold every method against it and the policy.
+    """Read the site's table as a run does, and check every method against it and the policy.
 
-    Parameters
-    ----------
-    config : trusted are all keys that the site has pinned.
-    methods : all, by name.
-    fractions : of the rows that test, and of the others that validate, in a run that says nothing.
-
-    Raises
-    ------
-    ConfigError : there is no such table, or the policy names no method.
-    DataError : the table breaks a rule.
+    `fractions` are the defaults of test-fraction and valid-fraction. Raises ConfigError or
+    DataError if the table or the policy is invalid.
     """
     check_allowed(config, methods)
     table = read_columns(config, seed=0)
@@ -93,12 +73,7 @@ def check_site(
 
 
 def check_allowed(config: SiteConfig, methods: Collection[str]) -> None:
-    """Hold that a policy names methods.
-
-    Raises
-    ------
-    ConfigError : a name is none.
-    """
+    """Check that the policy names known methods; raises ConfigError."""
     unknown = config.allowed - set(methods)
     if unknown:
         known, got = ", ".join(sorted(methods)), ", ".join(sorted(unknown))
@@ -106,7 +81,7 @@ def check_allowed(config: SiteConfig, methods: Collection[str]) -> None:
 
 
 def who_may_read_keys(folders: Iterable[Path]) -> str:
-    """Whether others than their owner may read keys and secrets in these folders, in words."""
+    """Describe whether anyone but the owner can read keys and secrets in these folders."""
     files = (
         path for folder in folders for form in ("*.key", "*.secret") for path in folder.glob(form)
     )
@@ -120,15 +95,15 @@ def who_may_read_keys(folders: Iterable[Path]) -> str:
 
 
 def kind_of(values: npt.NDArray[np.float32]) -> str:
-    """What sort of numbers a column has."""
-    known = values[~np.isnan(values)]
-    if not len(known):
+    """Kind of numbers in a column, as in ``Column``."""
+    present = values[~np.isnan(values)]
+    if not len(present):
         return "empty"
-    if (known == known[0]).all():
+    if (present == present[0]).all():
         return "one value"
-    if np.isin(known, (0, 1)).all():
+    if np.isin(present, (0, 1)).all():
         return "0/1"
-    return "whole numbers" if (known == np.floor(known)).all() else "numbers"
+    return "whole numbers" if (present == np.floor(present)).all() else "numbers"
 
 
 def _label(table: Table) -> str:
@@ -140,7 +115,7 @@ def _label(table: Table) -> str:
 
 
 def _ids(table: Table, config: SiteConfig) -> tuple[str, bool]:
-    """What there is of ids, in words, and whether rows can be matched by them."""
+    """Describe the ids, and whether rows can be matched by them."""
     if table.ids is None:
         return "none", False
     try:
@@ -151,7 +126,7 @@ def _ids(table: Table, config: SiteConfig) -> tuple[str, bool]:
 
 
 def _obstacle(name: str, config: SiteConfig) -> str:
-    """Why the site could not take part whatever its table, or an empty text."""
+    """Why the site cannot take part with any table; empty if it can."""
     if name not in config.allowed:
         return "no: not in allow"
     try:
@@ -185,7 +160,7 @@ def _takes_part(
 
 
 def _takes_part_in_sums(config: SiteConfig, method: Method) -> str:
-    """``_takes_part`` between parties with the same columns."""
+    """``_takes_part`` for methods between parties with the same columns."""
     wanted, epsilon = [], config.run_epsilon
     for setting, value, way in (
         ("least-parties", config.least_parties, "aggregation=secure"),
@@ -200,7 +175,7 @@ def _takes_part_in_sums(config: SiteConfig, method: Method) -> str:
 
 
 def _gets(config: SiteConfig, method: Method) -> str:
-    """What the coordinator gets by the settings of this node config."""
+    """What the coordinator gets under this node config."""
     values = {
         "least-bin-rows": config.least_bin_rows,
         "least-parties": config.least_parties,

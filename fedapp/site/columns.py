@@ -1,4 +1,4 @@
-"""A party's columns of a table whose rows others know too."""
+"""A party's table in a vertical run, where other parties have other columns of the same rows."""
 
 from __future__ import annotations
 
@@ -26,15 +26,11 @@ ORDER_BYTES = 16
 
 
 def read_columns(config: SiteConfig, seed: int) -> Table:
-    """The table of one site; of a simulated one its share of the columns, or its own file.
+    """Read the table of one site; of a simulated one, its share of the columns or its file.
 
-    Codes of categories are in an order that says nothing of their names. The first share has the
-    labels, weights and base margins. Where simulated parties have files of their own, the
-    labels are where the column is, and the others are there too.
-
-    Raises
-    ------
-    DataError, ConfigError : there is no such table, it breaks a rule, or cannot be split as asked.
+    The order of category codes reveals nothing about their names. The first share has the labels,
+    weights and base margins. If simulated parties have files, the one with the label column has
+    all three.
     """
     if not config.is_share:
         table = read_table(_with_own_roles(config) if config.simulated else config)
@@ -59,7 +55,7 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
 
 
 def _shuffled(table: Table, seed: int) -> Table:
-    """The table with its categories in an order that others cannot tell."""
+    """Put category codes into an order that other parties cannot compute."""
     values, categories = in_secret_order(table.values, table.categories, seed)
     return replace(table, values=values, categories=categories)
 
@@ -71,24 +67,17 @@ def read_rows_to_predict(
     with_labels: bool,
     base_margin: str = "",
 ) -> Table:
-    """The table to predict, with the columns of the site's part of a model.
+    """Read the table to predict, with the columns and categories of the site's part of a model.
 
-    Parameters
-    ----------
-    categories : of these columns; their values get its codes.
-    base_margin : column of the margins that rows start from; empty where the model has none.
-    with_labels : whether labels and weights are read too, where the table has them for every row.
-
-    Raises
-    ------
-    DataError, ConfigError : there is no such table, or it lacks a column.
+    `base_margin` is empty if the model has none. Labels and weights are read only `with_labels`,
+    and if the table has them in every row.
     """
     data = config.predict_data or config.data
     roles = Roles(config.label, config.id_column, config.weight, base_margin=base_margin)
     foreign = ""
     if not with_labels:
         roles = Roles(id_column=config.id_column)
-        # Of simulated parties with tables of their own the label is the active one's.
+        # Among simulated parties with one table each, only the active one has the label.
         foreign = config.label if config.simulated and not config.is_share else ""
     if config.frame is not None:
         table = columns_of_frame(config.frame(), columns, roles, config.reader, categories)
@@ -102,11 +91,9 @@ def read_rows_to_predict(
 
 
 def row_ids(table: Table, config: SiteConfig, needs_ids: bool) -> npt.NDArray[np.str_]:
-    """Ids of the rows; their numbers where rows need no ids, or are shares of one table.
+    """Ids of the rows; row numbers if no ids are needed, or if the table is a share.
 
-    Raises
-    ------
-    DataError : there are none, or they are not one a row.
+    Raises DataError if ids are needed and absent, empty or repeated.
     """
     if table.ids is None:
         if needs_ids and not config.is_share:
@@ -118,40 +105,34 @@ def row_ids(table: Table, config: SiteConfig, needs_ids: bool) -> npt.NDArray[np
         raise DataError.naming(rule, f"'{config.id_column}'")
     n_repeated = sum(count for count in Counter(table.ids.tolist()).values() if count > 1)
     if n_repeated:
-        rule = f"id column {{}} must be one of its own for every row, got {n_repeated} rows of "
-        rule += f"{table.n_rows} that share theirs"
+        rule = f"id column {{}} must be unique for every row, got {n_repeated} rows of "
+        rule += f"{table.n_rows} that share one"
         raise DataError.naming(rule, f"'{config.id_column}'")
     return table.ids
 
 
 def common_order(ids: Sequence[str], seed: int) -> Rows:
-    """Places of the ids in an order that says nothing of them: by their keyed digests.
+    """Order of the ids by their keyed digests, which reveals nothing about them.
 
-    Parameters
-    ----------
-    seed : of the run, >= 0; the same ids and seed give the same order.
+    The same ids and seed (>= 0) give the same order. Returns int64 indices.
     """
     keyed = hashlib.blake2b(key=seed.to_bytes(8, "little"), digest_size=ORDER_BYTES)
     digests = bytearray()
     for name in ids:
-        digest = keyed.copy()  # to take in the key is half of the work
+        digest = keyed.copy()  # hashing the key anew would take half of the time
         digest.update(name.encode())
         digests += digest.digest()
+    # A digest of 16 bytes is two big-endian words; lexsort takes its last key as the first.
     first, second = np.frombuffer(digests, dtype=">u8").reshape(-1, 2).T
     return np.lexsort((second, first))
 
 
 def split_common(rows: Rows, ids: Sequence[str], holdout: Holdout, is_share: bool) -> Split:
-    """The rows that all parties have by their use, each subset in the common order.
+    """Split the rows that all parties have, each subset in the common order.
 
-    Rows of a table that the parties share are drawn by their numbers in it, as between horizontal
-    parties: however a table is split, the same rows of it are held back. Rows of tables of their
-    own are drawn by their places in the common order.
-
-    Parameters
-    ----------
-    rows : int64, shape (n,): numbers of the rows in the party's own table.
-    ids : of these rows.
+    Rows of a shared table are drawn by their row numbers, as between horizontal parties: however
+    the table is split, the same rows are held back. Rows of separate tables are drawn by their
+    positions in the common order. `rows` are row numbers in the party's table, with these `ids`.
     """
     ordered = rows[common_order(ids, holdout.seed)]
     drawn_by = ordered if is_share else np.arange(len(ordered))
@@ -160,7 +141,7 @@ def split_common(rows: Rows, ids: Sequence[str], holdout: Holdout, is_share: boo
 
 
 def order_digest(ids: Sequence[str], key: bytes) -> bytes:
-    """32 bytes that only the holder of the key can compute: equal where ids and order are."""
+    """Keyed digest, 32 bytes: equal if ids and order are equal."""
     digest = hashlib.blake2b(key=key, digest_size=32)
     for name in map(str.encode, ids):
         digest.update(len(name).to_bytes(8, "little") + name)
@@ -171,11 +152,11 @@ def _without_lone_columns(table: Table, config: SiteConfig) -> Table:
     """Check that weights and base margins come with labels, unless the column is dropped."""
     if table.labels is not None:
         return table
-    found = [
+    columns = [
         ("weight", "weights", config.weight, table.weights),
         ("base-margin", "base margins", config.base_margin, table.base_margins),
     ]
-    for role, what, name, numbers in found:
+    for role, what, name, numbers in columns:
         if numbers is not None and name not in config.dropped:
             rule = f"{role} column {{}} must be in the table with the labels, got it in one "
             rule += f"without: the {what} belong to the party that has the labels; here "
@@ -184,7 +165,7 @@ def _without_lone_columns(table: Table, config: SiteConfig) -> Table:
 
 
 def _with_own_roles(config: SiteConfig) -> SiteConfig:
-    """Without roles and dropped columns where the file has no such columns."""
+    """Remove roles and dropped columns that the file does not have."""
     path = Path(config.data)
     names = set(column_names(path, config.reader)) if path.is_file() else set()
     if config.frame is not None:

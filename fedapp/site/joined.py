@@ -1,4 +1,4 @@
-"""Tables of several parties, for a model that has the columns of all of them."""
+"""Join the tables of several parties, for a model with columns of all of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from functools import reduce
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from fedapp.data.categories import Categories, as_categories, chosen, entries_of
 from fedapp.data.datasets import dataset_names, read_source
@@ -20,8 +19,6 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.site.columns import row_ids
 from fedapp.site.config import SiteConfig
 
-Ids = npt.NDArray[np.str_]
-
 
 def read_joined(
     sources: Mapping[str, str],
@@ -31,41 +28,33 @@ def read_joined(
     categories: Categories = (),
     readers: Mapping[str, Reader] | None = None,
 ) -> tuple[Table, list[str], dict[str, Table]]:
-    """Rows that all tables have, with a model's columns in the model's order.
+    """Read the rows that all tables have, with a model's columns in the model's order.
+
+    Also returns the ids of the first party's rows that others do not have, and the tables.
 
     Parameters
     ----------
     sources : of each party.
     columns : of the model; ``bank.balance`` is ``balance`` of the party ``bank``.
-    roles : the ids by which rows are matched; labels and weights, in whichever table has them; base
-        margins, in the first party's.
-    first : the party whose rows are asked for, and in whose order.
-    categories : of the columns of the model.
-    readers : what schemas say of each party's table; of their columns some may be absent.
-
-    Returns
-    -------
-    The rows, ids of the first party's rows that others do not have, and the tables.
-
-    Raises
-    ------
-    ConfigError : there is no column of ids.
-    DataError : a column is in no table, or in several.
+    roles : the ids that match rows; labels and weights, from any table that has them; base
+        margins, from the first party's.
+    first : the party whose rows are wanted, and whose order they keep.
+    readers : from the schemas of the parties; declared columns may be absent.
     """
     if not roles.id_column:
         raise ConfigError('--id must name the column to match rows by, as in --id customer; got ""')
     readers = readers or dict.fromkeys(sources, PLAIN)
     names = {party: _column_names(source, readers[party]) for party, source in sources.items()}
     owners = [_owner(column, names, set(columns)) for column in columns]
-    own = {party: [name for at, name in owners if at == party] for party in sources}
-    others = {party: names[party].difference(own[party]) for party in (first, *sources)}
-    labels_at = next((party for party, there in others.items() if roles.label in there), first)
+    features = {party: [name for at, name in owners if at == party] for party in sources}
+    others = {party: names[party].difference(features[party]) for party in (first, *sources)}
+    labels_at = next((party for party, extra in others.items() if roles.label in extra), first)
     at_hand = [party for party in (labels_at, *others) if roles.weight in others[party]]
     weights_at = next(iter(at_hand), labels_at)
     tables = {
         party: read_columns_of(
             source,
-            own[party],
+            features[party],
             Roles(
                 roles.label if party == labels_at else "",
                 roles.id_column,
@@ -84,7 +73,11 @@ def read_joined(
     common = reduce(np.intersect1d, ids.values())
     is_common = np.isin(ids[first], common)
     wanted = ids[first][is_common]
-    taken = {party: tables[party].take(_places(there, wanted)) for party, there in ids.items()}
+    taken = {}
+    for party, party_ids in ids.items():
+        order = np.argsort(party_ids, kind="stable")
+        taken[party] = tables[party].take(order[np.searchsorted(party_ids[order], wanted)])
+    # Columns of a party come in the order of the model, so each is taken when its turn comes.
     at = {party: iter(table.values.T) for party, table in taken.items()}
     values = np.column_stack([next(at[party]) for party, _ in owners])
     entries = {
@@ -103,12 +96,6 @@ def read_joined(
     return joined, ids[first][~is_common].tolist(), tables
 
 
-def _places(ids: Ids, wanted: Ids) -> npt.NDArray[np.int64]:
-    """Where each wanted id stands."""
-    order = np.argsort(ids, kind="stable")
-    return order[np.searchsorted(ids[order], wanted)]
-
-
 def _column_names(source: str, reader: Reader) -> set[str]:
     if source in dataset_names():
         return set(read_source(source).columns)
@@ -116,20 +103,20 @@ def _column_names(source: str, reader: Reader) -> set[str]:
 
 
 def _owner(column: str, names: Mapping[str, set[str]], columns: Collection[str]) -> tuple[str, str]:
-    """Whose a column of the model is, and its name there."""
-    found = [
+    """Party of a column of the model, and its name there."""
+    owners = [
         (party, column.removeprefix(f"{party}."))
-        for party, there in names.items()
-        if column.startswith(f"{party}.") and column.removeprefix(f"{party}.") in there
+        for party, present in names.items()
+        if column.startswith(f"{party}.") and column.removeprefix(f"{party}.") in present
     ]
-    found += [
+    owners += [
         (party, column)
-        for party, there in names.items()
-        if column in there and f"{party}.{column}" not in columns
+        for party, present in names.items()
+        if column in present and f"{party}.{column}" not in columns
     ]
-    if len(found) != 1:
-        got = " and ".join(f"'{own}' of {party}" for party, own in found) or "none"
-        way = ": leave out of the tables what the model was not trained on" if found else ""
+    if len(owners) != 1:
+        got = " and ".join(f"'{name}' of {party}" for party, name in owners) or "none"
+        way = ": leave out of the tables what the model was not trained on" if owners else ""
         rule = f"column '{column}' of the model must be in one of the tables"
         raise DataError(f"{rule}, got {got}{way}")
-    return found[0]
+    return owners[0]

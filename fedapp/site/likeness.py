@@ -1,19 +1,19 @@
-"""Whether a table to predict has values like those a model was trained on.
+"""Detect rows to predict whose values differ from those a model was trained on.
 
-A party keeps quantiles of its columns with its part of a model, on its own disk. Names alone do not
-tell two tables apart whose columns are called alike.
+A party stores quantiles of its columns with its part of a model, on its own disk, as column names
+alone do not distinguish tables.
 
-Two rules, measured on default-credit, give-me-some-credit and the breast-hetero tables, each cut in
-two by chance (60 cuts, 5 to 1,000 rows to predict): no cut comes near either of them, and the
-other party's file of default-credit is seen from 100 rows on. Tables that are alike in every column
-(as those of breast-hetero) cannot be told apart: hence files go by the parties' names.
+The two rules were measured on default-credit, give-me-some-credit and the breast-hetero tables,
+each randomly cut in two (60 cuts, 5 to 1,000 rows to predict): no cut comes near either rule, and
+the other party's file of default-credit is detected from 100 rows on. Tables whose columns are all
+distributed alike (breast-hetero) cannot be distinguished; hence files are named after parties.
 
-    warned of   half of the columns differ by more than 0.15 + 1.5 / sqrt(n_rows) in their
-                distribution (largest difference of the distribution functions, Kolmogorov's
-                distance), or have most values outside of the range trained on, widened by a
-                tenth; the largest median of honest rows was 0.36 at 20, 0.13 at 300 to 1,000
-    refused     most values of most rows lie outside of that range, three of a row at least: one
-                column that drifts, as days since a date do, is no other table
+    warning     half of the columns have a Kolmogorov distance (largest difference of the
+                distribution functions) above 0.15 + 1.5 / sqrt(n_rows), or most values outside
+                the training range, widened by a tenth; the largest median of matching rows was
+                0.36 at 20 rows, 0.13 at 300 to 1,000
+    error       in most rows, most values and at least three are outside that range: one column
+                that drifts, such as days since a date, does not make another table
 """
 
 from __future__ import annotations
@@ -34,20 +34,18 @@ FEWEST_OUTSIDE = 3  # columns of a row
 
 
 def quantiles(values: Values) -> Values:
-    """Quantiles of each column without its missing values; float32, shape (n_columns, 65), NaN for
-    a column that has no others.
-    """
-    found = np.full((values.shape[1], N_QUANTILES), np.nan, dtype=np.float32)
+    """Quantiles of each column, float32, shape (n_columns, 65); NaN for a column without values."""
+    out = np.full((values.shape[1], N_QUANTILES), np.nan, dtype=np.float32)
     shares = np.linspace(0, 1, N_QUANTILES)
-    for points, column in zip(found, values[:: 1 + len(values) // MOST_ROWS].T, strict=True):
-        known = column[~np.isnan(column)]
-        if known.size:
-            points[:] = np.quantile(known, shares, method="inverted_cdf")
-    return found
+    for points, column in zip(out, values[:: 1 + len(values) // MOST_ROWS].T, strict=True):
+        present = column[~np.isnan(column)]
+        if present.size:
+            points[:] = np.quantile(present, shares, method="inverted_cdf")
+    return out
 
 
 def unlike_columns(trained: Values, values: Values) -> list[int]:
-    """Columns whose values are spread unlike those trained on, where half of all are; else none."""
+    """Columns with another distribution than in training, if they are half of all; else none."""
     beyond = 2 * _outside(trained, values).sum(axis=0) > len(values)
     far = [
         place
@@ -58,13 +56,7 @@ def unlike_columns(trained: Values, values: Values) -> list[int]:
 
 
 def check_range(trained: Values, values: Values) -> None:
-    """Hold that not most values of most rows, of several columns, lie outside of the range trained
-    on.
-
-    Raises
-    ------
-    DataError : they do.
-    """
+    """Check that most rows are in the training range; raises DataError."""
     n_ranged = int((trained[:, 0] < trained[:, -1]).sum())
     n_outside = _outside(trained, values).sum(axis=1)
     n_rows = int(((2 * n_outside > n_ranged) & (n_outside >= FEWEST_OUTSIDE)).sum())
@@ -77,7 +69,7 @@ def check_range(trained: Values, values: Values) -> None:
 
 
 def _outside(trained: Values, values: Values) -> npt.NDArray[np.bool_]:
-    """Which values lie beyond a column's range, of columns that have one."""
+    """Values outside their column's training range; none of a constant column."""
     lows, highs = trained[:, 0], trained[:, -1]
     margins = MARGIN * (highs - lows)
     beyond = (values < lows - margins) | (values > highs + margins)
@@ -85,15 +77,16 @@ def _outside(trained: Values, values: Values) -> npt.NDArray[np.bool_]:
 
 
 def _is_far(points: Values, column: Values) -> bool:
-    """Whether a column's distribution differs by more than rows of the same table ever do."""
-    known: Any = np.sort(column[~np.isnan(column)])
-    if np.isnan(points).any() or not known.size:
+    """Whether the Kolmogorov distance of a column exceeds what rows of the same table reach."""
+    present: Any = np.sort(column[~np.isnan(column)])
+    if np.isnan(points).any() or not present.size:
         return False
+    # Both distribution functions jump: compare them on both sides of every stored quantile.
     at = np.unique(points)
     sides: tuple[Literal["left", "right"], ...] = ("left", "right")
     distances = [
-        np.searchsorted(known, at, side) / known.size
+        np.searchsorted(present, at, side) / present.size
         - np.searchsorted(points, at, side) / points.size
         for side in sides
     ]
-    return bool(np.abs(distances).max() > LEAST_DISTANCE + OF_FEW_ROWS / np.sqrt(known.size))
+    return bool(np.abs(distances).max() > LEAST_DISTANCE + OF_FEW_ROWS / np.sqrt(present.size))

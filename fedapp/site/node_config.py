@@ -1,4 +1,4 @@
-"""What a node config says of a site: its table, and which runs it takes part in."""
+"""Parse a site's node config: its table, and the runs it takes part in."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fedapp.toml import read_toml
 from fedapp.trees.boosted.constraints import parse_interactions, parse_monotone
 
 Value = bool | int | float | str
-PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")  # Flower's own
+PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")  # as in Flower
 FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 HEX = re.compile(r"[0-9a-f]{64}")
-# A site's own limits, far above what ordinary runs ask for.
+# Default limits, far above what ordinary runs need.
 LIMITS = {
     "most-bins": 1024,
     "score-bins": 4096,
@@ -29,9 +29,9 @@ LIMITS = {
     "most-columns": 100_000,
     "runs-per-day": 5,
 }
-# Smallest values that it takes; 0 takes all.
+# Smallest values that a site accepts; 0 accepts all.
 FLOORS = {"min-child-rows": 0}
-# What a node config may say. A word misspelled is refused: it could be the site's policy.
+# All keys of a node config. Unknown ones are refused: a misspelled key could be the site's policy.
 NODE_KEYS = (
     *("name", "data", "label", "id", "weight", "drop-columns", "predict-data"),
     *("schema", "header", "decimal", "encoding", "positive-label"),
@@ -43,20 +43,18 @@ NODE_KEYS = (
     *("approve", "run-epsilon", "total-epsilon", "draws-secret"),
     *("partition-id", "num-partitions"),
 )
-# Where a site has min-rows, single rows do not show in its scores either.
+# Largest default of min-bin-rows at a site with min-rows, so that scores do not show single rows.
 MIN_BIN_ROWS = 10
-# Parties of a masked sum: where a node config says nothing, and the fewest it may say.
+# Parties of a masked sum: default, and smallest value allowed.
 LEAST_PARTIES, FEWEST_IN_SUMS = 3, 2
-# Of draws-secret: characters, and the word for draws as in a simulation.
+# Of draws-secret: minimum number of characters, and the word for draws as in a simulation.
 SHORTEST_SECRET, NO_SECRET = 16, "none"
 
 
 def table_settings(config: Mapping[str, Value], is_shared: bool = False) -> dict[str, Any]:
-    """The settings that name a table and its columns, and what its schema says where they do not.
+    """Settings of the table and its columns; a schema fills in those that are not set.
 
-    Parameters
-    ----------
-    is_shared : whether they are those of several tables.
+    With `is_shared`, the schema serves several tables.
     """
     file = str(config.get("schema", ""))
     schema = read_schema(Path(file)) if file else Schema()
@@ -81,36 +79,25 @@ def table_settings(config: Mapping[str, Value], is_shared: bool = False) -> dict
     }
 
 
-def table_reader(config: Mapping[str, Value], said: Reader) -> Reader:
-    """What the schema says, and the settings that say otherwise.
-
-    Raises
-    ------
-    ConfigError : a setting breaks its rule.
-    """
+def table_reader(config: Mapping[str, Value], schema_reader: Reader) -> Reader:
+    """Apply settings over those of the schema; raises ConfigError if one breaks its rule."""
     decimal = str(config.get("decimal", ".")).strip()
     if decimal not in (".", ","):
         raise ConfigError(f"decimal must be a point or a comma, got {decimal!r}")
-    encoding = str(config.get("encoding", "")) or said.encoding
+    encoding = str(config.get("encoding", "")) or schema_reader.encoding
     check_encoding(encoding)
     return replace(
-        said,
-        header=said.header and _is_true(config, "header", default=True),
-        decimal=decimal if decimal != "." else said.decimal,
+        schema_reader,
+        header=schema_reader.header and _is_true(config, "header", default=True),
+        decimal=decimal if decimal != "." else schema_reader.decimal,
         encoding=encoding,
     )
 
 
 def parse_node_config(text: str) -> dict[str, Value]:
-    """Read a node config as ``flower-supernode --node-config`` takes it.
+    """Read a node config as ``flower-supernode --node-config`` does.
 
-    Parameters
-    ----------
-    text : ``name="bank" data="rows.csv"``, or the path of a TOML file that says the same.
-
-    Raises
-    ------
-    ConfigError : it is neither.
+    `text` is ``name="bank" data="rows.csv"``, or the path of a TOML file with the same settings.
     """
     if text.endswith(".toml"):
         text = Path(text).read_text()
@@ -120,28 +107,37 @@ def parse_node_config(text: str) -> dict[str, Value]:
 
 
 def check_keys(node: Mapping[str, Value]) -> None:
-    """Refuse what no node config has.
-
-    Raises
-    ------
-    ConfigError : names the key, and one that is spelled alike.
-    """
+    """Refuse unknown keys; the ConfigError suggests a similar one."""
     for key in node:
         if key not in NODE_KEYS:
-            alike = difflib.get_close_matches(key, NODE_KEYS, n=1)
-            hint = f"; did you mean {alike[0]}?" if alike else ""
+            matches = difflib.get_close_matches(key, NODE_KEYS, n=1)
+            hint = f"; did you mean {matches[0]}?" if matches else ""
             raise ConfigError(f"{key} in the node config is not a setting{hint}")
 
 
 def policy(node: Mapping[str, Value]) -> dict[str, Any]:
-    """Which runs the site takes part in; its own affair, so never in a run config.
+    """Settings that say which runs the site takes part in; never read from a run config.
 
-    Raises
-    ------
-    ConfigError : a limit is no whole number, approve is another word, or an app bundle is named by
-        no hash.
+    Raises ConfigError if a setting breaks its rule.
     """
     names = str(node.get("allow", "")).replace(",", " ").replace("_", "-").split()
+    monotone = str(node.get("monotone-constraints", ""))
+    interactions = str(node.get("interaction-constraints", ""))
+    try:
+        parse_monotone(monotone)
+        parse_interactions(interactions)
+    except ValueError as error:
+        raise ConfigError(f"{error} in the node config") from None
+    secret = str(node.get("draws-secret", ""))
+    if "draws-secret" in node and len(secret) < SHORTEST_SECRET and secret != NO_SECRET:
+        rule = f"must have {SHORTEST_SECRET} characters or more, or be {NO_SECRET} or absent"
+        raise ConfigError(f"draws-secret {rule}, got {len(secret)}")
+    least_parties = whole(node, "least-parties", 0)
+    if "least-parties" in node and least_parties < FEWEST_IN_SUMS:
+        raise ConfigError(f"least-parties must be >= {FEWEST_IN_SUMS}, got {least_parties}")
+    # bank:a1b2...,shop:c3d4...
+    trusted = str(node.get("trusted", "")).split(",")
+    pins = [part.partition(":") for part in trusted if part.strip()]
     min_rows = whole(node, "min-rows", 0)
     run, total = (_not_negative(node, key) for key in ("run-epsilon", "total-epsilon"))
     return {
@@ -151,7 +147,7 @@ def policy(node: Mapping[str, Value]) -> dict[str, Any]:
         "least_bin_rows": whole(node, "least-bin-rows", 0),
         "limits": {key: whole(node, key, limit) for key, limit in LIMITS.items()},
         "floors": {key: whole(node, key, floor) for key, floor in FLOORS.items()},
-        "least_parties": _least_parties(node),
+        "least_parties": least_parties,
         "run_epsilon": run or total,
         "total_epsilon": total or run,
         "asks": _one_of("approve", str(node.get("approve", "all")), "ask", "all") == "ask",
@@ -159,104 +155,62 @@ def policy(node: Mapping[str, Value]) -> dict[str, Any]:
         "allows_insecure": _is_true(node, "allow-insecure"),
         "bundles": _hex(node, "app", "hashes", "fedapp app hash"),
         "release_keys": _hex(node, "release-keys", "public keys", "fedapp app sign"),
-        "trusted": _trusted(str(node.get("trusted", ""))),
+        "trusted": dict(pinned_key(name.strip(), key, "trusted") for name, _, key in pins),
         "full_masks": _is_true(node, "full-masks"),
         "shares_categories": _is_true(node, "share-categories", default=True),
-        "draws_secret": _draws_secret(node),
-        **_constraints(node),
+        "draws_secret": secret,
+        "monotone_constraints": monotone,
+        "interaction_constraints": interactions,
     }
-
-
-def _constraints(node: Mapping[str, Value]) -> dict[str, str]:
-    """Constraints of columns, as texts of their form."""
-    monotone = str(node.get("monotone-constraints", ""))
-    interactions = str(node.get("interaction-constraints", ""))
-    try:
-        parse_monotone(monotone)
-        parse_interactions(interactions)
-    except ValueError as error:
-        raise ConfigError(f"{error} in the node config") from None
-    return {"monotone_constraints": monotone, "interaction_constraints": interactions}
-
-
-def _draws_secret(node: Mapping[str, Value]) -> str:
-    """A text that cannot be guessed, or NO_SECRET; empty where nothing is said."""
-    found = str(node.get("draws-secret", ""))
-    if "draws-secret" in node and len(found) < SHORTEST_SECRET and found != NO_SECRET:
-        rule = f"must have {SHORTEST_SECRET} characters or more, or be {NO_SECRET} or absent"
-        raise ConfigError(f"draws-secret {rule}, got {len(found)}")
-    return found
 
 
 def _hex(node: Mapping[str, Value], key: str, what: str, command: str) -> frozenset[str]:
     """Hashes or keys, separated by commas or blanks."""
     text = str(node.get(key, ""))
-    found = text.replace(",", " ").split()
-    if not all(HEX.fullmatch(one) for one in found):
+    values = text.replace(",", " ").split()
+    if not all(HEX.fullmatch(one) for one in values):
         raise ConfigError(f"{key} must be {what} of 64 hex digits ({command}), got {text!r}")
-    return frozenset(found)
+    return frozenset(values)
 
 
 def _one_of(key: str, text: str, *words: str) -> str:
-    """One of two words."""
     if text not in words:
         raise ConfigError(f"{key} must be {' or '.join(words)}, got {text!r}")
     return text
 
 
 def whole(node: Mapping[str, Value], key: str, default: int) -> int:
-    """A whole number; a node config's values may be texts."""
-    found = str(node.get(key, default))
-    if not found.isdecimal():
-        raise ConfigError(f"{key} must be a whole number >= 0, got {found!r}")
-    return int(found)
+    """Parse an integer >= 0; values of a node config may be text."""
+    text = str(node.get(key, default))
+    if not text.isdecimal():
+        raise ConfigError(f"{key} must be a whole number >= 0, got {text!r}")
+    return int(text)
 
 
 def _not_negative(node: Mapping[str, Value], key: str) -> float:
-    """A number, 0 where nothing is said; a node config's values may be texts."""
-    found = str(node.get(key, 0))
+    """Parse a finite number >= 0, by default 0; values of a node config may be text."""
+    text = str(node.get(key, 0))
     try:
-        number = float(found)
+        number = float(text)
     except ValueError:
         number = -1.0
     if not 0 <= number < math.inf:
-        raise ConfigError(f"{key} must be a number >= 0, got {found!r}")
+        raise ConfigError(f"{key} must be a number >= 0, got {text!r}")
     return number
 
 
-def _least_parties(node: Mapping[str, Value]) -> int:
-    """Parties of a sum; 0 where nothing is said."""
-    found = whole(node, "least-parties", 0)
-    if "least-parties" in node and found < FEWEST_IN_SUMS:
-        raise ConfigError(f"least-parties must be >= {FEWEST_IN_SUMS}, got {found}")
-    return found
-
-
 def _is_true(config: Mapping[str, Value], key: str, default: bool = False) -> bool:
-    """A switch, true or false; a node config's values may be texts."""
+    """Parse a boolean; values of a node config may be text."""
     value = config.get(key, default)
     if not isinstance(value, bool) and value not in ("true", "false"):
         raise ConfigError(f"{key} must be true or false, got {value!r}")
     return value in (True, "true")
 
 
-def _trusted(text: str) -> dict[str, str]:
-    """``bank:a1b2...,shop:c3d4...`` by name."""
-    parts = [part.partition(":") for part in text.split(",") if part.strip()]
-    return dict(pinned_key(name.strip(), key, "trusted") for name, _, key in parts)
-
-
 def pinned_key(name: str, fingerprint: str, where: str) -> tuple[str, str]:
-    """A site's name and the fingerprint of its key, as ``fedapp key`` prints it.
+    """Check a site's name and the fingerprint of its key, as ``fedapp key`` prints it.
 
-    Parameters
-    ----------
-    fingerprint : 32 hex digits; blanks and capitals do not matter.
-    where : they were written.
-
-    Raises
-    ------
-    ConfigError : they are none.
+    Spaces and case in the fingerprint do not matter. `where` names the setting in the ConfigError.
     """
     digits = "".join(fingerprint.split()).lower()
     if not NAME.fullmatch(name) or not FINGERPRINT.fullmatch(digits):

@@ -1,4 +1,4 @@
-"""A party's part of a model on its disk: for its owner alone, salted, known by its digest."""
+"""A party's part of a model on its disk: private to its owner, salted, identified by its digest."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SALT_BYTES = CHECK_BYTES = 16
 
 
 def write_part(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write a party's part of a model; nobody else on the machine may read it.
+    """Write a party's part of a model, readable only by its owner.
 
-    Salt makes its digest say nothing: without it, who guessed a threshold could try the guess. It
-    ends with a check of the whole part, so that a file which was changed is not read.
+    The salt keeps the digest from confirming a guessed threshold. A checksum over the whole part
+    detects changes to the file.
     """
     salt = secrets.token_bytes(SALT_BYTES)
     document = {**document, "salt": (salt + _check(salt, document)).hex()}
@@ -30,19 +30,14 @@ def write_part(folder: Path, document: Mapping[str, Any]) -> None:
 
 
 def read_part(folder: Path) -> dict[str, Any]:
-    """Read what ``write_part`` wrote.
-
-    Raises
-    ------
-    DataError : there is none, it is of another format, or the file was changed.
-    """
+    """Read what ``write_part`` wrote; raises DataError if it is absent, outdated or changed."""
     path = folder / PART_FILE
     if not path.is_file():
         raise DataError("model must have a part at this party, got none: was it trained here?")
     try:
         document: dict[str, Any] = json.loads(path.read_text())
-        found = bytes.fromhex(document["salt"])
-        is_whole = found[SALT_BYTES:] == _check(found[:SALT_BYTES], document)
+        salt_and_check = bytes.fromhex(document["salt"])
+        is_whole = salt_and_check[SALT_BYTES:] == _check(salt_and_check[:SALT_BYTES], document)
     except UNREADABLE:
         is_whole = False
     if not is_whole:
@@ -54,12 +49,12 @@ def read_part(folder: Path) -> dict[str, Any]:
 
 
 def _check(salt: bytes, document: Mapping[str, Any]) -> bytes:
-    """Of a part's content but for its salt."""
+    """Checksum of a part without its salt."""
     content = {name: value for name, value in document.items() if name != "salt"}
     text = json.dumps(content, sort_keys=True).encode()
     return hashlib.blake2b(text, key=salt, digest_size=CHECK_BYTES).digest()
 
 
 def part_digest(folder: Path) -> bytes:
-    """32 bytes that change with a party's part of a model."""
+    """Digest of a party's part of a model, 32 bytes."""
     return hashlib.blake2b((folder / PART_FILE).read_bytes(), digest_size=32).digest()

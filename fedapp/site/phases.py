@@ -1,11 +1,11 @@
-"""In what order a party answers a method's messages: a table of phases for each role.
+"""The order of a method's messages at a party: a table of phases for each role.
 
 ::
 
     {"grown": {BeginRequest: ("begun", "idle")}}  # phase -> message -> the phases it may lead to
 
-The phase is a fact of the site's state, so it comes back with a checkpoint. Where a message may
-lead to several phases, its handler says to which.
+The phase is a fact of the site's state, so it is restored with a checkpoint. If a message may lead
+to several phases, its handler enters one of them.
 """
 
 from __future__ import annotations
@@ -26,26 +26,24 @@ FINISHED = "finished"  # where it ends
 
 
 def phase_of(store: Store) -> str:
-    """The phase a party is in."""
+    """Current phase of a party."""
     return str(store.facts.get("phase", "not aligned"))
 
 
 def enter(store: Store, phase: str) -> None:
-    """Go on to another phase."""
+    """Enter another phase."""
     store.facts["phase"] = phase
 
 
 def is_active(site: Site) -> bool:
-    """Whether the party is the one that has the labels."""
+    """Whether the party has the labels."""
     return bool(site.store.facts.get("active") == site.name)
 
 
 def in_order(handlers: Handlers, role_of: Callable[[Site], tuple[str, Table]]) -> Handlers:
-    """Handlers that refuse what the party's role does not answer in its phase.
+    """Wrap handlers to refuse messages that the party's role does not answer in its phase.
 
-    Parameters
-    ----------
-    role_of : name of a site's role, for errors, and its table.
+    `role_of` returns the name of a site's role, for errors, and its table.
     """
     return {request: _in_order(handler, role_of) for request, handler in handlers.items()}
 
@@ -58,10 +56,10 @@ def _in_order(handler: Handler, role_of: Callable[[Site], tuple[str, Table]]) ->
             allowed = [phase for phase, messages in table.items() if kind in messages]
             rule = f"must be {' or '.join(allowed) or 'none'} at {role}, got {before}"
             raise ProtocolError(site.name, kind.__name__, "phase", rule)
-        found, after = handler(site, request, *letters), table[before][kind]
+        answer, after = handler(site, request, *letters), table[before][kind]
         if len(after) == 1:
             enter(site.store, *after)
         assert phase_of(site.store) in after, f"{kind.__name__} led from {before} to no phase"
-        return found
+        return answer
 
     return handle

@@ -1,7 +1,7 @@
-"""The plan of a run at a site: kept when the run opens, and compared with every later request.
+"""The plan of a run at a site: stored when the run opens, and compared with every later request.
 
-It outlives a step back of the server. Without this, a run that was approved as a masked one of 50
-rounds could be asked for plain sums, or for sums of 2,500 other draws.
+It survives a rollback. Without it, a run that was approved with masked sums and 50 rounds could
+then ask for plain sums, or for sums of 2,500 other draws.
 """
 
 from __future__ import annotations
@@ -16,33 +16,27 @@ from fedapp.site.config import SiteConfig
 from fedapp.site.store import Store
 from fedapp.site.trust import own_fingerprint
 
-# Among a store's facts: the plan; the first round of the run (not 0 where it goes on from another
-# model), and the last one that was asked for.
+# Among a store's facts: the plan; the first round of the run (not 0 if it continues another model),
+# and the last one requested.
 PLAN, FIRST_ROUND, LAST_ROUND = "plan", "first_round", "last_round"
-# Fields of an opening that are settings of the run beside those of ``Plan``.
+# Fields of an opening that are settings of the run, besides those of ``Plan``.
 SPLIT = ("test_fraction", "valid_fraction", "seed", "fold", "folds")
-# What a request discloses -> the aggregations under which it may.
+# What a request discloses -> the aggregations that allow it.
 ALLOWED = {"own": ("plain", "sealed"), "sums": ("secure",), "noised": ("secure",)}
 
 
 def plan_of(request: Plan) -> dict[str, Any]:
-    """The settings that an opening fixes, as JSON can hold them."""
-    found = {name: getattr(request, name) for name in (*Plan.__dataclass_fields__, *SPLIT)}
-    return {name: list(one) if isinstance(one, tuple) else one for name, one in found.items()}
+    """Settings fixed by an opening, as JSON values."""
+    settings = {name: getattr(request, name) for name in (*Plan.__dataclass_fields__, *SPLIT)}
+    return {name: list(one) if isinstance(one, tuple) else one for name, one in settings.items()}
 
 
 def keep_plan(config: SiteConfig, store: Store, request: Plan) -> None:
-    """Keep what a run may ask for.
-
-    Raises
-    ------
-    ProtocolError : the site is not in it under its key, a name comes twice or is none, or the run
-        was opened with another plan before the server went back.
-    """
+    """Store the plan of a run; it must contain the site, and be that of any earlier opening."""
     plan, name, message = plan_of(request), config.name, type(request).__name__
     for field, value in store.facts.get(PLAN, plan).items():
-        fewer = field == "rounds" and plan[field] < value  # resumed after it has diverged
-        if plan[field] != value and not fewer:
+        is_shorter = field == "rounds" and plan[field] < value  # resumed after it has diverged
+        if plan[field] != value and not is_shorter:
             rule = (
                 f"must be {value}, as when the run was opened, got {plan[field]}; begin a new run"
             )
@@ -63,28 +57,14 @@ def keep_plan(config: SiteConfig, store: Store, request: Plan) -> None:
 def check_within(
     config: SiteConfig, store: Store, message: str, field: str, got: int, limit: str
 ) -> None:
-    """Check what follows from a request against a limit of the plan.
-
-    Raises
-    ------
-    ProtocolError : it is beyond.
-    """
+    """Check a value derived from a request against a limit of the plan; raises ProtocolError."""
     if not config.simulated and got > (most := store.facts[PLAN][limit]):
         rule = f"must be <= {most} by the plan that opened the run, got {got}"
         raise ProtocolError(config.name, message, field, rule)
 
 
 def check_roster(store: Store, name: str, roster: dict[str, str]) -> None:
-    """Check that sums are masked, or letters written, between the parties of the plan.
-
-    Parameters
-    ----------
-    roster : fingerprints of keys by party.
-
-    Raises
-    ------
-    ProtocolError : names the first that differs.
-    """
+    """Check that the parties and the fingerprints of their keys are those of the plan."""
     plan = store.facts[PLAN]
     planned = dict(zip(plan["parties"], plan["fingerprints"], strict=True))
     for party in sorted({*planned, *roster}):
@@ -94,11 +74,9 @@ def check_roster(store: Store, name: str, roster: dict[str, str]) -> None:
 
 
 def check_planned(config: SiteConfig, store: Store, request: Request) -> None:
-    """Check that a request is within the plan; a simulation protects nothing from itself.
+    """Check that a request is within the plan of the run; not in a simulation.
 
-    Raises
-    ------
-    ProtocolError : a setting differs, a limit is exceeded, or more or earlier rounds are asked for.
+    Raises ProtocolError if a setting differs, a limit is exceeded, or a round is out of order.
     """
     if config.simulated or isinstance(request, Plan) or not request.is_step:
         return
@@ -112,14 +90,14 @@ def check_planned(config: SiteConfig, store: Store, request: Request) -> None:
             rules[field] = value <= plan[limit.name], f"must be <= {plan[limit.name]}"
     aggregation = plan["aggregation"]
     fits = aggregation in ALLOWED.get(request.leaves, (aggregation,))
-    noised = request.leaves not in ("own", "sums") or not plan["epsilon"]
-    rules["class"] = fits and noised, f"must be one for aggregation {aggregation}"
+    is_noised = request.leaves not in ("own", "sums") or not plan["epsilon"]
+    rules["class"] = fits and is_noised, f"must be one for aggregation {aggregation}"
     if hasattr(request, "round_id"):
         first = store.facts.setdefault(FIRST_ROUND, request.round_id)
         last = store.facts.get(LAST_ROUND, first - 1)
         # After the last round, a request that adds nothing may score the model.
         adds = getattr(request, "n_rounds", getattr(request, "epochs", 1)) > 0
-        # A round of masked sums begins once; a plain one begins again where a party fails in it.
+        # A round of masked sums begins once; a plain one begins again if a party fails in it.
         is_turn = getattr(request, "n_rounds", 1) > 0
         begins = request.leaves == "sums" and not getattr(request, "level", 0)
         least, end = last + begins, first + plan["rounds"] - adds

@@ -1,4 +1,4 @@
-"""What a site allows: which methods, which settings of theirs, and on how many rows."""
+"""A site's policy: methods, settings and numbers of rows that it allows."""
 
 from __future__ import annotations
 
@@ -30,15 +30,10 @@ def group_of(kind: str) -> str:
 
 
 def check_policy(config: SiteConfig, kind: str, method: str) -> None:
-    """Hold that the method a run names sends such messages, and that the site allows it.
+    """Check that the site allows the run's method, and that the method sends such messages.
 
-    A server that names another method than it runs gets no further than what those two share.
-
-    Raises
-    ------
-    ConfigError : it is not allowed, sends no such messages, would not hold the constraints of
-        columns in the node config, or would ignore the base margins or the least rows of a bin
-        or of a child named there.
+    A server that declares one method and runs another can use only the messages both share. A
+    method must not ignore a setting of the node config that protects the site.
     """
     shared_by = senders_of(group_of(kind))
     owner = group_of(kind).replace("_", "-")
@@ -75,12 +70,7 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
 
 
 def check_request(config: SiteConfig, request: Request) -> None:
-    """Hold that a run, whose settings are the coordinator's, does not switch a site's safety off.
-
-    Raises
-    ------
-    ConfigError : a field has a value for trials alone, or is beyond a limit of the site's.
-    """
+    """Check that the coordinator's settings do not disable a protection of the site."""
     if config.simulated:
         return
     for name, rule in request.for_trials.items():
@@ -107,14 +97,7 @@ def check_request(config: SiteConfig, request: Request) -> None:
 
 
 def check_leaving(config: SiteConfig, method: str, request: Request) -> None:
-    """Check that a site whose rows may leave it only in sums, or in sums with noise, takes part in
-    no other run.
-
-    Raises
-    ------
-    ConfigError : the request asks for more, in a run of parties with the same columns, or opens
-        one of too few.
-    """
+    """Check that a site that discloses only (noised) sums takes part in no other run."""
     declared = method_of(method)
     if declared is None or declared.family != "horizontal":
         return
@@ -139,12 +122,7 @@ def check_leaving(config: SiteConfig, method: str, request: Request) -> None:
 
 
 def check_parties(config: SiteConfig, names: Sequence[str]) -> None:
-    """Hold that a sum over these parties hides what is the site's own.
-
-    Raises
-    ------
-    ConfigError : they are fewer than the node config has it.
-    """
+    """Check that a sum over these parties hides the site's part; raises ConfigError."""
     fewest = config.fewest_parties
     if len(set(names)) < fewest:
         rule = f"must be >= {fewest} (least-parties of {config.name})"
@@ -152,23 +130,15 @@ def check_parties(config: SiteConfig, names: Sequence[str]) -> None:
         raise ConfigError(f"parties {rule}, got {len(set(names))}{way if fewest > 2 else ''}")
     if len(set(names)) == FEWEST_IN_SUMS and not config.simulated:
         log.warning(
-            "sums over two parties: the coordinator and the other one together see this site's own"
+            "sums over two parties: together, the coordinator and the other party know this site's"
         )
 
 
 def check_threshold(config: SiteConfig, n_parties: int, threshold: int) -> None:
-    """Hold that sums which go on without a lost party hide what is the site's own.
+    """Check that sums over the remaining parties hide the site's part when a party is lost.
 
-    A coordinator that tells parties of different losses gets sums over 2 ``threshold`` -
-    ``n_parties`` of them at least (see ``fedapp.site.shares``).
-
-    Parameters
-    ----------
-    threshold : parties that are left at least; 0 where none may be lost.
-
-    Raises
-    ------
-    ConfigError : it is too low, or the node config does not say how low it may be.
+    A coordinator that reports different losses to different parties gets sums over at least
+    2 ``threshold`` - ``n_parties`` of them (see ``fedapp.site.shares``). 0: no party may be lost.
     """
     if not threshold:
         return
@@ -183,17 +153,10 @@ def check_threshold(config: SiteConfig, n_parties: int, threshold: int) -> None:
 
 
 def check_subsets(fewest: int, n_rows: Mapping[str, int], rule: str) -> None:
-    """Hold that no subset of the rows is so small that what is told of it tells of single rows.
+    """Check that no subset has so few rows that its sums reveal single rows.
 
-    Parameters
-    ----------
-    fewest : rows of a subset; those that validate or test may also be none.
-    n_rows : of each subset.
-    rule : with places for the fewest rows, the subset and the rows it has.
-
-    Raises
-    ------
-    DataError : a subset has fewer.
+    Validation and test rows may also be none. `rule`, the text of the DataError, has places for the
+    fewest rows, the subset and its rows.
     """
     for subset, count in n_rows.items():
         if count < fewest and (count or subset == "train"):
@@ -202,17 +165,11 @@ def check_subsets(fewest: int, n_rows: Mapping[str, int], rule: str) -> None:
 
 
 def check_sample_size(config: SiteConfig, n_rows: int, n_drawn: int) -> int:
-    """How many training rows a round draws: all of them where it would leave out too few.
+    """Number of training rows that a round draws: all, if it would leave out too few.
 
-    Sums over few rows describe these rows, and so does the difference of sums with and without few.
-
-    Parameters
-    ----------
-    n_rows, n_drawn : rows that have weight, and those of them that the run's settings draw.
-
-    Raises
-    ------
-    ConfigError : the settings draw fewer than the site trains on.
+    Sums over few rows reveal them, and so does the difference of sums with and without a few.
+    `n_rows` have a weight, the run's settings draw `n_drawn` of them. Raises ConfigError if that is
+    below ``min_rows``.
     """
     if n_drawn < config.min_rows:
         raise ConfigError(
@@ -223,14 +180,10 @@ def check_sample_size(config: SiteConfig, n_rows: int, n_drawn: int) -> int:
 
 
 def check_share(config: SiteConfig, weights: npt.NDArray[Any], share: float) -> float:
-    """The share of the rows that XGBoost draws: 1 where a round may leave out too few.
+    """Share of the rows that XGBoost draws: 1 if a round may leave out too few.
 
-    It draws each row with this probability; of 30,000 rounds one draws more than is counted on, by
-    four standard deviations above the mean.
-
-    Raises
-    ------
-    ConfigError : it draws fewer than the site trains on.
+    XGBoost draws each row with this probability. The bound, four standard deviations above the
+    mean, is exceeded in 1 of 30,000 rounds. Raises ConfigError as ``check_sample_size``.
     """
     n_rows = int(np.count_nonzero(weights))
     n_drawn = int(share * n_rows)
@@ -240,5 +193,5 @@ def check_share(config: SiteConfig, weights: npt.NDArray[Any], share: float) -> 
 
 
 def _leaves_few(config: SiteConfig, n_left: float) -> bool:
-    """Whether a round that leaves out so many rows would tell of few."""
+    """Whether the rows left out of a round are so few that sums would reveal them."""
     return n_left < (max(config.min_rows, config.least_bin_rows) or -math.inf)

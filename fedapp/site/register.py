@@ -1,17 +1,16 @@
-"""What a site remembers of the runs that have asked it, in one database.
+"""Database of the runs that have asked a site: ``$FEDAPP_HOME/sites/NAME/register.db``.
 
-``$FEDAPP_HOME/sites/NAME/register.db`` has a row for each run, from its opening on. A decision is
-one transaction, and on the disk before the site answers. What no single run shows follows from the
-rows of earlier ones on the same table:
+It has a row per run, from its opening on. A decision is one transaction, on disk before the site
+answers. Some disclosures show only across runs on the same table:
 
-- Runs that hold back other rows differ by the labels of those in which they differ. So the first
-  run that trains fixes what is held back, and another split waits for a person.
-- Sums with a party and without it, or with another in its place, differ by that party's. So a
-  masked run between other parties than those of all earlier ones waits for a person.
-- Promises of privacy add up: all together keep ``total-epsilon``.
+- Runs that hold back different rows differ by the labels of those rows. So the first run that
+  trains fixes the split, and a run with another one waits for approval.
+- Sums with and without a party, or with another in its place, differ by that party's sum. So a
+  masked run with other parties than all earlier ones waits for approval.
+- The epsilons of private runs add up; their composition must not exceed ``total-epsilon``.
 
-A run that was admitted stays for ever; one that waits, ``KEEP_DAYS``. The ``runs.json`` of an older
-version is not read: its runs do not count, and what waited in it asks again.
+An admitted run is kept for ever; a waiting one, ``KEEP_DAYS``. The ``runs.json`` of an older
+version is not read: its runs do not count, and those that waited ask again.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from fedapp.site.trust import trusted_keys
 
 DATABASE = "register.db"
 KEPT_SECONDS = KEEP_DAYS * SECONDS_A_DAY
-BUSY_SECONDS = 60.0  # that another program may have the database to itself
+BUSY_SECONDS = 60.0  # to wait while another program locks the database
 ASKS = "approve is ask in the node config"
 
 
@@ -62,28 +61,28 @@ class Run:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what a person approves: the method, its settings, and why it waits."""
+        """SHA-256 of what is approved: the method, its settings, and why the run waits."""
         shown = json.dumps([self.method, self.settings, self.reasons])
         return hashlib.sha256(shown.encode()).hexdigest()
 
     @property
     def split(self) -> tuple[Any, ...]:
-        """What decides on the rows held back; empty where the run does not train."""
+        """Settings that determine the rows held back; empty if the run does not train."""
         declared = method_of(self.method)
         return tuple(self.settings[name] for name in SPLIT) if declared and declared.trains else ()
 
     @property
     def roster(self) -> frozenset[str]:
-        """Fingerprints of the parties whose sums are added up; empty where none are."""
+        """Fingerprints of the parties of masked sums; empty without masks."""
         is_summed = self.settings["aggregation"] == "secure"
         return frozenset(self.settings["fingerprints"] if is_summed else ())
 
     @property
     def budget(self) -> Budget:
-        """What a private run promises."""
-        said = self.settings
-        numbers = said["epsilon"], said["delta"], said["multiplier"], said["rounds"]
-        return Budget(*numbers, max(len(said["parties"]), 2), said["levels"])
+        """Privacy budget of a private run."""
+        settings = self.settings
+        numbers = settings["epsilon"], settings["delta"], settings["multiplier"], settings["rounds"]
+        return Budget(*numbers, max(len(settings["parties"]), 2), settings["levels"])
 
 
 COLUMNS = tuple(each.name for each in fields(Run))
@@ -93,24 +92,19 @@ DURABLY = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL"
 
 
 def admit(config: SiteConfig, model_id: str, method: str, request: Request) -> None:
-    """Note a run whose opening has come, and check that it may begin.
+    """Record a run that has sent its opening, and check that it may begin.
 
-    It is noted anew, so that it counts and waits again, where its state was deleted since, where
-    it first asked too long ago, and where the site has another table by now.
-
-    Raises
-    ------
-    ProtocolError : the message is no opening, or its noise does not keep what it promises.
-    ConfigError : more runs have begun in a day than the site allows, the private ones would come to
-        more than ``total-epsilon``, or the opening is another one than when it first came.
-    WaitingError : the site's people have yet to approve it.
+    It is recorded anew, and so counts and waits again, if its state was deleted since, if it first
+    asked too long ago, or if the site has another table now. Raises ConfigError if runs-per-day or
+    total-epsilon would be exceeded or the opening has changed, and WaitingError if nobody at the
+    site has approved it yet.
     """
     name, message = config.name, type(request).__name__
     if not isinstance(request, Plan):
         rule = "must be 1, which opens a run: the site has no state of this model, or has lost it"
         raise ProtocolError(name, message, "step", rule)
-    said = {one: getattr(request, one) for one in type(request).forms}
-    settings = {key: list(one) if isinstance(one, tuple) else one for key, one in said.items()}
+    values = {one: getattr(request, one) for one in type(request).forms}
+    settings = {key: list(one) if isinstance(one, tuple) else one for key, one in values.items()}
     run = Run(model_id, method, config.data, time.time(), settings)
     if request.epsilon:
         with blaming(name, message, "multiplier"):
@@ -126,7 +120,7 @@ def admit(config: SiteConfig, model_id: str, method: str, request: Request) -> N
 
 @contextmanager
 def opening(config: SiteConfig, model_id: str, method: str, request: Request) -> Iterator[None]:
-    """Admit a run while its opening is answered; one that the site refuses then, fixes nothing."""
+    """Admit a run while its opening is answered; not if the site then refuses it."""
     admit(config, model_id, method, request)
     try:
         yield
@@ -136,29 +130,29 @@ def opening(config: SiteConfig, model_id: str, method: str, request: Request) ->
 
 
 def note_begun(name: str, model_id: str) -> None:
-    """Note that a site has a state of a run, unless its opening came twice and was refused."""
+    """Record that a site has a state of a run; raises ConfigError if its opening was refused."""
     if not _mark(name, model_id, "begun = admitted"):
         raise ConfigError(f"run must be admitted by {name}, got an opening that it has refused")
 
 
 def _mark(name: str, model_id: str, change: str) -> bool:
-    """Change the last row of a run; whether it is that of an admitted one then."""
+    """Update the last row of a run; returns whether it is admitted then."""
     with _transaction(home() / "sites" / name) as register:
         newest = "number = (SELECT max(number) FROM runs WHERE model = ?)"
         register.execute(f"UPDATE runs SET {change} WHERE {newest}", (model_id,))
-        found = register.execute(f"SELECT admitted FROM runs WHERE {newest}", (model_id,))
-        return bool(found.fetchone()[0])
+        row = register.execute(f"SELECT admitted FROM runs WHERE {newest}", (model_id,))
+        return bool(row.fetchone()[0])
 
 
 def approve(folder: Path, run: Run) -> None:
-    """Let a run that waits begin as it is here: with these settings, and for these reasons."""
+    """Let a waiting run begin with the settings and for the reasons in `run`."""
     values = run.digest, run.number
     with _transaction(folder) as register:
         register.execute("UPDATE runs SET approved = ? WHERE number = ?", values)
 
 
 def runs_of(folder: Path) -> list[Run]:
-    """All runs that a site remembers, in the order in which they first asked."""
+    """All recorded runs of a site, in the order in which they first asked."""
     if not (folder / DATABASE).exists():
         return []
     with _transaction(folder) as register:
@@ -166,10 +160,10 @@ def runs_of(folder: Path) -> list[Run]:
 
 
 def spent(runs: Iterable[Run]) -> tuple[float, float]:
-    """The epsilon of all private runs among these together, and the delta that it is for.
+    """Composed epsilon of all private runs, and its delta.
 
-    The accountant's epsilon of all runs holds for any single delta. With the least of theirs no
-    promise becomes a weaker one, and a coordinator gets no smaller sum by a larger delta.
+    The accountant's epsilon holds for any one delta. The smallest delta of the runs weakens no
+    promise, and a coordinator cannot reduce the sum by a larger delta.
     """
     budgets = [run.budget for run in runs if run.settings["epsilon"]]
     delta = min((budget.delta for budget in budgets), default=1.0)
@@ -177,7 +171,7 @@ def spent(runs: Iterable[Run]) -> tuple[float, float]:
 
 
 def spending(runs: Iterable[Run], most: float) -> str:
-    """What private runs come to, in words: ``1.00 of 3 in 1 run, for delta 1e-05``."""
+    """Describe the epsilon of private runs: ``1.00 of 3 in 1 run, for delta 1e-05``."""
     private = [run for run in runs if run.settings["epsilon"]]
     epsilon, delta = spent(private)
     limit, number = f" of {most:g}" if most else "", len(private)
@@ -186,16 +180,17 @@ def spending(runs: Iterable[Run], most: float) -> str:
 
 
 def n_today(runs: Iterable[Run]) -> int:
-    """Runs that first asked in the last 24 hours."""
+    """Number of runs that first asked in the last 24 hours."""
     return sum(time.time() - run.asked < SECONDS_A_DAY for run in runs)
 
 
 def _noted(config: SiteConfig, register: sqlite3.Connection, asked: Run) -> Run:
-    """The run as the register has it from now on."""
+    """Record a run; returns it as recorded."""
     oldest = asked.asked - KEPT_SECONDS
     register.execute("DELETE FROM runs WHERE NOT admitted AND asked <= ?", (oldest,))
     earlier = [run for run in _runs(register) if run.data == config.data]
     again = [run for run in earlier if run.model == asked.model and run.asked > oldest][-1:]
+    # A run that has begun and sends its opening again has lost its state here: it counts anew.
     if again and not again[0].begun:
         run = again[0]
         _check_same(config.name, run, asked)
@@ -221,7 +216,7 @@ def _noted(config: SiteConfig, register: sqlite3.Connection, asked: Run) -> Run:
 
 
 def _check_same(site: str, run: Run, asked: Run) -> None:
-    """Check that a run is what the site's people were shown."""
+    """Check that a run is the one that was shown for approval."""
     was, now = ({"strategy": one.method, **one.settings} for one in (run, asked))
     for name in {**was, **now}:
         if was.get(name) != now.get(name):
@@ -242,30 +237,30 @@ def _check_total(config: SiteConfig, others: Sequence[Run], run: Run) -> None:
 
 
 def _reasons(others: Sequence[Run], run: Run) -> list[str]:
-    """Why a person decides on a run after these others on the same table."""
-    found, splits = [], [one.split for one in others if one.split]
+    """Why a run after these others on the same table needs approval."""
+    reasons, splits = [], [one.split for one in others if one.split]
     if splits and run.split and run.split not in splits:
-        found += [
+        reasons += [
             f"{name.replace('_', '-')} must be {first}, as in the first run on the table, got {got}"
             for name, first, got in zip(SPLIT, splits[0], run.split, strict=True)
             if first != got
         ]
-    summed = [one for one in others if one.roster]
-    if summed and run.roster and all(one.roster != run.roster for one in summed):
-        was, got = (", ".join(sorted(each.settings["parties"])) for each in (summed[0], run))
-        found.append(f"parties must be {was}, as in an earlier masked run, got {got}")
-    return found
+    masked = [one for one in others if one.roster]
+    if masked and run.roster and all(one.roster != run.roster for one in masked):
+        was, got = (", ".join(sorted(each.settings["parties"])) for each in (masked[0], run))
+        reasons.append(f"parties must be {was}, as in an earlier masked run, got {got}")
+    return reasons
 
 
 def _runs(register: sqlite3.Connection) -> list[Run]:
     rows = register.execute(f"SELECT {', '.join(COLUMNS)} FROM runs ORDER BY number")
-    found = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-    return [Run(**one | {column: json.loads(one[column]) for column in TEXTS}) for one in found]
+    records = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    return [Run(**one | {column: json.loads(one[column]) for column in TEXTS}) for one in records]
 
 
 @contextmanager
 def _transaction(folder: Path) -> Iterator[sqlite3.Connection]:
-    """All that is done with a register: on the disk afterwards, and nothing of it if it fails."""
+    """Open the register; changes are on disk afterwards, or undone if the block fails."""
     path = folder / DATABASE
     try:
         with locked(folder):

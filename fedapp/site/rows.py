@@ -1,4 +1,4 @@
-"""A party's rows: which of them train, validate and test."""
+"""A party's rows for training, validation and test."""
 
 from __future__ import annotations
 
@@ -25,15 +25,10 @@ Rows = npt.NDArray[np.int64]
 
 
 def read_subsets(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
-    """The train, valid and test rows of one site.
+    """Read the train, valid and test rows of one site.
 
     A simulated table is first split into subsets and then among the parties, so that a pooled model
     sees the same rows.
-
-    Raises
-    ------
-    DataError : the table breaks a rule.
-    ConfigError : there is no such table, or it cannot be split as asked.
     """
     if not config.is_share:
         table = read_table(config)
@@ -49,8 +44,8 @@ def share_rows(
 ) -> dict[str, tuple[Rows, ...]]:
     """Row numbers of every party, for each subset.
 
-    Training rows are dealt by the rule. Validation and test rows are dealt evenly, as scores are
-    pooled; only a natural partition keeps all rows of a group together.
+    The rule deals only training rows. Validation and test rows are dealt evenly, as scores are
+    pooled; only a natural partition keeps the rows of a group together in all subsets.
     """
     split = holdout.split(table.n_rows)
     rng = np.random.default_rng([holdout.seed, n_parties])
@@ -69,7 +64,7 @@ def share_rows(
 
 
 def fingerprint(subsets: dict[str, Table], key: bytes) -> str:
-    """A digest of all rows, 128 bits in hex, that only the holder of the key can compute."""
+    """Keyed digest of all rows, 128 bits in hex."""
     digest = hashlib.blake2b(key=key, digest_size=16)
     for table in subsets.values():
         for array in (table.values, table.labels, table.weights, table.base_margins):
@@ -81,13 +76,7 @@ def fingerprint(subsets: dict[str, Table], key: bytes) -> str:
 
 
 def read_table(config: SiteConfig) -> Table:
-    """The table that a site's config names, with its roles.
-
-    Raises
-    ------
-    DataError : the table breaks a rule.
-    ConfigError : there is no such table.
-    """
+    """Read the table of a site, with its roles; raises DataError or ConfigError."""
     if config.frame is not None:
         return _read_to_train(config.frame(), config.roles, config.reader)
     how = config.data, config.roles, config.reader
@@ -95,24 +84,23 @@ def read_table(config: SiteConfig) -> Table:
 
 
 def _read_to_train(source: Any, *how: Any) -> Table:
-    """A simulated table; leaks are noted of all rows and columns, not of shares."""
+    """Read a simulated table; checks for leaks need all rows and columns, not a share."""
     read = read_source if isinstance(source, str) else table_of_frame
     table = read(source, *how)
     return replace(table, notes=(*table.notes, *notes_on_leaks(table)))
 
 
 _READING = threading.Lock()
-MOST_TABLES = 64  # of the parties of a simulation, to train and to predict
 
 
 def read_once(read: Callable[..., Table], data: str, *how: Any) -> Table:
-    """A simulated table, read once for all of this process while its file stays so."""
+    """Read a simulated table once per process, unless its file changes."""
     path = Path(data)
-    with _READING:
+    with _READING:  # else threads of several sites would read the same table
         version = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else ()
         return _read_once(version, read, data, *how)
 
 
-@lru_cache(MOST_TABLES)
+@lru_cache(64)  # tables of the parties of a simulation, to train and to predict
 def _read_once(version: tuple[int, ...], read: Callable[..., Table], *how: Any) -> Table:
     return read(*how)

@@ -1,23 +1,22 @@
-"""A site's part in sums that go on when a party is lost: a mask of its own, with shares for all.
+"""Dropout-tolerant secure aggregation: a self-mask whose seed is secret-shared.
 
-Each answer has one more mask, of a seed drawn for it alone, and shares of the seed, each sealed for
-its holder. When the server has named the parties whose answers it has, a site tells its shares of
-their seeds, and of each party that is missing the seed of the stream that the two had, for this
-answer alone. So a party's own seed or those of its pairs can be put together, and never both:
+Each answer has one more mask, from a seed drawn for it, and shares of the seed, each sealed for its
+holder. The server names the parties whose answers it has. A site then sends its shares of their
+seeds and, for each missing party, the seed of their pairwise stream for this answer. So a party's
+seed can be reconstructed, or its pairwise masks, but never both:
 
-- A site names one set of parties a sum, itself among them and so many at least as the run began
-  with (``threshold``). With n parties, and that many at least, whatever the server tells whom,
-  a sum that it gets is over ``2 threshold - n`` parties at least. The site sees to it that these
-  are no fewer than its ``least-parties``.
-- Parties that are missing do not come back: the next sum is among those that were named. This
-  outlives a server that was started anew, and goes back, even to before the run was opened.
-- What was asked is summed once: asked again after a step back, for the same parties alone, however
-  steps are numbered; and what other sums are parts of, such as a level of a tree, for the parties
-  of these.
+- A site accepts one set of parties per sum, which includes itself and at least ``threshold``
+  parties. With n parties, whatever sets the server sends to whom, a sum that it gets is over at
+  least ``2 threshold - n`` parties. The site checks that this is at least its ``least-parties``.
+- Missing parties do not come back: the next sum is over those named. This survives a restart of the
+  server and a rollback, even to before the run was opened.
+- A request is summed once: if it is repeated after a rollback, only over the same parties, however
+  steps are numbered. Sums that overlap with others, such as a level of a tree, must be over the
+  parties of these.
 
 Source: Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine
-Learning", Section 4 and Figure 4. Departure: no round in which all sign the set; the threshold is
-higher in place of that.
+Learning", Section 4 and Figure 4. Departure: no round in which all parties sign the set; a higher
+threshold replaces it.
 """
 
 from __future__ import annotations
@@ -41,55 +40,48 @@ from fedapp.site.store import Store
 log = logging.getLogger("fedapp.site")
 
 LABEL = b"fedapp share v1"
-# Among a store's facts: how many must be left, 0 where all must; who is; the answer that waits to
-# be unmasked; of each that the last checkpoint does not follow from, the number of its request,
-# what was asked and of whom; and how many requests a state follows from, whatever their steps.
-THRESHOLD, AMONG, PENDING, SUMMED = "threshold", "among", "pending", "summed"
-N_ASKED = "n_asked"
-# Digests of the requests that were answered since the last checkpoint, by their number.
-ANSWERED = "answered_for"
-# What a site does not forget when it goes back to a checkpoint.
+# Among a store's facts:
+THRESHOLD = "threshold"  # smallest number of remaining parties; 0: all
+AMONG = "among"  # the remaining parties
+PENDING = "pending"  # the answer to be unmasked
+SUMMED = "summed"  # since the last checkpoint: number of the request, its digest, the parties
+N_ASKED = "n_asked"  # number of requests that led to this state, whatever their steps
+ANSWERED = "answered_for"  # since the last checkpoint: digests of the requests by number
+# What survives a rollback to a checkpoint.
 LASTING = TOLD_ONCE, AMONG, SUMMED, ANSWERED, PLAN, FIRST_ROUND
 
 
-def parties_of(name: str, store: Store, told: Sequence[str], follows: bool) -> list[str]:
-    """Between whom an answer is masked; empty where that is all parties, and none may be lost.
+def parties_of(name: str, store: Store, named: Sequence[str], follows: bool) -> list[str]:
+    """Parties between which an answer is masked; empty if these are all, and none may be lost.
 
-    Parameters
-    ----------
-    told : what the server says; empty for all that are left.
-    follows : whether other sums are parts of it, or it of them.
-
-    Raises
-    ------
-    ProtocolError : a party comes back, too few are left, or they are not those of the sums before.
+    `named` are the parties that the server names, or empty for all remaining ones; `follows` says
+    whether the sum overlaps with others. Raises ProtocolError if a party comes back, too few
+    remain, or they differ from those of earlier sums.
     """
     if not store.facts[THRESHOLD]:
         return []
-    left = store.facts[AMONG]
-    return _checked(name, store.facts[THRESHOLD], told or left, left, follows)
+    remaining = store.facts[AMONG]
+    return _checked(name, store.facts[THRESHOLD], named or remaining, remaining, follows)
 
 
 def share(
     name: str, store: Store, secrets: Mapping[str, bytes], label: bytes, asked: str, follows: bool
 ) -> tuple[bytes, Array]:
-    """Draw the seed of a mask, and seal a share of it for each holder; keep what opens the others'.
+    """Draw the seed of a self-mask, and seal a share of it for each holder.
 
-    Parameters
-    ----------
-    secrets : with each other party of the sum.
-    label : of the answer.
-    asked : digest of all that it follows from.
-    follows : as of ``parties_of``.
-
-    Returns
-    -------
-    The seed, and uint8, shape (n_others, ``SEALED_BYTES``), in the order of the names.
+    `secrets` are those with each other party of the sum, `asked` is a digest of all requests that
+    determine the answer, and `label` its label. Returns the seed and the sealed shares, uint8,
+    shape (n_others, ``SEALED_BYTES``), sorted by party.
     """
     among = sorted([name, *secrets])
     seed = new_secret()
     shares = dict(zip(among, split(seed, store.facts[THRESHOLD], len(among)), strict=True))
-    boxes = {peer: _box(secret, label) for peer, secret in secrets.items()}
+    # Keys that seal the shares between two parties, for this answer only.
+    data = prefixed(LABEL, label)
+    boxes = {
+        peer: hashlib.blake2b(data, digest_size=SHARE_BYTES, key=secret).digest()
+        for peer, secret in secrets.items()
+    }
     sealed = [seal(boxes[peer], Address(name, peer, 0), shares[peer]) for peer in sorted(secrets)]
     store.facts[PENDING] = {
         "among": among,
@@ -105,12 +97,12 @@ def share(
 
 
 def unmask(name: str, store: Store, request: UnmaskRequest) -> UnmaskReply:
-    """Tell what takes the masks off the answers of the parties that are named, once.
+    """Disclose what unmasks the answers of the named parties, once.
 
     Raises
     ------
-    ProtocolError : there is no such sum, or it was unmasked; the parties are too few, or others
-        than those with which the same was summed before; a share was changed, or is another sum's.
+    ProtocolError : there is no such sum, or it was unmasked; the parties are too few, or differ
+        from those of the same sum before; a share was changed, or is of another sum.
     """
     if PENDING not in store.facts:
         raise ProtocolError(name, "UnmaskRequest", "step", "must follow a sum, and but once")
@@ -122,8 +114,8 @@ def unmask(name: str, store: Store, request: UnmaskRequest) -> UnmaskReply:
     summed = store.facts.get(SUMMED, [])
     for _, before, of_whom in summed:
         if before == asked and of_whom != names:
-            back = ", ".join(sorted(set(of_whom) - set(names)))
-            rule = f"must have {back}, with whom this was summed before the run was resumed"
+            returning = ", ".join(sorted(set(of_whom) - set(names)))
+            rule = f"must have {returning}, with whom this was summed before the run was resumed"
             raise ProtocolError(name, "UnmaskRequest", "names", rule)
     store.facts[SUMMED] = [*summed, [number, asked, names]]
     if len(request.sealed) != len(names) - 1:
@@ -144,9 +136,9 @@ def unmask(name: str, store: Store, request: UnmaskRequest) -> UnmaskReply:
 
 
 def keep(store: Store, checkpoint: int) -> None:
-    """Keep the state as that of a checkpoint, and forget sums that cannot be asked for again.
+    """Store the state as that of a checkpoint, and forget sums that cannot be repeated.
 
-    By the requests that the state follows from, as a server numbers steps as it likes.
+    By number of requests, as a server may number steps as it likes.
     """
     after = store.facts.get(N_ASKED, 0)
     if SUMMED in store.facts:
@@ -158,12 +150,7 @@ def keep(store: Store, checkpoint: int) -> None:
 
 
 def go_back(store: Store, before: Store) -> Store:
-    """The state that a server started anew goes on from, with what a site does not forget.
-
-    Parameters
-    ----------
-    before : as it was, of which ``store`` is an older state, or the same.
-    """
+    """Carry over what survives a rollback; `before` is the state before it."""
     store.facts.update({name: before.facts[name] for name in LASTING if name in before.facts})
     if not store.finished:
         store.facts.pop(PENDING, None)
@@ -173,19 +160,19 @@ def go_back(store: Store, before: Store) -> Store:
 def _checked(
     name: str, fewest: int, names: Sequence[str], among: list[str], follows: bool
 ) -> list[str]:
-    """The parties of a sum."""
-    found = sorted(set(names))
+    """Check the parties of a sum, and return them sorted."""
+    parties = sorted(set(names))
     rules = {
-        "must differ": len(found) == len(names),
-        f"must be of those that are left: {', '.join(among)}": set(found) <= set(among),
-        f"must have {name}": name in found,
-        f"must be {fewest} or more": len(found) >= fewest,
-        "must be those of the sums that this one is part of": not follows or found == among,
+        "must differ": len(parties) == len(names),
+        f"must be of those that are left: {', '.join(among)}": set(parties) <= set(among),
+        f"must have {name}": name in parties,
+        f"must be {fewest} or more": len(parties) >= fewest,
+        "must be those of the sums that this one is part of": not follows or parties == among,
     }
     for rule, holds in rules.items():
         if not holds:
-            raise ProtocolError(name, "sum", "names", f"{rule}, got {', '.join(found)}")
-    return found
+            raise ProtocolError(name, "sum", "names", f"{rule}, got {', '.join(parties)}")
+    return parties
 
 
 def _opened(sender: str, receiver: str, box: bytes, sealed: Array) -> bytes:
@@ -195,8 +182,3 @@ def _opened(sender: str, receiver: str, box: bytes, sealed: Array) -> bytes:
         rule = f"must be sealed by {sender} for {receiver} with this answer, got another"
         raise ProtocolError(sender, "UnmaskRequest", "sealed", rule) from None
     return found
-
-
-def _box(secret: bytes, label: bytes) -> bytes:
-    """What seals the shares between two parties, with one answer each."""
-    return hashlib.blake2b(prefixed(LABEL, label), digest_size=SHARE_BYTES, key=secret).digest()

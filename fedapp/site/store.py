@@ -1,21 +1,21 @@
-"""A site's state for one model, on its own disk.
+"""A site's state for one model, on its disk.
 
 ::
 
     state.json        step, facts, dtype and shape of every array, small arrays, files of large ones
-    checkpoint.json   the same, as it was at the last checkpoint the server announced
-    margins-0-17.raw  bytes of an array as step 17 left it; never changed once written
-    noise.json        key and record of a run's noise, which no step back changes (``site.noise``)
+    checkpoint.json   the same, at the last checkpoint that the server announced
+    margins-0-17.raw  bytes of an array after step 17; never changed once written
+    noise.json        key and record of a run's noise, not affected by a rollback (``site.noise``)
 
 A step writes new array files, then renames one new ``state.json`` into place: a crash leaves
-either the state before the step or the state after it. Files that neither JSON names are dropped.
-A run has ended once a ``state.json`` says so; then the checkpoint and the key of the noise go.
-The last reply is an array among the others. The files are no ``.npy``: numpy parses their headers
-with ``ast``, and CPython 3.11 fails where two threads do so at once.
+either the state before the step or the state after it. Files that neither JSON names are deleted.
+When ``state.json`` says that the run has ended, the checkpoint and the noise key are deleted. The
+last reply is stored as an array. The files are not ``.npy``: numpy parses their headers with
+``ast``, and CPython 3.11 fails if two threads do so at once.
 
-Where all messages of a run come to one process (``stores.LiveStores``), a state stays in its memory
-from step to step, and is written after the first step, before the server saves a checkpoint and at
-the end: what a run that was killed there goes on from is on the disk all the same.
+If all messages of a run come to one process (``stores.LiveStores``), a state stays in memory
+between steps. It is written after the first step, before the server saves a checkpoint and at the
+end, so the disk always has the state from which a killed run resumes.
 """
 
 from __future__ import annotations
@@ -44,34 +44,29 @@ SMALL = 512  # bytes; a smaller array costs less inside the JSON than as a file
 
 
 class NoStateError(KeyError):
-    """What a handler builds on is not there: the message before it has not come, or was another's.
+    """State that a handler needs is missing: an earlier message has not come, or was another's.
 
-    Its argument is the name of an array or a fact.
+    Its argument is the name of the array or fact.
     """
 
 
 class Facts(dict[str, Any]):
-    """What JSON can hold, by name."""
+    """JSON values by name."""
 
     def __missing__(self, name: str) -> Any:
         raise NoStateError(name)
 
 
-# Open array files of this process: a file never changes, so it is opened once. Few, because a file
-# that another process has dropped keeps its place on the disk while it is mapped here.
+# Open array files of this process. A file never changes, so it is opened once. Their number is
+# limited, as a deleted file occupies disk space while it is mapped.
 _OPEN: dict[str, Array] = {}
 MOST_OPEN = 48
-MAPPED = 2**16  # bytes from which on a file is mapped rather than read
+MAPPED = 2**16  # bytes; larger files are mapped instead of read
 
 
 def open_array(path: str, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
-    """An array file, memory-mapped where it is large; read-only.
-
-    Raises
-    ------
-    DataError : the file does not fill the shape.
-    """
-    array = _OPEN.get(path)  # one look: the sites of a local run share the table
+    """Open an array file read-only; raises DataError if its size does not fit the shape."""
+    array = _OPEN.get(path)  # a single lookup: threads of other sites may clear the table
     if array is None:
         if len(_OPEN) >= MOST_OPEN:
             _OPEN.clear()
@@ -86,46 +81,36 @@ def open_array(path: str, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
 
 
 def drop_file(path: Path) -> None:
-    """Delete an array file, and let go of it."""
+    """Delete an array file."""
     _OPEN.pop(str(path), None)
     path.unlink(missing_ok=True)
 
 
 @dataclass(slots=True)
 class Store:
-    """Arrays and facts of one model at one site.
-
-    Changes are kept in memory until ``commit``.
-
-    Parameters
-    ----------
-    folder : where the files lie.
-    lasting : whether a step that was committed outlives a loss of power.
-    live : whether committed arrays stay in memory until ``write``.
-    step : the last step that was committed, 0 before the first.
-    attempt : the server start that step came from.
-    facts : changed by assignment.
-    """
+    """Arrays and facts of one model at one site; changes stay in memory until ``commit``."""
 
     folder: Path
-    lasting: bool = False
-    live: bool = False
-    step: int = 0
-    attempt: int = 0
-    facts: Facts = field(default_factory=Facts)
+    lasting: bool = False  # whether a committed step survives a power failure
+    live: bool = False  # whether committed arrays stay in memory until ``write``
+    step: int = 0  # last committed step, 0 before the first
+    attempt: int = 0  # start of the server that sent this step
+    facts: Facts = field(default_factory=Facts)  # changed by assignment
+    # dtype and shape of each committed array
     _forms: dict[str, list[Any]] = field(default_factory=dict)
-    _files: dict[str, str] = field(default_factory=dict)
-    _small: dict[str, str] = field(default_factory=dict)
-    _changed: dict[str, Array] = field(default_factory=dict)
-    _unwritten: dict[str, Array] = field(default_factory=dict)
-    _replaced: set[str] = field(default_factory=set)
+    _files: dict[str, str] = field(default_factory=dict)  # files of large arrays
+    _small: dict[str, str] = field(default_factory=dict)  # bytes of small arrays, in hex
+    _changed: dict[str, Array] = field(default_factory=dict)  # not yet committed
+    _unwritten: dict[str, Array] = field(default_factory=dict)  # committed, not yet on disk
+    _replaced: set[str] = field(default_factory=set)  # files no longer used
+    # the checkpoint
     _kept: dict[str, Any] = field(
         default_factory=lambda: {"step": -1, "checkpoint": 0, "files": []}
     )
 
     @classmethod
     def open(cls, folder: Path, lasting: bool = False, live: bool = False) -> Store:
-        """The state as it was last written."""
+        """Open the state as last written."""
         store = cls._read(folder, STATE, lasting, live)
         if store.finished:
             store._end()  # a crash may have come between the last state and this
@@ -154,7 +139,7 @@ class Store:
         )
 
     def copy(self) -> Store:
-        """The state with the changes of none; facts as JSON would give them back."""
+        """Copy the state without its uncommitted arrays; facts become what JSON would return."""
         return replace(
             self,
             facts=Facts(json.loads(json.dumps(self.facts))),
@@ -168,9 +153,9 @@ class Store:
         )
 
     def __getitem__(self, name: str) -> Array:
-        for found in (self._changed, self._unwritten):
-            if name in found:
-                return found[name]
+        for arrays in (self._changed, self._unwritten):
+            if name in arrays:
+                return arrays[name]
         if name not in self._forms:
             raise NoStateError(name)
         dtype, shape = _dtype_of(self._forms[name][0]), self._forms[name][1]
@@ -182,7 +167,7 @@ class Store:
         self._changed[name] = array
 
     def find(self, name: str) -> Array | None:
-        """An array, or None where there is none."""
+        """An array, or None if there is none."""
         return self[name] if name in self._names() else None
 
     def __contains__(self, name: str) -> bool:
@@ -192,16 +177,16 @@ class Store:
         return {*self._changed, *self._unwritten, *self._forms}
 
     def put(self, name: str, record: Any) -> None:
-        """Keep a dataclass of arrays, its field ``x`` as ``name.x``."""
+        """Store a dataclass of arrays, its field ``x`` as ``name.x``."""
         for each in fields(record):
             self[f"{name}.{each.name}"] = np.asarray(getattr(record, each.name))
 
     def record(self, kind: type[T], name: str) -> T:
-        """What ``put`` has kept."""
+        """Restore a dataclass stored by ``put``."""
         return kind(*(self[f"{name}.{each.name}"] for each in fields(kind)))  # type: ignore[arg-type]
 
     def drop(self, *names: str) -> None:
-        """Forget arrays, and under the name ``x`` all that is called ``x.y``."""
+        """Delete arrays, and with the name ``x`` all named ``x.y``."""
         for name in self._names():
             if name.startswith(tuple(f"{each}." for each in names)) or name in names:
                 self._changed.pop(name, None)
@@ -215,46 +200,46 @@ class Store:
             self._replaced.add(self._files.pop(name))
 
     def forget(self) -> None:
-        """Forget all arrays, and, once that is committed, the state that was kept."""
+        """Delete all arrays and, once that is committed, the checkpoint."""
         self.drop(*self._names())
         self.facts["finished"] = True
 
     @property
     def finished(self) -> bool:
-        """Whether the rows are forgotten and only what was kept of the result is left."""
+        """Whether the run has ended: the rows are deleted, and only its result is left."""
         return "finished" in self.facts
 
     @property
     def is_written(self) -> bool:
-        """Whether the disk has all that was committed."""
+        """Whether all committed changes are on disk."""
         return not self._unwritten
 
     @property
     def answered(self) -> int:
-        """The last step whose changes are here; 0 where there is none, or none is kept."""
+        """Last step with its changes here; 0 if there is none, or if the run has ended."""
         return 0 if self.finished else self.step
 
     def commit(self, step: int, attempt: int, reply: bytes) -> None:
-        """Make the changes lasting, together with the reply to the step."""
+        """Apply the changes, together with the reply to the step."""
         self[REPLY] = np.frombuffer(reply, dtype=np.uint8)
         is_first = not self.step
         for name, array in self._changed.items():
             self._drop_stored(name)
-            found = np.asarray(array, order="C").view()
-            found.flags.writeable = False
-            self._unwritten[name] = found
+            committed = np.asarray(array, order="C").view()
+            committed.flags.writeable = False
+            self._unwritten[name] = committed
         self.step, self.attempt = step, attempt
         self._changed.clear()
         if is_first or self.finished or not self.live:
             self.write()
 
     def write(self) -> None:
-        """Write what was committed."""
+        """Write all committed changes to disk."""
         for name, array in self._unwritten.items():
             assert not array.dtype.hasobject
-            found = array.dtype.descr if array.dtype.names else array.dtype.str
-            assert _dtype_of(found) == array.dtype
-            self._forms[name] = [found, array.shape]
+            form = array.dtype.descr if array.dtype.names else array.dtype.str
+            assert _dtype_of(form) == array.dtype
+            self._forms[name] = [form, array.shape]
             if array.nbytes <= SMALL:
                 self._small[name] = array.tobytes().hex()
             else:
@@ -271,12 +256,12 @@ class Store:
         self._replaced.clear()
 
     def last_reply(self) -> bytes:
-        """The reply to the last step."""
+        """Reply to the last step."""
         return self[REPLY].tobytes()
 
     def keep(self, checkpoint: int) -> None:
-        """Keep the current state, as that of a checkpoint, until another one is kept."""
-        if self._kept["step"] != self.step:
+        """Store the current state as that of a checkpoint, in place of the previous one."""
+        if self._kept["step"] != self.step:  # the server repeats its checkpoint in every message
             if not self.is_written:
                 self.write()
             files = list(self._files.values())
@@ -285,11 +270,11 @@ class Store:
             self._sweep(self._files.values())
 
     def roll_back(self, checkpoint: int) -> Store | None:
-        """The state that was kept, if it is that of this checkpoint; None if there is none."""
+        """The state of this checkpoint; None if it was not stored."""
         if not (self.folder / CHECKPOINT).exists():
             return None
-        kept = self._read(self.folder, CHECKPOINT, self.lasting, self.live)
-        return kept if kept._kept["checkpoint"] == checkpoint else None
+        state = self._read(self.folder, CHECKPOINT, self.lasting, self.live)
+        return state if state._kept["checkpoint"] == checkpoint else None
 
     def _write(self, name: str) -> None:
         state = {
@@ -307,19 +292,19 @@ class Store:
             sync_folder(self.folder)
 
     def _end(self) -> None:
-        """Delete what a run may go back to, and the key that would take the noise off its sums."""
+        """Delete the checkpoint, and the key that could remove the noise from disclosed sums."""
         for name in (CHECKPOINT, NOISE):
             (self.folder / name).unlink(missing_ok=True)
 
-    def _sweep(self, kept: Collection[str]) -> None:
-        """Drop array files that no state names, those of a crashed step among them."""
+    def _sweep(self, in_use: Collection[str]) -> None:
+        """Delete array files that no state names, such as those of a crashed step."""
         for path in self.folder.glob(f"*{RAW}*"):
-            if path.name not in kept:
+            if path.name not in in_use:
                 drop_file(path)
 
 
 def _dtype_of(described: str | list[Any]) -> np.dtype[Any]:
-    """A dtype from its form in JSON."""
+    """A dtype from its JSON form."""
     if isinstance(described, str):
         return np.dtype(described)
     return np.dtype([(name, code) for name, code in described])

@@ -1,7 +1,7 @@
-"""Where the states of a site's models are between two messages, and how long.
+"""Where the states of a site's models are stored between two messages, and how long.
 
-On the disk; or, where all messages of a run come to one process, in its memory, and on the disk as
-well before the server saves what the run is to go on from.
+They are on disk. If all messages of a run come to one process, they are also in its memory, and
+written before the server saves a checkpoint.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from fedapp.site.part_file import PART_FILE
 from fedapp.site.store import STATE, Store
 
 SECONDS_A_DAY = 24 * 60 * 60
-KEEP_DAYS = 7  # so long an interrupted run can be resumed; then the copies of its rows go
+KEEP_DAYS = 7  # after which an interrupted run cannot be resumed: copies of its rows are deleted
 
 
 class Stores:
-    """Where the states of sites are between two messages: on the disk."""
+    """States of sites, on disk between two messages."""
 
     def open(self, folder: Path, lasting: bool) -> Store:
-        """The state as the last step left it."""
+        """State after the last step."""
         return Store.open(folder, lasting)
 
     def committed(self, store: Store) -> None:
-        """Take note of a state after a step."""
+        """Called with a state after each step."""
 
     def write(self) -> None:
-        """Write all states as they are, before the server saves what it goes on from."""
+        """Write all states, before the server saves a checkpoint."""
 
 
 class LiveStores(Stores):
-    """The same in the memory of the one process to which all messages of a run come."""
+    """States of sites in memory, in the one process that receives all messages of a run."""
 
     def __init__(self) -> None:
         self._states: dict[Path, Store] = {}
 
     def open(self, folder: Path, lasting: bool) -> Store:
-        """A copy, so that a step that fails leaves nothing behind."""
-        found = self._states.get(folder)
-        return found.copy() if found else Store.open(folder, lasting, live=True)
+        """A copy of the state, so that a failed step changes nothing."""
+        state = self._states.get(folder)
+        return state.copy() if state else Store.open(folder, lasting, live=True)
 
     def committed(self, store: Store) -> None:
-        """Keep it, unless its run has ended."""
+        """Keep the state in memory, unless its run has ended."""
         self._states[store.folder] = store
         if store.finished:
             del self._states[store.folder]
 
     def write(self) -> None:
-        """Those that have changed, also of sites that are not asked for some time."""
+        """Write the states that have changed, also of sites not asked for some time."""
         for folder, store in list(self._states.items()):
             if store.is_written:
                 continue
@@ -64,14 +64,10 @@ class LiveStores(Stores):
 
 
 def drop_abandoned(site: Path, days: float) -> None:
-    """Delete the states of models that nobody has asked for since, finished or not.
+    """Delete the states of models whose last step is older than `days`, finished or not.
 
-    A part of a model stays: without it the other parties' parts are worth nothing.
-
-    Parameters
-    ----------
-    site : the folder of a site, with a folder a model.
-    days : age of the last step.
+    A part of a model stays: without it the other parties' parts are worthless. `site` is the folder
+    of a site, with a folder per model.
     """
     for path in site.glob("*/" + STATE):
         with suppress(FileNotFoundError):  # another process has deleted it
@@ -87,7 +83,7 @@ def has_begun(folder: Path) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a site's state alone, so that a resent message waits for the first one."""
+    """Lock a site's state, so that a repeated message waits for the first one."""
     private_folder(folder)
     with open_private(folder / "lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,12 +1,12 @@
-"""Whose keys a site trusts: those it has pinned, and those of its own machine.
+"""Keys that a site trusts: pinned ones, and those in the same home folder.
 
-A fingerprint is pinned by ``trusted`` in the node config or by ``fedapp trust``, which writes it
-into ``$FEDAPP_HOME/trusted.toml``::
+A fingerprint is pinned by ``trusted`` in the node config or by ``fedapp trust``, which writes it to
+``$FEDAPP_HOME/trusted.toml``::
 
     "insurer" = "6668 7aad f862 bd77 6c8f c18b 8e9f 8e20"
 
-Parties that share a home, as in simulation and the local engine, need no pins: who could exchange a
-key there could read it.
+Parties that share a home, as in simulation and the local engine, need no pins: anyone who could
+replace a key there could also read it.
 """
 
 from __future__ import annotations
@@ -28,54 +28,34 @@ PINNED = "trusted.toml"
 
 
 def identity(name: str, place: Path | None = None) -> bytes:
-    """The site's private key, 32 bytes, drawn when it is first asked for and kept on its disk.
-
-    Parameters
-    ----------
-    place : the site's home; by default this process's.
-    """
+    """The site's private key, 32 bytes, drawn on first use; `place` is the site's home."""
     return secret_at((place or home()) / "sites" / name / IDENTITY, new_private_key)
 
 
 def own_fingerprint(name: str) -> str:
-    """The fingerprint of the site's own public key."""
+    """Fingerprint of the site's public key."""
     return fingerprint_of(public_key(identity(name)))
 
 
 def pins_in(place: Path) -> dict[str, str]:
-    """Fingerprints by name that ``pin`` has written.
-
-    Raises
-    ------
-    ConfigError : the file holds something else.
-    """
+    """Fingerprints by name, as ``pin`` has written them; raises ConfigError."""
     path = place / PINNED
-    rule = f"{PINNED} must hold a fingerprint for each name"
-    found = read_toml(path.read_text(), rule) if path.exists() else {}
-    return dict(pinned_key(name, str(key), PINNED) for name, key in found.items())
+    rule = f"{PINNED} must have a fingerprint for each name"
+    pins = read_toml(path.read_text(), rule) if path.exists() else {}
+    return dict(pinned_key(name, str(key), PINNED) for name, key in pins.items())
 
 
 def pin(place: Path, name: str, fingerprint: str) -> str:
-    """Trust this key of a site from now on, and no other.
+    """Trust this key of a site from now on, and no other; raises ConfigError if it is invalid.
 
-    Parameters
-    ----------
-    place : the home of the site that trusts.
-    fingerprint : as ``fedapp key`` prints it.
-
-    Returns
-    -------
-    The fingerprint that was pinned before; empty where there was none.
-
-    Raises
-    ------
-    ConfigError : name or fingerprint are none.
+    `place` is the home of the site that trusts. Returns the fingerprint that was pinned before,
+    empty if there was none.
     """
     name, fingerprint = pinned_key(name, fingerprint, "fedapp trust")
     pins = pins_in(place)
     before = pins.get(name, "")
-    kept = sorted({**pins, name: fingerprint}.items())
-    lines = [f"{json.dumps(each)} = {json.dumps(key)}\n" for each, key in kept]
+    entries = sorted({**pins, name: fingerprint}.items())
+    lines = [f"{json.dumps(each)} = {json.dumps(key)}\n" for each, key in entries]
     private_folder(place)
     write_whole(place / PINNED, "".join(lines).encode(), PRIVATE)
     return before
@@ -84,45 +64,33 @@ def pin(place: Path, name: str, fingerprint: str) -> str:
 def trusted_keys(config: SiteConfig, names: Iterable[str]) -> dict[str, str]:
     """Fingerprints that the site trusts, by name.
 
-    Parameters
-    ----------
-    names : of the parties of a run. Those whose private keys lie in this home are trusted unless
-        the node config itself says who is.
+    Keys of these parties in this home are trusted too, unless the node config sets ``trusted``.
     """
     pins = {**pins_in(home()), **config.trusted}
-    return pins if config.trusted else {**_at_home(names), **pins}
-
-
-def _at_home(names: Iterable[str]) -> dict[str, str]:
-    """Of the parties that share this home."""
-    here = [one for one in names if NAME.fullmatch(one)]
-    files = {one: home() / "sites" / one / IDENTITY for one in here}
-    return {
+    if config.trusted:
+        return pins
+    files = {name: home() / "sites" / name / IDENTITY for name in names if NAME.fullmatch(name)}
+    local = {
         name: fingerprint_of(public_key(path.read_bytes()))
         for name, path in files.items()
         if path.exists()
     }
+    return {**local, **pins}
 
 
 def check_trusted(config: SiteConfig, keys: dict[str, bytes]) -> None:
-    """Hold that the site trusts the public keys that the server passes on.
+    """Check that the site trusts the public keys that the server forwards.
 
-    Parameters
-    ----------
-    keys : of the other parties, by name.
-
-    Raises
-    ------
-    ProtocolError : names a party whose key is unknown or another one, and says what to do.
+    Raises ProtocolError with the first unknown or different key, and the command to trust it.
     """
-    own, trusted = config.name, trusted_keys(config, keys)
+    site, trusted = config.name, trusted_keys(config, keys)
     for name, key in keys.items():
-        got, known = fingerprint_of(key), trusted.get(name, "")
-        if got == known:
+        got, pinned = fingerprint_of(key), trusted.get(name, "")
+        if got == pinned:
             continue
-        rule = f"must be one {own} trusts ({known or 'none is pinned'}), got {got}"
-        way = f"run at {own}: . env.sh; fedapp trust {name} {got}"
+        rule = f"must be one {site} trusts ({pinned or 'none is pinned'}), got {got}"
+        way = f"run at {site}: . env.sh; fedapp trust {name} {got}"
         if name in config.trusted:
-            way = f"change trusted in the node config of {own}"
+            way = f"change trusted in the node config of {site}"
         compare = f"if 'fedapp key {name}' prints that at {name}"
         raise ProtocolError(name, "parcel", "key", f"{rule}; {compare}, {way}")

@@ -62,7 +62,7 @@ GUARDS = (
     Guard(
         "the coordinator poses as the active party and tries ids of a dictionary",
         "fedapp/site/trust.py",
-        "if got == known:",
+        "if got == pinned:",
         "tests/test_trust.py",
         "if True:",
     ),
@@ -96,7 +96,7 @@ GUARDS = (
     Guard(
         "a letter of a start that is over is delivered after a step back",
         "fedapp/site/mail.py",
-        "if not address.last and _is_over(store, address):",
+        "if not address.last and is_over:",
         "tests/test_mail.py",
     ),
     Guard(
@@ -154,7 +154,7 @@ GUARDS = (
     Guard(
         "masked runs with and without a party tell its sums",
         "fedapp/site/register.py",
-        "if summed and run.roster and all(one.roster != run.roster for one in summed):",
+        "if masked and run.roster and all(one.roster != run.roster for one in masked):",
         "tests/test_register.py",
     ),
     Guard(
@@ -260,7 +260,7 @@ GUARDS = (
     Guard(
         "the coordinator goes back and opens one run after another, which the site counts as one",
         "fedapp/site/mail.py",
-        "if told.get(what, digest := _digest(request)) != digest:",
+        "if digests.get(what, digest := _digest(request)) != digest:",
         "tests/test_mail.py",
         "digest = _digest(request)\n    if False:",
     ),
@@ -295,7 +295,7 @@ GUARDS = (
     Guard(
         "parts of a sum are unmasked without a party that is in the whole",
         "fedapp/site/shares.py",
-        "not follows or found == among",
+        "not follows or parties == among",
         "tests/test_shares.py",
         "True",
     ),
