@@ -119,8 +119,7 @@ class Parts:
                 yield f"flwr.{module}{name}", (digests.split("/") * len(VERSIONS))[: len(VERSIONS)]
 
     def nearest(self) -> tuple[list[str], list[str]]:
-        """The versions that differ least from the installed Flower, and the functions that
-        differ."""
+        """Known versions closest to the installed Flower, and the functions that differ."""
         differing = {
             candidate: [
                 place for place, expected in self.digests() if digest(place) != expected[column]

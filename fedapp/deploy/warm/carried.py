@@ -75,8 +75,7 @@ def carried(proto: Proto) -> dict[str, bytes]:
 
 
 def whole(trees: Iterable[ObjectTree], find: Find) -> dict[str, bytes]:
-    """Contents of all objects of messages, by name; none if one is missing or they are too
-    large."""
+    """Contents of all objects by name; none if one is missing or they are too large."""
     contents = dict[str, bytes]()
     for name in {part.object_id for tree in trees for part in iterate_object_tree(tree)}:
         content = find(name)

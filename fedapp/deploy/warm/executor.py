@@ -145,8 +145,8 @@ def signed_request(sender: bytes, **fields: Any) -> AcquireTaskRequest:
 def warm_executor() -> WarmExecutor:
     """Patch Flower's SuperExec and return its executor.
 
-    An executor's open tasks are lost when it dies; the SuperNode notices by the random sender of the
-    next one's first request.
+    An executor's open tasks are lost when it dies; the SuperNode notices that the next one's first
+    request has another sender.
     """
     request = partial(signed_request, secrets.token_bytes(16))
     replace(run_superexec, AutoExecPlugin=RunNotingPlugin, AcquireTaskRequest=request)
