@@ -275,5 +275,7 @@ def test_what_cannot_be_served_is_refused_with_what_can_be_done(
 
 def test_a_whole_model_takes_no_way_to_predict(settings: MakeSettings) -> None:
     run = run_local(settings(strategy="pax", parties=2)).path
-    with pytest.raises(ConfigError, match=r"^--inference must be omitted for a model that lies"):
+    with pytest.raises(
+        ConfigError, match=r"^--inference must be omitted for a model that is whole"
+    ):
         open_scorer(run, "interactive")

@@ -1,4 +1,4 @@
-"""The page that sets several runs side by side."""
+"""The page that compares several runs."""
 
 from __future__ import annotations
 
@@ -26,30 +26,33 @@ from fedapp.report.summary import (
 from fedapp.report.tradeoff import Line, cost_figures
 
 Named = Mapping[str, Run]
-# Where a run lies, and what the table of runs says already.
+# A run's location, and settings that the table of runs shows.
 STATED = {"run-dir", "resume", "strategy", "data", "parties", "seed"}
 
 
 def comparison_page(runs: Sequence[Run]) -> str:
-    """HTML page of two runs or more.
-
-    Raises
-    ------
-    DataError : the runs differ in their objective.
-    """
+    """HTML page of two runs or more; DataError if they differ in their objective."""
     objectives = sorted({run.summary["objective"] for run in runs})
     if len(objectives) > 1:
         raise DataError(f"runs must share one objective, got {', '.join(objectives)}")
     named = named_runs(runs)
     warnings = [f'<p class="warning">{escaped(line)}</p>' for line in row_warnings(named)]
+    rounds = {name: run.rounds for name, run in named.items() if run.rounds}
+    curves = {
+        f"{arrow(metric)} by boosting round": compared_scores(rounds, metric)
+        for metric in drawn_metrics(runs)
+    }
+    rocs = {name: (run.summary.get("curves") or {}).get("roc") for name, run in named.items()}
+    drawn = {name: roc for name, roc in rocs.items() if roc and roc["fpr"]}
+    roc_figures = {"ROC curves": curve_plots.roc(drawn, legend_below=True)} if drawn else {}
     sections = [
         *warnings,
         section("Scores on test rows", _scores(named)),
         section("What is compared", _facts(named)),
         section("Cost", _costs(named)),
         section("Trade-offs", figures(_trade_offs(named))),
-        section("Training", figures(_curves(named))),
-        section("Predictions", figures(_rocs(named))),
+        section("Training", figures(curves)),
+        section("Predictions", figures(roc_figures)),
         section("Settings that differ", _differences(named)),
     ]
     data = " · ".join(dict.fromkeys(run.summary["data"] for run in runs))
@@ -57,7 +60,7 @@ def comparison_page(runs: Sequence[Run]) -> str:
 
 
 def named_runs(runs: Sequence[Run]) -> dict[str, Run]:
-    """Each run by a short name: its folder's, with a number where two agree."""
+    """Runs by the names of their folders, with a number where two agree."""
     folders = [run.path.resolve().name for run in runs]
     names = [
         f"{name} ({folders[: i + 1].count(name)})" if folders.count(name) > 1 else name
@@ -67,7 +70,7 @@ def named_runs(runs: Sequence[Run]) -> dict[str, Run]:
 
 
 def _facts(named: Named) -> str:
-    """What each run had: rows, parties, seed."""
+    """Rows, parties and seed of each run."""
     rows = []
     for name, run in named.items():
         counts, summary = row_counts(run.summary), run.summary
@@ -80,7 +83,7 @@ def _facts(named: Named) -> str:
 
 
 def _scores(named: Named) -> str:
-    """Each run's scores, the best of a column in bold, with its pooled baseline below it."""
+    """Scores of each run and its pooled baseline; the best run of each column is bold."""
     tests: dict[str, Scores] = {
         n: run.summary["metrics"].get("test") or {} for n, run in named.items()
     }
@@ -99,12 +102,12 @@ def _scores(named: Named) -> str:
 
 
 def _best(metric: str, scores: Sequence[Scores]) -> str:
-    """The best value of a metric, as shown; empty where there is none."""
+    """The best value of a metric, as shown; empty if there is none."""
     values = [each.get(metric) for each in scores]
-    known = [value for value in values if value is not None and not math.isnan(value)]
-    if not is_metric(metric) or not known:
+    defined = [value for value in values if value is not None and not math.isnan(value)]
+    if not is_metric(metric) or not defined:
         return ""
-    return score_text(max(known) if larger_is_better(metric) else min(known))
+    return score_text(max(defined) if larger_is_better(metric) else min(defined))
 
 
 def _costs(named: Named) -> str:
@@ -120,7 +123,7 @@ def _costs(named: Named) -> str:
 
 
 def _trade_offs(named: Named) -> dict[str, str]:
-    """Of the metric that early stopping follows; nothing where no two runs have it."""
+    """Scores of the early-stopping metric against costs; empty if fewer than two runs have it."""
     metric = metric_of(next(iter(named.values())).summary)
     lines = []
     for name, run in named.items():
@@ -138,27 +141,13 @@ def _trade_offs(named: Named) -> dict[str, str]:
 
 
 def _known(scores: Scores, metric: str) -> float | None:
-    """A score, or None where it is absent or undefined."""
+    """A score, or None if it is absent or undefined."""
     value = scores.get(metric)
     return None if value is None or math.isnan(value) else value
 
 
-def _curves(named: Named) -> dict[str, str]:
-    rounds = {name: run.rounds for name, run in named.items() if run.rounds}
-    return {
-        f"{arrow(metric)} by boosting round": compared_scores(rounds, metric)
-        for metric in drawn_metrics(list(named.values()))
-    }
-
-
-def _rocs(named: Named) -> dict[str, str]:
-    rocs = {name: (run.summary.get("curves") or {}).get("roc") for name, run in named.items()}
-    drawn = {name: roc for name, roc in rocs.items() if roc and roc["fpr"]}
-    return {"ROC curves": curve_plots.roc(drawn, legend_below=True)} if drawn else {}
-
-
 def _differences(named: Named) -> str:
-    """Settings that differ between runs, in the first run's order; of those that runs read."""
+    """Settings that some run reads and that differ, in the first run's order."""
     unread = [run for run in named.values() if run.summary.get("settings_read") is None]
     read = {key for run in named.values() for key in run.summary.get("settings_read") or ()}
     flat = {name: flatten(run.config) for name, run in named.items()}

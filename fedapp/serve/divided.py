@@ -139,8 +139,8 @@ class DividedScorer:
 
         Raises
         ------
-        DataError : a party or column is missing or unknown, or a party refuses its rows; a ``RowError``
-            if a single row, column or party is at fault.
+        DataError : a party or column is missing or unknown, or a party refuses its rows; a
+            ``RowError`` if a single row, column or party is at fault.
         PartyError : a party failed.
         """
         for number, row in enumerate(rows):

@@ -75,7 +75,7 @@ class Scorer:
 
         Returns
         -------
-        ``rows`` has, for each, ``scores`` by name and, for a classifier, ``class``: the most probable
+        ``rows`` has, for each, ``scores`` by name and, for a classifier, ``class``: the most likely
         one; of two, the second if its probability is above 0.5. ``warnings`` lists data issues.
 
         Raises
