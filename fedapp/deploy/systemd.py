@@ -22,7 +22,6 @@ RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
 RestrictNamespaces=true
 RestrictSUIDSGID=true
 SystemCallArchitectures=native"""
-_COORDINATOR, _SITE = ("superlink", "superexec"), ("supernode", "superexec")
 # For processes that run the app or read rows: no network beyond this machine.
 _NO_WAY_OUT = ("IPAddressDeny=any", "IPAddressAllow=localhost")
 
@@ -30,7 +29,7 @@ _NO_WAY_OUT = ("IPAddressDeny=any", "IPAddressAllow=localhost")
 def units_federation(machine: Machine, federation: Federation) -> Texts:
     """Units of SuperLink, SuperExec and metrics; nginx is the host's."""
     folder, name = machine.folder, federation.name
-    superlink, superexec = (f"fedapp-{name}-{process}.service" for process in _COORDINATOR)
+    superlink, superexec = (f"fedapp-{name}-{p}.service" for p in ("superlink", "superexec"))
     flower, home = f"{folder}/flower", f"{folder}/home"
     hidden = f"InaccessiblePaths={folder}/ca.key {folder}/users"
     return {
@@ -59,7 +58,7 @@ def units_site(machine: Machine, site: Site) -> Texts:
     # SuperNode is PartOf SuperExec, so both restart together: an unpatched SuperNode waits forever
     # for the answer of a process that died with its SuperExec.
     folder, name = machine.folder, site.name
-    supernode, superexec = (f"fedapp-{name}-{process}.service" for process in _SITE)
+    supernode, superexec = (f"fedapp-{name}-{p}.service" for p in ("supernode", "superexec"))
     return {
         supernode: _unit(
             machine,

@@ -58,7 +58,6 @@ class ToMLflow:
         self._client.log_batch(self.run_id, params=[] if run_id else params, tags=tags)
 
     def round(self, info: RoundInfo) -> None:
-        """Log every number."""
         self._log(round_values(info), info["round"])
 
     def end(self, folder: RunFolder) -> None:
@@ -75,7 +74,6 @@ class ToMLflow:
         self._client.set_terminated(self.run_id, "FINISHED")
 
     def fail(self, is_stopped: bool) -> None:
-        """With MLflow's word for it."""
         _check_answers()
         self._client.set_terminated(self.run_id, "KILLED" if is_stopped else "FAILED")
 

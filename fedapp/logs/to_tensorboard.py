@@ -38,7 +38,6 @@ class ToTensorBoard:
             self._add(_text("fedapp", _table(run.tags)), 0)
 
     def round(self, info: RoundInfo) -> None:
-        """Log every number."""
         self._add(_scalars(round_values(info)), info["round"])
         self._writer.flush()
 

@@ -47,7 +47,6 @@ class ToWandb:
         self.place = offline if self._run.offline else str(self._run.url)
 
     def round(self, info: RoundInfo) -> None:
-        """Log every number."""
         self._run.log(round_values(info), step=info["round"])
 
     def end(self, folder: RunFolder) -> None:

@@ -15,6 +15,7 @@ from fedapp.errors import as_plain
 from fedapp.messages.methods import kinds_of, messages_of, modules_of_method
 from fedapp.report.summary import (
     Run,
+    Scores,
     fact_lines,
     human_bytes,
     human_seconds,
@@ -37,15 +38,19 @@ def model_card(run: Run) -> str:
     rows = ((party["name"], f"{party['rows']:,}") for party in summary["parties"])
     counts = ", ".join(f"{n:,} {subset}" for subset, n in row_counts(summary).items())
     totals = f"\n\nRows of all parties: {counts}." if counts else ""
+    models = score_rows(summary)
+    subset, by_party = scores_by_party(summary)
     parts = [
         f"# {_plain(summary['strategy'])} on {_plain(summary['data'])}",
         _model(summary),
         "## Data",
         _table(["party", "rows"], rows) + totals,
-        *_warnings(summary),
+        *_list("What the run warned of:", warning_lines(summary)),
+        *_list("How the tables were read:", fact_lines(summary)),
         "## Scores",
-        _scores(summary),
-        *_by_party(summary),
+        _score_table(["model", "rows"], [(names, scores) for *names, scores in models]),
+        f"By party, on its {subset} rows:" if by_party else "",
+        _score_table(["party"], [([n], s) for n, s in by_party.items()]) if by_party else "",
         *(_plain(line) for line in score_notes(summary)),
         *_privacy(summary),
         "## Who learned what",
@@ -75,36 +80,18 @@ def _model(summary: dict[str, Any]) -> str:
     return "\n".join(f"- {name}: {_plain(value)}" for name, value in facts.items() if value != "")
 
 
-def _warnings(summary: dict[str, Any]) -> list[str]:
-    lines_by_head = {"What the run warned of:": warning_lines(summary)}
-    lines_by_head["How the tables were read:"] = fact_lines(summary)
-    lists = {
-        head: "\n".join(f"- {_plain(line)}" for line in lines)
-        for head, lines in lines_by_head.items()
-    }
-    return [text for head, lines in lists.items() if lines for text in (head, lines)]
+def _list(heading: str, lines: Sequence[str]) -> list[str]:
+    return [heading, "\n".join(f"- {_plain(line)}" for line in lines)] if lines else []
 
 
-def _scores(summary: dict[str, Any]) -> str:
-    rows = score_rows(summary)
-    names = score_names([scores for _, _, scores in rows])
-    return _table(
-        ["model", "rows", *names],
-        ((model, of, *(score_text(scores.get(n)) for n in names)) for model, of, scores in rows),
-    )
-
-
-def _by_party(summary: dict[str, Any]) -> list[str]:
-    subset, scores = scores_by_party(summary)
-    if not scores:
-        return []
-    names = score_names(list(scores.values()))
-    rows = ((party, *(score_text(each.get(n)) for n in names)) for party, each in scores.items())
-    return [f"By party, on its {subset} rows:", _table(["party", *names], rows)]
+def _score_table(head: Sequence[str], rows: Sequence[tuple[Sequence[str], Scores]]) -> str:
+    names = score_names([scores for _, scores in rows])
+    cells = ((*texts, *(score_text(scores.get(n)) for n in names)) for texts, scores in rows)
+    return _table([*head, *names], cells)
 
 
 def _privacy(summary: dict[str, Any]) -> list[str]:
-    """The run's terms guarantee for each row, if any."""
+    """The run's privacy guarantee for each row, if any."""
     if not (terms := summary.get("privacy")):
         return []
     how = f"drawn ({terms['trees']})"
@@ -115,7 +102,8 @@ def _privacy(summary: dict[str, Any]) -> list[str]:
         "unit": terms["unit"],
         "trees": f"{how}; leaves have noise of {terms['leaf_noise']:.3g} "
         "(standard deviation of a sum of gradients)",
-        "scores": f"of rows that did not train, with noise of {terms['score_noise']:.3g} rows a bin",
+        "scores": "of rows that did not train, with noise of "
+        f"{terms['score_noise']:.3g} rows a bin",
         "noise multiplier": f"{terms['noise_multiplier']:.4g}, by dp-accounting's RDP accountant",
         "not covered": "; ".join(terms["not_covered"]),
     }
@@ -134,12 +122,9 @@ def _revealed(run: Run) -> Iterator[str]:
 
 def _settings(run: Run) -> Iterator[Sequence[str]]:
     """Settings that the method reads and that are not defaults."""
-    settings_read, default_values = run.summary.get("settings_read"), defaults()
+    read, usual = run.summary.get("settings_read"), defaults()
     for name, value in flatten(run.config).items():
-        if (settings_read is None or name in settings_read) and value not in (
-            "",
-            default_values.get(name),
-        ):
+        if (read is None or name in read) and value not in ("", usual.get(name)):
             yield name, str(value)
 
 

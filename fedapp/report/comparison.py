@@ -88,26 +88,21 @@ def _scores(named: Named) -> str:
         n: run.summary["metrics"].get("test") or {} for n, run in named.items()
     }
     names = [name for name in score_names(list(tests.values())) if name not in AT_THRESHOLD]
-    best = {name: _best(name, list(tests.values())) for name in names}
+    best = {}  # the best value of each metric, as shown
+    for name in filter(is_metric, names):
+        defined = [score for each in tests.values() if (score := _known(each, name)) is not None]
+        if defined:
+            best[name] = score_text((max if larger_is_better(name) else min)(defined))
     rows = []
     for run_name, run in named.items():
         texts = {name: score_text(tests[run_name].get(name)) for name in names}
-        cells = [Strong(text) if text == best[name] else text for name, text in texts.items()]
+        cells = [Strong(text) if text == best.get(name) else text for name, text in texts.items()]
         rows.append([Name(run_name), Name(run.summary["strategy"]), *cells])
         pooled = (run.summary.get("baselines") or {}).get("pooled")
         if pooled:
             texts = {name: score_text(pooled.get(name)) for name in names}
             rows.append(["", Name("pooled baseline"), *texts.values()])
     return table(["run", "strategy", *map(arrow, names)], rows, n_texts=2)
-
-
-def _best(metric: str, scores: Sequence[Scores]) -> str:
-    """The best value of a metric, as shown; empty if there is none."""
-    values = [each.get(metric) for each in scores]
-    defined = [value for value in values if value is not None and not math.isnan(value)]
-    if not is_metric(metric) or not defined:
-        return ""
-    return score_text(max(defined) if larger_is_better(metric) else min(defined))
 
 
 def _costs(named: Named) -> str:

@@ -10,16 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from fedapp.report.canvas import (
-    BLACK,
-    BLUE,
-    SKY,
-    line_style,
-    new_canvas,
-    new_pens,
-    plain,
-    to_svg,
-)
+from fedapp.report.canvas import BLACK, BLUE, SKY, line_style, new_canvas, new_pens, plain, to_svg
 from fedapp.report.plots import Rounds, label_rounds, round_values
 from fedapp.report.summary import score_text
 

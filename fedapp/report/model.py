@@ -11,17 +11,7 @@ from fedapp.linear import KIND as LINEAR
 from fedapp.linear import linear_from_json
 from fedapp.metrics import AT_THRESHOLD
 from fedapp.report import curve_plots, plots
-from fedapp.report.markup import (
-    Name,
-    Strong,
-    arrow,
-    escaped,
-    figures,
-    folded,
-    quiet,
-    table,
-    titled,
-)
+from fedapp.report.markup import Name, Strong, arrow, escaped, figures, folded, quiet, table, titled
 from fedapp.report.scored_rows import DEPLOYMENT
 from fedapp.report.summary import (
     Run,
@@ -64,18 +54,14 @@ def scores(summary: Fields) -> str:
     is_bare = summary["metrics"].get("test") and not summary.get("curves")
     no_curves = "The parties have sent scores alone, so there are no curves." if is_bare else ""
     notes = (note, no_test, no_curves, *score_notes(summary))
-    return whole + "".join(map(quiet, notes)) + _by_party(summary, names)
-
-
-def _by_party(summary: Fields, names: Sequence[str]) -> str:
-    """The model's scores at each party, on test rows or else on others."""
+    scored = whole + "".join(map(quiet, notes))
     subset, parties = scores_by_party(summary)
     if len(parties) < 2:
-        return ""
+        return scored
     names = [name for name in names if any(name in scores for scores in parties.values())]
     rows = [[Name(p), *(score_text(each.get(n)) for n in names)] for p, each in parties.items()]
     title = f"<h3>The model on the {subset} rows of each party</h3>"
-    return title + table(["party", *map(arrow, names)], rows)
+    return scored + title + table(["party", *map(arrow, names)], rows)
 
 
 def predictions(summary: Fields) -> str:
@@ -228,7 +214,7 @@ def _missing(run: Run, text: str) -> str:
 
 
 def _learned(summary: Fields) -> dict[str, str]:
-    """Figures of SHAP values, learned rates and leaf purity, if the run has them."""
+    """Figures of importance, SHAP values, learned rates and leaf purity, if the run has them."""
     images = {}
     contributions = summary.get("contributions") or {}
     if any((contributions.get("mean") or {}).values()):
@@ -252,29 +238,23 @@ def confusion_table(counts: Sequence[Sequence[float]], classes: Sequence[str], c
     if len(classes) > _MOST_CLASSES:
         return _pairs(counts, classes, caption)
     head = "".join(f'<th class="n" scope="col">{titled(name, 12)}</th>' for name in classes)
-    body = "\n".join(
-        f'<tr><th scope="row">{titled(name, 12)}</th>{"".join(_cells(row, place))}</tr>'
-        for place, (name, row) in enumerate(zip(classes, counts, strict=True))
-    )
+    lines = []
+    for true, (name, row) in enumerate(zip(classes, counts, strict=True)):
+        cells, total = [], sum(row)
+        for guessed, weight in enumerate(row):
+            share = weight / total if total else 0.0
+            color = "blue" if guessed == true else "vermilion"
+            shade = f"background: color-mix(in srgb, var(--{color}) {50 * share:.0f}%, transparent)"
+            style = f' style="{shade}"' if weight else ""
+            cells.append(f'<td class="n"{style} title="{share:.1%}">{weight:,.0f}</td>')
+        lines.append(f'<tr><th scope="row">{titled(name, 12)}</th>{"".join(cells)}</tr>')
+    body = "\n".join(lines)
     corner = "<th>true \\ predicted</th>"
     return (
         f'<figure><div class="wide"><table class="matrix"><thead><tr>{corner}{head}'
         f"</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
         f"<figcaption>{escaped(caption)}</figcaption></figure>\n"
     )
-
-
-def _cells(row: Sequence[float], true_class: int) -> list[str]:
-    """Cells of a true class: correct ones blue, wrong ones red."""
-    total = sum(row)
-    cells = []
-    for place, weight in enumerate(row):
-        share = weight / total if total else 0.0
-        color = "blue" if place == true_class else "vermilion"
-        shade = f"background: color-mix(in srgb, var(--{color}) {50 * share:.0f}%, transparent)"
-        style = f' style="{shade}"' if weight else ""
-        cells.append(f'<td class="n"{style} title="{share:.1%}">{weight:,.0f}</td>')
-    return cells
 
 
 def _pairs(counts: Sequence[Sequence[float]], classes: Sequence[str], caption: str) -> str:

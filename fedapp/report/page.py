@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,9 +158,19 @@ def _traffic(ledger: Sequence[Mapping[str, Any]]) -> str:
 
 def _setup(run: Run) -> str:
     parties = [[Name(party["name"]), f"{party['rows']:,}"] for party in run.summary["parties"]]
-    settings, head = list(_settings(run)), ["setting", "value"]
-    changed = [pair for pair in settings if isinstance(pair[1], Strong)]
-    unchanged = [pair for pair in settings if pair not in changed]
+    head, usual = ["setting", "value"], defaults()
+    read, in_deployment = run.summary.get("settings_read"), run.summary.get("engine") == DEPLOYMENT
+    changed, unchanged = [], []
+    for name, value in flatten(run.config).items():
+        is_read = read is None or name in read
+        is_elsewhere = name in HEADED or (in_deployment and name in OF_SIMULATED_TABLES)
+        if value == "" or not is_read or is_elsewhere:
+            continue
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if value != usual.get(name):
+            changed.append((name, Strong(text)))
+        else:
+            unchanged.append((name, text))
     unchanged_title = "The other settings that this method reads, at their defaults"
     boosting = resolved_facts(run.summary).get("boosting")
     return (
@@ -169,17 +179,3 @@ def _setup(run: Run) -> str:
         + (folded(unchanged_title, table(head, unchanged, n_texts=2)) if unchanged else "")
         + table(["party", "rows"], parties)
     )
-
-
-def _settings(run: Run) -> Iterator[tuple[str, str]]:
-    """Settings that the run used, with values; those that are not defaults are strong."""
-    settings_read, settings = run.summary.get("settings_read"), flatten(run.config)
-    in_deployment = run.summary.get("engine") == DEPLOYMENT
-    default_values = defaults()
-    for name, value in settings.items():
-        is_read = settings_read is None or name in settings_read
-        is_elsewhere = name in HEADED or (in_deployment and name in OF_SIMULATED_TABLES)
-        if value == "" or not is_read or is_elsewhere:
-            continue
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        yield name, Strong(text) if value != default_values.get(name) else text

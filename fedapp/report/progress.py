@@ -33,10 +33,7 @@ class Follower:
     """Shows a command's progress, and that of the run it waits for; times are Unix seconds."""
 
     def __init__(
-        self,
-        console: Console,
-        began: float | None = None,
-        clock: Callable[[], float] = time.time,
+        self, console: Console, began: float | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self._clock, self._began = clock, clock() if began is None else began
         self._view = (_Live if console.is_terminal else _Plain)(console, self._began)

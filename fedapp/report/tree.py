@@ -77,6 +77,7 @@ def first_tree(text: str) -> DrawnTree | None:
 def tree_html(drawn: DrawnTree) -> str:
     """The tree as nested lists, down to ``DEEPEST`` levels below its root."""
     cut = f" Drawn down to level {DEEPEST}; +n: so many nodes below. "
+    # Children of a node are at left and left + 1.
     level, depth = [0], -1
     while level:
         lefts, depth = [int(drawn.nodes["left"][node]) for node in level], depth + 1

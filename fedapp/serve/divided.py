@@ -70,7 +70,13 @@ class DividedScorer:
     ) -> None:
         engine = summary_of(run_dir).get("engine", "")
         if engine not in SIMULATED:
-            raise ConfigError(_deployed_rule(engine, parts))
+            raise ConfigError(
+                "run must be of engine local or simulation to be served, or have its whole model "
+                f"in its folder, got one of engine {engine or 'unknown'} whose parts are at the "
+                f"parties ({parts['active']} has the labels): every prediction is an exchange "
+                "among them. fedapp predict RUN --inference interactive, one-round or eini asks "
+                "them; a run with allow-export=true of every party writes the whole model"
+            )
         names = sorted((parts["active"], *parts["passive"]))
         documents: dict[str, Mapping[str, Any]] = {}
         for name in names:
@@ -239,14 +245,3 @@ def open_scorer(
             rule = "must be omitted for a model that is whole in the run's folder"
             raise ConfigError(f"{name} {rule}, got {value}")
     return Scorer(run_dir)
-
-
-def _deployed_rule(engine: str, parts: Mapping[str, Any]) -> str:
-    """Error text: why a divided model of a deployment is not served."""
-    return (
-        "run must be of engine local or simulation to be served, or have its whole model in its "
-        f"folder, got one of engine {engine or 'unknown'} whose parts are at the parties "
-        f"({parts['active']} has the labels): every prediction is an exchange among them. "
-        "fedapp predict RUN --inference interactive, one-round or eini asks them; a run with "
-        "allow-export=true of every party writes the whole model"
-    )
