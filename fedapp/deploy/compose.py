@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ def compose_federation(machine: Machine, federation: Federation) -> Texts:
             "volumes": [*(_read_only(path) for path in keys), _writable(flower), _writable(home)],
             "command": _words(federation.superexec(folder)),
         },
-        "nginx": _guarded(machine, nginx.IMAGE)
+        "nginx": _guarded(nginx.IMAGE)
         | {
             "volumes": [_read_only(path) for path in (*proxy, *certificate)],
             "command": _words(nginx.container_words(folder)),
@@ -101,17 +102,17 @@ def _writable(path: str) -> str:
 
 
 def _service(machine: Machine) -> dict[str, Any]:
-    return _guarded(machine, machine.image) | {
+    return _guarded(machine.image) | {
         "environment": dict(sealed_environment(machine.folder, machine.name))
     }
 
 
-def _guarded(machine: Machine, image: str) -> dict[str, Any]:
+def _guarded(image: str) -> dict[str, Any]:
     """A service without privileges that can write to its mounts and /tmp only."""
     return {
         "image": image,
         "restart": "always",
-        "user": machine.ids,
+        "user": f"{os.getuid()}:{os.getgid()}",
         "read_only": True,
         "tmpfs": ["/tmp"],
         "cap_drop": ["ALL"],

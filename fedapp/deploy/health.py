@@ -16,13 +16,13 @@ ALIVE = "superexec.alive"  # in the site's home
 STALE = 120.0  # seconds; a SuperExec asks, or retries its SuperNode, every few seconds
 
 
-def is_alive(place: str, ca: str | None = None) -> bool:
+def is_alive(target: str, ca: str | None = None) -> bool:
     """Whether a URL is healthy, or a file was touched in the last `STALE` seconds."""
     try:
-        if not place.startswith("http"):
-            return time.time() - Path(place).stat().st_mtime < STALE
-        context = ssl.create_default_context(cafile=ca) if place.startswith("https") else None
-        with urlopen(f"{place}/health", timeout=5, context=context) as response:
+        if not target.startswith("http"):
+            return time.time() - Path(target).stat().st_mtime < STALE
+        context = ssl.create_default_context(cafile=ca) if target.startswith("https") else None
+        with urlopen(f"{target}/health", timeout=5, context=context) as response:
             return bool(response.status == 200)
     except OSError:  # no file, no connection, another certificate, another status
         return False

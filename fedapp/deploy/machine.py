@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from getpass import getuser
 from importlib.metadata import version
 
 import yaml
@@ -28,16 +26,6 @@ class Machine:
     folder: str  # absolute path
     programs: str  # absolute path of the folder of installed programs
     name: str  # of the site, or "coordinator"
-
-    @property
-    def user(self) -> str:
-        """User who runs the processes."""
-        return getuser()
-
-    @property
-    def ids(self) -> str:
-        """User and group id, ``UID:GID``."""
-        return f"{os.getuid()}:{os.getgid()}"
 
     @property
     def image(self) -> str:

@@ -39,7 +39,7 @@ class SiteExecutor(SubprocessExecutor):
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         """Start answering a message."""
         if spec.task_type != TaskType.CLIENT_APP:
-            return LaunchResult.failed(f"a site runs no {spec.task_type}, only its own ClientApp")
+            return LaunchResult.failed(f"a site runs no {spec.task_type}, only its ClientApp")
         self.answer(spec)
         return LaunchResult.accepted()
 

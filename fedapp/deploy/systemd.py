@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from getpass import getuser
 
 from fedapp.deploy import nginx
 from fedapp.deploy.machine import PUBLIC, Machine, Texts
@@ -110,7 +111,7 @@ def _unit(
         *unit_lines,
         "",
         "[Service]",
-        f"User={machine.user}",
+        f"User={getuser()}",
         *(f"Environment={key}={value}" for key, value in environment.items()),
         f"ExecStart={machine.programs}/{' '.join(command)}",
         *start_checks,

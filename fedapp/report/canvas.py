@@ -107,8 +107,8 @@ def add_legend(ax: Axes, above: bool = False) -> None:
     """A legend inside the axes, or above axes that are filled with bars."""
     if not ax.get_legend_handles_labels()[0]:
         return
-    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2}
-    legend = ax.legend(frameon=False, fontsize=10, labelcolor=BLACK, **(place if above else {}))
+    location: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2}
+    legend = ax.legend(frameon=False, fontsize=10, labelcolor=BLACK, **(location if above else {}))
     for text in legend.get_texts():
         text.set_parse_math(False)
 

@@ -55,7 +55,7 @@ def page(title: str, subtitle: str, sections: Sequence[str]) -> str:
     """The whole page; title and subtitle are plain text, sections are HTML."""
     body = "\n".join(filter(None, sections))
     heads = re.findall(r'<section id="(.*?)">\n<h2>(.*?)</h2>', body)
-    links = " · ".join(f'<a href="#{place}">{head}</a>' for place, head in heads)
+    links = " · ".join(f'<a href="#{anchor}">{head}</a>' for anchor, head in heads)
     return _PAGE.substitute(
         style=STYLE,
         title=escaped(title),
@@ -85,8 +85,8 @@ def quiet(text: str) -> str:
 
 def section(title: str, body: str) -> str:
     """A section with a heading; empty for an empty body."""
-    place = re.sub(r"\W+", "-", title.lower())
-    head = f'<section id="{place}">\n<h2>{escaped(title)}</h2>'
+    anchor = re.sub(r"\W+", "-", title.lower())
+    head = f'<section id="{anchor}">\n<h2>{escaped(title)}</h2>'
     return f"{head}\n{body}\n</section>" if body else ""
 
 

@@ -114,7 +114,7 @@ def _of_models(summary: Fields, curve: str, metric: str, alone: bool = True) -> 
 
 def _classes(summary: Fields, n_classes: int) -> list[str]:
     # Their numbers if the run has recorded no names.
-    return summary.get("classes") or [str(place) for place in range(n_classes)]
+    return summary.get("classes") or [str(number) for number in range(n_classes)]
 
 
 def _confusions(summary: Fields, curves: Fields) -> str:

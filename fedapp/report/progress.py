@@ -156,7 +156,7 @@ class Rounds:
             rounds[entry["round"]] = entry
         newest = max(rounds, default=0)
         if newest < self._last:
-            tell(f"going on after round {newest}")
+            tell(f"resuming after round {newest}")
         last, self._last = self._last, newest
         return [entry for number, entry in sorted(rounds.items()) if number > last]
 

@@ -65,26 +65,19 @@ class Run:
 def read_run(run_dir: Path) -> Run:
     """Read a run's folder; DataError if a file is missing, invalid, or lacks a required field."""
     try:
-        return _read_run(run_dir)
-    except DataError as error:
+        if not run_dir.is_dir():
+            raise DataError(f"run folder must be a folder, got none{near_path(run_dir, RUNS)}")
+        names = ("config.toml", "summary.json", "rounds.jsonl", "ledger.jsonl")
+        settings, summary, rounds, ledger = (_text(run_dir, name) for name in names)
+        return Run(
+            run_dir,
+            read_toml(settings, "config.toml must be TOML, got"),
+            _summary(summary),
+            _objects(rounds, "rounds.jsonl", _ROUND),
+            _objects(ledger, "ledger.jsonl", _MESSAGE),
+        )
+    except (ConfigError, DataError) as error:
         raise DataError(f"{run_dir}: {error}") from error
-
-
-def _read_run(run_dir: Path) -> Run:
-    if not run_dir.is_dir():
-        raise DataError(f"run folder must be a folder, got none{near_path(run_dir, RUNS)}")
-    texts = {
-        name: _text(run_dir, name)
-        for name in ("config.toml", "summary.json", "rounds.jsonl", "ledger.jsonl")
-    }
-    try:
-        config = read_toml(texts["config.toml"], "config.toml must be TOML, got")
-    except ConfigError as error:
-        raise DataError(str(error)) from None
-    summary = _summary(texts["summary.json"])
-    rounds = _objects(texts["rounds.jsonl"], "rounds.jsonl", _ROUND)
-    ledger = _objects(texts["ledger.jsonl"], "ledger.jsonl", _MESSAGE)
-    return Run(run_dir, config, summary, rounds, ledger)
 
 
 def print_warning(console: Console, text: str) -> None:
@@ -248,9 +241,9 @@ def human_seconds(seconds: float) -> str:
     """Seconds as ``0.31 s``, ``42 s``, ``3 min 20 s`` or ``2 h 05 min``."""
     if seconds < 99.5:
         return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
+        return f"{minutes} min {seconds_left:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 

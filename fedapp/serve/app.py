@@ -114,10 +114,10 @@ def make_app(
         try:
             reply, is_one = await run_in_threadpool(scored, await _body(request, most_bytes))
         except RowError as error:
-            place = {"column": error.column, "row": error.row}
+            location = {"column": error.column, "row": error.row}
             if error.party is not None:
-                place["party"] = error.party
-            raise RefusedError(422, error=str(error), **place) from None
+                location["party"] = error.party
+            raise RefusedError(422, error=str(error), **location) from None
         except DataError as error:
             raise RefusedError(422, error=str(error)) from None
         finally:
@@ -216,7 +216,7 @@ def docs_page(described: dict[str, Any], most_rows: int, most_bytes: int) -> str
     row = "an object by column names"
     if parties:
         row = "an object by party of objects by column names"
-    asked = (
+    requests = (
         f"<p><code>POST /predict</code> with one row, {row}, or "
         f"<code>{{&quot;rows&quot;: [...]}}</code> of at most {most_rows:,} rows and "
         f"{most_bytes:,} bytes. null means that a value is missing. "
@@ -227,7 +227,7 @@ def docs_page(described: dict[str, Any], most_rows: int, most_bytes: int) -> str
     return page(
         "fedapp serve",
         f"{described['model']} · {described['objective']}",
-        [section("Requests", asked), section("Columns", table(heads, rows, n_texts=len(heads)))],
+        [section("Requests", requests), section("Columns", table(heads, rows, n_texts=len(heads)))],
     )
 
 

@@ -115,8 +115,8 @@ def answers_of(model: Model) -> dict[str, Any]:
 def told_columns(names: Sequence[str], categories: Categories, margin: str) -> list[dict[str, Any]]:
     """Names and types of columns, the base margin's last; `margin` is empty for none."""
     columns: list[dict[str, Any]] = []
-    for place, name in enumerate(names):
-        categories_of_column = names_of(categories, place)
+    for column_id, name in enumerate(names):
+        categories_of_column = names_of(categories, column_id)
         column = {"name": name, "kind": "number", "missing_allowed": True}
         if categories_of_column is not None:
             column |= {"kind": "category", "categories": list(categories_of_column)}
@@ -166,7 +166,7 @@ def _refuse_names(row: Row, number: int, columns: Sequence[str], party: str | No
 
 def _column(name: str, values: list[Any], party: str | None) -> Any:
     """Values as an Arrow array."""
-    whose = f"column {name!r}" if party is None else f"column {name!r} of {party}"
+    source = f"column {name!r}" if party is None else f"column {name!r} of {party}"
     kinds = {type(value) for value in values} - {type(None)}
     if not (kinds <= NUMBERS or kinds == {str}):
         present = [(row, value) for row, value in enumerate(values) if value is not None]
@@ -174,11 +174,11 @@ def _column(name: str, values: list[Any], party: str | None) -> Any:
         row, value = next((row, value) for row, value in present if type(value) not in expected)
         rule = "must be a number, true or false, a text or null, of one type in all rows"
         got = type(value).__name__
-        raise RowError(f"{whose} {rule}, got {got} in row {row}", name, row, party)
+        raise RowError(f"{source} {rule}, got {got} in row {row}", name, row, party)
     if len(kinds) > 1:
         values = [None if value is None else float(value) for value in values]
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError):
         rule = "must hold numbers below 2^63 or texts"
-        raise RowError(f"{whose} {rule}", name, party=party) from None
+        raise RowError(f"{source} {rule}", name, party=party) from None

@@ -109,9 +109,9 @@ class Carrier:
         assert self._send
         match request:
             case PullMessagesRequest() | PullAppMessagesRequest():
-                asked = deepcopy(request)  # the caller may retry with it
-                add(asked, wanted=True)
-                response = self._send(request=asked, **named)
+                marked = deepcopy(request)  # the caller may retry with it
+                add(marked, wanted=True)
+                response = self._send(request=marked, **named)
                 self._came = carried(response)
                 return response
             case PullObjectRequest() if request.object_id in self._came:
