@@ -97,7 +97,6 @@ def _read_only(path: str) -> str:
 
 
 def _writable(path: str) -> str:
-    """A writable mount of a folder."""
     return f"{path}:{path}"
 
 

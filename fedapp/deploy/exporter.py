@@ -72,7 +72,6 @@ class FolderCollector:
 
 
 def _of_run(run: RunFolder) -> Iterator[Value]:
-    """Metrics of one run, running or finished."""
     state, began = run.state, (run.path / "config.toml").stat().st_mtime
     yield "state", [state], 1
     ledger = run.ledger.stat() if run.ledger.exists() else None

@@ -222,7 +222,7 @@ def _alive(command: Sequence[str]) -> Object:
 
 
 def _mount(volume: str, path: str, part: str = "") -> Object:
-    """A volume, or one folder of it, in a container."""
+    """`part` is a folder of the volume."""
     return {"name": volume, "mountPath": path} | ({"subPath": part} if part else {})
 
 

@@ -42,7 +42,7 @@ _UNSUPPORTED = re.compile(r"[^\w/. -]")
 
 
 class ToMLflow:
-    """MLflow's `Logger`."""
+    """Implements ``fedapp.logs.logger.Logger``."""
 
     def __init__(self, run: LoggedRun, run_id: str) -> None:
         _check_answers()

@@ -27,7 +27,7 @@ FOLDER = "tensorboard"
 
 
 class ToTensorBoard:
-    """TensorBoard's `Logger`."""
+    """Implements ``fedapp.logs.logger.Logger``."""
 
     def __init__(self, run: LoggedRun, run_id: str) -> None:
         path = run.path / FOLDER

@@ -20,7 +20,7 @@ PROJECT = "fedapp"
 
 
 class ToWandb:
-    """wandb's `Logger`."""
+    """Implements ``fedapp.logs.logger.Logger``."""
 
     def __init__(self, run: LoggedRun, run_id: str) -> None:
         self._run = wandb.init(

@@ -91,7 +91,6 @@ def _score_table(head: Sequence[str], rows: Sequence[tuple[Sequence[str], Scores
 
 
 def _privacy(summary: dict[str, Any]) -> list[str]:
-    """The run's privacy guarantee for each row, if any."""
     if not (terms := summary.get("privacy")):
         return []
     how = f"drawn ({terms['trees']})"
@@ -121,7 +120,6 @@ def _revealed(run: Run) -> Iterator[str]:
 
 
 def _settings(run: Run) -> Iterator[Sequence[str]]:
-    """Settings that the method reads and that are not defaults."""
     read, usual = run.summary.get("settings_read"), defaults()
     for name, value in flatten(run.config).items():
         if (read is None or name in read) and value not in ("", usual.get(name)):

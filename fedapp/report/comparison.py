@@ -70,7 +70,6 @@ def named_runs(runs: Sequence[Run]) -> dict[str, Run]:
 
 
 def _facts(named: Named) -> str:
-    """Rows, parties and seed of each run."""
     rows = []
     for name, run in named.items():
         counts, summary = row_counts(run.summary), run.summary

@@ -59,9 +59,9 @@ def scores(summary: Fields) -> str:
     if len(parties) < 2:
         return scored
     names = [name for name in names if any(name in scores for scores in parties.values())]
-    rows = [[Name(p), *(score_text(each.get(n)) for n in names)] for p, each in parties.items()]
+    lines = [[Name(p), *(score_text(each.get(n)) for n in names)] for p, each in parties.items()]
     title = f"<h3>The model on the {subset} rows of each party</h3>"
-    return scored + title + table(["party", *map(arrow, names)], rows)
+    return scored + title + table(["party", *map(arrow, names)], lines)
 
 
 def predictions(summary: Fields) -> str:
@@ -118,7 +118,6 @@ def _classes(summary: Fields, n_classes: int) -> list[str]:
 
 
 def _confusions(summary: Fields, curves: Fields) -> str:
-    """Confusion matrices."""
     if not curves.get("confusion"):
         return ""
     counts = curves["confusion"]
@@ -167,7 +166,6 @@ def _shown(columns: Mapping[str, float]) -> str:
 
 
 def _columns(summary: Fields) -> str:
-    """The numbers behind the figures, for every column."""
     importance = summary.get("importance") or {}
     gains, counts = _total_gains(importance), importance.get("count") or {}
     moves = (summary.get("contributions") or {}).get("mean") or {}
@@ -197,7 +195,6 @@ def _weights(text: str) -> dict[str, str]:
 
 
 def _missing(run: Run, text: str) -> str:
-    """Why there is no tree, or no SHAP summary."""
     summary = run.summary
     if text and kind_of(text) == DIVIDED:
         return (
@@ -214,7 +211,7 @@ def _missing(run: Run, text: str) -> str:
 
 
 def _learned(summary: Fields) -> dict[str, str]:
-    """Figures of importance, SHAP values, learned rates and leaf purity, if the run has them."""
+    """Figures of SHAP values, learned rates and leaf purity, if the run has them."""
     images = {}
     contributions = summary.get("contributions") or {}
     if any((contributions.get("mean") or {}).values()):
@@ -258,7 +255,6 @@ def confusion_table(counts: Sequence[Sequence[float]], classes: Sequence[str], c
 
 
 def _pairs(counts: Sequence[Sequence[float]], classes: Sequence[str], caption: str) -> str:
-    """The most frequently confused pairs of classes."""
     wrong = [
         (weight, weight / sum(row), classes[true], classes[guessed])
         for true, row in enumerate(counts)

@@ -137,7 +137,6 @@ def _round_name(summary: Mapping[str, Any]) -> str:
 
 
 def _traffic(ledger: Sequence[Mapping[str, Any]]) -> str:
-    """A table by message type and a figure by party, from the ledger."""
     types: dict[str, list[int]] = {}
     parties: dict[str, list[int]] = {}
     for message in ledger:

@@ -149,12 +149,10 @@ def effort_by_round(rounds: Rounds, round_name: str = ROUND) -> str:
 
 
 def _largest(values: Mapping[str, float]) -> list[str]:
-    """Names of the 20 largest absolute values."""
     return sorted(values, key=lambda name: abs(values[name]), reverse=True)[:N_COLUMNS]
 
 
 def _name_bars(ax: Axes, names: Sequence[str]) -> None:
-    """Names beside horizontal bars, from top to bottom."""
     shown = [plain(name) for name in names]
     ax.set_yticks(range(len(names)), shown, parse_math=False)
     ax.invert_yaxis()
@@ -179,6 +177,5 @@ def round_values(rounds: Rounds, split: str, metric: str) -> Array:
 
 
 def _edges(rounds: Rounds) -> Array:
-    """Edges of one bar per round."""
     trees = np.asarray([entry["round"] for entry in rounds], dtype=np.float64)
     return np.append(trees - 0.5, trees[-1] + 0.5)

@@ -37,7 +37,6 @@ def row_warnings(runs: Mapping[str, Run]) -> list[str]:
 
 
 def _deciding(run: Run) -> Fields:
-    """What selects the test rows of a run, by name, in words."""
     settings, summary = flatten(run.config), run.summary
     facts: Fields = {
         "data": summary["data"],

@@ -255,7 +255,6 @@ def score_text(value: float | None, digits: int = 4) -> str:
 
 
 def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
-    """The names and values above the scores."""
     traffic, seconds, parties = summary["bytes"], summary["seconds"], summary["parties"]
     rows = ", ".join(f"{party['name']} {party['rows']:,}" for party in parties)
     best = summary.get("best_round")
@@ -325,8 +324,7 @@ def _summary(text: str) -> Fields:
 
 
 def _objects(text: str, name: str, fields: Mapping[str, type]) -> list[Fields]:
-    """The objects of a JSON Lines file."""
-    lines = text.split("\n")  # splitlines() would also split inside a name that holds U+2028
+    lines = text.split("\n")  # splitlines() would also split at U+2028, which names may contain
     return [
         _object(line, f"{name} line {number}", fields)
         for number, line in enumerate(lines, start=1)

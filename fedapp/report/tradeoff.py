@@ -200,7 +200,6 @@ def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, str
 
 
 def _has_far(lines: Sequence[Line]) -> bool:
-    """Whether a score is off the axis."""
     means = [line.mean for line in lines if np.isfinite(line.mean)]
     low, high = near_range(means)
     return any(not low <= mean <= high for mean in means)
@@ -213,7 +212,6 @@ def _header(comparison: Comparison) -> list[str]:
 
 
 def _rows(comparison: Comparison) -> list[list[str]]:
-    """Table cells of each line."""
     rows = []
     for record in comparison.records:
         mark = " tie" if record["ties"] else ""

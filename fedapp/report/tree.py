@@ -113,7 +113,6 @@ def _of_forest(model: bagged.BaggedForest) -> DrawnTree | None:
 
 
 def _item(drawn: DrawnTree, node: int, depth: int, branch: str) -> str:
-    """A node with its subtree."""
     label = f'<span class="branch">{branch}</span>' if branch else ""
     left = int(drawn.nodes["left"][node])
     if left == LEAF:

@@ -170,7 +170,6 @@ def _rows(body: bytes, most_rows: int) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _body_schema(described: dict[str, Any]) -> dict[str, Any]:
-    """JSON Schema of a request's body."""
     if "parties" in described:
         row = _object_schema({one["name"]: _row_schema(one) for one in described["parties"]})
     else:

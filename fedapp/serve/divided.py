@@ -160,7 +160,6 @@ class DividedScorer:
         return {"rows": scored_rows(named, self._model.classes), "warnings": warnings}
 
     def _check_parties(self, row: Row, number: int) -> None:
-        """Check that a row has an object for every party and no other."""
         parties = ", ".join(self.parties)
         for name in row:
             if name not in self.parties:
@@ -210,7 +209,6 @@ class PassingStores(LiveStores):
         self._folders: set[Path] = set()
 
     def open(self, folder: Path, lasting: bool) -> Store:
-        """As in ``LiveStores``."""
         self._folders.add(folder)
         return super().open(folder, lasting)
 

@@ -148,24 +148,20 @@ def as_frame(rows: Sequence[Row], columns: Sequence[str], party: str | None = No
     """
     expected = set(columns)
     for number, row in enumerate(rows):
-        if row.keys() != expected:
-            _refuse_names(row, number, columns, party)
+        if row.keys() == expected:
+            continue
+        owner = "the model" if party is None else party
+        for name in row:
+            if name not in columns:
+                rule = f"row {number} must have only columns of {owner}, got {name!r}"
+                raise RowError(rule + near(name, columns), name, number, party)
+        name = next(name for name in columns if name not in row)
+        rule = f"row {number} must have all columns of {owner} (null: missing), lacks {name!r}"
+        raise RowError(rule, name, number, party)
     return pa.table({name: _column(name, [row[name] for row in rows], party) for name in columns})
 
 
-def _refuse_names(row: Row, number: int, columns: Sequence[str], party: str | None) -> None:
-    owner = "the model" if party is None else party
-    for name in row:
-        if name not in columns:
-            rule = f"row {number} must have only columns of {owner}, got {name!r}"
-            raise RowError(rule + near(name, columns), name, number, party)
-    name = next(name for name in columns if name not in row)
-    rule = f"row {number} must have all columns of {owner} (null: missing), lacks {name!r}"
-    raise RowError(rule, name, number, party)
-
-
 def _column(name: str, values: list[Any], party: str | None) -> Any:
-    """Values as an Arrow array."""
     source = f"column {name!r}" if party is None else f"column {name!r} of {party}"
     kinds = {type(value) for value in values} - {type(None)}
     if not (kinds <= NUMBERS or kinds == {str}):

@@ -106,7 +106,6 @@ class Layer:
         self._layer = layer.cls(app, *layer.args, **layer.kwargs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         is_bypassed = scope["type"] == "http" and scope["path"].startswith(self._passed_on)
         await (self._app if is_bypassed else self._layer)(scope, receive, send)
 
