@@ -50,7 +50,7 @@ def manifests_federation(machine: Machine, federation: Federation) -> Texts:
         _policy("nobody", ""),
         _policy("superlink", "superlink", ingress=[{"ports": [_tcp(p) for p in ports.values()]}]),
     ]
-    # Copy the host's certificate: kustomize reads only files of its host_files folder.
+    # Copy the host's certificate: kustomize reads only files of its folder.
     host_files = {"host.crt": federation.certificate, "host.key": federation.key}
     copies = {name: (Path(path).read_text(), SECRET) for name, path in host_files.items() if path}
     certificate, key = copies or ("server.crt", "server.key")

@@ -78,7 +78,7 @@ def score_histogram(histogram: Mapping[str, Sequence[float]], classes: Sequence[
 
 def residuals(models: Curves) -> str:
     """Histograms of label minus prediction over the non-empty bins, in 30 bars."""
-    # Each model has edges and counts; the first model's histogram is counts.
+    # Each model has edges and counts; the first model's histogram is filled.
     figure, ax = new_canvas()
     edges = [np.asarray(histogram["edges"], dtype=np.float64) for histogram in models.values()]
     weights = [np.asarray(histogram["counts"], dtype=np.float64) for histogram in models.values()]

@@ -279,7 +279,7 @@ def _score(entry: Mapping[str, Any], names: list[str]) -> str:
     """``valid auc 0.7781  logloss 0.4420``: the first two of `names` that the round has."""
     split = "valid" if entry["valid"] else "train"
     scores: Scores = entry[split]
-    # Without a metric, start with the round's candidates, which is the objective's default.
+    # Without a metric, start with the round's first, which is the objective's default.
     candidates = [name for name in names if name] if names[0] else [*list(scores)[:1], *names[1:]]
     shown = [name for name in dict.fromkeys(candidates) if name in scores][:2]
     texts = [f"{name} {score_text(scores[name])}" for name in shown]

@@ -17,7 +17,7 @@ def row_warnings(runs: Mapping[str, Run]) -> list[str]:
     deciding = {name: _deciding(run) for name, run in runs.items()}
     differing = []
     for key in dict.fromkeys(key for facts in deciding.values() for key in facts):
-        owners: dict[str, list[str]] = {}  # value -> names of runs; deployed values are omitted
+        owners: dict[str, list[str]] = {}  # value -> names of runs; unknown values are omitted
         for name, facts in deciding.items():
             if facts.get(key) is not None:
                 owners.setdefault(str(facts[key]), []).append(name)

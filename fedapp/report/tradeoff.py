@@ -150,7 +150,7 @@ def tradeoff_page(comparison: Comparison) -> str:
     rows = _rows(comparison)
     rows[0] = [Strong(cell) for cell in rows[0]]
     rows_of_facts = list(map(list, comparison.facts.items()))
-    facts = table(["", "of run_rows line, or of a method"], rows_of_facts, n_texts=2)
+    facts = table(["", "of every line, or of a method"], rows_of_facts, n_texts=2)
     note = quiet(ONE_PLACE) + (quiet(TIES) if len(comparison.lines[0].scores) > 1 else "")
     run_rows = [
         [Run(run), *(score_text(line.others[name][place]) for name in comparison.metrics)]
