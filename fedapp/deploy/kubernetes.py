@@ -197,16 +197,13 @@ def _fedapp(
 
 def _container(name: str, image: str, command: Sequence[str], size: tuple[str, str, str]) -> Object:
     """A container without privileges that can write to its volumes only."""
-    cpu, memory, memory_limit = size
+    cpu, memory, limit = size
     return {
         "name": name,
         "image": image,
         "args": list(command),
         "volumeMounts": [_mount("tmp", "/tmp", name), _mount(f"{name}-keys", _KEYS)],
-        "resources": {
-            "requests": {"cpu": cpu, "memory": memory},
-            "limits": {"memory": memory_limit},
-        },
+        "resources": {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": limit}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

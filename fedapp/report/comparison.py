@@ -91,7 +91,7 @@ def _scores(named: Named) -> str:
     for name in filter(is_metric, names):
         defined = [score for each in tests.values() if (score := _known(each, name)) is not None]
         if defined:
-            best[name] = score_text((max if larger_is_better(name) else min)(defined))
+            best[name] = score_text(max(defined) if larger_is_better(name) else min(defined))
     rows = []
     for run_name, run in named.items():
         texts = {name: score_text(tests[run_name].get(name)) for name in names}

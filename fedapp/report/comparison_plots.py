@@ -35,7 +35,7 @@ def tradeoff(
     low, high = near_range([score for *_, score in drawn])
     bottom, top = _limits(low, high)
     ax.set(xscale="log", xlabel=cost, ylabel=metric, ylim=(bottom, top))
-    costs = [max(cost_value, 1e-3) for _, cost_value, _ in drawn]
+    costs = [max(spent, 1e-3) for _, spent, _ in drawn]
     heights = [min(max(score, bottom), top) for *_, score in drawn]
     ends = []
     for (name, _, score), x, y, (color, _) in zip(drawn, costs, heights, new_pens(), strict=False):
@@ -47,7 +47,7 @@ def tradeoff(
     decades = np.log10(max(costs, default=1) / min(costs, default=1))
     steps = (1, 2, 5) if decades < 1 else (1, 3) if decades < 2.5 else (1,)
     ax.xaxis.set_major_locator(LogLocator(subs=steps))
-    ax.xaxis.set_major_formatter(lambda cost_value, _: in_words(cost_value))
+    ax.xaxis.set_major_formatter(lambda spent, _: in_words(spent))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.tick_params(axis="x", rotation=30)
     return to_svg(figure)

@@ -112,12 +112,10 @@ class Layer:
 
 def layers(get_middleware: Callable[[], list[Middleware]]) -> list[Middleware]:
     """Replaces ``_get_middleware``."""
-    layers_and_paths = (
+    candidates = (
         (layer, PASSED_ON.get(getattr(layer.cls, "__name__", ""))) for layer in get_middleware()
     )
-    return [
-        Middleware(Layer, layer, paths) if paths else layer for layer, paths in layers_and_paths
-    ]
+    return [Middleware(Layer, layer, paths) if paths else layer for layer, paths in candidates]
 
 
 # Held during a transaction, and while the objects in memory change.
