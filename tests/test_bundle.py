@@ -158,7 +158,7 @@ def test_a_site_starts_nothing_but_its_own_client_app(kind: TaskType) -> None:
     spec = ExecutionSpec(kind, "127.0.0.1:1", "token", True, None, False, 1, True, 1)
     result = SiteExecutor().launch(spec)
     assert result.status == LaunchResultStatus.FAILED
-    assert result.message == f"a site runs no {kind}, only its own ClientApp"
+    assert result.message == f"a site runs no {kind}, only its ClientApp"
 
 
 # The same with real processes

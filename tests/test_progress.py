@@ -110,7 +110,7 @@ def test_rounds_survive_that_the_file_is_written_anew(watched: Watched) -> None:
         watched.write(1, 2, 3)
         assert len(watched.tick()) == 3
         watched.write(1)
-        assert watched.tick() == ["0:00  going on after round 1"]
+        assert watched.tick() == ["0:00  resuming after round 1"]
         watched.write(1, 2)
         assert [line.split()[1:3] for line in watched.tick()] == [["round", "2/50"]]
         # Longer than what was read, in a file that was begun anew.

@@ -193,7 +193,7 @@ def test_health_schema_and_openapi_describe_the_model(client: Client) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "column"),
     [
-        ({"twon": "Rome"}, "row 0 must have columns of the model alone, got 'twon'; did", "twon"),
+        ({"twon": "Rome"}, "row 0 must have only columns of the model, got 'twon'; did", "twon"),
         ({"a": ...}, "row 0 must have all columns of the model (null: missing), lacks 'a'", "a"),
         ({"a": [1]}, "column 'a' must be a number, true or false, a text or null, of one", "a"),
         ({"a": "high"}, "feature column 'a' must be numbers", None),

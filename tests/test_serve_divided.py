@@ -180,7 +180,7 @@ def test_schema_and_openapi_list_the_columns_of_each_party(client: Client) -> No
         ),
         ("shop", ..., "row 0 must name every party of the model (bank, shop), lacks 'shop'", None),
         ("shop", [1], "row 0 must have an object by column names for shop, got list", None),
-        ("bank", {"b": 1}, "row 0 must have columns of bank alone, got 'b'", "b"),
+        ("bank", {"b": 1}, "row 0 must have only columns of bank, got 'b'", "b"),
         ("bank", {"a": ...}, "row 0 must have all columns of bank (null: missing), lacks 'a'", "a"),
         ("bank", {"a": [1]}, "column 'a' of bank must be a number, true or false, a text", "a"),
         ("shop", {"b": "high"}, "shop: feature column 'b' must be numbers", None),
@@ -275,5 +275,7 @@ def test_what_cannot_be_served_is_refused_with_what_can_be_done(
 
 def test_a_whole_model_takes_no_way_to_predict(settings: MakeSettings) -> None:
     run = run_local(settings(strategy="pax", parties=2)).path
-    with pytest.raises(ConfigError, match=r"^--inference must be omitted for a model that lies"):
+    with pytest.raises(
+        ConfigError, match=r"^--inference must be omitted for a model that is whole"
+    ):
         open_scorer(run, "interactive")

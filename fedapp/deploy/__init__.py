@@ -1,1 +1,1 @@
-"""What a deployment across organisations needs on disk: certificates, keys, scripts."""
+"""Deployment across organisations: certificates, keys, and files that start the processes."""

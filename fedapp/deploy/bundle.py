@@ -1,6 +1,6 @@
-"""Which app bundles a site answers: by default the one that its own fedapp makes.
+"""App bundles that a site answers: by default only the one its installed fedapp builds.
 
-A site runs what it has installed, so a bundle says only which fedapp the coordinator has; a run of
+A site runs its installed code, so a bundle only identifies the coordinator's fedapp. A run of
 another one ends before its first message is read.
 """
 
@@ -22,12 +22,7 @@ from fedapp.site.config import SiteConfig
 
 
 def build_bundle() -> bytes:
-    """The bundle (FAB) that ``flwr run`` makes of the installed sources.
-
-    Raises
-    ------
-    ConfigError : fedapp was installed without its pyproject.toml.
-    """
+    """The bundle (FAB) that ``flwr run`` builds from the installed sources."""
     from flwr.cli.build import build_fab_from_files
 
     return build_fab_from_files(_sources())[0]
@@ -41,45 +36,38 @@ def installed_bundle() -> str:
 
 @contextmanager
 def app_sources() -> Iterator[Path]:
-    """A folder of what ``flwr run`` makes the bundle of, for as long as that takes.
-
-    Flower looks at every file of the folder it is given, and a checkout often holds a virtual
-    environment of some 50,000, which takes seconds.
-    """
+    """Temporary folder with the sources that ``flwr run`` bundles."""
+    # Flower scans every file of the folder; a checkout with a virtual environment has some 50,000,
+    # which takes seconds.
     with TemporaryDirectory(prefix="fedapp-") as folder:
         copy_sources(Path(folder))
         yield Path(folder)
 
 
 def copy_sources(folder: Path) -> None:
-    """Copy what ``flwr run`` makes the bundle of."""
+    """Copy the sources that ``flwr run`` bundles."""
     for name, path in _sources().items():
         (copy := folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
 
 
 def _sources() -> dict[str, Path]:
-    """The installed files that decide what is in the bundle, by their paths in the app's folder."""
+    """The installed files that go into the bundle, by path in the app's folder."""
     with (app_folder() / "pyproject.toml").open("rb") as file:
         patterns = tomllib.load(file)["tool"]["flwr"]["app"]["fab-include"]
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for pattern in ("pyproject.toml", ".gitignore", *patterns):
-        found |= app_files(pattern.removeprefix("/"))
-    return found
+        files |= app_files(pattern.removeprefix("/"))
+    return files
 
 
 def check_bundle(config: SiteConfig, bundle: bytes) -> None:
-    """Check that a run's bundle is one that the site knows, or a release that it trusts.
-
-    Raises
-    ------
-    ConfigError : it is another one.
-    """
-    known, found = config.bundles or {installed_bundle()}, hashlib.sha256(bundle).hexdigest()
-    if found not in known and not is_signed(bundle, config.release_keys):
+    """Check that the site accepts a run's bundle, by hash or signature; else ConfigError."""
+    accepted, got = config.bundles or {installed_bundle()}, hashlib.sha256(bundle).hexdigest()
+    if got not in accepted and not is_signed(bundle, config.release_keys):
         signed = " or signed by one of release-keys" if config.release_keys else ""
         raise ConfigError(
-            f"app must be {' or '.join(sorted(known))}, which this site knows{signed}, got {found}"
+            f"app must be {' or '.join(sorted(accepted))}, which this site knows{signed}, got {got}"
             "; install the same fedapp at coordinator and site (fedapp app hash), "
             "or name both hashes in the site's node config (app)"
         )

@@ -1,7 +1,7 @@
-"""Certificates and keys as Flower 1.41 takes them.
+"""Certificates and keys in the forms that Flower 1.41 reads.
 
-TLS: PEM, one CA and one server certificate. SuperNodes prove who they are with an EC key on P-384
-in OpenSSH's form.
+TLS: PEM, one CA and one server certificate. SuperNodes authenticate with an EC key on P-384 in
+OpenSSH format.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CLOCK_SKEW = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A secret and what may be shown of it, as files' contents."""
+    """File contents of a secret key and its public counterpart."""
 
     secret: bytes = field(repr=False)
     public: bytes
@@ -45,7 +45,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """A certificate authority of one federation."""
+    """Certificate authority of one federation."""
 
     key: ec.EllipticCurvePrivateKey = field(repr=False)
     certificate: x509.Certificate
@@ -56,23 +56,18 @@ class Authority:
 
 
 def new_authority(name: str) -> Authority:
-    """Draw a key and sign it with itself.
-
-    Parameters
-    ----------
-    name : of the federation.
-    """
+    """Generate a federation's self-signed certificate authority."""
     return _signed_by_itself(ec.generate_private_key(ec.SECP384R1()), _name(f"{name} CA"))
 
 
 def renewed_authority(files: KeyPair) -> Authority:
-    """The same authority with a new certificate of the same key.
+    """The same authority with a new certificate for its existing key.
 
-    What the authority signs, sites take by the old certificate too, until that one ends.
+    Until the old certificate ends, sites that trust it accept what the authority signs.
 
     Raises
     ------
-    ConfigError : the files hold no key and certificate that belong together.
+    ConfigError : the files are not PEM, or key and certificate do not match.
     """
     try:
         key = load_pem_private_key(files.secret, None)
@@ -87,39 +82,41 @@ def renewed_authority(files: KeyPair) -> Authority:
 
 
 def hosts_of(certificate: bytes) -> tuple[str, ...]:
-    """Names and addresses that a server's certificate is for, as ``server_certificate`` takes them.
+    """Host names and addresses of a server certificate.
 
     Raises
     ------
-    ConfigError : it is no certificate, or for no host.
+    ConfigError : it is not a certificate, or names no host.
     """
     try:
         extensions = x509.load_pem_x509_certificate(certificate).extensions
-        found = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound) as error:
         raise ConfigError(f"server.crt must be a certificate for a host: {error}") from None
-    return tuple(str(name.value) for name in found)
+    return tuple(str(name.value) for name in names)
 
 
 def days_left(path: Path) -> float:
-    """Until the first certificate of a PEM file ends; negative where it has."""
+    """Days until the first certificate of a PEM file ends; negative if it has."""
     try:
-        found = x509.load_pem_x509_certificates(path.read_bytes())
+        certificates = x509.load_pem_x509_certificates(path.read_bytes())
     except ValueError as error:
         raise ConfigError(f"{path.name} must be a PEM certificate: {error}") from None
-    return (min(one.not_valid_after_utc for one in found) - datetime.now(UTC)) / timedelta(days=1)
+    return (
+        min(certificate.not_valid_after_utc for certificate in certificates) - datetime.now(UTC)
+    ) / timedelta(days=1)
 
 
 def validity(path: Path) -> str:
-    """How long a certificate is valid, in words; asks for another one where that is short."""
+    """How long a certificate is valid, in words, with advice if that is short."""
     days = days_left(path)
     way = "; the coordinator renews it (fedapp federation renew), and gives ca.crt to every site"
     return f"{path.name} ends in {days:.0f} days{way if days <= WARNED_DAYS else ''}"
 
 
-def warn_of_expiry(words: Iterable[str]) -> None:
-    """Log a warning for each certificate that a command names and that ends soon."""
-    for path in (Path(word) for word in words if word.endswith(".crt")):
+def warn_of_expiry(arguments: Iterable[str]) -> None:
+    """Log a warning for each ``.crt`` argument of a command that ends soon."""
+    for path in (Path(argument) for argument in arguments if argument.endswith(".crt")):
         if path.is_file() and days_left(path) <= WARNED_DAYS:
             log.warning("%s", validity(path))
 
@@ -136,16 +133,7 @@ def _signed_by_itself(key: ec.EllipticCurvePrivateKey, subject: x509.Name) -> Au
 
 
 def server_certificate(authority: Authority, hosts: Sequence[str]) -> KeyPair:
-    """Draw a server's key and certify it.
-
-    Parameters
-    ----------
-    hosts : names and addresses it is reached by; the first is the common name.
-
-    Returns
-    -------
-    Key and certificate, PEM.
-    """
+    """Generate a server's key and certificate, PEM; `hosts[0]` is the common name."""
     key = ec.generate_private_key(ec.SECP384R1())
     issuer = authority.certificate.subject
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
@@ -162,12 +150,7 @@ def server_certificate(authority: Authority, hosts: Sequence[str]) -> KeyPair:
 
 
 def supernode_keys(name: str) -> KeyPair:
-    """Draw the key pair by which a SuperLink knows a site's SuperNode, OpenSSH.
-
-    Parameters
-    ----------
-    name : of the site; the comment of the public key.
-    """
+    """Generate a SuperNode's OpenSSH key pair; the site's name is the comment."""
     key = ec.generate_private_key(ec.SECP384R1())
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -177,7 +160,6 @@ def supernode_keys(name: str) -> KeyPair:
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
 ) -> x509.CertificateBuilder:
-    """What both certificates have."""
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -191,17 +173,17 @@ def _builder(
     )
 
 
-def _usage(**given: bool) -> x509.KeyUsage:
-    """What a key may be used for; nothing else."""
+def _usage(**uses: bool) -> x509.KeyUsage:
+    """A KeyUsage with only the given uses."""
     names = (
         *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
         *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
     )
-    return x509.KeyUsage(**{**dict.fromkeys(names, False), **given})
+    return x509.KeyUsage(**{**dict.fromkeys(names, False), **uses})
 
 
 def _name(common: str) -> x509.Name:
-    # The standard's longest common name.
+    # X.509 limits a common name to 64 characters.
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
 
 

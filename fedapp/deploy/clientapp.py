@@ -1,8 +1,8 @@
-"""Flower's ``flwr-clientapp``, which answers with the fedapp that is installed here.
+"""Flower's ``flwr-clientapp``, answering with the locally installed fedapp.
 
-``python -m fedapp.deploy.clientapp`` takes the options of ``flwr-clientapp``. What Flower would do
-with the bundle that the coordinator sends, unpack it and import its code, is replaced: the bundle
-is read for its hash and its signature, and otherwise left alone.
+``python -m fedapp.deploy.clientapp`` takes the options of ``flwr-clientapp``. Flower would unpack
+the coordinator's bundle and import its code; here the bundle is only hashed and its signature
+checked.
 """
 
 from __future__ import annotations
@@ -21,32 +21,27 @@ except ImportError as error:
 
 
 class Bundle:
-    """The bundle of a run, of which nothing is used but its hash and its signature."""
+    """Bundle of a run, used only for its hash and its signature."""
 
     def __init__(self) -> None:
         self.content = b""
 
     def hold(self, content: bytes, **_: object) -> None:
-        """Stands for ``install_from_fab``."""
+        """Replaces ``install_from_fab``."""
         self.content = content
 
     def loader(self, **_: object) -> Callable[..., SiteApp]:
-        """Stands for ``get_load_client_app_fn``."""
+        """Replaces ``get_load_client_app_fn``."""
         return lambda *_: SiteApp(self.content)
 
 
 def refuse_to_install(*_: object, **__: object) -> None:
-    """Stands for ``install_app_dependencies``: what a bundle names may run code as it installs."""
+    """Replaces ``install_app_dependencies``: installing a package may run its code."""
     raise PermissionError("a site installs nothing that a bundle asks for")
 
 
 def main() -> None:
-    """Answer one message.
-
-    Raises
-    ------
-    SystemExit : Flower unpacks bundles by other means than those that are replaced here.
-    """
+    """Answer one message. SystemExit if Flower lacks one of the functions replaced here."""
     log_lines.begin("clientapp")
     bundle = Bundle()
     replace(

@@ -1,7 +1,8 @@
-"""Compose files: a coordinator's on its host's network, a site's in two networks."""
+"""Compose files: a coordinator on its host's network, a site in two networks."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ _SITE = """\
 
 
 def compose_federation(machine: Machine, federation: Federation) -> Texts:
-    """SuperLink, SuperExec and nginx; a user's app sees no key and no other's password."""
+    """SuperLink, SuperExec and nginx; a user's app sees no key and no password of others."""
     folder = machine.folder
     flower, home = (f"{folder}/{name}" for name in ("flower", "home"))
     keys = [f"{folder}/{name}" for name in ("ca.crt", "superexec.secret")]
@@ -31,17 +32,17 @@ def compose_federation(machine: Machine, federation: Federation) -> Texts:
     services = {
         "superlink": _service(machine)
         | {
-            "volumes": [*(_read_only(path) for path in (*keys, *server)), _both(flower)],
+            "volumes": [*(_read_only(path) for path in (*keys, *server)), _writable(flower)],
             "command": _words(federation.superlink(folder, flower)),
             "healthcheck": _healthcheck(federation.health(folder)),
         },
         "superexec": _service(machine)
         | {
             "depends_on": ["superlink"],
-            "volumes": [*(_read_only(path) for path in keys), _both(flower), _both(home)],
+            "volumes": [*(_read_only(path) for path in keys), _writable(flower), _writable(home)],
             "command": _words(federation.superexec(folder)),
         },
-        "nginx": _guarded(machine, nginx.IMAGE)
+        "nginx": _guarded(nginx.IMAGE)
         | {
             "volumes": [_read_only(path) for path in (*proxy, *certificate)],
             "command": _words(nginx.container_words(folder)),
@@ -62,7 +63,10 @@ def compose_site(machine: Machine, site: Site) -> Texts:
     flower, home = (f"{folder}/{name}" for name in ("flower", "home"))
     supernode = _service(machine) | {
         "networks": ["outside", "inside"],
-        "volumes": [*(_read_only(f"{folder}/{name}") for name in site.key_files()), _both(flower)],
+        "volumes": [
+            *(_read_only(f"{folder}/{name}") for name in site.key_files()),
+            _writable(flower),
+        ],
         "command": _words(site.supernode(folder, listens="0.0.0.0")),
         "healthcheck": _healthcheck(site.health()),
     }
@@ -70,19 +74,20 @@ def compose_site(machine: Machine, site: Site) -> Texts:
     superexec = _service(machine) | {
         "depends_on": ["supernode"],
         "networks": ["inside"],
-        # Before 23.0.11 and 25.0.5 Docker asks a host's name server on the loopback, as systemd's,
-        # whatever a container asks: a way out (CVE-2024-29018). Nobody answers at the container's
-        # own loopback, and Docker itself knows the SuperNode's name.
+        # Docker before 23.0.11 and 25.0.5 forwards a container's DNS requests to a name server on
+        # the host's loopback, which leaks data (CVE-2024-29018). No server listens on the
+        # container's loopback, and Docker resolves the SuperNode's name itself.
         "dns": [LOOPBACK],
-        "volumes": [_both(home), _both(flower), *(_read_only(path) for path in files)],
+        "volumes": [_writable(home), _writable(flower), *(_read_only(path) for path in files)],
         "command": _words(site.superexec(folder, supernode="supernode")),
         "healthcheck": _healthcheck(site.superexec_health(folder)),
     }
-    # It leads to nothing beyond this machine, nor, without an address of it there, to this machine.
-    own = {"com.docker.network.bridge.inhibit_ipv4": "true"}
+    # An internal network has no route beyond this machine; without a bridge address it has none
+    # to this machine either.
+    driver_options = {"com.docker.network.bridge.inhibit_ipv4": "true"}
     document = {
         "services": {"supernode": supernode, "superexec": superexec},
-        "networks": {"outside": {}, "inside": {"internal": True, "driver_opts": own}},
+        "networks": {"outside": {}, "inside": {"internal": True, "driver_opts": driver_options}},
     }
     return {"compose.yaml": (as_yaml(_SITE, document), PUBLIC), **machine.dockerfile()}
 
@@ -91,24 +96,22 @@ def _read_only(path: str) -> str:
     return f"{path}:{path}:ro"
 
 
-def _both(path: str) -> str:
-    """A folder that the container may write to."""
+def _writable(path: str) -> str:
     return f"{path}:{path}"
 
 
 def _service(machine: Machine) -> dict[str, Any]:
-    """A service of fedapp's image."""
-    return _guarded(machine, machine.image) | {
+    return _guarded(machine.image) | {
         "environment": dict(sealed_environment(machine.folder, machine.name))
     }
 
 
-def _guarded(machine: Machine, image: str) -> dict[str, Any]:
-    """What may write to its mounts and /tmp alone, and become nobody else."""
+def _guarded(image: str) -> dict[str, Any]:
+    """A service without privileges that can write to its mounts and /tmp only."""
     return {
         "image": image,
         "restart": "always",
-        "user": machine.ids,
+        "user": f"{os.getuid()}:{os.getgid()}",
         "read_only": True,
         "tmpfs": ["/tmp"],
         "cap_drop": ["ALL"],
@@ -116,11 +119,11 @@ def _guarded(machine: Machine, image: str) -> dict[str, Any]:
     }
 
 
-def _healthcheck(words: Sequence[str]) -> dict[str, Any]:
-    """After the minutes in which a site may compile."""
-    return {"test": ["CMD", *words], "interval": "30s", "timeout": "10s", "start_period": "5m"}
+def _healthcheck(command: Sequence[str]) -> dict[str, Any]:
+    """A health check; a site may compile for minutes before the first."""
+    return {"test": ["CMD", *command], "interval": "30s", "timeout": "10s", "start_period": "5m"}
 
 
-def _words(words: Sequence[str]) -> list[str]:
-    """A command; compose fills in what follows a dollar."""
-    return [word.replace("$", "$$") for word in words]
+def _words(command: Sequence[str]) -> list[str]:
+    """A command with $ escaped, since compose substitutes variables."""
+    return [word.replace("$", "$$") for word in command]

@@ -1,4 +1,4 @@
-"""Flower's ``flower-superexec`` for a coordinator, with its options and log lines of our form."""
+"""``flower-superexec`` for a coordinator: Flower's options, fedapp's log format."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from fedapp.start import leave_no_core
 if __name__ == "__main__":
     leave_no_core()
     log_lines.begin("superexec")
-    # A ServerApp's lines have this form from its own first one on.
+    # Silences Flower's log until the ServerApp sets up fedapp's.
     os.environ.setdefault("FLWR_LOG_LEVEL", "WARNING")
     flower_superexec()

@@ -1,7 +1,7 @@
-"""Metrics of a coordinator or a site, for Prometheus: what their files say when they are asked for.
+"""Prometheus metrics of a coordinator or a site, read from their files on every scrape.
 
-It has no part in a run and no state: folders of runs and a site's ``answers`` say it all. Names,
-counts and sizes are shown; no row, label, id or key.
+The exporter takes no part in a run and keeps no state: it reads run folders and a site's
+``answers``. It shows names, counts and sizes; no row, label, id or key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedapp.run_folder import RunFolder, State
 from fedapp.site.answers import answers_file
 from fedapp.wire.ledger import SERVER
 
-MOST_RUNS = 20  # the newest; each is a label's value
+MOST_RUNS = 20  # only the newest, since each run is a label value
 # Help and labels of each metric; the name of a counter ends in _total.
 METRICS: Mapping[str, tuple[str, Sequence[str]]] = {
     "certificate_days": ("Days until a certificate ends", ["file"]),
@@ -48,39 +48,38 @@ class FolderCollector:
         self._runs = (home() / "runs", *runs)
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics, as they are now."""
-        found: dict[str, Any] = {}
+        """Yield all metrics that have samples."""
+        families: dict[str, Any] = {}
         for name, (text, labels) in METRICS.items():
             kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            found[name] = kind(f"fedapp_{name}", text, labels=labels)
-        for name, of, value in self._values():
-            found[name].add_metric(of, value)
-        yield from (one for one in found.values() if one.samples)
+            families[name] = kind(f"fedapp_{name}", text, labels=labels)
+        for name, label_values, value in self._values():
+            families[name].add_metric(label_values, value)
+        yield from (family for family in families.values() if family.samples)
 
     def _values(self) -> Iterator[Value]:
         for path in sorted(home().parent.glob("*.crt")):
             yield "certificate_days", [path.name], days_left(path)
         if (alive := home() / ALIVE).exists():
             yield "superexec_idle_seconds", [], time.time() - alive.stat().st_mtime
-        found = [path for place in self._runs for path in place.glob("*/config.toml")]
-        for path in sorted(found, key=lambda path: path.stat().st_mtime)[-MOST_RUNS:]:
-            for name, of, value in _of_run(RunFolder(path.parent)):
-                yield f"run_{name}", [path.parent.name, *of], value
+        configs = [path for folder in self._runs for path in folder.glob("*/config.toml")]
+        for path in sorted(configs, key=lambda path: path.stat().st_mtime)[-MOST_RUNS:]:
+            for name, label_values, value in _of_run(RunFolder(path.parent)):
+                yield f"run_{name}", [path.parent.name, *label_values], value
         for path in answers_file("").parent.glob("*.jsonl"):
-            for (name, *of), value in _sums(path, path.stat().st_size, 0).items():
-                yield f"site_{name}_total", [path.stem, *of], value
+            for (name, *label_values), value in _sums(path, path.stat().st_size, 0).items():
+                yield f"site_{name}_total", [path.stem, *label_values], value
 
 
 def _of_run(run: RunFolder) -> Iterator[Value]:
-    """What the folder of a run says, whether it goes on or has ended."""
     state, began = run.state, (run.path / "config.toml").stat().st_mtime
     yield "state", [state], 1
     ledger = run.ledger.stat() if run.ledger.exists() else None
     last = time.time() if state == State.RUNNING else ledger.st_mtime if ledger else began
     yield "seconds", [], last - began
     sums = _sums(run.ledger, ledger.st_size, ledger.st_ino) if ledger else {}
-    for (name, *of), n in sums.items():
-        yield f"{name}_total", of, n
+    for (name, *label_values), n in sums.items():
+        yield f"{name}_total", label_values, n
     if state == State.RUNNING and (stage := run.stage):
         for party in stage.waiting:
             yield "waiting", [party], 1
@@ -90,9 +89,9 @@ def _of_run(run: RunFolder) -> Iterator[Value]:
 
 @lru_cache(maxsize=2 * MOST_RUNS)
 def _sums(path: Path, size: int, inode: int) -> Counter[tuple[str, ...]]:
-    """Over the lines of a ledger or of a site's answers, as long as the file is the same."""
+    """Totals over a ledger or a site's answers; size and inode invalidate the cache."""
     sums, exchanges = Counter[tuple[str, ...]](), set()
-    # The last line may be half written.
+    # Up to the last newline: the line after it may be half written.
     for line in map(json.loads, path.read_bytes().rpartition(b"\n")[0].splitlines()):
         if "outcome" in line:
             sums["answers", line["outcome"]] += 1

@@ -1,7 +1,7 @@
-"""Write the folder of a coordinator, or of a site.
+"""Write the folder of a coordinator or of a site.
 
-The folder and what is secret in it can be read by its owner alone; nothing that exists is
-overwritten, but certificates where that is asked for.
+The folder and its secrets are readable only by their owner. Nothing that exists is overwritten,
+except certificates by `renew_certificates`.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from fedapp.site.config import SiteConfig
 from fedapp.site.node_config import Value
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?")
-# What may stand in scripts, units and configurations without quotes.
+# Needs no quotes in scripts, units and configurations.
 PLAIN = re.compile(r"[A-Za-z0-9_/.+,@-]+")
-# What may stand in a namespace's name.
+# Valid in a Kubernetes namespace.
 LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,54}[a-z0-9])?")
 LOOPBACK = ("localhost", "127.0.0.1")
-# What starts the processes -> what a coordinator's folder and a site's have for it.
+# Target -> writer of its files.
 FEDERATION_TEXTS = {
     "scripts": scripts_federation,
     "compose": compose_federation,
@@ -59,7 +59,7 @@ SITE_TEXTS = {
     "kubernetes": manifests_site,
     "systemd": units_site,
 }
-# Methods that a policy allows, and what else it writes into a node config.
+# Policy -> which methods it allows, and its other settings of the node config.
 _SUMS: Mapping[str, Value] = {"least-parties": 3, "min-rows": 20, "approve": "ask"}
 POLICIES: Mapping[str, tuple[Callable[[Method], bool], Mapping[str, Value]]] = {
     "sums": (
@@ -75,22 +75,18 @@ POLICIES: Mapping[str, tuple[Callable[[Method], bool], Mapping[str, Value]]] = {
     ),
     "rows": (lambda _: True, {}),
 }
-# The user by whom a folder speaks to a SuperLink that does not run beside it.
+# The folder's user where the SuperLink is in a cluster and reached through nginx.
 OPERATOR = "operator"
-# A SuperNode's port where it has a network of its own.
+# A SuperNode's port inside a container network.
 INSIDE_PORT = 9094
 
 
 def write_federation(folder: Path, federation: Federation, target: str = "scripts") -> None:
-    """Write what the coordinator needs.
-
-    Parameters
-    ----------
-    target : what starts its processes.
+    """Write a coordinator's folder for `target`.
 
     Raises
     ------
-    ConfigError : a name is none, or the folder is not empty.
+    ConfigError : a name or path is invalid, or the folder is not empty.
     """
     for name in (federation.name, *federation.sites):
         _check(NAME, name, "a name of letters, digits, '.', '_' or '-'", "name")
@@ -130,48 +126,39 @@ def write_federation(folder: Path, federation: Federation, target: str = "script
 
 
 def add_user(folder: Path, name: str) -> Path:
-    """Let a user start runs at a coordinator, through nginx.
-
-    Returns
-    -------
-    Flower's configuration for the user, with the password.
+    """Add a user who may start runs; returns Flower's configuration file for them.
 
     Raises
     ------
-    ConfigError : the name is none or is taken, or the folder is no coordinator's.
+    ConfigError : the name is invalid or taken, or the folder is not a coordinator's.
     """
     _check(NAME, name, "a name of letters, digits, '.', '_' or '-'", "name")
     users = Path(_existing(str(folder / "nginx.users")))
     if any(line.startswith(f"{name}:") for line in users.read_text().splitlines()):
-        raise ConfigError(f"name must be new, got {name}, who stands in {users}")
+        raise ConfigError(f"name must be new, got {name}, which is in {users}")
     config = tomllib.loads((folder / "user.toml").read_text())
     password, line = user_line(name)
     (link,) = (link for link in config["superlink"].values() if isinstance(link, dict))
     link["address"] = f"{name}:{password}@{link['address']}"
     path = folder / "users" / f"{name}.toml"
     write_whole(path, tomli_w.dumps(config).encode(), SECRET)
-    # Appended: a container goes on reading the file that it was given.
+    # Appended, since a container keeps the mounted inode: a replaced file would be invisible.
     with users.open("a") as file:
         file.write(line)
     return path
 
 
 def _flower_config(federation: Federation, address: str, root: str) -> str:
-    """How Flower's commands find the SuperLink by its name."""
     link = {"address": address, **({"root-certificates": root} if root else {})}
     return tomli_w.dumps({"superlink": {"default": federation.name, federation.name: link}})
 
 
 def renew_certificates(folder: Path) -> datetime:
-    """Write new certificates of a coordinator, signed by the key that its sites trust already.
-
-    Returns
-    -------
-    When they end, UTC.
+    """Renew a coordinator's certificates, keeping the CA key; returns when they end (UTC).
 
     Raises
     ------
-    ConfigError : the folder is no coordinator's, or its certificates are broken.
+    ConfigError : the folder is not a coordinator's, or its certificates are broken.
     """
     paths = {name: folder / name for name in ("ca.key", "ca.crt", "server.key", "server.crt")}
     for path in paths.values():
@@ -194,21 +181,18 @@ def write_site(
     target: str = "scripts",
     policy: str = "",
 ) -> None:
-    """Write what a site needs.
+    """Write a site's folder.
 
     Parameters
     ----------
-    site : what its node config says; ``data`` is an existing file.
-    superlink : host and port.
-    ca : file of the certificate that signed the coordinator's; empty: the system's.
-    port : where the SuperNode listens on the loopback for its own processes.
-    target : what starts its processes.
-    policy : of ``POLICIES``, where ``site`` says nothing else; without one no method is allowed.
+    superlink : ``HOST:PORT`` of the coordinator.
+    ca : CA certificate of the coordinator; empty to use the system's.
+    port : loopback port on which the SuperNode serves the site's processes.
+    policy : a name in `POLICIES` for what `site` leaves open; empty allows no method.
 
     Raises
     ------
-    ConfigError : a name, an address or a policy is none, a file is missing, or the folder is not
-        empty.
+    ConfigError : an argument is invalid, a file is missing, or the folder is not empty.
     """
     if policy and policy not in POLICIES:
         raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
@@ -238,19 +222,14 @@ def write_site(
 
 
 def registered_sites(flower_home: Path) -> dict[str, str]:
-    """Names of the sites that a coordinator's ``register-sites.sh`` has registered, by node id.
-
-    Parameters
-    ----------
-    flower_home : ``$FLWR_HOME`` as the coordinator's ``env.sh`` sets it.
-    """
-    files = sorted((flower_home.parent / "sites").glob("*.node"))
-    return {path.read_text().strip(): path.stem for path in files}
+    """Names of the sites that ``register-sites.sh`` has registered, by node id."""
+    nodes = sorted((flower_home.parent / "sites").glob("*.node"))
+    return {path.read_text().strip(): path.stem for path in nodes}
 
 
 def _node_config(site: SiteConfig, data: str, policy: str) -> str:
-    """A node config as TOML, with what may be added as comments."""
-    said = {
+    """A node config as TOML; other settings follow as comments."""
+    values = {
         "name": site.name,
         "data": data,
         "label": site.label,
@@ -258,12 +237,12 @@ def _node_config(site: SiteConfig, data: str, policy: str) -> str:
         "allow": ",".join(sorted(site.allowed)),
         "min-rows": site.min_rows,
     }
-    said = {key: value for key, value in said.items() if value}
+    values = {key: value for key, value in values.items() if value}
     if policy:
         fits, settings = POLICIES[policy]
         allowed = ",".join(name for name, method in all_methods().items() if fits(method))
-        said = {**said, "allow": allowed, **settings, **said}
-    lines = [f"{key} = {json.dumps(value)}" for key, value in said.items()]
+        values = {**values, "allow": allowed, **settings, **values}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     comments = [
         '# allow = "pax,secureboost,interactive"  # methods; without it the site allows none',
         '# schema = "/data/loans.toml"    # how the table is written, and what its columns are',
@@ -286,13 +265,12 @@ def _node_config(site: SiteConfig, data: str, policy: str) -> str:
         '# draws-secret = "TEXT"         # draws the rows; only to compare with a local run',
         '# predict-data = "new.csv"      # what fedapp predict predicts',
     ]
-    # A key that is set twice is refused, so what is set is not offered again.
-    lines += [line for line in comments if line.split()[1] not in said]
+    # TOML refuses a key that is set twice, so settings in use are not offered again.
+    lines += [line for line in comments if line.split()[1] not in values]
     return "\n".join(lines) + "\n"
 
 
 def _machine(folder: Path, name: str) -> Machine:
-    """This machine, with a new folder on it."""
     programs = str(Path(sys.executable).parent)
     _check(PLAIN, programs, "letters, digits and _/.+,@-", "path")
     folder = folder.expanduser().resolve()
@@ -305,7 +283,7 @@ def _machine(folder: Path, name: str) -> Machine:
 
 
 def _check_target(target: str, name: str) -> None:
-    """Hold that a target is known, and can bear a name."""
+    """Check the target, and that it accepts the name."""
     if target not in FEDERATION_TEXTS:
         raise ConfigError(f"target must be {', '.join(FEDERATION_TEXTS)}, got {target!r}")
     if target == "kubernetes":
@@ -318,12 +296,11 @@ def _check(rule: re.Pattern[str], text: str, words: str, what: str) -> None:
 
 
 def _existing(path: str) -> str:
-    """Absolute path of a file."""
-    found = Path(path).expanduser().resolve()
-    if not found.is_file():
+    resolved = Path(path).expanduser().resolve()
+    if not resolved.is_file():
         raise ConfigError(f"{path} must be a file")
-    _check(PLAIN, str(found), "letters, digits and _/.+,@-", "path")
-    return str(found)
+    _check(PLAIN, str(resolved), "letters, digits and _/.+,@-", "path")
+    return str(resolved)
 
 
 def _write_texts(folder: Path, texts: Texts) -> None:
@@ -332,5 +309,5 @@ def _write_texts(folder: Path, texts: Texts) -> None:
 
 
 def _write_superexec_secret(folder: Path) -> None:
-    """What a SuperExec shows to be given work: others on the machine reach the loopback too."""
+    # A SuperExec authenticates with it, since other users of the machine reach the loopback too.
     write_new(folder / "superexec.secret", secrets.token_hex(32).encode(), SECRET)

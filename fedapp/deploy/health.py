@@ -1,7 +1,7 @@
-"""Whether a process is alive, for the units that start it.
+"""Health check of a process, for the units that start it.
 
-``python -m fedapp.deploy.health URL [CA]`` asks a SuperLink or a SuperNode, ``... health FILE``
-looks when a SuperExec last asked for a task.
+``python -m fedapp.deploy.health URL [CA]`` asks a SuperLink or SuperNode. ``... health FILE``
+checks when a SuperExec last asked for a task.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pathlib import Path
 from urllib.request import urlopen
 
 ALIVE = "superexec.alive"  # in the site's home
-STALE = 120.0  # seconds; a SuperExec asks every few, or tries to reach its SuperNode again
+STALE = 120.0  # seconds; a SuperExec asks, or retries its SuperNode, every few seconds
 
 
-def is_alive(place: str, ca: str | None = None) -> bool:
-    """Whether what listens at a URL answers, or whose file this is has touched it of late."""
+def is_alive(target: str, ca: str | None = None) -> bool:
+    """Whether a URL is healthy, or a file was touched in the last `STALE` seconds."""
     try:
-        if not place.startswith("http"):
-            return time.time() - Path(place).stat().st_mtime < STALE
-        context = ssl.create_default_context(cafile=ca) if place.startswith("https") else None
-        with urlopen(f"{place}/health", timeout=5, context=context) as response:
+        if not target.startswith("http"):
+            return time.time() - Path(target).stat().st_mtime < STALE
+        context = ssl.create_default_context(cafile=ca) if target.startswith("https") else None
+        with urlopen(f"{target}/health", timeout=5, context=context) as response:
             return bool(response.status == 200)
     except OSError:  # no file, no connection, another certificate, another status
         return False

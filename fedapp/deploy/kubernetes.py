@@ -1,6 +1,6 @@
-"""Kubernetes manifests for ``kubectl apply -k``: a namespace for a coordinator, one for a site.
+"""Kubernetes manifests for ``kubectl apply -k``: one namespace per coordinator or site.
 
-No key stands in a manifest: kustomize makes a Secret for each container, of the files beside it.
+No manifest contains a key: kustomize makes a Secret for each container from the files beside it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from fedapp.deploy.machine import PUBLIC, SECRET, Machine, Texts, as_yaml
 from fedapp.deploy.processes import Federation, Site, sealed_environment
 
 Object = dict[str, Any]
-# Where containers find their keys, their state and a site's tables.
+# Mount paths of keys, state and a site's tables.
 _KEYS, _STATE, TABLES = "/etc/fedapp", "/var/lib/fedapp", "/tables"
 _USER_ID = 10001
 _COMMENT = "# kubectl apply -k FOLDER\n"
-# Requested CPU and memory, and the most memory, of what only passes messages on and of what trains.
+# Requested CPU and memory, and memory limit; a relay only forwards messages.
 _RELAY, _TRAINING = ("100m", "512Mi", "2Gi"), ("500m", "1Gi", "8Gi")
 _PROXY = ("50m", "32Mi", "256Mi")
 _DNS_PORTS = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
 
 
 def manifests_federation(machine: Machine, federation: Federation) -> Texts:
-    """SuperLink, SuperExec and nginx in one pod, whose loopback they share."""
+    """Manifests of SuperLink, SuperExec and nginx, which share the loopback of one pod."""
     ports = {"sites": federation.public_port, "users": federation.users_port}
     superlink = federation.superlink(_KEYS, _STATE)
     superexec = federation.superexec(_KEYS)
@@ -50,9 +50,9 @@ def manifests_federation(machine: Machine, federation: Federation) -> Texts:
         _policy("nobody", ""),
         _policy("superlink", "superlink", ingress=[{"ports": [_tcp(p) for p in ports.values()]}]),
     ]
-    # The host's own certificate lies elsewhere, and kustomize takes files of its folder alone.
-    own = {"host.crt": federation.certificate, "host.key": federation.key}
-    copies = {name: (Path(path).read_text(), SECRET) for name, path in own.items() if path}
+    # Copy the host's certificate: kustomize reads only files of its folder.
+    host_files = {"host.crt": federation.certificate, "host.key": federation.key}
+    copies = {name: (Path(path).read_text(), SECRET) for name, path in host_files.items() if path}
     certificate, key = copies or ("server.crt", "server.key")
     secrets = {
         "superlink": ["ca.crt", "server.crt", "server.key", "superexec.secret"],
@@ -67,7 +67,7 @@ def manifests_federation(machine: Machine, federation: Federation) -> Texts:
 
 
 def manifests_site(machine: Machine, site: Site) -> Texts:
-    """SuperNode and SuperExec in a pod each, and who may reach whom."""
+    """Manifests of SuperNode and SuperExec in separate pods, with network policies."""
     supernode = _fedapp(
         machine,
         "supernode",
@@ -79,7 +79,7 @@ def manifests_site(machine: Machine, site: Site) -> Texts:
         "readinessProbe": {"httpGet": {"path": "/health", "port": "superexec"}},
         "livenessProbe": _alive(site.health()),
     }
-    # Kubernetes fills in the Service's address: a pod without names cannot ask for any.
+    # Kubernetes fills in the Service's address, since the pod has no DNS.
     superexec = _fedapp(
         machine,
         "superexec",
@@ -111,16 +111,16 @@ def manifests_site(machine: Machine, site: Site) -> Texts:
 def _texts(
     machine: Machine, name: str, objects: Sequence[Object], secrets: Mapping[str, Sequence[str]]
 ) -> Texts:
-    """The manifest, and what kustomize makes of the files beside it."""
+    """The manifest, and a kustomization that makes Secrets from the files beside it."""
     image, _, tag = machine.image.partition(":")
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "namespace": _namespace(name)["metadata"]["name"],
         "resources": ["manifest.yaml"],
-        # Where the cluster finds the image that the Dockerfile makes.
         "images": [{"name": image, "newName": image, "newTag": tag}],
-        # A changed file reaches the pods without a restart, so that a new user ends no run.
+        # Without a hash in their names, changed Secrets reach pods without a restart: adding a
+        # user does not end a run.
         "generatorOptions": {"disableNameSuffixHash": True},
         "secretGenerator": [
             {"name": secret, "files": list(files)} for secret, files in secrets.items()
@@ -138,22 +138,15 @@ def _object(api: str, kind: str, name: str, **body: Any) -> Object:
 
 
 def _namespace(name: str) -> Object:
-    """A namespace whose pods may have no rights on their machine."""
-    made = _object("v1", "Namespace", f"fedapp-{name}")
-    made["metadata"]["labels"] = {"pod-security.kubernetes.io/enforce": "restricted"}
-    return made
+    namespace = _object("v1", "Namespace", f"fedapp-{name}")
+    # Pods that ask for privileges are refused.
+    namespace["metadata"]["labels"] = {"pod-security.kubernetes.io/enforce": "restricted"}
+    return namespace
 
 
 def _claim(name: str) -> Object:
-    return _object(
-        "v1",
-        "PersistentVolumeClaim",
-        name,
-        spec={
-            "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": "10Gi"}},
-        },
-    )
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Gi"}}}
+    return _object("v1", "PersistentVolumeClaim", name, spec=spec)
 
 
 def _service(name: str, app: str, port: int) -> Object:
@@ -164,12 +157,12 @@ def _service(name: str, app: str, port: int) -> Object:
 def _workload(
     kind: str, name: str, containers: Sequence[Object], volumes: Mapping[str, Object]
 ) -> Object:
-    """One pod, which is ended before another starts: a SuperNode's key is good for one."""
+    """A workload of one pod, stopped before its successor starts: a SuperNode key allows one."""
     labels = {"app": name}
-    given = {"tmp": {"emptyDir": {}}, **volumes}
+    sources = {"tmp": {"emptyDir": {}}, **volumes}
     for container in containers:
         secret = {"secretName": container["name"], "defaultMode": 0o440}
-        given[f"{container['name']}-keys"] = {"secret": secret}
+        sources[f"{container['name']}-keys"] = {"secret": secret}
     pod = {
         "automountServiceAccountToken": False,
         "securityContext": {
@@ -178,7 +171,7 @@ def _workload(
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": list(containers),
-        "volumes": [{"name": volume, **source} for volume, source in given.items()],
+        "volumes": [{"name": volume, **source} for volume, source in sources.items()],
     }
     spec: Object = {"replicas": 1, "selector": {"matchLabels": labels}}
     if kind == "Deployment":
@@ -190,26 +183,27 @@ def _workload(
 def _fedapp(
     machine: Machine,
     name: str,
-    words: Sequence[str],
+    command: Sequence[str],
     size: tuple[str, str, str],
     mounts: Sequence[Object],
 ) -> Object:
-    """A container of fedapp's image."""
-    made = _container(name, machine.image, words, size)
-    made["volumeMounts"] += mounts
+    container = _container(name, machine.image, command, size)
+    container["volumeMounts"] += mounts
     environment = sealed_environment(_STATE, machine.name)
-    return made | {"env": [{"name": key, "value": value} for key, value in environment.items()]}
+    return container | {
+        "env": [{"name": key, "value": value} for key, value in environment.items()]
+    }
 
 
-def _container(name: str, image: str, words: Sequence[str], size: tuple[str, str, str]) -> Object:
-    """What may write to its volumes alone, and become nobody else."""
-    cpu, memory, most = size
+def _container(name: str, image: str, command: Sequence[str], size: tuple[str, str, str]) -> Object:
+    """A container without privileges that can write to its volumes only."""
+    cpu, memory, limit = size
     return {
         "name": name,
         "image": image,
-        "args": list(words),
+        "args": list(command),
         "volumeMounts": [_mount("tmp", "/tmp", name), _mount(f"{name}-keys", _KEYS)],
-        "resources": {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": most}},
+        "resources": {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": limit}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -218,14 +212,14 @@ def _container(name: str, image: str, words: Sequence[str], size: tuple[str, str
     }
 
 
-def _alive(words: Sequence[str]) -> Object:
-    """A probe that ends a container after five minutes: a site may compile as long."""
+def _alive(command: Sequence[str]) -> Object:
+    """A probe that ends a container after five minutes; a site may compile that long."""
     timing = {"periodSeconds": 30, "timeoutSeconds": 10, "failureThreshold": 10}
-    return {"exec": {"command": list(words)}, **timing}
+    return {"exec": {"command": list(command)}, **timing}
 
 
 def _mount(volume: str, path: str, part: str = "") -> Object:
-    """A volume in a container, or a folder of the volume."""
+    """`part` is a folder of the volume."""
     return {"name": volume, "mountPath": path} | ({"subPath": part} if part else {})
 
 
@@ -234,7 +228,7 @@ def _claimed(name: str) -> Object:
 
 
 def _policy(name: str, app: str, **rules: Sequence[Object]) -> Object:
-    """Where the pods of an app, or all, may be reached from, and what they may reach; else none."""
+    """Network policy of an app's pods, or of all; what no rule allows is denied."""
     spec = {
         "podSelector": {"matchLabels": {"app": app}} if app else {},
         "policyTypes": ["Ingress", "Egress"],
@@ -252,7 +246,7 @@ def _tcp(port: int) -> Object:
 
 
 def _to(superlink: str) -> list[Object]:
-    """Ways to the coordinator: its address, or its port anywhere and the names' server."""
+    """Egress to the coordinator: its address, or for a host name its port and DNS."""
     host, _, port = superlink.rpartition(":")
     try:
         address = ipaddress.ip_address(host.strip("[]"))

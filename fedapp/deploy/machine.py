@@ -1,15 +1,13 @@
-"""The machine that a folder is written on, and how its files are written."""
+"""The machine that a folder is written on, and the format of its files."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from getpass import getuser
 from importlib.metadata import version
 
 import yaml
@@ -17,34 +15,17 @@ import yaml
 from fedapp.config import app_folder
 
 SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o700
-# Name in the folder -> content and mode.
+# File name -> (content, mode).
 Texts = dict[str, tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a folder lies, and what runs from it.
+    """The machine and folder that processes run from."""
 
-    Parameters
-    ----------
-    folder : absolute path.
-    programs : folder of the installed programs.
-    name : of the site, or ``coordinator``.
-    """
-
-    folder: str
-    programs: str
-    name: str
-
-    @property
-    def user(self) -> str:
-        """Who owns the folder."""
-        return getuser()
-
-    @property
-    def ids(self) -> str:
-        """User and group by number."""
-        return f"{os.getuid()}:{os.getgid()}"
+    folder: str  # absolute path
+    programs: str  # absolute path of the folder of installed programs
+    name: str  # of the site, or "coordinator"
 
     @property
     def image(self) -> str:
@@ -52,7 +33,7 @@ class Machine:
         return f"fedapp:{version('fedapp')}"
 
     def dockerfile(self) -> Texts:
-        """What makes the image; ``BASE`` may be any with the same Python."""
+        """Dockerfile of the image; ``BASE`` may be any image with the same Python version."""
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         app, steps = shlex.quote(str(app_folder())), _OF_CHECKOUT
         if app_folder().name == "_app":
@@ -85,12 +66,12 @@ RUN python -m compileall -q /opt/fedapp/fedapp /opt/fedapp/strategies /opt/fedap
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
-    """A template with its ``{NAME}`` filled in; braces around anything else stay."""
-    return re.sub(r"\{([A-Z_]+)\}", lambda found: values[found[1]], template)
+    """Replace each ``{NAME}`` of a template; other braces stay."""
+    return re.sub(r"\{([A-Z_]+)\}", lambda match: values[match[1]], template)
 
 
 def as_yaml(comment: str, *documents: object) -> str:
-    """YAML documents under a comment of lines that start with ``#``."""
-    # As JSON and back, so that what stands twice is written twice, without YAML's references.
+    """YAML documents after a comment."""
+    # The JSON round trip copies shared objects, which YAML would write as references.
     separate = json.loads(json.dumps(documents))
     return comment + str(yaml.safe_dump_all(separate, sort_keys=False, width=100))

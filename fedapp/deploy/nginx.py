@@ -1,8 +1,9 @@
-"""What stands between the network and a coordinator's SuperLink.
+"""nginx in front of a coordinator's SuperLink.
 
-The SuperLink has one port for all its routes, and asks nobody who they are who start runs. So it
-listens on the loopback, and nginx passes on two prefixes, each on a port of its own: the fleet's to
-the sites, which the SuperLink knows by their keys, and the control's to users with a password.
+The SuperLink serves all its routes on one port and does not authenticate users who start runs. So
+it listens on the loopback only, and nginx forwards two path prefixes, each on its own port:
+``/v1/fleet/`` to sites, which the SuperLink knows by their keys, and ``/v1/control/`` to users with
+a password.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fedapp.deploy.processes import Federation
 
 IMAGE = "nginx:1.28.0"
 
-# The SuperLink closes a connection that was silent for 5 s: nginx lets go of it first.
+# The SuperLink closes a connection that was silent for 5 s; nginx closes it first.
 _SERVERS = """\
 upstream {UPSTREAM} {
     server 127.0.0.1:{PORT};
@@ -75,7 +76,7 @@ _PASS = """\
         proxy_ssl_name localhost;
         proxy_read_timeout 300s;"""
 
-# A whole configuration, for an nginx without root and with /tmp alone to write to.
+# A whole configuration for an nginx without root that can write to /tmp only.
 _WHOLE = """\
 # Without root it stays who it is anyway.
 user root root;
@@ -97,37 +98,32 @@ http {
 
 
 def for_host(machine: Machine, federation: Federation) -> Texts:
-    """For the http block of the host's nginx, which cannot read the folder as it serves."""
+    """Configuration for the http block of the host's nginx."""
+    # nginx workers cannot read the coordinator's folder, so the users file is elsewhere.
     users = f"/etc/nginx/fedapp-{federation.name}.users"
     text = _servers(federation, certificate_of(machine, federation), machine.folder, users)
     return {"nginx.conf": (text, PUBLIC)}
 
 
 def certificate_of(machine: Machine, federation: Federation) -> tuple[str, str]:
-    """Files of the certificate that nginx shows, and its key: the host's own, or made ones."""
-    made = (f"{machine.folder}/server.crt", f"{machine.folder}/server.key")
-    return (federation.certificate, federation.key) if federation.certificate else made
+    """Paths of the certificate that nginx presents and of its key."""
+    generated = (f"{machine.folder}/server.crt", f"{machine.folder}/server.key")
+    return (federation.certificate, federation.key) if federation.certificate else generated
 
 
 def users_path(config: Path) -> str:
-    """Where nginx reads the users, by its configuration."""
+    """Path of the users file that an nginx configuration names."""
     return str(re.findall(r"auth_basic_user_file (\S+);", config.read_text())[0])
 
 
 def for_container(federation: Federation, folder: str, certificate: tuple[str, str]) -> Texts:
-    """A whole configuration, for a container.
-
-    Parameters
-    ----------
-    folder : where the container finds the other files.
-    certificate : and its key, of the host.
-    """
+    """A whole configuration for a container that finds the other files in `folder`."""
     text = _servers(federation, certificate, folder, f"{folder}/nginx.users")
     return {"nginx.conf": (fill(_WHOLE, {"SERVERS": text}), PUBLIC)}
 
 
 def container_words(folder: str) -> list[str]:
-    """What a container runs nginx with, by the configuration in a folder."""
+    """Command that runs nginx in a container."""
     return ["nginx", "-c", f"{folder}/nginx.conf", "-g", "daemon off;"]
 
 
@@ -147,14 +143,8 @@ def _servers(federation: Federation, certificate: tuple[str, str], folder: str, 
 
 
 def user_line(name: str) -> tuple[str, str]:
-    """A password for a user, drawn, and nginx's line for it.
-
-    A salted SHA-1 is enough for 256 random bits, and nginx knows it on every system.
-
-    Returns
-    -------
-    Password, and a line of nginx's file of users.
-    """
+    """A new random password for a user, and the user's line in nginx's users file."""
+    # A salted SHA-1 is enough for 256 random bits, and every build of nginx supports it.
     password, salt = secrets.token_hex(32), secrets.token_bytes(16)
     digest = hashlib.sha1(password.encode() + salt).digest()
     return password, f"{name}:{{SSHA}}{b64encode(digest + salt).decode()}\n"

@@ -1,6 +1,6 @@
-"""The processes of a deployment: what each is started with, whatever starts it.
+"""Command lines and environment of each process of a deployment.
 
-Scripts, compose files, Kubernetes manifests and systemd units differ in paths and addresses alone.
+Scripts, compose files, Kubernetes manifests and systemd units differ only in paths and addresses.
 """
 
 from __future__ import annotations
@@ -17,38 +17,22 @@ HEALTH = ("python", "-P", "-m", "fedapp.deploy.health")
 
 @dataclass(frozen=True, slots=True)
 class Federation:
-    """How a coordinator is reached.
+    """A coordinator's addresses and sites."""
 
-    Parameters
-    ----------
-    name : what ``--engine`` calls it.
-    host : name or address that the sites know.
-    public_port : where nginx listens for them.
-    users_port : where it listens for users, who start runs.
-    port : where the SuperLink listens on the loopback.
-    sites : names of those that take part.
-    certificate, key : of the host, PEM, where there are some; else they are made.
-    """
-
-    name: str
-    host: str
-    public_port: int
-    users_port: int
-    port: int
+    name: str  # as --engine names it
+    host: str  # name or address that the sites know
+    public_port: int  # nginx, for sites
+    users_port: int  # nginx, for users who start runs
+    port: int  # SuperLink, on the loopback
     sites: Sequence[str]
-    certificate: str = ""
+    certificate: str = ""  # of the host, PEM; generated if empty
     key: str = ""
 
     def superlink(self, keys: str, state: str) -> list[str]:
-        """In process isolation a run survives a SuperLink that comes back.
-
-        Parameters
-        ----------
-        keys : folder of certificates and secrets.
-        state : folder of the database.
-        """
+        """Command of the SuperLink; `keys` and `state` are folders."""
         return [
             *("python", "-P", "-m", "fedapp.deploy.superlink"),
+            # In process isolation a run survives a restart of the SuperLink.
             *("--isolation", "process"),
             *("--database", f"{state}/superlink.db"),
             *("--host", LOOPBACK, "--port", str(self.port), "--enable-supernode-auth"),
@@ -59,7 +43,7 @@ class Federation:
         ]
 
     def superexec(self, keys: str) -> list[str]:
-        """What starts the ServerApp."""
+        """Command of the SuperExec, which starts the ServerApp."""
         return [
             *("python", "-P", "-m", "fedapp.deploy.coordinator"),
             *("--runtime-api-address", f"{LOOPBACK}:{self.port}"),
@@ -68,28 +52,19 @@ class Federation:
         ]
 
     def health(self, keys: str) -> list[str]:
-        """What asks the SuperLink for its health."""
+        """Command that checks the SuperLink's health."""
         return [*HEALTH, f"https://localhost:{self.port}", f"{keys}/ca.crt"]
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A SuperNode, which has the network, and a SuperExec, which has the rows.
-
-    Parameters
-    ----------
-    name : unique in the federation.
-    data : path of its table.
-    superlink : host and port of the coordinator.
-    has_ca : whether ``ca.crt`` signed the coordinator's certificate, not a public authority.
-    port : where the SuperNode listens for the SuperExec.
-    """
+    """A SuperNode, which has the network, and a SuperExec, which has the rows."""
 
     name: str
-    data: str
-    superlink: str
-    has_ca: bool
-    port: int
+    data: str  # path of the table
+    superlink: str  # HOST:PORT
+    has_ca: bool  # whether ca.crt signed the coordinator's certificate, not a public authority
+    port: int  # SuperNode, for the SuperExec
 
     def key_files(self) -> list[str]:
         """Files that the SuperNode reads."""
@@ -97,12 +72,7 @@ class Site:
         return [*files, *(["ca.crt"] if self.has_ca else [])]
 
     def supernode(self, keys: str, listens: str = LOOPBACK) -> list[str]:
-        """What speaks to the coordinator.
-
-        Parameters
-        ----------
-        keys : folder of keys, secrets and the node config.
-        """
+        """Command of the SuperNode, which talks to the coordinator."""
         root = ["--root-certificates", f"{keys}/ca.crt"] if self.has_ca else []
         return [
             *("python", "-P", "-m", "fedapp.deploy.supernode"),
@@ -115,12 +85,7 @@ class Site:
         ]
 
     def superexec(self, keys: str, supernode: str = LOOPBACK) -> list[str]:
-        """What starts the process that reads the rows, by the fedapp that is installed at the site.
-
-        Parameters
-        ----------
-        supernode : host by which it reaches the SuperNode.
-        """
+        """Command of the SuperExec, which starts the process that reads the rows."""
         return [
             *("python", "-P", "-m", "fedapp.deploy.superexec", "--insecure"),
             *("--runtime-api-address", f"{supernode}:{self.port}"),
@@ -128,26 +93,20 @@ class Site:
         ]
 
     def health(self) -> list[str]:
-        """What asks the SuperNode for its health, where that is."""
+        """Command that checks the SuperNode's health, run beside it."""
         return [*HEALTH, f"http://{LOOPBACK}:{self.port}"]
 
     def superexec_health(self, state: str) -> list[str]:
-        """What looks when the SuperExec last asked for a task, in its folder."""
+        """Command that checks when the SuperExec last asked for a task."""
         return [*HEALTH, f"{state}/home/{ALIVE}"]
 
 
 def environment(state: str, name: str) -> Mapping[str, str]:
-    """What every process is told by its environment.
-
-    Parameters
-    ----------
-    state : folder where it writes.
-    name : of the site, in its log lines.
-    """
+    """Environment of every process; `state` is the folder where it writes."""
     return {
         "FEDAPP_NAME": name,
         "FEDAPP_LOG": "text",  # or json
-        "FEDAPP_METRICS": "",  # port of the exporter, where there is to be one
+        "FEDAPP_METRICS": "",  # port of the exporter; empty for none
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -157,7 +116,7 @@ def environment(state: str, name: str) -> Mapping[str, str]:
 
 
 def sealed_environment(state: str, name: str) -> Mapping[str, str]:
-    """The same where neither the installed packages nor the user's own folder can be written."""
+    """Environment where neither installed packages nor the user's home are writable."""
     return {
         **environment(state, name),
         "HOME": f"{state}/home",

@@ -1,8 +1,8 @@
-"""Signed releases: a site answers every bundle (FAB) that a key which it pins has signed.
+"""Signed releases: a site answers every bundle (FAB) signed by a key that it pins.
 
 ``fedapp/signature.py`` in the app holds an Ed25519 signature over the paths and SHA-256 of all
-other files; it is read as TOML, and never imported. Like the hash of a bundle, it says which fedapp
-the coordinator has sent, and not what it runs; a site runs what it installed.
+other files; it is read as TOML and never imported. Like a bundle's hash, it identifies the
+coordinator's fedapp. It does not decide what runs: a site runs its installed fedapp.
 """
 
 from __future__ import annotations
@@ -22,21 +22,16 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fedapp.errors import ConfigError
 
-# A .py, as Flower refuses a bundle that lacks what pyproject.toml lists, signed or not.
+# A .py file that pyproject.toml lists, so Flower requires it in unsigned bundles too.
 SIGNATURE = "fedapp/signature.py"
 CONTENT = ".info/CONTENT"  # Flower's list of what is in the bundle
 MOST_BYTES, MOST_FILES = 20_000_000, 2_000  # twice what Flower takes
-# How a zip ends that is cut, compressed in unknown ways or encrypted.
+# Errors for a zip that is truncated, encrypted or uses an unknown compression.
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 
 
 def load_key(path: Path) -> Ed25519PrivateKey:
-    """A release key.
-
-    Raises
-    ------
-    ConfigError : the file holds none.
-    """
+    """Read a release key; ConfigError if the file has no Ed25519 key."""
     try:
         key = load_pem_private_key(path.read_bytes(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -48,11 +43,11 @@ def load_key(path: Path) -> Ed25519PrivateKey:
 
 
 def signature_file(bundle: bytes, key: Ed25519PrivateKey) -> str:
-    """The content of ``SIGNATURE`` for a bundle, in which it may be already."""
+    """Content of ``SIGNATURE`` for a bundle; an existing signature is not signed over."""
     return f'SIGNATURE = "{key.sign(_signed(_files(bundle))).hex()}"  # noqa: E501\n'
 
 
-@lru_cache(maxsize=4)  # the messages of a run come one by one
+@lru_cache(maxsize=4)  # called for every message of a run
 def is_signed(bundle: bytes, keys: frozenset[str]) -> bool:
     """Whether one of the public keys, 64 hex digits each, has signed a bundle."""
     for key in keys:
@@ -65,23 +60,18 @@ def is_signed(bundle: bytes, keys: frozenset[str]) -> bool:
 
 
 def _files(bundle: bytes) -> dict[str, bytes]:
-    """Contents of a bundle by their paths, read in memory.
-
-    Raises
-    ------
-    ValueError : it is larger than bundles are, or names a file twice.
-    """
+    """Contents of a bundle by path; ValueError if it is too large or repeats a path."""
     with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
         entries = archive.infolist()
-        if len(entries) > MOST_FILES or sum(one.file_size for one in entries) > MOST_BYTES:
+        if len(entries) > MOST_FILES or sum(entry.file_size for entry in entries) > MOST_BYTES:
             raise ValueError("too large")
-        if len({one.filename for one in entries}) < len(entries):
+        if len({entry.filename for entry in entries}) < len(entries):
             raise ValueError("a path twice")
-        return {one.filename: archive.read(one) for one in entries}
+        return {entry.filename: archive.read(entry) for entry in entries}
 
 
 def _signed(files: dict[str, bytes]) -> bytes:
-    """What is signed: path and hash of each file but those that depend on the signature."""
+    """The bytes that are signed: path and hash of each file, unless it depends on the signature."""
     names = sorted(files.keys() - {SIGNATURE, CONTENT})
     lines = (f"{hashlib.sha256(files[name]).hexdigest()} {name!r}" for name in names)
     return "\n".join(["fedapp release", *lines]).encode()

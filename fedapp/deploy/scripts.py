@@ -1,4 +1,4 @@
-"""Bash scripts, which start their processes again when these end."""
+"""Bash scripts that start the processes and restart them when they end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ export PATH={BIN}:"$PATH"
 {EXPORTS}
 """
 
-# A shell function: what ends is started again, what is told to stop stops what it has started.
+# A shell function that restarts its command when that ends, and stops it on TERM.
 _KEEP = """\
 keep() {
   trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
@@ -105,7 +105,7 @@ exit "$status"
 
 
 def scripts_federation(machine: Machine, federation: Federation) -> Texts:
-    """SuperLink and SuperExec; nginx is the host's own."""
+    """Start script of SuperLink and SuperExec; nginx is the host's."""
     folder = machine.folder
     values = {
         "DIR": folder,
@@ -119,7 +119,7 @@ def scripts_federation(machine: Machine, federation: Federation) -> Texts:
 
 
 def scripts_site(machine: Machine, site: Site) -> Texts:
-    """SuperNode and SuperExec."""
+    """Start script of SuperNode and SuperExec."""
     folder = machine.folder
     values = {
         "DIR": folder,
@@ -131,15 +131,15 @@ def scripts_site(machine: Machine, site: Site) -> Texts:
 
 
 def env_script(machine: Machine) -> Texts:
-    """What a shell sources to use a folder."""
-    told = environment(machine.folder, machine.name)
-    exports = [f"export {key}={value}" for key, value in told.items()]
+    """Environment that a shell sources before it uses a folder."""
+    variables = environment(machine.folder, machine.name)
+    exports = [f"export {key}={value}" for key, value in variables.items()]
     values = {"BIN": machine.programs, "EXPORTS": "\n".join(exports)}
     return {"env.sh": (fill(_ENVIRONMENT, values), SECRET)}
 
 
 def register_script(machine: Machine, federation: Federation) -> Texts:
-    """What tells the SuperLink the sites' keys."""
+    """Script that registers the sites' public keys with the SuperLink."""
     values = {
         "DIR": machine.folder,
         "FEDERATION": federation.name,
@@ -149,5 +149,5 @@ def register_script(machine: Machine, federation: Federation) -> Texts:
 
 
 def _command(words: Sequence[str]) -> str:
-    """A command with a line for each option."""
+    """A shell command with one option per line."""
     return shlex.join(words).replace(" --", " \\\n  --")

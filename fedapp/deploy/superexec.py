@@ -1,4 +1,4 @@
-"""Flower's ``flower-superexec`` for a site: it answers with the fedapp that is installed here.
+"""``flower-superexec`` for a site, running the locally installed fedapp.
 
 ``python -m fedapp.deploy.superexec`` takes the options of ``flower-superexec``.
 """
@@ -29,17 +29,17 @@ log = logging.getLogger("fedapp")
 
 
 class SiteExecutor(SubprocessExecutor):
-    """Starts the site's own ClientApp, and nothing else that a coordinator may ask for."""
+    """Starts the site's ClientApp and refuses every other task."""
 
-    def get_eligible_capacity(self, *given: Any, **named: Any) -> tuple[set[TaskType], set[str]]:
-        """Show that this process goes on asking for tasks: ``fedapp.deploy.health`` looks."""
+    def get_eligible_capacity(self, *args: Any, **kwargs: Any) -> tuple[set[TaskType], set[str]]:
+        """Touch the file that ``fedapp.deploy.health`` checks."""
         (home() / ALIVE).touch()
-        return super().get_eligible_capacity(*given, **named)
+        return super().get_eligible_capacity(*args, **kwargs)
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Have a message answered."""
+        """Start answering a message."""
         if spec.task_type != TaskType.CLIENT_APP:
-            return LaunchResult.failed(f"a site runs no {spec.task_type}, only its own ClientApp")
+            return LaunchResult.failed(f"a site runs no {spec.task_type}, only its ClientApp")
         self.answer(spec)
         return LaunchResult.accepted()
 
@@ -51,7 +51,7 @@ class SiteExecutor(SubprocessExecutor):
 
 
 def tls_options(spec: ExecutionSpec) -> list[str]:
-    """Options of the connection to the SuperNode."""
+    """Command-line options of the connection to the SuperNode."""
     if spec.insecure:
         return ["--insecure"]
     return (
@@ -60,22 +60,17 @@ def tls_options(spec: ExecutionSpec) -> list[str]:
 
 
 def main() -> None:
-    """Run Flower's SuperExec with the site's own executor, warm where Flower's parts are known.
-
-    Raises
-    ------
-    SystemExit : Flower gets its executor by other means than the one that is replaced here.
-    """
+    """Run a site's SuperExec. SystemExit if Flower lacks ``get_executor``."""
     leave_no_core()
     log_lines.begin("superexec")
     executor = SiteExecutor()
     replace(run_superexec, get_executor=lambda *_, **__: executor)
-    # Before it asks for a task: else the first round of a run would wait for the compiler.
+    # Compile before asking for tasks, so that the first round does not wait for the compiler.
     code = "import fedapp; from simulations.kernels import main; main()"
     compiling = subprocess.run([sys.executable, "-P", "-c", code], check=False)
     is_done = "kernels are compiled" if compiling.returncode == 0 else "runs compile their kernels"
     log.info("%s: the site is ready", is_done)
-    # Flower asks for a task every second by default; the SuperNode holds the question.
+    # Flower's default is 1 s. The patched SuperNode holds a request until a task arrives.
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.05")
     if warm := SITE.load("executor"):
         executor = warm.warm_executor()

@@ -1,4 +1,4 @@
-"""Flower's ``flower-superlink`` for a coordinator, which holds a question until there is an answer.
+"""``flower-superlink`` for a coordinator, with long polling.
 
 ``python -m fedapp.deploy.superlink`` takes the options of ``flower-superlink``.
 """
@@ -10,7 +10,7 @@ from fedapp.deploy.warm import SUPERLINK
 
 
 def main() -> None:
-    """Run Flower's SuperLink, which holds questions where its parts are known."""
+    """Run a coordinator's SuperLink."""
     run_flower("superlink", SUPERLINK)
 
 

@@ -1,4 +1,4 @@
-"""Flower's ``flower-supernode`` for a site, quick while a run goes on.
+"""``flower-supernode`` for a site, with short polling intervals during a run.
 
 ``python -m fedapp.deploy.supernode`` takes the options of ``flower-supernode``.
 """
@@ -15,19 +15,19 @@ from fedapp.start import leave_no_core
 
 
 def run_flower(program: str, parts: Parts) -> None:
-    """Run Flower's SuperNode or SuperLink, with the parts of ``warm`` where Flower's are known."""
+    """Run Flower's SuperNode or SuperLink, patched if the installed Flower is a known version."""
     leave_no_core()
     (command,) = entry_points(group="console_scripts", name=f"flower-{program}")
-    run = command.load()  # which sets up Flower's own log
+    main = command.load()  # which sets up Flower's own log
     log_lines.begin(program)
     warn_of_expiry(sys.argv)
     if warm := parts.load(program):
         warm.replace_parts()
-    run()
+    main()
 
 
 def main() -> None:
-    """Run Flower's SuperNode, with the site's own pace where its parts are known."""
+    """Run a site's SuperNode."""
     run_flower("supernode", SITE)
 
 

@@ -1,8 +1,9 @@
-"""systemd units: one a process, each shut off from what it does not need."""
+"""systemd units, one per process, each isolated from what it does not need."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from getpass import getuser
 
 from fedapp.deploy import nginx
 from fedapp.deploy.machine import PUBLIC, Machine, Texts
@@ -22,15 +23,14 @@ RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
 RestrictNamespaces=true
 RestrictSUIDSGID=true
 SystemCallArchitectures=native"""
-_COORDINATOR, _SITE = ("superlink", "superexec"), ("supernode", "superexec")
-# What runs the app, or holds rows, talks to this machine alone.
+# For processes that run the app or read rows: no network beyond this machine.
 _NO_WAY_OUT = ("IPAddressDeny=any", "IPAddressAllow=localhost")
 
 
 def units_federation(machine: Machine, federation: Federation) -> Texts:
-    """SuperLink and SuperExec, which the former starts; nginx is the host's own."""
+    """Units of SuperLink, SuperExec and metrics; nginx is the host's."""
     folder, name = machine.folder, federation.name
-    superlink, superexec = (f"fedapp-{name}-{process}.service" for process in _COORDINATOR)
+    superlink, superexec = (f"fedapp-{name}-{p}.service" for p in ("superlink", "superexec"))
     flower, home = f"{folder}/flower", f"{folder}/home"
     hidden = f"InaccessiblePaths={folder}/ca.key {folder}/users"
     return {
@@ -55,13 +55,11 @@ def units_federation(machine: Machine, federation: Federation) -> Texts:
 
 
 def units_site(machine: Machine, site: Site) -> Texts:
-    """SuperNode and SuperExec, which the former starts.
-
-    Flower's SuperNode waits for ever for the answer of what died with its SuperExec: so the one is
-    restarted with the other.
-    """
+    """Units of SuperNode, SuperExec and metrics."""
+    # SuperNode is PartOf SuperExec, so both restart together: an unpatched SuperNode waits forever
+    # for the answer of a process that died with its SuperExec.
     folder, name = machine.folder, site.name
-    supernode, superexec = (f"fedapp-{name}-{process}.service" for process in _SITE)
+    supernode, superexec = (f"fedapp-{name}-{p}.service" for p in ("supernode", "superexec"))
     return {
         supernode: _unit(
             machine,
@@ -87,23 +85,22 @@ def units_site(machine: Machine, site: Site) -> Texts:
 
 
 def _metrics(machine: Machine, name: str, hidden: str) -> Texts:
-    """The exporter, only where the operator sets a port in the unit."""
-    wanted = """ExecCondition=/bin/sh -c '[ -n "$FEDAPP_METRICS" ]'"""
-    unit = _unit(machine, f"metrics of {name}", (), METRICS, (wanted, hidden, *_NO_WAY_OUT))
+    """Unit of the exporter, which starts only if its environment sets a port."""
+    condition = """ExecCondition=/bin/sh -c '[ -n "$FEDAPP_METRICS" ]'"""
+    unit = _unit(machine, f"metrics of {name}", (), METRICS, (condition, hidden, *_NO_WAY_OUT))
     return {f"fedapp-{name}-metrics.service": unit}
 
 
 def _unit(
     machine: Machine,
     description: str,
-    others: Sequence[str],
-    words: Sequence[str],
-    own: Sequence[str],
+    unit_lines: Sequence[str],
+    command: Sequence[str],
+    service_lines: Sequence[str],
     health: Sequence[str] = (),
 ) -> tuple[str, int]:
-    # It has started once it answers.
-    asked = f"ExecStartPost=/bin/sh -c 'until {' '.join(health)}; do sleep 1; done'"
-    answers = [asked] if health else []
+    wait_until_healthy = f"ExecStartPost=/bin/sh -c 'until {' '.join(health)}; do sleep 1; done'"
+    start_checks = [wait_until_healthy] if health else []
     path = f"{machine.programs}:/usr/local/bin:/usr/bin:/bin"
     environment = {**sealed_environment(machine.folder, machine.name), "PATH": path}
     lines = [
@@ -111,18 +108,18 @@ def _unit(
         f"Description=fedapp: {description}",
         "Wants=network-online.target",
         "After=network-online.target",
-        *others,
+        *unit_lines,
         "",
         "[Service]",
-        f"User={machine.user}",
+        f"User={getuser()}",
         *(f"Environment={key}={value}" for key, value in environment.items()),
-        f"ExecStart={machine.programs}/{' '.join(words)}",
-        *answers,
+        f"ExecStart={machine.programs}/{' '.join(command)}",
+        *start_checks,
         "Restart=always",
         "RestartSec=5",
         "UMask=0077",
         _GUARDS,
-        *own,
+        *service_lines,
         "",
         "[Install]",
         "WantedBy=multi-user.target",

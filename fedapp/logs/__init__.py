@@ -1,8 +1,8 @@
-"""Runs in MLflow, TensorBoard and Weights & Biases, beside the run's own folder.
+"""Log runs to MLflow, TensorBoard and Weights & Biases, in addition to the run's folder.
 
-The coordinator's side logs: the command or the call for a simulated run, the ServerApp for one
-between organisations. A tool that cannot be reached is refused before training; one that fails
-later is given up with a warning, and the run goes on.
+The coordinator's side logs: the command or call for a simulated run, the ServerApp for a
+deployment. A tool that cannot be reached is refused before training. One that fails later is
+dropped with a warning, and the run continues.
 """
 
 from __future__ import annotations
@@ -25,33 +25,26 @@ from fedapp.watch import OnRound, RoundInfo
 
 log = logging.getLogger("fedapp")
 
-# What each tool needs, beside what fedapp does.
+# Packages of each tool, beyond fedapp's requirements.
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "mlflow": ("mlflow", "pandas"),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
 }
-KEPT = "logs.json"  # in the run's folder: the names that the tools have given it
-UNTOLD = {"run-dir", "resume", "log", "strategy"}
+KEPT = "logs.json"  # in the run's folder: run ids by tool
+UNLOGGED_SETTINGS = {"run-dir", "resume", "log", "strategy"}
 Tell = Callable[[str], None]
 
 
 class Logs:
-    """The tools in which a run is logged.
-
-    Parameters
-    ----------
-    loggers : by their names, opened.
-    n_rounds : logged before, by an attempt that this one goes on from.
-    tell : told where the run is logged, and what is given up.
-    """
+    """The tools to which a run is logged; `n_rounds` rounds were logged by earlier attempts."""
 
     def __init__(self, loggers: Mapping[str, Logger], n_rounds: int, tell: Tell) -> None:
         self._open, self._n_rounds, self._tell = dict(loggers), n_rounds, tell
         self._warnings: list[str] = []
 
     def before(self, on_round: OnRound | None) -> OnRound | None:
-        """A callback that logs a round, and calls another one where there is one."""
+        """A callback that logs a round and then calls `on_round`, if given."""
         if not self._open:
             return on_round
 
@@ -63,11 +56,11 @@ class Logs:
         return logged_first
 
     def note(self, folder: RunFolder) -> None:
-        """Write into the summary where the run is logged, and what failed of it."""
+        """Write into the summary where the run is logged, and which tools failed."""
         if not self._open and not self._warnings:
             return
-        told = folder.summary["warnings"]
-        warnings = [*told, *(text for text in self._warnings if text not in told)]
+        reported = folder.summary["warnings"]
+        warnings = [*reported, *(text for text in self._warnings if text not in reported)]
         places = {name: logger.place for name, logger in self._open.items()}
         folder.add_to_summary({"logs": places, "warnings": warnings})
 
@@ -81,11 +74,11 @@ class Logs:
             self._tell(f"logged in {name}: {logger.place}")
 
     def fail(self, is_stopped: bool) -> None:
-        """Say that the run has ended without a model."""
+        """Mark the run as ended without a model."""
         self._each(lambda logger: logger.fail(is_stopped))
 
     def _each(self, do: Callable[[Logger], None]) -> None:
-        """Have every tool do something; one that fails is given up."""
+        """Call `do` with every tool; drop those that fail."""
         for name, logger in list(self._open.items()):
             try:
                 do(logger)
@@ -100,12 +93,7 @@ class Logs:
 
 
 def check_packages(names: Sequence[str]) -> None:
-    """Hold that what tools need is installed.
-
-    Raises
-    ------
-    ConfigError : it is not; says what to install.
-    """
+    """Check that the tools' packages are installed; ConfigError says what to install."""
     for name in names:
         for package in PACKAGES[name]:
             check_package(package, f"for log={name}", "log")
@@ -113,35 +101,31 @@ def check_packages(names: Sequence[str]) -> None:
 
 @contextmanager
 def logged(settings: Settings, folder: RunFolder, engine: str, tell: Tell) -> Iterator[Logs]:
-    """Log the run that the block makes, in the tools that the settings name.
-
-    Parameters
-    ----------
-    folder : of the run, which may not have begun yet.
-    engine : what carries the messages.
+    """Log the run that the block makes to the tools that the settings name.
 
     Raises
     ------
-    ConfigError : a tool is not installed, or cannot be reached.
+    ConfigError : a tool is not installed or cannot be reached.
     """
     check_packages(settings.logs)
     path = folder.path / KEPT
-    kept = json.loads(path.read_text()) if settings.resume and path.is_file() else {}
+    run_ids = json.loads(path.read_text()) if settings.resume and path.is_file() else {}
     earlier = Rounds(folder.rounds, 0).new(tell) if settings.resume else []
     loggers: dict[str, Logger] = {}
     try:
         for name in settings.logs:
-            loggers[name] = _opened(name, _described(settings, folder, engine), kept.get(name, ""))
-            if name not in kept:
+            run = _described(settings, folder, engine)
+            loggers[name] = _opened(name, run, run_ids.get(name, ""))
+            if name not in run_ids:
                 for info in earlier:
                     loggers[name].round(info)
-            kept[name] = loggers[name].run_id
+            run_ids[name] = loggers[name].run_id
         private_folder(folder.path)
-        folder.write_json(KEPT, kept)
+        folder.write_json(KEPT, run_ids)
     except Exception as error:
-        for opened in loggers.values():
+        for logger in loggers.values():
             with suppress(Exception):
-                opened.fail(is_stopped=False)
+                logger.fail(is_stopped=False)
         rule = "must be a tool that can be reached"
         raise ConfigError(f"log={name} {rule}: {_cause(error)}") from None
     logs = Logs(loggers, len(earlier), tell)
@@ -153,16 +137,19 @@ def logged(settings: Settings, folder: RunFolder, engine: str, tell: Tell) -> It
 
 
 def _opened(name: str, run: LoggedRun, run_id: str) -> Logger:
-    """A tool that is ready for rounds."""
     opened: Logger = import_module(f"fedapp.logs.to_{name}").LOGGER(run, run_id)
     return opened
 
 
 def _described(settings: Settings, folder: RunFolder, engine: str) -> LoggedRun:
-    """What is known of a run before it begins."""
+    """The settings and tags of a run, before it starts."""
     from fedapp.server_app import load_strategy
 
-    reads = {*load_strategy(settings.strategy).settings_read(settings), "data", "label"} - UNTOLD
+    reads = {
+        *load_strategy(settings.strategy).settings_read(settings),
+        "data",
+        "label",
+    } - UNLOGGED_SETTINGS
     values = {name: value for name, value in flatten(settings.as_config()).items() if name in reads}
     values["data"] = named_frames(settings.data, folder.path)
     tags = {
@@ -173,7 +160,7 @@ def _described(settings: Settings, folder: RunFolder, engine: str) -> LoggedRun:
         "folder": shown(folder.path),
     }
     params = {name: value for name, value in values.items() if value != ""}
-    return LoggedRun(folder.path, params, {f"fedapp.{name}": told for name, told in tags.items()})
+    return LoggedRun(folder.path, params, {f"fedapp.{name}": value for name, value in tags.items()})
 
 
 def _cause(error: Exception) -> str:

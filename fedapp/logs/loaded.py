@@ -1,4 +1,4 @@
-"""A logged model as MLflow loads it: the function that ``mlflow.pyfunc`` calls."""
+"""A logged model as ``mlflow.pyfunc`` loads it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,13 @@ from fedapp.predict import load_model, notes_on_range
 
 
 class Loaded:
-    """A model of any method.
-
-    Parameters
-    ----------
-    path : of its model.json.
-    """
+    """A model of any method, from its model.json."""
 
     def __init__(self, path: Path) -> None:
         self._model, self._predict = load_model(path)
 
     def predict(self, model_input: Any, params: Any = None) -> Any:
-        """Predictions of a frame's rows in the columns that ``fedapp predict`` writes.
+        """Predictions for a frame's rows, with the columns that ``fedapp predict`` writes.
 
         Returns
         -------
@@ -43,12 +38,12 @@ class Loaded:
         values = in_codes_of(table, model.categories).values
         for note in notes_on_range(model, values):
             warnings.warn(note, stacklevel=3)
-        found = np.asarray(self._predict(model, values, None))
-        named = named_predictions(model.classes, model.n_outputs, found.astype(float))
+        predictions = np.asarray(self._predict(model, values, None))
+        named = named_predictions(model.classes, model.n_outputs, predictions.astype(float))
         return pandas.DataFrame(named, index=getattr(model_input, "index", None))
 
 
 def _load_pyfunc(path: str) -> Loaded:
-    """Called by MLflow, by this name."""
-    found = Path(path)
-    return Loaded(found / "model.json" if found.is_dir() else found)
+    """Called by MLflow, which requires this name."""
+    file = Path(path)
+    return Loaded(file / "model.json" if file.is_dir() else file)

@@ -1,4 +1,4 @@
-"""What a tool is told of a run, and what a tool is to fedapp."""
+"""The interface of a tool that logs runs, and the values that are logged."""
 
 from __future__ import annotations
 
@@ -15,56 +15,45 @@ from fedapp.report.summary import score_rows
 from fedapp.run_folder import RunFolder
 from fedapp.watch import RoundInfo
 
-# Files of a run that go with it, where they are there.
 FILES = ("model.json", "model.xgb.json", "columns.json", "report.html", CARD, "summary.json")
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedRun:
-    """A run before it begins.
+    """A run before it starts."""
 
-    Parameters
-    ----------
-    path : of its folder.
-    params : the settings that its method reads, by their names.
-    tags : method, number of parties, engine, version and folder, each as ``fedapp.NAME``.
-    """
-
-    path: Path
-    params: Mapping[str, Value]
-    tags: Mapping[str, str]
+    path: Path  # its folder
+    params: Mapping[str, Value]  # the settings that its method reads
+    tags: Mapping[str, str]  # method, number of parties, engine, version and folder, as fedapp.NAME
 
 
 class Logger(Protocol):
-    """A run in a tool, opened when it is made."""
+    """A run in a tool, opened on construction."""
 
-    run_id: str
-    """What the tool calls the run, by which a resumed one is found again."""
-    place: str
-    """Where it is, for people; without passwords."""
+    run_id: str  # assigned by the tool; identifies a resumed run
+    place: str  # where it is, for people; without passwords
 
     def __init__(self, run: LoggedRun, run_id: str) -> None:
-        """Open a run with its parameters and tags, or the one of this name."""
+        """Open a new run with its parameters and tags, or the run `run_id` if not empty."""
 
     def round(self, info: RoundInfo) -> None:
         """Log a finished round."""
 
     def end(self, folder: RunFolder) -> None:
-        """Log what a finished run has found, and close it."""
+        """Log the results of a finished run, and close it."""
 
     def fail(self, is_stopped: bool) -> None:
-        """Close a run without a model: one that was stopped, or that failed."""
+        """Close a run without a model: stopped or failed."""
 
 
 def without_password(text: str) -> str:
-    """A text whose addresses name no user and no password."""
+    """Remove user names and passwords from URLs in a text."""
     return re.sub(r"//[^/@\s]*@", "//", text)
 
 
 def round_values(info: RoundInfo) -> dict[str, float]:
-    """Numbers of a round: ``train/auc``, ``valid/auc``, ``bytes/to_server``, ``exchanges`` ...;
-    bytes and seconds are of the round, exchanges since the run began."""
-    given: dict[str, Any] = {
+    """Numbers of a round: ``train/auc``, ``bytes/to_server``, ``exchanges`` (total so far) ..."""
+    values: dict[str, Any] = {
         "trees": info["trees"],
         "leaves": info["leaves"],
         "exchanges": info["exchanges"],
@@ -73,39 +62,37 @@ def round_values(info: RoundInfo) -> dict[str, float]:
         **{f"valid/{name}": value for name, value in info["valid"].items()},
         **{f"bytes/{name}": value for name, value in info["bytes"].items()},
     }
-    return _finite(given)
+    return _finite(values)
 
 
 def final_values(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Scores of the finished model, as ``final/test/auc``, those of baselines as
-    ``pooled/test/auc``; and what the run took as a whole."""
-    given: dict[str, Any] = {}
-    for model, of, scores in score_rows(dict(summary)):
+    """Final scores (``final/test/auc``), baselines (``pooled/test/auc``), and total costs."""
+    values: dict[str, Any] = {}
+    for model, split, scores in score_rows(dict(summary)):
         head = "final" if model == "federated" else model
-        given |= {f"{head}/{of}/{name}": value for name, value in scores.items()}
-    given |= {f"final/seconds/{name}": value for name, value in summary["seconds"].items()}
-    given |= {f"final/bytes/{name}": value for name, value in summary["bytes"].items()}
-    return _finite({**given, "final/exchanges": summary["exchanges"]})
+        values |= {f"{head}/{split}/{name}": value for name, value in scores.items()}
+    values |= {f"final/seconds/{name}": value for name, value in summary["seconds"].items()}
+    values |= {f"final/bytes/{name}": value for name, value in summary["bytes"].items()}
+    return _finite({**values, "final/exchanges": summary["exchanges"]})
 
 
-def _finite(given: Mapping[str, Any]) -> dict[str, float]:
-    """Those that are numbers."""
-    numbers = {name: float(value) for name, value in given.items() if value is not None}
+def _finite(values: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {name: float(value) for name, value in values.items() if value is not None}
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def final_tags(summary: Mapping[str, Any]) -> dict[str, str]:
-    """What is known of a run at its end only."""
-    found = {
+    """Tags that are known only at a run's end."""
+    tags = {
         "objective": summary["objective"],
         "model_id": summary["model_id"],
         "party_names": ", ".join(party["name"] for party in summary["parties"]),
     }
-    return {f"fedapp.{name}": str(value) for name, value in found.items()}
+    return {f"fedapp.{name}": str(value) for name, value in tags.items()}
 
 
 def files_of(folder: RunFolder) -> Iterator[Path]:
-    """The files that go with a run."""
+    """The run's files that are uploaded, if they exist."""
     for name in FILES:
         if (path := folder.path / name).is_file():
             yield path

@@ -1,7 +1,7 @@
-"""A run in MLflow: parameters, a step a round, tags, files, and the model with its signature.
+"""A run in MLflow: parameters, one step per round, tags, files, and the model with its signature.
 
-Where it goes is MLflow's to say: ``MLFLOW_TRACKING_URI``, ``MLFLOW_EXPERIMENT_NAME``, or what the
-process has set. Inside a run that is active it is a nested one.
+MLflow decides where it is: ``MLFLOW_TRACKING_URI``, ``MLFLOW_EXPERIMENT_NAME``, or what the process
+has set. Inside an active run it is a nested run.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from fedapp.predict import load_model, parts_of
 from fedapp.run_folder import RunFolder
 from fedapp.watch import RoundInfo
 
-LONGEST = 500  # letters of a parameter that every store takes
-ANSWER_SECONDS = 3.0  # that a server may take; MLflow itself tries for minutes
+LONGEST = 500  # characters of a parameter that every store accepts
+ANSWER_SECONDS = 3.0  # timeout of the check; MLflow itself retries for minutes
 MODEL = "model"
-_STRANGE = re.compile(r"[^\w/. -]")
+_UNSUPPORTED = re.compile(r"[^\w/. -]")
 
 
 class ToMLflow:
-    """See ``fedapp.logs.logger.Logger``."""
+    """Implements ``fedapp.logs.logger.Logger``."""
 
     def __init__(self, run: LoggedRun, run_id: str) -> None:
         _check_answers()
@@ -58,7 +58,6 @@ class ToMLflow:
         self._client.log_batch(self.run_id, params=[] if run_id else params, tags=tags)
 
     def round(self, info: RoundInfo) -> None:
-        """A step of every number."""
         self._log(round_values(info), info["round"])
 
     def end(self, folder: RunFolder) -> None:
@@ -75,7 +74,6 @@ class ToMLflow:
         self._client.set_terminated(self.run_id, "FINISHED")
 
     def fail(self, is_stopped: bool) -> None:
-        """With MLflow's word for it."""
         _check_answers()
         self._client.set_terminated(self.run_id, "KILLED" if is_stopped else "FAILED")
 
@@ -87,7 +85,7 @@ class ToMLflow:
 
     @contextmanager
     def _active(self, run_id: str | None, name: str | None = None) -> Iterator[Any]:
-        """A run that is the active one while the block lasts, and goes on after it."""
+        """Make a run the active one during the block, without ending it."""
         opened = mlflow.start_run(run_id=run_id, run_name=name, nested=True)
         try:
             yield opened
@@ -96,12 +94,7 @@ class ToMLflow:
 
 
 def _check_answers() -> None:
-    """Check that the tracking server answers, whatever it says, if there is one.
-
-    Raises
-    ------
-    ConfigError : it does not; names its address.
-    """
+    """Check that the tracking server responds, with any status; else ConfigError."""
     uri = mlflow.get_tracking_uri()
     if not uri.startswith(("http://", "https://")):
         return
@@ -116,17 +109,18 @@ def _check_answers() -> None:
 
 
 def _log_model(path: Path) -> None:
-    """The model, which any of MLflow's tools loads where fedapp is installed; without pickle."""
+    """Log the model without pickle; loading it requires fedapp."""
     model, _ = load_model(path)
     anything = AnyType()  # type: ignore[no-untyped-call]
-    # Whole numbers and truth values are good where the model has numbers: MLflow would refuse both
-    # for a column that must be of doubles.
+    # AnyType, since MLflow refuses integers and booleans for a column of doubles.
     inputs = Schema([ColSpec(anything, name) for name in model.columns])
     names = model.classes if model.n_outputs > 1 else model.classes[1:]
     outputs = [f"probability_{name}" for name in names] or ["prediction"]
-    signature = ModelSignature(inputs, Schema([ColSpec(DataType.double, one) for one in outputs]))
+    signature = ModelSignature(
+        inputs, Schema([ColSpec(DataType.double, output) for output in outputs])
+    )
     with warnings.catch_warnings():
-        # Rows as an example would be somebody's.
+        # An input example would disclose rows.
         warnings.filterwarnings("ignore", ".*An input example was not provided")
         mlflow.pyfunc.log_model(
             name=MODEL,
@@ -138,8 +132,8 @@ def _log_model(path: Path) -> None:
 
 
 def _name(name: str) -> str:
-    """A name that every store takes, without the @ of some metrics."""
-    return _STRANGE.sub("_", name)
+    """A name that every store accepts: some metrics contain @."""
+    return _UNSUPPORTED.sub("_", name)
 
 
 def _text(value: object) -> str:

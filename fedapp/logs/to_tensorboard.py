@@ -1,7 +1,7 @@
-"""A run for TensorBoard: event files in the folder ``tensorboard`` of the run's folder.
+"""A run for TensorBoard: event files in the subfolder ``tensorboard`` of the run's folder.
 
-``tensorboard --logdir runs`` shows all runs beside each other: numbers by round, parameters, and
-the model card as text.
+``tensorboard --logdir runs`` shows all runs side by side: numbers by round, parameters, and the
+model card as text.
 """
 
 from __future__ import annotations
@@ -18,12 +18,7 @@ from tensorboard.plugins.text import metadata as of_text
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from fedapp.home import shown
-from fedapp.logs.logger import (
-    LoggedRun,
-    final_tags,
-    final_values,
-    round_values,
-)
+from fedapp.logs.logger import LoggedRun, final_tags, final_values, round_values
 from fedapp.report.card import CARD
 from fedapp.run_folder import RunFolder
 from fedapp.watch import RoundInfo
@@ -32,7 +27,7 @@ FOLDER = "tensorboard"
 
 
 class ToTensorBoard:
-    """See ``fedapp.logs.logger.Logger``."""
+    """Implements ``fedapp.logs.logger.Logger``."""
 
     def __init__(self, run: LoggedRun, run_id: str) -> None:
         path = run.path / FOLDER
@@ -43,12 +38,11 @@ class ToTensorBoard:
             self._add(_text("fedapp", _table(run.tags)), 0)
 
     def round(self, info: RoundInfo) -> None:
-        """A step of every number."""
         self._add(_scalars(round_values(info)), info["round"])
         self._writer.flush()
 
     def end(self, folder: RunFolder) -> None:
-        """Scores, and the model card; the model is beside."""
+        """Log scores and the model card; the model stays in the run's folder."""
         summary = folder.summary
         self._add(_scalars(final_values(summary)), 0)
         self._add(_text("fedapp/end", _table(final_tags(summary))), 0)
@@ -57,7 +51,7 @@ class ToTensorBoard:
         self._close(api_pb2.STATUS_SUCCESS)
 
     def fail(self, is_stopped: bool) -> None:
-        """Whether it was stopped or failed is one to TensorBoard."""
+        """Close the run; TensorBoard does not distinguish stopped from failed."""
         self._close(api_pb2.STATUS_FAILURE)
 
     def _close(self, status: Any) -> None:
@@ -83,7 +77,7 @@ def _scalars(values: Mapping[str, float]) -> Any:
 
 
 def _text(tag: str, text: str) -> Any:
-    """A text in Markdown, as TensorBoard's plugin for texts reads it."""
+    """A Markdown text in the format of TensorBoard's text plugin."""
     about = of_text.create_summary_metadata(display_name="", description="")
     tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[text.encode()])
     tensor.tensor_shape.dim.add(size=1)

@@ -1,7 +1,7 @@
-"""A run in Weights & Biases: configuration, a step a round, tags, and an artefact with the files.
+"""A run in Weights & Biases: configuration, a step per round, tags, and an artifact with the files.
 
-Where it goes is wandb's to say: ``WANDB_MODE``, ``WANDB_PROJECT``, ``WANDB_DIR`` and the others.
-Of this machine nothing is told: no code, no host, no git, nothing printed.
+wandb decides where it is: ``WANDB_MODE``, ``WANDB_PROJECT``, ``WANDB_DIR`` and others. Nothing is
+sent about this machine: no code, host, git state or console output.
 """
 
 from __future__ import annotations
@@ -12,13 +12,7 @@ from pathlib import Path
 import wandb
 
 from fedapp.home import shown
-from fedapp.logs.logger import (
-    LoggedRun,
-    files_of,
-    final_tags,
-    final_values,
-    round_values,
-)
+from fedapp.logs.logger import LoggedRun, files_of, final_tags, final_values, round_values
 from fedapp.run_folder import RunFolder
 from fedapp.watch import RoundInfo
 
@@ -26,7 +20,7 @@ PROJECT = "fedapp"
 
 
 class ToWandb:
-    """See ``fedapp.logs.logger.Logger``."""
+    """Implements ``fedapp.logs.logger.Logger``."""
 
     def __init__(self, run: LoggedRun, run_id: str) -> None:
         self._run = wandb.init(
@@ -53,11 +47,10 @@ class ToWandb:
         self.place = offline if self._run.offline else str(self._run.url)
 
     def round(self, info: RoundInfo) -> None:
-        """A step of every number."""
         self._run.log(round_values(info), step=info["round"])
 
     def end(self, folder: RunFolder) -> None:
-        """Scores in the summary, and the files."""
+        """Log scores in the summary, and the files."""
         summary = folder.summary
         self._run.summary.update({**final_values(summary), **final_tags(summary)})
         artifact = wandb.Artifact(f"model-{summary['model_id']}", type="model")
@@ -67,7 +60,7 @@ class ToWandb:
         self._run.finish()
 
     def fail(self, is_stopped: bool) -> None:
-        """With an exit code other than 0."""
+        """Finish with an exit code other than 0."""
         self._run.finish(exit_code=1)
 
 

@@ -1,1 +1,1 @@
-"""What a person sees of a run: progress while it trains, its summary, its HTML page."""
+"""What a person sees of a run: progress during training, its summary, its HTML page."""

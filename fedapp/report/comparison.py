@@ -1,4 +1,4 @@
-"""The page that sets several runs side by side."""
+"""The page that compares several runs."""
 
 from __future__ import annotations
 
@@ -26,30 +26,33 @@ from fedapp.report.summary import (
 from fedapp.report.tradeoff import Line, cost_figures
 
 Named = Mapping[str, Run]
-# Where a run lies, and what the table of runs says already.
+# A run's location, and settings that the table of runs shows.
 STATED = {"run-dir", "resume", "strategy", "data", "parties", "seed"}
 
 
 def comparison_page(runs: Sequence[Run]) -> str:
-    """HTML page of two runs or more.
-
-    Raises
-    ------
-    DataError : the runs differ in their objective.
-    """
+    """HTML page of two runs or more; DataError if they differ in their objective."""
     objectives = sorted({run.summary["objective"] for run in runs})
     if len(objectives) > 1:
         raise DataError(f"runs must share one objective, got {', '.join(objectives)}")
     named = named_runs(runs)
     warnings = [f'<p class="warning">{escaped(line)}</p>' for line in row_warnings(named)]
+    rounds = {name: run.rounds for name, run in named.items() if run.rounds}
+    curves = {
+        f"{arrow(metric)} by boosting round": compared_scores(rounds, metric)
+        for metric in drawn_metrics(runs)
+    }
+    rocs = {name: (run.summary.get("curves") or {}).get("roc") for name, run in named.items()}
+    drawn = {name: roc for name, roc in rocs.items() if roc and roc["fpr"]}
+    roc_figures = {"ROC curves": curve_plots.roc(drawn, legend_below=True)} if drawn else {}
     sections = [
         *warnings,
         section("Scores on test rows", _scores(named)),
         section("What is compared", _facts(named)),
         section("Cost", _costs(named)),
         section("Trade-offs", figures(_trade_offs(named))),
-        section("Training", figures(_curves(named))),
-        section("Predictions", figures(_rocs(named))),
+        section("Training", figures(curves)),
+        section("Predictions", figures(roc_figures)),
         section("Settings that differ", _differences(named)),
     ]
     data = " · ".join(dict.fromkeys(run.summary["data"] for run in runs))
@@ -57,7 +60,7 @@ def comparison_page(runs: Sequence[Run]) -> str:
 
 
 def named_runs(runs: Sequence[Run]) -> dict[str, Run]:
-    """Each run by a short name: its folder's, with a number where two agree."""
+    """Runs by the names of their folders, with a number where two agree."""
     folders = [run.path.resolve().name for run in runs]
     names = [
         f"{name} ({folders[: i + 1].count(name)})" if folders.count(name) > 1 else name
@@ -67,7 +70,6 @@ def named_runs(runs: Sequence[Run]) -> dict[str, Run]:
 
 
 def _facts(named: Named) -> str:
-    """What each run had: rows, parties, seed."""
     rows = []
     for name, run in named.items():
         counts, summary = row_counts(run.summary), run.summary
@@ -80,31 +82,26 @@ def _facts(named: Named) -> str:
 
 
 def _scores(named: Named) -> str:
-    """Each run's scores, the best of a column in bold, with its pooled baseline below it."""
+    """Scores of each run and its pooled baseline; the best run of each column is bold."""
     tests: dict[str, Scores] = {
         n: run.summary["metrics"].get("test") or {} for n, run in named.items()
     }
     names = [name for name in score_names(list(tests.values())) if name not in AT_THRESHOLD]
-    best = {name: _best(name, list(tests.values())) for name in names}
+    best = {}  # the best value of each metric, as shown
+    for name in filter(is_metric, names):
+        defined = [score for each in tests.values() if (score := _known(each, name)) is not None]
+        if defined:
+            best[name] = score_text(max(defined) if larger_is_better(name) else min(defined))
     rows = []
     for run_name, run in named.items():
         texts = {name: score_text(tests[run_name].get(name)) for name in names}
-        cells = [Strong(text) if text == best[name] else text for name, text in texts.items()]
+        cells = [Strong(text) if text == best.get(name) else text for name, text in texts.items()]
         rows.append([Name(run_name), Name(run.summary["strategy"]), *cells])
         pooled = (run.summary.get("baselines") or {}).get("pooled")
         if pooled:
             texts = {name: score_text(pooled.get(name)) for name in names}
             rows.append(["", Name("pooled baseline"), *texts.values()])
     return table(["run", "strategy", *map(arrow, names)], rows, n_texts=2)
-
-
-def _best(metric: str, scores: Sequence[Scores]) -> str:
-    """The best value of a metric, as shown; empty where there is none."""
-    values = [each.get(metric) for each in scores]
-    known = [value for value in values if value is not None and not math.isnan(value)]
-    if not is_metric(metric) or not known:
-        return ""
-    return score_text(max(known) if larger_is_better(metric) else min(known))
 
 
 def _costs(named: Named) -> str:
@@ -120,7 +117,7 @@ def _costs(named: Named) -> str:
 
 
 def _trade_offs(named: Named) -> dict[str, str]:
-    """Of the metric that early stopping follows; nothing where no two runs have it."""
+    """Scores of the early-stopping metric against costs; empty if fewer than two runs have it."""
     metric = metric_of(next(iter(named.values())).summary)
     lines = []
     for name, run in named.items():
@@ -138,27 +135,13 @@ def _trade_offs(named: Named) -> dict[str, str]:
 
 
 def _known(scores: Scores, metric: str) -> float | None:
-    """A score, or None where it is absent or undefined."""
+    """A score, or None if it is absent or undefined."""
     value = scores.get(metric)
     return None if value is None or math.isnan(value) else value
 
 
-def _curves(named: Named) -> dict[str, str]:
-    rounds = {name: run.rounds for name, run in named.items() if run.rounds}
-    return {
-        f"{arrow(metric)} by boosting round": compared_scores(rounds, metric)
-        for metric in drawn_metrics(list(named.values()))
-    }
-
-
-def _rocs(named: Named) -> dict[str, str]:
-    rocs = {name: (run.summary.get("curves") or {}).get("roc") for name, run in named.items()}
-    drawn = {name: roc for name, roc in rocs.items() if roc and roc["fpr"]}
-    return {"ROC curves": curve_plots.roc(drawn, legend_below=True)} if drawn else {}
-
-
 def _differences(named: Named) -> str:
-    """Settings that differ between runs, in the first run's order; of those that runs read."""
+    """Settings that some run reads and that differ, in the first run's order."""
     unread = [run for run in named.values() if run.summary.get("settings_read") is None]
     read = {key for run in named.values() for key in run.summary.get("settings_read") or ()}
     flat = {name: flatten(run.config) for name, run in named.items()}

@@ -1,4 +1,4 @@
-"""Figures of a model's predictions: what its curves in the summary hold, beside its baselines'."""
+"""Figures of a model's predictions: its curves from the summary, beside its baselines'."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedapp.report.canvas import (
     to_svg,
 )
 
-Curves = Mapping[str, Mapping[str, Sequence[float]]]  # of each model by its name
+Curves = Mapping[str, Mapping[str, Sequence[float]]]  # model -> axis -> values
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -42,7 +42,7 @@ def roc(models: Curves, legend_below: bool = False) -> str:
 
 
 def precision_recall(models: Curves, positive_share: float) -> str:
-    """Precision by recall, and the share of positives, which is what guessing gives."""
+    """Precision by recall; the share of positives is what guessing achieves."""
     figure, ax = new_canvas(*_SQUARE)
     ax.axhline(positive_share, color=GREY, linewidth=1, linestyle=":")
     _draw(ax, models, "recall", "precision")
@@ -51,7 +51,7 @@ def precision_recall(models: Curves, positive_share: float) -> str:
 
 
 def calibration(models: Curves) -> str:
-    """Share of positives in groups of like probability; on the diagonal the two are the same."""
+    """Share of positives by predicted probability; the diagonal is perfect calibration."""
     figure, ax = new_canvas(*_SQUARE)
     ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
     _draw(ax, models, "predicted", "observed", marker="o", markersize=4)
@@ -60,7 +60,7 @@ def calibration(models: Curves) -> str:
 
 
 def score_histogram(histogram: Mapping[str, Sequence[float]], classes: Sequence[str]) -> str:
-    """How probable the second class is to the rows of each class; each class adds up to 1."""
+    """Predicted probability of the second class, by true class; each adds up to 1."""
     figure, ax = new_canvas(*_SQUARE)
     for name, key, color in zip(
         classes, ("negatives", "positives"), (BLUE, VERMILION), strict=True
@@ -76,23 +76,21 @@ def score_histogram(histogram: Mapping[str, Sequence[float]], classes: Sequence[
     return to_svg(figure, classes)
 
 
-def residuals(models: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    """Histograms of label minus prediction, over the bins in use, in at most 30 bars.
-
-    The first model's is filled; each has edges and counts.
-    """
+def residuals(models: Curves) -> str:
+    """Histograms of label minus prediction over the non-empty bins, in 30 bars."""
+    # Each model has edges and counts; the first model's histogram is filled.
     figure, ax = new_canvas()
-    known = [np.asarray(found["edges"], dtype=np.float64) for found in models.values()]
-    weights = [np.asarray(found["counts"], dtype=np.float64) for found in models.values()]
+    edges = [np.asarray(histogram["edges"], dtype=np.float64) for histogram in models.values()]
+    weights = [np.asarray(histogram["counts"], dtype=np.float64) for histogram in models.values()]
     used = [
-        (own[:-1][filled > 0], own[1:][filled > 0])
-        for own, filled in zip(known, weights, strict=True)
+        (bin_edges[:-1][counts > 0], bin_edges[1:][counts > 0])
+        for bin_edges, counts in zip(edges, weights, strict=True)
     ]
     lows, highs = (np.concatenate(each) for each in zip(*used, strict=True))
     low, high = (float(lows.min()), float(highs.max())) if lows.size else (-1.0, 1.0)
     bars = np.linspace(low, high, _N_BARS + 1)
     for place, (name, (color, dash)) in enumerate(zip(models, new_pens(), strict=False)):
-        middles = (known[place][1:] + known[place][:-1]) / 2
+        middles = (edges[place][1:] + edges[place][:-1]) / 2
         sums = np.histogram(middles, bars, weights=weights[place])[0]
         if not place:
             ax.stairs(sums, bars, fill=True, color=color, alpha=0.35)
@@ -105,7 +103,7 @@ def residuals(models: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
 
 
 def _draw(ax: Any, models: Curves, x: str, y: str, with_legend: bool = True, **style: Any) -> None:
-    """A line a model; the first one is the run's, thicker and filled where it is alone."""
+    """A line per model; the first is the run's and is thicker."""
     for place, ((name, curve), (color, dash)) in enumerate(
         zip(models.items(), new_pens(), strict=False)
     ):

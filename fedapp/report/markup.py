@@ -1,6 +1,6 @@
-"""The HTML of a report: one page template and the few elements it is filled with.
+"""The HTML of a report: a page template and its few elements.
 
-Whatever comes from outside (names of columns, parties, data, settings) passes ``escaped`` here.
+Every text from outside (names of columns, parties, data, settings) passes through ``escaped``.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ $body
 
 
 class Strong(str):
-    """A table's cell to be set in bold."""
+    """A table cell in bold."""
 
     __slots__ = ()
 
 
 class Name(str):
-    """A table's cell with a name from outside, which may be long: cut, with the whole as title."""
+    """A table cell with a name from outside: shortened if long, with the full name as title."""
 
     __slots__ = ()
 
 
 class Run(str):
-    """A table's cell with the name of a run in a folder beside the page, which leads to its own."""
+    """A table cell with the name of a run in a folder beside the page, linked to its page."""
 
     __slots__ = ()
 
@@ -55,7 +55,7 @@ def page(title: str, subtitle: str, sections: Sequence[str]) -> str:
     """The whole page; title and subtitle are plain text, sections are HTML."""
     body = "\n".join(filter(None, sections))
     heads = re.findall(r'<section id="(.*?)">\n<h2>(.*?)</h2>', body)
-    links = " · ".join(f'<a href="#{place}">{head}</a>' for place, head in heads)
+    links = " · ".join(f'<a href="#{anchor}">{head}</a>' for anchor, head in heads)
     return _PAGE.substitute(
         style=STYLE,
         title=escaped(title),
@@ -66,12 +66,12 @@ def page(title: str, subtitle: str, sections: Sequence[str]) -> str:
 
 
 def escaped(text: object) -> str:
-    """Plain text as HTML, safe in an attribute too."""
+    """Plain text as HTML, safe in attributes too."""
     return html.escape(str(text))
 
 
 def titled(name: str, longest: int = 40) -> str:
-    """A name as HTML, cut to so many characters; a cut one has the whole as its title."""
+    """A name as HTML, at most `longest` characters; a shortened one has a title."""
     shown = plain(name, longest)
     if shown == name:
         return escaped(name)
@@ -79,19 +79,19 @@ def titled(name: str, longest: int = 40) -> str:
 
 
 def quiet(text: str) -> str:
-    """A small paragraph; nothing where there is no text."""
+    """A small paragraph; empty for an empty text."""
     return f'<p class="quiet">{escaped(text)}</p>' if text else ""
 
 
 def section(title: str, body: str) -> str:
-    """A headed part of the page; nothing where the body is empty."""
-    place = re.sub(r"\W+", "-", title.lower())
-    head = f'<section id="{place}">\n<h2>{escaped(title)}</h2>'
+    """A section with a heading; empty for an empty body."""
+    anchor = re.sub(r"\W+", "-", title.lower())
+    head = f'<section id="{anchor}">\n<h2>{escaped(title)}</h2>'
     return f"{head}\n{body}\n</section>" if body else ""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], n_texts: int = 1) -> str:
-    """A table whose first n_texts columns are text, the others numbers."""
+    """A table whose first `n_texts` columns are text and the others numbers."""
     lines = [_row("th", header, n_texts), *(_row("td", row, n_texts) for row in rows)]
     head, *body = lines
     return (
@@ -102,10 +102,15 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], n_texts: int = 1
 
 
 def figures(images: Mapping[str, str]) -> str:
-    """SVG images inside the page, by caption."""
+    """SVG images with captions."""
     if not images:
         return ""
-    return f'<div class="figures">\n{"".join(_figure(*item) for item in images.items())}</div>'
+    parts = []
+    for caption, svg in images.items():
+        text = escaped(caption)
+        labelled = svg.replace("<svg", f'<svg role="img" aria-label="{text}"', 1)
+        parts.append(f"<figure>{labelled}<figcaption>{text}</figcaption></figure>\n")
+    return f'<div class="figures">\n{"".join(parts)}</div>'
 
 
 def folded(title: str, body: str) -> str:
@@ -114,7 +119,7 @@ def folded(title: str, body: str) -> str:
 
 
 def arrow(metric: str) -> str:
-    """A metric's name with the direction in which it gets better."""
+    """A metric's name with the direction in which it improves."""
     return f"{metric} {'↑' if larger_is_better(metric) else '↓'}" if is_metric(metric) else metric
 
 
@@ -130,11 +135,3 @@ def _cell(tag: str, text: str, is_number: bool) -> str:
     if isinstance(text, Strong):
         inner = f"<strong>{inner}</strong>"
     return f'<{tag} class="{kind}">{inner}</{tag}>' if kind else f"<{tag}>{inner}</{tag}>"
-
-
-def _figure(caption: str, svg: str) -> str:
-    alt = f'<svg role="img" aria-label="{escaped(caption)}"'
-    return (
-        f"<figure>{svg.replace('<svg', alt, 1)}"
-        f"<figcaption>{escaped(caption)}</figcaption></figure>\n"
-    )

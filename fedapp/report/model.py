@@ -1,4 +1,4 @@
-"""The part of a page that is about the model: its scores, its predictions, what it rests on."""
+"""The sections of a page about the model: scores, predictions, and what they depend on."""
 
 from __future__ import annotations
 
@@ -11,17 +11,7 @@ from fedapp.linear import KIND as LINEAR
 from fedapp.linear import linear_from_json
 from fedapp.metrics import AT_THRESHOLD
 from fedapp.report import curve_plots, plots
-from fedapp.report.markup import (
-    Name,
-    Strong,
-    arrow,
-    escaped,
-    figures,
-    folded,
-    quiet,
-    table,
-    titled,
-)
+from fedapp.report.markup import Name, Strong, arrow, escaped, figures, folded, quiet, table, titled
 from fedapp.report.scored_rows import DEPLOYMENT
 from fedapp.report.summary import (
     Run,
@@ -37,9 +27,9 @@ from fedapp.trees.text import kind_of
 
 Fields = Mapping[str, Any]
 
-_MOST_CLASSES = 30  # of a whole confusion matrix; of more, the pairs most often confused are listed
+_MOST_CLASSES = 30  # in a confusion matrix; with more, only the most confused pairs are listed
 _MOST_PAIRS = 20
-_MOST_ALONE = 4  # baselines of single parties that are drawn beside the run's curves
+_MOST_ALONE = 4  # parties whose baselines are drawn beside the run's curves
 
 
 def scores(summary: Fields) -> str:
@@ -49,8 +39,8 @@ def scores(summary: Fields) -> str:
         return ""
     names = [n for n in score_names([each for _, _, each in rows]) if n not in AT_THRESHOLD]
     cells = []
-    for model, split, found in rows:
-        texts = [Name(model), split, *(score_text(found.get(name)) for name in names)]
+    for model, split, values in rows:
+        texts = [Name(model), split, *(score_text(values.get(name)) for name in names)]
         ours = (model, split) == ("federated", "test")
         cells.append([Strong(text) for text in texts] if ours else texts)
     note = (
@@ -60,26 +50,22 @@ def scores(summary: Fields) -> str:
     )
     no_test = "" if summary["metrics"].get("test") else "No rows were held back to test."
     whole = table(["model", "rows", *map(arrow, names)], cells, n_texts=2)
-    # Of parties with different columns the one with the labels sends scores alone.
+    # In vertical methods the active party sends only scores.
     is_bare = summary["metrics"].get("test") and not summary.get("curves")
     no_curves = "The parties have sent scores alone, so there are no curves." if is_bare else ""
     notes = (note, no_test, no_curves, *score_notes(summary))
-    return whole + "".join(map(quiet, notes)) + _by_party(summary, names)
-
-
-def _by_party(summary: Fields, names: Sequence[str]) -> str:
-    """The run's model on the test rows of each party, or what rows there are."""
-    subset, found = scores_by_party(summary)
-    if len(found) < 2:
-        return ""
-    names = [name for name in names if any(name in each for each in found.values())]
-    rows = [[Name(p), *(score_text(each.get(n)) for n in names)] for p, each in found.items()]
+    scored = whole + "".join(map(quiet, notes))
+    subset, parties = scores_by_party(summary)
+    if len(parties) < 2:
+        return scored
+    names = [name for name in names if any(name in scores for scores in parties.values())]
+    lines = [[Name(p), *(score_text(each.get(n)) for n in names)] for p, each in parties.items()]
     title = f"<h3>The model on the {subset} rows of each party</h3>"
-    return title + table(["party", *map(arrow, names)], rows)
+    return scored + title + table(["party", *map(arrow, names)], lines)
 
 
 def predictions(summary: Fields) -> str:
-    """What the model's predictions of test rows look like, beside the baselines'."""
+    """Figures of the model's predictions of test rows, beside the baselines'."""
     curves = summary.get("curves") or {}
     images: dict[str, str] = {}
     rocs = _of_models(summary, "roc", "auc")
@@ -108,17 +94,17 @@ def predictions(summary: Fields) -> str:
 
 
 def _of_models(summary: Fields, curve: str, metric: str, alone: bool = True) -> dict[str, Any]:
-    """A curve of the run and of its baselines, by a name that tells a score too."""
+    """A curve of the run and of its baselines, by names that include a score."""
     baselines = summary.get("baselines") or {}
-    known = baselines.get("curves") or {}
-    of_parties = known.get("alone") or {}
-    found = {"federated": (summary.get("curves"), summary["metrics"].get("test"))}
-    found["pooled"] = (known.get("pooled"), baselines.get("pooled"))
+    drawn = baselines.get("curves") or {}
+    of_parties = drawn.get("alone") or {}
+    models = {"federated": (summary.get("curves"), summary["metrics"].get("test"))}
+    models["pooled"] = (drawn.get("pooled"), baselines.get("pooled"))
     if alone and len(of_parties) <= _MOST_ALONE:
         scored = baselines.get("alone") or {}
-        found |= {f"alone.{n}": (drawn, scored.get(n)) for n, drawn in of_parties.items()}
+        models |= {f"alone.{n}": (curves, scored.get(n)) for n, curves in of_parties.items()}
     named = {}
-    for name, (curves, scores) in found.items():
+    for name, (curves, scores) in models.items():
         values = (curves or {}).get(curve) or {}
         if any(values.values()):
             score = score_text((scores or {}).get(metric), 3)
@@ -127,12 +113,11 @@ def _of_models(summary: Fields, curve: str, metric: str, alone: bool = True) -> 
 
 
 def _classes(summary: Fields, n_classes: int) -> list[str]:
-    """Names of the classes; their numbers where a run has written none."""
-    return summary.get("classes") or [str(place) for place in range(n_classes)]
+    # Their numbers if the run has recorded no names.
+    return summary.get("classes") or [str(number) for number in range(n_classes)]
 
 
 def _confusions(summary: Fields, curves: Fields) -> str:
-    """Tables of true and predicted classes, by their names."""
     if not curves.get("confusion"):
         return ""
     counts = curves["confusion"]
@@ -149,10 +134,10 @@ def _confusions(summary: Fields, curves: Fields) -> str:
 
 
 def foundations(run: Run) -> str:
-    """What the model rests on: columns, one tree, what moves its predictions."""
+    """Importance, one tree, contributions, and what a method reports of its model."""
     summary, path = run.summary, run.path / "model.json"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    images = _importance(summary) | _weights(text) | _contributions(summary) | _learned(summary)
+    images = _importance(summary) | _weights(text) | _learned(summary)
     tree = first_tree(text) if text and kind_of(text) not in (DIVIDED, LINEAR) else None
     drawn = f"<h3>One tree</h3>{tree_html(tree)}" if tree else ""
     return figures(images) + _columns(summary) + quiet(_missing(run, text)) + drawn
@@ -169,9 +154,9 @@ def _importance(summary: Fields) -> dict[str, str]:
 
 
 def _total_gains(importance: Mapping[str, Any] | None) -> Mapping[str, float]:
-    """Total gain by column, which older runs call ``gain``."""
-    found = importance or {}
-    gains: Mapping[str, float] = found.get("total_gain") or found.get("gain") or {}
+    """Total gain by column; older runs call it ``gain``."""
+    values = importance or {}
+    gains: Mapping[str, float] = values.get("total_gain") or values.get("gain") or {}
     return gains
 
 
@@ -181,7 +166,6 @@ def _shown(columns: Mapping[str, float]) -> str:
 
 
 def _columns(summary: Fields) -> str:
-    """The numbers behind the figures, of every column."""
     importance = summary.get("importance") or {}
     gains, counts = _total_gains(importance), importance.get("count") or {}
     moves = (summary.get("contributions") or {}).get("mean") or {}
@@ -198,7 +182,7 @@ def _columns(summary: Fields) -> str:
 
 
 def _weights(text: str) -> dict[str, str]:
-    """Weights of a linear model: how far a standard deviation of an input moves the margin."""
+    """Weights of a linear model: margin per standard deviation of an input."""
     if not text or kind_of(text) != LINEAR:
         return {}
     model = linear_from_json(text)
@@ -210,18 +194,7 @@ def _weights(text: str) -> dict[str, str]:
     return {caption: plots.column_bars(values, label)}
 
 
-def _contributions(summary: Fields) -> dict[str, str]:
-    """Mean size of SHAP values."""
-    found = summary.get("contributions") or {}
-    if not any((found.get("mean") or {}).values()):
-        return {}
-    rows = f"{found['rows']:,} test rows"
-    caption = f"SHAP summary: how far a column moves the margin, mean over {rows}"
-    return {caption: plots.column_bars(found["mean"], "mean |contribution|")}
-
-
 def _missing(run: Run, text: str) -> str:
-    """Why there is no tree, or no SHAP summary."""
     summary = run.summary
     if text and kind_of(text) == DIVIDED:
         return (
@@ -238,8 +211,13 @@ def _missing(run: Run, text: str) -> str:
 
 
 def _learned(summary: Fields) -> dict[str, str]:
-    """What a method says of its model beside scores."""
+    """Figures of SHAP values, learned rates and leaf purity, if the run has them."""
     images = {}
+    contributions = summary.get("contributions") or {}
+    if any((contributions.get("mean") or {}).values()):
+        rows = f"{contributions['rows']:,} test rows"
+        caption = f"SHAP summary: how far a column moves the margin, mean over {rows}"
+        images[caption] = plots.column_bars(contributions["mean"], "mean |contribution|")
     if rates := summary.get("learning_rates"):
         caption = "Learned rate of each tree; Z is the mean of a party"
         images[caption] = plots.learning_rates(rates["trees"], rates["parties"])
@@ -253,14 +231,21 @@ def _learned(summary: Fields) -> dict[str, str]:
 
 
 def confusion_table(counts: Sequence[Sequence[float]], classes: Sequence[str], caption: str) -> str:
-    """Weights of rows by true class (rows) and predicted class (columns), shaded within a row."""
+    """Weights of rows by true class (rows) and predicted class (columns), shaded by row."""
     if len(classes) > _MOST_CLASSES:
         return _pairs(counts, classes, caption)
     head = "".join(f'<th class="n" scope="col">{titled(name, 12)}</th>' for name in classes)
-    body = "\n".join(
-        f'<tr><th scope="row">{titled(name, 12)}</th>{"".join(_cells(row, place))}</tr>'
-        for place, (name, row) in enumerate(zip(classes, counts, strict=True))
-    )
+    lines = []
+    for true, (name, row) in enumerate(zip(classes, counts, strict=True)):
+        cells, total = [], sum(row)
+        for guessed, weight in enumerate(row):
+            share = weight / total if total else 0.0
+            color = "blue" if guessed == true else "vermilion"
+            shade = f"background: color-mix(in srgb, var(--{color}) {50 * share:.0f}%, transparent)"
+            style = f' style="{shade}"' if weight else ""
+            cells.append(f'<td class="n"{style} title="{share:.1%}">{weight:,.0f}</td>')
+        lines.append(f'<tr><th scope="row">{titled(name, 12)}</th>{"".join(cells)}</tr>')
+    body = "\n".join(lines)
     corner = "<th>true \\ predicted</th>"
     return (
         f'<figure><div class="wide"><table class="matrix"><thead><tr>{corner}{head}'
@@ -269,21 +254,7 @@ def confusion_table(counts: Sequence[Sequence[float]], classes: Sequence[str], c
     )
 
 
-def _cells(row: Sequence[float], own: int) -> list[str]:
-    """Cells of a true class: right ones blue, wrong ones red, the more the stronger."""
-    total = sum(row)
-    cells = []
-    for place, weight in enumerate(row):
-        share = weight / total if total else 0.0
-        color = "blue" if place == own else "vermilion"
-        shade = f"background: color-mix(in srgb, var(--{color}) {50 * share:.0f}%, transparent)"
-        style = f' style="{shade}"' if weight else ""
-        cells.append(f'<td class="n"{style} title="{share:.1%}">{weight:,.0f}</td>')
-    return cells
-
-
 def _pairs(counts: Sequence[Sequence[float]], classes: Sequence[str], caption: str) -> str:
-    """The pairs of classes that are confused most."""
     wrong = [
         (weight, weight / sum(row), classes[true], classes[guessed])
         for true, row in enumerate(counts)

@@ -1,4 +1,4 @@
-"""A finished run as a notebook shows it."""
+"""HTML of a finished run in a notebook."""
 
 from __future__ import annotations
 
@@ -13,23 +13,16 @@ MOST_SCORES = 6
 
 
 def run_html(summary: Mapping[str, Any], folder: str) -> str:
-    """Method, scores and folder of a run.
-
-    Parameters
-    ----------
-    summary : the content of ``summary.json``.
-    folder : as it is shown.
-    """
+    """Method, scores and folder of a run, from the content of its ``summary.json``."""
     metrics = summary["metrics"]
     scores = {name: metrics[name] for name in ("test", "valid", "train") if metrics.get(name)}
-    known = dict.fromkeys(name for found in scores.values() for name in found)
-    names = list(known)[:MOST_SCORES]
+    names = list(dict.fromkeys(name for values in scores.values() for name in values))[:MOST_SCORES]
     head = "".join(f"<th>{escape(name)}</th>" for name in ("rows", *names))
     body = "".join(
         f"<tr><td>{escape(rows)}</td>"
-        + "".join(f"<td>{escape(score_text(found.get(name)))}</td>" for name in names)
+        + "".join(f"<td>{escape(score_text(values.get(name)))}</td>" for name in names)
         + "</tr>"
-        for rows, found in scores.items()
+        for rows, values in scores.items()
     )
     title = f"{summary['strategy']} on {Path(str(summary['data'])).name}"
     facts = f"{len(summary['parties'])} parties, {summary['trees']} trees, {folder}"

@@ -1,8 +1,8 @@
-"""The report of a run, or of several side by side: one HTML file that needs no other."""
+"""The report of a run, or a comparison of several, as one self-contained HTML file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,36 +38,29 @@ from fedapp.report.summary import (
 )
 
 LEVEL = "level"
-HEADED = {"strategy", "run-dir", "resume"}  # what the page is called, and where it lies
-# Settings of a table that is split among simulated parties; sites have tables of their own.
+HEADED = {"strategy", "run-dir", "resume"}  # in the page's title, or its location
+# Settings of the table that a simulation splits among parties; sites bring their tables.
 OF_SIMULATED_TABLES = {"data", "label", "id", "weight", "drop-columns", "partition", "columns"}
 
 
 def write_report(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
-    """Write the page of one run and its model card, or a page that compares several.
+    """Write the page and model card of one run, or a page that compares several; returns its path.
 
-    Parameters
-    ----------
-    run_dirs : folders of finished runs, at least one
-    output : the file to write; by default report.html in the folder of a single run,
-        comparison.html in the current folder for several
-
-    Returns
-    -------
-    The file written.
+    `output` defaults to report.html in the folder of a single run, or to comparison.html in the
+    current folder.
 
     Raises
     ------
-    DataError : there is no run, a folder holds none, or the runs differ in their objective.
+    DataError : there is no run, a folder is not a run's, or the runs differ in their objective.
     """
     if not run_dirs:
         raise DataError("a report must have at least one run folder, got none")
     runs = [read_run(path) for path in run_dirs]
-    alone = len(runs) == 1
-    text = _run_page(runs[0]) if alone else comparison.comparison_page(runs)
+    is_single = len(runs) == 1
+    text = _run_page(runs[0]) if is_single else comparison.comparison_page(runs)
     if output is None:
-        output = runs[0].path / "report.html" if alone else Path("comparison.html")
-    if alone:
+        output = runs[0].path / "report.html" if is_single else Path("comparison.html")
+    if is_single:
         write_whole(runs[0].path / CARD, model_card(runs[0]).encode())
     with open_private(output, "w") as file:
         file.write(text)
@@ -75,49 +68,38 @@ def write_report(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
 
 
 def compared_warnings(run_dirs: Sequence[Path]) -> list[str]:
-    """What makes the scores of several runs incomparable, as their page says it.
-
-    Raises
-    ------
-    DataError : a folder holds no run.
-    """
+    """Why the scores of several runs are not comparable; DataError for an invalid folder."""
     return row_warnings(comparison.named_runs([read_run(path) for path in run_dirs]))
 
 
 def _run_page(run: Run) -> str:
     summary = run.summary
     versions = ", ".join(f"{name} {v}" for name, v in summary.get("versions", {}).items())
-    known = {"model": summary.get("model_id"), "engine": summary.get("engine")}
-    known |= {"seed": summary.get("seed"), "versions": versions or None}
+    facts = {"model": summary.get("model_id"), "engine": summary.get("engine")}
+    facts |= {"seed": summary.get("seed"), "versions": versions or None}
     lines = warning_lines(run.summary)
-    asked = run.rounds[-1].get("rounds", 0) if run.rounds else 0
-    # A forest has as many levels as it takes to part the rows; nobody stops it early.
-    if run.rounds and run.rounds[-1]["round"] < asked and _round_name(run.summary) != LEVEL:
+    n_rounds = run.rounds[-1].get("rounds", 0) if run.rounds else 0
+    # A forest's rounds are levels; it stops when no node can be split, which is not early.
+    if run.rounds and run.rounds[-1]["round"] < n_rounds and _round_name(run.summary) != LEVEL:
         best = run.summary.get("best_round")
         scored = f"; the best was round {best}" if best is not None else ""
         done = run.rounds[-1]["round"]
-        lines.append(f"training ended early, after {done} of {asked} rounds{scored}")
+        lines.append(f"training ended early, after {done} of {n_rounds} rounds{scored}")
+    chosen = [f"{k}: {v}" for k, v in resolved_facts(summary).items() if k != "boosting"]
+    read = "".join(f"<li>{escaped(line)}</li>" for line in (*chosen, *fact_lines(summary)))
     sections = [
         "\n".join(f'<p class="warning">{escaped(line)}</p>' for line in lines),
         _key_numbers(summary),
         section("Scores", model.scores(summary)),
-        section("How the tables were read", _facts(summary)),
+        section("How the tables were read", f"<ul>{read}</ul>" if read else ""),
         section("Predictions", model.predictions(summary)),
         section("What the model rests on", model.foundations(run)),
         section("Training", figures(_training(run))),
         section("Traffic", _traffic(run.ledger)),
         section("What was run", _setup(run)),
     ]
-    subtitle = " · ".join(f"{k} {v}" for k, v in known.items() if v is not None)
+    subtitle = " · ".join(f"{k} {v}" for k, v in facts.items() if v is not None)
     return page(f"{summary['strategy']} on {summary['data']}", subtitle, sections)
-
-
-def _facts(summary: Mapping[str, Any]) -> str:
-    """What was matched, dropped and guessed, as a list."""
-    chosen = resolved_facts(summary).items()
-    found = [f"{name}: {text}" for name, text in chosen if name != "boosting"]
-    lines = "".join(f"<li>{escaped(line)}</li>" for line in (*found, *fact_lines(summary)))
-    return f"<ul>{lines}</ul>" if lines else ""
 
 
 def _key_numbers(summary: Mapping[str, Any]) -> str:
@@ -151,12 +133,10 @@ def _training(run: Run) -> dict[str, str]:
 
 
 def _round_name(summary: Mapping[str, Any]) -> str:
-    """What the method calls its rounds."""
     return str(summary.get("round_name", plots.ROUND))
 
 
 def _traffic(ledger: Sequence[Mapping[str, Any]]) -> str:
-    """A table of message types and a figure of parties, both summed from the ledger."""
     types: dict[str, list[int]] = {}
     parties: dict[str, list[int]] = {}
     for message in ledger:
@@ -177,28 +157,24 @@ def _traffic(ledger: Sequence[Mapping[str, Any]]) -> str:
 
 def _setup(run: Run) -> str:
     parties = [[Name(party["name"]), f"{party['rows']:,}"] for party in run.summary["parties"]]
-    found, head = list(_settings(run)), ["setting", "value"]
-    changed = [pair for pair in found if isinstance(pair[1], Strong)]
-    rest = [pair for pair in found if pair not in changed]
-    rest_title = "The other settings that this method reads, at their defaults"
-    boosting = resolved_facts(run.summary).get("boosting")
-    return (
-        (quiet(f"Boosting: {boosting}.") if boosting else "")
-        + (table(head, changed, n_texts=2) if changed else quiet("All settings are the defaults."))
-        + (folded(rest_title, table(head, rest, n_texts=2)) if rest else "")
-        + table(["party", "rows"], parties)
-    )
-
-
-def _settings(run: Run) -> Iterator[tuple[str, str]]:
-    """Settings that decided on this run, with a value."""
-    reads, known = run.summary.get("settings_read"), flatten(run.config)
-    in_deployment = run.summary.get("engine") == DEPLOYMENT
-    usual = defaults()
-    for name, value in known.items():
-        is_read = reads is None or name in reads
+    head, usual = ["setting", "value"], defaults()
+    read, in_deployment = run.summary.get("settings_read"), run.summary.get("engine") == DEPLOYMENT
+    changed, unchanged = [], []
+    for name, value in flatten(run.config).items():
+        is_read = read is None or name in read
         is_elsewhere = name in HEADED or (in_deployment and name in OF_SIMULATED_TABLES)
         if value == "" or not is_read or is_elsewhere:
             continue
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        yield name, Strong(text) if value != usual.get(name) else text
+        if value != usual.get(name):
+            changed.append((name, Strong(text)))
+        else:
+            unchanged.append((name, text))
+    unchanged_title = "The other settings that this method reads, at their defaults"
+    boosting = resolved_facts(run.summary).get("boosting")
+    return (
+        (quiet(f"Boosting: {boosting}.") if boosting else "")
+        + (table(head, changed, n_texts=2) if changed else quiet("All settings are the defaults."))
+        + (folded(unchanged_title, table(head, unchanged, n_texts=2)) if unchanged else "")
+        + table(["party", "rows"], parties)
+    )

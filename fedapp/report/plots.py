@@ -1,4 +1,4 @@
-"""The figures of a report: plain data in, an SVG element out."""
+"""Figures of a report: plain data in, an SVG element out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ N_COLUMNS = 20
 def scores_by_round(
     rounds: Rounds, metric: str, best_round: int | None = None, round_name: str = ROUND
 ) -> str:
-    """A metric of one run, on training and validation rows, round by round."""
+    """A metric of one run by round, on training and validation rows."""
     figure, ax = new_canvas()
     trees = [entry["round"] for entry in rounds]
     for split, color, dash in (("train", ORANGE, "--"), ("valid", BLUE, "-")):
@@ -50,13 +50,7 @@ def scores_by_round(
 
 
 def importance(gains: Mapping[str, float], baseline: Mapping[str, float] | None = None) -> str:
-    """Shares of the total gain of the 20 columns that have most of it.
-
-    Parameters
-    ----------
-    gains : of each column that splits anywhere.
-    baseline : the same of the pooled baseline.
-    """
+    """Shares of the total gain of the 20 columns with the largest; gains are by column."""
     best = _largest(gains)
     figure, ax = new_canvas(height=0.9 + (0.32 if baseline else 0.22) * len(best))
     models = {"federated": (gains, BLUE)} | ({"pooled": (baseline, ORANGE)} if baseline else {})
@@ -75,7 +69,7 @@ def importance(gains: Mapping[str, float], baseline: Mapping[str, float] | None 
 
 
 def column_bars(values: Mapping[str, float], label: str) -> str:
-    """A number a column, of the 20 columns where it is largest, whatever its sign."""
+    """Values by column, for the 20 largest absolute values."""
     best = _largest(values)
     figure, ax = new_canvas(height=0.8 + 0.22 * len(best))
     ax.barh(range(len(best)), [values[name] for name in best], color=BLUE, height=0.7)
@@ -87,7 +81,7 @@ def column_bars(values: Mapping[str, float], label: str) -> str:
 
 
 def learning_rates(rates: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> str:
-    """Learned rate of each tree, a line a party; the party's weight stands beside its name."""
+    """Learned rate of each tree, one line per party, labelled with the party's weight."""
     figure, ax = new_canvas()
     for (name, values), (color, dash) in zip(rates.items(), new_pens(), strict=False):
         label = f"{plain(name)}, Z {weights[name]:.3g}"
@@ -100,7 +94,7 @@ def learning_rates(rates: Mapping[str, Sequence[float]], weights: Mapping[str, f
 
 
 def purity(shares: Mapping[str, Sequence[float]]) -> str:
-    """Leaf purity round by round, a line a view."""
+    """Leaf purity by round, one line per view."""
     figure, ax = new_canvas()
     for (name, values), (color, dash) in zip(shares.items(), new_pens(), strict=False):
         trees = list(range(1, len(values) + 1))
@@ -125,7 +119,7 @@ def traffic_by_round(rounds: Rounds, round_name: str = ROUND) -> str:
 
 
 def traffic_by_party(sizes: Mapping[str, Sequence[int]]) -> str:
-    """Bytes of the whole run, by party: (to the party, from the party)."""
+    """Bytes of the whole run by party: (to the party, from the party)."""
     figure, ax = new_canvas(height=1.4 + 0.25 * len(sizes))
     places = np.arange(len(sizes))
     down, up = np.asarray(list(sizes.values()), dtype=np.float64).reshape(-1, 2).T
@@ -155,12 +149,10 @@ def effort_by_round(rounds: Rounds, round_name: str = ROUND) -> str:
 
 
 def _largest(values: Mapping[str, float]) -> list[str]:
-    """Names of the 20 largest values, whatever their sign."""
     return sorted(values, key=lambda name: abs(values[name]), reverse=True)[:N_COLUMNS]
 
 
 def _name_bars(ax: Axes, names: Sequence[str]) -> None:
-    """Names beside bars that lie one below the other."""
     shown = [plain(name) for name in names]
     ax.set_yticks(range(len(names)), shown, parse_math=False)
     ax.invert_yaxis()
@@ -170,7 +162,7 @@ def _name_bars(ax: Axes, names: Sequence[str]) -> None:
 
 
 def label_rounds(ax: Axes, ylabel: str, round_name: str = ROUND) -> None:
-    """Name the axes of a figure round by round; ticks are whole numbers."""
+    """Label the axes of a figure by round; ticks are whole numbers."""
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     ax.set(xlabel=round_name, ylabel=ylabel)
     low, high = ax.get_xlim()
@@ -179,12 +171,11 @@ def label_rounds(ax: Axes, ylabel: str, round_name: str = ROUND) -> None:
 
 
 def round_values(rounds: Rounds, split: str, metric: str) -> Array:
-    """A metric in each round, nan where it is absent or undefined."""
+    """A metric in each round; nan where it is absent or undefined."""
     values = [entry[split].get(metric) for entry in rounds]
     return np.asarray([np.nan if v is None else v for v in values], dtype=np.float64)
 
 
 def _edges(rounds: Rounds) -> Array:
-    """Edges of one bar a round."""
     trees = np.asarray([entry["round"] for entry in rounds], dtype=np.float64)
     return np.append(trees - 0.5, trees[-1] + 0.5)

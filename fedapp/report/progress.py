@@ -1,4 +1,4 @@
-"""What a person sees while a command works: one live line on a terminal, plain lines in a log."""
+"""Progress of a command: one live line on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -24,74 +24,54 @@ from fedapp.watch import RoundInfo
 Round: TypeAlias = RoundInfo
 
 _TICK_SECONDS = 0.2
-# A log has a line at least every 5 seconds, also where the machine is busy.
-HEARTBEAT_SECONDS = 4.0
+HEARTBEAT_SECONDS = 4.0  # so that a log has a line every 5 s even on a busy machine
 _SECOND_SCORES = ("logloss", "accuracy", "mae", "auc", "rmse")
 _FIELDS = {"round", "rounds", "train", "valid", "exchanges", "bytes", "seconds"}
 
 
 class Follower:
-    """Shows what a command does, and where the run is that it waits for.
-
-    Parameters
-    ----------
-    console : where to.
-    began : when the command began, Unix time in seconds; by default now.
-    clock : Unix time in seconds, as in the run's folder.
-    """
+    """Shows a command's progress, and that of the run it waits for; times are Unix seconds."""
 
     def __init__(
-        self,
-        console: Console,
-        began: float | None = None,
-        clock: Callable[[], float] = time.time,
+        self, console: Console, began: float | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self._clock, self._began = clock, clock() if began is None else began
         self._view = (_Live if console.is_terminal else _Plain)(console, self._began)
-        self._own: Stage | None = None
+        self._command: Stage | None = None
         self._run: Stage | None = None
         self._folder: RunFolder | None = None
         self._rounds: Rounds | None = None
         self._metric = ""
         self._ends = False
-        self._told: set[str] = set()
+        self._shown: set[str] = set()
         self._lock = threading.Lock()
 
     @property
     def seconds(self) -> float:
-        """Since the command began."""
+        """Seconds since the command began."""
         return self._clock() - self._began
 
     def begin(self, doing: str, ends: bool = False) -> None:
-        """Show what the command does from now on, unless the run it follows says more.
-
-        Parameters
-        ----------
-        ends : whether it ends the run, whose processes may go on to say something for a while.
-        """
+        """Show the command's stage until the run it follows reports a newer one."""
         with self._lock:
-            self._own, self._ends = Stage(doing, self._clock()), ends
+            # A run may still report stages after the command has ended it; these are ignored.
+            self._command, self._ends = Stage(doing, self._clock()), ends
         self.tick()
 
     def tell(self, text: str) -> None:
-        """Show a line that stays."""
+        """Show a permanent line."""
         with self._lock:
             self._view.say(text, self._clock())
 
     @contextmanager
     def run(self, folder: RunFolder, metric: str) -> Iterator[None]:
-        """Show where the run of a folder is while the block runs, from its checkpoint on.
-
-        Parameters
-        ----------
-        metric : name of the score to show first.
-        """
+        """Show a run's stages and rounds during the block; `metric` is shown first."""
         folder.forget_stage()
-        kept = folder.kept
-        if kept:
-            self.tell(f"resumed after {kept_text(kept)}")
+        checkpoint = folder.kept
+        if checkpoint:
+            self.tell(f"resumed after {kept_text(checkpoint)}")
         with self._lock:
-            self._rounds = Rounds(folder.rounds, kept.rounds if kept else 0)
+            self._rounds = Rounds(folder.rounds, checkpoint.rounds if checkpoint else 0)
             self._folder, self._metric, self._run = folder, metric, None
         try:
             yield
@@ -102,7 +82,7 @@ class Follower:
                 self._folder = self._rounds = None
 
     def tick(self) -> None:
-        """Show what is new; an error in this is shown once and does not disturb the command."""
+        """Show what is new; an error here is shown once and does not stop the command."""
         with self._lock:
             try:
                 self._show(self._clock())
@@ -110,27 +90,25 @@ class Follower:
                 self._tell_once(f"progress cannot be shown: {error}")
 
     def _show(self, now: float) -> None:
-        """Finished rounds, then the stage."""
         if self._folder and self._rounds:
             self._run = self._folder.stage or self._run
-            # Lines from before a run was resumed are there until it has begun.
+            # Until a resumed run has started, the file still has its previous lines.
             if self._run or self._folder.has_ended():
                 for entry in self._rounds.new(self._tell_once):
                     self._view.add(entry, self._metric, now)
         followed = None if self._ends else self._run
-        known = [stage for stage in (self._own, followed) if stage]
-        if known:
-            self._view.show(max(known, key=lambda stage: stage.since), now)
+        stages = [stage for stage in (self._command, followed) if stage]
+        if stages:
+            self._view.show(max(stages, key=lambda stage: stage.since), now)
 
     def _tell_once(self, text: str) -> None:
-        """A line that stays, unless it does already."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._shown:
+            self._shown.add(text)
             self._view.say(text, self._clock())
 
     @contextmanager
     def alive(self) -> Iterator[Follower]:
-        """Have a thread show what is new while the block runs."""
+        """Call `tick` in a thread during the block."""
         ended = threading.Event()
 
         def watch() -> None:
@@ -148,28 +126,19 @@ class Follower:
 
 
 def kept_text(kept: RunState) -> str:
-    """How far a checkpoint has come: ``round 3``, or ``exchange 12`` before the first round."""
+    """Progress of a checkpoint: ``round 3``, or ``exchange 12`` before the first round."""
     return f"round {kept.rounds}" if kept.rounds else f"exchange {kept.step}"
 
 
 class Rounds:
-    """The rounds.jsonl of a run, by the numbers of its rounds: a run that goes on writes it anew.
-
-    Parameters
-    ----------
-    path : need not exist yet; its last line may be half written.
-    last : round after which to begin.
-    """
+    """Reader of a growing rounds.jsonl, after round `last`; a resumed run rewrites the file."""
 
     def __init__(self, path: Path, last: int) -> None:
         self._path, self._last = path, last
         self._seen: tuple[int, ...] = ()
 
     def new(self, tell: Callable[[str], None]) -> list[Round]:
-        """Rounds on finished lines that were not shown yet; tell where the run went back.
-
-        A line that is no round is told, and the others are shown.
-        """
+        """New rounds on complete lines; `tell` receives invalid lines and going back on resume."""
         if not self._path.exists():
             return []
         status = self._path.stat()
@@ -177,19 +146,19 @@ class Rounds:
         if seen == self._seen:
             return []
         self._seen = seen
-        found: dict[int, Round] = {}
+        rounds: dict[int, Round] = {}
         for line in self._path.read_bytes().rpartition(b"\n")[0].splitlines():
             try:
                 entry = _round(line)
             except DataError as error:
                 tell(str(error))
                 continue
-            found[entry["round"]] = entry
-        newest = max(found, default=0)
+            rounds[entry["round"]] = entry
+        newest = max(rounds, default=0)
         if newest < self._last:
-            tell(f"going on after round {newest}")
+            tell(f"resuming after round {newest}")
         last, self._last = self._last, newest
-        return [entry for number, entry in sorted(found.items()) if number > last]
+        return [entry for number, entry in sorted(rounds.items()) if number > last]
 
 
 def _round(line: bytes) -> Round:
@@ -205,7 +174,7 @@ def _round(line: bytes) -> Round:
 
 
 class _Plain:
-    """A line for every change of phase, for every round, and where nothing else happens."""
+    """Prints a line for each phase and round, and at least one per `HEARTBEAT_SECONDS`."""
 
     def __init__(self, console: Console, began: float) -> None:
         self._console, self._began = console, began
@@ -214,32 +183,29 @@ class _Plain:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Nothing to prepare."""
         yield
 
     def say(self, text: str, now: float) -> None:
-        """A line with the time since the command began."""
         self._last = now
-        line = f"{_clock_text(now - self._began)}  {text}"
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        minutes, seconds = divmod(int(max(0.0, now - self._began)), 60)
+        self._console.print(
+            f"{minutes}:{seconds:02d}  {text}", markup=False, highlight=False, soft_wrap=True
+        )
 
     def show(self, stage: Stage, now: float) -> None:
-        """A line where the phase is new or the last line is old; all rounds are one phase."""
-        phase = "rounds" if stage.round else stage.doing
+        phase = "rounds" if stage.round else stage.doing  # all rounds are one phase
         begins = phase != self._phase and not (stage.round and self._added)
         self._phase, self._added = phase, False
         if begins or now - self._last >= HEARTBEAT_SECONDS:
             self.say(", ".join([_where(stage), *_times(stage, now)]), now)
 
     def add(self, entry: Round, metric: str, now: float) -> None:
-        """Scores and cost."""
-        size = human_bytes(sum(entry["bytes"].values()))
         scores = _score(entry, [metric, *_SECOND_SCORES])
         parts = (
             f"round {entry['round']:>{len(str(entry['rounds']))}}/{entry['rounds']}",
             *([scores] if scores else []),
             f"exchanges {entry['exchanges']}",
-            size,
+            human_bytes(sum(entry["bytes"].values())),
             human_seconds(entry["seconds"]),
         )
         self.say("  ".join(parts), now)
@@ -247,12 +213,12 @@ class _Plain:
 
 
 class _Live:
-    """One line that changes, of at most 80 columns."""
+    """One line of at most 80 columns that is redrawn."""
 
     def __init__(self, console: Console, began: float) -> None:
-        what = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+        description = Column(no_wrap=True, overflow="ellipsis", ratio=1)
         self._progress = Progress(
-            TextColumn("{task.description}", markup=False, table_column=what),
+            TextColumn("{task.description}", markup=False, table_column=description),
             BarColumn(bar_width=8),
             TextColumn("[bold]{task.fields[score]}", table_column=Column(no_wrap=True)),
             TextColumn("[dim]{task.fields[left]}", table_column=Column(no_wrap=True)),
@@ -264,30 +230,26 @@ class _Live:
         self._task = self._progress.add_task("", total=None, score="", left="")
 
     def shown(self) -> Progress:
-        """A context in which the line is there."""
         return self._progress
 
     def say(self, text: str, now: float) -> None:
-        """A line above."""
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, stage: Stage, now: float) -> None:
-        """What is done, how much of it, and how long it takes still."""
         if stage.round:
             done, total = float(stage.round - 1), float(stage.rounds)
         else:
             done, total = now - stage.since, stage.seconds or 0.0
-        left = _times(stage, now)[-1:] or [""]
+        remaining = _times(stage, now)[-1:] or [""]
         self._progress.update(
             self._task,
             description=_where(stage),
             completed=min(done, total),
             total=total or None,
-            left=left[0].removeprefix("about "),
+            left=remaining[0].removeprefix("about "),
         )
 
     def add(self, entry: Round, metric: str, now: float) -> None:
-        """The score."""
         self._progress.update(self._task, score=_score(entry, [metric]))
 
 
@@ -313,18 +275,12 @@ def _seconds_text(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 99.5 else human_seconds(seconds)
 
 
-def _clock_text(seconds: float) -> str:
-    """``0:07``, ``61:30``: minutes and seconds."""
-    minutes, rest = divmod(int(max(0.0, seconds)), 60)
-    return f"{minutes}:{rest:02d}"
-
-
 def _score(entry: Mapping[str, Any], names: list[str]) -> str:
-    """``valid auc 0.7781  logloss 0.4420``: the first two of names that the round has."""
+    """``valid auc 0.7781  logloss 0.4420``: the first two of `names` that the round has."""
     split = "valid" if entry["valid"] else "train"
     scores: Scores = entry[split]
-    # Without a metric to begin with, the round's first is the objective's own.
-    first = [name for name in names if name] if names[0] else [*list(scores)[:1], *names[1:]]
-    known = [name for name in dict.fromkeys(first) if name in scores][:2]
-    texts = [f"{name} {score_text(scores[name])}" for name in known]
+    # Without a metric, start with the round's first, which is the objective's default.
+    candidates = [name for name in names if name] if names[0] else [*list(scores)[:1], *names[1:]]
+    shown = [name for name in dict.fromkeys(candidates) if name in scores][:2]
+    texts = [f"{name} {score_text(scores[name])}" for name in shown]
     return f"{split} {'  '.join(texts)}" if texts else ""

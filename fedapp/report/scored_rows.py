@@ -1,4 +1,4 @@
-"""Whether runs were scored on the same test rows, by what decides which rows these are."""
+"""Check that runs were scored on the same test rows, by the settings that select these rows."""
 
 from __future__ import annotations
 
@@ -9,62 +9,48 @@ from fedapp.data.sources import party_sources
 from fedapp.messages.methods import all_methods
 from fedapp.report.summary import Fields, Run, row_counts
 
-DEPLOYMENT = "deployment"  # an engine whose sites have tables of their own
+DEPLOYMENT = "deployment"  # engine whose sites bring their tables
 
 
 def row_warnings(runs: Mapping[str, Run]) -> list[str]:
-    """What makes scores of these runs incomparable, a sentence each.
-
-    Parameters
-    ----------
-    runs : by name, two or more.
-    """
+    """Why scores of two or more runs are not comparable, one sentence per reason."""
     deciding = {name: _deciding(run) for name, run in runs.items()}
-    keys = dict.fromkeys(key for each in deciding.values() for key in each)
-    differing = [key for key in keys if len(_owners(key, deciding)) > 1]
+    differing = []
+    for key in dict.fromkeys(key for facts in deciding.values() for key in facts):
+        owners: dict[str, list[str]] = {}  # value -> names of runs; unknown values are omitted
+        for name, facts in deciding.items():
+            if facts.get(key) is not None:
+                owners.setdefault(str(facts[key]), []).append(name)
+        if len(owners) > 1:  # as in "seed 1 (a), 42 (b, c)"
+            parts = (f"{value} ({', '.join(names)})" for value, names in owners.items())
+            differing.append(f"{key} {', '.join(parts)}")
     if differing:
-        values = "; ".join(_values(key, deciding) for key in differing)
+        values = "; ".join(differing)
         return [f"scores are not comparable, because the test rows differ: {values}"]
-    unknown = [name for name, run in runs.items() if run.summary.get("engine") == DEPLOYMENT]
-    if unknown:
+    deployed = [name for name, run in runs.items() if run.summary.get("engine") == DEPLOYMENT]
+    if deployed:
         return [
             "the test rows may differ, because sites choose and may change their own tables: "
-            + ", ".join(unknown)
+            + ", ".join(deployed)
         ]
     return []
 
 
 def _deciding(run: Run) -> Fields:
-    """What decides on the test rows of a run, by name, in words."""
     settings, summary = flatten(run.config), run.summary
-    found: Fields = {
+    facts: Fields = {
         "data": summary["data"],
         "seed": summary.get("seed"),
         "test-fraction": settings.get("test-fraction"),
         "number of test rows": row_counts(summary).get("test"),
     }
     if settings.get("folds"):
-        found["fold"] = f"{settings['fold']} of {settings['folds']}"
+        facts["fold"] = f"{settings['fold']} of {settings['folds']}"
     sources = party_sources(str(settings.get("data", "")), len(summary["parties"]))
     if sources or summary.get("engine") == DEPLOYMENT:
         method = all_methods().get(summary["strategy"])
         is_vertical = method is not None and method.family == "vertical"
-        found["rows held back"] = (
+        facts["rows held back"] = (
             "of the joined table" if is_vertical else "by each party of its own table"
         )
-    return found
-
-
-def _owners(key: str, deciding: Mapping[str, Fields]) -> dict[str, list[str]]:
-    """Names of the runs by what they have, without those of which it is not known."""
-    names: dict[str, list[str]] = {}
-    for name, found in deciding.items():
-        if found.get(key) is not None:
-            names.setdefault(str(found[key]), []).append(name)
-    return names
-
-
-def _values(key: str, deciding: Mapping[str, Fields]) -> str:
-    """``seed 1 (a), 42 (b, c)``."""
-    owners = _owners(key, deciding)
-    return f"{key} " + ", ".join(f"{value} ({', '.join(own)})" for value, own in owners.items())
+    return facts

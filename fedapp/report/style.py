@@ -1,4 +1,4 @@
-"""How a page looks, on a light and on a dark screen, wide and narrow, and on paper."""
+"""Style sheet of a page: light and dark, wide and narrow screens, and print."""
 
 STYLE = """\
 :root { color-scheme: light dark; --paper: #fff; --ink: #222; --quiet: #5a5a5a; --line: #aaa;

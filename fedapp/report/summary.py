@@ -1,4 +1,4 @@
-"""A run's folder, read and checked; its summary on the terminal."""
+"""Read and check a run's folder; print its summary on the terminal."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from fedapp.trees.objective import AUTO
 Fields: TypeAlias = dict[str, Any]
 Scores: TypeAlias = Mapping[str, float | None]
 
-COMMON = ("logloss", "mlogloss", "accuracy", "rmse", "mae")  # scores shown beside the watched one
-# The fields without which a report cannot be drawn; a run may write more.
+COMMON = ("logloss", "mlogloss", "accuracy", "rmse", "mae")  # shown beside the watched score
+# Fields that a report requires; a run may write more.
 _SUMMARY: dict[str, type] = {
     "strategy": str,
     "data": str,
@@ -53,61 +53,40 @@ _PARTY: dict[str, type] = {"name": str, "rows": int}
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run left in its folder.
-
-    Parameters
-    ----------
-    path : the folder
-    config : settings, from config.toml
-    summary : from summary.json
-    rounds : one entry a boosting round, from rounds.jsonl
-    ledger : one entry a message, from ledger.jsonl
-    """
+    """The files of a run's folder."""
 
     path: Path
-    config: Fields
-    summary: Fields
-    rounds: list[Fields]
-    ledger: list[Fields]
+    config: Fields  # config.toml
+    summary: Fields  # summary.json
+    rounds: list[Fields]  # rounds.jsonl
+    ledger: list[Fields]  # ledger.jsonl, one entry per message
 
 
 def read_run(run_dir: Path) -> Run:
-    """The run in a folder.
-
-    Raises
-    ------
-    DataError : a file is missing, is no TOML or JSON, or lacks a field that a report needs.
-    """
+    """Read a run's folder; DataError if a file is missing, invalid, or lacks a required field."""
     try:
-        return _read_run(run_dir)
-    except DataError as error:
+        if not run_dir.is_dir():
+            raise DataError(f"run folder must be a folder, got none{near_path(run_dir, RUNS)}")
+        names = ("config.toml", "summary.json", "rounds.jsonl", "ledger.jsonl")
+        settings, summary, rounds, ledger = (_text(run_dir, name) for name in names)
+        return Run(
+            run_dir,
+            read_toml(settings, "config.toml must be TOML, got"),
+            _summary(summary),
+            _objects(rounds, "rounds.jsonl", _ROUND),
+            _objects(ledger, "ledger.jsonl", _MESSAGE),
+        )
+    except (ConfigError, DataError) as error:
         raise DataError(f"{run_dir}: {error}") from error
 
 
-def _read_run(run_dir: Path) -> Run:
-    if not run_dir.is_dir():
-        raise DataError(f"run folder must be a folder, got none{near_path(run_dir, RUNS)}")
-    texts = {
-        name: _text(run_dir, name)
-        for name in ("config.toml", "summary.json", "rounds.jsonl", "ledger.jsonl")
-    }
-    try:
-        config = read_toml(texts["config.toml"], "config.toml must be TOML, got")
-    except ConfigError as error:
-        raise DataError(str(error)) from None
-    summary = _summary(texts["summary.json"])
-    rounds = _objects(texts["rounds.jsonl"], "rounds.jsonl", _ROUND)
-    ledger = _objects(texts["ledger.jsonl"], "ledger.jsonl", _MESSAGE)
-    return Run(run_dir, config, summary, rounds, ledger)
-
-
 def print_warning(console: Console, text: str) -> None:
-    """A line that begins with a yellow mark, as it is written."""
+    """Print a line after a yellow mark, without interpreting markup."""
     console.print(f"[yellow]![/] {escape(text)}", highlight=False, soft_wrap=True)
 
 
 def print_summary(summary: Mapping[str, Any], console: Console, path: Path | None = None) -> None:
-    """Print what a run gave and what it cost; path is where its folder lies."""
+    """Print a run's results and costs; `path` is its folder."""
     console.print()
     strategy, data = escape(summary["strategy"]), escape(summary["data"])
     console.rule(f"[bold]{strategy}[/] on [bold]{data}[/]", style="dim")
@@ -121,7 +100,7 @@ def print_summary(summary: Mapping[str, Any], console: Console, path: Path | Non
 
 
 def score_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, Scores]]:
-    """(model, rows it was scored on, scores): the test rows first, with every baseline."""
+    """(model, subset of rows, scores): the test rows first, with every baseline."""
     splits, baselines = summary["metrics"], summary.get("baselines") or {}
     rows = [("federated", "test", splits.get("test") or {})]
     rows += [("pooled", "test", baselines.get("pooled") or {})]
@@ -131,12 +110,12 @@ def score_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, Scores]]:
 
 
 def score_names(scores: Sequence[Scores]) -> list[str]:
-    """Names of all the scores, in the order in which they first appear."""
+    """Names of all scores, in order of first appearance."""
     return list(dict.fromkeys(name for each in scores for name in each))
 
 
 def score_notes(summary: Mapping[str, Any]) -> list[str]:
-    """How the scores are to be read: nodes equal to the pooled model's, the threshold, weights."""
+    """How to read the scores: nodes equal to the pooled model's, the threshold, weights."""
     lines, chosen = [], summary.get("threshold")
     if same := (summary.get("baselines") or {}).get("same_nodes"):
         lines.append(
@@ -162,8 +141,7 @@ def at_threshold(scores: Scores) -> str:
 
 
 def scores_by_party(summary: Mapping[str, Any]) -> tuple[str, dict[str, Scores]]:
-    """Which rows of each party the run's model was scored on, test rows if there are any, and its
-    scores by party; none where they were not sent."""
+    """The subset of rows (test, else valid, else train), and scores on it by party if sent."""
     metrics = summary["metrics"]
     subset = next((one for one in ("test", "valid", "train") if metrics.get(one)), "test")
     parties = metrics.get("by_party") or {}
@@ -171,10 +149,7 @@ def scores_by_party(summary: Mapping[str, Any]) -> tuple[str, dict[str, Scores]]
 
 
 def row_counts(summary: Mapping[str, Any]) -> dict[str, int]:
-    """Numbers of the rows that train, validate and test, all parties together, by these words.
-
-    Nothing where the run did not write them.
-    """
+    """Rows that train, validate and test over all parties; empty if not recorded."""
     return dict(summary.get("matched_rows") or summary.get("rows") or {})
 
 
@@ -184,7 +159,7 @@ def metric_of(summary: Mapping[str, Any]) -> str:
 
 
 def drawn_metrics(runs: Sequence[Run]) -> list[str]:
-    """The two metrics to draw round by round: the objective's own, then its loss or the next."""
+    """The two metrics to draw by round: the objective's, then its loss or the next."""
     first = metric_of(runs[0].summary)
     defined = {
         name
@@ -199,12 +174,12 @@ def drawn_metrics(runs: Sequence[Run]) -> list[str]:
 
 
 def warning_lines(summary: Mapping[str, Any]) -> list[str]:
-    """What the run warned of, and who was excluded from it."""
-    left_out = [
+    """The run's warnings and excluded parties."""
+    excluded = [
         f"{entry['party']} was excluded from step {entry['step']}: {entry['reason']}"
         for entry in summary.get("left_out", [])
     ]
-    return [line for line in summary.get("warnings", []) if not FACT.search(line)] + left_out
+    return [line for line in summary.get("warnings", []) if not FACT.search(line)] + excluded
 
 
 def fact_lines(summary: Mapping[str, Any]) -> list[str]:
@@ -213,7 +188,7 @@ def fact_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def resolved_facts(summary: Mapping[str, Any]) -> dict[str, str]:
-    """What the run chose by itself: objective, classes, rows that all parties have, boosting."""
+    """What the run chose by itself: objective, classes, matched rows, boosting."""
     facts = {}
     if why := summary.get("objective_reason"):
         facts["objective"] = f"{summary['objective']}: {why}"
@@ -233,9 +208,9 @@ def resolved_facts(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def worse_than_alone(summary: Fields, alone: Mapping[str, Scores]) -> list[str]:
-    """A warning for each party whose rows train a better model without the others': by 1 / sqrt(n)
-    on n test rows, twice the largest standard error of a share, or by this part of a loss."""
+    """A warning for each party whose rows alone train a better model."""
     name, lines = metric_of(summary), []
+    # 1 / sqrt(n) is twice the largest standard error of a share of n rows, and a part of a loss.
     least = 1 / math.sqrt(row_counts(summary).get("test") or 1)
     for party, scores in alone.items():
         federated, local = summary["metrics"]["test"].get(name), scores.get(name)
@@ -252,7 +227,7 @@ def worse_than_alone(summary: Fields, alone: Mapping[str, Scores]) -> list[str]:
 
 
 def human_bytes(n: float) -> str:
-    """n bytes in decimal units: ``512 B``, ``1.2 MB``, ``340 GB``."""
+    """Bytes in decimal units: ``512 B``, ``1.2 MB``, ``340 GB``."""
     if n < 999.5:
         return f"{n:.0f} B"
     size, unit = n / 1000.0, "kB"
@@ -266,21 +241,20 @@ def human_seconds(seconds: float) -> str:
     """Seconds as ``0.31 s``, ``42 s``, ``3 min 20 s`` or ``2 h 05 min``."""
     if seconds < 99.5:
         return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
+        return f"{minutes} min {seconds_left:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def score_text(value: float | None, digits: int = 4) -> str:
-    """A score to so many decimals, or significant digits from 100 on; undefined is a dash."""
+    """A score to `digits` decimals, or significant digits from 100 on; undefined is a dash."""
     if value is None or math.isnan(value):
         return "–"  # noqa: RUF001
     return f"{value:.{digits}f}" if abs(value) < 100 else f"{value:.{digits + 2}g}"
 
 
 def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
-    """The grid of names and values above the scores."""
     traffic, seconds, parties = summary["bytes"], summary["seconds"], summary["parties"]
     rows = ", ".join(f"{party['name']} {party['rows']:,}" for party in parties)
     best = summary.get("best_round")
@@ -292,8 +266,8 @@ def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
         f"{human_bytes(traffic['to_server'])} to server",
         "time": ", ".join(f"{human_seconds(s)} {name}" for name, s in seconds.items()),
     }
-    if told := summary.get("privacy"):
-        promised = f"epsilon {told['epsilon']:g}, delta {told['delta']:g}"
+    if privacy := summary.get("privacy"):
+        promised = f"epsilon {privacy['epsilon']:g}, delta {privacy['delta']:g}"
         facts["privacy"] = f"{promised} for each row; scores have noise"
     if path is not None:
         facts["run"] = shown(path)
@@ -301,7 +275,7 @@ def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
 
 
 def fact_grid(facts: Mapping[str, str]) -> Table:
-    """Names and values, for a terminal."""
+    """Names and values as a grid for a terminal."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -311,8 +285,8 @@ def fact_grid(facts: Mapping[str, str]) -> Table:
 
 
 def score_table(rows: Sequence[tuple[str, str, Scores]]) -> Table:
-    """A line a model: (model, rows it was scored on, scores)."""
-    names = [n for n in score_names([found for _, _, found in rows]) if n not in AT_THRESHOLD]
+    """One line per (model, subset of rows, scores)."""
+    names = [n for n in score_names([scores for _, _, scores in rows]) if n not in AT_THRESHOLD]
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("model", no_wrap=True)
     table.add_column("rows")
@@ -328,8 +302,8 @@ def score_table(rows: Sequence[tuple[str, str, Scores]]) -> Table:
 def _text(run_dir: Path, name: str) -> str:
     file = run_dir / name
     if not file.is_file():
-        found = ", ".join(sorted(entry.name for entry in run_dir.iterdir())) or "an empty folder"
-        raise DataError(f"run folder must hold {name}, got {found}")
+        entries = ", ".join(sorted(entry.name for entry in run_dir.iterdir())) or "an empty folder"
+        raise DataError(f"run folder must hold {name}, got {entries}")
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -338,10 +312,10 @@ def _text(run_dir: Path, name: str) -> str:
 
 def _summary(text: str) -> Fields:
     summary = _object(text, "summary.json", _SUMMARY)
-    # A run that predicts leaves the objective open: it is the model's.
+    # AUTO in a prediction run, whose objective is the model's.
     if summary["objective"] not in (*OBJECTIVES, AUTO):
-        known, found = ", ".join(OBJECTIVES), summary["objective"]
-        raise DataError(f"objective of summary.json must be one of {known}, got {found}")
+        objectives, objective = ", ".join(OBJECTIVES), summary["objective"]
+        raise DataError(f"objective of summary.json must be one of {objectives}, got {objective}")
     _check_fields(summary["bytes"], "bytes of summary.json", _TRAFFIC)
     _check_fields(summary["seconds"], "seconds of summary.json", {"total": Real})
     for party in summary["parties"]:
@@ -350,8 +324,7 @@ def _summary(text: str) -> Fields:
 
 
 def _objects(text: str, name: str, fields: Mapping[str, type]) -> list[Fields]:
-    """The objects of a JSON Lines file."""
-    lines = text.split("\n")  # splitlines() would also split inside a name that holds U+2028
+    lines = text.split("\n")  # splitlines() would also split at U+2028, which names may contain
     return [
         _object(line, f"{name} line {number}", fields)
         for number, line in enumerate(lines, start=1)
@@ -372,6 +345,6 @@ def _check_fields(value: object, where: str, fields: Mapping[str, type]) -> Fiel
         raise DataError(f"{where} must be an object, got {type(value).__name__}")
     for name, kind in fields.items():
         if not isinstance(value.get(name), kind):
-            found = type(value[name]).__name__ if name in value else "no such field"
-            raise DataError(f"{where} must have {name} ({kind.__name__}), got {found}")
+            got = type(value[name]).__name__ if name in value else "no such field"
+            raise DataError(f"{where} must have {name} ({kind.__name__}), got {got}")
     return value

@@ -1,4 +1,4 @@
-"""A comparison of strategies, and its table and page: what each scores, and what that costs."""
+"""A comparison of strategies, with its table and page: scores and what they cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE_PLACE = (
     "pooled: all rows and columns in one place. A party's rows alone: trained on these. A party's "
     "columns alone: what the party that has the labels reaches without the others' columns."
 )
-N_ORDERS = 10  # of the training rows, over which pooled XGBoost's scores are compared
+N_ORDERS = 10  # of the training rows, for the range of pooled XGBoost's scores
 TIES = (
     "less the best: mean and standard deviation of the differences to the best strategy, on the "
     "same seeds and folds; tie: the mean is within two standard errors of 0."
@@ -29,25 +29,16 @@ OFF_AXIS = " An arrow stands for a score beyond the axis, which is written besid
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One strategy, or one baseline, over all seeds and folds.
-
-    Parameters
-    ----------
-    name : of the strategy, or of a baseline.
-    scores : test scores by seed and fold, of the metric that early stopping follows.
-    seconds, exchanges, n_bytes : means of a run: train seconds, exchanges, bytes both ways; None
-        for a baseline, which sends nothing.
-    others : all test scores by name, by seed and fold.
-    runs : names of the folders of a strategy's runs, by seed and fold.
-    """
+    """One strategy or baseline over all seeds and folds."""
 
     name: str
-    scores: tuple[float, ...]
+    scores: tuple[float, ...]  # test scores by seed and fold, of the early-stopping metric
+    # Means per run; None for a baseline, which sends nothing.
     seconds: float | None = None
     exchanges: float | None = None
-    n_bytes: float | None = None
-    others: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    runs: tuple[str, ...] = ()
+    n_bytes: float | None = None  # both ways
+    others: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # all test scores
+    runs: tuple[str, ...] = ()  # names of the runs' folders, by seed and fold
 
     @property
     def mean(self) -> float:
@@ -62,36 +53,21 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Strategies and baselines that are scored on the same rows.
-
-    Parameters
-    ----------
-    metric : that the lines are ordered by.
-    lines : best first.
-    data, objective, engine : of all runs.
-    seeds : of the runs of each method.
-    n_parties : of each run.
-    n_rows : that train, validate and test, by these words.
-    methods : those whose parties have "rows" of the table, and those whose parties have "columns".
-    changed : settings that are not their defaults, but for those above.
-    unread : names of those of them that a method does not read, by method.
-    folds : that are held back in turn with each seed; 0: none.
-    orders : lowest and highest score of pooled XGBoost over orders of the training rows.
-    """
+    """Strategies and baselines that are scored on the same rows."""
 
     metric: str
-    lines: tuple[Line, ...]
+    lines: tuple[Line, ...]  # ordered by the metric, best first
     data: str
     objective: str
     engine: str
     seeds: tuple[int, ...]
     n_parties: int
-    n_rows: Mapping[str, int]
-    methods: Mapping[str, tuple[str, ...]]
-    changed: Mapping[str, Value]
-    unread: Mapping[str, tuple[str, ...]]
-    folds: int = 0
-    orders: tuple[float, float] | None = None
+    n_rows: Mapping[str, int]  # "train", "valid" and "test"
+    methods: Mapping[str, tuple[str, ...]]  # by what their parties split: "rows" or "columns"
+    changed: Mapping[str, Value]  # settings that are not defaults, except those above
+    unread: Mapping[str, tuple[str, ...]]  # method -> changed settings that it does not read
+    folds: int = 0  # 0: no cross-validation
+    orders: tuple[float, float] | None = None  # range of pooled XGBoost's scores, see N_ORDERS
 
     @property
     def metrics(self) -> list[str]:
@@ -101,23 +77,22 @@ class Comparison:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """A record a line, best first: means over the runs, the mean and standard deviation of the
-        differences to the best strategy, run by run, and whether both tie: the mean is within two
-        standard errors of 0; None for one run."""
-        best, found = next(line for line in self.lines if line.n_bytes is not None), []
+        """A record per line, best first: means, differences to the best strategy, costs."""
+        best, records = next(line for line in self.lines if line.n_bytes is not None), []
         for line in self.lines:
             pairs = Line("", tuple(np.subtract(line.scores, best.scores).tolist()))
             error = pairs.spread / len(pairs.scores) ** 0.5
+            # A tie: the mean difference is within two standard errors of 0.
             ties = None if np.isnan(error) else abs(pairs.mean) <= 2 * error
             others = {name: line.others.get(name, np.nan) for name in self.metrics[1:]}
             means = {name: float(np.mean(scores)) for name, scores in others.items()}
-            found.append(
+            records.append(
                 {"strategy": line.name, self.metric: line.mean, "sd": line.spread, **means}
                 | {"difference": pairs.mean, "difference_sd": pairs.spread}
                 | {"ties": ties, "is_best": line is best}
                 | {"seconds": line.seconds, "exchanges": line.exchanges, "bytes": line.n_bytes}
             )
-        return found
+        return records
 
     @property
     def facts(self) -> dict[str, str]:
@@ -128,9 +103,11 @@ class Comparison:
             seeds += f", each with {self.folds} folds that are held back in turn"
         is_several = len(self.seeds) > 1 or self.folds > 1
         over = "all these runs" if self.folds else "them"
-        of_fold = " (in the first fold)" if self.folds else ""  # whose sizes differ by a row
+        of_fold = " (in the first fold)" if self.folds else ""  # fold sizes differ by a row
         several = f"; ± is the standard deviation over {over}" if is_several else ""
-        split = [f"some of the {what} ({', '.join(own)})" for what, own in self.methods.items()]
+        split = [
+            f"some of the {what} ({', '.join(methods)})" for what, methods in self.methods.items()
+        ]
         partly = {name for names in self.unread.values() for name in names}
         usual = "no others are changed for every method" if partly else "all defaults"
         facts = {
@@ -155,51 +132,46 @@ class Comparison:
         return facts
 
     def _named(self, names: Collection[str]) -> str:
-        """Changed settings with their values."""
         return ", ".join(f"{name}={self.changed[name]}" for name in self.changed if name in names)
 
 
-def score_table(found: Comparison) -> Table:
-    """The lines, for a terminal."""
-    grid = Table(*_header(found))
+def score_table(comparison: Comparison) -> Table:
+    """The lines as a table for a terminal."""
+    grid = Table(*_header(comparison))
     for column in grid.columns[1:]:
         column.justify = "right"
-    for name, *cells in _rows(found):
+    for name, *cells in _rows(comparison):
         grid.add_row(escape(name), *cells)
     return grid
 
 
-def tradeoff_page(found: Comparison) -> str:
-    """The comparison as HTML: the table, score against bytes and seconds, score by line."""
-    rows = _rows(found)
+def tradeoff_page(comparison: Comparison) -> str:
+    """The comparison as HTML: tables, and figures of scores against costs."""
+    rows = _rows(comparison)
     rows[0] = [Strong(cell) for cell in rows[0]]
-    rows_of_facts = list(map(list, found.facts.items()))
+    rows_of_facts = list(map(list, comparison.facts.items()))
     facts = table(["", "of every line, or of a method"], rows_of_facts, n_texts=2)
-    note = quiet(ONE_PLACE) + (quiet(TIES) if len(found.lines[0].scores) > 1 else "")
-    every = [
-        [Run(run), *(score_text(line.others[name][place]) for name in found.metrics)]
-        for line in found.lines
+    note = quiet(ONE_PLACE) + (quiet(TIES) if len(comparison.lines[0].scores) > 1 else "")
+    run_rows = [
+        [Run(run), *(score_text(line.others[name][place]) for name in comparison.metrics)]
+        for line in comparison.lines
         for place, run in enumerate(line.runs)
     ]
-    head = ["run", *map(arrow, found.metrics)]
+    head = ["run", *map(arrow, comparison.metrics)]
     sections = [
-        section("Test scores and cost", table(_header(found), rows) + note),
-        section("Every run", table(head, every) if every else ""),
+        section("Test scores and cost", table(_header(comparison), rows) + note),
+        section("Every run", table(head, run_rows) if run_rows else ""),
         section("What is compared", facts),
-        section("Trade-offs", figures(cost_figures(found.lines, found.metric, "strategy"))),
+        section(
+            "Trade-offs", figures(cost_figures(comparison.lines, comparison.metric, "strategy"))
+        ),
     ]
-    title = f"{sum(map(len, found.methods.values()))} strategies compared"
-    return page(title, f"{found.data} · {found.n_rows['test']:,} test rows", sections)
+    title = f"{sum(map(len, comparison.methods.values()))} strategies compared"
+    return page(title, f"{comparison.data} · {comparison.n_rows['test']:,} test rows", sections)
 
 
 def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, str]:
-    """Scores against costs, and scores one below the other, by caption.
-
-    Parameters
-    ----------
-    lines : best first.
-    what : a line is that is no baseline, in words.
-    """
+    """Figures of scores against costs, and a ranking, by caption; `what` names a line."""
     federated = [line for line in lines if line.n_bytes is not None]
     off_axis = OFF_AXIS if _has_far(federated) else ""
     by_bytes = [(line.name, line.n_bytes or 0.0, line.mean) for line in federated]
@@ -228,30 +200,30 @@ def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, str
 
 
 def _has_far(lines: Sequence[Line]) -> bool:
-    """Whether a score is off the axis."""
     means = [line.mean for line in lines if np.isfinite(line.mean)]
     low, high = near_range(means)
     return any(not low <= mean <= high for mean in means)
 
 
-def _header(found: Comparison) -> list[str]:
-    metric, *others = map(arrow, found.metrics)
-    pairs = ["less the best"] if len(found.lines[0].scores) > 1 else []
+def _header(comparison: Comparison) -> list[str]:
+    metric, *others = map(arrow, comparison.metrics)
+    pairs = ["less the best"] if len(comparison.lines[0].scores) > 1 else []
     return ["strategy", metric, "±", *pairs, *others, "train", "exchanges", "bytes"]
 
 
-def _rows(found: Comparison) -> list[list[str]]:
-    """The cells of each line; a baseline sends nothing."""
+def _rows(comparison: Comparison) -> list[list[str]]:
     rows = []
-    for each in found.records:
-        mark = " tie" if each["ties"] else ""
-        pairs = f"{each['difference']:+.4f} ± {score_text(each['difference_sd'])}{mark}"
-        row = [each["strategy"], score_text(each[found.metric]), score_text(each["sd"])]
-        row += ["best" if each["is_best"] else pairs] if len(found.lines[0].scores) > 1 else []
-        row += [score_text(each[name]) for name in found.metrics[1:]]
+    for record in comparison.records:
+        mark = " tie" if record["ties"] else ""
+        pairs = f"{record['difference']:+.4f} ± {score_text(record['difference_sd'])}{mark}"
+        row = [record["strategy"], score_text(record[comparison.metric]), score_text(record["sd"])]
+        row += (
+            ["best" if record["is_best"] else pairs] if len(comparison.lines[0].scores) > 1 else []
+        )
+        row += [score_text(record[name]) for name in comparison.metrics[1:]]
         costs = ["", "", ""]
-        if each["bytes"] is not None:
-            costs = [human_seconds(each["seconds"]), f"{each['exchanges']:g}"]
-            costs.append(human_bytes(each["bytes"]))
+        if record["bytes"] is not None:
+            costs = [human_seconds(record["seconds"]), f"{record['exchanges']:g}"]
+            costs.append(human_bytes(record["bytes"]))
         rows.append(row + costs)
     return rows

@@ -1,4 +1,4 @@
-"""One tree of a model, drawn as nested boxes that a page can show at any width."""
+"""One tree of a model, drawn as nested boxes for a page."""
 
 from __future__ import annotations
 
@@ -21,40 +21,26 @@ from fedapp.trees.text import kind_of
 
 DEEPEST = 4  # levels below the root that are drawn
 _LONGEST_NAME = 18
-_MOST_NAMES = 4  # of categories in a box
-_ROUNDING = 1e-6  # of a leaf that is 0 but for rounding, beside the largest one
+_MOST_NAMES = 4  # categories in a box
+_ROUNDING = 1e-6  # leaves below this share of the largest are shown as 0
 
-Leaf = Callable[[int], tuple[str, float]]
+Leaf = Callable[[int], tuple[str, float]]  # node -> text; sign, or -1 to 1, for its colour
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawnTree:
-    """A tree, and what its leaves say.
+    """A tree and the text of its leaves."""
 
-    Parameters
-    ----------
-    nodes : with the fields left, column, threshold and default_left, perhaps gain and hessian.
-    columns : names of the features.
-    leaf : of a node, its value in words, and its sign or -1 to 1 as its colour.
-    caption : which tree of what.
-    sets, categories : of the model, where columns are of categories.
-    """
-
-    nodes: Tree
+    nodes: Tree  # fields left, column, threshold and default_left; perhaps gain and hessian
     columns: Sequence[str]
     leaf: Leaf
     caption: str
-    sets: CategorySets = NO_SETS
+    sets: CategorySets = NO_SETS  # of the model's categorical columns
     categories: Categories = ()
 
 
 def first_tree(text: str) -> DrawnTree | None:
-    """The first tree of a model's text; None where the model is none of trees, or has none.
-
-    Raises
-    ------
-    DataError : the text is no model.
-    """
+    """The first tree of a model's text, or None if it has none; DataError if it is no model."""
     kind = kind_of(text)
     if kind == bagged.KIND:
         return _of_forest(bagged.from_json(text))
@@ -64,8 +50,8 @@ def first_tree(text: str) -> DrawnTree | None:
     model = stacked.from_json(text).bare if is_stacked else from_json(text)
     if not model.trees:
         return None
-    tree, many = model.trees[0], len(model.trees) > 1
-    caption = f"The first of {len(model.trees):,} trees" if many else "The only tree"
+    tree, has_several = model.trees[0], len(model.trees) > 1
+    caption = f"The first of {len(model.trees):,} trees" if has_several else "The only tree"
     if is_stacked:
         caption += ", one of the first party's; the head learns how much each counts"
     elif model.objective == "multi:softprob":
@@ -89,8 +75,9 @@ def first_tree(text: str) -> DrawnTree | None:
 
 
 def tree_html(drawn: DrawnTree) -> str:
-    """The tree as a list in a list, down to ``DEEPEST`` levels below its root."""
+    """The tree as nested lists, down to ``DEEPEST`` levels below its root."""
     cut = f" Drawn down to level {DEEPEST}; +n: so many nodes below. "
+    # Children of a node are at left and left + 1.
     level, depth = [0], -1
     while level:
         lefts, depth = [int(drawn.nodes["left"][node]) for node in level], depth + 1
@@ -126,21 +113,22 @@ def _of_forest(model: bagged.BaggedForest) -> DrawnTree | None:
 
 
 def _item(drawn: DrawnTree, node: int, depth: int, branch: str) -> str:
-    """A node with what is below it."""
     label = f'<span class="branch">{branch}</span>' if branch else ""
     left = int(drawn.nodes["left"][node])
     if left == LEAF:
-        return f"<li>{label}{_leaf(*drawn.leaf(node))}</li>"
+        text, sign = drawn.leaf(node)
+        side = "up" if sign > 0 else "down" if sign < 0 else "even"
+        return f'<li>{label}<span class="leaf {side}">{escaped(text)}</span></li>'
     nodes = drawn.nodes[node]
     name = drawn.columns[int(nodes["column"])]
     facts = [f"missing {'yes' if nodes['default_left'] else 'no'}"]
     # Trees that were sent without their gains have zeros.
     if drawn.nodes.dtype == NODE and nodes["gain"] > 0:
         facts.insert(0, f"gain {_short(float(nodes['gain']))}")
-    rule, whole = f"< {float(nodes['threshold']):.5g}", ""
+    rule, full_rule = f"< {float(nodes['threshold']):.5g}", ""
     if len(drawn.sets) and nodes["set"] != NO_SET:
-        rule, whole = _categories(drawn, node)
-    title = f' title="{escaped(whole)}"' if whole else ""
+        rule, full_rule = _categories(drawn, node)
+    title = f' title="{escaped(full_rule)}"' if full_rule else ""
     box = (
         f'<span class="split"><span title="{escaped(name)}">'
         f"{escaped(plain(name, _LONGEST_NAME))}</span> <span{title}>{escaped(rule)}"
@@ -149,14 +137,13 @@ def _item(drawn: DrawnTree, node: int, depth: int, branch: str) -> str:
     if depth == DEEPEST:
         more = f'<span class="more" title="nodes below">+{_n_below(drawn.nodes, node)}</span>'
         return f"<li>{label}{box}{more}</li>"
-    goes = "yes", "no"
-    sides = zip((left, left + 1), goes, strict=True)
-    below = "".join(_item(drawn, child, depth + 1, side) for child, side in sides)
-    return f"<li>{label}{box}<ul>{below}</ul></li>"
+    sides = zip((left, left + 1), ("yes", "no"), strict=True)
+    children = "".join(_item(drawn, child, depth + 1, side) for child, side in sides)
+    return f"<li>{label}{box}<ul>{children}</ul></li>"
 
 
 def _categories(drawn: DrawnTree, node: int) -> tuple[str, str]:
-    """The categories a split sends left, short and in full; the others where those are fewer."""
+    """The categories a split sends left, short and in full; if fewer, those sent right."""
     split = drawn.nodes[node]
     names = names_of(drawn.categories, int(split["column"])) or ()
     right = drawn.sets.members(int(split["set"]))
@@ -168,11 +155,6 @@ def _categories(drawn: DrawnTree, node: int) -> tuple[str, str]:
     return f"{word} {{{', '.join([*shown, *more])}}}", f"{word} {{{', '.join(chosen)}}}"
 
 
-def _leaf(text: str, sign: float) -> str:
-    side = "up" if sign > 0 else "down" if sign < 0 else "even"
-    return f'<span class="leaf {side}">{escaped(text)}</span>'
-
-
 def _short(value: float) -> str:
     """About three digits: ``0.0123``, ``27.2k``, ``6.18M``."""
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -182,7 +164,6 @@ def _short(value: float) -> str:
 
 
 def _n_below(nodes: Any, node: int) -> int:
-    """Nodes below a node."""
     waiting, n = [node], -1
     while waiting:
         left, n = int(nodes["left"][waiting.pop()]), n + 1

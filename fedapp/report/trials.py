@@ -1,4 +1,4 @@
-"""The trials of a search on the terminal, best first, and the command that repeats the best."""
+"""Trials of a search on the terminal, best first, and the command that repeats the best."""
 
 from __future__ import annotations
 
@@ -14,31 +14,26 @@ from fedapp.studies import Trial, ranked
 
 
 def trial_table(trials: Sequence[Trial], metric: str) -> Table:
-    """A line a trial; those without a score last."""
-    names = list(dict.fromkeys(name for one in trials for name in one.settings))
+    """One line per trial; trials without a score come last."""
+    names = list(dict.fromkeys(name for trial in trials for name in trial.settings))
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in ("trial", f"valid {metric}", *names, "exchanges", "bytes", "train"):
         table.add_column(escape(name), justify="right", overflow="fold")
-    for place, one in enumerate(ranked(trials, metric)):
+    for place, trial in enumerate(ranked(trials, metric)):
         table.add_row(
-            str(one.number),
-            one.state if one.score is None else score_text(one.score),
-            *(escape(str(one.settings.get(name, ""))) for name in names),
-            f"{one.exchanges:,}",
-            human_bytes(one.bytes),
-            "" if one.seconds is None else human_seconds(one.seconds),
-            style="bold" if not place and one.score is not None else None,
+            str(trial.number),
+            trial.state if trial.score is None else score_text(trial.score),
+            *(escape(str(trial.settings.get(name, ""))) for name in names),
+            f"{trial.exchanges:,}",
+            human_bytes(trial.bytes),
+            "" if trial.seconds is None else human_seconds(trial.seconds),
+            style="bold" if not place and trial.score is not None else None,
         )
     return table
 
 
 def repeating(found: Mapping[str, Any]) -> str:
-    """The command that repeats the best trial.
-
-    Parameters
-    ----------
-    found : the content of ``tune.json``.
-    """
+    """The command that repeats the best trial, from the content of ``tune.json``."""
     words = ["fedapp", "run", found["strategy"]]
     words += ["--engine", found["engine"]] if found["engine"] != "local" else []
     for name, value in found["settings"].items():

@@ -1,1 +1,1 @@
-"""An HTTP endpoint that scores rows with a whole model."""
+"""An HTTP endpoint that scores rows with a run's model; start with scorer.py."""

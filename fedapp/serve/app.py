@@ -1,7 +1,7 @@
-"""The HTTP side: FastAPI's application around a scorer.
+"""The FastAPI application around a scorer.
 
-It asks nobody who they are: it is bound to this machine unless told otherwise, and a proxy in front
-of it has to see to authentication and TLS.
+It does not authenticate: it listens on this machine only unless configured otherwise, and a proxy
+in front of it must provide authentication and TLS.
 """
 
 from __future__ import annotations
@@ -25,20 +25,14 @@ from fedapp.serve.divided import DividedScorer
 from fedapp.serve.scorer import RowError, Scorer
 
 MOST_ROWS, MOST_BYTES = 10_000, 16_000_000
-MOST_NAMES = 20  # of categories, on the page
+MOST_NAMES = 20  # categories of a column on the page
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 BODY_SECONDS = 30.0  # in which a body must arrive
-SCORED_AT_ONCE, MOST_REQUESTS = 4, 32  # the others of these wait
+SCORED_AT_ONCE, MOST_REQUESTS = 4, 32  # admitted requests beyond 4 wait
 
 
 class RefusedError(Exception):
-    """A request that is not answered.
-
-    Parameters
-    ----------
-    status : of HTTP.
-    content : of the answer.
-    """
+    """A request that is refused with an HTTP status and the content of the reply."""
 
     def __init__(self, status: int, **content: Any) -> None:
         super().__init__(status)
@@ -55,11 +49,11 @@ def make_app(
 
     Parameters
     ----------
-    most_rows, most_bytes : that one request may have; more are refused with status 413.
-    hosts : names that requests may ask for: a web page could have a browser send requests here
-        under a name of its own.
+    most_rows, most_bytes : limits of one request; larger ones get status 413.
+    hosts : accepted Host headers. Others are refused, since a web page could make a browser send
+        requests here under the page's host name (DNS rebinding).
     """
-    # FastAPI's own page loads its scripts from elsewhere; ours is whole.
+    # FastAPI's documentation page loads scripts from other hosts.
     app = FastAPI(title=f"fedapp: {scorer.name}", docs_url=None, redoc_url=None)
     described, turns, n_requests = scorer.schema, Semaphore(SCORED_AT_ONCE), 0
 
@@ -118,25 +112,25 @@ def make_app(
             raise RefusedError(503, error=f"requests must be <= {MOST_REQUESTS} at once, got more")
         n_requests += 1
         try:
-            found, is_one = await run_in_threadpool(scored, await _body(request, most_bytes))
+            reply, is_one = await run_in_threadpool(scored, await _body(request, most_bytes))
         except RowError as error:
-            place = {"column": error.column, "row": error.row}
+            location = {"column": error.column, "row": error.row}
             if error.party is not None:
-                place["party"] = error.party
-            raise RefusedError(422, error=str(error), **place) from None
+                location["party"] = error.party
+            raise RefusedError(422, error=str(error), **location) from None
         except DataError as error:
             raise RefusedError(422, error=str(error)) from None
         finally:
             n_requests -= 1
         if is_one:
-            found = {**found["rows"][0], "warnings": found["warnings"]}
-        return JSONResponse(found)
+            reply = {**reply["rows"][0], "warnings": reply["warnings"]}
+        return JSONResponse(reply)
 
     return app
 
 
 async def _body(request: Request, most_bytes: int) -> bytes:
-    """The body, of which no more is read than is allowed, and no longer."""
+    """Read the request body, at most `most_bytes` and for at most `BODY_SECONDS`."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -152,21 +146,21 @@ async def _body(request: Request, most_bytes: int) -> bytes:
 
 
 def _rows(body: bytes, most_rows: int) -> tuple[list[dict[str, Any]], bool]:
-    """The rows of a body, and whether it is one row alone."""
+    """The rows of a body, and whether it is a single row."""
     rule = 'body must be a row, an object by column names, or {"rows": [row, ...]}'
     try:
-        found = json.loads(text := body.decode())
+        document = json.loads(text := body.decode())
         if "\\u" in text:
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise RefusedError(422, error=f"{rule}, got half a character (a lone surrogate)") from None
     except (ValueError, RecursionError):
         raise RefusedError(422, error=f"{rule}, got no JSON") from None
-    if not isinstance(found, dict):
-        raise RefusedError(422, error=f"{rule}, got {type(found).__name__}")
-    if set(found) != {"rows"} or not isinstance(found["rows"], list):
-        return [found], True
-    rows = found["rows"]
+    if not isinstance(document, dict):
+        raise RefusedError(422, error=f"{rule}, got {type(document).__name__}")
+    if set(document) != {"rows"} or not isinstance(document["rows"], list):
+        return [document], True
+    rows = document["rows"]
     if len(rows) > most_rows:
         refused = f"rows must be at most {most_rows:,} in one request, got {len(rows):,}"
         raise RefusedError(413, error=refused)
@@ -176,7 +170,6 @@ def _rows(body: bytes, most_rows: int) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _body_schema(described: dict[str, Any]) -> dict[str, Any]:
-    """The rows as JSON Schema."""
     if "parties" in described:
         row = _object_schema({one["name"]: _row_schema(one) for one in described["parties"]})
     else:
@@ -190,19 +183,16 @@ def _body_schema(described: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row_schema(described: dict[str, Any]) -> dict[str, Any]:
-    """A row's values of some columns."""
-    values = {"number": ["number", "boolean", "string", "null"], "base margin": ["number"]}
+    types = {"number": ["number", "boolean", "string", "null"], "base margin": ["number"]}
+    category = ["string", "number", "null"]
     columns = described["columns"]
     return _object_schema(
-        {
-            column["name"]: {"type": values.get(column["kind"], ["string", "number", "null"])}
-            for column in columns
-        }
+        {column["name"]: {"type": types.get(column["kind"], category)} for column in columns}
     )
 
 
 def _object_schema(properties: dict[str, Any]) -> dict[str, Any]:
-    """An object of these properties, all of them and no others."""
+    """An object with exactly these properties."""
     return {
         "type": "object",
         "properties": properties,
@@ -211,24 +201,21 @@ def _object_schema(properties: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _held(column: dict[str, Any]) -> str:
-    """What a column holds, in words."""
-    names = column.get("categories")
-    return column["kind"] if names is None else f"one of {first(names, MOST_NAMES)}"
-
-
 def docs_page(described: dict[str, Any], most_rows: int, most_bytes: int) -> str:
-    """What can be asked, on one page that loads nothing."""
-    parties = described.get("parties")
-    columns = [
-        [*owner, one["name"], _held(one), "yes" if one["missing_allowed"] else "no"]
-        for owner, one in _owned(described)
-    ]
+    """The documentation of the endpoint as one page that loads nothing."""
+    parties, rows = described.get("parties"), []
+    for part in parties or [described]:
+        for column in part["columns"]:
+            names = column.get("categories")
+            values = column["kind"] if names is None else f"one of {first(names, MOST_NAMES)}"
+            missing = "yes" if column["missing_allowed"] else "no"
+            party = [part["name"]] if parties else []
+            rows.append([*party, column["name"], values, missing])
     heads = [*(["party"] if parties else []), "column", "holds", "may be missing"]
     row = "an object by column names"
     if parties:
         row = "an object by party of objects by column names"
-    asked = (
+    requests = (
         f"<p><code>POST /predict</code> with one row, {row}, or "
         f"<code>{{&quot;rows&quot;: [...]}}</code> of at most {most_rows:,} rows and "
         f"{most_bytes:,} bytes. null means that a value is missing. "
@@ -239,22 +226,12 @@ def docs_page(described: dict[str, Any], most_rows: int, most_bytes: int) -> str
     return page(
         "fedapp serve",
         f"{described['model']} · {described['objective']}",
-        [
-            section("Requests", asked),
-            section("Columns", table(heads, columns, n_texts=len(heads))),
-        ],
+        [section("Requests", requests), section("Columns", table(heads, rows, n_texts=len(heads)))],
     )
 
 
-def _owned(described: dict[str, Any]) -> list[tuple[list[str], dict[str, Any]]]:
-    """All columns, each with its party where there are parties."""
-    if "parties" not in described:
-        return [([], column) for column in described["columns"]]
-    return [([one["name"]], column) for one in described["parties"] for column in one["columns"]]
-
-
 def _example(described: dict[str, Any]) -> str:
-    """A row of missing values, by its first columns."""
+    """A row with missing values for its first columns."""
     if "parties" in described:
         rows = (f"{json.dumps(one['name'])}: {_example(one)}" for one in described["parties"])
         return "{" + ", ".join(rows) + "}"

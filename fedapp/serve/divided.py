@@ -1,8 +1,8 @@
-"""Rows scored by a model whose parts lie at simulated parties, on this machine.
+"""Score rows by a divided model whose parties are simulated on this machine.
 
-A row names its values by party. A request becomes a run that predicts, on the local engine, with
-tables in memory: each party gets its own columns, and the messages are those of ``fedapp predict``.
-In a simulation all of it goes through this one process, and so nothing is hidden from it.
+A row is an object of columns by party. Each request becomes a prediction run on the local engine
+with tables in memory: a party gets its columns, and the messages are those of ``fedapp predict``.
+All of it passes through this process, so nothing is hidden from it.
 """
 
 from __future__ import annotations
@@ -42,24 +42,22 @@ from fedapp.together import settings_to_predict
 from fedapp.trees.divided.lookup import categories_of, model_of
 from fedapp.trees.forest.model import BaggedForest
 
-FOREST, BOOSTED = "one-round", "interactive"  # ways to predict where none is named
+FOREST, BOOSTED = "one-round", "interactive"  # default inference
 SUFFIX = ".parquet"
 
 
 class DividedScorer:
-    """A model whose parts lie at the parties of a simulation.
+    """A divided model of a simulated run.
 
     Parameters
     ----------
-    run_dir : folder of a finished run.
-    parts : where the parts of its model lie.
-    inference : way to predict; empty: in one round where the model is a forest, else interactive.
-    overrides : settings of that way, by their names.
+    parts : the parties that have its parts, from ``parts_of``.
+    inference : empty selects one-round for a forest, else interactive.
+    overrides : settings of that way to predict.
 
     Raises
     ------
-    ConfigError : the run is no simulation, the model cannot be predicted with in this way, or a
-        setting is none of the way's or breaks its rule.
+    ConfigError : the run is not simulated, or inference or a setting does not fit the model.
     DataError : a part is not on this machine.
     """
 
@@ -72,12 +70,23 @@ class DividedScorer:
     ) -> None:
         engine = summary_of(run_dir).get("engine", "")
         if engine not in SIMULATED:
-            raise ConfigError(_deployed_rule(engine, parts))
+            raise ConfigError(
+                "run must be of engine local or simulation to be served, or have its whole model "
+                f"in its folder, got one of engine {engine or 'unknown'} whose parts are at the "
+                f"parties ({parts['active']} has the labels): every prediction is an exchange "
+                "among them. fedapp predict RUN --inference interactive, one-round or eini asks "
+                "them; a run with allow-export=true of every party writes the whole model"
+            )
         names = sorted((parts["active"], *parts["passive"]))
-        documents = {name: _part(name, parts["model_id"]) for name in names}
+        documents: dict[str, Mapping[str, Any]] = {}
+        for name in names:
+            try:
+                documents[name] = read_part(home() / "sites" / name / parts["model_id"])
+            except DataError as error:
+                raise error.at(name) from None
         self._active = parts["active"]
         self._model = model_of(documents[self._active])
-        # What every row must have of each party.
+        # Columns that every row must have, by party.
         self.parties = {
             name: told_columns(part["columns"], categories_of(part), part.get("base_margin", ""))
             for name, part in documents.items()
@@ -85,10 +94,10 @@ class DividedScorer:
         is_forest = isinstance(self._model, BaggedForest)
         self.inference = inference or (FOREST if is_forest else BOOSTED)
         if self.inference == FOREST and not is_forest:
-            rule = (
-                "must be interactive or eini for a boosted model, whose structure a passive party"
+            raise ConfigError(
+                "inference must be interactive or eini for a boosted model, whose structure a "
+                f"passive party does not know, got {FOREST}"
             )
-            raise ConfigError(f"inference {rule} does not know, got {FOREST}")
         self._settings = self._settings_of(run_dir, parts, overrides or {})
         self.name, self.threshold = told_of(run_dir)
         self._turn = Lock()
@@ -96,11 +105,11 @@ class DividedScorer:
     def _settings_of(
         self, run_dir: Path, parts: Mapping[str, Any], overrides: Mapping[str, Any]
     ) -> Settings:
-        """Settings of the runs that predict; rows have their numbers as ids."""
+        """Settings of the prediction runs; row numbers serve as ids."""
         for name in overrides:
             if not name.startswith(f"{self.inference}."):
                 raise ConfigError(f"-c must set what {self.inference} reads, got {name}")
-        given = {
+        settings = {
             "data": ",".join(f"{name}=rows-of-{name}" for name in self.parties),
             "id": "",
             "label": "",
@@ -109,16 +118,16 @@ class DividedScorer:
             **overrides,
             "strategy": self.inference,
         }
-        return settings_to_predict(run_dir, parts, given, f"rows{SUFFIX}", "local")
+        return settings_to_predict(run_dir, parts, settings, f"rows{SUFFIX}", "local")
 
     @property
     def health(self) -> dict[str, Any]:
-        """Where the model lies."""
+        """Where the model's parts are."""
         return {"parts_at": list(self.parties), "inference": self.inference}
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Parties, their columns, what they hold, and what the model answers."""
+        """Parties, their columns, and the model's output."""
         return {
             "model": self.name,
             **answers_of(self._model),
@@ -130,14 +139,14 @@ class DividedScorer:
         }
 
     def answer(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Scores of rows, one or more, each an object of columns by party; see ``Scorer.answer``.
+        """Scores of rows, each an object of columns by party; see ``Scorer.answer``.
 
-        Requests wait for one another: the parties predict one table at a time.
+        Requests run one after the other.
 
         Raises
         ------
-        DataError : a row lacks a party or one of its columns, or has others, or a party refuses its
-            rows; a ``RowError`` where it is one row, column or party.
+        DataError : a party or column is missing or unknown, or a party refuses its rows; a
+            ``RowError`` if a single row, column or party is at fault.
         PartyError : a party failed.
         """
         for number, row in enumerate(rows):
@@ -151,15 +160,16 @@ class DividedScorer:
         return {"rows": scored_rows(named, self._model.classes), "warnings": warnings}
 
     def _check_parties(self, row: Row, number: int) -> None:
-        """Hold that a row has an object for every party and no other."""
-        known = ", ".join(self.parties)
+        parties = ", ".join(self.parties)
         for name in row:
             if name not in self.parties:
-                rule = f"row {number} must name parties of the model ({known}), got {name!r}"
+                rule = f"row {number} must name parties of the model ({parties}), got {name!r}"
                 raise RowError(rule + near(name, self.parties), None, number, name)
         for name in self.parties:
             if name not in row:
-                rule = f"row {number} must name every party of the model ({known}), lacks {name!r}"
+                rule = (
+                    f"row {number} must name every party of the model ({parties}), lacks {name!r}"
+                )
                 raise RowError(rule, None, number, name)
             if not isinstance(row[name], dict):
                 rule = f"row {number} must have an object by column names for {name}"
@@ -168,7 +178,7 @@ class DividedScorer:
     def _predicted(
         self, frames: Mapping[str, Any]
     ) -> tuple[Mapping[str, np.ndarray[Any, Any]], Sequence[str]]:
-        """Columns of predictions by name, and what is odd about the rows; nothing stays."""
+        """Prediction columns by name, and warnings; leaves nothing on disk."""
         from simulations.local import run_local
 
         stores = PassingStores()
@@ -192,19 +202,18 @@ class DividedScorer:
 
 
 class PassingStores(LiveStores):
-    """States of sites in a run whose result is taken at once, and of which nothing stays."""
+    """States of sites that are deleted after the run."""
 
     def __init__(self) -> None:
         super().__init__()
         self._folders: set[Path] = set()
 
     def open(self, folder: Path, lasting: bool) -> Store:
-        """As in ``LiveStores``."""
         self._folders.add(folder)
         return super().open(folder, lasting)
 
     def drop(self) -> None:
-        """Delete the folders of the sites, once no step works in them."""
+        """Delete the sites' folders, once no step works in them."""
         for folder in self._folders:
             with locked(folder):
                 shutil.rmtree(folder)
@@ -213,15 +222,15 @@ class PassingStores(LiveStores):
 def open_scorer(
     run_dir: Path, inference: str = "", overrides: Mapping[str, Any] | None = None
 ) -> Scorer | DividedScorer:
-    """What scores rows with a run's model.
+    """The scorer of a run's model.
 
     Parameters
     ----------
-    inference, overrides : of a model whose parts lie at the parties; see ``DividedScorer``.
+    inference, overrides : only for a divided model; see ``DividedScorer``.
 
     Raises
     ------
-    ConfigError : it holds no model, or one that cannot be served here or so.
+    ConfigError : there is no model, or it cannot be served here or in this way.
     """
     path = run_dir / "model.json"
     if not path.is_file():
@@ -229,27 +238,8 @@ def open_scorer(
         raise ConfigError(f"{rule}, got {shown(path)}{near_path(run_dir, RUNS)}")
     if parts := parts_of(run_dir):
         return DividedScorer(run_dir, parts, inference, overrides)
-    for name, given in {"--inference": inference, "-c": overrides}.items():
-        if given:
-            rule = "must be omitted for a model that lies whole in the run's folder"
-            raise ConfigError(f"{name} {rule}, got {given}")
+    for name, value in {"--inference": inference, "-c": overrides}.items():
+        if value:
+            rule = "must be omitted for a model that is whole in the run's folder"
+            raise ConfigError(f"{name} {rule}, got {value}")
     return Scorer(run_dir)
-
-
-def _part(party: str, model_id: str) -> Mapping[str, Any]:
-    """A party's part."""
-    try:
-        return read_part(home() / "sites" / party / model_id)
-    except DataError as error:
-        raise error.at(party) from None
-
-
-def _deployed_rule(engine: str, parts: Mapping[str, Any]) -> str:
-    """Why a divided model of a deployment is not served, and what can be done."""
-    return (
-        "run must be of engine local or simulation to be served, or have its whole model in its "
-        f"folder, got one of engine {engine or 'unknown'} whose parts lie at the parties "
-        f"({parts['active']} has the labels): every prediction is an exchange among them. "
-        "fedapp predict RUN --inference interactive, one-round or eini asks them; a run with "
-        "allow-export=true of every party writes the whole model"
-    )

@@ -1,8 +1,8 @@
-"""Rows as JSON writes them, scored by a run's model as ``fedapp predict`` scores those of a file.
+"""Score rows from JSON by a run's model, as ``fedapp predict`` scores a file.
 
-A value is a number, true or false, a text, or null, which means that there is none. In a column of
-numbers a text must be a date (ISO) or a boolean, as in a table; in one of categories it is a name,
-and a name that the model does not know counts as missing, and is told.
+A value is a number, true or false, a text, or null for a missing value. In a numeric column a text
+must be an ISO date or a boolean, as in a table. In a categorical column it is a name; an unknown
+name counts as missing and is reported.
 """
 
 from __future__ import annotations
@@ -28,20 +28,13 @@ NUMBERS = {bool, int, float}
 
 
 class RowError(DataError):
-    """A row that cannot be scored.
-
-    Parameters
-    ----------
-    message : the rule, with the column.
-    column, row : at fault; the row counts from 0. None where it is no single one.
-    party : of a divided model, whose values are at fault; None where there is no single one.
-    """
+    """A row that cannot be scored; None where no single column, row or party is at fault."""
 
     def __init__(
         self,
         message: str,
         column: str | None = None,
-        row: int | None = None,
+        row: int | None = None,  # counts from 0
         party: str | None = None,
     ) -> None:
         super().__init__(message)
@@ -49,12 +42,7 @@ class RowError(DataError):
 
 
 class Scorer:
-    """A whole model, loaded once.
-
-    Parameters
-    ----------
-    run_dir : folder of a finished run.
-    """
+    """A whole model, loaded once from the folder of a finished run."""
 
     def __init__(self, run_dir: Path) -> None:
         self.model, self._predict = load_model(run_dir / "model.json")
@@ -64,17 +52,17 @@ class Scorer:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What every row must have: the model's columns, and that of base margins if it has one."""
+        """Columns that every row must have: the model's, and that of base margins if any."""
         return (*self.model.columns, *([self.margin] if self.margin else []))
 
     @property
     def health(self) -> dict[str, Any]:
-        """Nothing beside the name: the model lies in this process."""
+        """Nothing beyond the model's name."""
         return {}
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Columns, what they hold, and what the model answers."""
+        """Columns and the model's output."""
         return {
             "model": self.name,
             **answers_of(self.model),
@@ -83,40 +71,39 @@ class Scorer:
         }
 
     def answer(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Scores of rows, one or more, under the names that ``fedapp predict`` writes.
+        """Scores of one or more rows, named as in ``fedapp predict``.
 
         Returns
         -------
-        ``rows`` has, for each, ``scores`` by name and, for a model of classes, ``class``: the most
-        probable one, of two the second where its probability is above 0.5. ``warnings`` says what
-        is odd about the values.
+        ``rows`` has, for each, ``scores`` by name and, for a classifier, ``class``: the most likely
+        one; of two, the second if its probability is above 0.5. ``warnings`` lists data issues.
 
         Raises
         ------
-        DataError : a row lacks a column or has one that the model does not know, or a value is of
-            the wrong type; a ``RowError`` where it is one row or one column.
+        DataError : a column is missing or unknown, or a value has the wrong type; a ``RowError`` if
+            a single row or column is at fault.
         """
         frame = as_frame(rows, self.columns)
         roles = Roles(base_margin=self.margin)
         categories = self.model.categories
         table = columns_of_frame(frame, self.model.columns, roles, self._reader, categories)
-        told = in_codes_of(table, categories)
-        found = np.asarray(self._predict(self.model, told.values, told.base_margins))
-        named = named_predictions(self.model.classes, self.model.n_outputs, found)
+        coded = in_codes_of(table, categories)
+        predictions = np.asarray(self._predict(self.model, coded.values, coded.base_margins))
+        named = named_predictions(self.model.classes, self.model.n_outputs, predictions)
         answers = scored_rows(named, self.model.classes)
-        notes = [note.told(True) for note in told.notes] + notes_on_range(self.model, told.values)
+        notes = [note.told(True) for note in coded.notes] + notes_on_range(self.model, coded.values)
         return {"rows": answers, "warnings": notes}
 
 
 def told_of(run_dir: Path) -> tuple[str, float | None]:
-    """What a run's model is called here, and the run's threshold."""
+    """A run's display name, and its threshold."""
     summary = summary_of(run_dir)
     name = f"{summary.get('strategy', 'model')}, {run_dir.resolve().name}"
     return name, (summary.get("threshold") or {}).get("value")
 
 
 def answers_of(model: Model) -> dict[str, Any]:
-    """What a model answers: its objective, its classes, and the names of the scores."""
+    """A model's output: its objective, its classes, and the names of the scores."""
     nothing = np.empty((0, model.n_outputs), np.float32)
     return {
         "objective": model.objective,
@@ -126,13 +113,13 @@ def answers_of(model: Model) -> dict[str, Any]:
 
 
 def told_columns(names: Sequence[str], categories: Categories, margin: str) -> list[dict[str, Any]]:
-    """What columns hold, the one of base margins last; ``margin`` is empty where there is none."""
+    """Names and types of columns, the base margin's last; `margin` is empty for none."""
     columns: list[dict[str, Any]] = []
-    for place, name in enumerate(names):
-        known = names_of(categories, place)
+    for column_id, name in enumerate(names):
+        categories_of_column = names_of(categories, column_id)
         column = {"name": name, "kind": "number", "missing_allowed": True}
-        if known is not None:
-            column |= {"kind": "category", "categories": list(known)}
+        if categories_of_column is not None:
+            column |= {"kind": "category", "categories": list(categories_of_column)}
         columns.append(column)
     if margin:
         columns.append({"name": margin, "kind": "base margin", "missing_allowed": False})
@@ -140,12 +127,7 @@ def told_columns(names: Sequence[str], categories: Categories, margin: str) -> l
 
 
 def scored_rows(named: Mapping[str, Array], classes: Sequence[str]) -> list[dict[str, Any]]:
-    """An answer for each row: its scores and, where there are classes, the most probable one.
-
-    Parameters
-    ----------
-    named : columns of scores, as ``fedapp predict`` writes them.
-    """
+    """Scores of each row and, for a classifier, its most probable class."""
     columns = zip(*(column.tolist() for column in named.values()), strict=True)
     answers: list[dict[str, Any]] = [
         {"scores": dict(zip(named, each, strict=True))} for each in columns
@@ -158,51 +140,41 @@ def scored_rows(named: Mapping[str, Array], classes: Sequence[str]) -> list[dict
 
 
 def as_frame(rows: Sequence[Row], columns: Sequence[str], party: str | None = None) -> Any:
-    """The rows as columns of one type each, a pyarrow.Table.
-
-    Parameters
-    ----------
-    columns : that every row must have.
-    party : whose they are; None where the model is whole.
+    """The rows as a pyarrow.Table; `party` is None for a whole model.
 
     Raises
     ------
-    RowError : a row has other columns, or a column is of no type that a table has.
+    RowError : a row has other columns, or a column has values of several types.
     """
-    wanted = set(columns)
+    expected = set(columns)
     for number, row in enumerate(rows):
-        if row.keys() != wanted:
-            _refuse_names(row, number, columns, party)
+        if row.keys() == expected:
+            continue
+        owner = "the model" if party is None else party
+        for name in row:
+            if name not in columns:
+                rule = f"row {number} must have only columns of {owner}, got {name!r}"
+                raise RowError(rule + near(name, columns), name, number, party)
+        name = next(name for name in columns if name not in row)
+        rule = f"row {number} must have all columns of {owner} (null: missing), lacks {name!r}"
+        raise RowError(rule, name, number, party)
     return pa.table({name: _column(name, [row[name] for row in rows], party) for name in columns})
 
 
-def _refuse_names(row: Row, number: int, columns: Sequence[str], party: str | None) -> None:
-    """Raise the error on a row's columns."""
-    whose = "the model" if party is None else party
-    for name in row:
-        if name not in columns:
-            rule = f"row {number} must have columns of {whose} alone, got {name!r}"
-            raise RowError(rule + near(name, columns), name, number, party)
-    name = next(name for name in columns if name not in row)
-    rule = f"row {number} must have all columns of {whose} (null: missing), lacks {name!r}"
-    raise RowError(rule, name, number, party)
-
-
 def _column(name: str, values: list[Any], party: str | None) -> Any:
-    """Values as an Arrow array."""
-    whose = f"column {name!r}" if party is None else f"column {name!r} of {party}"
+    source = f"column {name!r}" if party is None else f"column {name!r} of {party}"
     kinds = {type(value) for value in values} - {type(None)}
     if not (kinds <= NUMBERS or kinds == {str}):
-        known = [(row, value) for row, value in enumerate(values) if value is not None]
-        wanted = {str} if isinstance(known[0][1], str) else NUMBERS
-        row, value = next((row, value) for row, value in known if type(value) not in wanted)
+        present = [(row, value) for row, value in enumerate(values) if value is not None]
+        expected = {str} if isinstance(present[0][1], str) else NUMBERS
+        row, value = next((row, value) for row, value in present if type(value) not in expected)
         rule = "must be a number, true or false, a text or null, of one type in all rows"
         got = type(value).__name__
-        raise RowError(f"{whose} {rule}, got {got} in row {row}", name, row, party)
+        raise RowError(f"{source} {rule}, got {got} in row {row}", name, row, party)
     if len(kinds) > 1:
         values = [None if value is None else float(value) for value in values]
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError):
         rule = "must hold numbers below 2^63 or texts"
-        raise RowError(f"{whose} {rule}", name, party=party) from None
+        raise RowError(f"{source} {rule}", name, party=party) from None

@@ -1,6 +1,6 @@
 """``python -m fedapp.deploy.warm [PROCESS]`` compares the installed Flower with the known versions.
 
-Its status is 1 where a process would use Flower's own ways.
+Exit status 1 if a process would run unpatched.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from importlib.metadata import version
 
 from fedapp.deploy.warm import SERVER, SIMULATION, SITE, SUPERLINK, digest
 
-asked = [one for one in (SITE, SUPERLINK, SERVER, SIMULATION) if one.process in sys.argv[1:]]
+every = (SITE, SUPERLINK, SERVER, SIMULATION)
 n_differing = 0
-for parts in asked or (SITE, SUPERLINK, SERVER, SIMULATION):
+for parts in [one for one in every if one.process in sys.argv[1:]] or every:
     versions, places = parts.nearest()
     n_differing += len(places)
     differ = f"{len(places)} differ from" if places else "as in"

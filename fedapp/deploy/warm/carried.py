@@ -1,9 +1,9 @@
-"""The objects of a message, within the request or response that names them.
+"""Carry the objects of a message inside the request or response that names them.
 
-Flower sends a message as the names of the objects that it consists of, three and more, and each
-object in a request of its own. Here they travel in a field that Flower's protobuf messages do not
-have. Who does not know the field passes over it, and asks for and sends each object as always; so
-either end of a connection may be Flower's own.
+Flower sends a message as the names of its objects, at least three, and then each object in a
+separate request. Here the objects travel in fields that Flower's protobuf messages do not define.
+A receiver that does not know these fields ignores them and transfers each object as usual; so
+either end of a connection may be unpatched.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from google.protobuf.message import Message as Proto
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-# Numbers that no field of Flower's has: contents of objects, that they are wanted, and who asks.
+# Field numbers that Flower does not use: object contents, a flag that asks for them, the sender.
 CONTENTS, WANTED, SENDER = 20_041, 20_042, 20_043
-# Of the objects in one request or response; those of a longer message travel singly.
+# Limit of the objects in one request or response; larger messages send them singly.
 MOST_BYTES = 2**23
 
-Find = Callable[[str], bytes | None]  # content of an object by its name, "" or None if missing
+Find = Callable[[str], bytes | None]  # name -> content; empty or None if missing
 
 
 def _carried_class() -> Any:
@@ -53,52 +53,47 @@ def _carried_class() -> Any:
     return GetMessageClass(pool.FindMessageTypeByName("fedapp.Carried"))
 
 
-Carried = _carried_class()  # a protobuf message of those fields alone
+Carried = _carried_class()
 
 
 def add(proto: Proto, **fields: Any) -> None:
-    """Add ``contents`` of objects, that they are ``wanted``, or a ``sender``."""
+    """Add ``contents`` of objects, the flag ``wanted``, or a ``sender``."""
     proto.MergeFromString(Carried(**fields).SerializeToString())
 
 
 def added(proto: Proto, number: int) -> list[Any]:
-    """What was added under a number; bytes, but for ``WANTED``."""
+    """Values of one of the fields above: int for ``WANTED``, else bytes."""
     kind = int if number == WANTED else bytes
-    found = (field.data for field in UnknownFieldSet(proto) if field.field_number == number)
-    return [data for data in found if isinstance(data, kind)]
+    values = (field.data for field in UnknownFieldSet(proto) if field.field_number == number)
+    return [value for value in values if isinstance(value, kind)]
 
 
 def carried(proto: Proto) -> dict[str, bytes]:
-    """Contents of the objects that came with a request or response, by their names.
-
-    An object's name is the SHA-256 of its content, so none can stand for another.
-    """
+    """Contents of the objects in a request or response, by name."""
+    # A name is the SHA-256 of the content, so no object can replace another.
     return {get_object_id(content): content for content in added(proto, CONTENTS)}
 
 
 def whole(trees: Iterable[ObjectTree], find: Find) -> dict[str, bytes]:
-    """Contents of all objects of messages, by name; none if one is missing, or they are many."""
-    found = dict[str, bytes]()
+    """Contents of all objects by name; none if one is missing or they are too large."""
+    contents = dict[str, bytes]()
     for name in {part.object_id for tree in trees for part in iterate_object_tree(tree)}:
         content = find(name)
-        if not content or sum(map(len, found.values())) + len(content) > MOST_BYTES:
+        if not content or sum(map(len, contents.values())) + len(content) > MOST_BYTES:
             return {}
-        found[name] = content
-    return found
+        contents[name] = content
+    return contents
 
 
 def contents_of(messages: Iterable[Message]) -> Mapping[str, bytes]:
-    """Contents of all objects of messages, by their names."""
+    """Contents of all objects of messages, by name."""
     with no_object_id_recompute():
         parts = (part for one in messages for part in get_all_nested_objects(one).items())
         return {name: part.deflate() for name, part in parts}
 
 
 class Carrier:
-    """Stands for what a client of Flower's sends its requests with.
-
-    ``find`` is to give the contents of what the client will push, by their names.
-    """
+    """Replaces a Flower client's send function; ``find`` returns contents of objects to push."""
 
     def __init__(self) -> None:
         self.find: Find = dict[str, bytes]().get
@@ -106,17 +101,17 @@ class Carrier:
         self._send: Callable[..., Any] | None = None
 
     def serve(self, client: Any) -> None:
-        """Send this client's requests from now on."""
+        """Patch a client."""
         self._send, client._unary_unary = client._unary_unary, self
 
     def __call__(self, *, request: Proto, **named: Any) -> Any:
-        """Send a request, or answer it from what has come already."""
+        """Send a request, or answer it from objects that have already arrived."""
         assert self._send
         match request:
             case PullMessagesRequest() | PullAppMessagesRequest():
-                asked = deepcopy(request)  # it may be sent again
-                add(asked, wanted=True)
-                response = self._send(request=asked, **named)
+                marked = deepcopy(request)  # the caller may retry with it
+                add(marked, wanted=True)
+                response = self._send(request=marked, **named)
                 self._came = carried(response)
                 return response
             case PullObjectRequest() if request.object_id in self._came:
@@ -125,7 +120,7 @@ class Carrier:
                     object_found=True, object_available=True, object_content=content
                 )
             case ConfirmMessageReceivedRequest() if request.message_object_id in self._came:
-                return ConfirmMessageReceivedResponse()  # it was deleted as it was handed out
+                return ConfirmMessageReceivedResponse()  # handing_out has deleted it
             case PushMessagesRequest() | PushAppMessagesRequest():
                 sent = deepcopy(request)
                 add(sent, contents=whole(request.message_object_trees, self.find).values())
@@ -136,8 +131,7 @@ class Carrier:
 def handing_out(
     pull: Callable[..., Any], request: Any, state: Any, *rest: Any, **named: Any
 ) -> Any:
-    """Stands for a ``pull_messages``: adds the messages' objects where they are wanted, and deletes
-    them, as a confirmation would."""
+    """Replaces a ``pull_messages``: adds wanted objects and deletes them."""
     with transaction(state):
         response = pull(request, state, *rest, **named)
         store = state.object_store
@@ -150,7 +144,7 @@ def handing_out(
 
 
 def storing(push: Callable[..., Any], request: Any, state: Any, *rest: Any, **named: Any) -> Any:
-    """Stands for a ``push_messages``: stores the objects that came with the messages."""
+    """Replaces a ``push_messages``: stores the objects that came with the messages."""
     with transaction(state):
         response = push(request, state, *rest, **named)
         contents = carried(request)
@@ -167,5 +161,5 @@ def storing(push: Callable[..., Any], request: Any, state: Any, *rest: Any, **na
 
 
 def transaction(state: Any) -> Any:
-    """One transaction for a whole request, where the state is a database."""
+    """One transaction for a whole request if the state is a database."""
     return state.session() if hasattr(state, "session") else nullcontext()

@@ -1,7 +1,8 @@
-"""One process a run answers its messages, at a site.
+"""A site's executor that keeps one process per run.
 
-It is warm after the first of them and ends with the run, or when no message has come for a while;
-so no run sees another one's memory. Where it dies, its message is answered with an error at once.
+The process starts with the run's first message and ends with the run, or after `IDLE_SECONDS`
+without messages; so no run sees another's memory. If it dies, its messages are answered with an
+error at once.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ IDLE_SECONDS = 30.0
 
 
 class WarmExecutor(SiteExecutor):
-    """Starts one process a run."""
+    """Starts one process per run."""
 
     def __init__(self) -> None:
-        self.run_id = 0  # of the task to launch next
+        self.run_id = 0  # of the next task to launch
         self._workers: dict[int, RunsWorker] = {}
 
     def answer(self, spec: ExecutionSpec) -> None:
-        """Have the run's process answer, a new one where there is none."""
+        """Pass the task to the run's process, starting one if needed."""
         worker = self._workers.get(self.run_id)
         if worker is None or not worker.ask(spec.token):
             self._workers[self.run_id] = worker = RunsWorker(spec)
             worker.ask(spec.token)
 
     def reconcile(self) -> None:
-        """End processes that nobody has asked for a while."""
+        """End idle processes."""
         for run_id, worker in list(self._workers.items()):
             if worker.idle_seconds() > IDLE_SECONDS:
                 worker.end()
@@ -66,7 +67,7 @@ class RunsWorker:
 
     def __init__(self, spec: ExecutionSpec) -> None:
         self._connection = (spec.runtime_api_address, spec.insecure, spec.root_certificates_path)
-        self._asked = deque[str]()  # tasks without an answer, the oldest first
+        self._asked = deque[str]()  # tokens of unanswered tasks, oldest first
         self._since, self._lock = time.monotonic(), threading.Lock()
         command = [sys.executable, "-P", "-m", "fedapp.deploy.warm.worker"]
         command += [spec.runtime_api_address, *tls_options(spec)]
@@ -77,7 +78,7 @@ class RunsWorker:
         self._watch.start()
 
     def ask(self, token: str) -> bool:
-        """Have a task answered; False where the process has ended before it could take it."""
+        """Pass on a task; False if the process had ended before it could take it."""
         with self._lock:
             if self._process.poll() is not None:
                 return False
@@ -89,20 +90,20 @@ class RunsWorker:
             return True
 
     def idle_seconds(self) -> float:
-        """Since the last task was answered; 0 during one."""
+        """Seconds since the last answer; 0 during a task."""
         return 0.0 if self._asked else time.monotonic() - self._since
 
     def end(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process."""
         with self._lock:
             self._asked.clear()
         self._process.kill()
         self._watch.join()
 
-    def _note(self, answers: IO[str]) -> None:
-        """Note what is answered, and answer for a process that died meanwhile."""
-        with answers:
-            for line in answers:
+    def _note(self, stdout: IO[str]) -> None:
+        """Remove answered tasks; report an error for those of a process that died."""
+        with stdout:
+            for line in stdout:
                 with self._lock:
                     if self._asked:
                         self._asked.popleft()
@@ -119,32 +120,33 @@ class RunsWorker:
         for token in unanswered:
             reason = f"the process that answered has ended with status {status}"
             log.error("%s", reason)
-            # The task may have been finished before the process could say so.
+            # The task may be finished already, if the process died before it could report that.
             with Task(token).client(*self._connection) as client:
                 push_task_output(client, None, SubStatus.FAILED, reason)
 
 
 class RunNotingPlugin(AutoExecPlugin):
-    """Flower's, which tells its executor the run of a task."""
+    """Flower's plugin, which here also passes the run of a task to the executor."""
 
     def launch_task(self, token: str, task: TaskProto) -> LaunchResult:
-        """Launch as Flower does."""
+        """Note the run and launch."""
         assert isinstance(self.executor, WarmExecutor)
         self.executor.run_id = task.run_id
         return super().launch_task(token, task)
 
 
 def signed_request(sender: bytes, **fields: Any) -> AcquireTaskRequest:
-    """Stands for ``AcquireTaskRequest``: says which process asks for a task."""
+    """Replaces ``AcquireTaskRequest``: adds which process asks for a task."""
     request = AcquireTaskRequest(**fields)
     add(request, sender=sender)
     return request
 
 
 def warm_executor() -> WarmExecutor:
-    """An executor that Flower's SuperExec tells the run of a task, and the SuperNode from another.
+    """Patch Flower's SuperExec and return its executor.
 
-    What an executor was asked is lost with it: the next one's first request tells the SuperNode so.
+    An executor's open tasks are lost when it dies; the SuperNode notices that the next one's first
+    request has another sender.
     """
     request = partial(signed_request, secrets.token_bytes(16))
     replace(run_superexec, AutoExecPlugin=RunNotingPlugin, AcquireTaskRequest=request)

@@ -1,7 +1,7 @@
-"""What the ServerApp's process does in other ways than Flower's.
+"""Patches of the ServerApp's process.
 
-Between organisations messages carry their objects, and a reply that was announced is fetched
-sooner. In a simulation messages are passed on sooner, and every actor takes one CPU.
+In a deployment, messages carry their objects and announced replies are fetched sooner. In a
+simulation, messages are forwarded sooner and every actor takes one CPU.
 """
 
 from __future__ import annotations
@@ -18,21 +18,27 @@ from flwr.serverapp import Grid
 
 from fedapp.deploy.warm import BACKOFF, SERVER, SIMULATION, SUPERLINK, replace
 
-TICK = 0.02  # seconds between looks for messages in a simulation; 0.1 in Flower
-FLOWERS_CPUS = 2  # of an actor, unless the federation's config has another number
+TICK = 0.02  # polling interval of a simulation in seconds; 0.1 in Flower
+FLOWERS_CPUS = 2  # Flower's default per actor
 
 
 def replace_parts(grid: Grid) -> None:
-    """Have Flower's grid, or the simulation that it belongs to, use these parts."""
+    """Patch Flower's grid, or the simulation that it belongs to."""
     engine = type(grid).__name__
     if engine == "HttpGrid" and (carried := SERVER.load("carried")):
         _carry_objects(grid, carried.Carrier(), carried.contents_of)
     if engine == "InMemoryGrid" and SIMULATION.load("serverapp"):
-        _look_often()
+        # The simulation starts while the ServerApp is still loading.
+        from flwr.server.superlink.fleet.vce import vce_api
+        from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
+
+        validate = RayBackend._validate_client_resources
+        replace(vce_api, add_messages_to_queue=partial(ticking, vce_api.add_messages_to_queue))
+        replace(RayBackend, _validate_client_resources=partialmethod(one_cpu, validate))
 
 
 def slow_modes(engine: str) -> list[str]:
-    """Why a run's exchanges take longer than they need to: none, or one sentence."""
+    """Why a run's exchanges are slow: no sentence, or one."""
     parts = {"deployment": (SERVER, SUPERLINK), "simulation": (SIMULATION,)}.get(engine, ())
     return [text for one in parts if (text := one.slow_mode())][:1]
 
@@ -53,26 +59,16 @@ def _carry_objects(grid: Any, carrier: Any, contents_of: Callable[..., Any]) -> 
     replace(http_grid, pull_objects=partial(pull_objects, initial_backoff=BACKOFF))
 
 
-def _look_often() -> None:
-    # The simulation begins while the ServerApp is loaded.
-    from flwr.server.superlink.fleet.vce import vce_api
-    from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
-
-    validate = RayBackend._validate_client_resources
-    replace(vce_api, add_messages_to_queue=partial(ticking, vce_api.add_messages_to_queue))
-    replace(RayBackend, _validate_client_resources=partialmethod(one_cpu, validate))
-
-
 def one_cpu(backend: Any, validate: Callable[..., dict[str, Any]], config: Any) -> dict[str, Any]:
-    """Stands for ``_validate_client_resources``, whose default leaves every second CPU idle."""
-    found = validate(backend, config)
-    return {**found, "num_cpus": 1} if found["num_cpus"] == FLOWERS_CPUS else found
+    """Replaces ``_validate_client_resources``, whose default leaves every second CPU idle."""
+    resources = validate(backend, config)
+    return {**resources, "num_cpus": 1} if resources["num_cpus"] == FLOWERS_CPUS else resources
 
 
 def ticking(
     look: Callable[..., None], state: Any, queue: Queue[Message], nodes: Any, stop: Event
 ) -> None:
-    """Stands for ``add_messages_to_queue``, which looks through all messages for every node."""
+    """Replaces ``add_messages_to_queue``, which scans all messages for every node."""
 
     def addressed() -> set[int]:
         metadata = (message.metadata for message in list(state.message_ins_store.values()))

@@ -1,8 +1,8 @@
-"""A SuperLink that holds a question for messages until there are some, and answers others sooner.
+"""Patches of a SuperLink: long polling, and less work for each request.
 
-Asked again and again, Flower's SuperLink spends most of its time on saying no: each question is a
-transaction of its database. Of an exchange's other requests it spends most in eight layers of its
-web framework, of which five or six only pass each of them on.
+With short polling, Flower's SuperLink spends most of its time on empty replies, each a database
+transaction. Of other requests it spends most in eight layers of middleware, of which five or six
+only forward each of them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from fedapp.deploy.warm import replace
 from fedapp.deploy.warm.carried import handing_out, storing
 
 HOLD = 2.0  # seconds
-# Of the 40 threads that answer; whoever asks beyond that is answered at once, as by Flower.
+# Requests that may wait at once, of 40 threads; any other is answered immediately.
 MOST_HELD = 20
 FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
-# Routes whose requests a layer passes on as they are.
+# Middleware -> path prefixes of the requests that it only forwards.
 PASSED_ON: Mapping[str, tuple[str, ...]] = {
     "ControlSensitiveResponseMiddleware": (FLEET, RUNTIME),
     "ControlAuthenticationMiddleware": (FLEET, RUNTIME),
@@ -47,7 +47,7 @@ PASSED_ON: Mapping[str, tuple[str, ...]] = {
 
 
 class Arrivals:
-    """How many messages have come for each node since the SuperLink started."""
+    """Number of messages that have arrived for each node since the SuperLink started."""
 
     def __init__(self) -> None:
         self._counts = Counter[int]()
@@ -57,13 +57,13 @@ class Arrivals:
         return self._counts[node]
 
     def add(self, node: int) -> None:
-        """One has come."""
+        """Count a message and wake the waiting requests."""
         with self._came:
             self._counts[node] += 1
             self._came.notify_all()
 
     def wait(self, node: int, count: int) -> bool:
-        """Wait for more than so many; whether they have come."""
+        """Wait for more than `count` messages; whether they arrived in time."""
         if not self._room.acquire(blocking=False):
             return False
         with self._came:
@@ -77,76 +77,73 @@ def held(
     pull: Callable[..., Any],
     node_of: Callable[[Any], int],
     request: Any,
-    *rest: Any,
-    **named: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
-    """Stands for a ``pull_messages``: looks again when a message has come."""
+    """Replaces a ``pull_messages``: long polling."""
     count = arrivals[node := node_of(request)]
-    response = pull(request, *rest, **named)
+    response = pull(request, *args, **kwargs)
     if response.messages_list or not arrivals.wait(node, count):
         return response
-    return pull(request, *rest, **named)
+    return pull(request, *args, **kwargs)
 
 
 def told(
-    arrivals: Arrivals, push: Callable[..., Any], request: Any, *rest: Any, **named: Any
+    arrivals: Arrivals, push: Callable[..., Any], request: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Stands for a ``push_messages``: tells those who wait."""
-    response = push(request, *rest, **named)
+    """Replaces a ``push_messages``: wakes requests that wait for these messages."""
+    response = push(request, *args, **kwargs)
     for message in request.messages_list:
         arrivals.add(message.metadata.dst_node_id)
     return response
 
 
 class Layer:
-    """A layer of the web framework, and a way past it for what it would pass on."""
+    """A middleware, bypassed by requests that it would only forward."""
 
-    def __init__(self, app: ASGIApp, layer: Middleware, passed_on: tuple[str, ...]) -> None:
-        self._app, self._passed_on = app, passed_on
+    def __init__(self, app: ASGIApp, layer: Middleware, bypass_prefixes: tuple[str, ...]) -> None:
+        self._app, self._passed_on = app, bypass_prefixes
         self._layer = layer.cls(app, *layer.args, **layer.kwargs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        is_passed_on = scope["type"] == "http" and scope["path"].startswith(self._passed_on)
-        await (self._app if is_passed_on else self._layer)(scope, receive, send)
+        is_bypassed = scope["type"] == "http" and scope["path"].startswith(self._passed_on)
+        await (self._app if is_bypassed else self._layer)(scope, receive, send)
 
 
-def layers(given: Callable[[], list[Middleware]]) -> list[Middleware]:
-    """Stands for ``_get_middleware``."""
-    found = ((one, PASSED_ON.get(getattr(one.cls, "__name__", ""))) for one in given())
-    return [Middleware(Layer, one, paths) if paths else one for one, paths in found]
+def layers(get_middleware: Callable[[], list[Middleware]]) -> list[Middleware]:
+    """Replaces ``_get_middleware``."""
+    candidates = (
+        (layer, PASSED_ON.get(getattr(layer.cls, "__name__", ""))) for layer in get_middleware()
+    )
+    return [Middleware(Layer, layer, paths) if paths else layer for layer, paths in candidates]
 
 
 # Held during a transaction, and while the objects in memory change.
 TRANSACTION = RLock()
-
-
 Transactions = Callable[[SqlMixin], AbstractContextManager[Session]]
 
 
 def one_at_a_time(session: Transactions) -> Transactions:
-    """Stands for ``SqlMixin.session``: a transaction begins when the one before has ended.
+    """Replaces ``SqlMixin.session``: a transaction starts when the previous one has ended."""
 
-    SQLite would let it look again and again whether it has, and wait up to 0.1 s between.
-    """
-
+    # SQLite itself would poll for the end of the previous one, up to 0.1 s apart.
     @contextmanager
     def locked(state: SqlMixin) -> Iterator[Session]:
-        with TRANSACTION, session(state) as found:
-            yield found
+        with TRANSACTION, session(state) as open_session:
+            yield open_session
 
     return locked
 
 
 class LinkStateWithoutObjects(SqlLinkState):
-    """Runs, nodes, tasks and messages in the database; the objects of messages in memory.
+    """Keeps runs, nodes, tasks and messages in the database, but objects in memory.
 
-    These are deleted as soon as a message is fetched. Where the SuperLink dies before, the message
-    counts as lost, and is sent again.
+    Objects are deleted as soon as a message is fetched. If the SuperLink dies before, the message
+    counts as lost and is sent again.
     """
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._object_push_sessions: dict[str, ObjectPushSession] = {}
         self._object_push_session_by_root: dict[str, str] = {}
         self._lock_object_push_sessions = TRANSACTION
@@ -160,7 +157,7 @@ class LinkStateWithoutObjects(SqlLinkState):
 
 
 def replace_parts() -> None:
-    """Have Flower's SuperLink, once it starts, use these parts."""
+    """Patch Flower's SuperLink before it starts."""
     replace(SqlMixin, session=one_at_a_time(SqlMixin.session))
     replace(linkstate_factory, SqlLinkState=LinkStateWithoutObjects)
     replace(config_loader, ObjectStoreFactory=lambda database: ObjectStoreFactory())

@@ -1,7 +1,7 @@
-"""What a site's SuperNode does in other ways than Flower's.
+"""Patches of a site's SuperNode.
 
-It looks for messages and replies when there is something to see, answers at once for a process that
-has died, and shows that it lives often enough to be replaced soon where it does not.
+It polls soon after the last message, waits for replies instead of polling, answers at once for a
+process that has died, and sends heartbeats often enough to be replaced soon after a crash.
 """
 
 from __future__ import annotations
@@ -37,17 +37,16 @@ from fedapp.deploy.warm.carried import SENDER, Carrier, added, handing_out, stor
 
 log = logging.getLogger("fedapp")
 
-# Seconds. Flower's loop waits 3 for a message and 0.5 for a reply.
+# Seconds. Flower's loop polls every 3 s for messages and every 0.5 s for replies.
 SOONEST = 0.05
-HOLD = 1.0  # a request for a task waits so long for one
-# Between two signs of life, the fewest that a SuperLink takes; 30 in Flower. It holds a SuperNode
-# alive, and refuses another in its place, until twice as long after the last one.
+HOLD = 1.0  # a request for a task waits up to this long
+# Heartbeat interval: the smallest that a SuperLink accepts; 30 in Flower. The SuperLink refuses a
+# replacement for a SuperNode until two intervals after its last heartbeat.
 HEARTBEAT = 10
 
 
 class Pace:
-    """When to look again: at once for what comes from this machine; for a message the sooner, the
-    less time has passed since the last one."""
+    """When to poll: at once for local events, sooner the more recent the last message is."""
 
     def __init__(self) -> None:
         self.task, self.reply = Event(), Event()
@@ -55,56 +54,56 @@ class Pace:
         self._executor = b""
 
     def is_another(self, executor: bytes) -> bool:
-        """Whether it is another executor than the one that asked for tasks until now."""
-        before, self._executor = self._executor, executor
-        return before not in (b"", executor)
+        """Whether a different executor asked for tasks before."""
+        previous, self._executor = self._executor, executor
+        return previous not in (b"", executor)
 
     def asked(self) -> None:
-        """A message has come."""
+        """Note that a message has arrived."""
         self._asked_at = time.monotonic()
         self.task.set()
 
     def sleep(self, seconds: float) -> None:
-        """Stands for ``time.sleep`` in the SuperNode's loop."""
-        if seconds < 1:
+        """Replaces ``time.sleep`` in the SuperNode's loop."""
+        if seconds < 1:  # Flower waits for a reply, else for a message
             self.reply.wait(seconds)
             self.reply.clear()
         else:
             time.sleep(self.seconds(seconds))
 
     def seconds(self, longest: float) -> float:
-        """Until a message is asked for again."""
+        """Seconds until messages are requested again."""
         return min(longest, max(SOONEST, (time.monotonic() - self._asked_at) / 10))
 
 
 class WarmNodeState(InMemoryNodeState):
-    """Tells its pace when there is something to do, and answers for a process that has died."""
+    """Signals its `Pace` when there is work, and answers for a process that has died."""
 
     def __init__(self, pace: Pace, object_store: ObjectStore) -> None:
         super().__init__(object_store)
         self.pace = pace
 
     def store_message(self, message: Message) -> str | None:
-        """A message has come, or a reply whose objects follow."""
+        """Store a message, or a reply whose objects follow."""
         stored = super().store_message(message)
         if not message.metadata.reply_to_message_id:
             self.pace.asked()
         return stored
 
-    def store_object(self, *given: Any, **named: Any) -> bool:
-        """With its last object a reply is whole."""
-        stored = super().store_object(*given, **named)
+    def store_object(self, *args: Any, **kwargs: Any) -> bool:
+        """Store an object; the last one completes a reply."""
+        stored = super().store_object(*args, **kwargs)
         self.pace.reply.set()
         return stored
 
-    def get_messages_legacy(self, *, is_reply: Any = None, **named: Any) -> Sequence[Message]:
-        """No reply before it is whole: its objects might never come."""
+    def get_messages_legacy(self, *, is_reply: Any = None, **kwargs: Any) -> Sequence[Message]:
+        """Return no reply before it is complete: its objects might never arrive."""
         if is_reply and self._object_push_session_by_root:
             return []
-        return super().get_messages_legacy(is_reply=is_reply, **named)
+        return super().get_messages_legacy(is_reply=is_reply, **kwargs)
 
     def finish_task(self, task_id: int, sub_status: str, details: str) -> bool:
-        """A task that failed without a reply has one: that it failed."""
+        """Finish a task; one that failed gets an error as its reply."""
         finished = super().finish_task(task_id, sub_status, details)
         if finished and sub_status == SubStatus.FAILED:
             (task,) = self.get_tasks(task_ids=[task_id])
@@ -113,10 +112,10 @@ class WarmNodeState(InMemoryNodeState):
         return finished
 
     def _store_error_replies(self, run_ids: set[int], error: Error) -> None:
-        """Also for a message that nobody took, and instead of a reply that is not whole."""
+        """Also for messages that no process took, and in place of incomplete replies."""
         with self._lock_object_push_sessions, self.lock_msg_store:
-            broken = self._object_push_session_by_root.keys() & self.msg_store.keys()
-            self.delete_messages(message_ids=list(broken))
+            incomplete = self._object_push_session_by_root.keys() & self.msg_store.keys()
+            self.delete_messages(message_ids=list(incomplete))
             for run_id in run_ids:
                 self.delete_sessions_in_run(run_id)
             for entry in self.msg_store.values():
@@ -129,9 +128,9 @@ class WarmNodeState(InMemoryNodeState):
 
 
 def hold(acquire: Any, pace: Pace, request: AcquireTaskRequest, state: NodeState) -> Any:
-    """Stands for ``acquire_task``: waits for a task instead of being asked again and again."""
+    """Replaces ``acquire_task``: long polling."""
     if pace.is_another(b"".join(added(request, SENDER))):
-        # Whoever was to answer the open tasks has ended.
+        # The executor that took the open tasks has died.
         for task in state.get_tasks(statuses=[Status.STARTING, Status.RUNNING]):
             state.finish_task(task.task_id, SubStatus.FAILED, "the executor has ended")
     pace.task.clear()
@@ -142,19 +141,19 @@ def hold(acquire: Any, pace: Pace, request: AcquireTaskRequest, state: NodeState
 
 
 class ClockNote:
-    """Logs once how far this machine's clock is from the SuperLink's, by a response's date."""
+    """Logs once how far this machine's clock is from the SuperLink's."""
 
     def __init__(self) -> None:
         self._noted = False
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> Response:
-        """Send a request, and look at its response's date, which counts whole seconds."""
-        asked = time.time()
+        """Send a request and compare its response's date, in whole seconds, with the clock."""
+        sent_at = time.time()
         response = call_next(context)
-        answered, date = time.time(), response.headers.get("date", "")
+        received_at, date = time.time(), response.headers.get("date", "")
         with suppress(ValueError):
-            there = parsedate_to_datetime(date).timestamp()
-            behind = seconds_ahead(asked, answered, there, there + 1)
+            server_time = parsedate_to_datetime(date).timestamp()
+            behind = seconds_ahead(sent_at, received_at, server_time, server_time + 1)
             text = clock_text("this machine's", -behind, "the SuperLink's")
             if text and not self._noted:
                 self._noted = True
@@ -163,7 +162,7 @@ class ClockNote:
 
 
 def replace_parts() -> None:
-    """Have Flower's SuperNode, once it starts, use these parts."""
+    """Patch Flower's SuperNode before it starts."""
     pace, carrier = Pace(), Carrier()
     connect = FleetHttpClient.from_server_address
 
@@ -171,8 +170,8 @@ def replace_parts() -> None:
         carrier.find = object_store.get
         return WarmNodeState(pace, object_store)
 
-    def warm_client(*given: Any, **named: Any) -> FleetHttpClient:
-        client = connect(*given, **named)
+    def warm_client(*args: Any, **kwargs: Any) -> FleetHttpClient:
+        client = connect(*args, **kwargs)
         carrier.serve(client)
         client._interceptors = (ClockNote(), *client._interceptors)
         return client

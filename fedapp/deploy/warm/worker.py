@@ -1,8 +1,8 @@
-"""One run's process at a site: it answers the messages of that run, one after the other.
+"""One process per run at a site: it answers the messages of that run, one after the other.
 
-``python -m fedapp.deploy.warm.worker`` reads a task's token from a line of its input, answers the
-task with Flower's own functions, and writes a line: ``ended`` where that was the run's last message
-here. It ends with its input, and so with the executor that started it.
+``python -m fedapp.deploy.warm.worker`` reads task tokens from stdin, one a line, answers each task
+with Flower's functions, and writes a line: ``ended`` after the run's last message, else empty. It
+exits when stdin closes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from queue import SimpleQueue
 from typing import TextIO
 
 import httpx
-from flwr.app import Context, Message
 from flwr.common.constant import SubStatus
 from flwr.supercore.constant import TASK_TOKEN_HEADER
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
@@ -39,29 +38,29 @@ from fedapp.wire.codec import ENVELOPE
 
 
 class Task:
-    """The token of the task that is answered now; none between tasks."""
+    """The token of the current task; empty between tasks."""
 
     def __init__(self, token: str = "") -> None:
         self.token = token
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        """Send the token with a request."""
+        """Add the token to a request."""
         context.request.headers[TASK_TOKEN_HEADER] = self.token
         return call_next(context)
 
     def client(
-        self, address: str, insecure: bool, ca: str | None, retry: RetryInvoker | None = None
+        # Flower's retry invoker exits this process when a token is refused; None does not retry.
+        self,
+        address: str,
+        insecure: bool,
+        ca: str | None,
+        retry: RetryInvoker | None = None,
     ) -> RuntimeHttpClient:
-        """A connection to the SuperNode that shows the token.
-
-        Parameters
-        ----------
-        retry : Flower's ends this process where a token is refused; None asks once.
-        """
+        """A connection to the SuperNode that sends the token."""
         certificates = validate_and_resolve_root_certificates(ca, insecure)
-        shown = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
+        version_header = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
         return RuntimeHttpClient.from_server_address(
-            address, insecure, certificates, [shown, self], retry_invoker=retry
+            address, insecure, certificates, [version_header, self], retry_invoker=retry
         )
 
 
@@ -78,7 +77,7 @@ class Worker:
         HeartbeatSender(self._heartbeat).start()
 
     def answer(self, token: str) -> bool:
-        """Answer one task; whether the run has ended here with it."""
+        """Answer one task; True if the run has ended here with it."""
         self._task.token = token
         message, context, _, fab = run_clientapp.pull_task_input(self._client)
         if self._app is None:
@@ -89,34 +88,32 @@ class Worker:
         with self._lock:
             run_clientapp.push_task_output(self._client, context, SubStatus.COMPLETED, "")
             self._task.token = ""
-        return not reply.has_error() and _has_ended(message, context)
+        if reply.has_error():
+            return False
+        name, model = context.node_config["name"], message.content[ENVELOPE]["model-id"]
+        return Store.open(home() / "sites" / str(name) / str(model)).finished
 
     def _heartbeat(self) -> bool:
-        """Between tasks there is nothing to keep alive, and the old token would be refused."""
+        # Between tasks there is nothing to keep alive, and the old token would be refused.
         with self._lock:
             return not self._task.token or self._send_heartbeat()
 
 
-def _has_ended(message: Message, context: Context) -> bool:
-    name, model = context.node_config["name"], message.content[ENVELOPE]["model-id"]
-    return Store.open(home() / "sites" / str(name) / str(model)).finished
-
-
 def _read(source: TextIO, tokens: SimpleQueue[str]) -> None:
-    """Pass tokens on; whoever gave them has ended if no more can come, and so does this process."""
+    """Forward tokens to the queue. Exits when stdin closes: the parent has died."""
     for line in source:
         tokens.put(line.strip())
     os._exit(0)
 
 
 def main() -> None:
-    """Answer tasks until the input ends."""
+    """Answer tasks until stdin closes."""
     (parser := argparse.ArgumentParser()).add_argument("address")
     parser.add_argument("--insecure", action="store_true")
     parser.add_argument("--root-certificates")
-    given = parser.parse_args()
-    # What the app may print goes to the log.
-    answered = os.fdopen(os.dup(1), "w")
+    args = parser.parse_args()
+    # stdout carries the answers, so whatever the app prints goes to stderr, the log.
+    answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     log_lines.begin("worker")
     load_ahead([*modules_with_kernels(), "xgboost"])
@@ -125,10 +122,10 @@ def main() -> None:
     pull = partial(pull_and_inflate_object_from_tree, initial_backoff=BACKOFF)
     replace(run_clientapp, pull_and_inflate_object_from_tree=pull)
     task = Task()
-    where = given.address, given.insecure, given.root_certificates
-    worker = Worker(task, task.client(*where, make_simple_http_retry_invoker()))
+    connection = args.address, args.insecure, args.root_certificates
+    worker = Worker(task, task.client(*connection, make_simple_http_retry_invoker()))
     while True:
-        print("ended" if worker.answer(tokens.get()) else "", file=answered, flush=True)
+        print("ended" if worker.answer(tokens.get()) else "", file=answers, flush=True)
 
 
 if __name__ == "__main__":
