@@ -190,7 +190,7 @@ def trained_settings(run_dir: Path) -> dict[str, Any]:
 
 
 def read_as_trained(run_dir: Path, data: str, party: str = "") -> dict[str, Any]:
-    """How a run, or one of its parties, read its table; for another table. See ``table_settings``."""
+    """How a run, or a party of it, read its table, for another table; see ``table_settings``."""
     trained = trained_settings(run_dir)
     schema = own_file(str(trained.get("schema", "")), party)
     if schema and not Path(schema).is_file():

@@ -69,7 +69,7 @@ class RunFolder:
         return self.path / "rounds.jsonl"
 
     def begin(self, settings: Settings) -> None:
-        """Make the folder, write the settings and copy their schema; ConfigError if it has a run."""
+        """Make the folder, write the settings and copy the schema; ConfigError if it has a run."""
         self.check_new()
         private_folder(self.path)
         self.write_settings(settings)
@@ -136,7 +136,7 @@ class RunFolder:
         self._drop_checkpoints(keep=arrays)
 
     def saved(self) -> tuple[Checkpoint, RunState] | None:
-        """The last checkpoint and its state, or None; a name that it lacks is a DataError at access."""
+        """The last checkpoint and its state, or None; reading a name it lacks is a DataError."""
         facts = self._saved_facts()
         if facts is None:
             return None

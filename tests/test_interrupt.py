@@ -134,7 +134,7 @@ def test_a_run_whose_folder_lies_elsewhere_leaves_the_one_in_the_working_folder_
     monkeypatch.chdir(tmp_path / "old")
     told = fedapp("run", "pax", "--engine", "hospitals")
     assert told.exit_code == 0
-    assert told.output.endswith("its folder lies where the ServerApp runs.\n")
+    assert told.output.endswith("its folder is where the ServerApp runs.\n")
     assert {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()} == before
 
 
