@@ -41,7 +41,7 @@ class CrossValidation:
     folder: RunFolder | None = None
 
     def carry_out(self) -> RunFolder:
-        """Run every unfinished fold and write the summary; settings and tables are checked first."""
+        """Check settings and tables, run every unfinished fold, and write the summary."""
         self.watcher.begin("reading the settings")
         named = settings_named(self.given, self.strategy)
         first = load_settings({**named, "strategy": self.strategy, "fold": 1})
@@ -103,9 +103,9 @@ def summarised(
 ) -> dict[str, Any]:
     """Mean and standard deviation of every score over the folds, by model and rows.
 
-    ``scores`` has, for ``federated test``, ``pooled test`` and so on, each score's ``mean``, ``sd`` (of
-    the sample, with n - 1) and ``values`` by fold; mean and sd are None if a fold has no such score.
-    ``exchanges``, ``bytes`` and ``seconds`` are sums over the folds.
+    ``scores`` has, for ``federated test``, ``pooled test`` and so on, each score's ``mean``, ``sd``
+    (of the sample, with n - 1) and ``values`` by fold; mean and sd are None if a fold has no such
+    score. ``exchanges``, ``bytes`` and ``seconds`` are sums over the folds.
     """
     folds = [
         {(model, rows): values for model, rows, values in score_rows(summary)}
