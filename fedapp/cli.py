@@ -41,15 +41,8 @@ cli.command(cls=TrainingCommand)(run)
 cli.command(cls=TrainingCommand)(compare)
 cli.command(cls=TrainingCommand)(tune)
 cli.command(cls=PredictingCommand)(predict)
-cli.command(cls=Command)(report)
-cli.command(cls=Command)(export)
-cli.command(cls=Command)(serve)
-cli.command(cls=Command)(metrics)
-cli.command(cls=Command)(runs)
-cli.command(cls=Command)(clean)
-cli.command(cls=Command)(sbom)
-cli.command(cls=Command)(key)
-cli.command(cls=Command)(trust)
+for _command in (report, export, serve, metrics, runs, clean, sbom, key, trust):
+    cli.command(cls=Command)(_command)
 
 
 def _show_version(wanted: bool) -> None:

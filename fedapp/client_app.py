@@ -109,7 +109,11 @@ class SiteApp(ClientApp):
             return Message(Error(codes.get(type(error), REFUSED), text), reply_to=message)
         except Exception as error:
             log.exception("%s failed", kind)
-            reason = f"{name}: {_told(error)} in {kind}; the site's own log says more"
+            # The coordinator learns the error's class or errno's text: a message may have a path.
+            text = type(error).__name__
+            if isinstance(error, OSError) and error.errno:
+                text += f" ({os.strerror(error.errno)})"
+            reason = f"{name}: {text} in {kind}; the site's own log says more"
             return Message(Error(FAILED, reason), reply_to=message)
 
     def _answer(self, message: Message, context: Context) -> Message:
@@ -132,13 +136,6 @@ class SiteApp(ClientApp):
                 config = replace(config, frame=partial(self._frames.__getitem__, config.name))
             self._configs[context.node_id] = context, config
         return config
-
-
-def _told(error: Exception) -> str:
-    """What the coordinator may learn of an error: its class or errno's text, never a path."""
-    if isinstance(error, OSError) and error.errno:
-        return f"{type(error).__name__} ({os.strerror(error.errno)})"
-    return type(error).__name__
 
 
 app = SiteApp()

@@ -295,7 +295,14 @@ class Federated(BaseEstimator):
         forget_model(folder.summary["model_id"])
         for name in ("evals_result_", "best_iteration_", "feature_importances_"):
             vars(self).pop(name, None)  # of an earlier fit
-        sets = [(self._rows(X), self._known(y)) for X, y in eval_set]
+        sets = []
+        for X, y in eval_set:
+            rows, labels = self._rows(X), column_or_1d(y)
+            if hasattr(self, "classes_"):
+                if unknown := set(labels.tolist()) - set(self.classes_.tolist()):
+                    raise ValueError(f"eval_set must have classes of y, got {len(unknown)} others")
+                labels = np.searchsorted(self.classes_, labels)
+            sets.append((rows, np.asarray(labels, np.float32)))
         scores_of_sets, best = evaluate_rounds(folder, sets, patience)
         self.model_text_ = model_text(folder.path / "model.json")
         if best:
@@ -334,15 +341,6 @@ class Federated(BaseEstimator):
     def to_onnx(self) -> bytes:
         """The model as the content of an ONNX file; see `Run.to_onnx`."""
         return self.run_.to_onnx()
-
-    def _known(self, y: object) -> Array:
-        """Encode the labels of an evaluation set like those of ``fit``."""
-        labels = column_or_1d(y)
-        if hasattr(self, "classes_"):
-            if unknown := set(labels.tolist()) - set(self.classes_.tolist()):
-                raise ValueError(f"eval_set must have classes of y, got {len(unknown)} others")
-            labels = np.searchsorted(self.classes_, labels)
-        return np.asarray(labels, np.float32)
 
     def _rows(self, X: object, base_margin: object = None) -> PredictedRows:
         """Rows with the model's columns and category codes, and their predictions."""

@@ -216,26 +216,23 @@ def _listed_run(path: Path, state: State) -> FoundRun:
     text = config.read_text() if config.is_file() else ""
     settings = read_toml(text, "config.toml must be TOML")
     summary, saved = (_json(path / name) for name in ("summary.json", "checkpoint.json"))
+    score = ""
+    if summary:
+        metric = watched_metric(summary["objective"], summary.get("eval_metrics") or ())
+        value = (summary["metrics"].get("test") or {}).get(metric)
+        score = "" if value is None else f"{metric} {value:.4f}"
     n_bytes, times = _measured(path)
     return FoundRun(
         path=path,
         state=state,
         method=settings.get("strategy") or (named[1] if named else ""),
         data=str(summary.get("data") or settings.get("data", "")),
-        score=_score(summary),
+        score=score,
         n_bytes=n_bytes,
         begun=min(times),
         changed=max(times),
         model_id=str(summary.get("model_id") or saved.get("model_id", "")),
     )
-
-
-def _score(summary: dict[str, Any]) -> str:
-    if not summary:
-        return ""
-    metric = watched_metric(summary["objective"], summary.get("eval_metrics") or ())
-    value = (summary["metrics"].get("test") or {}).get(metric)
-    return "" if value is None else f"{metric} {value:.4f}"
 
 
 def _json(path: Path) -> dict[str, Any]:

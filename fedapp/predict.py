@@ -225,21 +225,21 @@ def parts_of(run_dir: Path) -> dict[str, Any] | None:
     return json_of(text) if kind_of(text) == DIVIDED else None
 
 
-def _by_leaves(forest: bagged.BaggedForest, values: Array, base_margins: Array | None) -> Any:
-    return forest.predictions(forest.leaves(values))
-
-
-def _by_trees(model: Ensemble, values: Array, base_margins: Array | None) -> Any:
-    return transform(model.objective, predict_margins(model, values, base_margins))
-
-
 def _by_margins(margins: Callable[[Any, Array], Array]) -> Predict:
     return lambda model, values, _: transform(model.objective, margins(model, values))
 
 
 _KINDS: dict[str, tuple[Callable[[str], Model], Predict]] = {
-    BOOSTED: (from_json, _by_trees),
-    bagged.KIND: (bagged.from_json, _by_leaves),
+    BOOSTED: (
+        from_json,
+        lambda model, values, margins: transform(
+            model.objective, predict_margins(model, values, margins)
+        ),
+    ),
+    bagged.KIND: (
+        bagged.from_json,
+        lambda forest, values, _: forest.predictions(forest.leaves(values)),
+    ),
     stacked.KIND: (stacked.from_json, _by_margins(stacked.StackedModel.predict_margins)),
     LINEAR: (linear_from_json, _by_margins(predict_linear)),
 }

@@ -232,7 +232,6 @@ def all_strategies() -> dict[str, type[TreeStrategy[Any]]]:
 
 
 def _modules() -> dict[str, str]:
-    """Modules of ``strategies`` by method name."""
     names = sorted(module.name for module in iter_modules(strategies.__path__))
     return {name.replace("_", "-"): f"strategies.{name}" for name in names}
 

@@ -81,7 +81,6 @@ class Training:
         return logged(settings, self.folder, self.engine, self.watcher.tell)
 
     def _checked(self) -> Settings:
-        """Load and check the settings of the run."""
         named = settings_named(self.given, self.strategy)
         settings = load_settings({**named, "strategy": self.strategy})
         is_simulated = self.engine in SIMULATED

@@ -91,7 +91,6 @@ def predict_together(
 def _collected(
     folder: RunFolder, parts: Mapping[str, Any], settings: Settings, output: Path
 ) -> Together:
-    """Copy the files that simulated parties have written."""
     summary = folder.summary
     sites, active = home() / "sites", parts["active"]
     site = sites / active / summary["model_id"]

@@ -159,7 +159,6 @@ class Trained:
         )
 
     def _rows(self, rows: Pooled, subset: str) -> tuple[Floats, Floats, Floats]:
-        """Margins, labels and weights of a subset."""
         of = getattr(rows.split, subset)
         return self.margins(of), rows.labels[of], rows.weights[of]
 
@@ -345,7 +344,6 @@ def forest_scores(settings: Settings, rows: Pooled) -> dict[str, float]:
 
 
 def _forest(settings: Settings, rows: Pooled) -> Trained:
-    """Train scikit-learn's random forest on the training rows."""
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
     section = load_strategy(settings.strategy).own_settings(settings)

@@ -115,7 +115,6 @@ def _check_settings(settings: Settings, configs: Sequence[SiteConfig]) -> None:
 
 
 def _check_labels(settings: Settings, looked: Mapping[str, Looked]) -> None:
-    """Check labels and weights of horizontal parties."""
     replies = {name: cast(HelloReply, reply) for name, (reply, _) in looked.items()}
     classes = common_table(replies, settings).classes
     sums = {}

@@ -139,6 +139,10 @@ def compare(
         orders = _orders(boosted.model_copy(update=draws[0]), output, metric, tell, begin)
     stated = STATED | {"fold", "folds"}
     changed = {name: value for name, value in first.changed.items() if name not in stated}
+    methods: dict[str, tuple[str, ...]] = {}  # by what the parties share of a table
+    for strategy in strategies:
+        split_by = baselines_of(strategy).split_by
+        methods[split_by] = (*methods.get(split_by, ()), strategy)
     # Best first, lines without a score last.
     sign = -1 if larger_is_better(metric) else 1
     comparison = Comparison(
@@ -150,7 +154,7 @@ def compare(
         seeds,
         first.parties,
         n_rows,
-        _by_split(strategies),
+        methods,
         changed,
         unread_settings(changed, runs),
         first.folds,
@@ -169,15 +173,6 @@ def drawn(settings: Settings, seed: int) -> list[Draw]:
 
 def _in_words(draw: Draw) -> str:
     return ", ".join(f"{name} {value}" for name, value in draw.items() if value or name == "seed")
-
-
-def _by_split(strategies: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Methods by what the parties share of a table: rows or columns."""
-    methods: dict[str, tuple[str, ...]] = {}
-    for strategy in strategies:
-        split_by = baselines_of(strategy).split_by
-        methods[split_by] = (*methods.get(split_by, ()), strategy)
-    return methods
 
 
 def finished_cell(
@@ -214,7 +209,6 @@ def finished_cell(
 
 
 def _cell_name(begin: str, draw: Draw) -> str:
-    """Name of a cell of a strategy or of baselines."""
     return f"{begin}-{draw['seed']}" + (f"-fold-{draw['fold']}" if draw["fold"] else "")
 
 

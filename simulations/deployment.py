@@ -200,7 +200,7 @@ class Deployment:
         return self.folder / f"{name}.log"
 
     def begin(self, *words: str, app: Path | None = None) -> subprocess.Popen[str]:
-        """Start a ``fedapp`` command at the coordinator; ``app`` is the folder of another fedapp."""
+        """Start a ``fedapp`` command at the coordinator; ``app`` is another fedapp's folder."""
         command = shlex.join([f"{Path(sys.executable).parent}/fedapp", *words])
         return subprocess.Popen(
             ["bash", "-c", f". {self.coordinator}/env.sh; exec {command}"],

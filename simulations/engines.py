@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -118,13 +118,18 @@ def _not_connected(name: str, environment: dict[str, str]) -> list[str]:
     sites = registered_sites(Path(environment.get("FLWR_HOME", "")))
     if not sites:
         return []
-    command = ["flwr", "supernode", "list", name, "--format", "json"]
-    listed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    listed = _flwr(environment, "supernode", "list", name, "--format", "json")
     nodes = _json_of(listed.stdout).get("nodes") or []
     return sorted(
         sites[node["node-id"]]
         for node in nodes
         if node["node-id"] in sites and node["status"] != "online"
+    )
+
+
+def _flwr(environment: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["flwr", *words], env=environment, capture_output=True, text=True, check=False
     )
 
 
@@ -230,7 +235,6 @@ def _flwr_run(
     federation: Mapping[str, float],
     tell: Tell,
 ) -> None:
-    """Start a run with ``flwr run`` and wait for its end."""
     tell("handing the app to Flower")
     read = load_strategy(settings.strategy).settings_read(settings)
     config = {name: one for name, one in flatten(settings.as_config()).items() if name in read}
@@ -238,10 +242,7 @@ def _flwr_run(
     if federation:
         options += ["--federation-config", _toml_pairs(federation)]
     with app_sources() as app:
-        command = ["flwr", "run", str(app), name, *options]
-        started = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False
-        )
+        started = _flwr(environment, "run", str(app), name, *options)
     answer = _json_of(started.stdout)
     run_id = str(answer.get("run-id") or "")
     if not run_id:
@@ -262,9 +263,13 @@ def _flwr_run(
     elif status != COMPLETED:
         if cause := _cause(folder):
             raise RunFailedError(cause, [])
-        lines = _log_lines(run_id, name, environment)
-        if cause := _logged_cause(lines):
-            raise RunFailedError(cause, [])
+        log = without_passwords(_flwr(environment, "log", run_id, name, "--show").stdout)
+        lines = log.splitlines()[-LOG_LINES:]
+        # The folder may be on another machine: look for a line that names an error of fedapp.
+        for line in lines:
+            match = re.fullmatch(r".*?\b(\w+Error): (.+)", line)
+            if match and hasattr(errors, match[1]):
+                raise RunFailedError(match[2], [])
         text = f"Flower says {status}"
         if status == UNKNOWN:
             text = GONE.format(name=name, seconds=LONGEST_SILENCE)
@@ -290,12 +295,9 @@ def _wait_for(
     run_id: str, name: str, environment: dict[str, str], folder: RunFolder | None, tell: Tell
 ) -> str:
     """Poll a run's status until it has ended; show it while the run's folder shows nothing."""
-    command = ["flwr", "list", name, "--run-id", run_id, "--format", "json"]
     shown, answered = "", time.monotonic()
     while time.monotonic() - answered < LONGEST_SILENCE:
-        listed = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False
-        )
+        listed = _flwr(environment, "list", name, "--run-id", run_id, "--format", "json")
         runs = _json_of(listed.stdout).get("runs") or [{}]
         status = str(runs[0].get("status", UNKNOWN))
         if status.startswith("finished"):
@@ -337,16 +339,3 @@ def _cause(folder: RunFolder | None) -> str:
     if failure["error"] in STOPPED:
         return f"the ServerApp was stopped; -c resume={folder.path} resumes the run"
     return str(failure["message"])
-
-
-def _logged_cause(lines: Iterable[str]) -> str:
-    """Why a run failed, from its log; empty if no line names an error of fedapp."""
-    matches = [re.fullmatch(r".*?\b(\w+Error): (.+)", line) for line in lines]
-    return next((match[2] for match in matches if match and hasattr(errors, match[1])), "")
-
-
-def _log_lines(run_id: str, name: str, environment: dict[str, str]) -> list[str]:
-    """The last lines of a run's log."""
-    command = ["flwr", "log", run_id, name, "--show"]
-    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    return without_passwords(shown.stdout).splitlines()[-LOG_LINES:]

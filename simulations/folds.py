@@ -78,7 +78,6 @@ class CrossValidation:
 
 
 def _check(settings: Settings, engine: str, given: Collection[str]) -> None:
-    """Check that the settings allow a cross-validation, on this machine."""
     check_method(settings, engine, given)
     if engine not in SIMULATED:
         way = "there each fold is a run of its own, as by -c folds=5 -c fold=1"
@@ -92,7 +91,6 @@ def _check(settings: Settings, engine: str, given: Collection[str]) -> None:
 
 
 def _cells(folder: Path, settings: Settings) -> list[str]:
-    """Names of the runs, in the order of the folds."""
     pattern = f"{settings.strategy}-{settings.seed}-fold-*/summary.json"
     names = (path.parent.name for path in folder.glob(pattern))
     return sorted(names, key=lambda name: int(name.rpartition("-")[2]))

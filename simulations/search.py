@@ -146,7 +146,6 @@ def space_of(settings: Settings, given: Mapping[str, Value], asked: Mapping[str,
 
 
 def _domain(name: str, text: str) -> Domain:
-    """Parse a domain."""
     kind, *bounds = text.split(":")
     if kind not in ("log", "uniform", "int") or not bounds:
         values = tuple(parse_overrides([f"{name}={one.strip()}"])[name] for one in text.split(","))
@@ -207,7 +206,6 @@ def optuna_draw(space: Space, seed: int, larger_is_better: bool) -> Draw:
 
 
 def _distribution(optuna: Any, domain: Domain) -> Any:
-    """A domain as Optuna's distribution."""
     if isinstance(domain, Choices):
         return optuna.distributions.CategoricalDistribution(domain.values)
     if domain.is_whole:

@@ -119,7 +119,6 @@ class Tuning:
         return self.folder
 
     def _claimed(self, first: Settings, space: Space) -> Path:
-        """Make the folder, or check that it is of the same search."""
         more = {
             "strategy": self.strategy,
             "seed": first.seed,
@@ -132,7 +131,6 @@ class Tuning:
         return path
 
     def _try_all(self, first: Settings, draw: Draw, metric: str) -> None:
-        """Run trials until the budget is spent."""
         assert self.folder is not None
         path = self.folder.path
         self._note_interrupted(path)
@@ -268,7 +266,6 @@ class Tuning:
 
 
 def _check(settings: Settings, engine: str, given: Collection[str]) -> None:
-    """Check that the settings allow a search, on this machine."""
     check_method(settings, engine, given)
     if engine not in SIMULATED:
         raise ConfigError(f"--engine must be local or simulation to tune, got {engine}")

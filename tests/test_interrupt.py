@@ -117,7 +117,7 @@ def test_a_run_that_goes_on_elsewhere_is_told_by_who_carries_it(
     monkeypatch.setattr("simulations.engines.run_superlink", stop())
     told = fedapp(*words)
     assert told.exit_code == 130
-    assert told.output.endswith("its state is told by\n  flwr list hospitals\n")
+    assert told.output.endswith("its state is shown by\n  flwr list hospitals\n")
     monkeypatch.setattr("simulations.engines.run_superlink", stop("the run goes on"))
     assert fedapp(*words).output.endswith("interrupted: the run goes on\n")
 
