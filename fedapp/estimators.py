@@ -69,8 +69,10 @@ LABEL, ID = "label", "row"
 # Settings that follow from the arguments of ``fit``.
 FITTED = frozenset(("data", "label", "weight", "base-margin", "id", "parties", "objective"))
 # Files of the run's folder that are pickled with the estimator.
-FILES = ("summary.json", "model.json", "model.xgb.json")
-FILES += ("config.toml", "rounds.jsonl", "ledger.jsonl")
+FILES = (
+    *("summary.json", "model.json", "model.xgb.json"),
+    *("config.toml", "rounds.jsonl", "ledger.jsonl"),
+)
 DOCSTRING = """{}
 
     Examples

@@ -84,8 +84,6 @@ def _domains(pairs: list[str], method: str) -> dict[str, str]:
             raise ConfigError(f"--space must be written as key=domain, got {pair}")
         setting = setting_of(name.strip(), defaults(), method)
         if setting in space:
-            raise ConfigError(
-                f"--space must name {setting} once, got {space[setting]} and {text}"
-            )
+            raise ConfigError(f"--space must name {setting} once, got {space[setting]} and {text}")
         space[setting] = text.strip()
     return space
