@@ -195,7 +195,7 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
     for name, (one, rows) in of_parties.items():
         scores[name] = one.scores(objective, rows, *scored_by)
         curves[name] = one.curves(objective, rows)
-    baselines = {
+    baselines: dict[str, Any] = {
         "pooled": of_all.scores(objective, pooled, *scored_by),
         "alone": scores,
         "curves": {"pooled": of_all.curves(objective, pooled), "alone": curves},
