@@ -1,7 +1,7 @@
 """Tree models across organisations, as one Flower app.
 
-In Python: `run` trains, `load` opens a finished run, and there are scikit-learn estimators, one a
-method. Nothing is imported before it is used.
+In Python, `run` trains a model and `load` opens a finished run; every method has scikit-learn
+estimators. Modules are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -37,14 +37,9 @@ if TYPE_CHECKING:
 
 
 def _find_own_packages() -> None:
-    """Import ``strategies``, ``clients`` and ``simulations`` from where this package is, whatever
-    else on the path has such a name. A wheel has them in ``_app``, as their names would clash in
-    site-packages; a checkout, and the app as Flower unpacks it, beside this package.
-
-    Raises
-    ------
-    ImportError : another package of such a name is imported already.
-    """
+    """Import ``strategies``, ``clients`` and ``simulations`` from beside this package."""
+    # A wheel has them in ``_app``, as their names would clash in site-packages; a checkout, and the
+    # app as Flower unpacks it, beside this package.
     package = os.path.dirname(os.path.abspath(__file__))
     inside = os.path.join(package, "_app")
     folder = inside if os.path.isdir(inside) else os.path.dirname(package)
@@ -89,7 +84,7 @@ __all__ = [
     "tune",
 ]
 
-_HOMES = {
+_HOMES = {  # names by the module that has them
     "fedapp.api": ("compare", "load", "run", "tune"),
     "fedapp.finished": ("Run",),
     "fedapp.errors": ("ConfigError", "DataError", "FedappError", "StoppedError"),
@@ -104,7 +99,7 @@ def __dir__() -> list[str]:
     return [*globals(), *__all__]
 
 
-if not TYPE_CHECKING:  # to a type checker, a name that is not above is none
+if not TYPE_CHECKING:  # so that a type checker refuses names that are not above
 
     def __getattr__(name: str) -> object:
         if name not in _HOME_OF:

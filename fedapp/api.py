@@ -1,6 +1,6 @@
 """Fedapp in Python: train on frames, load a run, predict, explain.
 
-What the ``fedapp`` command does with a run it does by ``fedapp.session``, and so does this.
+Like the ``fedapp`` command, these functions work through ``fedapp.session``.
 """
 
 from __future__ import annotations
@@ -54,56 +54,57 @@ def run(
     folds: int = 0,
     **settings: Any,
 ) -> Run | Folds:
-    """Train a model, as ``fedapp run`` does.
+    """Train a model, like ``fedapp run``.
 
     Parameters
     ----------
     strategy : "pax", "fedxgbllr", "bagging", "cyclic", "fedavg-linear", "secureboost" or
         "federated-forest".
-    data : a data set's name or a file's path, or a DataFrame (pandas, polars, or anything that
-        Arrow reads), a pyarrow Table, or a numpy array, whose columns are c0, c1, ...: one table,
-        which is split among the parties. A list has a table for each party, a mapping gives the
-        parties' names too. Frames are written to Parquet files in the run's folder, and deleted
-        when the run has finished. Omitted: the data set "breast-cancer".
+    data : a data set's name, a file's path, a DataFrame (pandas, polars, or anything that Arrow
+        reads), a pyarrow Table, or a numpy array, whose columns are named c0, c1, ... One table is
+        split among the parties; a list has a table for each party, a mapping also names the
+        parties. Frames are written to Parquet files in the run's folder, which are deleted when
+        the run has finished. Default: the data set "breast-cancer".
     label : name of the label column.
-    parties : how many; by default as many as there are tables, and 3 for one table.
-    engine : "local" (in this process), "simulation" (Flower's own runtime), or the name of a
+    parties : number of parties; by default the number of tables, and 3 for one table.
+    engine : "local" (in this process), "simulation" (Flower's simulation), or the name of a
         SuperLink in Flower's configuration, where the sites name their tables.
-    baselines : whether to also train on pooled rows, and on each party's rows alone.
-    on_round : called with a `RoundInfo` after every round, in order: by the local engine in this
-        thread, by the simulation in another one. Where it returns False the run stops and can be
-        resumed, at once by the local engine, in simulation maybe some rounds later.
-    watcher : told what is done; by default nobody is.
-    folds : of a cross-validation: the rows are dealt to so many parts, and each is held back by a
-        run of its own; with ``fold`` too, that one alone is run.
-    **settings : all others, with underscores; ``reg_lambda`` is lambda, ``reg_alpha`` alpha, lists
-        stand for texts with commas, mappings for a method's own section: ``pax={"bins": "equal"}``.
-        ``objective`` and ``eval_metric`` may be functions, which only ``engine="local"`` calls: see
-        the notes. ``run_dir`` is the folder to write, by default a new one in ``runs``; ``resume``
-        one to go on from. ``log`` names tools that log the run too: mlflow, tensorboard, wandb.
+    baselines : whether to also train on the pooled rows, and on each party's rows only.
+    on_round : called with a `RoundInfo` after every round, in order. The local engine calls it in
+        this thread, the simulation in another one. If it returns False the run stops and can be
+        resumed; a simulation may stop some rounds later.
+    watcher : shows progress; by default nothing is shown.
+    folds : number of folds of a cross-validation; each run holds one back. With ``fold``, only that
+        fold is run.
+    **settings : all other settings, with underscores. ``reg_lambda`` is lambda, ``reg_alpha``
+        alpha; a list replaces a text with commas, a mapping a method's section:
+        ``pax={"bins": "equal"}``. ``objective`` and ``eval_metric`` may be functions with
+        ``engine="local"``, see Notes. ``run_dir`` is the folder to write, by default a new one in
+        ``runs``; ``resume`` is the folder of a run to resume. ``log`` names tools that also log the
+        run: mlflow, tensorboard, wandb.
 
     Returns
     -------
-    Run : the finished run; `Folds` where there are several.
+    Run : the finished run; `Folds` if there are several.
 
     Raises
     ------
-    ConfigError : a setting breaks its rule, or there is none of this name.
-    DataError : a table breaks a rule.
-    StoppedError : ``on_round`` returned False; says where the run goes on.
-    FedappError : the run cannot go on.
+    ConfigError : a setting is unknown or invalid.
+    DataError : a table is invalid.
+    StoppedError : ``on_round`` returned False; names the folder to resume from.
+    FedappError : the run failed.
 
     Notes
     -----
-    Of pax, bagging and cyclic, ``objective`` may be a function of margins and labels, float32 of
+    For pax, bagging and cyclic, ``objective`` may be a function of margins and labels, float32 of
     shape (n_rows,), that returns gradients and hessians of that shape. It is called with the rows
-    of one party at a time, and multiplied by their weights. Labels are numbers, rows start from
-    margin 0.5 as in XGBoost, or from ``base_margin``, and ``predict`` gives margins.
+    of one party at a time; its result is multiplied by their weights. Labels are numbers, rows
+    start from margin 0.5 as in XGBoost, or from ``base_margin``, and ``predict`` returns margins.
 
-    ``eval_metric`` may be a function of labels and predictions (margins, where the objective is a
-    function) that returns their mean over rows, or a name and that, the smaller the better. Means
-    of parties are added up by their rows, so a metric that is no mean, as AUC, is refused, and so
-    are weights. It is called ``custom@NAME`` in the scores.
+    ``eval_metric`` may be a function of labels and predictions (margins, if the objective is a
+    function) that returns their mean over rows, or a name and that mean; smaller is better. The
+    parties' means are averaged by their numbers of rows, so weights and metrics that are no mean,
+    such as AUC, are refused. The scores name it ``custom@NAME``.
 
     Examples
     --------
@@ -117,18 +118,18 @@ def run(
     named, functions = functions_of(settings)
     check_functions(functions, engine, baselines)
     named = {**named, "label": label or None, "folds": folds or None}
-    given: dict[str, Any] = settings_of(strategy, {**named, "parties": parties})
-    how = given, engine, baselines, watcher or Silent(), on_round
-    if folds and "fold" not in given:
+    overrides: dict[str, Any] = settings_of(strategy, {**named, "parties": parties})
+    arguments = overrides, engine, baselines, watcher or Silent(), on_round
+    if folds and "fold" not in overrides:
         from simulations.folds import CrossValidation
 
-        with told_in_python(), held(functions), _placing(strategy, data, given):
-            return Folds(CrossValidation(strategy, *how).carry_out().path)
-    training = Training(strategy, *how)
-    with told_in_python(), held(functions), _noting(training), _placing(strategy, data, given):
+        with told_in_python(), held(functions), _placing(strategy, data, overrides):
+            return Folds(CrossValidation(strategy, *arguments).carry_out().path)
+    training = Training(strategy, *arguments)
+    with told_in_python(), held(functions), _noting(training), _placing(strategy, data, overrides):
         folder = training.carry_out()
     if folder is None:
-        rule = "must lie on this machine to be loaded: give run_dir"
+        rule = "must be on this machine to be loaded: give run_dir"
         raise ConfigError(f"the run has finished; its folder {rule}, got engine={engine!r}")
     return Run(folder.path)
 
@@ -149,33 +150,29 @@ def tune(
     watcher: Watcher | None = None,
     **settings: Any,
 ) -> Tuned:
-    """Search for the best settings of a method, as ``fedapp tune`` does.
+    """Search for the best settings of a method, like ``fedapp tune``.
 
-    Trials are scored by the validation rows and do not look at the test rows; the best setting is
-    then run once more, and that run alone scores them.
+    Trials are scored on the validation rows. The best setting is then run once more, and only that
+    run scores the test rows.
 
     Parameters
     ----------
-    strategy, data, label, parties, engine, watcher : as for `run`; the engine is a simulated one.
+    strategy, data, label, parties, engine, watcher : as for `run`; "local" or "simulation".
     space : by setting, ``"log:0.01:0.5"``, ``"uniform:0.5:1"``, ``"int:3:8"`` or a list of values;
-        added to the method's usual space. A setting that is given stays as it is.
+        added to the method's default space. Settings that are given are not searched.
     search : "random", or "optuna" (its TPE sampler; needs the package optuna).
-    runs : trials at most; 20 where no budget is given.
-    exchanges, bytes : of all trials and the last run at most; a trial that would pass them is
-        stopped.
-    output : folder of the search, which goes on where it is unfinished; by default a new one for
+    runs : most trials; 20 if no budget is given.
+    exchanges, bytes : most of all trials and the last run together; a trial that would exceed them
+        is stopped.
+    output : folder of the search; an unfinished search in it is resumed. By default a new one for
         frames, else one that follows from the table, the settings and the space.
-    **settings : all others, as for `run`.
-
-    Returns
-    -------
-    Tuned : the finished search.
+    **settings : all other settings, as for `run`.
 
     Raises
     ------
-    ConfigError : a setting breaks its rule, there is none of this name, or the budget is too small.
-    DataError : a table breaks a rule.
-    FedappError : a run cannot go on.
+    ConfigError : a setting is unknown or invalid, or the budget is too small.
+    DataError : a table is invalid.
+    FedappError : a run failed.
 
     Examples
     --------
@@ -187,13 +184,13 @@ def tune(
     from simulations.tune import Budget, Tuning
 
     more = {"label": label or None, "parties": parties}
-    given: dict[str, Any] = settings_of(strategy, {**settings, **more})
+    overrides: dict[str, Any] = settings_of(strategy, {**settings, **more})
     with told_in_python():
-        asked = {name: str(text) for name, text in settings_of(strategy, space or {}).items()}
+        domains = {name: str(text) for name, text in settings_of(strategy, space or {}).items()}
         budget = Budget(runs, exchanges, bytes)
-        with _placed_in(f"tune-{strategy}", data, output, given) as place:
-            how = asked, search, budget, engine, watcher or Silent(), place
-            return Tuned(Tuning(strategy, given, *how).carry_out().path)
+        with _placed_in(f"tune-{strategy}", data, output, overrides) as folder:
+            arguments = domains, search, budget, engine, watcher or Silent(), folder
+            return Tuned(Tuning(strategy, overrides, *arguments).carry_out().path)
 
 
 def compare(
@@ -209,20 +206,20 @@ def compare(
     watcher: Watcher | None = None,
     **settings: Any,
 ) -> Compared:
-    """Run several methods on the same rows, as ``fedapp compare`` does.
+    """Run several methods on the same rows, like ``fedapp compare``.
 
     Parameters
     ----------
     strategies : methods, each once.
-    data, label, parties, engine, output, watcher, **settings : as for `tune`; finished runs that
-        ``output`` has are not run again.
-    seeds : runs of each method.
-    folds : held back in turn with each seed; 0: none.
+    data, label, parties, engine, output, watcher, **settings : as for `tune`; finished runs in
+        ``output`` are not repeated.
+    seeds : number of runs of each method.
+    folds : number of folds of a cross-validation with each seed; 0: none.
 
     Raises
     ------
-    ConfigError : a setting breaks its rule, or the methods cannot be scored on the same rows.
-    DataError, FedappError : a table breaks a rule, or a run cannot go on.
+    ConfigError : a setting is invalid, or the methods cannot be scored on the same rows.
+    DataError, FedappError : a table is invalid, or a run failed.
 
     Examples
     --------
@@ -237,39 +234,37 @@ def compare(
         raise ConfigError("fold must be omitted in a comparison, which runs all folds")
     folded = {"folds": folds, "fold": 1} if folds else {}
     more = {"label": label or None, "parties": parties}
-    given: dict[str, Any] = settings_of("", {**settings, **folded, **more})
-    with told_in_python(), _placed_in("compare", data, output, given) as place:
-        how = seeds, engine, watcher or Silent(), place
-        return Compared(carry_out(strategies, given, *how)[0])
+    overrides: dict[str, Any] = settings_of("", {**settings, **folded, **more})
+    with told_in_python(), _placed_in("compare", data, output, overrides) as folder:
+        arguments = seeds, engine, watcher or Silent(), folder
+        return Compared(carry_out(strategies, overrides, *arguments)[0])
 
 
 @contextmanager
 def _placed_in(
-    kind: str, data: Data | None, output: str | PathLike[str] | None, given: dict[str, Any]
+    kind: str, data: Data | None, output: str | PathLike[str] | None, overrides: dict[str, Any]
 ) -> Iterator[Path | None]:
-    """The folder of several runs, a new one for frames; names the tables in the settings.
-
-    Frames are deleted where the block is refused before it writes anything else.
-    """
-    place, has_frames = None if output is None else Path(output), False
+    """Put the tables of several runs into the settings; yields the folder, a new one for frames."""
+    folder, has_frames = None if output is None else Path(output), False
     if data is not None:
         if has_frames := holds_frames(data):
-            place = place or Path(new_run_dir(kind, RUNS))
-            private_folder(place)
-        given["data"] = placed(data, (place or Path()).resolve())
+            folder = folder or Path(new_run_dir(kind, RUNS))
+            private_folder(folder)
+        overrides["data"] = placed(data, (folder or Path()).resolve())
     try:
-        yield place
+        yield folder
     except BaseException:
-        if has_frames and place and not any(path.is_dir() for path in place.iterdir()):
-            drop_frames(place)
-            if not any(place.iterdir()):
-                place.rmdir()
+        # Refused before it wrote a run: only the frames are there.
+        if has_frames and folder and not any(path.is_dir() for path in folder.iterdir()):
+            drop_frames(folder)
+            if not any(folder.iterdir()):
+                folder.rmdir()
         raise
 
 
 @contextmanager
 def _noting(training: Training) -> Iterator[None]:
-    """Note on what ends a run that has begun where it is kept, and how it goes on."""
+    """Add a note to an error: where the unfinished run is, and how to resume it."""
     try:
         yield
     except BaseException as error:
@@ -281,24 +276,24 @@ def _noting(training: Training) -> Iterator[None]:
 
 
 @contextmanager
-def _placing(strategy: str, data: Data | None, given: dict[str, Any]) -> Iterator[None]:
-    """Name the tables in the settings while the block runs; frames go to the run's folder."""
+def _placing(strategy: str, data: Data | None, overrides: dict[str, Any]) -> Iterator[None]:
+    """Put the tables into the settings while the block runs; frames go to the run's folder."""
     if data is None:
         yield
         return
-    if "resume" in given:
+    if "resume" in overrides:
         raise ConfigError("data must be omitted with resume: the run's folder has them")
     if not holds_frames(data):
-        given["data"] = placed(data, Path())
+        overrides["data"] = placed(data, Path())
         yield
         return
-    folder = RunFolder(Path(given.get("run-dir") or new_run_dir(strategy, RUNS)).resolve())
+    folder = RunFolder(Path(overrides.get("run-dir") or new_run_dir(strategy, RUNS)).resolve())
     folder.check_new()
     is_new = not folder.path.exists()
     private_folder(folder.path)
-    given["run-dir"] = str(folder.path)
+    overrides["run-dir"] = str(folder.path)
     try:
-        given["data"] = placed(data, folder.path)
+        overrides["data"] = placed(data, folder.path)
         yield
     except BaseException:
         if not (folder.path / "config.toml").exists():
@@ -309,15 +304,11 @@ def _placing(strategy: str, data: Data | None, given: dict[str, Any]) -> Iterato
 
 
 def load(path: str | PathLike[str]) -> Run:
-    """A finished run.
-
-    Parameters
-    ----------
-    path : its folder.
+    """Open a finished run by its folder.
 
     Raises
     ------
-    ConfigError : the folder holds no run that has finished.
+    ConfigError : the folder has no finished run.
 
     Examples
     --------

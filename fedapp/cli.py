@@ -41,23 +41,16 @@ cli.command(cls=TrainingCommand)(run)
 cli.command(cls=TrainingCommand)(compare)
 cli.command(cls=TrainingCommand)(tune)
 cli.command(cls=PredictingCommand)(predict)
-cli.command(cls=Command)(report)
-cli.command(cls=Command)(export)
-cli.command(cls=Command)(serve)
-cli.command(cls=Command)(metrics)
-cli.command(cls=Command)(runs)
-cli.command(cls=Command)(clean)
-cli.command(cls=Command)(sbom)
-cli.command(cls=Command)(key)
-cli.command(cls=Command)(trust)
+for _command in (report, export, serve, metrics, runs, clean, sbom, key, trust):
+    cli.command(cls=Command)(_command)
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
         from fedapp.packages import versions
 
-        found = {**versions(("fedapp", "flwr", "xgboost")), "python": platform.python_version()}
-        print(", ".join(f"{name} {number}" for name, number in found.items()))
+        numbers = {**versions(("fedapp", "flwr", "xgboost")), "python": platform.python_version()}
+        print(", ".join(f"{name} {number}" for name, number in numbers.items()))
         raise typer.Exit
 
 
@@ -77,14 +70,14 @@ def _begin(
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """What ends the command ends what it has started, and a second signal does not disturb that."""
+    """Raise KeyboardInterrupt; later signals must not disturb the end of what the command began."""
     for each in STOPPING:
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def _leave() -> None:
-    """End at once: a party in this process, or a worker of it, may compute for minutes still."""
+    """Exit at once: a party in this process, or its worker, may compute for minutes."""
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             child.kill()
@@ -94,7 +87,7 @@ def _leave() -> None:
 
 
 def main() -> None:
-    """Run the command; an error of fedapp is one line and status 1."""
+    """Run the command; an error of fedapp prints one line and exits with status 1."""
     from fedapp.commands.app import app_app
     from fedapp.commands.data import data_app
     from fedapp.commands.federation import federation_app

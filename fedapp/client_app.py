@@ -1,6 +1,6 @@
 """The Flower ClientApp: a function for each kind of message.
 
-Only what the runtime needs is imported here; a method's modules come with its first message.
+A method's modules are imported with its first message.
 """
 
 from __future__ import annotations
@@ -35,25 +35,24 @@ class SiteApp(ClientApp):
     """A Flower ClientApp that answers the messages of every method.
 
     Each kind of message has a function registered with Flower, so mods and ``@app.lifespan()``
-    apply. ``@app.train()`` and its like take other kinds only. A method's handlers are imported
-    with their first message.
+    apply. ``@app.train()`` and similar decorators can register other kinds.
 
     Parameters
     ----------
-    bundle : the app bundle (FAB) whose run it answers; None where it is of that bundle itself,
-        in simulation.
-    stores : where sites have their states between two messages.
-    frames : rows in memory that simulated parties are to predict, by party; each sees its own.
+    bundle : the app bundle (FAB) whose runs it answers; None in a simulation, where the app is
+        part of that bundle.
+    stores : where sites keep their states between two messages.
+    frames : rows in memory for simulated parties to predict, by party; each sees only its rows.
     mods : Flower's mods around every function.
     kind_mods : mods around the function of one kind, inside the others.
-    table : gives a simulated party's rows from its ``partition-id`` and ``num-partitions``, as a
-        frame (pandas, polars, pyarrow), a dict of columns or an array; called whenever they are
-        read. A site with ``data`` in its node config has that table.
+    table : returns a simulated party's rows from its ``partition-id`` and ``num-partitions``, as a
+        frame (pandas, polars, pyarrow), a dict of columns or an array; called at every read. A
+        site with ``data`` in its node config uses that table.
     label, id : columns of ``table`` that are not features.
 
     Raises
     ------
-    ConfigError : ``kind_mods`` names a kind that fedapp does not answer, or columns have no table.
+    ConfigError : ``kind_mods`` names an unknown kind, or ``label`` or ``id`` come without a table.
 
     Examples
     --------
@@ -82,7 +81,7 @@ class SiteApp(ClientApp):
         self._columns = {"label": label, "id": id}
         if (label or id) and table is None:
             raise ConfigError(f"label and id must come with table, got {label or id!r} without")
-        self._known: dict[int, tuple[Context, SiteConfig]] = {}
+        self._configs: dict[int, tuple[Context, SiteConfig]] = {}
         kinds = message_kinds()
         if unknown := sorted(set(kind_mods) - set(kinds)):
             rule = f"must name kinds of messages, got {unknown[0]!r}{near(unknown[0], kinds)}"
@@ -110,20 +109,24 @@ class SiteApp(ClientApp):
             return Message(Error(codes.get(type(error), REFUSED), text), reply_to=message)
         except Exception as error:
             log.exception("%s failed", kind)
-            reason = f"{name}: {_told(error)} in {kind}; the site's own log says more"
+            # The coordinator learns the error's class or errno's text: a message may have a path.
+            text = type(error).__name__
+            if isinstance(error, OSError) and error.errno:
+                text += f" ({os.strerror(error.errno)})"
+            reason = f"{name}: {text} in {kind}; the site's own log says more"
             return Message(Error(FAILED, reason), reply_to=message)
 
     def _answer(self, message: Message, context: Context) -> Message:
-        """What every function of fedapp's kinds does: hand the content to the kind's handler."""
+        """Registered for every kind: pass the content to the kind's handler."""
         config, kind = self._config_of(context), message.metadata.message_type
         envelope, content = from_records(message.content, config.name)
         reply = answered(config, kind, envelope, content, self.stores)
         return Message(records_of(reply, envelope), reply_to=message)
 
     def _config_of(self, context: Context) -> SiteConfig:
-        """What a site's configs say; read once where all its messages come with one context."""
-        known, config = self._known.get(context.node_id, (None, None))
-        if config is None or known is not context:
+        """The site's configuration; cached for as long as Flower passes the same context."""
+        context_seen, config = self._configs.get(context.node_id, (None, None))
+        if config is None or context_seen is not context:
             node, run = context.node_config, context.run_config
             if self._table is None or "data" in node or "partition-id" not in node:
                 config = site_config(node, run)
@@ -131,15 +134,8 @@ class SiteApp(ClientApp):
                 config = config_in_memory(node, run, self._table, self._columns)
             if config.name in self._frames:
                 config = replace(config, frame=partial(self._frames.__getitem__, config.name))
-            self._known[context.node_id] = context, config
+            self._configs[context.node_id] = context, config
         return config
-
-
-def _told(error: Exception) -> str:
-    """What the coordinator may know of an error: its kind, or the system's words, free of paths."""
-    if isinstance(error, OSError) and error.errno:
-        return f"{type(error).__name__} ({os.strerror(error.errno)})"
-    return type(error).__name__
 
 
 app = SiteApp()

@@ -1,7 +1,7 @@
 """Run config -> frozen, checked settings.
 
-Defaults stand in ``[tool.flwr.app.config]`` of pyproject.toml and nowhere else; here are types and
-rules. Nested tables are the methods' own settings, which each method checks itself.
+Defaults are in ``[tool.flwr.app.config]`` of pyproject.toml only; types and rules are here. Nested
+tables are sections of single methods, which the methods check.
 """
 
 from __future__ import annotations
@@ -37,15 +37,10 @@ from fedapp.trees.custom import CUSTOM
 from fedapp.trees.objective import AUTO, LOSSES, Objective
 
 Value = bool | int | float | str
-# What runs are logged in; ``fedapp.logs`` has a module for each.
+# Tools that log runs; ``fedapp.logs`` has a module for each.
 LOGS = ("mlflow", "tensorboard", "wandb")
-# Pydantic's kinds of errors.
-SIGNS = {
-    "greater_than": ">",
-    "greater_than_equal": ">=",
-    "less_than": "<",
-    "less_than_equal": "<=",
-}
+# Pydantic's kinds of errors, and prefixes of them.
+SIGNS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
 TYPES = {
     "int_": "a whole number",
     "float_": "a number",
@@ -58,7 +53,7 @@ S = TypeVar("S", bound="Section")
 
 
 class Section(BaseModel):
-    """Settings whose names are written in kebab-case outside."""
+    """Settings; their names are in kebab-case in files and commands."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -74,21 +69,22 @@ NotNegative = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 
 
-SIMULATED_PARTIES = 3  # where one table is split on this machine
-ALIGN = {"rows": "ordered"}  # a synonym
-POISSON_DELTA_STEP = 0.7  # XGBoost's
-# What ``auto`` means, by measurement (simulations/README.md). On fewer validation rows early
-# stopping costs more than it gains.
+SIMULATED_PARTIES = 3  # if one table is split on this machine
+ALIGN = {"rows": "ordered"}  # synonyms
+POISSON_DELTA_STEP = 0.7  # XGBoost's default
+# The values of ``auto`` were measured (simulations/README.md). With fewer validation rows than
+# FEWEST_WATCHED early stopping costs more than it gains.
 ETA, FIXED_ROUNDS, MOST_ROUNDS, PATIENCE, FEWEST_WATCHED = 0.1, 100, 300, 20, 100
-PRIVATE_ETA, PRIVATE_ROUNDS = 0.3, 50  # with privacy.epsilon; more rounds take more noise each
-# Of settings that are ``auto``; the other defaults are XGBoost's already.
+# With privacy.epsilon: the budget is shared by the rounds, so more rounds need more noise in each.
+PRIVATE_ETA, PRIVATE_ROUNDS = 0.3, 50
+# Replace ``auto``; all other defaults are XGBoost's already.
 PRESETS: Mapping[str, Mapping[str, Value]] = {
     "xgboost": {"eta": 0.3, "num-boost-round": 100, "early-stopping-rounds": 0}
 }
 
 
 def _as_number(value: Any) -> Any:
-    """A number that was written as a text; anything else as it is."""
+    """Convert a text to a number where it is one."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -97,17 +93,17 @@ def _as_number(value: Any) -> Any:
 
 Auto = Literal["auto"]
 AsNumber = BeforeValidator(_as_number)
-# The name of a column may be a number.
+# A column's name may be a number.
 Name = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
 
 
 def _or_auto(value: object, check_known: Callable[[object], Objective]) -> Objective:
-    """``auto`` stands until the parties have said what their labels are."""
+    """Accept ``auto``, which is resolved once the parties have described their labels."""
     return cast(Objective, value) if value == AUTO else check_known(value)
 
 
 class Settings(Section):
-    """What every strategy knows; ``sections`` holds the methods' own tables, unchecked."""
+    """Settings of all strategies; ``sections`` has the methods' tables, unchecked."""
 
     strategy: str
     data: Annotated[str, Field(min_length=1)]
@@ -199,12 +195,7 @@ class Settings(Section):
         return self
 
     def check_objective(self) -> None:
-        """Hold what is set for an objective against the one of the run.
-
-        Raises
-        ------
-        ValueError : it does not read a setting, or its rows have no such metric.
-        """
+        """Raise ValueError if a setting or a metric does not fit the objective."""
         if self.objective == AUTO:
             return
         if self.scale_pos_weight != 1 and "scale_pos_weight" not in LOSSES[self.objective].reads:
@@ -220,45 +211,35 @@ class Settings(Section):
         check_metrics(self.objective, self.eval_metrics)
 
     def with_parties(self, n_parties: int) -> Settings:
-        """The settings with the number of parties, which was left open.
-
-        Raises
-        ------
-        ConfigError : something is set that does not fit it.
-        """
+        """Fill in the number of parties; raise ConfigError if a setting does not fit it."""
         return load_settings({**self.as_config(), "parties": n_parties})
 
     def settled(self, objective: Objective) -> Settings:
-        """The settings with the objective that the labels choose.
-
-        Raises
-        ------
-        ConfigError : something is set that does not fit it.
-        """
-        found = self.model_copy(update={"objective": objective})
+        """Fill in the objective chosen by the labels; ConfigError if a setting does not fit it."""
+        settings = self.model_copy(update={"objective": objective})
         try:
-            found.check_objective()
+            settings.check_objective()
         except ValueError as error:
             raise ConfigError(f"{error}; objective=auto chose it by the labels") from None
-        return found
+        return settings
 
     @property
     def parties(self) -> int:
-        """Number of parties; where it is left open, of those of a simulation on this machine."""
+        """Number of parties; if it is not set, that of a simulation on this machine."""
         if self.asked_parties:
             return self.asked_parties
         return len(party_sources(self.data, self.data.count(",") + 1)) or SIMULATED_PARTIES
 
     @property
     def early_stopping_rounds(self) -> int:
-        """Rounds without a better validation score before training stops; 0 never stops. ``auto``
-        is 0 without validation rows, and where a method's own settings exclude it."""
+        """Rounds without a better validation score before training stops; 0 never stops."""
         if self.asked_patience != "auto":
             return self.asked_patience
+        # ``auto`` is 0 without validation rows, and where a setting of the method excludes it.
         own = self.sections.get(self.strategy, {})
         is_off = (
             not self.valid_fraction
-            or "rounds" in own  # of averaging, not of boosting
+            or "rounds" in own  # of averaging instead of boosting
             or self._is_private
             or (own.get("aggregation") == "secure" and self.min_parties > 0)
             or own.get("first-trees", 0) not in range(PATIENCE + 1)
@@ -272,44 +253,44 @@ class Settings(Section):
         return own.get("aggregation") == "secure" and self.sections["privacy"]["epsilon"] != 0
 
     def watching(self, n_valid: int) -> Settings:
-        """The settings with early stopping off where ``auto`` has too few validation rows."""
+        """Switch ``auto`` early stopping off if there are too few validation rows."""
         is_off = self.asked_patience == "auto" and n_valid < FEWEST_WATCHED
         return self.model_copy(update={"asked_patience": 0}) if is_off else self
 
     @property
     def num_boost_round(self) -> int:
-        """Most boosting rounds; ``auto`` is fewer without early stopping, or if each has noise."""
+        """Most boosting rounds; ``auto`` is lower without early stopping, or with noise."""
         fixed = PRIVATE_ROUNDS if self._is_private else FIXED_ROUNDS
-        usual = MOST_ROUNDS if self.early_stopping_rounds else fixed
-        return usual if self.asked_rounds == "auto" else self.asked_rounds
+        default = MOST_ROUNDS if self.early_stopping_rounds else fixed
+        return default if self.asked_rounds == "auto" else self.asked_rounds
 
     @property
     def eta(self) -> float:
         """Learning rate."""
-        usual = PRIVATE_ETA if self._is_private else ETA
-        return usual if self.asked_eta == "auto" else self.asked_eta
+        default = PRIVATE_ETA if self._is_private else ETA
+        return default if self.asked_eta == "auto" else self.asked_eta
 
     @property
     def max_delta_step(self) -> float:
-        """Longest step of a leaf; ``auto`` as XGBoost has it."""
+        """Largest absolute leaf value; ``auto`` is XGBoost's default."""
         if self.asked_delta_step == "auto":
             return POISSON_DELTA_STEP if self.objective == "count:poisson" else 0.0
         return self.asked_delta_step
 
     @property
     def eval_metrics(self) -> tuple[str, ...]:
-        """What is scored in every round beside the objective's own scores."""
-        asked = listed(self.eval_metric)
-        return asked or own_metrics(self.objective, self.tweedie_variance_power)
+        """Metrics of every round, beside the objective's default scores."""
+        metrics = listed(self.eval_metric)
+        return metrics or own_metrics(self.objective, self.tweedie_variance_power)
 
     @property
     def watched_metric(self) -> str:
-        """The score that a run is judged by."""
+        """The metric that early stopping, searches and comparisons look at."""
         return watched_metric(self.objective, self.eval_metrics)
 
     @property
     def logs(self) -> tuple[str, ...]:
-        """Where the run is logged beside its folder."""
+        """Tools that also log the run."""
         return listed(self.log)
 
     @property
@@ -319,13 +300,13 @@ class Settings(Section):
 
     @property
     def holdout(self) -> Holdout:
-        """Which rows are held back from training."""
+        """The rule by which rows are held back from training."""
         fractions = self.test_fraction, self.valid_fraction
         return Holdout(*fractions, self.seed, self.fold, self.folds, self.score_test)
 
     @property
     def group(self) -> str:
-        """The column a natural partition goes by, if it does."""
+        """The column of a natural partition (``partition=column:NAME``), else empty."""
         rule, _, column = self.partition.partition(":")
         return column if rule == "column" else ""
 
@@ -338,19 +319,14 @@ class Settings(Section):
     @property
     def changed(self) -> dict[str, Value]:
         """Settings that differ from their defaults, by their names."""
-        found = flatten(self.as_config())
-        return {name: value for name, value in found.items() if value != defaults()[name]}
+        flat = flatten(self.as_config())
+        return {name: value for name, value in flat.items() if value != defaults()[name]}
 
 
 @cache
 def app_folder() -> Path:
-    """The folder of pyproject.toml: the checkout, the app as Flower unpacked it, or ``fedapp/_app``
-    of a wheel.
-
-    Raises
-    ------
-    ConfigError : there is none.
-    """
+    """The folder of pyproject.toml; raise ConfigError if there is none."""
+    # A wheel has it in ``fedapp/_app``; a checkout, and the app as Flower unpacks it, above fedapp.
     package = Path(__file__).resolve().parent
     for folder in (package / "_app", package.parent):
         if (folder / "pyproject.toml").is_file():
@@ -362,12 +338,12 @@ def app_folder() -> Path:
 
 
 def app_files(pattern: str) -> dict[str, Path]:
-    """The installed files of the app that match a pattern, by their paths in the checkout; a wheel
-    has the package ``fedapp`` outside the app's folder."""
+    """The installed files of the app that match a pattern, by their paths in the checkout."""
     folder, package = app_folder(), Path(__file__).resolve().parent
+    # A wheel has the package ``fedapp`` outside the app's folder.
     root = package.parent if pattern.startswith("fedapp/") else folder
-    found = {path.relative_to(root).as_posix(): path for path in root.glob(pattern)}
-    return {name: path for name, path in found.items() if not name.startswith("fedapp/_app/")}
+    files = {path.relative_to(root).as_posix(): path for path in root.glob(pattern)}
+    return {name: path for name, path in files.items() if not name.startswith("fedapp/_app/")}
 
 
 @cache
@@ -378,7 +354,7 @@ def defaults() -> Mapping[str, Value]:
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
-    """Nested tables as one, names joined by a dot."""
+    """Flatten nested tables; names are joined by a dot."""
     flat: dict[str, Value] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
@@ -389,19 +365,15 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
 
 
 def load_settings(overrides: Mapping[str, Any]) -> Settings:
-    """Defaults, overridden and checked.
-
-    Parameters
-    ----------
-    overrides : settings by name, flat (``pax.bins``) or nested.
+    """Override the defaults, and check the settings.
 
     Raises
     ------
-    ConfigError : a name that is no setting, one given twice, or a value that breaks its rule.
+    ConfigError : a setting is unknown, given twice, or invalid.
     """
-    given = settings_named(overrides, str(overrides.get("strategy", "")))
-    preset = PRESETS.get(str(given.get("preset")), {})
-    merged = {**defaults(), **given}
+    named = settings_named(overrides, str(overrides.get("strategy", "")))
+    preset = PRESETS.get(str(named.get("preset")), {})
+    merged = {**defaults(), **named}
     merged |= {name: value for name, value in preset.items() if merged[name] == AUTO}
     sections: dict[str, dict[str, Value]] = {}
     for name in [name for name in merged if "." in name]:
@@ -411,33 +383,24 @@ def load_settings(overrides: Mapping[str, Any]) -> Settings:
 
 
 def settings_named(given: Mapping[str, Any], method: str = "") -> dict[str, Value]:
-    """Settings by their names, nested ones joined by a dot; of synonyms the method's come first.
+    """Settings by their full names; a synonym means the method's setting first.
 
     Raises
     ------
-    ConfigError : a name that is no setting, or two names of one setting.
+    ConfigError : a name is unknown, or two names mean the same setting.
     """
-    found: dict[str, Value] = {}
+    named: dict[str, Value] = {}
     for name, value in flatten(given).items():
         setting = setting_of(name, defaults(), method)
-        if setting in found:
-            raise ConfigError(f"{setting} must be given once, got {found[setting]} and {value}")
-        found[setting] = value
-    check_names(found, method)
-    return found
+        if setting in named:
+            raise ConfigError(f"{setting} must be given once, got {named[setting]} and {value}")
+        named[setting] = value
+    check_names(named, method)
+    return named
 
 
 def check_names(names: Iterable[str], method: str = "") -> None:
-    """Refuse names that are no settings.
-
-    Parameters
-    ----------
-    method : whose settings come to mind first; empty if that is not said.
-
-    Raises
-    ------
-    ConfigError : names the setting, and one that is spelled alike.
-    """
+    """Raise ConfigError for an unknown setting, with a hint to a similar one of the method."""
     for name in names:
         if name not in defaults():
             hint = near_setting(name, defaults(), method)
@@ -445,12 +408,7 @@ def check_names(names: Iterable[str], method: str = "") -> None:
 
 
 def check(section: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
-    """Make settings of values.
-
-    Raises
-    ------
-    ConfigError : ``<name> must be <rule>, got <value>`` for the first setting that breaks its own.
-    """
+    """Validate a section; raise ConfigError for the first setting that breaks its rule."""
     try:
         return section.model_validate(values)
     except ValidationError as error:
@@ -458,7 +416,7 @@ def check(section: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
         first, field = errors[0], errors[0]["loc"][:1]
         if first["type"] == "value_error":
             raise ConfigError(str(first["ctx"]["error"])) from None
-        # More than one where a value may be of several types.
+        # Several if a value may be of several types.
         rules = [
             _rule(one["type"], one.get("ctx", {})) for one in errors if one["loc"][:1] == field
         ]
@@ -467,7 +425,7 @@ def check(section: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
 
 
 def _rule(kind: str, context: Mapping[str, Any]) -> str:
-    """Say in fedapp's words which rule was broken."""
+    """The rule of a Pydantic error, in words."""
     if kind in SIGNS:
         return f"{SIGNS[kind]} {next(iter(context.values()))}"
     if kind == "literal_error":
@@ -479,12 +437,7 @@ def _rule(kind: str, context: Mapping[str, Any]) -> str:
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:
-    """Read ``key=value`` pairs; a value that is no TOML is a text.
-
-    Raises
-    ------
-    ConfigError : a pair without ``=``, or a setting that is given twice.
-    """
+    """Read ``key=value`` pairs, each key once; a value that is no TOML is a text."""
     overrides: dict[str, Value] = {}
     for pair in pairs:
         written, equals, text = pair.partition("=")
@@ -496,8 +449,8 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:
             value = read_toml(f"value = {text}", "value")["value"]
         except ConfigError:
             value = text
-        usual = defaults().get(name)
-        if isinstance(usual, str) and usual != AUTO and not isinstance(value, str):
+        default = defaults().get(name)
+        if isinstance(default, str) and default != AUTO and not isinstance(value, str):
             value = text.strip()  # a column may be called 54
         overrides[name] = value if isinstance(value, bool | int | float) else str(value)
     return overrides

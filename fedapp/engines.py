@@ -1,4 +1,4 @@
-"""``--engine``: which there are, what each is, and what Flower calls its SuperLinks."""
+"""Engines of ``--engine``: local, simulation, and the SuperLinks of Flower's configuration."""
 
 from __future__ import annotations
 
@@ -23,47 +23,37 @@ SIMULATED = ("local", "simulation")
 
 
 def flower_config() -> Path:
-    """Flower's list of SuperLinks; a coordinator's env.sh names the folder it lies in."""
+    """Path of Flower's configuration; a coordinator's env.sh sets its folder, FLWR_HOME."""
     return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / "config.toml"
 
 
 def superlinks() -> Mapping[str, Mapping[str, Any]]:
-    """The SuperLinks that Flower's configuration names.
-
-    Raises
-    ------
-    ConfigError : the file is no TOML.
-    """
+    """The SuperLinks in Flower's configuration, by name."""
     path = flower_config()
     if not path.is_file():
         return {}
     try:
-        listed = read_toml(path.read_text(), f"{path} must be TOML, got").get("superlink", {})
+        links = read_toml(path.read_text(), f"{path} must be TOML, got").get("superlink", {})
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} must be TOML, got: {error}") from None
     return {
         name: link
-        for name, link in listed.items()
+        for name, link in links.items()
         if isinstance(link, Mapping) and name not in SIMULATED
     }
 
 
 def check_engine(name: str) -> None:
-    """Hold that an engine is known.
-
-    Raises
-    ------
-    ConfigError : it is not; says which are, and what a coordinator has to do first.
-    """
-    known = [*SIMULATED, *superlinks()]
-    if name not in known:
-        rule = f"must be {', '.join(known)}, or another SuperLink in {flower_config()}"
-        hint = near(name, known) or "; a coordinator first sources its own: . FOLDER/env.sh"
+    """Raise ConfigError if there is no such engine."""
+    engines = [*SIMULATED, *superlinks()]
+    if name not in engines:
+        rule = f"must be {', '.join(engines)}, or another SuperLink in {flower_config()}"
+        hint = near(name, engines) or "; a coordinator first sources its own: . FOLDER/env.sh"
         raise ConfigError(f"engine {rule}, got {name!r}{hint}")
 
 
 def told(name: str) -> str:
-    """Which engine carries the messages, in a line."""
+    """Describe an engine in a line."""
     if name == "local":
         return "engine local: the parties are simulated in this process"
     if name == "simulation":
@@ -71,7 +61,7 @@ def told(name: str) -> str:
             "engine simulation: Flower's own runtime, whose start takes some 15 s; "
             "--engine local makes the same model without it"
         )
-    # A user's address holds the password.
+    # A user's address has the password before the @.
     address = str(superlinks()[name].get("address", "no address")).rpartition("@")[2]
     return f"engine {name}: the SuperLink at {address}"
 
@@ -79,15 +69,12 @@ def told(name: str) -> str:
 def engine_of(
     name: str, tell: Tell, on_round: OnRound | None = None
 ) -> Callable[[Settings], RunFolder | None]:
-    """What carries the messages; ``tell`` is told what it does beside that.
+    """The function that carries out a run.
 
     Parameters
     ----------
-    on_round : called after every round; of a run that goes on elsewhere nothing is known.
-
-    Raises
-    ------
-    ConfigError : there is no such engine.
+    tell : called with what the engine does before and after the run.
+    on_round : called after every round; ignored if the run's folder is on another machine.
     """
     from simulations import engines, local
 
@@ -104,25 +91,22 @@ def engine_of(
     return lambda settings: engines.run_superlink(settings, name, tell)
 
 
-_TICK_SECONDS = 0.1
-
-
 @contextmanager
 def _reporting(folder: RunFolder, on_round: OnRound | None) -> Iterator[None]:
-    """Call ``on_round`` from a thread after each round; the block raises what it raises."""
+    """Call ``on_round`` from a thread after each round, and raise here what it raises."""
     from fedapp.report.progress import Rounds
 
     if on_round is None:
         yield
         return
     ended, faults = Event(), list[BaseException]()
-    kept = folder.kept
-    rounds = Rounds(folder.rounds, kept.rounds if kept else 0)
+    saved = folder.kept
+    rounds = Rounds(folder.rounds, saved.rounds if saved else 0)
 
     def watch() -> None:
-        going = True
-        while going:
-            going = not ended.wait(_TICK_SECONDS)
+        is_running = True
+        while is_running:  # one pass more after the end, for the last lines
+            is_running = not ended.wait(0.1)
             try:
                 for entry in rounds.new(lambda text: None):
                     if not faults and on_round(entry) is False:

@@ -1,4 +1,4 @@
-"""What estimators by scikit-learn's rules do: a run of a method for each ``fit``."""
+"""The base classes of the scikit-learn estimators: each ``fit`` is a run of a method."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from fedapp.session import Training
 from fedapp.trees.custom import CUSTOM, ObjectiveFunction, held
 from fedapp.trees.text import model_text
 
-if TYPE_CHECKING:  # scikit-learn has no types; of what it gives, what is used
+if TYPE_CHECKING:  # scikit-learn has no types; these are the ones used here
 
     class BaseEstimator:
         def get_params(self, deep: bool = True) -> dict[str, Any]: ...
@@ -66,18 +66,14 @@ else:
 Array = npt.NDArray[Any]
 RandomState = int | np.random.RandomState | None
 LABEL, ID = "label", "row"
-# Settings that follow from what ``fit`` is given.
+# Settings that follow from the arguments of ``fit``.
 FITTED = frozenset(("data", "label", "weight", "base-margin", "id", "parties", "objective"))
-# What a copy keeps of a run's folder.
+# Files of the run's folder that are pickled with the estimator.
 FILES = (
-    "summary.json",
-    "model.json",
-    "model.xgb.json",
-    "config.toml",
-    "rounds.jsonl",
-    "ledger.jsonl",
+    *("summary.json", "model.json", "model.xgb.json"),
+    *("config.toml", "rounds.jsonl", "ledger.jsonl"),
 )
-TOLD = """{}
+DOCSTRING = """{}
 
     Examples
     --------
@@ -99,20 +95,16 @@ TOLD = """{}
 @dataclass_transform(eq_default=False, kw_only_default=True)
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class Federated(BaseEstimator):
-    """What all estimators share. Subclasses are dataclasses, whose fields are the parameters."""
+    """Base class of all estimators. Subclasses are dataclasses; their fields are the parameters."""
 
     method: ClassVar[str]
-    # Parameters whose settings are called otherwise.
-    renamed: ClassVar[Mapping[str, str]] = {}
-    # Measure of ``feature_importances_``: of boosted trees the gain a split, as XGBClassifier's.
+    renamed: ClassVar[Mapping[str, str]] = {}  # parameter -> setting, where they differ
+    # For ``feature_importances_``: "gain" is the mean gain of a split, as in XGBClassifier.
     importance: ClassVar[str] = "gain"
-    # Of each parameter, what it is.
-    told: ClassVar[Mapping[str, str]] = {}
-    # What the example of the docs gives an estimator, and the rows and the score of it.
-    example: ClassVar[str]
-    example_of: ClassVar[Mapping[str, Any]]
-    # What is set beside the parameters.
-    always: ClassVar[Mapping[str, Any]] = {"test-fraction": 0.0}
+    told: ClassVar[Mapping[str, str]] = {}  # descriptions of the parameters
+    example: ClassVar[str]  # arguments of the estimator in the example of the docstring
+    example_of: ClassVar[Mapping[str, Any]]  # its data and the score it exceeds
+    always: ClassVar[Mapping[str, Any]] = {"test-fraction": 0.0}  # settings beside the parameters
     class_weight: ClassVar[Any] = None
 
     parties: int | None = None
@@ -127,8 +119,8 @@ class Federated(BaseEstimator):
         dataclasses.dataclass(eq=False, repr=False, kw_only=True)(cls)
         if hasattr(cls, "method") and not cls.__name__.startswith("_"):
             lines = (f"    {each.name} : {cls.told[each.name]}" for each in dataclasses.fields(cls))
-            own = {"name": cls.__name__, "example": cls.example, "parameters": "\n".join(lines)}
-            cls.__doc__ = TOLD.format((cls.__doc__ or "").rstrip(), **cls.example_of, **own)
+            fields = {"name": cls.__name__, "example": cls.example, "parameters": "\n".join(lines)}
+            cls.__doc__ = DOCSTRING.format((cls.__doc__ or "").rstrip(), **cls.example_of, **fields)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -136,19 +128,20 @@ class Federated(BaseEstimator):
         return tags
 
     def __getstate__(self) -> Any:
-        # The folder goes with the estimator that was fitted, and not with copies of it.
-        return {name: value for name, value in super().__getstate__().items() if name != "_goes"}
+        # The folder is deleted with the estimator that was fitted, not with copies of it.
+        state = super().__getstate__().items()
+        return {name: value for name, value in state if name != "_delete_folder"}
 
     def _targets(self, y: object) -> tuple[Array, dict[str, Any]]:
-        """Labels as a run takes them, and settings that follow from them."""
+        """Labels for the run, and the settings that follow from them."""
         raise NotImplementedError
 
     def _tables(self, table: Any, label: str, groups: object) -> tuple[Any, dict[str, Any]]:
-        """Tables of the parties, or one to be split, and settings that follow from them."""
+        """Tables of the parties, or one to split, and the settings that follow from them."""
         raise NotImplementedError
 
     def _read(self, X: object, reset: bool) -> Any:
-        """Rows as a pyarrow.Table, and held to scikit-learn's rules."""
+        """Validate rows by scikit-learn's rules and convert them to a pyarrow.Table."""
         if isinstance(X, ArrowStream | Interchange) and not isinstance(X, np.ndarray):
             validate_data(self, X, reset=reset, skip_check_array=True)
             return as_arrow(X)
@@ -173,26 +166,26 @@ class Federated(BaseEstimator):
         Parameters
         ----------
         X : frame or array, shape (n_rows, n_columns); NaN is missing.
-        y : shape (n_rows,); of parties with different columns, at the first one.
+        y : shape (n_rows,); if parties have different columns, the first party has it.
         sample_weight : shape (n_rows,), >= 0.
-        groups : shape (n_rows,): the party that a row belongs to, where parties have different
-            rows; without it chance deals the rows out evenly.
-        eval_set : pairs of X and y, scored after every round of boosted trees. The run trains all
-            rounds, and early_stopping_rounds keeps those up to the best one of the last pair, by
-            the score that a run's own early stopping looks at.
+        groups : shape (n_rows,): the party of each row, if parties have different rows; by default
+            rows are dealt out at random, evenly.
+        eval_set : pairs of X and y, scored after every round of boosted trees. All rounds are
+            trained; with early_stopping_rounds those after the best one of the last pair are
+            dropped, by the metric of the run's early stopping.
         base_margin : shape (n_rows,): the margin that each row starts from.
         """
         if y is None:
             raise ValueError(
                 f"{type(self).__name__} requires y to be passed, but the target y is None"
             )
-        with self._in_its_words():
+        with self._as_value_error():
             table = self._read(X, reset=True)
             names = table.column_names
-            labels, said = self._targets(y)
+            labels, of_labels = self._targets(y)
             check_consistent_length(labels, range(table.num_rows))
             label = _free(LABEL, names)
-            given: dict[str, Any] = {**self.always, **self._settings(), **said, "label": label}
+            given: dict[str, Any] = {**self.always, **self._settings(), **of_labels, "label": label}
             table = table.append_column(label, [labels])
             of_rows = {} if base_margin is None else {"base-margin": column_or_1d(base_margin)}
             if sample_weight is not None or self.class_weight is not None:
@@ -228,28 +221,28 @@ class Federated(BaseEstimator):
                 self._margin = given.get("base-margin", "")
                 self._keep(names, RunFolder(place), eval_set or (), patience)
                 if has_page and patience:
-                    self.run_.report()  # of the model as it is kept
+                    self.run_.report()  # again, of the model cut back to its best round
         return self
 
     @contextmanager
-    def _in_its_words(self) -> Iterator[None]:
-        """Where the block breaks a rule, a ValueError that names the estimator's parameters."""
-        called = {setting: name for name, setting in self.renamed.items()}
-        called |= {f"{self.method}.{setting}": name for setting, name in called.items()}
-        called |= {
+    def _as_value_error(self) -> Iterator[None]:
+        """Turn errors into ValueErrors that name the estimator's parameters."""
+        parameter_of = {setting: name for name, setting in self.renamed.items()}
+        parameter_of |= {f"{self.method}.{setting}": name for setting, name in parameter_of.items()}
+        parameter_of |= {
             f"{self.method}.{each.name.replace('_', '-')}": each.name
             for each in dataclasses.fields(self)
             if each.name not in self.renamed
         }
         try:
-            with told_in_python(called):
+            with told_in_python(parameter_of):
                 yield
         except (ConfigError, DataError) as error:
             raise ValueError(str(error)) from error
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:
-        """Where a run is written: as asked, or removed with the estimator or on failure."""
+        """The run's folder: ``run_dir``, or one deleted with the estimator or on failure."""
         if self.run_dir is not None:
             folder = RunFolder(Path(self.run_dir).resolve())
             folder.check_new()
@@ -260,59 +253,68 @@ class Federated(BaseEstimator):
                 drop_frames(folder.path)
             return
         place = Path(mkdtemp(prefix="fedapp-"))
-        goes = weakref.finalize(self, shutil.rmtree, place, ignore_errors=True)
+        delete = weakref.finalize(self, shutil.rmtree, place, ignore_errors=True)
         try:
             yield place
         except BaseException:
-            goes()
+            delete()
             raise
-        if earlier := getattr(self, "_goes", None):
-            earlier()
-        self._goes = goes
+        if delete_earlier := getattr(self, "_delete_folder", None):
+            delete_earlier()
+        self._delete_folder = delete
 
     def _check_dealt(self, n_rows: int, n_columns: int, n_parties: int) -> None:
-        """Hold that there is enough of a table to give each party some."""
+        """Check that the table is large enough to give every party a share."""
         if n_rows < n_parties:
             rule = "parties must be at most the number of rows"
             raise ValueError(f"{rule}, n_samples={n_rows}, got {n_parties}")
 
     def _settings(self) -> dict[str, Any]:
-        """The parameters that were given, as settings."""
-        own = {"columns", "engine", "run_dir", "random_state", "class_weight", "settings"}
-        found = {}
+        """Settings from the parameters that are not None."""
+        no_settings = {"columns", "engine", "run_dir", "random_state", "class_weight", "settings"}
+        given = {}
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
-            if value is None or each.name in own:
+            if value is None or each.name in no_settings:
                 continue
             name = self.renamed.get(each.name, each.name.replace("_", "-"))
             in_section = f"{self.method}.{name}"
-            found[in_section if in_section in defaults() else name] = value
+            given[in_section if in_section in defaults() else name] = value
         if isinstance(self.random_state, int | np.integer):
-            found["seed"] = int(self.random_state)
+            given["seed"] = int(self.random_state)
         elif self.random_state is not None:
-            found["seed"] = int(check_random_state(self.random_state).randint(2**31))
-        found = settings_of(self.method, functions_of(found)[0])
+            given["seed"] = int(check_random_state(self.random_state).randint(2**31))
+        given = settings_of(self.method, functions_of(given)[0])
         more = settings_of(self.method, self.settings or {})
-        if taken := sorted(more.keys() & {*found, *self.always, *FITTED, "run-dir", "resume"}):
+        if taken := sorted(more.keys() & {*given, *self.always, *FITTED, "run-dir", "resume"}):
             rule = "settings must have none that the estimator or its parameters set"
             raise ConfigError(f"{rule}, got {', '.join(taken)}")
-        return {**found, **more}
+        return {**given, **more}
 
     def _keep(self, names: Sequence[str], folder: RunFolder, eval_set: Any, patience: int) -> None:
-        """The model, and what is known of its rounds and columns; this machine's sites forget
-        theirs."""
+        """Store the model, scores and importances; delete the states of the simulated sites."""
         self._place = folder.path
         forget_model(folder.summary["model_id"])
         for name in ("evals_result_", "best_iteration_", "feature_importances_"):
             vars(self).pop(name, None)  # of an earlier fit
-        sets = [(self._rows(X), self._known(y)) for X, y in eval_set]
-        found, best = evaluate_rounds(folder, sets, patience)
+        sets = []
+        for X, y in eval_set:
+            rows, labels = self._rows(X), column_or_1d(y)
+            if hasattr(self, "classes_"):
+                if unknown := set(labels.tolist()) - set(self.classes_.tolist()):
+                    raise ValueError(f"eval_set must have classes of y, got {len(unknown)} others")
+                labels = np.searchsorted(self.classes_, labels)
+            sets.append((rows, np.asarray(labels, np.float32)))
+        scores_of_sets, best = evaluate_rounds(folder, sets, patience)
         self.model_text_ = model_text(folder.path / "model.json")
         if best:
             self.best_iteration_ = best - 1
             self.evals_result_ = {
-                f"validation_{place}": {name: [one[name] for one in scores] for name in scores[0]}
-                for place, scores in enumerate(found)
+                f"validation_{place}": {
+                    name: [scores_of_round[name] for scores_of_round in set_scores]
+                    for name in set_scores[0]
+                }
+                for place, set_scores in enumerate(scores_of_sets)
             }
         gains = (folder.summary.get("importance") or {}).get(self.importance) or {}
         if gains and set(gains) <= set(names):
@@ -323,11 +325,13 @@ class Federated(BaseEstimator):
 
     @property
     def run_(self) -> Run:
-        """The run; a copy of the estimator writes its files again where the folder is gone."""
+        """The finished run; an unpickled estimator writes its files again."""
         check_is_fitted(self)
         if not (self._place / FILES[0]).is_file():
             self._place = Path(mkdtemp(prefix="fedapp-"))
-            self._goes = weakref.finalize(self, shutil.rmtree, self._place, ignore_errors=True)
+            self._delete_folder = weakref.finalize(
+                self, shutil.rmtree, self._place, ignore_errors=True
+            )
             for name, content in self._files.items():
                 write_whole(self._place / name, content)
         return Run(self._place)
@@ -340,29 +344,20 @@ class Federated(BaseEstimator):
         """The model as the content of an ONNX file; see `Run.to_onnx`."""
         return self.run_.to_onnx()
 
-    def _known(self, y: object) -> Array:
-        """Labels of an evaluation set as the model has them."""
-        labels = column_or_1d(y)
-        if hasattr(self, "classes_"):
-            if unknown := set(labels.tolist()) - set(self.classes_.tolist()):
-                raise ValueError(f"eval_set must have classes of y, got {len(unknown)} others")
-            labels = np.searchsorted(self.classes_, labels)
-        return np.asarray(labels, np.float32)
-
     def _rows(self, X: object, base_margin: object = None) -> PredictedRows:
-        """Rows with the columns and codes of the model, and what it predicts for them."""
+        """Rows with the model's columns and category codes, and their predictions."""
         run, table = self.run_, self._read(X, reset=False)
         if bool(self._margin) != (base_margin is not None):
             raise ValueError("base_margin must be given where fit was given one, and only there")
         if self._margin:
             check_consistent_length(base_margin, range(table.num_rows))
             table = table.append_column(self._margin, [column_or_1d(base_margin)])
-        with self._in_its_words(), TemporaryDirectory() as folder:
+        with self._as_value_error(), TemporaryDirectory() as folder:
             return predicted_rows(run.path, placed(table, Path(folder)), label=None)
 
 
 class Classes(ClassifierMixin, Federated):
-    """Of classes."""
+    """Base class of the classifiers."""
 
     example_of: ClassVar = {"data": "load_breast_cancer", "score": 0.8}
     class_weight: Mapping[Any, float] | str | None = None  # type: ignore[misc]
@@ -388,7 +383,7 @@ class Classes(ClassifierMixin, Federated):
 
 
 class Numbers(RegressorMixin, Federated):
-    """Of numbers."""
+    """Base class of the regressors."""
 
     example_of: ClassVar = {"data": "load_diabetes", "score": 0.2}
     objective: str | ObjectiveFunction | None = None
@@ -401,7 +396,7 @@ class Numbers(RegressorMixin, Federated):
         return labels, {"objective": named or "reg:squarederror"}
 
     def predict(self, X: object, base_margin: object = None) -> Array:
-        """Shape (n_rows,)."""
+        """Predictions, shape (n_rows,)."""
         return np.asarray(self._rows(X, base_margin).predictions)[:, 0]
 
 
@@ -413,18 +408,18 @@ class Horizontal(Federated):
             return table, {}
         members = column_or_1d(groups)
         check_consistent_length(members, range(table.num_rows))
-        known, places = np.unique(members, return_inverse=True)
-        if self.parties not in (None, len(known)):
-            raise ValueError(f"parties must be those of groups, {len(known)}, got {self.parties}")
-        names = [str(name) for name in known]
+        parties, party_ids = np.unique(members, return_inverse=True)
+        if self.parties not in (None, len(parties)):
+            raise ValueError(f"parties must be those of groups, {len(parties)}, got {self.parties}")
+        names = [str(name) for name in parties]
         if len(set(names)) < len(names) or not all(map(NAME.fullmatch, names)):
-            names = [party_name(place, len(known)) for place in range(len(known))]
-        tables = {name: table.filter(places == place) for place, name in enumerate(names)}
+            names = [party_name(party_id, len(parties)) for party_id in range(len(parties))]
+        tables = {name: table.filter(party_ids == at) for at, name in enumerate(names)}
         return tables, {"parties": len(tables)}
 
 
 class Vertical(Federated):
-    """Parties have different columns of the same rows; their parts of the model are joined."""
+    """Parties have different columns of the same rows; the parts of the model are joined."""
 
     always: ClassVar = {
         **Federated.always,
@@ -447,30 +442,31 @@ class Vertical(Federated):
             raise ValueError("groups must be omitted where parties have different columns")
         if self.columns is None:
             return table, {}
+        # The label, and what ``fit`` appended after it, go to the first party.
         at_first = table.column_names[table.column_names.index(label) :]
         names = table.column_names[: -len(at_first)]
-        own = {
+        party_columns = {
             party: [names[one] if isinstance(one, int | np.integer) else str(one) for one in some]
             for party, some in self.columns.items()
         }
-        listed = [name for some in own.values() for name in some]
+        listed = [name for some in party_columns.values() for name in some]
         if sorted(listed) != sorted(names):
             rule = "columns must give every column of X to one party"
             raise ValueError(f"{rule}, got {', '.join(sorted(listed))}")
         id_column, rows = _free(ID, names), np.arange(table.num_rows).astype(str)
         tables: dict[str, Any] = {}
-        for party, some in own.items():
-            own_columns = table.select([*some, *([] if tables else at_first)])
-            tables[party] = own_columns.append_column(id_column, [rows])
+        for party, some in party_columns.items():
+            part = table.select([*some, *([] if tables else at_first)])
+            tables[party] = part.append_column(id_column, [rows])
         return tables, {"parties": len(tables), "id": id_column}
 
 
-_WARNED: set[str] = set()  # by this process
+_WARNED: set[str] = set()  # warnings that this process has logged
 
 
 @contextmanager
 def _warned_once() -> Iterator[None]:
-    """Log no warning in the block that an earlier ``fit`` of this process has logged."""
+    """Suppress warnings that an earlier ``fit`` of this process has logged."""
 
     def is_new(record: logging.LogRecord) -> bool:
         text = record.getMessage()
@@ -487,7 +483,7 @@ def _warned_once() -> Iterator[None]:
 
 
 def _free(name: str, taken: Sequence[str]) -> str:
-    """A name that no column has."""
+    """Append underscores until the name is not taken."""
     while name in taken:
         name += "_"
     return name

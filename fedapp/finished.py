@@ -1,4 +1,4 @@
-"""A finished run in Python: what it found, and its model, which predicts and explains rows."""
+"""A finished run in Python: its scores, and its model, which predicts and explains rows."""
 
 from __future__ import annotations
 
@@ -46,11 +46,7 @@ class Run(FinishedFolder):
 
     Parameters
     ----------
-    path : of its folder.
-
-    Raises
-    ------
-    ConfigError : the folder holds no run that has finished.
+    path : the run's folder.
 
     Examples
     --------
@@ -70,8 +66,8 @@ class Run(FinishedFolder):
 
     @property
     def rounds(self) -> Any:
-        """A record for each round: a pandas DataFrame where pandas is installed, else a list of
-        dicts. Scores are called ``train_logloss``, ``valid_auc`` and so on.
+        """A record for each round, with scores such as ``train_logloss`` and ``valid_auc``: a
+        pandas DataFrame if pandas is installed, else a list of dicts.
 
         Examples
         --------
@@ -91,7 +87,7 @@ class Run(FinishedFolder):
 
     @cached_property
     def model(self) -> Model | dict[str, Any]:
-        """The model; where its parts lie at the parties, the document that says so.
+        """The model; for a divided model, the document that names the parties and their parts.
 
         Examples
         --------
@@ -104,11 +100,11 @@ class Run(FinishedFolder):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes in the order of their ids; none for a regression.
+        """Names of the classes in the order of their ids; empty for a regression.
 
         Raises
         ------
-        DataError : parties have the model, and the active one's part is not on this machine.
+        DataError : the model is divided, and the active party's part is not on this machine.
 
         Examples
         --------
@@ -130,26 +126,26 @@ class Run(FinishedFolder):
         inference: str = "interactive",
         **settings: Any,
     ) -> Array:
-        """Classes or numbers for the rows of a table.
+        """Predict classes or numbers for the rows of a table.
 
         Parameters
         ----------
-        data : as for `run`; for a model of parties with tables of their own, one of each by its
+        data : as for `run`; for parties with different columns, a table of each by the party's
             name. Columns that the model does not know are excluded.
-        id : column by which rows of several tables are matched; by default that of the run.
-        inference : how parties predict with a model whose parts they have: "interactive",
-            "one-round" (forests) or "eini" (encrypted), by the local engine.
-        **settings : of such a run, as for `run`.
+        id : column by which the rows of several tables are matched; by default that of the run.
+        inference : how parties predict with a divided model: "interactive", "one-round" (forests)
+            or "eini" (encrypted), by the local engine.
+        **settings : of such a prediction, as for `run`.
 
         Returns
         -------
-        shape (n_rows,), in the order of the table, or of the active party's. Classes whose names
-        are all numbers are numbers; of two, the second is predicted where its probability is
-        above 0.5.
+        shape (n_rows,), in the order of the table, or of the active party's table. Classes whose
+        names are all numbers are numbers; of two classes the second is predicted if its
+        probability is above 0.5.
 
         Raises
         ------
-        DataError : a table lacks columns of the model or rows of another, or breaks a rule.
+        DataError : a table is invalid, or lacks columns of the model or rows of another table.
         ConfigError : the tables are not the parties'.
 
         Examples
@@ -159,10 +155,10 @@ class Run(FinishedFolder):
         >>> run.predict("breast-cancer")[:3]
         array([0, 0, 0])
         """
-        found = self._predicted(data, id, inference, settings)
+        predictions = self._predicted(data, id, inference, settings)
         if not self.classes:
-            return np.asarray(found[:, 0])
-        return np.asarray(class_values(self.classes)[by_class(found).argmax(axis=1)])
+            return np.asarray(predictions[:, 0])
+        return np.asarray(class_values(self.classes)[by_class(predictions).argmax(axis=1)])
 
     def predict_proba(
         self,
@@ -173,11 +169,6 @@ class Run(FinishedFolder):
         **settings: Any,
     ) -> Array:
         """Probability of each class, shape (n_rows, n_classes); see `predict`.
-
-        Raises
-        ------
-        ConfigError : the model is a regression.
-
         Examples
         --------
         >>> import fedapp
@@ -198,20 +189,19 @@ class Run(FinishedFolder):
         inference: str = "interactive",
         **settings: Any,
     ) -> Any:
-        """What moves the predictions of rows.
+        """Explain the predictions of rows.
 
         Parameters
         ----------
         data : see `predict`.
-        ids : rows to explain, for a model whose parts lie at the parties.
+        ids : rows to explain, for a divided model.
 
         Returns
         -------
-        Of a whole boosted model the SHAP values, a column for each of the model and at last
-        ``bias``, with several classes such columns for each class; the sum of a row is its margin.
-        A pandas DataFrame where pandas is installed, else an array of shape (n_rows, n_columns + 1)
-        or (n_rows, n_classes, n_columns + 1). Of other models what each party may see of the rows,
-        by its name.
+        For a whole boosted model, SHAP values: a column for each column of the model and at last
+        ``bias``, for each class if there are several; a row sums to its margin. A pandas DataFrame
+        if pandas is installed, else an array of shape (n_rows, n_columns + 1) or (n_rows,
+        n_classes, n_columns + 1). For a divided model, the explanation of each party by its name.
 
         Raises
         ------
@@ -247,16 +237,10 @@ class Run(FinishedFolder):
         return pandas.DataFrame(found.reshape(len(found), -1), columns=names)
 
     def encode(self, data: Source | Mapping[str, Source], *, id: str = "") -> Any:
-        """Rows as stock XGBoost takes them with ``enable_categorical=True``: the columns that the
-        model was trained on, in its order; yes and no, dates and categories as its numbers.
+        """Rows for stock XGBoost with ``enable_categorical=True``; see `predict` for `data`, `id`.
 
-        Parameters
-        ----------
-        data, id : see `predict`.
-
-        Returns
-        -------
-        A pandas DataFrame where pandas is installed, else a pyarrow Table; without base margins.
+        The columns are the model's, in its order; booleans, dates and categories are its numbers.
+        A pandas DataFrame if pandas is installed, else a pyarrow Table; without base margins.
 
         Examples
         --------
@@ -267,17 +251,11 @@ class Run(FinishedFolder):
         (569,)
         """
         if self._parts:
-            raise ConfigError("encode must be of a whole model, got one whose parts parties have")
+            raise ConfigError("encode must be of a whole model, got a divided one")
         return _encoded(self._rows(data, id).table)
 
     def to_xgboost(self) -> Any:
-        """The model as an ``xgboost.Booster``.
-
-        Raises
-        ------
-        ConfigError : the run has no ``model.xgb.json``.
-        DataError : it is too large, or no JSON.
-
+        """The model as an ``xgboost.Booster``; raise ConfigError if it is no boosted one.
         Examples
         --------
         >>> import fedapp
@@ -289,7 +267,7 @@ class Run(FinishedFolder):
 
         if not (path := self.path / "model.xgb.json").is_file():
             method = self.summary["strategy"]
-            rule = "must be of a boosted model that lies whole in the run's folder"
+            rule = "must be of a boosted model that is whole in the run's folder"
             raise ConfigError(f"to_xgboost {rule}, got one of {method}")
         json_of(model_text(path))  # XGBoost's parser ends the process where it is nested too deeply
         return xgboost.Booster(model_file=path)
@@ -298,15 +276,9 @@ class Run(FinishedFolder):
         """The model as the content of an ONNX file; needs the package onnx.
 
         Its input ``rows`` is float32 of shape (n_rows, n_columns), in the order of
-        ``model.columns``, NaN where a value is missing; a category is its place among the names
-        that the file's property ``categories`` has for the column, NaN where it is none of them.
-        Its outputs are ``label`` and ``probabilities``, or ``prediction`` of a regression.
-
-        Raises
-        ------
-        ConfigError : the model is no boosted one and no forest, or lies at the parties; or the
-            package is not installed.
-
+        ``model.columns``; NaN is missing. A category is its index among the names in the file's
+        property ``categories``, NaN if it is none of them. Its outputs are ``label`` and
+        ``probabilities``, or ``prediction`` for a regression.
         Examples
         --------
         >>> import fedapp
@@ -322,21 +294,16 @@ class Run(FinishedFolder):
         from fedapp.trees.onnx import to_onnx
 
         if not isinstance(self.model, Ensemble | BaggedForest):
-            rule = "must be of trees that lie whole in the run's folder"
+            rule = "must be of trees that are whole in the run's folder"
             raise ConfigError(f"to_onnx {rule}, got a model of {self.summary['strategy']}")
         return to_onnx(self.model, f"fedapp {self.summary['strategy']}, {self.path.name}")
 
     def to_sklearn(self) -> Any:
         """A forest as a fitted ``sklearn.ensemble.RandomForestClassifier``, or ``Regressor``.
 
-        It predicts what the run's model predicts, missing values too; classes that are all numbers
-        are numbers. Its ``feature_importances_`` is NaN: `summary` has the importance of the
-        columns. ``joblib.dump`` keeps it for the same version of scikit-learn.
-
-        Raises
-        ------
-        ConfigError : the model is no forest, lies at the parties, or has columns of categories.
-
+        It predicts the same as the run's model, also for missing values; classes that are all
+        numbers are numbers. Its ``feature_importances_`` is NaN: see `summary`. A file written by
+        ``joblib.dump`` needs the same version of scikit-learn. Columns of categories are refused.
         Examples
         --------
         >>> import fedapp
@@ -350,13 +317,13 @@ class Run(FinishedFolder):
         from fedapp.trees.forest.to_sklearn import to_sklearn
 
         if not isinstance(self.model, BaggedForest):
-            rule = "must be of a forest that lies whole in the run's folder"
-            way = "" if self._parts is None else " whose parts lie at the parties"
+            rule = "must be of a forest that is whole in the run's folder"
+            way = "" if self._parts is None else " whose parts are at the parties"
             raise ConfigError(f"to_sklearn {rule}, got a model of {self.summary['strategy']}{way}")
         return to_sklearn(self.model)
 
     def report(self) -> Path:
-        """Write the run's page, and say where it is.
+        """Write the run's HTML report and return its path.
 
         Examples
         --------
@@ -378,7 +345,7 @@ class Run(FinishedFolder):
     def _predicted(
         self, data: Data, id_column: str, inference: str, settings: Mapping[str, Any]
     ) -> Array:
-        """Predictions as the model makes them, shape (n_rows, n_outputs)."""
+        """Raw predictions, shape (n_rows, n_outputs)."""
         if self._parts:
             return self._together(data, id_column, inference, settings)[0]
         if settings:
@@ -387,7 +354,7 @@ class Run(FinishedFolder):
         return np.asarray(self._rows(data, id_column).predictions)
 
     def _rows(self, data: Data, id_column: str) -> PredictedRows:
-        """Rows of a table, or of several, with what a whole model says of them."""
+        """Rows of one or several tables, with the predictions of a whole model."""
         with self._placed(data, id_column) as (text, ids):
             found = predicted_rows(self.path, text, ids, label=None)
         _check_rows(found.unmatched, found.warnings)
@@ -395,18 +362,17 @@ class Run(FinishedFolder):
 
     @contextmanager
     def _placed(self, data: Data, id_column: str) -> Iterator[tuple[str, str]]:
-        """Tables as the setting ``data`` names them, frames among them in files of the block, and
-        the column of ids; of several tables by default the run's."""
+        """The setting ``data``, with frames in temporary files, and the column of ids."""
         with TemporaryDirectory() as folder:
             text = placed(data, Path(folder))
             several = isinstance(data, Mapping) or "," in text
-            usual = str(trained_settings(self.path).get("id", "")) if several else ""
-            yield text, id_column or usual
+            default = str(trained_settings(self.path).get("id", "")) if several else ""
+            yield text, id_column or default
 
     def _together(
         self, data: Data, id_column: str, inference: str, settings: Mapping[str, Any]
     ) -> tuple[Array, Mapping[str, Any]]:
-        """Predictions of parties, and what they explain of them."""
+        """Predictions of a divided model, and the parties' explanations."""
         from pyarrow import parquet
 
         from fedapp.together import predict_together, settings_to_predict
@@ -427,7 +393,7 @@ class Run(FinishedFolder):
 
 
 def as_frame(records: list[dict[str, Any]]) -> Any:
-    """A pandas DataFrame where pandas is installed, else the records."""
+    """A pandas DataFrame if pandas is installed, else the records."""
     try:
         import pandas
     except ImportError:
@@ -436,7 +402,7 @@ def as_frame(records: list[dict[str, Any]]) -> Any:
 
 
 def _encoded(table: Table) -> Any:
-    """Rows of a model as a frame."""
+    """Rows of a model as a frame; categories are dictionary-encoded."""
     import pyarrow
 
     columns, entries = [], entries_of(table.categories, len(table.columns))
@@ -453,7 +419,7 @@ def _encoded(table: Table) -> Any:
 
 
 def _check_rows(unmatched: Sequence[str], notes: Sequence[str]) -> None:
-    """Check that there is a prediction for every row that was asked for; warn of the rows."""
+    """Check that every row has a prediction, and warn about each data issue."""
     if unmatched:
         rule = f"rows must be in the tables of all parties, got {len(unmatched)} that are not"
         way = "fedapp predict writes the others, and with --verbose the ids of these"

@@ -1,4 +1,4 @@
-"""The folder of a run, a search or a cross-validation that has finished."""
+"""Base class of finished runs, searches and cross-validations."""
 
 from __future__ import annotations
 
@@ -13,20 +13,10 @@ from fedapp.names import near_path
 
 
 class FinishedFolder:
-    """What has finished, by its folder.
-
-    Parameters
-    ----------
-    path : of the folder.
-
-    Raises
-    ------
-    ConfigError : the folder holds none that has finished.
-    """
+    """A finished run, search or cross-validation; raise ConfigError if it has not finished."""
 
     _kind: ClassVar[str]
-    # What the folder of one that has finished has; the summary first.
-    _files: ClassVar[tuple[str, ...]]
+    _files: ClassVar[tuple[str, ...]]  # that exist once it has finished; the summary is the first
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path).resolve()
@@ -38,10 +28,9 @@ class FinishedFolder:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of its summary: of a run ``summary.json``, of a comparison
-        ``comparison.json``, of a search ``tune.json``, of folds ``folds.json``."""
-        found: dict[str, Any] = json.loads((self.path / self._files[0]).read_text())
-        return found
+        """Content of ``summary.json``, ``comparison.json``, ``tune.json`` or ``folds.json``."""
+        content: dict[str, Any] = json.loads((self.path / self._files[0]).read_text())
+        return content
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({shown(self.path)!r})"

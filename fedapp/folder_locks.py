@@ -1,8 +1,8 @@
-"""Locks on a run's folder: any number of processes hold it, one writes it, or one deletes it.
+"""Locks on a run's folder: many processes can hold it, one writes it, or one deletes it.
 
-Whoever holds or writes a folder shares the lock of the folder itself; whoever deletes it has that
-lock alone. Writers exclude each other by a file in the folder, so that a command may hold the
-folder that its own ServerApp, another process, writes. Locks end with their process.
+Holders and writers share the lock of the folder; whoever deletes it has that lock exclusively.
+Writers exclude each other by a lock file in the folder, so that a command can hold the folder while
+its ServerApp, another process, writes it. Locks end with their process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOCK = ".lock"
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Make a folder, and share its lock while the block lasts."""
+    """Make a folder and share its lock during the block."""
     descriptor = _shared(folder)
     try:
         yield
@@ -31,12 +31,7 @@ def held(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def written(folder: Path) -> Iterator[None]:
-    """Hold a folder as the only one who writes it.
-
-    Raises
-    ------
-    ConfigError : another process does.
-    """
+    """Be the only writer of a folder during the block; raise ConfigError if there is another."""
     with held(folder):
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, PRIVATE)
         try:
@@ -48,13 +43,7 @@ def written(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Have a folder that nobody holds, to delete it.
-
-    Raises
-    ------
-    ConfigError : somebody holds it, or its file system has no locks to tell.
-    OSError : the folder cannot be read.
-    """
+    """Lock a folder exclusively, to delete it; raise ConfigError if anybody holds it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         _lock_alone(descriptor, folder)
@@ -64,7 +53,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process on this machine holds a folder; also where that cannot be told."""
+    """Whether a process on this machine holds a folder; True if the file system has no locks."""
     try:
         with alone(folder):
             return False
@@ -73,12 +62,7 @@ def is_held(folder: Path) -> bool:
 
 
 def check_free(folder: Path) -> None:
-    """Hold that nobody writes a folder.
-
-    Raises
-    ------
-    ConfigError : somebody does.
-    """
+    """Raise ConfigError if another process writes a folder."""
     with suppress(FileNotFoundError):
         descriptor = os.open(folder / LOCK, os.O_RDONLY)
         try:
@@ -88,7 +72,7 @@ def check_free(folder: Path) -> None:
 
 
 def _lock_alone(descriptor: int, folder: Path, may_lack_locks: bool = False) -> None:
-    """Lock an open file or folder for this process only, without waiting."""
+    """Lock an open file or folder exclusively, without waiting."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -101,13 +85,13 @@ def _lock_alone(descriptor: int, folder: Path, may_lack_locks: bool = False) -> 
 
 
 def _shared(folder: Path) -> int:
-    """An open folder whose lock is shared."""
+    """Open a folder and share its lock."""
     while True:
         private_folder(folder)
         descriptor = os.open(folder, os.O_RDONLY)
         with suppress(OSError):  # of a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-        # Who had the lock may have deleted the folder.
+        # The previous owner of the lock may have deleted the folder.
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), folder.stat()):
                 return descriptor

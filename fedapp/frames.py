@@ -1,7 +1,7 @@
-"""Frames in memory as a run's tables: through Arrow into Parquet files, read as any other table.
+"""Frames in memory as a run's tables: written through Arrow to Parquet files, read like any table.
 
-The files lie in the run's folder, for their owner alone, until the run has finished: a run that was
-interrupted goes on from them.
+The files are in the run's folder, readable by their owner only, until the run has finished, so that
+an interrupted run can be resumed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ KINDS = (
 
 @runtime_checkable
 class ArrowStream(Protocol):
-    """A frame that Arrow reads: of pandas 2.2, polars, pyarrow and others."""
+    """A frame that Arrow reads: pandas 2.2, polars, pyarrow and others."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
 @runtime_checkable
 class Interchange(Protocol):
-    """A frame by the older exchange protocol."""
+    """A frame with the older dataframe interchange protocol."""
 
     def __dataframe__(self, nan_as_null: bool = False, allow_copy: bool = True) -> Any: ...
 
@@ -44,21 +44,16 @@ Data: TypeAlias = Source | Sequence[Source] | Mapping[str, Source]
 
 
 def as_arrow(frame: object) -> Any:
-    """A frame as a pyarrow.Table; a pandas index is no column of it.
-
-    Parameters
-    ----------
-    frame : an array's columns are called c0, c1, ...
-
-    Raises
-    ------
-    DataError : it is no frame, or its columns are of no type that Arrow has.
-    """
+    """Convert a frame to a pyarrow.Table, without a pandas index; DataError if Arrow refuses it."""
     import pyarrow as pa
 
     try:
         if isinstance(frame, np.ndarray):
-            return _of_array(frame)
+            if frame.ndim != 2 or not frame.shape[1]:
+                rule = "data must be an array of rows and columns"
+                raise DataError(f"{rule}, got shape {frame.shape}")
+            columns = [pa.array(np.ascontiguousarray(column)) for column in frame.T]
+            return pa.Table.from_arrays(columns, names=array_names(frame.shape[1]))
         if type(frame).__module__.partition(".")[0] == "pandas":
             table = pa.Table.from_pandas(frame, preserve_index=False)
             return _storable(table.replace_schema_metadata(None))
@@ -72,58 +67,45 @@ def as_arrow(frame: object) -> Any:
             return _storable(pyarrow.interchange.from_dataframe(frame))
     except (pa.ArrowException, TypeError, ValueError) as error:
         rule = "data must be a frame whose columns are of one type each, got one that Arrow refuses"
-        told = f"{rule} ({type(error).__name__})"
-        raise DataError(told, here=f"{told}: {error}") from None  # which may quote a value
+        text = f"{rule} ({type(error).__name__})"
+        # Arrow's own text may quote a value: it stays on this machine.
+        raise DataError(text, here=f"{text}: {error}") from None
     kind = f"{type(frame).__module__}.{type(frame).__qualname__}"
     raise DataError(f"data must be {KINDS}, got {kind}")
 
 
 def _storable(table: Any) -> Any:
-    """The table with categories as a Parquet file can have them."""
+    """Convert categories to a type that Parquet files can have."""
     import pyarrow as pa
 
-    for place, field in enumerate(table.schema):
+    for at, field in enumerate(table.schema):
         if not pa.types.is_dictionary(field.type):
             continue
         values = field.type.value_type
         if pa.types.is_string_view(values):
-            column = table.column(place).cast(pa.dictionary(pa.int32(), pa.string()))
-            table = table.set_column(place, field.name, column)
+            column = table.column(at).cast(pa.dictionary(pa.int32(), pa.string()))
+            table = table.set_column(at, field.name, column)
         elif pa.types.is_nested(values) or isinstance(values, pa.BaseExtensionType):
             raise TypeError(f"categories of the type {values}")
     return table
 
 
-def _of_array(array: np.ndarray[Any, Any]) -> Any:
-    import pyarrow as pa
-
-    if array.ndim != 2 or not array.shape[1]:
-        raise DataError(f"data must be an array of rows and columns, got shape {array.shape}")
-    columns = [pa.array(np.ascontiguousarray(column)) for column in array.T]
-    return pa.Table.from_arrays(columns, names=array_names(array.shape[1]))
-
-
 def array_names(n_columns: int) -> list[str]:
-    """What the columns of an array are called."""
-    return [f"c{place}" for place in range(n_columns)]
+    """Names of the columns of an array."""
+    return [f"c{column}" for column in range(n_columns)]
 
 
 def holds_frames(data: Data) -> bool:
-    """Whether any of the tables is not one that has a name or a path."""
+    """Whether any of the tables is a frame, not a name or a path."""
     return not all(_is_text(source) for source in _sources(data).values())
 
 
 def placed(data: Data, folder: Path) -> str:
-    """What the setting ``data`` says of tables, once the frames among them lie in a folder.
-
-    Parameters
-    ----------
-    data : one table, one a party, or these by the names of the parties.
-    folder : exists where there are frames.
+    """The value of the setting ``data``; frames are written to ``folder``, which exists then.
 
     Raises
     ------
-    ConfigError : parties have no names that can be, or the folder's path cannot be said there.
+    ConfigError : a party's name is invalid, or the folder's path has a comma.
     DataError : see ``as_arrow``.
     """
     sources = _sources(data)
@@ -136,19 +118,19 @@ def placed(data: Data, folder: Path) -> str:
 
 
 def _sources(data: Data) -> dict[str, Any]:
-    """Tables by the name of their party, or by their number."""
+    """Tables by the name of their party, or by their number from 1."""
     if isinstance(data, Mapping):
         for name in data:
             if not isinstance(name, str) or not NAME.fullmatch(name):
                 raise ConfigError(f"data must give parties names of {NAME_RULE}, got {name!r}")
-        found: dict[str, Any] = dict(data)
+        sources: dict[str, Any] = dict(data)
     elif isinstance(data, Sequence) and not _is_text(data):
-        found = {str(place): source for place, source in enumerate(data, start=1)}
+        sources = {str(number): source for number, source in enumerate(data, start=1)}
     else:
-        found = {"1": data}
-    if not found:
+        sources = {"1": data}
+    if not sources:
         raise ConfigError(f"data must be {KINDS}, got none")
-    return found
+    return sources
 
 
 def _is_text(source: object) -> bool:
@@ -156,7 +138,7 @@ def _is_text(source: object) -> bool:
 
 
 def _written(name: str, frame: object, folder: Path) -> str:
-    """The path of a frame's file."""
+    """Write a frame to a file and return its path."""
     from pyarrow import parquet
 
     if "," in str(folder):
@@ -169,17 +151,17 @@ def _written(name: str, frame: object, folder: Path) -> str:
 
 
 def drop_frames(folder: Path) -> bool:
-    """Delete the frames of a run's folder; whether there were any."""
-    found = list(folder.glob(f"{PREFIX}*{SUFFIX}"))
-    for path in found:
+    """Delete the frames of a run's folder; returns whether there were any."""
+    paths = list(folder.glob(f"{PREFIX}*{SUFFIX}"))
+    for path in paths:
         path.unlink()
-    return bool(found)
+    return bool(paths)
 
 
 def named_frames(data: str, folder: Path) -> str:
-    """What is said of tables whose files were frames: ``frame``, or ``bank=frame,shop=frame``."""
-    words = []
+    """Replace paths of frames by ``frame``, as in ``bank=frame,shop=frame``."""
+    entries = []
     for entry in data.split(","):
         at = entry.find(f"{folder.absolute()}{os.sep}{PREFIX}")
-        words.append(entry if at < 0 else f"{entry[:at]}frame")
-    return ",".join(words)
+        entries.append(entry if at < 0 else f"{entry[:at]}frame")
+    return ",".join(entries)

@@ -1,4 +1,4 @@
-"""Where fedapp keeps things on this machine, and how it writes them."""
+"""Folders of fedapp on this machine, and private, atomic writes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def home() -> Path:
 
 
 def shown(path: Path) -> str:
-    """A path as it is printed: from the working folder where it lies in it, else the whole."""
+    """A path to print: relative if it is below the working folder, else absolute."""
     whole, here = path.absolute(), Path.cwd()
     return str(whole.relative_to(here) if whole.is_relative_to(here) else whole)
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder, and those above it that are not there, for their owner alone."""
+    """Make a folder and its missing parents, readable by their owner only."""
     if path.is_dir():
         return
     missing = list(takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
@@ -35,7 +35,7 @@ def private_folder(path: Path) -> None:
 
 
 def open_private(path: Path, mode: str) -> IO[Any]:
-    """Open a file that, where it is new, only its owner can read; text is UTF-8."""
+    """Open a file; a new one is readable by its owner only. Text is UTF-8."""
     encoding = None if "b" in mode else "utf-8"
     return open(
         path, mode, encoding=encoding, opener=lambda name, flags: os.open(name, flags, PRIVATE)
@@ -45,12 +45,7 @@ def open_private(path: Path, mode: str) -> IO[Any]:
 def write_new(
     path: Path, content: bytes | memoryview, mode: int = PRIVATE, lasting: bool = False
 ) -> None:
-    """Write a new file that nobody can read before it has its mode.
-
-    Parameters
-    ----------
-    lasting : whether it is on the disk itself afterwards, and outlives a loss of power.
-    """
+    """Write a new file that nobody can read before it has its mode; ``lasting`` calls fsync."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(descriptor, mode)
@@ -63,11 +58,9 @@ def write_new(
 def write_whole(
     path: Path, content: bytes | memoryview, mode: int = PRIVATE, lasting: bool = False
 ) -> None:
-    """Write a file so that it is there whole or not at all, and with its mode from the first.
+    """Write a file atomically, with its mode from the start.
 
-    Parameters
-    ----------
-    lasting : as for ``write_new``; the file's name too once ``sync_folder`` was called.
+    With ``lasting`` the content survives a loss of power, and its name after ``sync_folder``.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
@@ -76,7 +69,7 @@ def write_whole(
 
 
 def sync_folder(path: Path) -> None:
-    """Have the names in a folder on the disk itself."""
+    """Flush the names in a folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -85,12 +78,12 @@ def sync_folder(path: Path) -> None:
 
 
 def secret_at(path: Path, draw: Callable[[], bytes]) -> bytes:
-    """What a file of its owner alone holds; drawn when it is first asked for."""
+    """Read a secret from a private file; draw and write it if there is none."""
     if not path.exists():
         private_folder(path.parent)
         drawn = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         write_new(drawn, draw())
-        # Whole or not at all, and the first of two that draw one at the same time.
+        # Atomic; if two processes draw at the same time, the first one's secret stays.
         with suppress(FileExistsError):
             os.link(drawn, path)
         drawn.unlink()

@@ -1,4 +1,4 @@
-"""Which runs lie in a folder, what sites keep of them, and what of it may go."""
+"""List runs and site states, and decide which can be deleted."""
 
 from __future__ import annotations
 
@@ -26,49 +26,35 @@ from fedapp.toml import read_toml
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+?)(-\d+)?")  # as ``new_run_dir`` makes it
 UNFINISHED = frozenset({State.FAILED, State.INTERRUPTED, State.RESUMABLE})
-IN_USE_SECONDS = 3600.0  # a run elsewhere may still be working on a state so young
-BROKEN = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ConfigError,
-)  # what reading a run may raise
+IN_USE_SECONDS = 3600.0  # a run on another machine may still use a younger state
+# What reading a broken run may raise.
+BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError)
 
 Tell = Callable[[str], None]
 
 
 def _silent(text: str) -> None:
-    """For those who do not want to know what was skipped."""
+    """Ignore what was skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRun:
-    """A run's folder from the outside.
-
-    Parameters
-    ----------
-    score : on the test rows, ``auc 0.9891``; empty where there is none.
-    n_bytes : of all its files.
-    begun, changed : when its first and its last file were written, seconds since 1970.
-    model_id : empty before the first checkpoint.
-    """
+    """A run's folder, as it is listed."""
 
     path: Path
     state: State
     method: str
     data: str
-    score: str
+    score: str  # on the test rows, as "auc 0.9891", or empty
     n_bytes: int
-    begun: float
+    begun: float  # Unix time of the oldest file, and of the newest
     changed: float
-    model_id: str
+    model_id: str  # empty before the first checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class SiteState:
-    """What a site keeps of one model, with its part of the model or without."""
+    """A site's state of one model, with or without its part of the model."""
 
     path: Path
     is_part: bool
@@ -83,37 +69,22 @@ class SiteState:
 
 @dataclass(frozen=True, slots=True)
 class Cleaning:
-    """What may go.
+    """Runs and site states to delete."""
 
-    Parameters
-    ----------
-    parent : folder of the runs.
-    runs : that failed or were interrupted.
-    states : of sites.
-    needed : parts among ``states`` that a finished run predicts with.
-    kept : parts that stay, as nobody asked for all.
-    finished : models of finished runs.
-    """
-
-    parent: Path
-    runs: tuple[FoundRun, ...]
+    parent: Path  # folder of the runs
+    runs: tuple[FoundRun, ...]  # failed or interrupted
     states: tuple[SiteState, ...]
-    needed: tuple[SiteState, ...]
-    kept: tuple[SiteState, ...]
-    finished: frozenset[str]
+    needed: tuple[SiteState, ...]  # those of ``states`` that a finished run predicts with
+    kept: tuple[SiteState, ...]  # parts that stay without ``all_parts``
+    finished: frozenset[str]  # ids of the models of finished runs
 
     @property
     def n_bytes(self) -> int:
-        """Of everything that may go."""
+        """Total size of the runs and states."""
         return sum(run.n_bytes for run in self.runs) + sum(one.n_bytes for one in self.states)
 
     def carry_out(self, tell: Tell = _silent) -> int:
-        """Delete what is still as it was, and say how many bytes that were.
-
-        Parameters
-        ----------
-        tell : told of what has changed since, and stays.
-        """
+        """Delete what has not changed since it was listed; returns the number of bytes."""
         n_bytes = 0
         for run in self.runs:
             with _skipping(run.path, tell):
@@ -131,7 +102,7 @@ class Cleaning:
 
 @contextmanager
 def _skipping(path: Path, tell: Tell) -> Iterator[None]:
-    """Tell of a folder that cannot be read or must not go, and go on."""
+    """Report a folder that cannot be read or deleted, and continue."""
     try:
         yield
     except BROKEN as error:
@@ -139,38 +110,28 @@ def _skipping(path: Path, tell: Tell) -> Iterator[None]:
 
 
 def delete_run(path: Path, as_found: FoundRun | None = None) -> None:
-    """Delete the folder of an unfinished run, as nobody holds it.
-
-    Parameters
-    ----------
-    as_found : how it must still be.
+    """Delete the folder of an unfinished run.
 
     Raises
     ------
-    ConfigError : it is another folder than that, or somebody holds it.
+    ConfigError : it has changed since it was listed as ``as_found``, or is in use.
     """
     check_own(path)
     with alone(path):
         _check_flat(path)
-        found = _found(path, RunFolder(path).state_of_files)
-        if found.state not in UNFINISHED or (as_found and found != as_found):
+        run = _listed_run(path, RunFolder(path).state_of_files)
+        if run.state not in UNFINISHED or (as_found and run != as_found):
             raise ConfigError("run folder must be as it was listed, got a changed one")
         shutil.rmtree(path)
 
 
 def check_own(path: Path) -> None:
-    """Hold that a folder is a run's.
-
-    Raises
-    ------
-    ConfigError : it is a symbolic link, or its ``config.toml`` is not that of a run.
-    OSError, ValueError : it cannot be read.
-    """
+    """Raise ConfigError if a folder is not a run's."""
     if path.is_symlink():
         raise ConfigError("run folder must be no symbolic link, got one")
     config = path / "config.toml"
     if not config.is_file():
-        # Made by a command that was stopped before it began the run.
+        # A command that was stopped before the run began leaves no more than these.
         for name in (one.name for one in path.iterdir()):
             if name not in (LOCK, MADE_FROM) and not name.startswith(".config.toml."):
                 raise ConfigError(f"run folder must have a config.toml, got {name}")
@@ -183,35 +144,35 @@ def check_own(path: Path) -> None:
 
 
 def _check_flat(path: Path) -> None:
-    """Hold that a run's folder holds no other, in which somebody may keep runs."""
-    if below := [one.name for one in path.iterdir() if one.is_dir()]:
-        raise ConfigError(f"run folder must hold no folder to be deleted, got {below[0]}")
+    """Check that a run's folder has no folders, in which somebody may keep runs."""
+    if folders := [one.name for one in path.iterdir() if one.is_dir()]:
+        raise ConfigError(f"run folder must hold no folder to be deleted, got {folders[0]}")
 
 
 def found_runs(
     parent: Path, deep: bool = False, tell: Tell = _silent, with_groups: bool = False
 ) -> list[FoundRun]:
-    """The runs in a folder, the one that changed last first.
+    """The runs in a folder, most recently changed first.
 
     Parameters
     ----------
-    deep : also those one folder further down, where comparisons have theirs.
-    with_groups : also comparisons, searches and cross-validations, each as a whole.
-    tell : told of links, and of what looks like a run and is none, or cannot be read.
+    deep : also those one folder further down, in comparisons.
+    with_groups : also comparisons, searches and cross-validations, one entry each.
+    tell : called with each folder that is skipped, and why.
     """
-    found = []
+    runs = []
     for path in _folders(parent, deep, tell):
         with _skipping(path, tell):
             if (path / CLAIM).is_file():
-                found += [_group(path)] if with_groups else []
+                runs += [_group(path)] if with_groups else []
             elif RUN_NAME.fullmatch(path.name) or (path / "config.toml").is_file():
                 check_own(path)
-                found.append(_found(path, RunFolder(path).state))
-    return sorted(found, key=lambda run: run.changed, reverse=True)
+                runs.append(_listed_run(path, RunFolder(path).state))
+    return sorted(runs, key=lambda run: run.changed, reverse=True)
 
 
 def _folders(parent: Path, deep: bool, tell: Tell) -> Iterator[Path]:
-    """Folders in a folder, and in these; links are not followed."""
+    """Folders in a folder, and with ``deep`` in these; links are not followed."""
     children: list[Path] = []
     with _skipping(parent, tell):
         children = sorted(parent.iterdir()) if parent.is_dir() else []
@@ -227,7 +188,7 @@ def _folders(parent: Path, deep: bool, tell: Tell) -> Iterator[Path]:
 
 
 def _group(path: Path) -> FoundRun:
-    """A comparison, a search or a cross-validation from the outside."""
+    """List a comparison, a search or a cross-validation."""
     compared, search, folds = (_json(path / name) for name in (COMPARISON, SEARCH, FOLDS))
     method, metric, value = "unfinished comparison, search or folds", "", None
     if compared:
@@ -242,26 +203,31 @@ def _group(path: Path) -> FoundRun:
     elif folds:
         method, metric = f"{folds['folds']} folds, {folds['strategy']}", folds["metric"]
         value = folds["scores"]["federated test"][metric]["mean"]
-    found, (n_bytes, times) = compared or search or folds, _measured(path)
-    state = State.FINISHED if found else State.INTERRUPTED
-    data = (found or _json(path / CLAIM))["data"]
+    summary, (n_bytes, times) = compared or search or folds, _measured(path)
+    state = State.FINISHED if summary else State.INTERRUPTED
+    data = (summary or _json(path / CLAIM))["data"]
     score = "" if value is None else f"{metric} {value:.4f}"
     return FoundRun(path, state, method, data, score, n_bytes, min(times), max(times), "")
 
 
-def _found(path: Path, state: State) -> FoundRun:
+def _listed_run(path: Path, state: State) -> FoundRun:
     named = RUN_NAME.fullmatch(path.name)
     config = path / "config.toml"
     text = config.read_text() if config.is_file() else ""
     settings = read_toml(text, "config.toml must be TOML")
     summary, saved = (_json(path / name) for name in ("summary.json", "checkpoint.json"))
+    score = ""
+    if summary:
+        metric = watched_metric(summary["objective"], summary.get("eval_metrics") or ())
+        value = (summary["metrics"].get("test") or {}).get(metric)
+        score = "" if value is None else f"{metric} {value:.4f}"
     n_bytes, times = _measured(path)
     return FoundRun(
         path=path,
         state=state,
         method=settings.get("strategy") or (named[1] if named else ""),
         data=str(summary.get("data") or settings.get("data", "")),
-        score=_score(summary),
+        score=score,
         n_bytes=n_bytes,
         begun=min(times),
         changed=max(times),
@@ -269,23 +235,15 @@ def _found(path: Path, state: State) -> FoundRun:
     )
 
 
-def _score(summary: dict[str, Any]) -> str:
-    if not summary:
-        return ""
-    metric = watched_metric(summary["objective"], summary.get("eval_metrics") or ())
-    value = (summary["metrics"].get("test") or {}).get(metric)
-    return "" if value is None else f"{metric} {value:.4f}"
-
-
 def _json(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_text()) if path.is_file() else {}
-    if not isinstance(found, dict):
-        raise TypeError(f"{path.name} must hold an object, got {type(found).__name__}")
-    return found
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    if not isinstance(content, dict):
+        raise TypeError(f"{path.name} must hold an object, got {type(content).__name__}")
+    return content
 
 
 def _measured(folder: Path) -> tuple[int, list[float]]:
-    """Bytes of a folder, and when each file in it, or else the folder, was written."""
+    """Size of a folder, and modification times of its files, or of the folder if it is empty."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
     stats = [path.lstat() for path in files]
     times = [stat.st_mtime for stat in stats] or [folder.stat().st_mtime]
@@ -293,19 +251,19 @@ def _measured(folder: Path) -> tuple[int, list[float]]:
 
 
 def site_states() -> list[SiteState]:
-    """All that the sites of this machine keep of models; their keys are none of it."""
+    """States of models at the sites of this machine; keys are not among them."""
     folders = (path for path in (home() / "sites").glob("*/*") if path.is_dir())
-    found = []
+    states = []
     for path in sorted(folders):
-        with suppress(FileNotFoundError):  # a run of another process changes or has deleted it
+        with suppress(FileNotFoundError):  # another process changes or deletes it
             if MODEL_ID.fullmatch(path.name):
-                found.append(_state(path))
-    return found
+                states.append(_state(path))
+    return states
 
 
 def forget_model(model_id: str) -> None:
-    """Delete all that the sites of this machine keep of a model, their parts of it too."""
-    # Only this model's folders: other processes create and delete those of theirs meanwhile.
+    """Delete the states of a model at the sites of this machine, with their parts of it."""
+    # Only this model's folders: other processes create and delete theirs meanwhile.
     for path in (home() / "sites").glob(f"*/{model_id}"):
         shutil.rmtree(path)
 
@@ -316,11 +274,9 @@ def _state(path: Path) -> SiteState:
 
 
 def _all_runs(parent: Path, tell: Tell = _silent) -> list[FoundRun]:
-    """Those in a folder, of comparisons too, and predictions."""
-    return [
-        *found_runs(parent, deep=True, tell=tell),
-        *found_runs(predictions_folder(), tell=tell),
-    ]
+    """Runs in a folder and in its comparisons, and runs that predict."""
+    runs = found_runs(parent, deep=True, tell=tell)
+    return [*runs, *found_runs(predictions_folder(), tell=tell)]
 
 
 def plan(
@@ -329,46 +285,53 @@ def plan(
     all_parts: bool = False,
     tell: Tell = _silent,
 ) -> Cleaning:
-    """What may go of the runs in a folder, of predictions that failed, and of the sites' states.
+    """Decide which runs in a folder, failed predictions and site states can be deleted.
 
-    A run that is going on, what it works with, and what a run that stays would resume from are
-    left alone. Parts of models stay unless all are asked for, or their run goes.
+    Running runs and what they use are kept, and so is what a kept run would resume from. Parts of
+    models are kept unless ``all_parts`` is set or their run is deleted, too.
 
     Parameters
     ----------
-    days : only what has not changed for so long; by default unfinished runs of any age, and states
-        of ``KEEP_DAYS``.
-    all_parts : parts of models too, also those that finished runs predict with.
-    tell : told of what is skipped, and why.
+    days : only what has not changed for that long; by default unfinished runs of any age, and
+        states of ``KEEP_DAYS``.
+    tell : called with each folder that is skipped, and why.
     """
     now = time.time()
     runs = _all_runs(parent, tell)
     before = now - (days or 0.0) * SECONDS_A_DAY
-    going = set()
+    deleted = set()
     for run in runs:
         if run.state in UNFINISHED and run.changed <= before:
             with _skipping(run.path, tell):
                 _check_flat(run.path)
-                going.add(run.path)
-    gone = {run.model_id for run in runs if run.path in going} - {""}
-    staying = {run.model_id for run in runs if run.path not in going}
+                deleted.add(run.path)
+    deleted_models = {run.model_id for run in runs if run.path in deleted} - {""}
+    kept = {run.model_id for run in runs if run.path not in deleted}
     finished = {run.model_id for run in runs if run.state is State.FINISHED}
-    begun = [run.begun for run in runs if run.state is State.RUNNING]
-    idle = min([now - IN_USE_SECONDS, *begun])
+    # A state that changed after a running run began may be that run's.
+    starts = [run.begun for run in runs if run.state is State.RUNNING]
+    idle = min([now - IN_USE_SECONDS, *starts])
     old = min(idle, now - (KEEP_DAYS if days is None else days) * SECONDS_A_DAY)
-    chosen: list[SiteState] = []
-    kept: list[SiteState] = []
+    states: list[SiteState] = []
+    parts: list[SiteState] = []
     for state in site_states():
         model = state.path.name
-        if model in staying - finished or not (model in gone or state.changed <= old):
+        if model in kept - finished or not (model in deleted_models or state.changed <= old):
             continue
-        keeps = state.is_part and not (all_parts or model in gone)
-        (kept if keeps else chosen).append(state)
-    needed = tuple(one for one in chosen if one.is_part and one.path.name in finished)
-    unfinished = tuple(run for run in runs if run.path in going)
-    return Cleaning(parent, unfinished, tuple(chosen), needed, tuple(kept), frozenset(finished))
+        keeps = state.is_part and not (all_parts or model in deleted_models)
+        (parts if keeps else states).append(state)
+    needed = tuple(one for one in states if one.is_part and one.path.name in finished)
+    unfinished = tuple(run for run in runs if run.path in deleted)
+    return Cleaning(
+        parent,
+        unfinished,
+        tuple(states),
+        needed,
+        tuple(parts),
+        frozenset(finished),
+    )
 
 
 def predictions_folder() -> Path:
-    """Where runs that predict are written; those that end well are deleted."""
+    """Folder of runs that predict; only failed ones are kept."""
     return home() / "predictions"

@@ -1,5 +1,4 @@
-"""Settings as Python writes them: ``reg_lambda=1.0``, ``drop_columns=["id"]``,
-``pax={"bins": "equal"}``."""
+"""Settings as Python writes them: ``reg_lambda=1.0``, ``drop_columns=["id"]``, ``pax={...}``."""
 
 from __future__ import annotations
 
@@ -16,68 +15,51 @@ from fedapp.errors import ConfigError
 from fedapp.trees.custom import CUSTOM, Functions, metric_name
 from fedapp.trees.objective import AUTO
 
-# Where a name in Python is not the setting's with underscores.
+# Names in Python that are not the setting's with underscores.
 IN_PYTHON = {"lambda": "reg_lambda", "alpha": "reg_alpha"}
+# A setting's name in an error text: not part of a path, a number or a longer word.
 SETTING = re.compile(r"(?<![\w./-])(?:--)?([a-z]+(?:-[a-z]+)*(?:\.[a-z]+(?:-[a-z]+)*)?)(?![\w./-])")
 UNKNOWN = re.compile(r"^[\w.-]+(?= is not a setting)")
 
 
 def settings_of(strategy: str, given: Mapping[str, Any]) -> dict[str, Value]:
-    """Settings by their names, nested ones joined by a dot.
-
-    Parameters
-    ----------
-    strategy : whose settings come to mind first where a name is wrong.
-    given : by their names in Python, a mapping for a method's own; None is the default.
+    """Convert keyword arguments to settings by their full names; None is the default.
 
     Raises
     ------
-    ConfigError : a name that is no setting, with the one that is spelled alike; or a value that no
-        setting can have.
+    ConfigError : a name is unknown, or a value has a type that no setting has.
     """
     flat: Mapping[str, Any] = flatten(_kebab(given))
     with told_in_python():
         named = settings_named(
             {name: flat[name] for name in flat if flat[name] is not None}, strategy
         )
-    usual = defaults()
-    return {name: _as_value(_in_python(name), value, usual[name]) for name, value in named.items()}
+    types = defaults()
+    return {name: _as_value(_in_python(name), value, types[name]) for name, value in named.items()}
 
 
 def functions_of(given: Mapping[str, Any]) -> tuple[dict[str, Any], Functions]:
-    """Settings with names in place of functions, and the functions.
+    """Replace functions in settings by names; returns the settings and the functions.
 
-    Parameters
-    ----------
-    given : by their names in Python or their own; ``objective`` and ``eval_metric`` may be
-        functions, the latter also one in a list.
-
-    Raises
-    ------
-    ConfigError : there is more than one metric that is a function.
+    ``objective`` and ``eval_metric`` may be functions, the latter also one function in a list.
     """
-    found, functions = dict(given), Functions()
+    named, functions = dict(given), Functions()
     if callable(objective := given.get("objective")):
-        found["objective"], functions = CUSTOM, Functions(objective)
+        named["objective"], functions = CUSTOM, Functions(objective)
     name = "eval-metric" if "eval-metric" in given else "eval_metric"
-    asked = given.get(name)
-    listed = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else [asked]
-    own = [each for each in listed if callable(each)]
-    if len(own) > 1:
-        raise ConfigError(f"eval-metric must have one function at most, got {len(own)}")
-    if own:
-        found[name] = [metric_name(each) if callable(each) else each for each in listed]
-        functions = Functions(functions.objective, own[0])
-    return found, functions
+    value = given.get(name)
+    metrics = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    callables = [each for each in metrics if callable(each)]
+    if len(callables) > 1:
+        raise ConfigError(f"eval-metric must have one function at most, got {len(callables)}")
+    if callables:
+        named[name] = [metric_name(each) if callable(each) else each for each in metrics]
+        functions = Functions(functions.objective, callables[0])
+    return named, functions
 
 
 def check_functions(functions: Functions, engine: str, baselines: bool = False) -> None:
-    """Hold that functions stay in this process.
-
-    Raises
-    ------
-    ConfigError : they would have to be sent, or the baselines to know them.
-    """
+    """Raise ConfigError if functions would have to leave this process, or reach the baselines."""
     if functions == Functions():
         return
     if engine != "local":
@@ -92,26 +74,26 @@ def check_functions(functions: Functions, engine: str, baselines: bool = False) 
 
 
 def _kebab(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with hyphens, sections too; constraints are mappings, but no sections."""
+    """Names with hyphens, also in sections; other mappings (constraints, schema) become texts."""
     sections = {name.partition(".")[0] for name in defaults() if "." in name}
-    found = {}
+    named = {}
     for name, value in given.items():
         setting = name.rstrip("_").replace("_", "-")
         is_section = isinstance(value, Mapping) and setting in sections
         if isinstance(value, Mapping) and not is_section:
             sign = "=" if setting == "schema" else ":"
             value = ",".join(f"{key}{sign}{each}" for key, each in value.items())
-        found[setting] = _kebab(value) if is_section else value
-    return found
+        named[setting] = _kebab(value) if is_section else value
+    return named
 
 
 def python_name(setting: str) -> str:
-    """A general setting's name as Python writes it."""
+    """A setting's keyword in Python; it is in no section."""
     return IN_PYTHON.get(setting, setting.replace("-", "_"))
 
 
 def _in_python(setting: str) -> str:
-    """A setting's name as Python writes it."""
+    """A setting's keyword in Python, as ``pax={'bins': ...}`` if it is in a section."""
     section, dot, name = setting.rpartition(".")
     if dot:
         return f"{section.replace('-', '_')}={{{name.replace('-', '_')!r}: ...}}"
@@ -120,31 +102,27 @@ def _in_python(setting: str) -> str:
 
 @contextmanager
 def told_in_python(others: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Where the block raises an error on a setting, have it name settings as Python does.
-
-    Parameters
-    ----------
-    others : what the caller calls settings, by their names, where that is something else still.
-    """
+    """Let ConfigErrors name settings by their keywords in Python, or as in ``others``."""
     try:
         yield
     except ConfigError as error:
-        called = others or {}
+        keywords = others or {}
 
         def renamed(match: re.Match[str]) -> str:
+            # A plain word such as "label" is a setting only as the subject or in a hint.
             name = match[1]
             is_hint = text[: match.start()].endswith((" did you mean ", " or "))
             if name not in defaults() or not (match.start() == 0 or "-" in name or is_hint):
                 return match[0]
-            return called.get(name, _in_python(name))
+            return keywords.get(name, _in_python(name))
 
         text = UNKNOWN.sub(lambda match: _in_python(match[0]), str(error))
         error.args = (SETTING.sub(renamed, text),)
         raise
 
 
-def _as_value(name: str, value: object, usual: Value) -> Value:
-    """A value as a run config holds it: lists are texts with commas between."""
+def _as_value(name: str, value: object, default: Value) -> Value:
+    """Convert a value for a run config; lists become texts with commas."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, os.PathLike):
@@ -153,20 +131,19 @@ def _as_value(name: str, value: object, usual: Value) -> Value:
         if name == "drop_columns" and (split := [each for each in value if "," in str(each)]):
             rule = f"{name} must be names without commas, got {split[0]!r}"
             raise ConfigError(f'{rule}: a schema drops a column by its type = "drop"')
-        value = ",".join(_entry(each) for each in value)
+        # An entry may be a list itself: columns that may interact.
+        value = ",".join(
+            f"[{','.join(map(str, each))}]"
+            if isinstance(each, Sequence) and not isinstance(each, str)
+            else str(each)
+            for each in value
+        )
     if name == "positive_label" and isinstance(value, bool):
         value = int(value)  # a label of booleans has the classes 0 and 1
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if isinstance(usual, str) and usual != AUTO and is_number:
+    if isinstance(default, str) and default != AUTO and is_number:
         return str(value)  # a column may be called 54
     if not isinstance(value, bool | int | float | str):
         kind = type(value).__name__
         raise ConfigError(f"{name} must be a text, a number, a truth value or a list, got {kind}")
     return value
-
-
-def _entry(value: object) -> str:
-    """One entry of a list, which may be a list of columns."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"[{','.join(map(str, value))}]"
-    return str(value)

@@ -1,11 +1,11 @@
-"""Log lines of one form, for every process of a coordinator and of a site.
+"""One log format for every process of a coordinator or a site.
 
 ::
 
     2026-11-23T19:05:28.499Z INFO bank worker run=7270070455849061505: kernels are compiled
 
-``FEDAPP_LOG=json`` writes an object a line, ``FLWR_LOG_LEVEL=DEBUG`` what is said of each message
-too. ``FEDAPP_NAME``, which scripts and units set, is the site.
+``FEDAPP_LOG=json`` writes a JSON object per line; ``FLWR_LOG_LEVEL=DEBUG`` adds lines on single
+messages. ``FEDAPP_NAME``, which scripts and units set, is the name of the site.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from fedapp.errors import ConfigError
 
 FORMS = ("text", "json")
-# What Flower says of every message, and of what nobody waits for.
+# Flower's lines on single messages and other noise, shown as DEBUG.
 _CHATTER = re.compile(
     r"$|\[RUN |(Receiving|Sending): |(Received|Sent) successfully|ControlServicer\.\w+$"
     r"|\[Fleet\.(PushMessages|GetRun|GetFab)|(FastAPI l|SuperLinkL)ifespan|Start `flwr-"
@@ -31,18 +31,18 @@ _about = {"process": "", "run": ""}
 
 
 class Lines(logging.Formatter):
-    """Says where a record comes from: the site or coordinator, the process, the run."""
+    """Adds the site or coordinator, the process and the run to a record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line; in text, further lines of a message are indented, so that none looks new."""
+        """Format a record; further lines of a text message are indented."""
         message = super().format(record).strip()
-        named = _RUN.search(message)
+        run_id = _RUN.search(message)
         fields = {
             "time": f"{datetime.fromtimestamp(record.created, UTC):%FT%T}.{int(record.msecs):03}Z",
             "level": record.levelname,
             "site": os.environ.get("FEDAPP_NAME", "-"),
             **_about,
-            **({"run": named[1]} if named else {}),
+            **({"run": run_id[1]} if run_id else {}),
             "message": message,
         }
         if os.environ.get("FEDAPP_LOG") == "json":
@@ -54,10 +54,10 @@ class Lines(logging.Formatter):
 
 
 class Handler(logging.StreamHandler[Any]):
-    """Writes to stderr; what is said of single messages counts as DEBUG."""
+    """Writes to stderr; lines on single messages count as DEBUG."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is shown."""
+        """Lower chatter to DEBUG, then compare the level."""
         args: Any = record.args
         is_chatter = not record.name.startswith("fedapp")
         if record.name.startswith("flwr"):
@@ -70,26 +70,21 @@ class Handler(logging.StreamHandler[Any]):
 
 
 def begin(process: str, run: int | str = "") -> None:
-    """Write this process's log lines in one form from now on.
-
-    Raises
-    ------
-    ConfigError : ``FEDAPP_LOG`` is another word.
-    """
+    """Use this format for all log lines of this process from now on."""
     if (form := os.environ.get("FEDAPP_LOG", "text")) not in FORMS:
         raise ConfigError(f"FEDAPP_LOG must be {' or '.join(FORMS)}, got {form!r}")
     _about.update(process=process, run=str(run))
     handler = Handler()
     handler.setLevel("DEBUG" if os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG" else "INFO")
     handler.setFormatter(Lines())
-    # Not DEBUG: other libraries' lines would show headers, and so tokens.
+    # The root level is not DEBUG: other libraries would log headers, and so tokens.
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     logging.getLogger("fedapp").setLevel(handler.level)
     logging.getLogger("flwr").handlers.clear()
-    if uvicorn := sys.modules.get("uvicorn"):  # which would give its loggers their own handlers
+    if uvicorn := sys.modules.get("uvicorn"):  # it would install handlers of its loggers
         setattr(uvicorn.Config, "configure_logging", lambda _: None)  # noqa: B010
 
 
 def name_run(run: int | str) -> None:
-    """Name the run that this process's lines are about."""
+    """Set the run of this process's log lines."""
     _about["run"] = str(run)

@@ -1,4 +1,4 @@
-"""Packages that fedapp stands on: their versions, and those that only some methods need."""
+"""Versions of the packages fedapp builds on, and checks for optional ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {"xgboost": ("xgboost-cpu", "xgbo
 
 
 def versions(packages: Iterable[str] = SHOWN) -> dict[str, str]:
-    """The installed version of each package, ``unknown`` where there is none."""
+    """The installed version of each package, or ``unknown``."""
     return {package: _version(package) for package in packages}
 
 
@@ -31,7 +31,7 @@ def _version(package: str) -> str:
 
 
 def missing_extra(method: str) -> str:
-    """How to install what a method needs and this machine lacks; empty if nothing is missing."""
+    """The command that installs a method's missing package; empty if nothing is missing."""
     package = _package_of(method)
     if not package or find_spec(package) is not None:
         return ""
@@ -39,28 +39,19 @@ def missing_extra(method: str) -> str:
 
 
 def check_extra(method: str) -> None:
-    """Hold that what a method alone needs is installed.
-
-    Raises
-    ------
-    ConfigError : it is not; says what to install.
-    """
+    """Raise ConfigError if a method needs a package that is not installed."""
     if package := _package_of(method):
         check_package(package, f"for {method}", method)
 
 
 def check_package(package: str, why: str, extra: str) -> None:
-    """Hold that a package is installed.
+    """Raise ConfigError if a package is not installed.
 
     Parameters
     ----------
-    package : as pip calls it.
-    why : what it is needed for, as in ``for log=mlflow``; empty where that is plain.
+    package : its name on the package index.
+    why : purpose for the error text, such as ``for log=mlflow``, or empty.
     extra : of fedapp, that installs it.
-
-    Raises
-    ------
-    ConfigError : it is not; says what to install.
     """
     if find_spec(package.replace("-", "_")) is None:
         rule = " ".join(filter(None, ("must be installed", why)))
@@ -68,6 +59,6 @@ def check_package(package: str, why: str, extra: str) -> None:
 
 
 def _package_of(method: str) -> str:
-    """What a method alone needs, if anything."""
+    """The optional package of a method, or empty."""
     declared = method_of(method)
     return declared.package if declared else ""

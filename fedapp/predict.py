@@ -43,111 +43,83 @@ from fedapp.trees.stacked import model as stacked
 from fedapp.trees.text import json_of, kind_of, model_text
 
 Model = Ensemble | bagged.BaggedForest | stacked.StackedModel | LinearModel
-# A model, rows with NaN for missing, and their base margins if the model has any, to predictions.
+# (model, rows with NaN for missing, base margins or None) -> predictions
 Predict = Callable[[Any, Array, Array | None], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What was predicted, but for the predictions.
+    """Facts of a prediction whose rows were written to a file."""
 
-    Parameters
-    ----------
-    n_rows : rows written.
-    unmatched : ids of rows that were asked for and not written, as some table has no such row.
-    tables : rows and columns of each party's table; none where there was one table.
-    scores : of the rows written, where the table has labels; empty where it has none.
-    note : why there are no scores, where the table has labels.
-    warnings : what is odd about the tables.
-    """
-
-    n_rows: int
-    unmatched: Sequence[str]
-    tables: Mapping[str, Mapping[str, Any]]
-    scores: Mapping[str, float | None]
-    note: str
-    warnings: Sequence[str]
+    n_rows: int  # written
+    unmatched: Sequence[str]  # ids of rows not written, as some table lacks them
+    tables: Mapping[str, Mapping[str, Any]]  # source and size by party; empty for one table
+    scores: Mapping[str, float | None]  # empty if the table has no labels
+    note: str  # why there are no scores despite labels
+    warnings: Sequence[str]  # on the tables
 
 
 def predict_table(
     run_dir: Path, data: str, id_column: str, output: Path, label: str = ""
 ) -> Predicted:
-    """Write a line of predictions for every row.
+    """Predict every row of a table and write one line for each.
 
-    A column ``probability_<class>`` for every class of a multi-class model and for the second
-    class of a binary one, ``prediction`` for a regression. Columns of the table that the model does
-    not know are excluded.
+    The file has a column ``probability_<class>`` for every class of a multi-class model, or for the
+    second of two classes, and ``prediction`` for a regression. Other columns are excluded.
 
     Parameters
     ----------
     run_dir : folder of a finished run.
-    data : a built-in name, a registry name or a file; for a model of parties with different
-        columns also a table of each, ``bank=a.csv,insurer=b.csv``.
-    id_column : column that names the rows; without one they are numbered from 0.
+    data : a data set's name or a file; for parties with different columns also a table of each,
+        ``bank=a.csv,insurer=b.csv``.
+    id_column : column that names the rows; if empty they are numbered from 0.
     output : ``.csv`` or ``.parquet``.
-    label : column to score the predictions by, where the table has it; empty: the run's.
-
-    Raises
-    ------
-    DataError : no model, or the table lacks columns of the model.
-    ConfigError : unknown kind of output, or the tables are not the parties'.
+    label : column to score the predictions by, if the table has it; empty: the run's.
     """
     check_suffix(output)
-    found = predicted_rows(run_dir, data, id_column, label)
-    model, table, predictions = found.model, found.table, found.predictions
+    rows = predicted_rows(run_dir, data, id_column, label)
+    model, table, predictions = rows.model, rows.table, rows.predictions
     named = named_predictions(model.classes, model.n_outputs, predictions)
     ids = np.arange(table.n_rows).astype(str) if table.ids is None else table.ids
     write_predictions(output, id_column or "row", ids, named)
     scores, note = dict[str, float](), ""
     if table.labels is not None:
         threshold = (summary_of(run_dir).get("threshold") or {}).get("value")
-        given = predictions, table.labels, table.weights, threshold
-        scores, note = prediction_scores(model.objective, model.classes, *given)
-    read = {
+        arguments = predictions, table.labels, table.weights, threshold
+        scores, note = prediction_scores(model.objective, model.classes, *arguments)
+    tables = {
         name: {"source": source, "rows": one.n_rows, "columns": len(one.columns)}
-        for name, (source, one) in found.tables.items()
+        for name, (source, one) in rows.tables.items()
     }
-    return Predicted(table.n_rows, found.unmatched, read, scores, note, found.warnings)
+    return Predicted(table.n_rows, rows.unmatched, tables, scores, note, rows.warnings)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PredictedRows:
-    """Rows, with what a whole model says of them.
-
-    Parameters
-    ----------
-    model : of any kind.
-    table : the rows, with the model's columns and codes of categories.
-    predictions : shape (n_rows, n_outputs): probabilities, or numbers.
-    unmatched : ids of rows of the first table that others do not have.
-    tables : source and content of each party's table; none where there was one table.
-    warnings : what is odd about the tables.
-    """
+    """Rows with the predictions of a whole model."""
 
     model: Model
-    table: Table
-    predictions: Array
-    unmatched: Sequence[str]
-    tables: Mapping[str, tuple[str, Table]]
-    warnings: Sequence[str]
+    table: Table  # with the model's columns and category codes
+    predictions: Array  # (n_rows, n_outputs): probabilities, or numbers
+    unmatched: Sequence[str]  # ids of rows of the first table that others lack
+    tables: Mapping[str, tuple[str, Table]]  # source and table by party; empty for one table
+    warnings: Sequence[str]  # on the tables
 
 
 def predicted_rows(
     run_dir: Path, data: str, id_column: str = "", label: str | None = ""
 ) -> PredictedRows:
-    """Predict the rows of a table, or of one a party; see ``predict_table``.
+    """Predict the rows of a table, or of a table per party; see ``predict_table``.
 
-    Parameters
-    ----------
-    label : None: the rows are read without labels and weights.
+    With ``label=None`` the rows are read without labels and weights.
     """
     model, predict = load_model(run_dir / "model.json")
     summary, read_as = summary_of(run_dir), read_as_trained(run_dir, data)
     margin = model.margin_column if isinstance(model, Ensemble) else ""
     roles = Roles(id_column=id_column, base_margin=margin)
     if label is not None:
-        named = label or read_as["label"], id_column, read_as["weight"]
-        roles = Roles(*named, base_margin=margin)
+        columns = label or read_as["label"], id_column, read_as["weight"]
+        roles = Roles(*columns, base_margin=margin)
     sources = _sources(data, summary)
     for source in sources.values() or [data]:
         check_source(source)
@@ -157,24 +129,24 @@ def predicted_rows(
         joins = model.columns, roles, summary["active"], model.categories, readers
         table, unmatched, tables = read_joined(sources, *joins)
     else:
-        how = read_as["reader"], model.categories
-        table = read_columns_of(data, model.columns, roles, "", *how)
+        table = read_columns_of(data, model.columns, roles, "", read_as["reader"], model.categories)
     coded = in_codes_of(table, model.categories)
     notes = [note for each in tables.values() for note in each.notes]
     notes += coded.notes[len(table.notes) if tables else 0 :]
-    odd = [note.told(True) for note in notes] + notes_on_range(model, coded.values)
-    read = {name: (sources[name], one) for name, one in tables.items()}
+    texts = [note.told(True) for note in notes] + notes_on_range(model, coded.values)
+    named_tables = {name: (sources[name], one) for name, one in tables.items()}
     predictions = predict(model, coded.values, coded.base_margins)
-    return PredictedRows(model, coded, predictions, unmatched, read, odd)
+    return PredictedRows(model, coded, predictions, unmatched, named_tables, texts)
 
 
 def notes_on_range(model: Model, values: Array) -> list[str]:
-    """Warnings of columns of numbers with values far outside of what a model knows from training.
+    """Warn about number columns with values far outside of the model's training range.
 
-    At least 5% of a column's values are beyond its thresholds by 10 times their spread; with fewer
-    than five thresholds half of them by 100 times the largest; or one value by 100 times as much.
+    A column is warned about if 5 % of its values exceed its thresholds by 10 times their spread
+    (with fewer than five thresholds, half of the values by 100 times the largest threshold), or one
+    value exceeds them by 100 times that distance.
     """
-    told = []
+    texts = []
     for place, points in _points(model).items():
         low, high, column = points[0], points[-1], values[:, place].astype(np.float64)
         spread, share = (high - low, 0.05) if len(points) >= 5 else (10 * max(-low, high), 0.5)
@@ -183,18 +155,18 @@ def notes_on_range(model: Model, values: Array) -> list[str]:
         if spread and (n_far > share * n_known or away.max(initial=0) > 1000 * spread):
             rule = f"column {model.columns[place]!r}: {n_far:,} of {n_known:,} values are far"
             rule += f" outside of the range that the model knows ({low:g} to {high:g}), as "
-            told.append(as_plain(f"{rule}{column[away.argmax()]:g}; see that units are the same"))
-    return told
+            texts.append(as_plain(f"{rule}{column[away.argmax()]:g}; see that units are the same"))
+    return texts
 
 
 @lru_cache(8)
 def _points(model: Model) -> dict[int, Array]:
-    """Sorted thresholds by column of numbers; of a linear model its mean and two deviations."""
+    """Sorted thresholds by number column; for a linear model, mean -2 to +2 deviations."""
     if isinstance(model, LinearModel):
         points = model.means[:, None] + np.outer(model.scales, np.linspace(-2, 2, 5))
         inputs = dict(zip(model.inputs, points, strict=True))
         return {at: inputs[name] for at, name in enumerate(model.columns) if name in inputs}
-    # A threshold at the end of float32 sets missing values apart.
+    # A threshold at the end of float32's range only separates missing values.
     splits = [
         tree[(tree["left"] >= 0) & (tree["set"] == NO_SET) & (np.abs(tree["threshold"]) < 1e38)]
         for tree in model.trees
@@ -205,8 +177,7 @@ def _points(model: Model) -> dict[int, Array]:
 
 
 def trained_settings(run_dir: Path) -> dict[str, Any]:
-    """Settings of the run, by their names, with the schema that its folder keeps in place of the
-    one that it was given; none where the folder holds the model alone."""
+    """Settings of a run, with the paths of its schema copies; empty if it has no config.toml."""
     path = run_dir / "config.toml"
     text = path.read_text() if path.is_file() else ""
     settings = flatten(read_toml(text, "config.toml of the run must be TOML"))
@@ -219,29 +190,25 @@ def trained_settings(run_dir: Path) -> dict[str, Any]:
 
 
 def read_as_trained(run_dir: Path, data: str, party: str = "") -> dict[str, Any]:
-    """How a run has read its tables, or that of a party, for another table; see ``table_settings``.
-
-    Raises
-    ------
-    ConfigError : it was by a schema, which is not in its folder.
-    """
+    """How a run, or a party of it, read its table, for another table; see ``table_settings``."""
     trained = trained_settings(run_dir)
     schema = own_file(str(trained.get("schema", "")), party)
     if schema and not Path(schema).is_file():
-        rule = "must lie in the folder of a run that has read its tables by a schema"
+        rule = "must be in the folder of a run that has read its tables by a schema"
         way = f"copy the schema there as it was in training: {shown(Path(schema))}"
         raise ConfigError(f"{Path(schema).name} {rule}, got none: {way}")
     return table_settings({**trained, "data": data, "schema": schema}, is_shared=True)
 
 
 def summary_of(run_dir: Path) -> dict[str, Any]:
+    """Content of a run's ``summary.json``; empty if there is none."""
     path = run_dir / "summary.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return found
+    summary: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return summary
 
 
 def _sources(data: str, summary: Mapping[str, Any]) -> dict[str, str]:
-    """The tables of the parties that had different columns; none where there is one table."""
+    """Tables by party, if the parties have different columns; else empty."""
     if "active" in summary:
         parties = [party["name"] for party in summary["parties"]]
         return sources_to_predict(data, parties, may_be_one=True)
@@ -252,18 +219,10 @@ def _sources(data: str, summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def parts_of(run_dir: Path) -> dict[str, Any] | None:
-    """Where the parts of a run's model lie; None where the run's folder has the whole model."""
+    """The parties of a divided model; None if the run's folder has the whole model."""
     path = run_dir / "model.json"
     text = model_text(path) if path.is_file() else ""
     return json_of(text) if kind_of(text) == DIVIDED else None
-
-
-def _by_leaves(forest: bagged.BaggedForest, values: Array, base_margins: Array | None) -> Any:
-    return forest.predictions(forest.leaves(values))
-
-
-def _by_trees(model: Ensemble, values: Array, base_margins: Array | None) -> Any:
-    return transform(model.objective, predict_margins(model, values, base_margins))
 
 
 def _by_margins(margins: Callable[[Any, Array], Array]) -> Predict:
@@ -271,19 +230,27 @@ def _by_margins(margins: Callable[[Any, Array], Array]) -> Predict:
 
 
 _KINDS: dict[str, tuple[Callable[[str], Model], Predict]] = {
-    BOOSTED: (from_json, _by_trees),
-    bagged.KIND: (bagged.from_json, _by_leaves),
+    BOOSTED: (
+        from_json,
+        lambda model, values, margins: transform(
+            model.objective, predict_margins(model, values, margins)
+        ),
+    ),
+    bagged.KIND: (
+        bagged.from_json,
+        lambda forest, values, _: forest.predictions(forest.leaves(values)),
+    ),
     stacked.KIND: (stacked.from_json, _by_margins(stacked.StackedModel.predict_margins)),
     LINEAR: (linear_from_json, _by_margins(predict_linear)),
 }
 
 
 def load_model(path: Path) -> tuple[Model, Predict]:
-    """A model of any method, and what predicts rows; an unknown kind is read as a boosted model."""
+    """Read a model and its prediction function; an unknown kind is read as a boosted model."""
     return model_of_text(model_text(path))
 
 
 def model_of_text(text: str) -> tuple[Model, Predict]:
-    """The same for the text of a model."""
+    """Like ``load_model``, from the model's text."""
     read, predict = _KINDS.get(kind_of(text), _KINDS[BOOSTED])
     return read(text), predict

@@ -1,4 +1,4 @@
-"""The folder a run writes: settings, a line a round, a line a message, the model, the summary."""
+"""The folder of a run: settings, lines of rounds and of messages, model, summary, checkpoint."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from fedapp.run_state import RunState
 from fedapp.stage import Stage
 from fedapp.toml import read_toml
 
-# Errors of a run that somebody stopped.
+# Errors of a run that was stopped from outside.
 INTERRUPTIONS = frozenset({"SystemExit", "KeyboardInterrupt", StoppedError.__name__})
-SCHEMA = "schema.toml"  # by which the run has read its tables
-STOP = "stop"  # asks a run to stop after its round
-MADE_FROM = "made-from.json"  # what decides on a run of a study, written before it begins
+SCHEMA = "schema.toml"  # copy of the schema by which the run reads its tables
+STOP = "stop"  # if it exists, the run stops after its round
+MADE_FROM = "made-from.json"  # inputs of a run of a study, written before it begins
 
 
 class State(StrEnum):
-    """How far a run has come; a resumable one was interrupted after a checkpoint."""
+    """State of a run; a resumable one was interrupted after a checkpoint."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -44,8 +44,8 @@ class State(StrEnum):
     RESUMABLE = "resumable"
 
 
-class _Kept(dict[str, Any]):
-    """What a checkpoint keeps, by name."""
+class _SavedFacts(dict[str, Any]):
+    """Content of a checkpoint; a missing name is a DataError, not a KeyError."""
 
     def __missing__(self, name: str) -> Any:
         rule = f"checkpoint must have {name!r}: another version of fedapp has begun this run"
@@ -54,32 +54,22 @@ class _Kept(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Paths of a run, and what is written to them.
-
-    Parameters
-    ----------
-    path : the folder.
-    """
+    """Paths of a run's files, and how they are read and written."""
 
     path: Path
 
     @property
     def ledger(self) -> Path:
-        """A line a message."""
+        """One line per message."""
         return self.path / "ledger.jsonl"
 
     @property
     def rounds(self) -> Path:
-        """A line a boosting round."""
+        """One line per round."""
         return self.path / "rounds.jsonl"
 
     def begin(self, settings: Settings) -> None:
-        """Make the folder and write the settings into it, and a copy of the schema they name.
-
-        Raises
-        ------
-        ConfigError : the folder holds another run.
-        """
+        """Make the folder, write the settings and copy the schema; ConfigError if it has a run."""
         self.check_new()
         private_folder(self.path)
         self.write_settings(settings)
@@ -88,126 +78,119 @@ class RunFolder:
                 write_whole(schema_copy(self.path, party), schema.read_bytes())
 
     def write_settings(self, settings: Settings) -> None:
-        """Write the settings."""
+        """Write ``config.toml``."""
         self.write("config.toml", tomli_w.dumps(settings.as_config()))
 
     def check_new(self) -> None:
-        """Hold that the folder holds no run.
-
-        Raises
-        ------
-        ConfigError : it holds one.
-        """
+        """Raise ConfigError if the folder has a run."""
         if (self.path / "config.toml").exists():
             raise ConfigError(f"run-dir must be a new folder, got {self.path} which holds a run")
 
     def rewind(self, step: int, n_rounds: int) -> None:
-        """Drop the lines of rounds and messages after a checkpoint."""
+        """Drop the lines of rounds and messages that were written after a checkpoint."""
         for path, last, key in ((self.rounds, n_rounds, "round"), (self.ledger, step, "step")):
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
             whole = [line for line in lines if line.endswith("\n")]
-            kept = [line for line in whole if json.loads(line)[key] <= last]
-            write_whole(path, "".join(kept).encode())
+            before = [line for line in whole if json.loads(line)[key] <= last]
+            write_whole(path, "".join(before).encode())
 
     def write(self, name: str, text: str) -> None:
         """Write one file of the folder."""
         write_whole(self.path / name, text.encode())
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write one JSON file, a list of numbers or texts on one line; NaN becomes null."""
+        """Write one JSON file; NaN becomes null."""
         self.write(name, _indented(without_nan(content)) + "\n")
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of ``summary.json``, of a finished run."""
-        found: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
-        return found
+        """Content of ``summary.json``, of a finished run."""
+        summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+        return summary
 
     def add_to_summary(self, fields: Mapping[str, Any]) -> None:
-        """Put more into ``summary.json``, or other values in place of those it has."""
+        """Add or replace fields of ``summary.json``."""
         self.write_json("summary.json", {**self.summary, **fields})
 
     def set_total_seconds(self, seconds: float) -> None:
-        """Count what a command has taken beside the run itself."""
+        """Set the total, to include what a command does before and after the run."""
         self.add_to_summary({"seconds": {**self.summary["seconds"], "total": round(seconds, 3)}})
 
     def add_round(self, line: Mapping[str, Any]) -> None:
-        """Add a line to ``rounds.jsonl``."""
+        """Append a line to ``rounds.jsonl``."""
         with open_private(self.rounds, "a") as file:
             file.write(json.dumps(without_nan(line)) + "\n")
 
     def save(self, checkpoint: Checkpoint, state: RunState) -> None:
-        """Keep what a run needs to go on from here, in place of what was kept before."""
-        # Never a name in use: what checkpoint.json names stays whole until it names another.
+        """Write a checkpoint in place of the last one."""
+        # A new name: the file that checkpoint.json names stays whole until it names another.
         arrays = f"checkpoint-{state.step}-{secrets.token_hex(4)}.npz"
         with open_private(self.path / arrays, "wb") as file:
             np.savez(file, allow_pickle=False, **checkpoint.arrays)
         facts = {**state.to_json(), "arrays": arrays, "facts": checkpoint.facts}
-        self.write("checkpoint.json", _compact(facts))
+        try:
+            text = json.dumps(facts, allow_nan=False)
+        except ValueError:
+            text = json.dumps(without_nan(facts))
+        self.write("checkpoint.json", text)
         self._drop_checkpoints(keep=arrays)
 
     def saved(self) -> tuple[Checkpoint, RunState] | None:
-        """The last checkpoint and the state kept with it, or None.
-
-        Raises
-        ------
-        DataError : what it lacks is asked of it, here or later.
-        """
-        facts = self._kept_facts()
+        """The last checkpoint and its state, or None; reading a name it lacks is a DataError."""
+        facts = self._saved_facts()
         if facts is None:
             return None
         with np.load(self.path / facts["arrays"], allow_pickle=False) as stored:
-            arrays = _Kept({name: stored[name] for name in stored.files})
-        return Checkpoint(arrays, _Kept(facts["facts"])), RunState.from_json(facts)
+            arrays = _SavedFacts({name: stored[name] for name in stored.files})
+        return Checkpoint(arrays, _SavedFacts(facts["facts"])), RunState.from_json(facts)
 
     def note(self, stage: Stage) -> None:
-        """Say where the run is, in place of what was said before."""
+        """Write the run's current stage."""
         self.write_json("progress.json", asdict(stage))
 
     @property
     def stage(self) -> Stage | None:
-        """Where the run was last, or None."""
+        """The run's last stage, or None."""
         with suppress(FileNotFoundError):
             return Stage(**json.loads((self.path / "progress.json").read_text()))
         return None
 
     def forget_stage(self) -> None:
-        """Drop where an earlier attempt was."""
+        """Delete the stage of an earlier attempt."""
         (self.path / "progress.json").unlink(missing_ok=True)
 
     @property
     def kept(self) -> RunState | None:
-        """The state kept with the last checkpoint, or None."""
-        facts = self._kept_facts()
+        """The state in the last checkpoint, or None."""
+        facts = self._saved_facts()
         return RunState.from_json(facts) if facts else None
 
-    def _kept_facts(self) -> _Kept | None:
+    def _saved_facts(self) -> _SavedFacts | None:
         with suppress(FileNotFoundError):
-            return _Kept(json.loads((self.path / "checkpoint.json").read_text()))
+            return _SavedFacts(json.loads((self.path / "checkpoint.json").read_text()))
         return None
 
     def held(self) -> AbstractContextManager[None]:
-        """Show others that the run is going on, while the block lasts and no longer than this
-        process does; several may."""
+        """Mark the run as running during the block, while this process lives; shared."""
         return folder_locks.held(self.path)
 
     def written(self) -> AbstractContextManager[None]:
-        """The same for the one process that writes the folder; a second is refused."""
+        """Like ``held``, for the only process that writes the folder; a second is refused."""
         return folder_locks.written(self.path)
 
     @property
     def is_held(self) -> bool:
-        """Whether the run is going on, on this machine; also where that cannot be told."""
+        """Whether the run is running on this machine; True if the file system has no locks."""
         return folder_locks.is_held(self.path)
 
     @property
     def state(self) -> State:
-        """How far the run has come."""
+        """State of the run."""
         return State.RUNNING if self.is_held else self.state_of_files
 
     @property
     def state_of_files(self) -> State:
-        """How far the run has come if it is not going on."""
+        """State of the run, given that it is not running."""
         if (self.path / "summary.json").exists():
             return State.FINISHED
         if self.error not in ("", *INTERRUPTIONS):
@@ -216,53 +199,48 @@ class RunFolder:
         return State.RESUMABLE if has_checkpoint else State.INTERRUPTED
 
     def has_ended(self) -> bool:
-        """Whether the run has written how it ended, which one that was killed has not."""
+        """Whether the run has written its end; a killed one has not."""
         return any((self.path / name).exists() for name in ("summary.json", "failure.json"))
 
     def check_unfinished(self) -> None:
-        """Hold that a run can go on.
-
-        Raises
-        ------
-        ConfigError : it is finished.
-        """
+        """Raise ConfigError if the run has finished."""
         if (self.path / "summary.json").exists():
             rule = f"resume must be the folder of an unfinished run, got {self.path}"
             raise ConfigError(f"{rule}, which has finished: its results are there")
 
     def forget_failure(self) -> None:
-        """Drop what an earlier attempt wrote of its end."""
+        """Delete what an earlier attempt wrote at its end."""
         for name in ("failure.json", STOP):
             (self.path / name).unlink(missing_ok=True)
 
     def ask_to_stop(self) -> None:
-        """Have the run stop after its round."""
+        """Ask the run to stop after its round."""
         self.write(STOP, "")
 
     @property
     def is_to_stop(self) -> bool:
-        """Whether somebody has asked it to."""
+        """Whether the run was asked to stop."""
         return (self.path / STOP).exists()
 
     @property
     def error(self) -> str:
-        """Name of the error that has ended the run, or empty."""
+        """Class name of the error that ended the run, or empty."""
         path = self.path / "failure.json"
         return str(json.loads(path.read_text())["error"]) if path.exists() else ""
 
     @property
     def was_stopped(self) -> bool:
-        """Whether it ended so."""
+        """Whether the run ended on request."""
         return self.error == StoppedError.__name__
 
     @property
     def diverged_after(self) -> int:
-        """Finished rounds of a run that has diverged; 0 where it has not."""
-        facts = self._kept_facts() if self.error == DivergedError.__name__ else None
+        """Finished rounds of a run that has diverged; else 0."""
+        facts = self._saved_facts() if self.error == DivergedError.__name__ else None
         return int(facts["facts"]["rounds"]) if facts else 0
 
     def finish(self) -> None:
-        """Drop what only an unfinished run needs."""
+        """Delete files that only an unfinished run needs."""
         for name in ("checkpoint.json", "progress.json"):
             (self.path / name).unlink(missing_ok=True)
         self.forget_failure()
@@ -275,7 +253,7 @@ class RunFolder:
 
 
 def without_nan(value: Any) -> Any:
-    """The same content with None for numbers JSON cannot hold."""
+    """Replace NaN and infinities by None, for JSON."""
     if isinstance(value, Mapping):
         return {key: without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -285,16 +263,8 @@ def without_nan(value: Any) -> Any:
     return value
 
 
-def _compact(value: Mapping[str, Any]) -> str:
-    """JSON for programs; NaN becomes null."""
-    try:
-        return json.dumps(value, allow_nan=False)
-    except ValueError:
-        return json.dumps(without_nan(value))
-
-
 def _indented(value: Any, margin: str = "") -> str:
-    """JSON for people: like ``json.dumps`` with an indent, but that plain lists take one line."""
+    """Like ``json.dumps`` with an indent, but plain lists take one line."""
     inner = margin + "  "
     if isinstance(value, dict) and value:
         lines = (f"{json.dumps(key)}: {_indented(each, inner)}" for key, each in value.items())
@@ -306,7 +276,7 @@ def _indented(value: Any, margin: str = "") -> str:
 
 
 def new_run_dir(strategy: str, parent: Path | None = None) -> Path:
-    """A path for a new run, named by time and strategy."""
+    """An unused path for a run, named by time and strategy."""
     parent = parent or home() / "runs"
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{strategy}"
     path, n = parent / name, 1
@@ -316,21 +286,20 @@ def new_run_dir(strategy: str, parent: Path | None = None) -> Path:
 
 
 def schema_copy(folder: Path, party: str) -> Path:
-    """Where a run keeps the schema of a party; without a name that of all."""
+    """Path of a run's copy of a party's schema, or without a name of the common one."""
     return folder / (f"schema-{party}.toml" if party else SCHEMA)
 
 
-# Settings that a resumed run may change: they do not touch the model.
+# Settings that a resumed run may change: they do not affect the model.
 CHANGEABLE = {"log", "start-deadline", "exchange-deadline", "resend-after", "min-parties"}
 
 
 def resumed_settings(settings: Settings) -> Settings:
-    """The settings of the run that ``resume`` names, or the given ones; of a run that has diverged
-    with the rounds before that.
+    """The settings of the run to resume, or the given ones if ``resume`` is empty.
 
     Raises
     ------
-    ConfigError : there is no such run, it is finished, or a setting is given that it did not have.
+    ConfigError : there is no such run, it has finished, or another value of a setting is given.
     """
     if not settings.resume:
         return settings
@@ -340,12 +309,12 @@ def resumed_settings(settings: Settings) -> Settings:
         raise ConfigError(f"resume must be the folder of a run, got {settings.resume}{hint}")
     RunFolder(path.parent).check_unfinished()
     stored = flatten(read_toml(path.read_text(), "config.toml of the run must be TOML"))
-    if rounds := RunFolder(path.parent).diverged_after:
+    if rounds := RunFolder(path.parent).diverged_after:  # resumed, it ends before that
         stored["num-boost-round"] = rounds
     place = {"run-dir": str(path.parent), "resume": str(path.parent)}
-    given = {name: value for name, value in settings.changed.items() if name not in place}
-    for name, value in given.items():
-        if name not in CHANGEABLE and value != (begun := stored.get(name, defaults()[name])):
-            raise ConfigError(f"{name} must be the resumed run's, {begun!r}, got {value!r}")
-    changed = {name: given[name] for name in CHANGEABLE & set(given)}
+    overrides = {name: value for name, value in settings.changed.items() if name not in place}
+    for name, value in overrides.items():
+        if name not in CHANGEABLE and value != (before := stored.get(name, defaults()[name])):
+            raise ConfigError(f"{name} must be the resumed run's, {before!r}, got {value!r}")
+    changed = {name: overrides[name] for name in CHANGEABLE & set(overrides)}
     return load_settings({**stored, **changed, **place})

@@ -31,8 +31,8 @@ from strategies.callbacks import Callbacks
 from strategies.meeting import ENGINES, shared_rows
 from strategies.settings import WAYS_OUT
 
-BOOSTING = ("num_boost_round", "eta", "early_stopping_rounds")  # as ``auto`` is resolved
-LOG_WIDTH = 100  # of the table, in letters
+BOOSTING = ("num_boost_round", "eta", "early_stopping_rounds")  # settings that can be ``auto``
+LOG_WIDTH = 100  # characters, of the table of scores
 
 log = logging.getLogger("fedapp")
 app = ServerApp()
@@ -40,11 +40,11 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train, and write the report, unless a command waits for the run to add to it first."""
+    """Train, and write the report unless a command that waits for the run does."""
     leave_no_core()
     if engine_name(grid) == "deployment":
         log_lines.begin("serverapp", context.run_id)
-    else:  # not the root logger's handler: what Flower logs would be printed twice
+    else:  # a handler of the root logger would print Flower's lines twice
         log.addHandler(logging.StreamHandler(sys.stdout))
         log.setLevel(logging.INFO)
     serverapp.replace_parts(grid)
@@ -58,7 +58,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def in_one_sentence(record: logging.LogRecord) -> bool:
-    """Have Flower log an error whose text says all without the trace of the code."""
+    """Log filter: Flower logs a FedappError without its traceback."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, FedappError):
         record.msg, record.args, record.exc_info = f"{type(error).__name__}: {error}", (), None
@@ -66,19 +66,13 @@ def in_one_sentence(record: logging.LogRecord) -> bool:
 
 
 def train_alone(grid: Grid, settings: Settings) -> RunFolder:
-    """Train, and do what a command that waits for a simulated run would do: log the run, and write
-    its report.
-
-    Raises
-    ------
-    ConfigError : a tool to log in is not installed, or cannot be reached.
-    FedappError : see ``train``.
-    """
+    """Train, log the run and write its report, as a command does for a simulated run."""
     settings = resumed_settings(settings)
     if not settings.run_dir:
         run_dir = str(new_run_dir(settings.strategy))
         settings = settings.model_copy(update={"run_dir": run_dir})
     folder = RunFolder(Path(settings.run_dir))
+    # A held folder belongs to a command that logs and reports itself.
     is_logged = engine_name(grid) == "deployment" or not folder.path.exists() or not folder.is_held
     if not settings.logs or not is_logged:
         train(grid, settings)
@@ -96,7 +90,7 @@ def train_alone(grid: Grid, settings: Settings) -> RunFolder:
 
 
 def show(folder: RunFolder) -> None:
-    """Write a run's report, and print its scores as ``fedapp run`` does."""
+    """Write a run's report and print its scores."""
     from rich.console import Console
 
     from fedapp.report.page import write_report
@@ -108,43 +102,35 @@ def show(folder: RunFolder) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FolderCallbacks(Callbacks):
-    """Writes what a strategy reports into a run's folder.
-
-    Parameters
-    ----------
-    folder : of the run.
-    settings : as given.
-    on_round : called after every round; the run stops where it returns False.
-    before_checkpoint : called before the run saves where it has come to.
-    """
+    """Writes what a strategy reports into a run's folder."""
 
     folder: RunFolder
     settings: Settings
-    on_round: OnRound | None = None
+    on_round: OnRound | None = None  # the run stops if it returns False
     before_checkpoint: Callable[[], None] | None = None
 
     def begin(self, settings: Settings, state: RunState) -> None:
-        """Write how many parties there are, and drop what an earlier attempt did after it saved."""
+        """Write the number of parties; drop lines that an earlier attempt wrote after it saved."""
         if not self.settings.asked_parties:
             self.folder.write_settings(self.settings.with_parties(settings.parties))
         self.folder.rewind(state.step, state.rounds)
 
     def warnings(self, simulated: bool) -> Iterable[str]:
-        """Of simulated parties that share rows."""
+        """Warnings about simulated parties that share rows."""
         return shared_rows(self.settings) if simulated else ()
 
     def stage(self, stage: Stage) -> None:
-        """Write where the run is."""
+        """Write the run's stage."""
         self.folder.note(stage)
 
     def end_round(self, line: RoundInfo) -> bool:
-        """Write a line; False where the caller, or somebody from outside, stops the run."""
+        """Write a line; False if the caller, or a stop file, stops the run."""
         self.folder.add_round(line)
         is_to_stop = self.folder.is_to_stop
         return not (self.on_round and self.on_round(line) is False) and not is_to_stop
 
     def checkpoint(self, checkpoint: Checkpoint, state: RunState) -> None:
-        """Save where the run has come to."""
+        """Save a checkpoint."""
         if self.before_checkpoint is not None:
             self.before_checkpoint()
         self.folder.save(checkpoint, state)
@@ -155,7 +141,7 @@ class FolderCallbacks(Callbacks):
             self.folder.write(name, text)
 
     def way_on(self) -> str:
-        """The folder can be resumed."""
+        """How to resume the run."""
         return f"resume={self.folder.path} goes on from there"
 
 
@@ -170,13 +156,12 @@ def train(
     Parameters
     ----------
     on_round : called after every round.
-    before_checkpoint : called before the run saves where it has come to.
+    before_checkpoint : called before every checkpoint.
 
     Raises
     ------
-    StoppedError : ``on_round``, or somebody from outside, stopped the run.
-    ConfigError : another process writes the folder.
-    FedappError : the run cannot go on; the folder's ``failure.json`` says why.
+    StoppedError : ``on_round`` or a stop file stopped the run.
+    FedappError : the run failed; the folder's ``failure.json`` says why.
     """
     settings = resumed_settings(settings)
     strategy_class = load_strategy(settings.strategy)
@@ -186,7 +171,7 @@ def train(
     )
     with folder.written():
         if settings.resume:
-            folder.check_unfinished()  # by another process, since its settings were read
+            folder.check_unfinished()  # another process may have finished it meanwhile
             folder.forget_failure()
         else:
             folder.begin(settings)
@@ -198,43 +183,33 @@ def train(
                 strategy.resume(*saved)
             strategy.start(grid)
         except BaseException as error:
-            said = in_words(error) if isinstance(error, OSError) else str(error)
-            failure = {"error": type(error).__name__, "message": said}
+            text = in_words(error) if isinstance(error, OSError) else str(error)
+            failure = {"error": type(error).__name__, "message": text}
             folder.write_json("failure.json", failure)
             raise
         folder.write_json("summary.json", summarise(strategy, engine_name(grid)))
         folder.finish()
-    log.info("the run lies in %s", folder.path)
+    log.info("the run is in %s", folder.path)
     return folder
 
 
 def load_strategy(name: str) -> type[TreeStrategy[Any]]:
-    """The strategy class of a method.
-
-    Raises
-    ------
-    ConfigError : there is no such method.
-    """
+    """The strategy class of a method; raise ConfigError if there is none."""
     method, module = all_methods().get(name), module_of_group(name.replace("-", "_"))
     # A method's messages and its strategy are in files of one name.
     strategy = _strategies_of(module.__name__).get(name) if method and module else None
     if strategy is None:
-        known = [method for method, found in all_methods().items() if found.trains]
-        rule = f"must be one of {', '.join(known)}"
-        raise ConfigError(f"strategy {rule}, got {name!r}{near(name, known)}")
+        methods = [method for method, found in all_methods().items() if found.trains]
+        rule = f"must be one of {', '.join(methods)}"
+        raise ConfigError(f"strategy {rule}, got {name!r}{near(name, methods)}")
     return strategy
 
 
 def check_read(settings: Settings, given: Collection[str] = ()) -> None:
-    """Check that the method reads all settings that are given, or are not their defaults.
-
-    Raises
-    ------
-    ConfigError : names the first that it does not read, and what to set in its place.
-    """
+    """Raise ConfigError if the method does not read a setting that is given or changed."""
     method, read = settings.strategy, load_strategy(settings.strategy).settings_read(settings)
     values = flatten(settings.as_config())
-    # What was given comes first: a preset changes others.
+    # Given settings come first: a preset changes others.
     unread = {*given, *settings.changed} - set(read)
     for name in sorted(unread, key=lambda name: (name not in given, name)):
         readers = [
@@ -242,8 +217,8 @@ def check_read(settings: Settings, given: Collection[str] = ()) -> None:
             for other, strategy in all_strategies().items()
             if name in strategy.settings_read(settings.model_copy(update={"strategy": other}))
         ]
-        own = alias(name.rpartition(".")[2], read, method)
-        way = f"did you mean {own}?" if own else f"read by {', '.join(readers)}"
+        synonym = alias(name.rpartition(".")[2], read, method)
+        way = f"did you mean {synonym}?" if synonym else f"read by {', '.join(readers)}"
         way += WAYS_OUT.get(name, "")
         rule = f"must be omitted for {method}, which does not read it"
         raise ConfigError(f"{name} {rule}, got {values[name]!r}; {way}")
@@ -261,12 +236,12 @@ def _strategies_of(messages: str) -> dict[str, type[TreeStrategy[Any]]]:
 
 
 def engine_name(grid: Grid) -> str:
-    """What carried the messages."""
+    """The engine of a grid: local, simulation or deployment."""
     return ENGINES.get(type(grid).__name__, "deployment")
 
 
 def summarise(strategy: TreeStrategy[Any], engine: str) -> dict[str, Any]:
-    """The content of ``summary.json``."""
+    """Content of ``summary.json``."""
     settings, state = strategy.settings, strategy.state
     assert strategy.outcome is not None
     read = strategy.settings_read(settings)

@@ -1,6 +1,6 @@
-"""What surrounds a run: checks before it, its folder and its engine, and what is added to it after.
+"""Everything around a run: checks, its folder and engine, and what is added to it afterwards.
 
-``fedapp run`` and ``fedapp.run`` are this and nothing else.
+``fedapp run`` and ``fedapp.run`` are thin wrappers of this module.
 """
 
 from __future__ import annotations
@@ -27,37 +27,25 @@ from fedapp.watch import OnRound, Silent, Watcher
 
 @dataclass(slots=True)
 class Training:
-    """A run from its settings to its page.
-
-    Parameters
-    ----------
-    strategy : name of the method.
-    given : settings that differ from their defaults, by their names.
-    engine : local, simulation, or the name of a SuperLink.
-    baselines : whether XGBoost or scikit-learn is also trained on pooled rows, and each party's.
-    watcher : shown what is done.
-    on_round : called after every round; by simulated engines only.
-    with_page : whether the run's page is written, and what moves its predictions is looked into.
-    folder : of the run; None before there is one, and where it lies on another machine.
-    """
+    """A run from its settings to its report."""
 
     strategy: str
-    given: Mapping[str, Any]
-    engine: str = "local"
-    baselines: bool = False
+    given: Mapping[str, Any]  # settings that differ from their defaults
+    engine: str = "local"  # or simulation, or the name of a SuperLink
+    baselines: bool = False  # also train on the pooled rows, and on each party's
     watcher: Watcher = field(default_factory=Silent)
-    on_round: OnRound | None = None
-    with_page: bool = True
-    folder: RunFolder | None = None
+    on_round: OnRound | None = None  # with simulated engines only
+    with_page: bool = True  # also write the report and compute contributions of columns
+    folder: RunFolder | None = None  # None before it exists, or if it is on another machine
 
     def carry_out(self) -> RunFolder | None:
-        """Train a model and write the run's folder; None where it lies on another machine.
+        """Train a model; returns its folder, or None if it is on another machine.
 
         Raises
         ------
-        ConfigError, DataError : a setting or a table breaks a rule; before anything is started.
+        ConfigError, DataError : a setting or a table is invalid; before anything is started.
         StoppedError : ``on_round`` stopped the run.
-        FedappError : the run cannot go on.
+        FedappError : the run failed.
         """
         watcher = self.watcher
         watcher.begin("reading the settings")
@@ -66,17 +54,17 @@ class Training:
         settings = settings.model_copy(update={"run_dir": run_dir_of(settings, self.engine)})
         self.folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
         watcher.tell(told(self.engine))
-        kept = self.folder.kept if self.folder else None
-        earlier = kept.seconds[0] if kept else 0.0  # of the attempts that the run goes on from
+        saved = self.folder.kept if self.folder else None
+        earlier = saved.seconds[0] if saved else 0.0  # of earlier attempts of a resumed run
         with self._logged(settings) as logs:
             folder = carry_out(settings, self.engine, watcher, logs.before(self.on_round))
             if folder is None or not (folder.path / "summary.json").exists():
-                watcher.tell("The run has finished; its folder lies where the ServerApp runs.")
+                watcher.tell("The run has finished; its folder is where the ServerApp runs.")
                 return None
             self._add(folder, settings)
             logs.note(folder)
             watcher.begin("writing the report")
-            folder.set_total_seconds(earlier + watcher.seconds)  # for the page
+            folder.set_total_seconds(earlier + watcher.seconds)  # shown in the report
             if self.with_page:
                 from fedapp.report.page import write_report
 
@@ -86,22 +74,21 @@ class Training:
         return folder
 
     def _logged(self, settings: Settings) -> AbstractContextManager[Logs]:
-        """The run in other tools; between organisations it is the ServerApp that logs."""
+        """Log a simulated run in other tools; between organisations the ServerApp does."""
         if self.folder is None or self.engine not in SIMULATED or not settings.logs:
             return nullcontext(Logs({}, 0, self.watcher.tell))
         self.watcher.begin(f"opening {' and '.join(settings.logs)}")
         return logged(settings, self.folder, self.engine, self.watcher.tell)
 
     def _checked(self) -> Settings:
-        """The settings of the run."""
-        given = settings_named(self.given, self.strategy)
-        settings = load_settings({**given, "strategy": self.strategy})
+        named = settings_named(self.given, self.strategy)
+        settings = load_settings({**named, "strategy": self.strategy})
         is_simulated = self.engine in SIMULATED
         if settings.init_model and is_simulated:
             path = str(Path(settings.init_model).resolve())
             settings = settings.model_copy(update={"init_model": path})
         settings = resumed_settings(settings)
-        check_method(settings, self.engine, given)
+        check_method(settings, self.engine, named)
         if self.baselines and settings.init_model:
             rule = "must be empty with --baselines, which begin without a model"
             raise ConfigError(f"init-model {rule}, got {settings.init_model}")
@@ -109,19 +96,19 @@ class Training:
             rule = "must have all rows in one place"
             raise ConfigError(f"--baselines {rule}, got --engine {self.engine}")
         if self.on_round and not is_simulated:
-            rule = "must be omitted where the run's folder lies on another machine"
+            rule = "must be omitted where the run's folder is on another machine"
             raise ConfigError(f"on_round {rule}, got engine={self.engine!r}")
         return settings
 
     def _add(self, folder: RunFolder, settings: Settings) -> None:
-        """Write into the summary what is asked for and can be told where all rows lie here."""
+        """Add baselines and contributions to the summary, which need all rows on this machine."""
         if self.baselines:
             from simulations.baselines import run_baselines
 
             self.watcher.begin("training the baselines")
-            found, summary = run_baselines(settings, folder.path), folder.summary
-            warnings = [*summary["warnings"], *worse_than_alone(summary, found["alone"])]
-            folder.add_to_summary({"baselines": found, "warnings": warnings})
+            scores, summary = run_baselines(settings, folder.path), folder.summary
+            warnings = [*summary["warnings"], *worse_than_alone(summary, scores["alone"])]
+            folder.add_to_summary({"baselines": scores, "warnings": warnings})
         if self.with_page and self.engine in SIMULATED:
             from simulations.contributions import contributions
 
@@ -132,8 +119,7 @@ class Training:
 
 
 def run_dir_of(settings: Settings, engine: str, parent: Path = RUNS) -> str:
-    """Where the run is written, by default a new folder in ``parent``; a SuperLink elsewhere
-    chooses a place of its own."""
+    """Make the run's folder, by default a new one in ``parent``; empty if a ServerApp does."""
     if not settings.run_dir and engine not in SIMULATED:
         return ""
     run_dir = Path(settings.run_dir or new_run_dir(settings.strategy, parent)).resolve()
@@ -145,13 +131,7 @@ def run_dir_of(settings: Settings, engine: str, parent: Path = RUNS) -> str:
 
 @contextmanager
 def passing(run_dir: str, stays: bool) -> Iterator[None]:
-    """Delete a run's folder when the block has ended well; else keep it, and say where it is.
-
-    Parameters
-    ----------
-    run_dir : empty where the folder lies on another machine.
-    stays : whether it is kept anyway.
-    """
+    """Delete a run's folder after a successful block unless ``stays``; errors name it."""
     try:
         yield
     except FedappError as error:
@@ -163,15 +143,11 @@ def passing(run_dir: str, stays: bool) -> Iterator[None]:
 
 
 def check_method(settings: Settings, engine: str, given: Collection[str] = ()) -> None:
-    """Hold that the engine is known, and that the method trains, is set well, and can run here.
+    """Raise ConfigError if a method cannot train here with these settings.
 
     Parameters
     ----------
-    given : names of settings that were given, which the method must read.
-
-    Raises
-    ------
-    ConfigError : it is not.
+    given : names of settings that the method must read, even with default values.
     """
     from fedapp.messages.methods import all_methods
     from fedapp.server_app import check_read, load_strategy
@@ -189,12 +165,7 @@ def check_method(settings: Settings, engine: str, given: Collection[str] = ()) -
 
 
 def check_tables(settings: Settings, engine: str, watcher: Watcher) -> None:
-    """Check tables that are here by all rules of a run before it is started; show its warnings.
-
-    Raises
-    ------
-    DataError, ConfigError : a table breaks one.
-    """
+    """Check the tables of a simulated run before it starts, and show warnings."""
     if engine in SIMULATED:
         from fedapp.kernels import load_ahead
         from fedapp.messages.methods import all_methods
@@ -215,13 +186,7 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher) -> None:
 def carry_out(
     settings: Settings, engine: str, watcher: Watcher, on_round: OnRound | None = None
 ) -> RunFolder | None:
-    """Have an engine carry out a run, and show where it is; its folder, where that is known here.
-
-    Parameters
-    ----------
-    settings : with the run's folder, where it lies on this machine.
-    engine : see ``engine_of``.
-    """
+    """Carry out a run and show its progress; returns its folder, if it is on this machine."""
     run = engine_of(engine, watcher.begin, on_round)
     if not settings.run_dir:
         return run(settings)

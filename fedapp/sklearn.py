@@ -1,9 +1,9 @@
-"""Estimators by scikit-learn's rules: two a method, for classes and for numbers.
+"""scikit-learn estimators: a classifier and a regressor for each method.
 
-``fit`` is a run of the method with simulated parties on this machine. It trains on all rows that it
-is given, as scikit-learn's tools hold rows back themselves; ``valid_fraction`` holds some back for
-early stopping. Frames go through Arrow, so columns may be of categories, dates and booleans; arrays
-must hold numbers. The model is kept in the estimator, its run's folder as long as the estimator.
+``fit`` is a run of the method with simulated parties on this machine. It trains on all rows, as
+scikit-learn's tools hold test rows back; ``valid_fraction`` holds some back for early stopping.
+Frames are read through Arrow, so columns may have categories, dates and booleans; arrays must have
+numbers. The estimator has the model; the run's folder is deleted with the estimator.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PARAMETERS = {
     "bins": "how bins are dealt out to parties: share, or equal.",
     "min_child_rows": "fewest rows of all parties on each side of a split; 0: any.",
     "fusion": "of the parties' cuts: auto, finest or coarsest.",
-    "aggregation": "plain, or secure: the coordinator learns sums over all parties alone.",
+    "aggregation": "plain, or secure: the coordinator learns only sums over all parties.",
     "local_rounds": "rounds of a party before its trees are joined with the others'.",
     "rounds": "exchanges of the common network or linear model.",
     "epochs": "passes over its rows that a party makes in a round.",
@@ -54,19 +54,19 @@ PARAMETERS = {
     "columns": "of each party by its name, the first has the labels; None deals them out evenly.",
     "key_bits": "of Paillier keys.",
     "insecure_small_key": "whether fewer than 2048 key_bits are allowed.",
-    "first_trees": "trees of the first party's columns alone (Completely SecureBoost).",
+    "first_trees": "trees of the first party's columns only (Completely SecureBoost).",
     "criterion": "gini, entropy or variance; auto takes the one for the label.",
     "min_samples_split": "fewest rows of a node that is split.",
     "min_samples_leaf": "fewest rows of a leaf.",
     "max_features": "columns that a tree sees: sqrt, log2, all, a share or a number.",
     "bootstrap": "whether a tree's rows are drawn with replacement.",
-    "parties": "how many the rows, or columns, are dealt out to; ``groups`` say it too.",
+    "parties": "number of parties that share the rows or columns; default: that of ``groups``.",
     "engine": "local, in this process, or simulation, by Flower's runtime.",
-    "random_state": "seed of all draws.",
-    "log": "where else the run is logged: mlflow, wandb, and with run_dir tensorboard.",
+    "random_state": "seed of all random draws.",
+    "log": "tools that also log the run: mlflow, wandb, and with run_dir tensorboard.",
     "class_weight": "balanced, or a weight by class; multiplies the rows' weights.",
-    "settings": 'all others of the run by name, as for fedapp.run: {"privacy": {"epsilon": 1}}.',
-    "run_dir": "new folder for the run; by default one that goes with the estimator.",
+    "settings": 'other settings of the run, as for fedapp.run: {"privacy": {"epsilon": 1}}.',
+    "run_dir": "new folder for the run; by default one that is deleted with the estimator.",
 }
 Federated.told = PARAMETERS
 COLUMNS = 'columns={"bank": range(20), "insurer": range(20, 30)}, '  # of an example
@@ -75,10 +75,7 @@ COLUMNS = 'columns={"bank": range(20), "insurer": range(20, 30)}, '  # of an exa
 class _Boosted(Federated):
     """Boosted trees."""
 
-    renamed: ClassVar = {
-        "n_estimators": "num-boost-round",
-        "learning_rate": "eta",
-    }
+    renamed: ClassVar = {"n_estimators": "num-boost-round", "learning_rate": "eta"}
 
     n_estimators: int | None = None
     max_depth: int | None = None
@@ -99,7 +96,7 @@ class _Boosted(Federated):
 
 
 class _Constrained(Federated):
-    """Trees that hold constraints of columns."""
+    """Trees with monotone and interaction constraints."""
 
     monotone_constraints: Constraints = None
     interaction_constraints: Sequence[Sequence[str]] | str | None = None
@@ -194,11 +191,11 @@ class _Forest(Vertical):
 
 
 class PAXClassifier(_BoostedClasses, _PAX):
-    """Party-adaptive histogram boosting of classes: one boosted model of all parties' rows."""
+    """Party-adaptive histogram boosting: one boosted classifier of all parties' rows."""
 
 
 class PAXRegressor(Numbers, _PAX):
-    """Party-adaptive histogram boosting of numbers: one boosted model of all parties' rows."""
+    """Party-adaptive histogram boosting: one boosted regressor of all parties' rows."""
 
 
 class FedBaggingClassifier(_BoostedClasses, _Bagging):
@@ -226,15 +223,15 @@ class FedXGBllrRegressor(Numbers, _FedXGBllr):
 
 
 class FedAvgLinearClassifier(Classes, _Linear):
-    """A linear model of classes by federated averaging."""
+    """A linear classifier by federated averaging."""
 
 
 class FedAvgLinearRegressor(Numbers, _Linear):
-    """A linear model of numbers by federated averaging."""
+    """A linear regressor by federated averaging."""
 
 
 class SecureBoostClassifier(_BoostedClasses, _SecureBoost):
-    """XGBoost's trees of classes on the columns of several parties; gradients are encrypted.
+    """A boosted classifier on the columns of several parties; gradients are encrypted.
 
     The example's small keys are insecure.
     """
@@ -243,17 +240,17 @@ class SecureBoostClassifier(_BoostedClasses, _SecureBoost):
 
 
 class SecureBoostRegressor(Numbers, _SecureBoost):
-    """XGBoost's trees of numbers on the columns of several parties; gradients are encrypted.
+    """A boosted regressor on the columns of several parties; gradients are encrypted.
 
     The example's small keys are insecure.
     """
 
 
 class FederatedForestClassifier(Classes, _Forest):
-    """A random forest of classes on the columns of several parties."""
+    """A random forest classifier on the columns of several parties."""
 
     example = COLUMNS + "n_estimators=5"
 
 
 class FederatedForestRegressor(Numbers, _Forest):
-    """A random forest of numbers on the columns of several parties."""
+    """A random forest regressor on the columns of several parties."""

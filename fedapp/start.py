@@ -1,4 +1,4 @@
-"""Where the ``fedapp`` command begins: with few imports, so that it can be interrupted early."""
+"""Entry point of the ``fedapp`` command; has few imports, so that it can be interrupted early."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ import signal
 from types import FrameType
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
-INTERRUPTED = 128 + 2  # exit status, as shells give it for SIGINT
+INTERRUPTED = 128 + 2  # exit status that shells give for SIGINT
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """End at once: nothing has begun."""
+    """Exit at once: nothing has begun."""
     os._exit(INTERRUPTED)
 
 
 def handle_stopping(handler: signal.Handlers | object) -> None:
-    """Have a handler take the signals that stop a command, but for those that it ignores."""
+    """Install a handler for the signals that stop a command, unless they are ignored."""
     for number in STOPPING:
-        # A shell's script ignores SIGINT for what it starts in the background.
+        # Shell scripts ignore SIGINT for background commands.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
 
 def leave_no_core() -> None:
-    """Have this process, and those that it starts, leave no copy of their memory on the disk when
-    they crash: rows and keys are in it."""
+    """Disable core dumps of this process and its children: they would have rows and keys."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def main() -> None:
-    """Import the commands, and run one; interrupted before that, it ends quietly."""
+    """Import the commands and run one; an interrupt before that exits quietly."""
     leave_no_core()
     handle_stopping(_leave)
     from fedapp.cli import main as run_command

@@ -1,4 +1,6 @@
-"""The strategies for a ServerApp of your own: ``from fedapp.strategies import ...`` is ``from
-strategies import ...``, which a wheel finds only once fedapp is imported."""
+"""``from fedapp.strategies import ...``: the same as ``strategies``, for a ServerApp of your own.
+
+A wheel finds ``strategies`` only once fedapp is imported.
+"""
 
 from strategies import *  # noqa: F403

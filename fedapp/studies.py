@@ -13,23 +13,16 @@ from fedapp.finished_folder import FinishedFolder
 from fedapp.home import write_whole
 from fedapp.metrics import larger_is_better
 
-# Their summaries; a comparison's page; the trials of a search, and the folder of its best run.
+# Summaries; the page of a comparison; trials of a search, and the folder of its best run.
 COMPARISON, FOLDS, SEARCH = "comparison.json", "folds.json", "tune.json"
 PAGE, TRIALS, BEST = "comparison.html", "trials.jsonl", "best"
-CLAIM = "compared.json"  # of every folder of several runs: what decides on them
+CLAIM = "compared.json"  # in every folder of several runs: the inputs that they share
 
 
 class Compared(FinishedFolder):
     """A finished comparison of methods: runs on the same rows, and their scores.
 
-    Parameters
-    ----------
-    path : of its folder, in which ``comparison.html`` is the page.
-
-    Raises
-    ------
-    ConfigError : the folder holds none that has finished.
-
+    Its folder ``path`` has the page, ``comparison.html``.
     Examples
     --------
     >>> import fedapp
@@ -42,8 +35,8 @@ class Compared(FinishedFolder):
 
     @property
     def scores(self) -> Any:
-        """A record a method or baseline, best first: means over the runs, and the paired
-        ``difference`` to the best method; a DataFrame where pandas is installed."""
+        """A record for each method and baseline, best first: means over the runs, and the paired
+        ``difference`` to the best method; a DataFrame if pandas is installed."""
         return as_frame(self.summary["table"])
 
     @property
@@ -55,15 +48,6 @@ class Compared(FinishedFolder):
 
 class Folds(FinishedFolder):
     """A finished cross-validation: a run for each fold, and their scores.
-
-    Parameters
-    ----------
-    path : of its folder.
-
-    Raises
-    ------
-    ConfigError : the folder holds none that has finished.
-
     Examples
     --------
     >>> import fedapp
@@ -80,41 +64,31 @@ class Folds(FinishedFolder):
 
     @property
     def scores(self) -> dict[str, Any]:
-        """By model and rows, as in ``federated test``, and by score: ``mean``, ``sd``, ``values``
-        of the folds."""
+        """``mean``, ``sd`` and ``values`` by fold, by model and rows (``federated test``), by
+        score."""
         return dict(self.summary["scores"])
 
     @property
     def runs(self) -> list[Run]:
-        """The run of each fold, in their order."""
+        """The runs in the order of the folds."""
         return [Run(self.path / name) for name in self.summary["runs"]]
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A line of ``trials.jsonl``.
+    """A line of ``trials.jsonl``."""
 
-    Parameters
-    ----------
-    number : from 1.
-    state : ``finished``; ``stopped`` by the budget; or ``interrupted`` with the command.
-    settings : that were tried, by their names.
-    score : of the validation rows; None where the trial did not finish.
-    exchanges, bytes : that it took.
-    seconds : of training; None where it did not finish.
-    """
-
-    number: int
-    state: str
+    number: int  # from 1
+    state: str  # "finished", "stopped" by the budget, or "interrupted" with the command
     settings: dict[str, Any]
-    score: float | None
+    score: float | None  # on the validation rows; None if the trial did not finish
     exchanges: int
     bytes: int
-    seconds: float | None = None
+    seconds: float | None = None  # of training; None if the trial did not finish
 
 
 def read_trials(folder: Path) -> list[Trial]:
-    """The trials of a search so far; a line that was not written whole is none."""
+    """The trials of a search so far; an incomplete last line is dropped."""
     path = folder / TRIALS
     text = path.read_text() if path.is_file() else ""
     lines = text.splitlines(keepends=True)
@@ -124,27 +98,18 @@ def read_trials(folder: Path) -> list[Trial]:
 
 
 def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
-    """Trials, best first, then those without a score; the first of equals."""
+    """Trials, best first, those without a score last; ties keep their order."""
     sign = -1 if larger_is_better(metric) else 1
     return sorted(trials, key=lambda one: (one.score is None, sign * (one.score or 0.0)))
 
 
 def best_of(trials: Sequence[Trial], metric: str) -> Trial | None:
-    """The trial with the best score; None where none has one."""
+    """The trial with the best score, or None."""
     return next((one for one in ranked(trials, metric) if one.score is not None), None)
 
 
 class Tuned(FinishedFolder):
-    """A finished search.
-
-    Parameters
-    ----------
-    path : of its folder.
-
-    Raises
-    ------
-    ConfigError : the folder holds no search that has finished.
-
+    """A finished search for the best settings.
     Examples
     --------
     >>> import fedapp
@@ -159,17 +124,17 @@ class Tuned(FinishedFolder):
 
     @property
     def best(self) -> dict[str, Any]:
-        """The best setting, by the settings' own names; with what was given for all trials."""
+        """The best settings, with those given for all trials."""
         return dict(self.summary["settings"])
 
     @property
     def run(self) -> Run:
-        """The last run, of the best setting, which alone has test scores."""
+        """The last run, with the best settings; only it has test scores."""
         return Run(self.path / BEST)
 
     @property
     def trials(self) -> Any:
-        """A record for each trial, best first, then those without a score: a pandas DataFrame where
+        """A record for each trial, best first, those without a score last: a pandas DataFrame if
         pandas is installed, else a list of dicts."""
         records = [
             {

@@ -1,4 +1,4 @@
-"""Parties that predict together, with a model whose parts they have; written at the active one."""
+"""Joint prediction with a divided model; the active party writes the predictions."""
 
 from __future__ import annotations
 
@@ -21,47 +21,36 @@ from fedapp.run_folder import RunFolder
 from fedapp.session import carry_out, check_tables, passing, run_dir_of
 from fedapp.watch import Watcher
 
-# What a run that predicts has of the one that has trained, and what only simulated parties need.
+# Settings that a prediction takes from the training run; the second only for simulated parties.
 TRAINED = ("parties", "columns", "align", "align-most-rows", "seed")
 OF_SIMULATED = ("label", "weight", "schema", "header", "decimal", "encoding")
 
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """What parties have predicted.
+    """Result of a joint prediction."""
 
-    Parameters
-    ----------
-    predicted : None where it lies on other machines.
-    explained : what each party says of rows to explain, by its name; empty where there are none.
-    """
-
-    predicted: Predicted | None
-    explained: Mapping[str, Mapping[str, Any]]
+    predicted: Predicted | None  # None if it is on another machine
+    explained: Mapping[str, Mapping[str, Any]]  # explanations by party; may be empty
 
 
 def settings_to_predict(
     run_dir: Path, parts: Mapping[str, Any], overrides: Mapping[str, Any], output: str, engine: str
 ) -> Settings:
-    """Settings of a run that predicts.
+    """Settings of a run that predicts with the divided model of another run.
 
     Parameters
     ----------
-    run_dir : of the run that has trained.
-    parts : where the parts of its model lie.
+    parts : parties of the model, see ``fedapp.predict.parts_of``.
     overrides : settings by their names; ``strategy`` is the way to predict.
-    output : file to be written; empty where the active party chooses it.
-
-    Raises
-    ------
-    ConfigError : there is no such way, or the tables are not the parties'.
+    output : file to write; empty if the active party chooses it.
     """
     from fedapp.server_app import check_read, load_strategy
 
-    known = [name for name, method in all_methods().items() if not method.trains]
-    if overrides["strategy"] not in known:
+    methods = [name for name, method in all_methods().items() if not method.trains]
+    if overrides["strategy"] not in methods:
         got = overrides["strategy"]
-        raise ConfigError(f"inference must be one of {', '.join(known)}, got {got!r}")
+        raise ConfigError(f"inference must be one of {', '.join(methods)}, got {got!r}")
     if output:
         check_suffix(Path(output))
     trained = trained_settings(run_dir)
@@ -71,12 +60,11 @@ def settings_to_predict(
         parties = {parts["active"], *parts["passive"]}
         shared = not party_sources(trained["data"], trained["parties"])
         sources_to_predict(overrides["data"], parties, may_be_one=shared)
-    given = {name: trained[name] for name in names}
     overrides = settings_named(overrides)
-    given |= {"model": parts["model_id"], **overrides}
+    values = {name: trained[name] for name in names} | {"model": parts["model_id"], **overrides}
     if output:
-        given["output"] = Path(output).suffix
-    settings = load_settings(given)
+        values["output"] = Path(output).suffix
+    settings = load_settings(values)
     if settings.log:
         rule = "must be empty to predict (fedapp run logs a model that it trains)"
         raise ConfigError(f"log {rule}, got {settings.log}")
@@ -89,16 +77,7 @@ def settings_to_predict(
 def predict_together(
     settings: Settings, parts: Mapping[str, Any], output: str, engine: str, watcher: Watcher
 ) -> Together:
-    """Have the parties predict.
-
-    Parameters
-    ----------
-    settings : as ``settings_to_predict`` makes them.
-
-    Raises
-    ------
-    FedappError : they cannot; a note on it says where the run's folder is kept.
-    """
+    """Run a joint prediction; a note on a FedappError names the run's folder, which is kept."""
     check_tables(settings, engine, watcher)
     place = run_dir_of(settings, engine, predictions_folder())
     with passing(place, stays=bool(settings.run_dir)):
@@ -112,26 +91,17 @@ def predict_together(
 def _collected(
     folder: RunFolder, parts: Mapping[str, Any], settings: Settings, output: Path
 ) -> Together:
-    """Take what simulated parties have written."""
     summary = folder.summary
     sites, active = home() / "sites", parts["active"]
     site = sites / active / summary["model_id"]
-    with open_private(Path(output), "wb") as file:
+    with open_private(output, "wb") as file:
         file.write((site / f"predictions{settings.output}").read_bytes())
-    found = json.loads((site / "predictions.json").read_text())
+    facts = json.loads((site / "predictions.json").read_text())
     explained = {}
     if settings.explain:
         for party in (active, *parts["passive"]):
             path = sites / party / summary["model_id"] / "explanation.json"
             explained[party] = json.loads(path.read_text())
-    return Together(
-        Predicted(
-            found["rows"],
-            found["not_matched"],
-            summary["tables"],
-            found["scores"],
-            found["note"],
-            summary["warnings"],
-        ),
-        explained,
-    )
+    rows = facts["rows"], facts["not_matched"], summary["tables"]
+    predicted = Predicted(*rows, facts["scores"], facts["note"], summary["warnings"])
+    return Together(predicted, explained)

@@ -1,4 +1,4 @@
-"""TOML from files and commands, which may be anybody's."""
+"""Parse TOML of untrusted files and commands."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 from fedapp.errors import ConfigError
 
-DEEPEST = 32  # tables and lists in one another; fedapp's files have 4 at most
+DEEPEST = 32  # nesting of tables and lists; fedapp's files have 4 levels at most
 
 
 def read_toml(text: str, rule: str) -> dict[str, Any]:
-    """Parse TOML; a ConfigError, which begins with the rule, where it is none or too deep."""
+    """Parse TOML; a ConfigError that begins with the rule if it is invalid or nested too deeply."""
     try:
-        found = tomllib.loads(text)
-        _check_depth(found, DEEPEST)
+        content = tomllib.loads(text)
+        _check_depth(content, DEEPEST)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         why = error if isinstance(error, ValueError) else f"nested at most {DEEPEST} deep"
         raise ConfigError(f"{rule}: {why}") from None
-    return found
+    return content
 
 
 def _check_depth(value: Any, deepest: int) -> None:
-    """Refuse what dotted keys nest too deeply, as the parser refuses lists."""
+    """Refuse deep nesting by dotted keys; the parser itself only refuses deep lists."""
     if deepest < 0:
         raise RecursionError
     if isinstance(value, dict | list):

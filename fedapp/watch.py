@@ -1,4 +1,4 @@
-"""What is told while a run goes on: to whom it is shown, and after every round."""
+"""Callbacks of a run: progress shown to the user, and a function called after every round."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedapp.run_folder import RunFolder
 class RoundInfo(TypedDict):
     """A finished round, as on its line of ``rounds.jsonl``.
 
-    ``round`` counts from 1, ``rounds`` is how many were asked for, ``trees`` and ``leaves`` count
-    those of the model and of the round; ``train`` and ``valid`` hold scores by name, with None
-    for one that is not finite; ``exchanges`` counts since the run began, ``bytes`` (``to_parties``
-    and ``to_server``) and ``seconds`` are of this round.
+    ``round`` is from 1 to ``rounds``, ``trees`` counts those of the model, ``leaves`` those of the
+    round; ``train`` and ``valid`` are scores by name, None if not finite; ``exchanges`` is the
+    number since the run began; ``bytes`` (``to_parties`` and ``to_server``) and ``seconds`` are of
+    this round.
     """
 
     round: int
@@ -30,25 +30,25 @@ class RoundInfo(TypedDict):
     seconds: float
 
 
-# Called after every round, in order; a run that it returns False to stops, and can be resumed.
+# Called after every round, in order. If it returns False the run stops, and can be resumed.
 OnRound = Callable[[RoundInfo], object]
 
 
 class Watcher(Protocol):
-    """Shows what a command or a call does, and where the run is that it waits for."""
+    """Shows the progress of a command or a call and of its run."""
 
     @property
     def seconds(self) -> float:
-        """Since the command or the call began."""
+        """Seconds since the command or the call began."""
 
     def begin(self, doing: str, ends: bool = False) -> None:
-        """Told what is done from now on; ``ends``: whatever the run says of itself."""
+        """Show what is done from now on; with ``ends``, in place of the run's own stages."""
 
     def tell(self, text: str) -> None:
-        """Told a line that stays."""
+        """Print a line that stays."""
 
     def run(self, folder: RunFolder, metric: str) -> AbstractContextManager[None]:
-        """A context in which the run of a folder goes on; ``metric`` is the score to show first."""
+        """A context during which the folder's run is shown; ``metric`` is the score shown first."""
 
 
 class Silent:

@@ -1,6 +1,6 @@
-"""What a federated model is held against: pooled rows, and each party alone.
+"""Baselines of federated models: pooled rows, and each party alone.
 
-Both by XGBoost, or by scikit-learn's random forest where the model is a forest.
+They are trained by XGBoost, or by scikit-learn's random forest if the model is a forest.
 """
 
 from __future__ import annotations
@@ -48,35 +48,24 @@ XGBOOST, FOREST = "XGBoost", "forest (scikit-learn)"
 
 @dataclass(frozen=True, slots=True)
 class BaselineKind:
-    """What methods are held against.
+    """The model that baselines train, and what parties share of a table."""
 
-    Parameters
-    ----------
-    model : that the baselines train.
-    split_by : what the parties have of a table, "rows" or "columns".
-    """
-
-    model: str
-    split_by: str
+    model: str  # XGBOOST or FOREST
+    split_by: str  # BY_ROWS or BY_COLUMNS
 
     @property
     def short(self) -> str:
-        """The model in a word."""
+        """First word of the model's name."""
         return self.model.partition(" ")[0]
 
     @property
     def name(self) -> str:
-        """For a file."""
+        """Name for files."""
         return f"{self.short.lower()}-{self.split_by}"
 
 
 def baselines_of(strategy: str) -> BaselineKind:
-    """The baselines of a method.
-
-    Raises
-    ------
-    ConfigError : there is no such method.
-    """
+    """The baselines of a method."""
     load_strategy(strategy)
     method = all_methods()[strategy]
     model = FOREST if method.baseline == "forest" else XGBOOST
@@ -85,29 +74,18 @@ def baselines_of(strategy: str) -> BaselineKind:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pooled:
-    """All rows of a run in one place.
+    """All rows of a run in one place."""
 
-    Parameters
-    ----------
-    values : float32, shape (n_rows, n_columns).
-    labels : float32, shape (n_rows,): class ids, or numbers.
-    weights : float32, shape (n_rows,).
-    split : which rows are for what, each subset in the order of the run.
-    columns : names of the columns.
-    categories : of the columns.
-    base_margins : float32, shape (n_rows,), where rows start from margins of their own.
-    """
-
-    values: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.float32]
-    weights: npt.NDArray[np.float32]
-    split: Split
+    values: npt.NDArray[np.float32]  # (n_rows, n_columns)
+    labels: npt.NDArray[np.float32]  # (n_rows,): class ids, or numbers
+    weights: npt.NDArray[np.float32]  # (n_rows,)
+    split: Split  # row numbers of each subset, in the order of the run
     columns: tuple[str, ...]
     categories: Categories = ()
-    base_margins: npt.NDArray[np.float32] | None = None
+    base_margins: npt.NDArray[np.float32] | None = None  # (n_rows,)
 
     def of_rows(self, rows: Rows) -> dict[str, Any]:
-        """What XGBoost's matrices take of some rows beside values and labels."""
+        """Arguments of XGBoost's matrices for some rows, beside values and labels."""
         margins = {} if self.base_margins is None else {"base_margin": self.base_margins[rows]}
         return {"weight": self.weights[rows], **margins, **self.types}
 
@@ -118,16 +96,16 @@ class Pooled:
 
     @property
     def types(self) -> dict[str, Any]:
-        """Of the columns, as XGBoost's matrices take them."""
+        """Types of the columns, as arguments of XGBoost's matrices."""
         return typed_columns(category_counts(self.categories, len(self.columns)))
 
     def in_table_order(self) -> Pooled:
-        """Each subset in the order of the table, for the last digits of a sum follow the order."""
+        """Sort each subset by table order, as the last digits of a sum depend on the order."""
         subsets = (np.sort(getattr(self.split, subset)) for subset in SUBSETS)
         return replace(self, split=Split(*subsets))
 
     def coded_by_training_rows(self) -> Pooled:
-        """With the codes that vertical parties give to categories."""
+        """Recode categories as vertical parties do: those of training rows first."""
         codes = trained_first(self.categories, self.values[self.split.train])[0]
         values = recoded(self.values, self.categories, codes, self.columns)[0]
         return replace(self, values=values, categories=codes)
@@ -135,34 +113,26 @@ class Pooled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """A trained baseline.
+    """A trained baseline."""
 
-    Parameters
-    ----------
-    margins : of rows by their numbers, float32, shape (n, n_outputs).
-    center : of the histogram of margins, see ``metrics.statistics``.
-    gains : float64, shape (n_columns,): what the splits of each column have gained.
-    booster : the model, where it is XGBoost's.
-    """
-
-    margins: Callable[[Rows], npt.NDArray[np.float32]]
-    center: float
-    gains: npt.NDArray[np.float64]
-    booster: Any = None
+    margins: Callable[[Rows], npt.NDArray[np.float32]]  # row numbers -> (n, n_outputs)
+    center: float  # of the histogram of margins, see ``metrics.statistics``
+    gains: npt.NDArray[np.float64]  # (n_columns,): total gain of the splits by column
+    booster: Any = None  # if the model is XGBoost's
 
     def scores(
         self, objective: str, rows: Pooled, eval_metrics: Sequence[str], split_by: str
     ) -> dict[str, float]:
-        """Scores on the test rows, computed as the run's are.
+        """Scores on the test rows, computed like the run's.
 
         Horizontal parties add up histograms of margins; the active party of a vertical run has all
-        margins. A threshold of two classes is chosen on the rows that choose the run's.
+        margins. The threshold of two classes is chosen on the same rows as the run's.
         """
         chosen = metrics.threshold_rows(len(rows.split.valid) > 0)
         subsets = [one for one in (chosen, "test") if len(getattr(rows.split, one))]
         if split_by == BY_COLUMNS:
-            given = {subset: self._rows(rows, subset) for subset in subsets}
-            return metrics.pooled_subsets(objective, given, eval_metrics).get("test", {})
+            exact = {subset: self._rows(rows, subset) for subset in subsets}
+            return metrics.pooled_subsets(objective, exact, eval_metrics).get("test", {})
         sums = {subset: self._sums(objective, rows, subset, eval_metrics) for subset in subsets}
         if "test" not in sums:
             return {}
@@ -173,52 +143,44 @@ class Trained:
         return scores
 
     def curves(self, objective: str, rows: Pooled) -> dict[str, Any]:
-        """Curves on the test rows, from as many bins as a run's; none where there are no rows."""
+        """Curves on the test rows, from a run's number of bins; empty without weighted rows."""
         if not rows.weights[rows.split.test].any():
             return {}
-        found = self._sums(objective, rows, "test")
-        return metrics.curves(objective, found, residual_range=rows.widest, center=self.center)
+        sums = self._sums(objective, rows, "test")
+        return metrics.curves(objective, sums, residual_range=rows.widest, center=self.center)
 
     def _sums(
         self, objective: str, rows: Pooled, subset: str, eval_metrics: Sequence[str] = ()
     ) -> metrics.Statistics:
-        """What horizontal parties would add up."""
-        given, how = self._rows(rows, subset), (FINAL_BINS, rows.widest, self.center)
-        return metrics.statistics(objective, *given, *how, extra=eval_metrics)
+        """The sums that horizontal parties would add up."""
+        histogram = FINAL_BINS, rows.widest, self.center
+        return metrics.statistics(
+            objective, *self._rows(rows, subset), *histogram, extra=eval_metrics
+        )
 
     def _rows(self, rows: Pooled, subset: str) -> tuple[Floats, Floats, Floats]:
-        """Margins, labels and weights of a subset."""
         of = getattr(rows.split, subset)
         return self.margins(of), rows.labels[of], rows.weights[of]
 
     def importance(self, columns: Sequence[str]) -> dict[str, dict[str, float]]:
-        """Total gain by column, largest first, as a run has it; of a forest its share."""
+        """Total gain by column, largest first; for a forest, its share."""
         order = [c for c in np.argsort(-self.gains, kind="stable") if self.gains[c] > 0]
         return {"total_gain": {columns[c]: float(self.gains[c]) for c in order}}
 
 
 def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, Any]:
-    """Scores on the test rows of the run, by the run's own settings.
+    """Train the baselines with the run's settings and score them on its test rows.
 
-    XGBoost's cuts and last digits follow the order of the rows. Beside a vertical run they are in
-    the order of the run, so that SecureBoost's model is this one; in a comparison of several
-    methods, which has one baseline for all, in the table's.
-
-    Parameters
-    ----------
-    folder : of the run, None in a comparison. Where it has the model of a method that grows
-        XGBoost's trees, they are compared with the pooled ones.
+    XGBoost's cuts and last digits depend on the order of the rows. It is the run's for a single
+    vertical run, so that SecureBoost's model is this one, and the table's in a comparison, where
+    ``folder`` is None and methods share one baseline. If the folder has a lossless method's model,
+    its trees are compared with the pooled ones.
 
     Returns
     -------
     ``{"pooled": scores, "alone": {party: scores}, "curves": {"pooled", "alone"}, "importance":
-    {"pooled"}, "same_nodes": [equal nodes, nodes]}``, the last where nodes were compared; all rows
-    and cuts are those of one machine. Of vertical parties the one that has the labels can train
-    alone.
-
-    Raises
-    ------
-    DataError, ConfigError : there is no such table.
+    {"pooled"}, "same_nodes": [equal nodes, nodes]}``, the last one only if trees were compared. Of
+    vertical parties, only the one with the labels can train alone.
     """
     settings = settled(settings)
     kind, (pooled, alone) = baselines_of(settings.strategy), baseline_rows(settings)
@@ -229,30 +191,26 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
     of_all = train(settings, pooled)
     of_parties = {name: (train(settings, rows), rows) for name, rows in alone.items()}
     objective, scored_by = settings.objective, (settings.eval_metrics, kind.split_by)
-    found = {
+    scores, curves = dict[str, Any](), dict[str, Any]()
+    for name, (one, rows) in of_parties.items():
+        scores[name] = one.scores(objective, rows, *scored_by)
+        curves[name] = one.curves(objective, rows)
+    baselines: dict[str, Any] = {
         "pooled": of_all.scores(objective, pooled, *scored_by),
-        "alone": {
-            name: one.scores(objective, rows, *scored_by)
-            for name, (one, rows) in of_parties.items()
-        },
-        "curves": {
-            "pooled": of_all.curves(objective, pooled),
-            "alone": {
-                name: one.curves(objective, rows) for name, (one, rows) in of_parties.items()
-            },
-        },
+        "alone": scores,
+        "curves": {"pooled": of_all.curves(objective, pooled), "alone": curves},
         "importance": {"pooled": of_all.importance(pooled.columns)},
     }
     path = folder / "model.xgb.json" if folder else None
     is_lossless = kind.split_by == BY_COLUMNS or settings.parties == 1
     if of_all.booster is not None and is_lossless and path and path.exists():
         models = path.read_bytes(), of_all.booster.save_raw("json")
-        found["same_nodes"] = same_nodes(*map(json.loads, models))
-    return found
+        baselines["same_nodes"] = same_nodes(*map(json.loads, models))
+    return baselines
 
 
 def order_range(settings: Settings, metric: str, n_orders: int) -> tuple[float, float]:
-    """Lowest and highest test score of XGBoost on all rows, over orders of the training rows."""
+    """Lowest and highest test score of pooled XGBoost over orders of the training rows."""
     settings = settled(settings)
     rows, rng = baseline_rows(settings)[0], np.random.default_rng(settings.seed)
     scores = []
@@ -260,50 +218,51 @@ def order_range(settings: Settings, metric: str, n_orders: int) -> tuple[float, 
         shuffled = Split(rng.permutation(rows.split.train), rows.split.valid, rows.split.test)
         trained = train_boosted(settings, replace(rows, split=shuffled))
         split_by = baselines_of(settings.strategy).split_by
-        found = trained.scores(settings.objective, rows, settings.eval_metrics, split_by)
-        scores.append(found.get(metric, np.nan))
+        by_metric = trained.scores(settings.objective, rows, settings.eval_metrics, split_by)
+        scores.append(by_metric.get(metric, np.nan))
     return min(scores), max(scores)
 
 
 def baseline_rows(settings: Settings) -> tuple[Pooled, dict[str, Pooled]]:
-    """All rows and columns of a run, and those that a party can train on alone."""
+    """All rows and columns of a run, and those that each party can train on alone."""
     kind = baselines_of(settings.strategy)
     if kind.split_by == BY_COLUMNS:
-        joined, active, own_columns = join_tables(settings)
-        own = replace(
+        joined, active, active_columns = join_tables(settings)
+        alone = replace(
             joined,
-            values=np.ascontiguousarray(joined.values[:, own_columns]),
-            columns=joined.columns[own_columns],
-            categories=chosen(joined.categories, range(len(joined.columns))[own_columns]),
+            values=np.ascontiguousarray(joined.values[:, active_columns]),
+            columns=joined.columns[active_columns],
+            categories=chosen(joined.categories, range(len(joined.columns))[active_columns]),
         )
         if kind.model == XGBOOST:
-            return joined.coded_by_training_rows(), {active: own.coded_by_training_rows()}
-        return joined.in_table_order(), {active: own.in_table_order()}
+            return joined.coded_by_training_rows(), {active: alone.coded_by_training_rows()}
+        return joined.in_table_order(), {active: alone.in_table_order()}
     table, shares = stacked_tables(settings)
     test = np.concatenate([rows["test"] for rows in shares.values()])
 
     def of(parties: Iterable[PartRows]) -> Pooled:
-        train, valid = (_all([rows[subset] for rows in parties]) for subset in ("train", "valid"))
+        train, valid = (
+            np.sort(np.concatenate([rows[subset] for rows in parties]))
+            for subset in ("train", "valid")
+        )
         return _pooled(settings, table, Split(train, valid, test)).in_table_order()
 
     return of(shares.values()), {name: of([rows]) for name, rows in shares.items()}
 
 
 def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
-    """The tables of simulated vertical parties side by side.
+    """Join the tables of simulated vertical parties on their common rows.
 
-    Returns
-    -------
-    The rows that all have, in the order of the first party's table; the name of the party that has
-    the labels, and which columns are its own.
+    The rows are in the order of the first party's table. Also returns the name of the party with
+    the labels, and the slice of its columns.
     """
     configs = party_configs(settings)
     tables = [read_columns(config, settings.seed) for config in configs]
     ids = [row_ids(table, config, False) for table, config in zip(tables, configs, strict=True)]
-    known = set.intersection(*(set(each.tolist()) for each in ids))
-    common = [name for name in ids[0].tolist() if name in known]
-    places = [{name: row for row, name in enumerate(each.tolist())} for each in ids]
-    rows = [np.array([found[name] for name in common]) for found in places]
+    in_all = set.intersection(*(set(each.tolist()) for each in ids))
+    common = [name for name in ids[0].tolist() if name in in_all]
+    row_of_id = [{name: row for row, name in enumerate(each.tolist())} for each in ids]
+    rows = [np.array([row_of[name] for name in common]) for row_of in row_of_id]
     taken = [table.take(each) for table, each in zip(tables, rows, strict=True)]
     active = next(place for place, table in enumerate(taken) if table.labels is not None)
     joined = replace(
@@ -320,7 +279,7 @@ def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
 
 
 def _pooled(settings: Settings, table: Table, split: Split) -> Pooled:
-    """A table with its labels as numbers."""
+    """Convert a table; its labels become numbers."""
     assert table.labels is not None
     classes = positive_last(
         class_names(table.labels, settings.objective),
@@ -333,12 +292,8 @@ def _pooled(settings: Settings, table: Table, split: Split) -> Pooled:
     return Pooled(table.values, labels, weights, split, *of_table)
 
 
-def _all(shares: Sequence[Rows]) -> Rows:
-    return np.sort(np.concatenate(shares))
-
-
 def train_boosted(settings: Settings, rows: Pooled) -> Trained:
-    """XGBoost, trained on some rows."""
+    """Train XGBoost on the training rows."""
     import xgboost
 
     train, valid = rows.split.train, rows.split.valid
@@ -351,7 +306,7 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
         return xgboost.DMatrix(rows.values[of], rows.labels[of], **rows.of_rows(of))
 
     values, how = rows.values[train], {"max_bin": settings.max_bin, **rows.types}
-    # Vertical parties cut their columns without the weights, which they do not know.
+    # Vertical parties do not know the weights, so their cuts ignore them.
     is_divided = baselines_of(settings.strategy).split_by == BY_COLUMNS
     unweighted = xgboost.QuantileDMatrix(values, **how) if is_divided else None
     binned = xgboost.QuantileDMatrix(
@@ -369,17 +324,17 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
     n_trees = booster.best_iteration + 1 if stop and len(valid) else 0
 
     def margins(of: Rows) -> npt.NDArray[np.float32]:
-        found = booster.predict(matrix(of), output_margin=True, iteration_range=(0, n_trees))
-        return found.reshape(len(of), -1).astype(np.float32)
+        predicted = booster.predict(matrix(of), output_margin=True, iteration_range=(0, n_trees))
+        return predicted.reshape(len(of), -1).astype(np.float32)
 
     gains = np.zeros(rows.values.shape[1])
-    kept = booster[:n_trees] if n_trees else booster
-    for name, gain in kept.get_score(importance_type="total_gain").items():
+    best = booster[:n_trees] if n_trees else booster
+    for name, gain in best.get_score(importance_type="total_gain").items():
         gains[int(name[1:])] = gain  # f0, f1, ...
-    with np.errstate(divide="ignore"):  # of a party whose rows are all of one class
-        told = np.array([parameters.get("base_score", 0)], dtype=np.float32)
-        center = base_margin(settings.objective, told)
-    return Trained(margins, float(center[0]), gains, kept)
+    with np.errstate(divide="ignore"):  # a party may have rows of one class only
+        start = np.array([parameters.get("base_score", 0)], dtype=np.float32)
+        center = base_margin(settings.objective, start)
+    return Trained(margins, float(center[0]), gains, best)
 
 
 def forest_scores(settings: Settings, rows: Pooled) -> dict[str, float]:
@@ -389,22 +344,20 @@ def forest_scores(settings: Settings, rows: Pooled) -> dict[str, float]:
 
 
 def _forest(settings: Settings, rows: Pooled) -> Trained:
-    """scikit-learn's random forest, trained on some rows."""
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
-    own = _own_settings(settings)
+    section: Any = load_strategy(settings.strategy).own_settings(settings)
     is_regression = settings.objective == REGRESSION
     kind = RandomForestRegressor if is_regression else RandomForestClassifier
-    criterion = "squared_error" if is_regression else own.criterion_for(settings.objective)
     forest = kind(
-        own.trees,
-        criterion=criterion,
-        max_depth=own.max_depth,
-        min_samples_split=own.min_samples_split,
-        min_samples_leaf=own.min_samples_leaf,
-        min_impurity_decrease=own.min_impurity_decrease,
-        max_features=None if own.max_features == "all" else own.max_features,
-        bootstrap=own.bootstrap,
+        section.trees,
+        criterion="squared_error" if is_regression else section.criterion_for(settings.objective),
+        max_depth=section.max_depth,
+        min_samples_split=section.min_samples_split,
+        min_samples_leaf=section.min_samples_leaf,
+        min_impurity_decrease=section.min_impurity_decrease,
+        max_features=None if section.max_features == "all" else section.max_features,
+        bootstrap=section.bootstrap,
         random_state=settings.seed % 2**32,
     )
     train = rows.split.train
@@ -412,17 +365,12 @@ def _forest(settings: Settings, rows: Pooled) -> Trained:
 
     def margins(of: Rows) -> npt.NDArray[np.float32]:
         values = rows.values[of]
-        found = forest.predict(values)[:, None] if is_regression else forest.predict_proba(values)
+        outputs = forest.predict(values)[:, None] if is_regression else forest.predict_proba(values)
         if settings.objective == "binary:logistic":
-            found = found[:, 1:]
-        return margins_of(settings.objective, found).astype(np.float32)
+            outputs = outputs[:, 1:]
+        return margins_of(settings.objective, outputs).astype(np.float32)
 
     return Trained(margins, 0.0, np.asarray(forest.feature_importances_, dtype=np.float64))
-
-
-def _own_settings(settings: Settings) -> Any:
-    """The method's own section."""
-    return load_strategy(settings.strategy).own_settings(settings)
 
 
 def pooled_forest(
@@ -433,37 +381,31 @@ def pooled_forest(
     weights: npt.NDArray[np.float32],
     categories: Categories = (),
 ) -> tuple[BaggedForest, TreeRows, Nodes]:
-    """The forest of a run by the same draws, grown where all columns lie in one place.
+    """Grow the forest of a run, with the same random draws, from all columns in one place.
 
-    Parameters
-    ----------
-    columns : names of all columns, parties in turn.
-    values, labels, weights : of the training rows, in the run's order.
-    categories : of the columns.
-
-    Returns
-    -------
-    The forest, what it grew from, and the leaf of each row in each tree.
+    ``values``, ``labels`` and ``weights`` are of the training rows, in the run's order. Returns the
+    forest, the rows it grew from, and the leaf of each row in each tree.
     """
-    own, is_numbers = _own_settings(settings), settings.objective == REGRESSION
+    section: Any = load_strategy(settings.strategy).own_settings(settings)
+    is_numbers = settings.objective == REGRESSION
     n_rows, n_columns = values.shape
     codes, unit = number_codes(labels) if is_numbers else (class_codes(labels), 1.0)
     widths = category_counts(categories, n_columns)
     bins = bin_columns(values, settings.max_bin, widths)
-    counts = row_counts(own.bootstrap, settings.seed, own.trees, n_rows)
+    counts = row_counts(section.bootstrap, settings.seed, section.trees, n_rows)
     exact_weights = weights.astype(np.float64)
     rows = TreeRows(code_columns(values, bins), bins, codes, exact_weights, counts)
     n_classes = 0 if is_numbers else int(labels.max()) + 1
     rules = Rules(
-        own.criterion_for(settings.objective),
+        section.criterion_for(settings.objective),
         n_classes,
-        own.min_samples_split,
-        own.min_samples_leaf,
-        own.min_impurity_decrease / unit**2,
+        section.min_samples_split,
+        section.min_samples_leaf,
+        section.min_impurity_decrease / unit**2,
     )
     seeds = column_seeds(settings.seed, n_columns)
-    drawn = n_features(own.max_features, n_columns)
-    trees, sets, nodes = grow(rows, values, seeds, drawn, own.max_depth, rules)
+    n_drawn = n_features(section.max_features, n_columns)
+    trees, sets, nodes = grow(rows, values, seeds, n_drawn, section.max_depth, rules)
     sizes, width = np.array([len(tree) for tree in trees]), n_outputs(settings.objective, n_classes)
     leaves = leaf_values(nodes, counts, exact_weights, labels, sizes, n_classes, width)
     classes = tuple(map(str, range(n_classes)))
@@ -475,38 +417,35 @@ def pooled_forest(
 def xgboost_parameters(
     settings: Settings, labels: Any, weights: Any, drawn: Any, columns: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The run's settings as ``xgboost.train`` takes them.
+    """The run's settings as parameters of ``xgboost.train``.
 
-    Parameters
-    ----------
-    labels : of all rows, for the number of classes.
-    weights, drawn : weights and labels of the training rows, for the base score.
-    columns : names, for the constraints.
+    ``labels`` are of all rows, for the number of classes; ``weights`` and ``drawn`` (labels) of the
+    training rows, for the base score.
     """
     n_classes = int(labels.max()) + 1
     width, loss = n_outputs(settings.objective, n_classes), LossParameters.of(settings)
-    begins = {}  # several classes by XGBoost's own default
+    start = {}  # for several classes XGBoost's default base score
     if width == 1:
         total = float(weights.sum(dtype=np.float64))
         sums = label_sums(settings.objective, drawn, weights, n_classes)
-        begins["base_score"] = float(base_score(settings.objective, sums, total, loss)[0])
+        start["base_score"] = float(base_score(settings.objective, sums, total, loss)[0])
     return {
         **for_xgboost(settings.objective, width, parameters_of(settings), loss),
-        **begins,
+        **start,
         **_constraints(settings, columns),
-        # XGBoost stops by the last one.
+        # XGBoost stops early by the last metric.
         "eval_metric": [metrics.stopping_metric(settings.objective, settings.eval_metrics)],
     }
 
 
 def _constraints(settings: Settings, columns: Sequence[str]) -> dict[str, Any]:
-    """Constraints of columns as ``xgboost.train`` takes them; nothing where there are none."""
+    """Constraints as parameters of ``xgboost.train``; empty if there are none."""
     if not columns:
         return {}
     monotone, groups = constraints_of(
         settings.monotone_constraints, settings.interaction_constraints, columns
     )
-    held = {"monotone_constraints": tuple(monotone.tolist())} if len(monotone) else {}
-    # As a text, whose numbers are of columns; a list would have to name them.
+    signs = {"monotone_constraints": tuple(monotone.tolist())} if len(monotone) else {}
+    # A text has column numbers; a list would need names.
     text = json.dumps([sorted(group) for group in groups])
-    return held | ({"interaction_constraints": text} if groups else {})
+    return signs | ({"interaction_constraints": text} if groups else {})

@@ -1,6 +1,7 @@
-"""The tables of a simulated run, held to all its rules before it starts.
+"""Check the tables of a simulated run before it starts.
 
-What parties and server would find in the run's first exchanges is found here, by their own code.
+The parties' and the server's code of the first exchanges is called here, so the errors are the
+same.
 """
 
 from __future__ import annotations
@@ -37,16 +38,11 @@ from strategies.base import TreeStrategy
 from strategies.horizontal import common_table, label_sums
 from strategies.meeting import meet, oddities, shared_rows
 
-Looked = tuple[Introduction, Any]  # what a party says of its table, and the table
+Looked = tuple[Introduction, Any]  # a party's introduction, and its table
 
 
 def check_tables(settings: Settings) -> list[str]:
-    """Read the tables of a simulated run, refuse them where the run would, and return its warnings.
-
-    Raises
-    ------
-    DataError, ConfigError : there is no such table, or it breaks a rule.
-    """
+    """Read the tables of a simulated run, check them like the run would, and return warnings."""
     configs = party_configs(settings)
     for config in configs:
         check_source(config.data)
@@ -68,11 +64,11 @@ def check_tables(settings: Settings) -> list[str]:
 
 
 def _open(strategy: TreeStrategy[Any], configs: Sequence[SiteConfig]) -> dict[str, Looked]:
-    """Have the parties look at their tables, and the method compare what they say."""
+    """Have each party introduce its table, and let the method compare the introductions."""
     request = strategy.greeting()
     assert isinstance(request, HelloRequest | VerticalHelloRequest)
     if configs[0].is_share and not strategy.settings.model:
-        # What is wrong with the table is wrong with no party's share of it.
+        # An error in the labels of one table should not name a party.
         table = read_table(configs[0])
         if table.labels is not None:
             class_names(table.labels, strategy.settings.objective)
@@ -101,12 +97,7 @@ def _look(config: SiteConfig, request: HelloRequest | VerticalHelloRequest) -> L
 
 
 def _check_settings(settings: Settings, configs: Sequence[SiteConfig]) -> None:
-    """Hold that what a table is split by is given for one table, and columns of one of several.
-
-    Raises
-    ------
-    ConfigError, DataError : it is not.
-    """
+    """Check that partition and columns come with one table, and that named columns exist."""
     if configs[0].is_share:
         return
     for name, value in (("partition", settings.partition), ("columns", settings.columns)):
@@ -114,32 +105,31 @@ def _check_settings(settings: Settings, configs: Sequence[SiteConfig]) -> None:
             rule = f"{name} must be omitted where every party has a table of its own"
             raise ConfigError(f"{rule}, got {value!r}")
     files = {Path(one.data): one.reader for one in configs if Path(one.data).is_file()}
-    known = {name for file, reader in files.items() for name in column_names(file, reader)}
+    columns = {name for file, reader in files.items() for name in column_names(file, reader)}
     roles = {"label": [settings.label], "weight": [settings.weight], "drop": settings.dropped}
     for role, names in roles.items():
         for name in names:
-            if name and files and name not in known:
+            if name and files and name not in columns:
                 rule = f"{role} column '{name}' must be in the table of a party"
-                raise DataError(f"{rule}, got none that has it{near(name, known)}")
+                raise DataError(f"{rule}, got none that has it{near(name, columns)}")
 
 
 def _check_labels(settings: Settings, looked: Mapping[str, Looked]) -> None:
-    """Labels and weights of horizontal parties."""
     replies = {name: cast(HelloReply, reply) for name, (reply, _) in looked.items()}
     classes = common_table(replies, settings).classes
     sums = {}
     for name, (_, subsets) in looked.items():
-        kept = {f"{subset}.labels": subsets[subset].labels for subset in SUBSETS}
-        kept["train.weights"] = weights_of(subsets["train"])
-        nothing = np.empty(0, dtype=np.int64)
-        sums[name] = LabelsReply(*code_labels(kept, settings.objective, classes), unseen=nothing)
+        state = {f"{subset}.labels": subsets[subset].labels for subset in SUBSETS}
+        state["train.weights"] = weights_of(subsets["train"])
+        unseen = np.empty(0, dtype=np.int64)
+        sums[name] = LabelsReply(*code_labels(state, settings.objective, classes), unseen=unseen)
     label_sums(sums, len(classes))
 
 
 def _check_rows(
     settings: Settings, configs: Sequence[SiteConfig], looked: Mapping[str, Looked]
 ) -> int:
-    """Rows that vertical parties have in common, and their labels; the number of rows."""
+    """Check the common rows of vertical parties and their labels; returns the number of rows."""
     active = next(name for name, (reply, _) in looked.items() if getattr(reply, "active", False))
     table, ids = cast(tuple[Table, Any], looked[active][1])
     rows = np.arange(len(ids))
@@ -148,8 +138,8 @@ def _check_rows(
             if not np.array_equal(others, ids):
                 raise DataError(f"ids must be those of {active}, in the same order", name)
     elif not configs[0].is_share:
-        known = set.intersection(*(set(each.tolist()) for _, (_, each) in looked.values()))
-        rows = np.flatnonzero([name in known for name in ids.tolist()])
+        common_ids = set.intersection(*(set(each.tolist()) for _, (_, each) in looked.values()))
+        rows = np.flatnonzero([name in common_ids for name in ids.tolist()])
     check_common(len(rows), predicts=bool(settings.model))
     if settings.model:
         return len(rows)

@@ -1,4 +1,4 @@
-"""What methods must have in common to be compared, and the folder of a comparison."""
+"""Conditions under which methods can be compared, and the folder of a comparison."""
 
 from __future__ import annotations
 
@@ -23,20 +23,14 @@ from fedapp.studies import CLAIM
 from simulations.baselines import BY_COLUMNS, BY_ROWS, baseline_rows, baselines_of
 from simulations.kept import TABLE, check_same, table_digest
 
-# Settings of a comparison that its lines and facts name.
+# Settings that the lines and facts of a comparison show, or that differ between its runs.
 STATED = {"strategy", "data", "seed", "parties", "objective", "run-dir", "resume"}
-# Settings that every method of a comparison must read: they decide on columns and scores.
+# Settings that every method of a comparison must read: they affect columns and scores.
 ALL_READ = ("eval-metric", "base-margin")
 
 
 def check_comparable(runs: Sequence[Settings], n_seeds: int) -> None:
-    """Hold, before a table is read, that methods can be compared as they are asked for.
-
-    Raises
-    ------
-    ConfigError : a method is named twice, does not run once, cannot hold back the same rows, or
-        goes on from a model.
-    """
+    """Raise ConfigError if methods cannot be compared; no table is read yet."""
     if n_seeds < 1:
         raise ConfigError(f"seeds must be >= 1, got {n_seeds}")
     if model := next((run.init_model for run in runs if run.init_model), ""):
@@ -60,12 +54,12 @@ def check_comparable(runs: Sequence[Settings], n_seeds: int) -> None:
 
 
 def same_rows(runs: Sequence[Settings]) -> dict[str, int]:
-    """Numbers of the rows that train, validate and test each of these runs, the same in all.
+    """Check that all runs have the same rows, and return the size of each subset.
 
     Raises
     ------
-    ConfigError : they do not have the same rows, or there are no test rows.
-    DataError : a table breaks a rule.
+    ConfigError : the rows differ, or there are no test rows.
+    DataError : a table is invalid.
     """
     kinds = _kinds(runs)
     splits = {kind: baseline_rows(run)[0].in_table_order().split for kind, run in kinds.items()}
@@ -78,41 +72,36 @@ def same_rows(runs: Sequence[Settings]) -> dict[str, int]:
         n_rows = sorted(len(getattr(split, subset)) for split in splits.values())
         if n_rows[0] != n_rows[-1]:
             rule = f"must deal out all {n_rows[-1]} rows that {subset}, because {_beside(kinds)}"
-            left = f"{n_rows[-1] - n_rows[0]} of them are left over"
-            raise ConfigError(f"partition {rule} has them all, got '{runs[0].partition}': {left}")
+            unused = f"{n_rows[-1] - n_rows[0]} of them are left over"
+            raise ConfigError(f"partition {rule} has them all, got '{runs[0].partition}': {unused}")
     assert all(np.array_equal(split.test, first.test) for split in splits.values())
     return {subset: len(getattr(first, subset)) for subset in SUBSETS}
 
 
 def _kinds(runs: Sequence[Settings]) -> dict[str, Settings]:
-    """The first run whose parties have rows, and the first whose parties have columns."""
+    """The first run whose parties share rows, and the first whose parties share columns."""
     return {baselines_of(run.strategy).split_by: run for run in reversed(runs)}
 
 
 def _beside(kinds: Mapping[str, Settings]) -> str:
-    """A method of each kind, in words."""
+    """A method of each kind, for error texts."""
     return f"{kinds[BY_ROWS].strategy} beside {kinds[BY_COLUMNS].strategy}"
 
 
 def settings_of_all(strategies: Sequence[str], overrides: Mapping[str, Value]) -> list[Settings]:
-    """Settings of every method, each with all that are given.
-
-    Raises
-    ------
-    ConfigError : a setting breaks its rule, or none of the methods reads it.
-    """
-    given: dict[str, Value] = {}
+    """Settings of every method, with all overrides; ConfigError if no method reads one."""
+    named: dict[str, Value] = {}
     for strategy in strategies:
-        given |= settings_named(overrides, strategy)
-    runs = [load_settings({**given, "strategy": strategy}) for strategy in strategies]
+        named |= settings_named(overrides, strategy)
+    runs = [load_settings({**named, "strategy": strategy}) for strategy in strategies]
     read = {name for run in runs for name in load_strategy(run.strategy).settings_read(run)}
-    for name in sorted(set(given) - read):
-        check_read(load_settings({"strategy": strategies[0], name: given[name]}), [name])
+    for name in sorted(set(named) - read):
+        check_read(load_settings({"strategy": strategies[0], name: named[name]}), [name])
     return runs
 
 
 def read_alone(run: Settings) -> Settings:
-    """The settings with the defaults of those that the method does not read."""
+    """Reset the settings that the method does not read to their defaults."""
     read = {*load_strategy(run.strategy).settings_read(run), *ALL_READ}
     return load_settings({name: value for name, value in run.changed.items() if name in read})
 
@@ -120,7 +109,7 @@ def read_alone(run: Settings) -> Settings:
 def unread_settings(
     changed: Mapping[str, Value], runs: Sequence[Settings]
 ) -> dict[str, tuple[str, ...]]:
-    """Names of those that a method does not read, by method."""
+    """Changed settings that each method does not read, by method."""
     read = {run.strategy: load_strategy(run.strategy).settings_read(run) for run in runs}
     return {one: tuple(name for name in changed if name not in read[one]) for one in read}
 
@@ -128,14 +117,9 @@ def unread_settings(
 def comparison_folder(
     settings: Settings, engine: str, kind: str = "compare", more: Mapping[str, Any] | None = None
 ) -> Path:
-    """Where a comparison of these settings goes: the same for the same table and settings only.
+    """Default folder of a comparison: a digest of the table, the settings and ``more``.
 
-    Methods and seeds do not count, so that more of them go on with the runs that are there.
-
-    Parameters
-    ----------
-    kind : what its name begins with.
-    more : what else decides.
+    Methods and seeds are not part of it, so that a comparison with more of them reuses its runs.
     """
     text = json.dumps({**_identity(settings, engine), **(more or {})}, sort_keys=True)
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
@@ -146,25 +130,16 @@ def comparison_folder(
 def claim_folder(
     output: Path, settings: Settings, engine: str, more: Mapping[str, Any] | None = None
 ) -> None:
-    """Make the folder of a comparison, or hold that the runs in it are of the same one.
-
-    Parameters
-    ----------
-    more : what else decides on the runs.
-
-    Raises
-    ------
-    ConfigError : names the first setting that differs, both values, and the way out.
-    """
-    asked, path = {**_identity(settings, engine), **(more or {})}, output / CLAIM
-    check_same(asked, json.loads(path.read_text()) if path.exists() else asked, output)
+    """Make the folder of a comparison; ConfigError if it has runs of other settings."""
+    inputs, path = {**_identity(settings, engine), **(more or {})}, output / CLAIM
+    check_same(inputs, json.loads(path.read_text()) if path.exists() else inputs, output)
     private_folder(output)
-    RunFolder(output).write_json(CLAIM, asked)
+    RunFolder(output).write_json(CLAIM, inputs)
 
 
 def _identity(settings: Settings, engine: str) -> dict[str, Any]:
-    """All that decides on the runs of a comparison, but for methods and seeds."""
+    """All inputs of the runs of a comparison except methods and seeds."""
     config = flatten(settings.as_config())
-    kept = {name: config[name] for name in config if name not in STATED - {"data"}}
-    stated = {"parties": settings.parties, "objective": settings.objective}
-    return {**kept, **stated, "engine": engine, TABLE: table_digest(settings)}
+    inputs = {name: config[name] for name in config if name not in STATED - {"data"}}
+    resolved = {"parties": settings.parties, "objective": settings.objective}
+    return {**inputs, **resolved, "engine": engine, TABLE: table_digest(settings)}

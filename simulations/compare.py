@@ -1,8 +1,8 @@
-"""Strategies side by side: the same rows, several seeds or folds, one table.
+"""Compare strategies on the same rows, over several seeds or folds.
 
-Every cell is an ordinary run in a folder of its own, ``<output>/<strategy>-<seed>``, with
-``-fold-<fold>`` where there are folds; a cell that is finished is not run again, and one that was
-interrupted goes on from its last round, as ``simulations.kept`` says.
+Every cell is a run in its own folder, ``<output>/<strategy>-<seed>``, followed by ``-fold-<fold>``
+if there are folds. Finished cells are reused and interrupted ones resumed, see
+``simulations.kept``.
 """
 
 from __future__ import annotations
@@ -54,12 +54,9 @@ def carry_out(
     watcher: Watcher,
     output: Path | None = None,
 ) -> tuple[Path, Comparison]:
-    """Check what is asked for, `compare`, and write the page of every run and that of all.
+    """Check the settings, `compare`, and write the reports of all runs and the comparison's page.
 
-    Parameters
-    ----------
-    output : by default a folder below runs/ that follows from table and settings; frames in it are
-        deleted at the end.
+    ``output`` is by default a folder below runs/ that follows from the table and the settings.
     """
 
     def run(settings: Settings) -> RunFolder:
@@ -77,16 +74,17 @@ def carry_out(
     for settings in runs:
         session.check_tables(settings, engine, watcher)
     folder = output or comparison_folder(runs[0], engine)
-    shown = watcher.tell, watcher.begin
-    found = compare(strategies, overrides, n_seeds, folder, run, engine, *shown)
+    comparison = compare(
+        strategies, overrides, n_seeds, folder, run, engine, watcher.tell, watcher.begin
+    )
     watcher.begin("writing the pages")
-    cells = [RunFolder(folder / name) for line in found.lines for name in line.runs]
+    cells = [RunFolder(folder / name) for line in comparison.lines for name in line.runs]
     for cell in cells if drop_frames(folder) else []:
-        cell.add_to_summary({"data": found.data})
+        cell.add_to_summary({"data": comparison.data})
     for path in (cell.path for cell in cells if not (cell.path / "report.html").is_file()):
         write_report([path])
-    RunFolder(folder).write(PAGE, tradeoff_page(found))
-    return folder, found
+    RunFolder(folder).write(PAGE, tradeoff_page(comparison))
+    return folder, comparison
 
 
 def compare(
@@ -103,20 +101,16 @@ def compare(
 
     Parameters
     ----------
-    strategies : names of methods, each once.
-    overrides : settings of all runs; the seeds are ``seed``, ``seed`` + 1, ...; where there are
-        ``folds``, every one of them is run.
-    n_seeds : >= 1.
-    output : folder of the cells; may hold finished ones.
-    engine : runs one cell.
-    engine_name : what it is called.
-    tell : told of every cell.
-    begin : told what is done next.
+    overrides : settings of all runs; the seeds are ``seed``, ``seed`` + 1, ...; with ``folds`` each
+        of them is run.
+    output : folder of the cells; may have finished ones.
+    tell : called with each cell.
+    begin : called with what is done next.
 
     Raises
     ------
-    ConfigError : a setting breaks its rule, the methods cannot be scored on the same rows, or
-        ``output`` holds cells of other settings.
+    ConfigError : a setting is invalid, the methods cannot be scored on the same rows, or ``output``
+        has cells of other settings.
     """
     runs = settings_of_all(strategies, overrides)
     check_comparable(runs, n_seeds)
@@ -129,7 +123,7 @@ def compare(
     seeds = tuple(range(first.seed, first.seed + n_seeds))
     metric = first.watched_metric
     lines = []
-    draws = [draw for seed in seeds for draw in drawn(first, seed)]
+    draws = [draw for seed in seeds for draw in drawn(first, seed)]  # a run of each method
     for place, run in enumerate(runs):
         cells = []
         for number, draw in enumerate(draws, start=place * len(draws) + 1):
@@ -145,27 +139,34 @@ def compare(
         orders = _orders(boosted.model_copy(update=draws[0]), output, metric, tell, begin)
     stated = STATED | {"fold", "folds"}
     changed = {name: value for name, value in first.changed.items() if name not in stated}
-    found = Comparison(
+    methods: dict[str, tuple[str, ...]] = {}  # by what the parties share of a table
+    for strategy in strategies:
+        split_by = baselines_of(strategy).split_by
+        methods[split_by] = (*methods.get(split_by, ()), strategy)
+    # Best first, lines without a score last.
+    sign = -1 if larger_is_better(metric) else 1
+    comparison = Comparison(
         metric,
-        tuple(sorted(lines, key=lambda line: _rank(line, metric))),
+        tuple(sorted(lines, key=lambda line: (np.isnan(line.mean), sign * line.mean))),
         named_frames(first.data, output),
         first.objective,
         engine_name,
         seeds,
         first.parties,
         n_rows,
-        _by_split(strategies),
+        methods,
         changed,
         unread_settings(changed, runs),
         first.folds,
         orders,
     )
-    RunFolder(output).write_json(COMPARISON, asdict(found) | {"table": found.records})
-    return found
+    record = asdict(comparison) | {"table": comparison.records}
+    RunFolder(output).write_json(COMPARISON, record)
+    return comparison
 
 
 def drawn(settings: Settings, seed: int) -> list[Draw]:
-    """What the runs of a seed differ in from these settings: one run a fold."""
+    """Seed and fold of every run with a seed: one run for each fold."""
     folds = range(1, settings.folds + 1) if settings.folds else [0]
     return [{"seed": seed, "fold": fold} for fold in folds]
 
@@ -174,28 +175,14 @@ def _in_words(draw: Draw) -> str:
     return ", ".join(f"{name} {value}" for name, value in draw.items() if value or name == "seed")
 
 
-def _rank(line: Line, metric: str) -> tuple[bool, float]:
-    """Best first; what has no score last."""
-    return np.isnan(line.mean), -line.mean if larger_is_better(metric) else line.mean
-
-
-def _by_split(strategies: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Methods by what their parties have of a table."""
-    found: dict[str, tuple[str, ...]] = {}
-    for strategy in strategies:
-        split_by = baselines_of(strategy).split_by
-        found[split_by] = (*found.get(split_by, ()), strategy)
-    return found
-
-
 def finished_cell(
     settings: Settings, output: Path, engine: Engine, tell: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The summary of one run, which is made, or gone on with, unless it is there.
+    """The summary of a run, which is run or resumed unless it has finished.
 
     Raises
     ------
-    ConfigError : a run of other settings or of another table is there.
+    ConfigError : the folder has a run of other settings or another table.
     """
     name = _cell_name(settings.strategy, {"seed": settings.seed, "fold": settings.fold})
     folder = (output / name).resolve()
@@ -212,7 +199,7 @@ def finished_cell(
         if folder.exists():
             if before is None:
                 tell(f"{name}: {UNTOLD}")
-                (folder / "summary.json").unlink(missing_ok=True)  # or it would be kept
+                (folder / "summary.json").unlink(missing_ok=True)  # finished runs are not deleted
             delete_run(folder)
         private_folder(folder)
         RunFolder(folder).write_json(MADE_FROM, {KEY: asked})
@@ -222,12 +209,11 @@ def finished_cell(
 
 
 def _cell_name(begin: str, draw: Draw) -> str:
-    """What a cell is called, after its strategy or its baselines."""
     return f"{begin}-{draw['seed']}" + (f"-fold-{draw['fold']}" if draw["fold"] else "")
 
 
 def _line(name: str, cells: Sequence[Mapping[str, Any]], metric: str, runs: Sequence[str]) -> Line:
-    """A strategy's runs as one line."""
+    """The line of a strategy: means over its runs."""
 
     def mean(of: Callable[[Mapping[str, Any]], float]) -> float:
         return float(np.mean([of(cell) for cell in cells]))
@@ -242,12 +228,12 @@ def _line(name: str, cells: Sequence[Mapping[str, Any]], metric: str, runs: Sequ
 
 
 def _scored_line(name: str, tests: Sequence[Mapping[str, Any]], metric: str) -> Line:
-    """Test scores as a line without costs; nan where one is absent or undefined."""
-    found = {
+    """A line of test scores without costs; NaN if one is absent or undefined."""
+    scores = {
         each: tuple(float("nan") if test.get(each) is None else test[each] for test in tests)
         for each in [metric, *score_names(tests)]
     }
-    return Line(name, found[metric], others=found)
+    return Line(name, scores[metric], others=scores)
 
 
 def _baselines(
@@ -258,15 +244,20 @@ def _baselines(
     tell: Callable[[str], None],
     begin: Callable[[str], None],
 ) -> list[Line]:
-    """What the methods are held against, on the same rows; equal names are one line."""
+    """Baselines on the same rows; those with equal names share a line."""
     kinds = {baselines_of(run.strategy): run for run in reversed(runs)}
     scores: dict[str, list[Mapping[str, Any]]] = {}
     for kind, run in sorted(kinds.items(), key=lambda item: item[0].name):
-        found: dict[str, list[Mapping[str, Any]]] = {}
+        of_kind: dict[str, list[Mapping[str, Any]]] = {}
         for draw in draws:
-            for line, values in _named(kind, _scored(kind, run, draw, output, tell, begin)).items():
-                found.setdefault(line, []).append(values)
-        scores |= found
+            trained = _scored(kind, run, draw, output, tell, begin)
+            named = {f"pooled {kind.model}": trained["pooled"]} | {
+                f"{party}'s {kind.split_by} alone, {kind.short}": values
+                for party, values in trained["alone"].items()
+            }
+            for line, values in named.items():
+                of_kind.setdefault(line, []).append(values)
+        scores |= of_kind
     return [_scored_line(name, tests, metric) for name, tests in scores.items()]
 
 
@@ -278,19 +269,19 @@ def _scored(
     tell: Callable[[str], None],
     begin: Callable[[str], None],
 ) -> Mapping[str, Any]:
-    """Scores of the baselines of a kind, which are trained unless they are there."""
+    """Scores of the baselines of a kind; trained, or read if their file is valid."""
     name, settings = _cell_name(f"baselines-{kind.name}", draw), run.model_copy(update=draw)
 
-    def made() -> list[dict[str, Any]]:
+    def train() -> list[dict[str, Any]]:
         begin(f"training the baselines ({kind.model} by {kind.split_by}), {_in_words(draw)}")
-        found = run_baselines(settings)
+        scores = run_baselines(settings)
         tell(f"{name}: done")
-        return [found]
+        return [scores]
 
-    # All methods of a kind have the same ones.
+    # All methods of a kind share their baselines.
     of_kind = settings.model_copy(update={"strategy": kind.name})
-    (scored,) = kept(output / f"{name}.json", of_kind, made, tell)
-    return scored
+    (scores,) = kept(output / f"{name}.json", of_kind, train, tell)
+    return scores
 
 
 def _orders(
@@ -300,23 +291,14 @@ def _orders(
     tell: Callable[[str], None],
     begin: Callable[[str], None],
 ) -> tuple[float, float]:
-    """Range of pooled XGBoost's score over orders of the rows, which is made unless it is there."""
+    """Range of pooled XGBoost's score over row orders; computed, or read if the file is valid."""
     kind = baselines_of(settings.strategy).name
 
-    def made() -> list[dict[str, float]]:
+    def train() -> list[dict[str, float]]:
         begin("training pooled XGBoost on the rows in other orders")
         low, high = order_range(settings, metric, N_ORDERS)
         return [{"low": low, "high": high}]
 
     of_kind = settings.model_copy(update={"strategy": kind})
-    (found,) = kept(output / f"row-orders-{kind}.json", of_kind, made, tell)
-    return found["low"], found["high"]
-
-
-def _named(kind: BaselineKind, found: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
-    """Scores of the baselines by the names of their lines."""
-    alone = {
-        f"{party}'s {kind.split_by} alone, {kind.short}": scores
-        for party, scores in found["alone"].items()
-    }
-    return {f"pooled {kind.model}": found["pooled"], **alone}
+    (scores,) = kept(output / f"row-orders-{kind}.json", of_kind, train, tell)
+    return scores["low"], scores["high"]

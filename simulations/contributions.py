@@ -1,6 +1,6 @@
-"""What moves the predictions of a whole model: its SHAP values on test rows.
+"""Contributions of columns to the predictions of a whole model: SHAP values on test rows.
 
-Only where all tables lie in one place. A coordinator has no rows, and asks no party for any.
+They need all tables in one place: a coordinator has no rows, and asks no party for any.
 """
 
 from __future__ import annotations
@@ -24,23 +24,10 @@ MOST_ROWS = 1000
 
 
 def contributions(settings: Settings, run_dir: Path) -> dict[str, Any]:
-    """Mean size of the contributions of each column to the margin of a test row.
+    """Mean absolute contribution of each column to the margin of a test row.
 
-    Those to several classes are added up.
-
-    Parameters
-    ----------
-    settings : of the run.
-    run_dir : its folder.
-
-    Returns
-    -------
-    ``{"rows": number of rows, "mean": {column: mean}}``, largest first; empty where the folder has
-    no model of XGBoost's, or there are no test rows.
-
-    Raises
-    ------
-    DataError, ConfigError : there is no such table.
+    Contributions to several classes are added up. Returns ``{"rows": number of rows, "mean":
+    {column: mean}}``, largest first; empty without an XGBoost model or test rows.
     """
     import xgboost
 
@@ -54,15 +41,15 @@ def contributions(settings: Settings, run_dir: Path) -> dict[str, Any]:
     booster = xgboost.Booster(model_file=path)
     types = typed_columns(category_counts(model.categories, len(columns)))
     matrix = xgboost.DMatrix(values, feature_names=booster.feature_names, **types)
-    found = booster.predict(matrix, pred_contribs=True, strict_shape=True)
-    # (row, class, column), and behind the columns the base margin.
-    means = np.abs(found[:, :, :-1].astype(np.float64)).sum(axis=1).mean(axis=0)
+    # (n_rows, n_classes, n_columns + 1); the last column is the base margin.
+    shap = booster.predict(matrix, pred_contribs=True, strict_shape=True)
+    means = np.abs(shap[:, :, :-1].astype(np.float64)).sum(axis=1).mean(axis=0)
     order = np.argsort(-means, kind="stable")
     return {"rows": len(values), "mean": {columns[c]: float(means[c]) for c in order}}
 
 
 def _test_rows(settings: Settings, model: Ensemble) -> npt.NDArray[np.float32]:
-    """At most 1,000 test rows, drawn by the run's seed, with the model's columns and codes."""
+    """At most ``MOST_ROWS`` test rows, drawn by the run's seed, with the model's columns."""
     if all_methods()[settings.strategy].family == "vertical":
         joined, _, _ = join_tables(settings)
         values, names, test = joined.values, joined.columns, joined.split.test
@@ -75,5 +62,5 @@ def _test_rows(settings: Settings, model: Ensemble) -> npt.NDArray[np.float32]:
         test = np.random.default_rng(settings.seed).choice(test, MOST_ROWS, replace=False)
     places = {name: place for place, name in enumerate(names)}
     taken = [places[name] for name in model.columns]
-    own = chosen(categories, taken)
-    return recoded(values[test][:, taken], own, model.categories, model.columns)[0]
+    dictionaries = chosen(categories, taken)
+    return recoded(values[test][:, taken], dictionaries, model.categories, model.columns)[0]

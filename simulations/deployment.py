@@ -32,9 +32,9 @@ from fedapp.site.trust import identity, pin
 from simulations.engines import free_ports
 from simulations.local import run_local, site_contexts
 
-# What ends a wait that has no end, on however busy a machine.
+# Timeouts, long enough for a busy machine.
 START_SECONDS, RUN_SECONDS, STOP_SECONDS = 300, 900, 60
-# Of a site and of the local engine, which else would draw other rows.
+# Shared by the sites and the local engine, which else would draw other rows.
 DRAWS = {"draws-secret": secrets.token_hex(16)}
 # Processes of a coordinator and of a site, by the module that Python runs.
 SUPERLINK = "fedapp.deploy.superlink"
@@ -43,13 +43,9 @@ WORKER = "fedapp.deploy.warm.worker"
 
 
 class Deployment:
-    """A coordinator and sites that trust each other's keys, each in a folder of its own, started by
-    their own scripts.
+    """A coordinator and sites that trust each other's keys, in subfolders of a new folder.
 
-    Parameters
-    ----------
-    folder : new; everything is written there.
-    nodes : node config of each site, by name.
+    ``nodes`` are the node configs of the sites, by name.
     """
 
     def __init__(self, folder: Path, nodes: Mapping[str, Mapping[str, Any]]) -> None:
@@ -76,31 +72,31 @@ class Deployment:
         self.change_site(name, node)
 
     def change_site(self, name: str, node: Mapping[str, Any]) -> None:
-        """Give a site that does not run another node config."""
+        """Replace the node config of a site that is not running."""
         lines = [f"{key} = {json.dumps(value)}" for key, value in {"name": name, **node}.items()]
         (self.folder / name / "site.toml").write_text("\n".join(lines) + "\n")
 
     def home(self, name: str) -> Path:
-        """Where a site keeps its keys and its state."""
+        """Folder of a site's keys and states."""
         return self.folder / name / "home"
 
     def node_config(self, name: str) -> Mapping[str, Any]:
         return parse_node_config(str(self.folder / name / "site.toml"))
 
     def locally(self, run_dir: Path, settings: Mapping[str, Any]) -> RunFolder:
-        """The same run by the local engine, with the sites' own node configs."""
+        """Run by the local engine, with the sites' node configs."""
         contexts = site_contexts(self.node_config(name) for name in self.ports)
         return run_local(load_settings({**settings, "run-dir": str(run_dir)}), contexts)
 
     def train(self, run_dir: Path, settings: Mapping[str, Any]) -> RunFolder:
-        """The same run across the sites."""
+        """Run across the sites."""
         run = ("run", settings["strategy"], "--engine", "federation")
         self.fedapp(*run, *settings_of({**settings, "run-dir": run_dir}))
         return RunFolder(run_dir)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Start everything, and register the sites; with the block's end all that runs ends."""
+        """Start everything and register the sites; all processes end with the block."""
         try:
             self.start("coordinator", *self.ports)
             self.register()
@@ -109,19 +105,17 @@ class Deployment:
             self.close()
 
     def start(self, *names: str) -> None:
-        """Start the coordinator's script and register its sites, or a site's script."""
+        """Start the script of the coordinator, or of sites."""
         for name in names:
             script = "start-superlink.sh" if name == "coordinator" else "start-supernode.sh"
             with self.log(name).open("ab") as log:
+                command = [str(self.folder / name / script)]
                 self._scripts[name] = subprocess.Popen(
-                    [str(self.folder / name / script)],
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
+                    command, stdout=log, stderr=log, start_new_session=True
                 )
 
     def register(self) -> None:
-        """Register the sites, as soon as the SuperLink answers."""
+        """Register the sites as soon as the SuperLink answers."""
         deadline = time.monotonic() + START_SECONDS
         while not self._is_listening() and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -131,14 +125,14 @@ class Deployment:
                 raise AssertionError(done.stdout.decode() + done.stderr.decode())
 
     def _is_listening(self) -> bool:
-        """Whether the SuperLink takes connections; to ask Flower costs a process each time."""
+        """Whether the SuperLink accepts connections; asking Flower would cost a process."""
         host, _, port = self.superlink.rpartition(":")
         with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
             return True
         return False
 
     def stop(self, *names: str) -> None:
-        """Tell scripts to stop; what they leave behind is an error."""
+        """Stop scripts; raise if they fail or leave processes behind."""
         families = {name: self.family(name) for name in names}
         for name in names:
             self._scripts[name].send_signal(signal.SIGTERM)
@@ -146,11 +140,11 @@ class Deployment:
             status = self._scripts.pop(name).wait(STOP_SECONDS)
             _, alive = psutil.wait_procs(families[name], timeout=STOP_SECONDS)
             if status or alive:
-                found = f"status {status}, {len(alive)} processes left"
-                raise AssertionError(f"{name} must stop when told to, got {found}")
+                got = f"status {status}, {len(alive)} processes left"
+                raise AssertionError(f"{name} must stop on SIGTERM, got {got}")
 
     def close(self) -> None:
-        """End all that runs, whatever state it is in."""
+        """End all processes, in whatever state they are."""
         family = [process for name in self._scripts for process in self.family(name)]
         for script in self._scripts.values():
             script.terminate()
@@ -162,19 +156,14 @@ class Deployment:
             script.wait()
 
     def family(self, name: str) -> list[psutil.Process]:
-        """A script's process and all it has started."""
+        """A script's process and its descendants."""
         with suppress(psutil.NoSuchProcess):
             script = psutil.Process(self._scripts[name].pid)
             return [script, *script.children(recursive=True)]
         return []
 
     def process(self, name: str, program: str) -> psutil.Process | None:
-        """The process of a program that a script has started; None where there is none now.
-
-        Parameters
-        ----------
-        program : name of a command, or of a module that Python runs.
-        """
+        """The process of a command or Python module that a script has started, or None."""
         for process in self.family(name):
             with suppress(psutil.NoSuchProcess):
                 if any(Path(word).name == program for word in process.cmdline()[:4]):
@@ -182,13 +171,13 @@ class Deployment:
         return None
 
     def kill(self, name: str, program: str) -> bool:
-        """SIGKILL a process of a script, once it is there; whether it came in time."""
+        """Wait for a process of a script and SIGKILL it; returns whether it was found in time."""
         if process := self.caught(name, program):
             process.kill()
         return process is not None
 
     def caught(self, name: str, program: str) -> psutil.Process | None:
-        """A process of a script, once it is there; None where it does not come in time."""
+        """Wait for a process of a script; None if it does not start in time."""
         deadline = time.monotonic() + START_SECONDS
         while (process := self.process(name, program)) is None:
             if time.monotonic() > deadline:
@@ -197,26 +186,21 @@ class Deployment:
         return process
 
     def wait_for(self, name: str, text: str, since: int) -> None:
-        """Wait until a script's log has a text after so many bytes."""
+        """Wait until a script's log has a text after byte ``since``."""
         log, deadline = self.log(name), time.monotonic() + START_SECONDS
         while text.encode() not in log.read_bytes()[since:]:
             assert time.monotonic() < deadline, log.read_text()[-2000:]
             time.sleep(0.1)
 
     def size_of_log(self, name: str) -> int:
-        """Bytes that a script's log has now."""
+        """Current size of a script's log in bytes."""
         return self.log(name).stat().st_size
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
     def begin(self, *words: str, app: Path | None = None) -> subprocess.Popen[str]:
-        """Start a ``fedapp`` command at the coordinator.
-
-        Parameters
-        ----------
-        app : folder of another fedapp than the one that runs here.
-        """
+        """Start a ``fedapp`` command at the coordinator; ``app`` is another fedapp's folder."""
         command = shlex.join([f"{Path(sys.executable).parent}/fedapp", *words])
         return subprocess.Popen(
             ["bash", "-c", f". {self.coordinator}/env.sh; exec {command}"],
@@ -231,15 +215,15 @@ class Deployment:
         return ended(self.begin(*words))
 
     def coordinators_files(self) -> Iterator[tuple[Path, bytes]]:
-        """What lies at the coordinator: logs, state of the SuperLink, runs; no keys of its own."""
-        own = {"ca.key", "server.key", "superexec.secret"}
+        """Files at the coordinator: logs, state of the SuperLink, runs; without its keys."""
+        keys = {"ca.key", "server.key", "superexec.secret"}
         for path in [self.log("coordinator"), *self.coordinator.rglob("*")]:
-            if path.is_file() and path.name not in own and "apps" not in path.parts:
+            if path.is_file() and path.name not in keys and "apps" not in path.parts:
                 yield path, path.read_bytes()
 
 
 def example_nodes(folder: Path, names: Sequence[str], n_rows: int) -> dict[str, dict[str, str]]:
-    """Node configs of sites with the same columns and drawn rows of their own."""
+    """Node configs of sites with the same columns and random rows."""
     nodes = {}
     for seed, name in enumerate(names):
         a, b, c = np.random.default_rng(seed).normal(size=(3, n_rows)).round(3)
@@ -252,15 +236,15 @@ def example_nodes(folder: Path, names: Sequence[str], n_rows: int) -> dict[str, 
 
 
 def ended(command: subprocess.Popen[str]) -> str:
-    """What a command has printed; it must have succeeded."""
+    """Wait for a command to succeed and return its output."""
     try:
-        shown, _ = command.communicate(timeout=RUN_SECONDS)
+        printed, _ = command.communicate(timeout=RUN_SECONDS)
     finally:
         command.kill()
-    assert command.returncode == 0, shown
-    return shown
+    assert command.returncode == 0, printed
+    return printed
 
 
 def settings_of(values: Mapping[str, object]) -> list[str]:
-    """``-c key=value`` of each setting."""
+    """``-c key=value`` for each setting."""
     return [word for key, value in values.items() for word in ("-c", f"{key}={value}")]

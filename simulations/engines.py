@@ -1,6 +1,6 @@
-"""Runs that Flower carries: in its simulation, or through a SuperLink.
+"""Runs that Flower carries out: in its simulation, or through a SuperLink.
 
-Both run the same ServerApp and ClientApp as a run in this process (``simulations.local``).
+The ServerApp and ClientApp are those of a run in this process (``simulations.local``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,38 +45,29 @@ from simulations.flower_errors import (
 )
 
 SUPERLINK_START_SECONDS = 60
-# Asking for a run's status takes a process and a second of CPU: seldom while the run goes on.
+# Asking for a run's status takes a process and a second of CPU, so it is done rarely.
 STATUS_POLL_SECONDS, ENDING_POLL_SECONDS, LOCAL_POLL_SECONDS = 6.0, 1.0, 20.0
 STOP_SECONDS = 10
-# A SuperLink that is killed and started again answers after some 20 s, on a busy machine later.
+# A SuperLink that is killed and restarted answers after about 20 s, on a busy machine later.
 LONGEST_SILENCE = 120.0
 COMPLETED = "finished:completed"
-LOCAL = "local"  # Flower's name of a simulation on this machine
-UNKNOWN = "unknown"  # status of a run that cannot be asked for
-STOPPED = {"SystemExit", "KeyboardInterrupt"}  # in the ServerApp's process, from outside
+LOCAL = "local"  # Flower's name for a simulation on this machine
+UNKNOWN = "unknown"  # status of a run if the SuperLink does not answer
+STOPPED = {"SystemExit", "KeyboardInterrupt"}  # errors of a ServerApp stopped from outside
 
 
 class Tell(Protocol):
-    """Told what the engine does; ``ends``: from now on, whatever the run says of itself."""
+    """Called with what the engine does; with ``ends``, it replaces the run's own stages."""
 
     def __call__(self, doing: str, ends: bool = False) -> None: ...
 
 
 def _silent(doing: str, ends: bool = False) -> None:
-    """For those who do not want to know."""
+    """Show nothing."""
 
 
 def run_simulation(settings: Settings, tell: Tell = _silent) -> RunFolder:
-    """Train in Flower's simulation, on a SuperLink started for this run.
-
-    Parameters
-    ----------
-    tell : told what Flower does before and after the run.
-
-    Raises
-    ------
-    RunFailedError : the run failed, or Flower could not start it.
-    """
+    """Train in Flower's simulation, on a SuperLink that is started for this run."""
     with superlink(tell) as environment:
         return run_simulated(settings, environment, tell)
 
@@ -84,17 +75,7 @@ def run_simulation(settings: Settings, tell: Tell = _silent) -> RunFolder:
 def run_simulated(
     settings: Settings, environment: dict[str, str], tell: Tell = _silent
 ) -> RunFolder:
-    """Train in Flower's simulation, on a SuperLink that runs.
-
-    Parameters
-    ----------
-    environment : of ``flwr``, as `superlink` gives it.
-    tell : told what Flower does before and after the run.
-
-    Raises
-    ------
-    RunFailedError : the run failed, or Flower could not start it.
-    """
+    """Train in Flower's simulation, on a running SuperLink; `superlink` yields ``environment``."""
     federation = {"num-supernodes": settings.parties, "client-resources-num-cpus": 1}
     gpus = {"client-resources-num-gpus": _gpus_of_actor(settings)}
     _flwr_run(settings, LOCAL, environment, federation | gpus, tell)
@@ -102,7 +83,7 @@ def run_simulated(
 
 
 def _gpus_of_actor(settings: Settings) -> float:
-    """What each actor gets of this machine's GPUs, where the run may use them and there are any."""
+    """Share of a GPU for each Ray actor; 0 if no section of the settings asks for one."""
     if all(section.get("device") != "cuda" for section in settings.sections.values()):
         return 0.0
     import torch
@@ -111,15 +92,9 @@ def _gpus_of_actor(settings: Settings) -> float:
 
 
 def run_superlink(settings: Settings, name: str, tell: Tell = _silent) -> RunFolder | None:
-    """Train across sites, through a SuperLink that Flower's config names.
+    """Train across sites, through a SuperLink in Flower's configuration.
 
-    Without ``run-dir`` the ServerApp chooses the folder, wherever it runs, and None is returned: a
-    run that lies in the working folder is another one.
-
-    Parameters
-    ----------
-    name : of the SuperLink.
-    tell : told what Flower says of the run, while its folder here says nothing.
+    Without ``run-dir`` the ServerApp, wherever it runs, chooses the folder, and None is returned.
 
     Raises
     ------
@@ -131,21 +106,20 @@ def run_superlink(settings: Settings, name: str, tell: Tell = _silent) -> RunFol
     try:
         _flwr_run(settings, name, environment, {}, tell)
     except RunFailedError as error:
-        gone = ", ".join(_not_connected(name, environment))
-        why = f"not connected: {gone}, whose own log says why; {RULE}"
-        cause = f"{error}; {why}" if gone else str(error)
+        sites = ", ".join(_not_connected(name, environment))
+        why = f"not connected: {sites}, whose own log says why; {RULE}"
+        cause = f"{error}; {why}" if sites else str(error)
         raise RunFailedError(cause, error.log_lines) from None
     return RunFolder(Path(settings.run_dir)) if settings.run_dir else None
 
 
 def _not_connected(name: str, environment: dict[str, str]) -> list[str]:
-    """Registered sites whose SuperNode is not connected; none where this is no coordinator."""
+    """Registered sites whose SuperNode is not connected; empty if this is no coordinator."""
     sites = registered_sites(Path(environment.get("FLWR_HOME", "")))
     if not sites:
         return []
-    command = ["flwr", "supernode", "list", name, "--format", "json"]
-    asked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    nodes = _json_of(asked.stdout).get("nodes") or []
+    listed = _flwr(environment, "supernode", "list", name, "--format", "json")
+    nodes = _json_of(listed.stdout).get("nodes") or []
     return sorted(
         sites[node["node-id"]]
         for node in nodes
@@ -153,8 +127,14 @@ def _not_connected(name: str, environment: dict[str, str]) -> list[str]:
     )
 
 
+def _flwr(environment: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["flwr", *words], env=environment, capture_output=True, text=True, check=False
+    )
+
+
 def _environment() -> dict[str, str]:
-    """Flower without telemetry, updates or an environment of its own for each run."""
+    """Flower without telemetry, update checks or a new environment for each run."""
     return {
         **os.environ,
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -166,9 +146,9 @@ def _environment() -> dict[str, str]:
 
 @contextmanager
 def superlink(tell: Tell = _silent) -> Iterator[dict[str, str]]:
-    """A SuperLink for simulations, with Flower's files and ports of its own.
+    """A SuperLink for simulations, on free ports; yields the environment for ``flwr``.
 
-    Flower's managed SuperLink would outlive its runs and keep the environment it was started with.
+    Flower's managed SuperLink would outlive its runs and keep its first environment.
     """
     check_programs(_environment(), "flwr", "flower-superlink")
     if cluster := os.environ.get("RAY_ADDRESS"):
@@ -183,7 +163,7 @@ def superlink(tell: Tell = _silent) -> Iterator[dict[str, str]]:
         "FLWR_HOME": str(flower_home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http_port),
         "FLWR_LOCAL_CONTROL_API_PORT": str(control_port),
-        # Ray would start a process for each CPU that no actor uses, and rank actors below others.
+        # Else Ray would start a process for every unused CPU, and lower its actors' priority.
         "RAY_prestart_worker_first_driver": "0",
         "RAY_enable_worker_prestart": "0",
         "RAY_worker_niceness": "0",
@@ -208,7 +188,7 @@ def superlink(tell: Tell = _silent) -> Iterator[dict[str, str]]:
 
 
 def free_ports(n: int) -> list[int]:
-    """Ports nobody listens on."""
+    """Unused ports."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
     ports = [one.getsockname()[1] for one in sockets]
     for one in sockets:
@@ -217,7 +197,7 @@ def free_ports(n: int) -> list[int]:
 
 
 def is_healthy(process: subprocess.Popen[bytes], port: int, seconds: float) -> bool:
-    """Whether a server answers before it ends, and within so many seconds; waits for it."""
+    """Wait until a server answers, ends or the time is over; returns whether it answered."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
         try:
@@ -229,7 +209,7 @@ def is_healthy(process: subprocess.Popen[bytes], port: int, seconds: float) -> b
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all it has started, also what has left its session since."""
+    """End a process and its descendants, also those that have left its session."""
     try:
         family = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -255,18 +235,14 @@ def _flwr_run(
     federation: Mapping[str, float],
     tell: Tell,
 ) -> None:
-    """Start a run with ``flwr run`` and wait for its end."""
     tell("handing the app to Flower")
     read = load_strategy(settings.strategy).settings_read(settings)
-    given = {name: one for name, one in flatten(settings.as_config()).items() if name in read}
-    options = ["--format", "json", "--run-config", _toml_pairs(given)]
+    config = {name: one for name, one in flatten(settings.as_config()).items() if name in read}
+    options = ["--format", "json", "--run-config", _toml_pairs(config)]
     if federation:
         options += ["--federation-config", _toml_pairs(federation)]
     with app_sources() as app:
-        command = ["flwr", "run", str(app), name, *options]
-        started = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False
-        )
+        started = _flwr(environment, "run", str(app), name, *options)
     answer = _json_of(started.stdout)
     run_id = str(answer.get("run-id") or "")
     if not run_id:
@@ -282,30 +258,34 @@ def _flwr_run(
         stop = shlex.join(["flwr", "stop", run_id, name])
         raise KeyboardInterrupt(f"the run continues; to stop it:\n  {stop}") from None
     if status != COMPLETED and folder and folder.state_of_files is State.FINISHED:
-        # A SuperLink that is killed at the very end calls the run failed when it is back.
+        # A SuperLink killed at the very end reports the run as failed after its restart.
         tell(f"Flower says {status}, but the run has written its results")
     elif status != COMPLETED:
         if cause := _cause(folder):
             raise RunFailedError(cause, [])
-        lines = _log_lines(run_id, name, environment)
-        if cause := _logged_cause(lines):
-            raise RunFailedError(cause, [])
-        gone = f"Flower says {status}"
+        log = without_passwords(_flwr(environment, "log", run_id, name, "--show").stdout)
+        lines = log.splitlines()[-LOG_LINES:]
+        # The folder may be on another machine: look for a line that names an error of fedapp.
+        for line in lines:
+            match = re.fullmatch(r".*?\b(\w+Error): (.+)", line)
+            if match and hasattr(errors, match[1]):
+                raise RunFailedError(match[2], [])
+        text = f"Flower says {status}"
         if status == UNKNOWN:
-            gone = GONE.format(name=name, seconds=LONGEST_SILENCE)
-        raise RunFailedError(gone, lines)
+            text = GONE.format(name=name, seconds=LONGEST_SILENCE)
+        raise RunFailedError(text, lines)
 
 
 def _toml_pairs(config: Mapping[str, Any]) -> str:
-    """Settings as ``flwr run`` takes them: TOML values, separated by blanks."""
+    """Settings for ``flwr run``: TOML values, separated by blanks."""
     return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
 
 
 def _json_of(text: str) -> dict[str, Any]:
-    """The JSON object in a command's output."""
-    found = re.search(r"\{.*\}", text, re.DOTALL)
+    """The JSON object in a command's output; empty if there is none."""
+    match = re.search(r"\{.*\}", text, re.DOTALL)
     try:
-        answer = json.loads(found.group()) if found else {}
+        answer = json.loads(match.group()) if match else {}
     except json.JSONDecodeError:
         return {}
     return answer if isinstance(answer, dict) else {}
@@ -314,39 +294,36 @@ def _json_of(text: str) -> dict[str, Any]:
 def _wait_for(
     run_id: str, name: str, environment: dict[str, str], folder: RunFolder | None, tell: Tell
 ) -> str:
-    """Ask for a run's status until it has ended; tell of it where the run's folder does not."""
-    command = ["flwr", "list", name, "--run-id", run_id, "--format", "json"]
-    told, answered = "", time.monotonic()
+    """Poll a run's status until it has ended; show it while the run's folder shows nothing."""
+    shown, answered = "", time.monotonic()
     while time.monotonic() - answered < LONGEST_SILENCE:
-        asked = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False
-        )
-        runs = _json_of(asked.stdout).get("runs") or [{}]
+        listed = _flwr(environment, "list", name, "--run-id", run_id, "--format", "json")
+        runs = _json_of(listed.stdout).get("runs") or [{}]
         status = str(runs[0].get("status", UNKNOWN))
         if status.startswith("finished"):
             return status
         is_silent = status == UNKNOWN
-        printed = without_passwords(asked.stdout + asked.stderr)
-        if is_silent and LOST_RUN in printed:  # it will not come back
+        printed = without_passwords(listed.stdout + listed.stderr)
+        if is_silent and LOST_RUN in printed:  # final: its database was replaced
             raise RunFailedError(sentence_for(printed, name), [])
         answered = answered if is_silent else time.monotonic()
         says_more = folder is not None and (folder.stage is not None or folder.has_ended())
-        if status != told and not says_more:
+        if status != shown and not says_more:
             fault = sentence_for(printed, name)
             silent = SILENT.format(name=name, seconds=LONGEST_SILENCE)
             silent = f"{fault}; {silent}" if fault else silent
             tell(silent if is_silent else f"the run is {status}, says Flower")
-            told = status
+            shown = status
         seldom = LOCAL_POLL_SECONDS if name == LOCAL and says_more else STATUS_POLL_SECONDS
         _pause(ENDING_POLL_SECONDS if is_silent else seldom, folder)
-        if folder and folder.has_ended() and told != "ended":
+        if folder and folder.has_ended() and shown != "ended":
             tell("waiting for Flower to end the run")
-            told = "ended"
+            shown = "ended"
     return UNKNOWN
 
 
 def _pause(longest: float, folder: RunFolder | None) -> None:
-    """Wait so many seconds, or one where the run's folder lies here and says that it ends."""
+    """Wait ``longest`` seconds, or one if the run's folder shows that it has ended."""
     began = time.monotonic()
     time.sleep(ENDING_POLL_SECONDS)
     while time.monotonic() - began < longest and not (folder and folder.has_ended()):
@@ -354,7 +331,7 @@ def _pause(longest: float, folder: RunFolder | None) -> None:
 
 
 def _cause(folder: RunFolder | None) -> str:
-    """Why a run failed, in its own words; empty where its folder lies elsewhere."""
+    """Why a run failed, from its folder; empty if that is on another machine."""
     if folder is None:
         return ""
     path = folder.path / "failure.json"
@@ -362,16 +339,3 @@ def _cause(folder: RunFolder | None) -> str:
     if failure["error"] in STOPPED:
         return f"the ServerApp was stopped; -c resume={folder.path} resumes the run"
     return str(failure["message"])
-
-
-def _logged_cause(lines: Iterable[str]) -> str:
-    """The same for a run whose folder lies elsewhere."""
-    found = [re.fullmatch(r".*?\b(\w+Error): (.+)", line) for line in lines]
-    return next((match[2] for match in found if match and hasattr(errors, match[1])), "")
-
-
-def _log_lines(run_id: str, name: str, environment: dict[str, str]) -> list[str]:
-    """The last lines of a run's log."""
-    command = ["flwr", "log", run_id, name, "--show"]
-    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    return without_passwords(shown.stdout).splitlines()[-LOG_LINES:]

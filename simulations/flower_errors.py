@@ -1,4 +1,4 @@
-"""What Flower's commands print when they fail, in a sentence that says the way out."""
+"""Error texts for what Flower's commands print when they fail, with the way out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from fedapp.errors import RunFailedError
 
 LOG_LINES = 20
-# Flower 1.41's words, and ours; {name} is the SuperLink's, {0} what the first group found.
+# Patterns of Flower 1.41's output, and our texts; {name} is the SuperLink, {0} the first group.
 LOST_RUN = "Run ID not found"
 SENTENCES: tuple[tuple[str, str], ...] = (
     (
@@ -60,27 +60,21 @@ SILENT = "the SuperLink '{name}' gives no status of the run; it is asked again f
 
 
 def sentence_for(printed: str, name: str) -> str:
-    """What a failed command of Flower's means, or an empty text where that is not known.
-
-    Parameters
-    ----------
-    printed : its output, JSON or a log.
-    name : of the SuperLink in Flower's configuration.
-    """
+    """The meaning of a failed Flower command's output (JSON or a log); empty if unknown."""
     text = printed.replace("\\n", "\n")
     for pattern, sentence in SENTENCES:
-        if found := re.search(pattern, text):
-            return sentence.format(*found.groups(), name=name)
+        if match := re.search(pattern, text):
+            return sentence.format(*match.groups(), name=name)
     return ""
 
 
 def without_passwords(printed: str) -> str:
-    """A text without the names and passwords before the hosts of its addresses."""
+    """Remove user names and passwords from the addresses in a text."""
     return re.sub(r"(\(|//)[^\s()/@]+@", r"\1", printed)
 
 
 def failed(printed: str, name: str, otherwise: str) -> RunFailedError:
-    """The error for a failed command: the sentence alone, or else its last lines; no password."""
+    """The error for a failed command: its meaning, or ``otherwise`` and the last lines."""
     printed = without_passwords(printed)
     if sentence := sentence_for(printed, name):
         return RunFailedError(sentence, [])
@@ -88,12 +82,7 @@ def failed(printed: str, name: str, otherwise: str) -> RunFailedError:
 
 
 def check_programs(environment: Mapping[str, str], *programs: str) -> None:
-    """Hold that Flower's programs are installed.
-
-    Raises
-    ------
-    RunFailedError : one is not.
-    """
+    """Raise RunFailedError if one of Flower's programs is not installed."""
     for program in programs:
         if shutil.which(program, path=environment["PATH"]) is None:
             rule = "must be installed beside Python (pip install 'flwr[simulation]')"

@@ -1,7 +1,7 @@
-"""Cross-validation: each fold of the rows is held back by a run of its own.
+"""Cross-validation: each run holds back one fold of the rows.
 
-The runs lie in a folder below the one that is named, as cells of a comparison do; one that is
-finished is not run again. ``folds.json`` has mean and standard deviation of each score.
+The runs are in subfolders, like the cells of a comparison; finished ones are reused. ``folds.json``
+has mean and standard deviation of each score.
 """
 
 from __future__ import annotations
@@ -30,17 +30,10 @@ from simulations.rows import settled
 
 @dataclass(slots=True)
 class CrossValidation:
-    """A run for each fold, from their settings to the means of their scores.
-
-    Parameters
-    ----------
-    strategy, given, engine, baselines, watcher, on_round : of each run, as for a ``Training``;
-        ``given`` has ``folds`` and no ``fold``; its ``run-dir`` is the folder of all.
-    folder : of all runs; None before there is one.
-    """
+    """A run for each fold, and the means of their scores; fields are those of a ``Training``."""
 
     strategy: str
-    given: Mapping[str, Value]
+    given: Mapping[str, Value]  # with ``folds``, without ``fold``; ``run-dir`` is the common folder
     engine: str = "local"
     baselines: bool = False
     watcher: Watcher = field(default_factory=Silent)
@@ -48,17 +41,11 @@ class CrossValidation:
     folder: RunFolder | None = None
 
     def carry_out(self) -> RunFolder:
-        """Run every fold that is not finished, and write the summary of all.
-
-        Raises
-        ------
-        ConfigError, DataError : a setting or a table breaks a rule; before anything is started.
-        FedappError : a run cannot go on.
-        """
+        """Check settings and tables, run every unfinished fold, and write the summary."""
         self.watcher.begin("reading the settings")
-        given = settings_named(self.given, self.strategy)
-        first = load_settings({**given, "strategy": self.strategy, "fold": 1})
-        _check(first, self.engine, given)
+        named = settings_named(self.given, self.strategy)
+        first = load_settings({**named, "strategy": self.strategy, "fold": 1})
+        _check(first, self.engine, named)
         check_tables(first, self.engine, self.watcher)
         first = settled(first)
         path = Path(first.run_dir or new_run_dir(f"{self.strategy}-folds", RUNS)).resolve()
@@ -71,30 +58,26 @@ class CrossValidation:
             run = first.model_copy(update={**draw, "run_dir": ""})
             summaries.append(finished_cell(run, path, self._train, self.watcher.tell))
         if drop_frames(path):
-            named = named_frames(first.data, path)
+            data = named_frames(first.data, path)
             for name in _cells(path, first):
-                RunFolder(path / name).add_to_summary({"data": named})
-            summaries = [{**each, "data": named} for each in summaries]
+                RunFolder(path / name).add_to_summary({"data": data})
+            summaries = [{**each, "data": data} for each in summaries]
         self.folder.write_json(
             FOLDS, summarised(first, self.engine, _cells(path, first), summaries)
         )
         return self.folder
 
     def _train(self, settings: Settings) -> RunFolder:
-        """One run, without a page, which ``fedapp report`` writes."""
-        how = self.engine, self.baselines, self.watcher, self.on_round
-        folder = Training(settings.strategy, settings.changed, *how, with_page=False).carry_out()
-        assert folder is not None  # of a simulated run
+        """One run, without a report; ``fedapp report`` can write it."""
+        options = self.engine, self.baselines, self.watcher, self.on_round
+        folder = Training(
+            settings.strategy, settings.changed, *options, with_page=False
+        ).carry_out()
+        assert folder is not None  # the run is simulated
         return folder
 
 
 def _check(settings: Settings, engine: str, given: Collection[str]) -> None:
-    """Hold that a run for each fold makes sense, and that it can be made here.
-
-    Raises
-    ------
-    ConfigError : it does not.
-    """
     check_method(settings, engine, given)
     if engine not in SIMULATED:
         way = "there each fold is a run of its own, as by -c folds=5 -c fold=1"
@@ -108,10 +91,9 @@ def _check(settings: Settings, engine: str, given: Collection[str]) -> None:
 
 
 def _cells(folder: Path, settings: Settings) -> list[str]:
-    """Names of the runs, in the order of the folds."""
-    form = f"{settings.strategy}-{settings.seed}-fold-*/summary.json"
-    found = (path.parent.name for path in folder.glob(form))
-    return sorted(found, key=lambda name: int(name.rpartition("-")[2]))
+    pattern = f"{settings.strategy}-{settings.seed}-fold-*/summary.json"
+    names = (path.parent.name for path in folder.glob(pattern))
+    return sorted(names, key=lambda name: int(name.rpartition("-")[2]))
 
 
 def summarised(
@@ -119,24 +101,19 @@ def summarised(
 ) -> dict[str, Any]:
     """Mean and standard deviation of every score over the folds, by model and rows.
 
-    Parameters
-    ----------
-    names, summaries : of the runs, in the order of the folds.
-
-    Returns
-    -------
     ``scores`` has, for ``federated test``, ``pooled test`` and so on, each score's ``mean``, ``sd``
-    (of the sample, so with n - 1) and ``values`` by fold; these are None where it is undefined in
-    some fold. ``exchanges``, ``bytes`` and ``seconds`` are sums over the folds.
+    (of the sample, with n - 1) and ``values`` by fold; mean and sd are None if a fold has no such
+    score. ``exchanges``, ``bytes`` and ``seconds`` are sums over the folds.
     """
-    rows = [
-        {(model, of): found for model, of, found in score_rows(summary)} for summary in summaries
+    folds = [
+        {(model, rows): values for model, rows, values in score_rows(summary)}
+        for summary in summaries
     ]
     scores: dict[str, Any] = {}
-    for key in rows[0]:
-        each = [found.get(key, {}) for found in rows]
+    for key in folds[0]:
+        by_fold = [fold.get(key, {}) for fold in folds]
         scores[" ".join(key)] = {
-            name: _spread([found.get(name) for found in each]) for name in score_names(each)
+            name: _spread([values.get(name) for values in by_fold]) for name in score_names(by_fold)
         }
     return {
         "strategy": settings.strategy,
@@ -155,13 +132,11 @@ def summarised(
 
 
 def _spread(values: Sequence[float | None]) -> dict[str, Any]:
-    known = [value for value in values if value is not None]
-    is_known = len(known) == len(values)
-    return {
-        "mean": float(np.mean(known)) if is_known else None,
-        "sd": float(np.std(known, ddof=1)) if is_known else None,
-        "values": list(values),
-    }
+    defined = [value for value in values if value is not None]
+    if len(defined) < len(values):
+        return {"mean": None, "sd": None, "values": list(values)}
+    mean, sd = float(np.mean(defined)), float(np.std(defined, ddof=1))
+    return {"mean": mean, "sd": sd, "values": list(values)}
 
 
 def _sums(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""Compiles the kernels before a run needs them: ``python -m simulations.kernels``.
+"""Compile the kernels before a run needs them: ``python -m simulations.kernels``.
 
-numba compiles a kernel for the types of arguments that it is called with, and keeps it on the disk.
-So small runs call them here, with settings and tables that these types depend on.
+numba compiles a kernel for the types of its arguments and caches it on the disk. Small runs call
+the kernels here, with settings and tables that cover these types.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SMALL = {
     "federated-forest.key-bits": 1024,
     "federated-forest.insecure-small-key": True,
 }
-# By the number of classes. The number of a column's bin takes one byte, then two.
+# By number of classes. A bin id takes one byte with 16 bins, two with 400.
 RUNS: Mapping[int, Mapping[str, Any]] = {
     2: {"objective": "binary:logistic", "max-bin": 16},
     3: {
@@ -50,7 +50,7 @@ RUNS: Mapping[int, Mapping[str, Any]] = {
 
 
 def write_table(path: Path, n_classes: int) -> None:
-    """Write a table of numbers and, where there are two classes, of gaps and categories too."""
+    """Write a table of numbers; for two classes also with missing values and categories."""
     random = np.random.default_rng(0)
     values = random.normal(size=(N_ROWS, 4)).round(4)
     scores = values.sum(axis=1) + random.normal(size=N_ROWS)
@@ -65,7 +65,7 @@ def write_table(path: Path, n_classes: int) -> None:
 
 
 def compile_kernels(folder: Path) -> None:
-    """Train every method that needs no package of its own on every table, as sites do."""
+    """Train every method that needs no optional package, on every table."""
     for n_classes, given in RUNS.items():
         table = folder / f"{n_classes}.csv"
         write_table(table, n_classes)
@@ -73,15 +73,15 @@ def compile_kernels(folder: Path) -> None:
             if not method.trains or method.package:
                 continue
             run_dir = str(folder / f"{name}-{n_classes}")
-            own = {**SMALL, **given, "strategy": name, "data": str(table), "run-dir": run_dir}
-            settings = load_settings(own)
+            paths = {"strategy": name, "data": str(table), "run-dir": run_dir}
+            settings = load_settings({**SMALL, **given, **paths})
             if n_classes != 2 and "least-bin-rows" in load_strategy(name).settings_read(settings):
                 settings = settings.model_copy(update={"least_bin_rows": 2})
             run_local(settings, client_app=SiteApp())
 
 
 def main() -> None:
-    """Carry out all runs, and leave nothing of them but the kernels; once for their sources."""
+    """Compile all kernels, unless their sources have not changed since the last time."""
     if config.DISABLE_JIT:
         return
     stamp, text = complete_stamp()

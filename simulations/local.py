@@ -1,4 +1,4 @@
-"""Runs in this process: the messages of Flower's apps handed to threads, one a party."""
+"""Runs in this process: Flower's messages are handed to threads, one for each party."""
 
 from __future__ import annotations
 
@@ -21,16 +21,13 @@ from fedapp.site.stores import LiveStores
 from fedapp.watch import OnRound
 
 SERVER_NODE = 1
-PULL_SECONDS = 0.01  # that a pull waits for a reply where none is there
+PULL_SECONDS = 0.01  # that a pull waits for a reply
 
 
 class LocalGrid(Grid):
-    """A Flower Grid whose nodes are threads of this process.
+    """A Flower Grid whose nodes are threads of this process, one for each context.
 
-    Parameters
-    ----------
-    contexts : one a node; ``node_config`` says which table it has.
-    client_app : answers the messages; by default one whose sites' states stay in this process.
+    By default the ``client_app`` keeps the sites' states in memory.
     """
 
     def __init__(self, contexts: Iterable[Context], client_app: ClientApp | None = None) -> None:
@@ -41,11 +38,11 @@ class LocalGrid(Grid):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, SERVER_NODE, 0
 
     def set_run(self, run: Run) -> None:
-        """There is one run only."""
+        """Do nothing: there is only one run."""
 
     @property
     def run(self) -> Run:
-        """There is one run only."""
+        """The only run."""
         return Run.create_empty(TaskIdentity.run_id)
 
     def create_message(
@@ -56,7 +53,7 @@ class LocalGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """As in Flower's grids."""
+        """Create a message, like Flower's grids."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -75,11 +72,11 @@ class LocalGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Replies that are there, or come within a moment."""
-        asked = {one: self._running[one] for one in message_ids if one in self._running}
-        done, _ = wait(asked.values(), PULL_SECONDS, FIRST_COMPLETED)
-        found = [message_id for message_id, reply in asked.items() if reply in done]
-        return [self._running.pop(message_id).result() for message_id in found]
+        """Replies that have arrived, or arrive within ``PULL_SECONDS``."""
+        futures = {one: self._running[one] for one in message_ids if one in self._running}
+        done, _ = wait(futures.values(), PULL_SECONDS, FIRST_COMPLETED)
+        ids = [message_id for message_id, future in futures.items() if future in done]
+        return [self._running.pop(message_id).result() for message_id in ids]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -89,17 +86,17 @@ class LocalGrid(Grid):
         return [self._running.pop(message_id).result(timeout) for message_id in ids]
 
     def write_states(self) -> None:
-        """Put what sites have in memory on the disk."""
+        """Write the sites' states to the disk."""
         if isinstance(self._client_app, SiteApp):
             self._client_app.stores.write()
 
     def close(self) -> None:
-        """End the threads, without waiting for one that hangs."""
+        """End the threads, without waiting for those that hang."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def simulated_contexts(settings: Settings) -> list[Context]:
-    """Contexts of simulated parties, as Flower's simulation makes them."""
+    """Contexts of simulated parties, like those of Flower's simulation."""
     run_config = flatten(settings.as_config())
     return [
         Context(
@@ -114,12 +111,7 @@ def simulated_contexts(settings: Settings) -> list[Context]:
 
 
 def site_contexts(nodes: Iterable[Mapping[str, Any]]) -> list[Context]:
-    """Contexts of parties with tables of their own, as SuperNodes make them.
-
-    Parameters
-    ----------
-    nodes : the node config of each.
-    """
+    """Contexts of parties that have node configs, like those of SuperNodes."""
     return [
         Context(
             run_id=0, node_id=node_id, node_config=dict(node), state=RecordDict(), run_config={}
@@ -138,14 +130,8 @@ def run_local(
 
     Parameters
     ----------
-    contexts : one a party; by default shares of the table that ``data`` names.
+    contexts : one for each party; by default shares of the table that ``data`` names.
     on_round : called after every round, in the caller's thread.
-    client_app : see ``LocalGrid``.
-
-    Raises
-    ------
-    StoppedError : ``on_round`` stopped the run.
-    FedappError : the run cannot go on.
     """
     grid = LocalGrid(contexts or simulated_contexts(settings), client_app)
     try:

@@ -1,4 +1,4 @@
-"""All rows of a simulated run in one place, and whose they are."""
+"""All rows of a simulated run in one place, and the party of each."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fedapp.site.rows import Rows, read_table, share_rows
 from fedapp.trees.objective import AUTO
 from strategies.horizontal import check_same_columns
 
-PartRows = Mapping[str, Rows]  # row numbers that train, validate and test
+PartRows = Mapping[str, Rows]  # row numbers by subset: train, valid, test
 
 
 def party_configs(settings: Settings) -> list[SiteConfig]:
-    """Tables and names of the simulated parties, in the order of the names."""
+    """Configurations of the simulated parties, in the order of their names."""
     run = flatten(settings.as_config())
     return [
         site_config({"partition-id": share, "num-partitions": settings.parties}, run)
@@ -32,35 +32,23 @@ def party_configs(settings: Settings) -> list[SiteConfig]:
 
 
 def settled(settings: Settings) -> Settings:
-    """The settings with the objective that a simulated run chooses where they leave it open.
-
-    Raises
-    ------
-    DataError, ConfigError : there is no such table, or labels of parties do not fit together.
-    """
+    """Resolve ``objective=auto`` by the labels of the parties."""
     if settings.objective != AUTO:
         return settings
     configs = party_configs(settings)
-    # A share of the rows or columns of one table has labels like the whole.
+    # If one table is split, its labels are those of all parties.
     shared = [read_table(configs[0])] if configs[0].is_share else []
     tables = shared or [read_columns(config, settings.seed) for config in configs]
-    found = [class_names(each.labels, AUTO) for each in tables if each.labels is not None]
-    if not found:
+    classes = [class_names(each.labels, AUTO) for each in tables if each.labels is not None]
+    if not classes:
         raise DataError('label must name the label column, as in label="y"; got none')
-    return settings.settled(auto_objective(found)[0])
+    return settings.settled(auto_objective(classes)[0])
 
 
 def stacked_tables(settings: Settings) -> tuple[Table, dict[str, PartRows]]:
-    """The rows of all horizontal parties as one table, and which are whose.
+    """The rows of all horizontal parties as one table, and the row numbers of each party by subset.
 
-    Returns
-    -------
-    table : the one that is split, or those of the parties in turn.
-    rows : by party; those held back are those of the run.
-
-    Raises
-    ------
-    DataError, ConfigError : there is no such table, or the tables of parties do not fit together.
+    The table is the one that is split, or those of the parties, one below the other.
     """
     configs = party_configs(settings)
     holdout = settings.holdout
@@ -87,25 +75,20 @@ def stacked_tables(settings: Settings) -> tuple[Table, dict[str, PartRows]]:
 
 
 def _stack(tables: Sequence[Table]) -> Table:
-    """Tables of the same columns, one below the other, their categories in one dictionary."""
+    """Stack tables with the same columns; categories are recoded to a common dictionary."""
     joint = joint_categories(table.categories for table in tables)
     labels = [table.labels for table in tables if table.labels is not None]
     weights = [table.weights for table in tables if table.weights is not None]
     margins = [table.base_margins for table in tables if table.base_margins is not None]
+    if len({each.dtype.kind for each in labels}) > 1:  # texts in one table, numbers in another
+        labels = [label_texts(each) for each in labels]
     return Table(
         tables[0].columns,
         np.concatenate(
             [recoded(table.values, table.categories, joint, table.columns)[0] for table in tables]
         ),
-        labels=_stack_labels(labels) if labels else None,
+        labels=cast(Labels, np.concatenate(labels)) if labels else None,
         weights=np.concatenate(weights) if weights else None,
         categories=joint,
         base_margins=np.concatenate(margins) if margins else None,
     )
-
-
-def _stack_labels(labels: Sequence[Labels]) -> Labels:
-    """Labels as they are; as texts where they are in one of the tables."""
-    if len({each.dtype.kind for each in labels}) > 1:
-        labels = [label_texts(each) for each in labels]
-    return cast(Labels, np.concatenate(labels))

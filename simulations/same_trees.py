@@ -1,4 +1,4 @@
-"""Whether two models in XGBoost's JSON are the same, node for node."""
+"""Compare two models in XGBoost's JSON, node for node."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ from typing import Any
 
 import numpy as np
 
-# Relative; and absolute, for leaves near 0: there the gradients cancel, and what is left shows that
-# float32 sigmoids of two libraries differ in their last bit.
+# Relative; and absolute for leaves near 0, where gradients cancel and only the last bit of the two
+# libraries' float32 sigmoids is left.
 LEAF_TOLERANCE, NEAR_ZERO = 1e-6, 1e-8
 
 
 def count_same_nodes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:
-    """Number of nodes of two equal models.
-
-    Raises
-    ------
-    ValueError : they differ.
-    """
+    """Number of nodes of two equal models; ValueError if they differ."""
     n_same, n_nodes = same_nodes(ours, theirs)
     if n_same < n_nodes:
         raise ValueError(f"nodes must be the same, got {n_same} of {n_nodes} equal")
@@ -26,10 +21,10 @@ def count_same_nodes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:
 
 
 def same_nodes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[int, int]:
-    """Nodes of two models that are equal, and the larger number of nodes.
+    """Number of equal nodes of two models, and the larger number of nodes.
 
-    Nodes are equal where column, threshold or categories, default side and gain are, gains to the
-    last bit; leaves where their values are. Children are compared below equal nodes only.
+    Splits are equal if column, threshold or categories, default side and gain are, gains to the
+    last bit; leaves if their values are close. Children are compared only below equal nodes.
     """
     models = _trees(ours), _trees(theirs)
     n_nodes = max(sum(len(tree["left_children"]) for tree in trees) for trees in models)
@@ -37,12 +32,12 @@ def same_nodes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[int,
 
 
 def _trees(model: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = model["learner"]["gradient_booster"]["model"]["trees"]
-    return found
+    trees: list[dict[str, Any]] = model["learner"]["gradient_booster"]["model"]["trees"]
+    return trees
 
 
 def _walk(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:
-    """Equal nodes, from the root down, for nodes may be numbered differently."""
+    """Count equal nodes from the root down, as nodes may be numbered differently."""
     pairs, n_same, sets = [(0, 0)], 0, (_sets(ours), _sets(theirs))
     while pairs:
         mine, other = pairs.pop()
@@ -60,11 +55,11 @@ def _walk(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:
 
 
 def _node(tree: Mapping[str, Any], node: int, sets: Mapping[int, list[int]]) -> tuple[Any, ...]:
-    """What must be equal of a split; of a leaf, nothing."""
+    """The fields of a split that must be equal; empty for a leaf."""
     if tree["left_children"][node] == -1:
         return ()
-    kept = ("split_conditions", "loss_changes")
-    threshold, gain = (np.float32(tree[name][node]) for name in kept)
+    names = ("split_conditions", "loss_changes")
+    threshold, gain = (np.float32(tree[name][node]) for name in names)
     if node in sets:
         threshold = np.float32(0)
     split = tree["split_indices"][node], int(tree["default_left"][node]), sets.get(node)
@@ -73,8 +68,8 @@ def _node(tree: Mapping[str, Any], node: int, sets: Mapping[int, list[int]]) -> 
 
 def _sets(tree: Mapping[str, Any]) -> dict[int, list[int]]:
     """The categories that each categorical split sends right."""
-    kept = (tree[name] for name in ("categories_nodes", "categories_segments", "categories_sizes"))
+    names = ("categories_nodes", "categories_segments", "categories_sizes")
     return {
         node: tree["categories"][start : start + size]
-        for node, start, size in zip(*kept, strict=True)
+        for node, start, size in zip(*(tree[name] for name in names), strict=True)
     }

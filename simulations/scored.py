@@ -1,4 +1,4 @@
-"""A simulated run, and the exact scores of its model: on rows that are all in one place."""
+"""Simulated runs, and exact scores of their models on rows in one place."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from fedapp.config import Settings, load_settings
 from fedapp.data.categories import recoded
 from fedapp.data.labels import class_ids
+from fedapp.data.partition import SUBSETS
 from fedapp.housekeeping import forget_model
 from fedapp.run_folder import RunFolder
 from fedapp.trees.model import Ensemble, load_model
@@ -26,21 +27,15 @@ Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """Rows of one subset under a model.
+    """Margins and labels of one subset."""
 
-    Parameters
-    ----------
-    margins : float32, shape (n_rows, n_outputs).
-    labels : float32, shape (n_rows,): class ids, or numbers.
-    """
-
-    margins: Array
-    labels: Array
+    margins: Array  # (n_rows, n_outputs)
+    labels: Array  # (n_rows,): class ids, or numbers
 
 
 @contextmanager
 def temporary_run(settings: Settings) -> Iterator[RunFolder]:
-    """A finished run in this process, of which no file is left after the block."""
+    """A finished run in this process; its files are deleted after the block."""
     with tempfile.TemporaryDirectory() as folder:
         run = run_local(settings.model_copy(update={"run_dir": f"{folder}/run"}))
         try:
@@ -50,20 +45,20 @@ def temporary_run(settings: Settings) -> Iterator[RunFolder]:
 
 
 def trained(overrides: Mapping[str, Any]) -> tuple[Settings, Ensemble, dict[str, Any]]:
-    """One run in this process, of which no file is left: settings, model, summary."""
+    """Run in this process and delete the files; returns settings, model and summary."""
     settings = load_settings(dict(overrides))
     with temporary_run(settings) as run:
         return settings, load_model(run.path / "model.json"), run.summary
 
 
 def score(settings: Settings, model: Ensemble) -> dict[str, Scored]:
-    """A model on the rows of a run, by subset."""
+    """Apply a model to the rows of a run, by subset."""
     table, rows = stacked_tables(settings)
     assert table.labels is not None
     values = recoded(table.values, table.categories, model.categories, table.columns)[0]
     labels = class_ids(table.labels, model.classes)
-    found = {}
-    for subset in ("train", "valid", "test"):
-        own = np.concatenate([each[subset] for each in rows.values()])
-        found[subset] = Scored(predict_margins(model, values[own]), labels[own])
-    return found
+    scored = {}
+    for subset in SUBSETS:
+        row_ids = np.concatenate([each[subset] for each in rows.values()])
+        scored[subset] = Scored(predict_margins(model, values[row_ids]), labels[row_ids])
+    return scored

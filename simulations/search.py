@@ -1,7 +1,7 @@
-"""Which settings a search tries: spaces, and how the next trial is drawn from one.
+"""Spaces of a search for settings, and how the next trial is drawn.
 
-A draw depends on the seed and on the trials so far alone, so that a search that was interrupted
-goes on as if it had not been.
+A draw depends only on the seed and on the trials so far, so that an interrupted search continues
+as if it had not been interrupted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedapp.packages import check_package
 from fedapp.server_app import load_strategy
 from strategies.settings import HELD_BACK, ReadsSettings
 
-# What is searched by default, of the settings that a method reads and that are not given.
+# Searched by default, if a method reads the setting and it is not given.
 DEFAULT_SPACE: Mapping[str, str] = {
     "eta": "log:0.01:0.5",
     "max-depth": "int:3:10",
@@ -39,19 +39,19 @@ DEFAULT_SPACE: Mapping[str, str] = {
     "federated-forest.max-features": "sqrt,log2,all",
 }
 FORMS = "log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values separated by commas"
-# Settings that name the rows, what they are scored by, or the run are no subject of a search.
+# Settings of the rows, the scores or the run cannot be searched.
 NOT_SEARCHED = (
     ReadsSettings.reads
     | HELD_BACK
     | {"partition", "columns", "objective", "eval-metric", "init-model", "base-margin"}
 )
 SEARCHES = ("random", "optuna")
-DIGITS = 4  # significant, of a number drawn: a command that repeats it stays short
+DIGITS = 4  # significant ones of a drawn number, so that the command to repeat it stays short
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Numbers from ``low`` to ``high``, both included; on a logarithmic scale, or whole ones."""
+    """Numbers from ``low`` to ``high``, both included; log-scaled, or integers."""
 
     low: float
     high: float
@@ -60,21 +60,19 @@ class Numbers:
 
     @property
     def ends(self) -> tuple[Value, ...]:
-        """The smallest and the largest."""
+        """Smallest and largest number."""
         return self.at(0.0), self.at(1.0)
 
     def at(self, share: float) -> Value:
-        """The number at a share of the way from the lowest to the highest, in [0, 1]."""
+        """Map a share in [0, 1] to a number."""
         if self.is_whole:
             return int(min(self.low + math.floor(share * (self.high - self.low + 1)), self.high))
         if self.is_log:
-            found = self.low * (self.high / self.low) ** share
-        else:
-            found = self.low + share * (self.high - self.low)
-        return self.rounded(found)
+            return self.rounded(self.low * (self.high / self.low) ** share)
+        return self.rounded(self.low + share * (self.high - self.low))
 
     def rounded(self, number: float) -> Value:
-        """The number with few digits, between the ends."""
+        """Round to ``DIGITS`` digits, within the ends."""
         if self.is_whole:
             return int(number)
         return min(max(float(f"{number:.{DIGITS}g}"), self.low), self.high)
@@ -82,21 +80,21 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """One of some values."""
+    """A list of values."""
 
     values: tuple[Value, ...]
 
     @property
     def ends(self) -> tuple[Value, ...]:
-        """All of them."""
+        """All values."""
         return self.values
 
     def at(self, share: float) -> Value:
-        """The value at a share of the way through them, in [0, 1]."""
+        """Map a share in [0, 1] to a value."""
         return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
 
     def rounded(self, value: Value) -> Value:
-        """As it is."""
+        """The same value."""
         return value
 
 
@@ -106,7 +104,7 @@ Space = Mapping[str, Domain]
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A trial that counts: settings, and a validation score."""
+    """Settings and validation score of a finished trial."""
 
     settings: Mapping[str, Value]
     score: float
@@ -116,32 +114,27 @@ Draw = Callable[[Sequence[Scored]], dict[str, Value]]
 
 
 def space_of(settings: Settings, given: Mapping[str, Value], asked: Mapping[str, str]) -> Space:
-    """What is searched: the method's defaults, without settings that are given, and what is asked.
+    """The space of a search: the method's default without given settings, and what is asked for.
 
-    Parameters
-    ----------
-    settings : of the method, to which those of a trial are added.
-    given : settings that were not left at their defaults.
-    asked : domains by setting, in one of ``FORMS``; they replace default ones.
+    ``asked`` has domains in one of ``FORMS``; they replace default ones.
 
     Raises
     ------
-    ConfigError : a setting that is none, is given too, or cannot be searched; a domain that cannot
-        be read; a value in it that breaks the setting's rule.
+    ConfigError : a setting is unknown or cannot be searched; a domain or a value in it is invalid.
     """
     read = load_strategy(settings.strategy).settings_read(settings)
     asked = {setting_of(name, defaults(), settings.strategy): asked[name] for name in asked}
     for name in asked:
         if name not in read or name in NOT_SEARCHED:
-            known = [one for one in read if one not in NOT_SEARCHED]
+            searchable = [one for one in read if one not in NOT_SEARCHED]
             rule = f"space must name settings that {settings.strategy} reads and that decide on no "
-            raise ConfigError(f"{rule}rows, got {name}{near(name, known)}")
+            raise ConfigError(f"{rule}rows, got {name}{near(name, searchable)}")
         if name in given:
             raise ConfigError(f"space must not name a setting that is given too, got {name}")
-    usual = {
+    default_space = {
         name: text for name, text in DEFAULT_SPACE.items() if name in read and name not in given
     }
-    space = {name: _domain(name, text) for name, text in {**usual, **asked}.items()}
+    space = {name: _domain(name, text) for name, text in {**default_space, **asked}.items()}
     if not space:
         rule = "must name a setting, where all of the method's own are given"
         raise ConfigError(f"space {rule}, as in --space max-depth=int:3:8; got none")
@@ -153,12 +146,6 @@ def space_of(settings: Settings, given: Mapping[str, Value], asked: Mapping[str,
 
 
 def _domain(name: str, text: str) -> Domain:
-    """A domain as it is written.
-
-    Raises
-    ------
-    ConfigError : it cannot be read.
-    """
     kind, *bounds = text.split(":")
     if kind not in ("log", "uniform", "int") or not bounds:
         values = tuple(parse_overrides([f"{name}={one.strip()}"])[name] for one in text.split(","))
@@ -176,7 +163,7 @@ def _domain(name: str, text: str) -> Domain:
 
 
 def random_draw(space: Space, seed: int) -> Draw:
-    """Each setting by chance, whatever the trials so far have found."""
+    """Draw each setting at random, independent of earlier trials."""
 
     def draw(scored: Sequence[Scored]) -> dict[str, Value]:
         rng = np.random.default_rng([seed, len(scored)])
@@ -186,12 +173,7 @@ def random_draw(space: Space, seed: int) -> Draw:
 
 
 def check_search(search: str) -> None:
-    """Hold that there is such a search, and that its package is installed.
-
-    Raises
-    ------
-    ConfigError : there is none, or it is not; says what to install.
-    """
+    """Raise ConfigError if a search is unknown, or its package is not installed."""
     if search not in SEARCHES:
         raise ConfigError(f"search must be one of {', '.join(SEARCHES)}, got {search!r}")
     if search == "optuna":
@@ -199,7 +181,7 @@ def check_search(search: str) -> None:
 
 
 def optuna_draw(space: Space, seed: int, larger_is_better: bool) -> Draw:
-    """By Optuna's TPE sampler (Bergstra et al. 2011), whose first ten trials are by chance."""
+    """Draw with Optuna's TPE sampler (Bergstra et al. 2011); the first ten trials are random."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -217,14 +199,13 @@ def optuna_draw(space: Space, seed: int, larger_is_better: bool) -> Draw:
                 for each in scored
             ]
         )
-        found = study.ask(distributions).params
-        return {name: domain.rounded(found[name]) for name, domain in space.items()}
+        drawn = study.ask(distributions).params
+        return {name: domain.rounded(drawn[name]) for name, domain in space.items()}
 
     return draw
 
 
 def _distribution(optuna: Any, domain: Domain) -> Any:
-    """A domain in Optuna's words."""
     if isinstance(domain, Choices):
         return optuna.distributions.CategoricalDistribution(domain.values)
     if domain.is_whole:
@@ -233,7 +214,7 @@ def _distribution(optuna: Any, domain: Domain) -> Any:
 
 
 def drawing(search: str, space: Space, seed: int, larger_is_better: bool) -> Draw:
-    """What draws the next trial."""
+    """The function that draws the next trial."""
     if search == "random":
         return random_draw(space, seed)
     return optuna_draw(space, seed, larger_is_better)

@@ -1,12 +1,13 @@
-"""The best settings of a method, by the scores of the validation rows.
+"""Search for the best settings of a method, by the scores of the validation rows.
 
-Trials hold the test rows back and do not look at them (``score-test=false``). When the budget is
-spent the best setting is run once more, and that run alone scores them. A line of
-``trials.jsonl`` is a trial; a search that was interrupted goes on after the last one.
+Trials do not score the test rows (``score-test=false``). When the budget is spent, the best
+settings are run once more, and only that run scores them. ``trials.jsonl`` has a line for each
+trial; an interrupted search continues after the last one.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections.abc import Collection, Mapping
@@ -30,12 +31,12 @@ from simulations.rows import settled
 from simulations.search import Draw, Scored, Space, check_search, drawing, space_of
 
 USUAL_RUNS = 20
-CURRENT = "trial"  # the folder of the trial that goes on
+CURRENT = "trial"  # folder of the running trial
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What runs have taken: exchanges, and bytes both ways."""
+    """Exchanges and bytes (both ways) of runs."""
 
     exchanges: int = 0
     n_bytes: int = 0
@@ -44,75 +45,58 @@ class Cost:
         return Cost(self.exchanges + other.exchanges, self.n_bytes + other.n_bytes)
 
     def largest(self, other: Cost) -> Cost:
-        """The larger of each."""
+        """Elementwise maximum."""
         return Cost(max(self.exchanges, other.exchanges), max(self.n_bytes, other.n_bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a search may take.
+    """Limits of a search; None: no limit."""
 
-    Parameters
-    ----------
-    runs : trials; the last run of the best setting comes on top.
-    exchanges, n_bytes : of all trials and the last run; None: any number.
-    """
-
-    runs: int | None = None
-    exchanges: int | None = None
-    n_bytes: int | None = None
+    runs: int | None = None  # trials; the last run of the best settings is not counted
+    exchanges: int | None = None  # of all trials and the last run
+    n_bytes: int | None = None  # likewise
 
     def __post_init__(self) -> None:
-        for name, most in (("runs", self.runs), ("exchanges", self.exchanges)):
+        limits = {"runs": self.runs, "exchanges": self.exchanges, "bytes": self.n_bytes}
+        for name, most in limits.items():
             if most is not None and most < 1:
                 raise ConfigError(f"{name} must be >= 1, got {most}")
-        if self.n_bytes is not None and self.n_bytes < 1:
-            raise ConfigError(f"bytes must be >= 1, got {self.n_bytes}")
 
     @property
     def most_runs(self) -> int | None:
-        """Trials at most; a usual number where nothing is said of anything."""
+        """Most trials; ``USUAL_RUNS`` if there is no limit at all."""
         is_open = self.exchanges is None and self.n_bytes is None
         return USUAL_RUNS if self.runs is None and is_open else self.runs
 
     def holds(self, cost: Cost) -> bool:
-        """Whether it is enough for that."""
+        """Whether a cost is within the limits."""
         pairs = ((self.exchanges, cost.exchanges), (self.n_bytes, cost.n_bytes))
         return all(most is None or spent <= most for most, spent in pairs)
 
 
 @dataclass(slots=True)
 class Tuning:
-    """A search from its settings to the last run of the best one.
-
-    Parameters
-    ----------
-    strategy, given, engine, watcher : of each run, as for a ``Training``.
-    asked : domains of settings by their names, see ``space_of``.
-    search : random or optuna.
-    budget : of all.
-    output : folder of the search; None: one below runs/ that follows from the table and settings.
-    folder : the same, once it is there.
-    """
+    """A search, from its settings to the last run of the best ones."""
 
     strategy: str
     given: Mapping[str, Value]
-    asked: Mapping[str, str] = field(default_factory=dict)
-    search: str = "random"
+    asked: Mapping[str, str] = field(default_factory=dict)  # domains, see ``space_of``
+    search: str = "random"  # or optuna
     budget: Budget = field(default_factory=Budget)
     engine: str = "local"
     watcher: Watcher = field(default_factory=Silent)
-    output: Path | None = None
-    folder: RunFolder | None = None
+    output: Path | None = None  # None: a folder that follows from the table and the settings
+    folder: RunFolder | None = None  # None before it exists
 
     def carry_out(self) -> RunFolder:
-        """Run trials until the budget is spent, then the best setting with its test scores.
+        """Run trials until the budget is spent, then the best settings with their test scores.
 
         Raises
         ------
-        ConfigError, DataError : a setting or a table breaks a rule; before anything is started.
-            Or the budget is too small for one trial and the last run.
-        FedappError : a run cannot go on.
+        ConfigError, DataError : a setting or a table is invalid, before anything is started; or
+            the budget is too small for one trial and the last run.
+        FedappError : a run failed.
         """
         self.watcher.begin("reading the settings")
         self.given = settings_named(self.given, self.strategy)
@@ -135,20 +119,18 @@ class Tuning:
         return self.folder
 
     def _claimed(self, first: Settings, space: Space) -> Path:
-        """The folder, which holds this search or none."""
         more = {
             "strategy": self.strategy,
             "seed": first.seed,
             "search": self.search,
             "space": {name: asdict(domain) for name, domain in sorted(space.items())},
         }
-        more = json.loads(json.dumps(more))
+        more = json.loads(json.dumps(more))  # tuples become lists, as in the file
         path = (self.output or comparison_folder(first, self.engine, "tune", more)).resolve()
         claim_folder(path, first, self.engine, more)
         return path
 
     def _try_all(self, first: Settings, draw: Draw, metric: str) -> None:
-        """Trials, until the budget is spent."""
         assert self.folder is not None
         path = self.folder.path
         self._note_interrupted(path)
@@ -159,8 +141,8 @@ class Tuning:
                 return
             number = len(trials) + 1
             settings = draw(scored)
-            told = ", ".join(f"{name}={value}" for name, value in settings.items())
-            self.watcher.begin(f"trial {number}: {told}")
+            text = ", ".join(f"{name}={value}" for name, value in settings.items())
+            self.watcher.begin(f"trial {number}: {text}")
             trial = self._try(first, number, settings, metric, trials)
             with open_private(path / TRIALS, "a") as file:
                 file.write(json.dumps(asdict(trial)) + "\n")
@@ -169,7 +151,7 @@ class Tuning:
             self.watcher.tell(f"trial {number}: valid {metric} {score}")
 
     def _has_room(self, trials: list[Trial]) -> bool:
-        """Whether another trial may begin: there is room for one as cheap as any, and the last."""
+        """Whether the budget allows another trial, as cheap as the cheapest, and the last run."""
         scored = [one for one in trials if one.score is not None]
         if self.budget.most_runs is not None and len(scored) >= self.budget.most_runs:
             return False
@@ -187,13 +169,13 @@ class Tuning:
         metric: str,
         trials: list[Trial],
     ) -> Trial:
-        """One trial, which is stopped before it would use what the last run needs."""
+        """Run one trial; it is stopped before it uses what the last run needs."""
         assert self.folder is not None
         path = self.folder.path / CURRENT
-        given = {**first.changed, **settings, "score-test": False, "run-dir": str(path)}
-        how = self.engine, False, self.watcher, self._guard(trials)
+        overrides = {**first.changed, **settings, "score-test": False, "run-dir": str(path)}
+        options = self.engine, False, self.watcher, self._guard(trials)
         try:
-            Training(self.strategy, given, *how, with_page=False).carry_out()
+            Training(self.strategy, overrides, *options, with_page=False).carry_out()
         except StoppedError:
             used = _ledger_cost(path)
             return Trial(number, "stopped", dict(settings), None, used.exchanges, used.n_bytes)
@@ -207,27 +189,28 @@ class Tuning:
         return Trial(number, "finished", dict(settings), score, *cost)
 
     def _guard(self, trials: list[Trial]) -> OnRound | None:
-        """What stops a trial after a round, where the next one might pass the budget."""
+        """A callback that stops a trial if the next round might exceed the budget."""
         if self.budget.exchanges is None and self.budget.n_bytes is None:
             return None
         before = _spent(trials)
-        kept = _dearest([one for one in trials if one.score is not None])
+        reserved = _dearest([one for one in trials if one.score is not None])
         now, step = Cost(), Cost()
 
         def after(info: RoundInfo) -> bool:
             nonlocal now, step
-            found = Cost(info["exchanges"], now.n_bytes + sum(info["bytes"].values()))
-            last = Cost(found.exchanges - now.exchanges, found.n_bytes - now.n_bytes)
-            now, step = found, step.largest(last)
+            spent = Cost(info["exchanges"], now.n_bytes + sum(info["bytes"].values()))
+            last = Cost(spent.exchanges - now.exchanges, spent.n_bytes - now.n_bytes)
+            now, step = spent, step.largest(last)
             if info["round"] >= info["rounds"]:
-                return True  # nothing is left to be spared
+                return True  # the trial ends anyway
+            # This trial may become the best one: the last run would then cost as much.
             following = now + step
-            return self.budget.holds(before + following + kept.largest(following))
+            return self.budget.holds(before + following + reserved.largest(following))
 
         return after
 
     def _note_interrupted(self, path: Path) -> None:
-        """Count what a trial has taken that another command began, and clear its folder."""
+        """Record the cost of a trial of an interrupted command, and delete its folder."""
         current = path / CURRENT
         if not current.exists():
             return
@@ -239,7 +222,7 @@ class Tuning:
         _drop(current)
 
     def _finish(self, first: Settings, metric: str) -> None:
-        """Run the best setting once more, with its test scores, and write what was found."""
+        """Run the best settings once more, with test scores, and write the summary."""
         assert self.folder is not None
         path = self.folder.path
         trials = read_trials(path)
@@ -255,8 +238,8 @@ class Tuning:
         self.watcher.begin(f"the best setting, trial {best.number}, with its test scores")
         if (folder := path / BEST).exists():
             delete_run(folder)
-        given = {**first.changed, **best.settings, "run-dir": str(folder)}
-        Training(self.strategy, given, self.engine, False, self.watcher).carry_out()
+        overrides = {**first.changed, **best.settings, "run-dir": str(folder)}
+        Training(self.strategy, overrides, self.engine, False, self.watcher).carry_out()
         summary = json.loads((folder / "summary.json").read_text())
         if drop_frames(path):
             named = named_frames(first.data, path)
@@ -283,12 +266,6 @@ class Tuning:
 
 
 def _check(settings: Settings, engine: str, given: Collection[str]) -> None:
-    """Hold that a search makes sense, and that it can be made here.
-
-    Raises
-    ------
-    ConfigError : it does not.
-    """
     check_method(settings, engine, given)
     if engine not in SIMULATED:
         raise ConfigError(f"--engine must be local or simulation to tune, got {engine}")
@@ -306,27 +283,25 @@ def _spent(trials: list[Trial]) -> Cost:
 
 
 def _dearest(trials: list[Trial]) -> Cost:
-    """What the last run takes at most: any of the trials may be the best."""
-    found = Cost()
-    for one in trials:
-        found = found.largest(Cost(one.exchanges, one.bytes))
-    return found
+    """Most that the last run can cost: any of the trials may be the best."""
+    costs = (Cost(one.exchanges, one.bytes) for one in trials)
+    return functools.reduce(Cost.largest, costs, Cost())
 
 
 def _ledger_cost(path: Path) -> Cost:
-    """What a run has taken that did not finish."""
+    """Cost of an unfinished run."""
     ledger = RunFolder(path).ledger
     lines = ledger.read_text().splitlines() if ledger.is_file() else []
     entries = []
     for line in lines:
-        with suppress(json.JSONDecodeError):  # the last one, of a run that was killed
+        with suppress(json.JSONDecodeError):  # the last line of a killed run may be incomplete
             entries.append(json.loads(line))
     steps = {entry["step"] for entry in entries}
     return Cost(len(steps), sum(entry["bytes"] for entry in entries))
 
 
 def _drop(path: Path) -> None:
-    """Delete a trial: its folder, and what simulated sites keep of its model."""
+    """Delete a trial's folder, and the states of its model at simulated sites."""
     model_id = ""
     for name in ("summary.json", "checkpoint.json"):
         if (path / name).is_file():

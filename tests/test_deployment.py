@@ -132,7 +132,7 @@ PARTS_MODEL = '{"format":1,"kind":"parts","model_id":"0123456789abcdef","active"
         (
             "{}",
             ("--engine", "federation"),
-            "^engine must be local for a model that lies whole in the run's folder, got federation",
+            "^engine must be local for a model that is whole in the run's folder, got federation",
         ),
         (
             PARTS_MODEL,

@@ -195,7 +195,7 @@ def test_the_command_explains_rows(
     arguments = ["predict", str(folder.path), "--data", trained.data, "--output", "out.csv"]
     result = CliRunner().invoke(cli, [*arguments, "--explain", "17,4"])
     assert result.exit_code == 0, result.output
-    assert "Each party's explanation.txt lies in home/sites." in result.output
+    assert "Each party's explanation.txt is in home/sites." in result.output
     (path,) = (home() / "sites" / "party-1").glob("*/explanation.json")
     rows = json.loads(path.read_text())["rows"]
     assert set(rows) == {"17", "4"}

@@ -117,7 +117,7 @@ def test_a_run_that_goes_on_elsewhere_is_told_by_who_carries_it(
     monkeypatch.setattr("simulations.engines.run_superlink", stop())
     told = fedapp(*words)
     assert told.exit_code == 130
-    assert told.output.endswith("its state is told by\n  flwr list hospitals\n")
+    assert told.output.endswith("its state is shown by\n  flwr list hospitals\n")
     monkeypatch.setattr("simulations.engines.run_superlink", stop("the run goes on"))
     assert fedapp(*words).output.endswith("interrupted: the run goes on\n")
 
@@ -134,7 +134,7 @@ def test_a_run_whose_folder_lies_elsewhere_leaves_the_one_in_the_working_folder_
     monkeypatch.chdir(tmp_path / "old")
     told = fedapp("run", "pax", "--engine", "hospitals")
     assert told.exit_code == 0
-    assert told.output.endswith("its folder lies where the ServerApp runs.\n")
+    assert told.output.endswith("its folder is where the ServerApp runs.\n")
     assert {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()} == before
 
 

@@ -132,7 +132,7 @@ def test_a_run_whose_schema_is_not_in_its_folder_predicts_nothing(
     path = write_table()
     folder = run_local(settings(data=str(path), label="y", schema=str(schema)))
     (folder.path / "schema.toml").unlink()
-    rule = r"^schema\.toml must lie in the folder .*, got none: copy the schema there as it was"
+    rule = r"^schema\.toml must be in the folder .*, got none: copy the schema there as it was"
     with pytest.raises(ConfigError, match=rule):
         predicted_rows(folder.path, str(path))
     with pytest.raises(ConfigError, match=rule):

@@ -39,31 +39,32 @@ def clean(
     from fedapp.housekeeping import plan
     from fedapp.report.summary import human_bytes
 
-    found = plan(RUNS, older_than, all_parts, say)
-    if found.kept:
-        size = human_bytes(sum(one.n_bytes for one in found.kept))
-        say(f"kept: parts of models at sites ({len(found.kept)}), {size}; --all deletes them too")
-    if not (found.runs or found.states):
+    cleaning = plan(RUNS, older_than, all_parts, say)
+    if cleaning.kept:
+        size = human_bytes(sum(one.n_bytes for one in cleaning.kept))
+        say(
+            f"kept: parts of models at sites ({len(cleaning.kept)}), {size}; --all deletes them too"
+        )
+    if not (cleaning.runs or cleaning.states):
         say("nothing to delete")
         return
-    _list(found)
-    if found.needed:
-        models = len({one.path.name for one in found.needed})
+    _list(cleaning)
+    if cleaning.needed:
+        models = len({one.path.name for one in cleaning.needed})
         say(f"WARNING: finished runs in {RUNS} that cannot predict without these parts: {models}")
     if not yes:
-        typer.confirm(f"Delete all this, {human_bytes(found.n_bytes)}?", abort=True)
-    say(f"deleted, {human_bytes(found.carry_out(say))}")
+        typer.confirm(f"Delete all this, {human_bytes(cleaning.n_bytes)}?", abort=True)
+    say(f"deleted, {human_bytes(cleaning.carry_out(say))}")
 
 
-def _list(found: Cleaning) -> None:
-    """Print what would go."""
+def _list(cleaning: Cleaning) -> None:
     from fedapp.report.summary import human_bytes
 
-    for run in found.runs:
+    for run in cleaning.runs:
         say(f"{shown(run.path)}  {run.state}, {run.method}, {human_bytes(run.n_bytes)}")
     for title, is_part in (("states of old runs", False), ("parts of models", True)):
         sizes: dict[str, list[int]] = {}
-        for one in found.states:
+        for one in cleaning.states:
             if one.is_part == is_part:
                 sizes.setdefault(one.site, []).append(one.n_bytes)
         for site, each in sorted(sizes.items()):

@@ -1,4 +1,4 @@
-"""What the commands share: the console, ``-c``, what shows where a command is."""
+"""Shared by the commands: the console, ``-c`` and progress."""
 
 from __future__ import annotations
 
@@ -38,17 +38,12 @@ command_began: ContextVar[float | None] = ContextVar("command_began", default=No
 
 
 def say(text: str) -> None:
-    """Print a line as it is."""
+    """Print a line without markup or wrapping."""
     console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def folded(overrides: Mapping[str, Value], folds: int) -> dict[str, Value]:
-    """The settings with those of the first of all folds; as they are where there are no folds.
-
-    Raises
-    ------
-    ConfigError : ``-c`` names a fold as well.
-    """
+    """Add the settings of the first fold, if there are folds; ConfigError if ``-c`` has some."""
     if not folds:
         return dict(overrides)
     for name in sorted({"fold", "folds"} & set(overrides)):
@@ -57,22 +52,16 @@ def folded(overrides: Mapping[str, Value], folds: int) -> dict[str, Value]:
 
 
 def new_follower() -> Follower:
-    """What shows where this command is, from its start on."""
+    """A progress display, timed from the start of this command."""
     return Follower(console, command_began.get())
 
 
 @contextmanager
 def interruptible(what_now: Callable[[], str]) -> Iterator[None]:
-    """Where the block is interrupted, print what is left and how to go on; end with status 130.
-
-    Parameters
-    ----------
-    what_now : the text, asked for then.
-    """
+    """Turn an interrupt into exit status 130, and print what is saved and how to resume."""
     try:
         yield
     except KeyboardInterrupt as stopped:
-        # An engine knows more where the run goes on without this command.
-        told = str(stopped) or what_now()
-        print(f"\ninterrupted: {told}", file=sys.stderr)
+        # The engine has a text if the run continues without this command.
+        print(f"\ninterrupted: {str(stopped) or what_now()}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None

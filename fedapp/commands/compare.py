@@ -44,9 +44,9 @@ def compare(
     overrides = folded(parse_overrides(config or []), folds)
     follower = new_follower()
     with interruptible(lambda: FINISHED_CELLS), follower.alive():
-        folder, found = carry_out(strategies, overrides, seeds, engine, follower, output)
-    console.print(fact_grid(found.facts))
-    console.print(score_table(found))
+        folder, comparison = carry_out(strategies, overrides, seeds, engine, follower, output)
+    console.print(fact_grid(comparison.facts))
+    console.print(score_table(comparison))
     console.print(f"{folder / PAGE}", soft_wrap=True)
-    if told := other_code(folder):
-        print_warning(console, told)
+    if warning := other_code(folder):
+        print_warning(console, warning)

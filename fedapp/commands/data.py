@@ -1,4 +1,4 @@
-"""`fedapp data`: which tables are known, where they lie, what is in them."""
+"""`fedapp data`: list, fetch and describe tables."""
 
 from __future__ import annotations
 
@@ -111,20 +111,20 @@ def describe_command(
     if source in dataset_names():
         dataset = find_dataset(source)
         console.print(f"{dataset.description}\n{dataset.source}", markup=False, highlight=False)
-    found = describe(source, roles, config.reader)
-    n_features = sum(one.use.startswith("feature") for one in found.columns)
-    console.print(f"{found.n_rows:,} rows, {n_features:,} feature columns")
-    console.print(_columns(found.columns))
-    for note in found.notes:
+    description = describe(source, roles, config.reader)
+    n_features = sum(one.use.startswith("feature") for one in description.columns)
+    console.print(f"{description.n_rows:,} rows, {n_features:,} feature columns")
+    console.print(_columns(description.columns))
+    for note in description.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
     if schema is not None and not is_read:
-        schema.write_text(schema_text(found), encoding="utf-8")
+        schema.write_text(schema_text(description), encoding="utf-8")
         console.print(f"schema written to {schema}", markup=False, highlight=False, soft_wrap=True)
-    if any(one.refused for one in found.columns):
+    if any(one.refused for one in description.columns):
         console.print("a run refuses this table: see the columns, and --schema", highlight=False)
         return
-    if found.refused:
-        console.print(f"a run refuses this table: {found.refused}", highlight=False)
+    if description.refused:
+        console.print(f"a run refuses this table: {description.refused}", highlight=False)
         roles = replace(roles, drop_unlabelled=True)
     table = read_source(source, roles, config.reader)
     if table.labels is not None:
@@ -145,7 +145,7 @@ def _where(name: str) -> str:
 
 def _columns(columns: Iterable[Described]) -> Grid:
     grid = Grid()
-    grid.add_column("column", overflow="fold")  # whole, as drop-columns wants it
+    grid.add_column("column", overflow="fold")  # never cut: it can be copied to drop-columns
     for name in ("type", "missing", "distinct", "range", "example"):
         grid.add_column(name)
     grid.add_column("in a run", overflow="fold")
@@ -157,7 +157,7 @@ def _columns(columns: Iterable[Described]) -> Grid:
 
 
 def _labels(labels: npt.NDArray[Any]) -> Grid:
-    """Rows of each class; of numbers with more distinct values, their range."""
+    """Rows of each class; the range of numbers with more than ``MAX_CLASSES`` values."""
     import numpy as np
 
     values, counts = np.unique(labels, return_counts=True)

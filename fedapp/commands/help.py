@@ -1,4 +1,4 @@
-"""``--help``: what arguments are, and the methods as ``strategies`` has them."""
+"""``--help``: descriptions of the arguments, and lists of the methods."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SHORT = {"label": "Label column", "id": "Column that names the rows", "parties":
 
 
 class Command(TyperCommand):
-    """A command whose help says what its arguments are."""
+    """A command whose help describes its arguments."""
 
     def __init__(self, *words: Any, **named: Any) -> None:
         super().__init__(*words, **named)
-        # click 8.5 has a help of its own for arguments, and so drops the one that typer set.
+        # click 8.5 also has a help for arguments, and so drops the one that typer set.
         hints = get_type_hints(inspect.unwrap(named["callback"]), include_extras=True)
         for parameter in self.params:
             if isinstance(parameter, TyperArgument) and not parameter.help:
@@ -29,7 +29,7 @@ class Command(TyperCommand):
 
 
 class TrainingCommand(Command):
-    """One with options that are short for settings, whose help lists the methods that train."""
+    """A command with short options for settings; its help lists the methods that train."""
 
     def __init__(self, *words: Any, **named: Any) -> None:
         super().__init__(*words, **named)
@@ -38,37 +38,37 @@ class TrainingCommand(Command):
             self.params.append(TyperOption(param_decls=[f"--{name}"], multiple=True, help=text))
 
     def invoke(self, context: click.Context) -> Any:
-        """With the short options among the settings."""
+        """Add the short options to the settings."""
         given = {name: context.params.pop(name) or () for name in SHORT}
         pairs = [f"{name}={value}" for name, values in given.items() for value in values]
         context.params["config"] = [*(context.params["config"] or ()), *pairs]
         return super().invoke(context)
 
     def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """The usual, and the methods."""
+        """Format the help, and append the methods."""
         super().format_help(context, formatter)
         _print_methods("Methods for the same columns, different rows", "horizontal")
         _print_methods("Methods for the same rows, different columns", "vertical")
 
 
 class PredictingCommand(Command):
-    """One whose help lists the ways to predict with a divided model."""
+    """A command whose help lists the ways to predict with a divided model."""
 
     def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """The usual, and the ways."""
+        """Format the help, and append the ways."""
         super().format_help(context, formatter)
         _print_methods("Ways to predict with a model that is divided among parties", "inference")
 
 
 def _print_methods(title: str, family: str) -> None:
-    """A family's methods and what the first lines of their modules say, framed as the options."""
+    """Print a family's methods and the first lines of their modules, framed like the options."""
     from fedapp.messages.methods import all_methods
     from fedapp.server_app import load_strategy
 
     grid = Grid.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, style="bold cyan")
     for name in (name for name, method in all_methods().items() if method.family == family):
-        said = (sys.modules[load_strategy(name).__module__].__doc__ or "").partition("\n")[0]
-        said = (said.partition(": ")[2] or said).rstrip(".")
-        grid.add_row(name, said[:1].upper() + said[1:])
+        title_line = (sys.modules[load_strategy(name).__module__].__doc__ or "").partition("\n")[0]
+        text = (title_line.partition(": ")[2] or title_line).rstrip(".")
+        grid.add_row(name, text[:1].upper() + text[1:])
     Console().print(Panel(grid, title=title, title_align="left", border_style="dim"))

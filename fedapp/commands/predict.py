@@ -75,7 +75,7 @@ def predict(
     if not (model := run_dir / "model.json").is_file():
         rule = "of a run that has finished; failure.json says why one has not"
         raise ConfigError(f"model must be a file {rule}, got {model}{near_path(run_dir, RUNS)}")
-    parts, noted = parts_of(run_dir), run_dir if verbose else None
+    parts, verbose_folder = parts_of(run_dir), run_dir if verbose else None
     _check_tables(
         engine,
         bool(parts),
@@ -89,22 +89,20 @@ def predict(
         overrides["strategy"] = inference
         if explain:
             overrides["explain"] = explain
-        _predict_together(run_dir, parts, overrides, output, engine, noted)
+        _predict_together(run_dir, parts, overrides, output, engine, verbose_folder)
         return
     for name, given in {"--explain": ["ids"] if explain else [], "-c": config or []}.items():
         if given:
-            rule = "must be omitted for a model that lies whole in the run's folder"
+            rule = "must be omitted for a model that is whole in the run's folder"
             raise ConfigError(f"{name} {rule}, got {', '.join(given)}")
-    _show(predict_table(run_dir, data, id_column, Path(output), label), output, noted)
+    _show(predict_table(run_dir, data, id_column, Path(output), label), output, verbose_folder)
 
 
 def _check_tables(engine: str, has_parts: bool, given: Mapping[str, str]) -> None:
-    """Hold that a table is named where this command reads one, and nowhere else."""
     if engine not in SIMULATED:
         if not has_parts:
             raise ConfigError(
-                f"engine must be local for a model that lies whole in the run's folder, "
-                f"got {engine}"
+                f"engine must be local for a model that is whole in the run's folder, got {engine}"
             )
         for name, value in given.items():
             if value:
@@ -123,9 +121,9 @@ def _predict_together(
     overrides: Mapping[str, Any],
     output: str,
     engine: str,
-    noted: Path | None,
+    verbose_folder: Path | None,
 ) -> None:
-    """Have the parties predict; the predictions are written at the active one."""
+    """Let the parties predict; the active one writes the predictions."""
     from fedapp.home import home, shown
     from fedapp.together import predict_together, settings_to_predict
 
@@ -133,32 +131,37 @@ def _predict_together(
     follower = new_follower()
     try:
         with interruptible(lambda: NOTHING_WRITTEN), follower.alive():
-            found = predict_together(settings, parts, output, engine, follower)
+            result = predict_together(settings, parts, output, engine, follower)
     except FedappError as error:
         for note in getattr(error, "__notes__", ()):
             print(note, file=sys.stderr)
         raise
-    for explained in list(found.explained.values())[:1]:
+    for explained in list(result.explained.values())[:1]:
         if missing := explained["not_among_the_rows"]:
-            _say_of(missing, f"{len(missing):,} to be explained are not among the rows", noted)
-    where = shown(home() / "sites") if found.predicted else "home/sites of its site's folder"
+            _say_of(
+                missing, f"{len(missing):,} to be explained are not among the rows", verbose_folder
+            )
+    where = shown(home() / "sites") if result.predicted else "home/sites of its site's folder"
     if settings.explain:
-        console.print(f"Each party's explanation.txt lies in {where}.", soft_wrap=True)
-    if found.predicted is None:
-        console.print(f"The predictions lie at {parts['active']}, in {where}.", soft_wrap=True)
+        console.print(f"Each party's explanation.txt is in {where}.", soft_wrap=True)
+    if result.predicted is None:
+        console.print(f"The predictions are at {parts['active']}, in {where}.", soft_wrap=True)
         return
-    _show(found.predicted, output, noted)
+    _show(result.predicted, output, verbose_folder)
 
 
 def _show(predicted: Predicted, output: str, folder: Path | None) -> None:
-    """Print who read what, how many rows were written, and their scores; see ``_say_of``."""
+    """Print the tables read, the number of rows written, and their scores."""
     from fedapp.data.predictions import unmatched_note
     from fedapp.report.summary import at_threshold, score_table, score_text
 
     for line in predicted.warnings:
         print_warning(console, line)
     if predicted.tables:
-        read = (f"{name} read {_table(one)}" for name, one in predicted.tables.items())
+        read = []
+        for name, table in predicted.tables.items():
+            size = f"({table['rows']:,} rows, {table['columns']:,} columns)"
+            read.append(f"{name} read {' '.join(filter(None, (table['source'], size)))}")
         say(", ".join(read))
     n_rows, unmatched, scores = predicted.n_rows, predicted.unmatched, predicted.scores
     say(f"{n_rows} rows written to {output}")
@@ -174,14 +177,8 @@ def _show(predicted: Predicted, output: str, folder: Path | None) -> None:
 
 
 def _say_of(ids: Sequence[str], text: str, folder: Path | None) -> None:
-    """Print a line on rows, whose ids go into a file for its owner only, or nowhere."""
+    """Print a line on rows; their ids are only written to a private file in ``folder``."""
     if folder:
         with open_private(folder / VERBOSE, "a") as file:
             file.write(f"{text}: {', '.join(ids)}\n")
     say(f"{text}: {folder / VERBOSE} has their ids" if folder else f"{text} (--verbose: which)")
-
-
-def _table(read: Mapping[str, Any]) -> str:
-    """A table in words: its source where that is known, rows and columns."""
-    size = f"({read['rows']:,} rows, {read['columns']:,} columns)"
-    return f"{read['source']} {size}" if read["source"] else size

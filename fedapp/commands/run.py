@@ -67,7 +67,6 @@ def run(
 def _cross_validate(
     strategy: str, config: list[str] | None, engine: str, baselines: bool, folds: int
 ) -> None:
-    """Run each fold, and print the means."""
     from fedapp.studies import FOLDS, Folds
     from simulations.folds import CrossValidation
     from simulations.kept import other_code
@@ -87,12 +86,12 @@ def _cross_validate(
     console.print(_fold_table(Folds(folder.path).scores))
     where = shown(folder.path / FOLDS)
     console.print(f"mean ± standard deviation over {folds} folds: {where}", soft_wrap=True)
-    if told := other_code(folder.path):
-        print_warning(console, told)
+    if warning := other_code(folder.path):
+        print_warning(console, warning)
 
 
 def _fold_table(scores: Mapping[str, Any]) -> Table:
-    """Mean and standard deviation over the folds: a line a score, a column a model and its rows."""
+    """Mean and standard deviation over the folds, by score, and by model and rows."""
     scores = {name: line for name, line in scores.items() if line}
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("score", no_wrap=True)
@@ -107,19 +106,19 @@ def _fold_table(scores: Mapping[str, Any]) -> Table:
 
 
 def what_now(training: Training) -> str:
-    """What an interrupted command has saved, and the one that goes on from there."""
+    """What an interrupted command has saved, and the command that resumes it."""
     folder, engine = training.folder, training.engine
     where = shown(folder.path) if folder else ""
     if folder and (folder.path / "summary.json").exists():
         again = shlex.join(["fedapp", "report", where])
         return f"the run is complete and saved in {where}; its page is written by\n  {again}"
     if engine not in SIMULATED:
-        return f"the run may have begun; its state is told by\n  flwr list {engine}"
+        return f"the run may have begun; its state is shown by\n  flwr list {engine}"
     if folder is None or not (folder.path / "config.toml").exists():
         return NOTHING_SAVED
     words = ["fedapp", "run", training.strategy, "--engine", engine]
     words += ["--baselines"] if training.baselines else []
     words += ["-c", f"resume={where}"]
-    kept = folder.kept
-    saved = f"saved up to {kept_text(kept)} in {where}" if kept else "nothing was saved yet"
+    state = folder.kept
+    saved = f"saved up to {kept_text(state)} in {where}" if state else "nothing was saved yet"
     return f"{saved}; to resume:\n  {shlex.join(words)}"

@@ -26,9 +26,9 @@ def runs(
     from fedapp.report.summary import human_bytes
     from fedapp.run_folder import State
 
-    found = found_runs(RUNS, deep=show_all, tell=say, with_groups=True)
-    shown = found if show_all else found[:MOST]
-    if not found:
+    listed = found_runs(RUNS, deep=show_all, tell=say, with_groups=True)
+    shown = listed if show_all else listed[:MOST]
+    if not listed:
         console.print(f"no runs in {RUNS}")
         return
     grid = Grid("run", "state", "method", "data", "test score", "size", "changed", box=None)
@@ -38,8 +38,8 @@ def runs(
         cells = (str(run.path.relative_to(RUNS)), run.state, run.method, Path(run.data).name)
         grid.add_row(*map(escape, cells), run.score, human_bytes(run.n_bytes), when)
     console.print(grid)
-    if len(shown) < len(found):
-        console.print(f"{len(found) - len(shown)} more: fedapp runs --all")
+    if len(shown) < len(listed):
+        console.print(f"{len(listed) - len(shown)} more: fedapp runs --all")
     resumable = [run for run in shown if run.state is State.RESUMABLE]
     for run in resumable[:1]:
         command = f"fedapp run {run.method} -c resume={run.path}"

@@ -36,13 +36,13 @@ def sbom(
 
 
 def bill_of_materials() -> dict[str, Any]:
-    """The document; the same wherever the same is installed, but for serial number and time."""
+    """The document; equal installations differ only in serial number and time."""
     from fedapp.deploy.bundle import installed_bundle
 
-    # Of two with the same name the first on the path is the one that is imported.
+    # Of two packages with the same name, the first on the path is imported.
     packages = reversed([*distributions()])
-    found = {canonicalize_name(each.name): each for each in packages if each.name}
-    installed: dict[str, Distribution] = dict(sorted(found.items()))
+    packages_by_name = {canonicalize_name(each.name): each for each in packages if each.name}
+    installed: dict[str, Distribution] = dict(sorted(packages_by_name.items()))
     components = {name: _component(name, each) for name, each in installed.items()}
     refs = {name: component["bom-ref"] for name, component in components.items()}
     digest = {"alg": "SHA-256", "content": installed_bundle()}
@@ -62,25 +62,25 @@ def bill_of_materials() -> dict[str, Any]:
 
 
 def _component(name: str, package: Distribution) -> dict[str, Any]:
-    """A package by its metadata; what these lack, it lacks."""
+    """A package, with what its metadata has."""
     metadata, purl = package.metadata.json, f"pkg:pypi/{name}@{quote(package.version)}"
-    made: dict[str, Any] = {"type": "library", "bom-ref": purl, "purl": purl, "name": name}
-    made["version"] = package.version
+    component: dict[str, Any] = {"type": "library", "bom-ref": purl, "purl": purl, "name": name}
+    component["version"] = package.version
     # Some have the licence's whole text there, or nothing, and its name in a classifier.
     term, classes = str(metadata.get("license", "UNKNOWN")), metadata.get("classifier", [])
     names = [each.rpartition(" :: ")[2] for each in classes if each.startswith("License :: OSI A")]
     if "license_expression" in metadata:
-        made["licenses"] = [{"expression": metadata["license_expression"]}]
+        component["licenses"] = [{"expression": metadata["license_expression"]}]
     elif names := names if "\n" in term or term == "UNKNOWN" else [term]:
-        made["licenses"] = [{"license": {"name": each}} for each in names]
+        component["licenses"] = [{"license": {"name": each}} for each in names]
     origin = json.loads(package.read_text("direct_url.json") or "{}").get("archive_info", {})
     if digest := origin.get("hashes", {}).get("sha256"):
-        made["hashes"] = [{"alg": "SHA-256", "content": digest}]
-    return made
+        component["hashes"] = [{"alg": "SHA-256", "content": digest}]
+    return component
 
 
 def _requirements(installed: Mapping[str, Distribution]) -> dict[str, set[str]]:
-    """Which installed packages each requires, for the extras that are asked for; fedapp's: all."""
+    """Installed requirements of each package, with requested extras; fedapp with all its extras."""
     required: dict[str, set[str]] = {name: set() for name in installed}
     extras = {name: {""} for name in installed}
     extras[APP].update(installed[APP].metadata.json.get("provides_extra", []))

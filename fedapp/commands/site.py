@@ -32,7 +32,7 @@ POLICY_WORDS = {
     "rows": "every method: from PAX's sums the coordinator can rebuild most rows of a small table "
     "with their labels (373 of 409 of breast-cancer)",
 }
-# What leaves a site by aggregation, and settings that are not shown as a name and a value.
+# What leaves a site, by aggregation; and settings with a line of their own in a plan.
 LEAVES = {"secure": "only sums over all parties leave", "sealed": "in letters between parties"}
 SHOWN = (
     *("aggregation", "epsilon", "delta", "multiplier", "parties", "fingerprints"),
@@ -116,7 +116,7 @@ def approve_command(
         where = f"under {home()} ({names}; at a site, first: . env.sh)"
         raise ConfigError(f"run must be one that waits {where}, got {run}")
     folder, one = waiting[run]
-    # What is long comes first, so that the plan is beside the question.
+    # The long text comes first, so that the plan is next to the question.
     console.print(escape(_reveals(one.method)) + "\n", highlight=False)
     grid = Grid.grid(padding=(0, 2))
     for title, text in _plan_lines(folder.name, one, registers[folder]):
@@ -162,7 +162,7 @@ def check_command(
     trusted = {**pins_in(home()), **pins_in(beside / "home"), **site.trusted}
     site, run = replace(site, trusted=trusted), load_settings({})
     found = check_site(site, all_methods(), (run.test_fraction, run.valid_fraction))
-    # Resolved, as FEDAPP_HOME may be the site's own, whose runs would count twice.
+    # Resolved: FEDAPP_HOME may be the site's folder, whose runs would count twice.
     places = beside, *(place / "sites" / site.name for place in (home(), beside / "home"))
     folders = {place.resolve() for place in places}
     runs = [one for folder in folders for one in runs_of(folder) if one.data == site.data]
@@ -215,7 +215,7 @@ def check_command(
 
 
 def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str, str]]:
-    """A title and a text for each line of a plan. A coordinator's texts are shown in ASCII."""
+    """Titles and texts of a plan's lines; texts of the coordinator are shown in ASCII."""
     from fedapp.site.register import spending
 
     plan = run.settings
@@ -251,12 +251,12 @@ def _plain(value: object) -> str:
 
 
 def _reveals(method: str) -> str:
-    """What a method is and reveals, in the words of its message modules."""
+    """Titles and Reveals sections of a method's message modules."""
     from fedapp.messages.methods import modules_of_method
 
     texts = []
     for module in modules_of_method(method):
         title, _, rest = (module.__doc__ or "").partition("\n")
         texts.append(f"\n{title}\n\nReveals{rest.partition('Reveals')[2].rstrip()}")
-    # A paragraph or an item a line, which the console breaks at its own width.
+    # One line for each paragraph or item; the console wraps it.
     return re.sub(r"(?<!\n)\n(?!\n|- ) *", " ", "\n".join(texts))

@@ -13,12 +13,7 @@ Target = Annotated[
 
 
 def how_started(target: str, folder: Path, process: str) -> str:
-    """The command that starts the processes of a folder.
-
-    Parameters
-    ----------
-    process : the one that speaks to the others.
-    """
+    """The command that starts a process (superlink or supernode) of a folder."""
     return {
         "scripts": f"{folder}/start-{process}.sh",
         "compose": f"make the image ({folder}/Dockerfile); "

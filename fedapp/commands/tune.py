@@ -66,25 +66,24 @@ def tune(
             output,
         )
         folder = tuning.carry_out().path
-    found = Tuned(folder).summary
-    console.print(trial_table(read_trials(folder), found["metric"]))
+    summary = Tuned(folder).summary
+    console.print(trial_table(read_trials(folder), summary["metric"]))
     test = ", ".join(
-        f"{name} {value:.4f}" for name, value in found["test"].items() if value is not None
+        f"{name} {value:.4f}" for name, value in summary["test"].items() if value is not None
     )
-    say(f"test scores of the best, trial {found['best']}: {test}")
-    say(f"its model: {shown(folder / BEST)}; in all {found['exchanges']:,} exchanges")
-    say(f"to repeat it:\n  {repeating(found)}")
+    say(f"test scores of the best, trial {summary['best']}: {test}")
+    say(f"its model: {shown(folder / BEST)}; in all {summary['exchanges']:,} exchanges")
+    say(f"to repeat it:\n  {repeating(summary)}")
 
 
 def _domains(pairs: list[str], method: str) -> dict[str, str]:
-    """``KEY=DOMAIN`` by key."""
-    found: dict[str, str] = {}
+    space: dict[str, str] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals:
             raise ConfigError(f"--space must be written as key=domain, got {pair}")
         setting = setting_of(name.strip(), defaults(), method)
-        if setting in found:
-            raise ConfigError(f"--space must name {setting} once, got {found[setting]} and {text}")
-        found[setting] = text.strip()
-    return found
+        if setting in space:
+            raise ConfigError(f"--space must name {setting} once, got {space[setting]} and {text}")
+        space[setting] = text.strip()
+    return space
