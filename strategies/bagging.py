@@ -7,11 +7,11 @@ which no longer converges where ``K * eta`` exceeds 2.
 Departures from Flower's ``FedXgbBagging`` (1.41), which joins the parties' trees unscaled:
 
 - It steps K times too far, see above; here a tree's values are scaled by the party's share.
-- In the first round each party boosts from the base score that XGBoost estimates from its own rows,
-  and the joint model keeps the one of the party that answered first, in regression a wrong one for
-  all others' trees; here the base score is the mean of all parties, and is explicit.
-- It takes ``num_parallel_tree`` trees of a reply, which is one, and marks it as class 0: of a
-  multi-class round, or of several local rounds, the first tree alone is kept. Here all are.
+- In the first round each party boosts from the base score that XGBoost estimates from its rows,
+  and the joint model keeps that of the first answer; here the base score is explicit, from the
+  mean label of all parties.
+- It takes ``num_parallel_tree`` trees of a reply, which is one, and marks it as class 0: of several
+  classes or local rounds only the first tree is kept. Here all are.
 - Trees come in the order of the answers; here in the order of the parties' names, so that the same
   run gives the same model.
 """
@@ -73,7 +73,7 @@ class Bagging(HorizontalStrategy):
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
-        """A round an exchange; the trees of a round travel with the next one's request."""
+        """One exchange a round; a round's trees travel with the next request."""
         n_rounds = self.own_settings(self.settings).local_rounds
         boosted = yield from begin(self, parties, saved, n_rounds * len(parties))
         while boosted.goes_on:
@@ -106,7 +106,6 @@ def mean_step(boosted: Boosted, replies: Mapping[str, BagReply]) -> Grown:
 def _ask(
     parties: Parties[HelloReply], boosted: Boosted, n_rounds: int
 ) -> Conversation[dict[str, BagReply]]:
-    """Let all parties boost from the model so far."""
     request = BagRequest(**boosted.order(n_rounds))
     check_reply = boosted.check(dict.fromkeys(parties, n_rounds))
     return (yield from ask(parties.all(request), BagReply, check_reply))

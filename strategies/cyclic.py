@@ -1,14 +1,14 @@
 """Cyclic training: the parties take turns, in the order of their names, to boost the one model.
 
-A round is one party's boosting round with the full ``eta``; the other parties hear of its trees
-with the next request. They are asked all the same, because the scores that early stopping looks at
-are those of all parties, and so every party knows the model when its turn comes.
+A round is one party's boosting round with the full ``eta``. All parties receive its trees with the
+next request, because early stopping needs the scores of all, and each must know the model when its
+turn comes.
 
 Departures from Flower's ``FedXgbCyclic`` (1.41):
 
 - Its turns go by node ids, which are random, so that two runs differ; here by the parties' names.
 - The whole model travels to and fro; here a party keeps its margins and gets the new trees.
-- Base score and classes are those of the party that begins; here they are of all parties.
+- Base score and classes are those of the first party; here they are of all parties.
 - It scores the model on one party's rows in turn; here on all.
 """
 
@@ -52,7 +52,7 @@ class Cyclic(HorizontalStrategy):
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
-        """A turn an exchange. Where the party whose turn it is fails, the next one takes it."""
+        """One turn an exchange. If the party whose turn it is fails, the next one takes it."""
         boosted = yield from begin(self, parties, saved)
         turn = saved.facts["turn"] if saved else last_turn(parties, boosted.n_rounds)
         while boosted.goes_on:
@@ -76,7 +76,7 @@ def next_turn(parties: Iterable[str], last: str) -> str:
 
 
 def last_turn(parties: Iterable[str], n_rounds: int) -> str:
-    """Whose turn the last of so many rounds was; nobody's before the first."""
+    """Whose turn the last of ``n_rounds`` rounds was; nobody's before the first."""
     names = sorted(parties)
     return names[(n_rounds - 1) % len(names)] if n_rounds else ""
 
@@ -84,7 +84,6 @@ def last_turn(parties: Iterable[str], n_rounds: int) -> str:
 def _ask(
     parties: Parties[HelloReply], boosted: Boosted, turn: str
 ) -> Conversation[dict[str, TurnReply]]:
-    """Tell all parties the trees that are new, and let one of them boost."""
     n_rounds = {party: int(party == turn) for party in parties}
     requests = {party: TurnRequest(**boosted.order(n)) for party, n in n_rounds.items()}
     return (yield from ask(requests, TurnReply, boosted.check(n_rounds)))
