@@ -32,7 +32,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A strategy, whose module is imported when it is asked for: some need large packages."""
+    """A strategy; its module is imported on access, as some need large packages."""
     for module in iter_modules(__path__):
         if name in __all__ and module.name.replace("_", "") == name.lower():
             return import_module(f"strategies.{module.name}").STRATEGY

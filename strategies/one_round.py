@@ -15,7 +15,7 @@ from strategies.vertical import Mailbox
 
 
 class OneRound(InferenceStrategy):
-    """The server's side: it passes leaf sets on."""
+    """The server's side: relays leaf sets."""
 
     method = "one-round"
 
@@ -27,8 +27,10 @@ class OneRound(InferenceStrategy):
         rows = yield from self.align_all(parties, mailbox)
         yield from mailbox.relay(WalkRequest, mailbox.passive, WalkReply)
         active, suffix = mailbox.active, self.settings.output
-        found = yield from mailbox.relay(IntersectRequest, [active], IntersectReply, suffix=suffix)
-        return (yield from self.predicted(active, rows, found[active].n_trees))
+        replies = yield from mailbox.relay(
+            IntersectRequest, [active], IntersectReply, suffix=suffix
+        )
+        return (yield from self.predicted(active, rows, replies[active].n_trees))
 
 
 STRATEGY = OneRound
