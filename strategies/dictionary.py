@@ -117,10 +117,7 @@ def _digests(party: str, hello: HelloReply, disclosed: Categories) -> Digests:
 
 
 def _schema_names(
-    place: int,
-    column: str,
-    disclosed: Mapping[str, Categories],
-    digests: Mapping[str, Digests],
+    place: int, column: str, disclosed: Mapping[str, Categories], digests: Mapping[str, Digests]
 ) -> Names:
     """The names of a column, from any party that discloses those of its schema."""
     (first, digest), *others = [

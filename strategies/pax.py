@@ -166,8 +166,7 @@ class PAX(HorizontalStrategy):
         boosting = self._boosting(init_model.base_score, cuts)
         boosting.grown = init_model.grown
         request = InitRequest(
-            base_margin=init_model.base_margin,
-            **pack_trees(init_model.trees, sets=init_model.sets),
+            base_margin=init_model.base_margin, **pack_trees(init_model.trees, sets=init_model.sets)
         )
         yield from ask(parties.all(request), InitReply)
         return boosting

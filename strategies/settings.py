@@ -22,7 +22,7 @@ TREE_SETTINGS = frozenset(
     )
 )
 BOOSTING_SETTINGS = TREE_SETTINGS | {
-    *("num-boost-round", "early-stopping-rounds", "eval-metric", "scale-pos-weight", "preset"),
+    *("num-boost-round", "early-stopping-rounds", "eval-metric", "scale-pos-weight", "preset")
 }
 # ``data`` of a strategy that names no table.
 OWN_TABLES = "the parties' own tables"
@@ -41,9 +41,7 @@ INIT_MODEL = frozenset(("init-model",))
 BASE_MARGIN = frozenset(("base-margin",))
 CONSTRAINTS = frozenset(("monotone-constraints", "interaction-constraints"))
 # Alternatives where a method does not read a setting.
-WAYS_OUT = {
-    "base-margin": "; else the column may be a feature, or excluded with drop-columns",
-}
+WAYS_OUT = {"base-margin": "; else the column may be a feature, or excluded with drop-columns"}
 ALL_OBJECTIVES = tuple(name for name in LOSSES if name != CUSTOM)
 OR_FUNCTION = (*ALL_OBJECTIVES, CUSTOM)
 
