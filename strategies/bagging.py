@@ -30,7 +30,7 @@ from fedapp.messages.hello import HelloReply
 from fedapp.trees.model import Grown, scaled, together
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy
-from strategies.local_boosting import Boosted, begin, best_round, finish, trees_of
+from strategies.local_boosting import Boosted, begin, finish, trees_of
 from strategies.scoring import shares
 from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, INIT_MODEL, OR_FUNCTION
 
@@ -82,8 +82,7 @@ class Bagging(HorizontalStrategy):
             if not boosted.history.stops:
                 boosted.add(mean_step(boosted, replies))
                 yield boosted.checkpoint()
-        best = yield from best_round(boosted, _ask(parties, boosted, 0))
-        return (yield from finish(parties, boosted, best, boosted.checkpoint()))
+        return (yield from finish(parties, boosted, _ask(parties, boosted, n_rounds=0)))
 
 
 STRATEGY = Bagging

@@ -164,14 +164,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         """The objective that the parties' labels suggest, and why."""
 
     def settle(self) -> None:
-        """Resolve ``objective=auto`` from the parties' labels and store it in the settings.
-
-        Raises
-        ------
-        ConfigError : a setting does not fit the chosen objective.
-        DataError : the parties' labels do not fit together.
-        ProtocolError : a party suggests an objective that labels cannot have.
-        """
+        """Resolve ``objective=auto`` from the parties' labels and store it in the settings."""
         if self.settings.objective != AUTO or self.settings.model:
             return
         objective, why = self.suggested_objective()
@@ -232,23 +225,20 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             way = "init_model continues a model" if is_first else f"the last model {NO_WRAP}"
             raise ConfigError(f"arrays must be {'empty; ' if is_first else ''}{way}")
         if self._conversation is None:
-            self._start_conversation(grid)
+            wait, n_lost = self._stages.wait, len(self._state.left_out)
+            n_asked = self.settings.asked_parties
+            nodes = find_nodes(grid, n_asked, n_lost, self.settings.start_deadline, wait)
+            if not n_asked:
+                self.settings = self.settings.with_parties(len(nodes))
+                self.check_settings(self.settings)
+            self.callbacks.begin(self.settings, self._state)
+            if self._saved:
+                self._save(self._saved)  # again, with this attempt's number
+            self._addresses = {f"node {node}": node for node in nodes}
+            self._conversation = self._whole_run()
+            self._advance(None)
         self._is_asked = self._pending is not None
         return self._messages() if self._pending else ()
-
-    def _start_conversation(self, grid: Grid) -> None:
-        wait, n_lost = self._stages.wait, len(self._state.left_out)
-        n_asked = self.settings.asked_parties
-        nodes = find_nodes(grid, n_asked, n_lost, self.settings.start_deadline, wait)
-        if not n_asked:
-            self.settings = self.settings.with_parties(len(nodes))
-            self.check_settings(self.settings)
-        self.callbacks.begin(self.settings, self._state)
-        if self._saved:
-            self._save(self._saved)  # again, with this attempt's number
-        self._addresses = {f"node {node}": node for node in nodes}
-        self._conversation = self._whole_run()
-        self._advance(None)
 
     def _messages(self) -> list[Message]:
         assert self._pending is not None

@@ -20,18 +20,13 @@ class Callbacks:
     def begin(self, settings: Settings, state: RunState) -> None:
         """Called once the parties are known, before the first message.
 
-        Parameters
-        ----------
-        settings : of the run, with the number of its parties.
-        state : of an earlier attempt, if there was one.
+        ``settings`` have the number of parties; ``state`` is that of an earlier attempt, if any.
         """
 
     def warnings(self, simulated: bool) -> Iterable[str]:
-        """Warnings about the parties' tables, where the caller sees more than their replies.
+        """More warnings about the parties' tables than their replies allow.
 
-        Parameters
-        ----------
-        simulated : whether the parties are on this machine.
+        ``simulated`` is whether the parties are on this machine.
         """
         return ()
 

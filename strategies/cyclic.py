@@ -23,7 +23,7 @@ from fedapp.messages.cyclic import TurnReply, TurnRequest
 from fedapp.messages.hello import HelloReply
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy
-from strategies.local_boosting import Boosted, begin, best_round, finish, trees_of
+from strategies.local_boosting import Boosted, begin, finish, trees_of
 from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, INIT_MODEL, OR_FUNCTION
 
 
@@ -62,8 +62,8 @@ class Cyclic(HorizontalStrategy):
             if turn in replies and not boosted.history.stops:
                 boosted.add(trees_of(replies[turn], boosted.widths))
                 yield boosted.checkpoint(turn=turn)
-        best = yield from best_round(boosted, _ask(parties, boosted, ""))
-        return (yield from finish(parties, boosted, best, boosted.checkpoint(turn=turn)))
+        last_scores = _ask(parties, boosted, turn="")
+        return (yield from finish(parties, boosted, last_scores, turn=turn))
 
 
 STRATEGY = Cyclic

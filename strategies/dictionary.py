@@ -67,13 +67,7 @@ def joint_dictionary(parties: Mapping[str, HelloReply]) -> Categories:
 
 
 def joint_kinds(parties: Mapping[str, HelloReply]) -> Names:
-    """The kind of each column; for a column of numbers at some parties, the kind at the others.
-
-    Raises
-    ------
-    DataError : a column has more than one other kind.
-    ProtocolError : a party's kinds are not those of its columns.
-    """
+    """The kind of each column; for a column of numbers at some parties, the kind at the others."""
     columns, by_party = next(iter(parties.values())).columns, []
     for party, hello in parties.items():
         kinds = hello.kinds or ("number",) * len(columns)

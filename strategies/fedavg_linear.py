@@ -361,17 +361,13 @@ class FedAvgLinear(HorizontalStrategy):
         if is_new and self.history.best_round == self.n_averaged:
             self.best = self.model
 
-    def _last_scores(self, parties: Parties[HelloReply]) -> Conversation[None]:
-        """Ask for the scores of the last round by a request without epochs."""
-        replies = yield from self._ask(parties, 0)
-        yield from self._note_scores(replies)
-
     def _finish(self, parties: Parties[HelloReply]) -> Conversation[Summary]:
         """Write and score the finished model, under early stopping that of the best round."""
         best_round = None
         if self.history.patience:
-            last_scores = self._last_scores(parties)
-            best_round = yield from self.history.catch_up(self.n_averaged, last_scores)
+            if len(self.history) < self.n_averaged:
+                yield from self._note_scores((yield from self._ask(parties, n_epochs=0)))
+            best_round = self.history.best_round
         yield self._checkpoint()
         model = self.best if best_round else self.model
         text = linear_to_json(model)

@@ -276,20 +276,16 @@ class FedXGBllr(HorizontalStrategy):
         if is_new and self.history.best_round == self.n_averaged:
             self.best = model.weights
 
-    def _last_scores(self, parties: Parties[HelloReply], model: StackedModel) -> Conversation[None]:
-        """Ask for the scores of the last round's head by a request without epochs."""
-        replies = yield from self._ask_to_train(parties, model, epochs=0)
-        yield from self._note_scores(replies, model)
-        yield self._checkpoint(model)
-
     def _evaluate(self, parties: Parties[HelloReply], model: StackedModel) -> Conversation[Summary]:
         """Score the finished model, with the head of its best round where that is known."""
         best_round = None
         if any(hello.n_valid for hello in parties.values()):
-            last_scores = self._last_scores(parties, model)
-            best_round = yield from self.history.catch_up(self.n_averaged, last_scores)
-            if np.isnan(self.history.scores).all():
-                best_round = None
+            if len(self.history) < self.n_averaged:
+                replies = yield from self._ask_to_train(parties, model, epochs=0)
+                yield from self._note_scores(replies, model)
+                yield self._checkpoint(model)
+            if not np.isnan(self.history.scores).all():
+                best_round = self.history.best_round
         finished = replace(model, weights=self.best) if best_round else model
         yield ModelFiles({"model.json": to_json(finished)})
         widest = WIDEST_RESIDUAL * float(model.unit)

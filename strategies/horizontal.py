@@ -200,15 +200,12 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
 def common_table(
     parties: Mapping[str, HelloReply], settings: Settings, saved: Checkpoint | None = None
 ) -> CommonTable:
-    """What the tables of all parties have in common; in a resumed run, what they had at its start.
-
-    Raises
-    ------
-    DataError : columns, categories, base margins or labels do not fit together.
-    ConfigError : early stopping has no validation rows, or the objective takes no base margins.
-    """
+    """What the tables of all parties have in common; in a resumed run, as it was at the start."""
     check_same_columns({name: hello.columns for name, hello in parties.items()})
-    check_validation(parties, settings)
+    has_validation = any(hello.n_valid for hello in parties.values())
+    if not has_validation and settings.watching(0).early_stopping_rounds:
+        rule = "must leave validation rows for early-stopping-rounds"
+        raise ConfigError(f"valid-fraction {rule}, got {settings.valid_fraction}")
     columns, base_margin = next(iter(parties.values())).columns, common_base_margin(parties)
     if base_margin:
         try:
@@ -226,12 +223,7 @@ def common_table(
 
 
 def check_same_columns(columns: Mapping[str, Sequence[str]]) -> None:
-    """Check that all parties have the same columns in the same order.
-
-    Raises
-    ------
-    DataError : names the party and the first column that differs from the first party's.
-    """
+    """Check that all parties have the same columns in the same order."""
     for party, names in columns.items():
         if len(set(names)) < len(names):
             raise DataError("columns must have different names", party)
@@ -294,12 +286,7 @@ def common_base_margin(parties: Mapping[str, HelloReply]) -> str:
 
 
 def check_labels(parties: Mapping[str, HelloReply], settings: Settings) -> tuple[str, ...]:
-    """Classes of all parties in the order of their ids; none for regression.
-
-    Raises
-    ------
-    DataError : all labels are the same, or there are too many classes.
-    """
+    """Classes of all parties in the order of their ids; none for regression."""
     hellos = parties.values()
     if is_regression(settings.objective):
         if min(hello.label_low for hello in hellos) == max(hello.label_high for hello in hellos):
@@ -316,18 +303,14 @@ def check_labels(parties: Mapping[str, HelloReply], settings: Settings) -> tuple
             f"{', '.join(classes[:5])}; set objective=multi:softprob, or spell labels alike: "
             f"{told_classes({name: hello.classes for name, hello in parties.items()})}"
         )
-    return positive_last(classes, _positive_label(parties, settings), settings.objective)
-
-
-def _positive_label(parties: Mapping[str, HelloReply], settings: Settings) -> str:
-    """Which of two classes counts as 1, if the run or a party says so."""
+    # Which of two classes counts as 1, if the run or a party says so.
     labels = {"the run": settings.positive_label}
     labels |= {name: hello.positive_label for name, hello in parties.items()}
     sources = {label: source for source, label in reversed(labels.items()) if label}
     if len(sources) > 1:
         got = ", ".join(f"{label!r} of {source}" for label, source in sources.items())
         raise DataError(f"positive-label must be the same wherever it is set, got {got}")
-    return next(iter(sources), "")
+    return positive_last(classes, next(iter(sources), ""), settings.objective)
 
 
 def mean_label(
@@ -343,12 +326,7 @@ def mean_label(
 def label_sums(
     replies: Mapping[str, LabelsReply], n_classes: int = 0
 ) -> tuple[npt.NDArray[np.float64], float]:
-    """Weighted sums of the labels, and sum of the weights, over all parties.
-
-    Raises
-    ------
-    DataError : no training row of any party has a weight, or one of two classes has none.
-    """
+    """Weighted sums of the labels, and sum of the weights, over all parties."""
     weight_sum = sum(reply.weight_sum for reply in replies.values())
     if not weight_sum > 0:
         raise DataError("weight must be > 0 in some row of some party")
@@ -356,13 +334,3 @@ def label_sums(
     if n_classes == 2 and not 0 < sums[-1] < weight_sum:
         raise DataError("label must have both classes among the training rows of weight > 0")
     return sums, weight_sum
-
-
-def check_validation(parties: Mapping[str, HelloReply], settings: Settings) -> None:
-    """Check that early stopping has validation rows."""
-    has_none = not any(hello.n_valid for hello in parties.values())
-    if has_none and settings.watching(0).early_stopping_rounds:
-        raise ConfigError(
-            "valid-fraction must leave validation rows for early-stopping-rounds, "
-            f"got {settings.valid_fraction}"
-        )

@@ -192,30 +192,26 @@ def trees_of(reply: BoostReport, widths: Ints) -> Grown:
     return unpack_trees(arrays_of(reply), widths)
 
 
-def best_round(
-    boosted: Boosted, last_scores: Conversation[Mapping[str, Reply]]
-) -> Conversation[int | None]:
-    """The round of the run that early stopping chooses; None without early stopping.
-
-    ``last_scores`` asks for the scores of the last round, where no request has carried its trees.
-    """
-
-    def note() -> Conversation[None]:
-        replies = yield from last_scores
-        yield from boosted.note_scores(replies)
-
-    if not boosted.history.patience:
-        return None
-    return (yield from boosted.history.catch_up(boosted.n_added, note()))
-
-
 def finish(
-    parties: Parties[HelloReply], boosted: Boosted, best: int | None, last: Checkpoint
+    parties: Parties[HelloReply],
+    boosted: Boosted,
+    last_scores: Conversation[Mapping[str, Reply]],
+    **more: Any,
 ) -> Conversation[Summary]:
-    """Write and score the finished model, cut back to its best round under early stopping."""
-    yield last
-    model = boosted.after(boosted.begun.n_rounds + (best or boosted.n_added))
-    scored, summary = yield from evaluate(parties, model, best, boosted.settings.eval_metrics)
+    """Write and score the finished model, cut back to its best round under early stopping.
+
+    ``last_scores`` asks for the scores of the last round, where no request has carried its trees;
+    ``more`` are fields of the checkpoint.
+    """
+    best_round = None
+    if boosted.history.patience:
+        if len(boosted.history) < boosted.n_added:
+            yield from boosted.note_scores((yield from last_scores))
+        best_round = boosted.history.best_round
+    yield boosted.checkpoint(**more)
+    model = boosted.after(boosted.begun.n_rounds + (best_round or boosted.n_added))
+    metrics = boosted.settings.eval_metrics
+    scored, summary = yield from evaluate(parties, model, best_round, metrics)
     yield from boosted.note_scores(scored)
     return summary
 

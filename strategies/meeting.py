@@ -47,14 +47,10 @@ class Nodes(Protocol):
 def find_nodes(
     grid: Nodes, parties: int, n_lost: int, deadline: float, wait: Callable[[str], None]
 ) -> list[int]:
-    """Wait for the expected number of nodes, in a simulation for all of them.
+    """Wait ``deadline`` seconds for ``parties - n_lost`` nodes, in a simulation for all of them.
 
-    Parameters
-    ----------
-    parties : number expected; 0: as many as this coordinator has registered, else all connected.
-    n_lost : number of them that need not come back.
-    deadline : seconds.
-    wait : called with a text that says what is waited for.
+    0 parties are as many as this coordinator has registered, else all that are connected.
+    ``wait`` is called with a text that says what is waited for.
     """
     wanted = (parties or len(site_names()) or 1) - n_lost
     is_simulated, last_change = type(grid).__name__ in ENGINES, time.monotonic()

@@ -306,19 +306,17 @@ class PAX(HorizontalStrategy):
         trees, last_trees = boosting.grown.trees, boosting.last_trees
         yield from self.history.note_late(replies, self._n_added(boosting), trees, last_trees)
 
-    def _last_scores(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[None]:
-        """Ask for the scores of the last round by opening another one."""
-        request = self._request(boosting, boosting.growth())
-        replies = yield from self._ask_to_grow(parties, request, boosting)
-        boosting.told()
-        yield from self._note_scores(replies, boosting)
-
     def _evaluate(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[Summary]:
         """Score the finished model, cut back to its best round under early stopping."""
         model, best_round = boosting.model, None
         if self.history.patience:
-            last_scores = self._last_scores(parties, boosting)
-            best_round = yield from self.history.catch_up(self._n_added(boosting), last_scores)
+            if len(self.history) < self._n_added(boosting):
+                # Opening another round brings the scores of the last one.
+                request = self._request(boosting, boosting.growth())
+                replies = yield from self._ask_to_grow(parties, request, boosting)
+                boosting.told()
+                yield from self._note_scores(replies, boosting)
+            best_round = self.history.best_round
             model = model.first_rounds(self.begun.n_rounds + best_round)
         yield self._checkpoint(boosting)
         scored, summary = yield from evaluate(

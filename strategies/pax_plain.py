@@ -51,23 +51,16 @@ def share_bins(max_bin: int, n_rows: Mapping[str, int]) -> dict[str, int]:
 
 
 class PlainSums:
-    """Each party's sums reach the server.
+    """Each party's sums reach the server; ``settings`` returns the current settings."""
 
-    Attributes
-    ----------
-    begins_anew : whether a round restarts when a party is lost; else its trees end.
-    places : global bin of each bin of a reply, by party.
-    weights : of each party's bins and of all its rows, see ``Claims``; none under masks.
-    """
-
-    begins_anew = True
+    begins_anew = True  # whether a round restarts when a party is lost; else its trees end
 
     def __init__(
         self, settings: Callable[[], Settings], own: PaxSettings, warn: Callable[[str], None]
     ) -> None:
         self._settings, self._own, self._warn, self._bins = settings, own, warn, own.bins
-        self.places: dict[str, Ints] = {}
-        self.weights: dict[str, Doubles] = {}
+        self.places: dict[str, Ints] = {}  # global bin of each bin of a reply, by party
+        self.weights: dict[str, Doubles] = {}  # of a party's bins and all its rows, see ``Claims``
         self._claims: dict[str, Claims] = {}
 
     def begin(

@@ -152,16 +152,6 @@ class History:
         yield Progress(n_rounds, len(trees), n_leaves(last_trees), train, valid)
         return True
 
-    def catch_up(self, n_rounds: int, last_scores: Conversation[None]) -> Conversation[int]:
-        """The best of ``n_rounds`` finished rounds.
-
-        ``last_scores`` asks for the last round's scores with a request to train no further; it is
-        started only where no other request has brought them.
-        """
-        if len(self) < n_rounds:
-            yield from last_scores
-        return self.best_round
-
     @property
     def best_round(self) -> int:
         """The round of the best score, from 1; the first of equals."""
@@ -196,7 +186,7 @@ def shares(weights: Mapping[str, float], parties: Iterable[str]) -> dict[str, fl
 
 
 def model_files(model: Ensemble, kinds: Sequence[str]) -> ModelFiles:
-    """A boosted model's files; ``kinds`` are those of its columns, which XGBoost's form lacks."""
+    """A boosted model's files; XGBoost's form lacks the ``kinds`` of the columns."""
     files = {"model.json": to_json(model), "model.xgb.json": to_xgboost_json(model)}
     return ModelFiles(
         files | {"columns.json": columns_json(model.columns, kinds, model.categories)}
@@ -239,15 +229,7 @@ def boosted_summary(
     best_round: int | None,
     eval_metrics: Sequence[str] = (),
 ) -> Summary:
-    """A boosted model's part of the summary.
-
-    Parameters
-    ----------
-    replies : ``EvaluateReply`` by party.
-    residual_range : see ``EvaluateRequest``.
-    best_round : the round that the model was cut back to, or None.
-    eval_metrics : scored beside the objective's default.
-    """
+    """A boosted model's part of the summary; ``best_round`` is what it was cut back to, or None."""
     return {
         **score_summary(model, replies, residual_range, eval_metrics),
         "importance": importance(model),
@@ -262,10 +244,10 @@ def score_summary(
     residual_range: float,
     eval_metrics: Sequence[str] = (),
 ) -> Summary:
-    """Scores of a finished model of any kind; arguments as for ``boosted_summary``.
+    """Scores of a finished model of any kind, by subset and party.
 
-    Scores of single parties come from the sums that each has sent; a sum over all parties
-    has none.
+    Scores of single parties come from the sums that each has sent; a sum over all parties has
+    none. ``residual_range`` is as in ``EvaluateRequest``.
     """
     objective = model.objective
     pooled = {subset: pooled_statistics(replies.values(), subset) for subset in SUBSETS}
@@ -311,9 +293,6 @@ def score_summary(
 
 
 def threshold_note(scores: Mapping[str, Scores], rows: str) -> dict[str, Any]:
-    """Where the threshold of two classes comes from; empty where there is none.
-
-    ``rows`` is the subset that it was chosen on.
-    """
+    """Where the threshold of two classes comes from: ``rows`` is the subset that chose it."""
     value = scores[rows].get("threshold")
     return {} if value is None else {"value": value, "best": "f1", "rows": rows}

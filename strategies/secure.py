@@ -19,8 +19,6 @@ from fedapp.messages.secure import (
     SEALED_BYTES,
     KeysReply,
     KeysRequest,
-    LeftReply,
-    LeftRequest,
     MaskedReply,
     UnmaskReply,
     UnmaskRequest,
@@ -63,10 +61,8 @@ def bounds_of(parties: Mapping[str, HelloReply], replies: Mapping[str, KeysReply
 class MaskedSums:
     """Sums over the parties of a roster that are still present.
 
-    Parameters
-    ----------
-    names : parties that the next sum is over.
-    threshold : smallest number of parties of a sum; with 0 all must answer, in one exchange.
+    ``names`` are the parties of the next sum, ``threshold`` is the smallest number of them; with 0
+    all must answer, in one exchange.
     """
 
     def __init__(self, names: tuple[str, ...] = (), threshold: int = 0) -> None:
@@ -90,18 +86,14 @@ class MaskedSums:
         part_of_others: bool = False,
         may_fail: int | None = None,
     ) -> Conversation[list[Whole]]:
-        """Send the same request to all parties, and sum the answers.
+        """Send the same request to all parties, and sum the answers to arrays of these shapes.
 
         Parameters
         ----------
-        shapes : of the arrays that the sum consists of.
         n_bytes : of each number.
-        part_of_others : whether the sum is a part of the last one, so that no party may be missing.
+        part_of_others : whether the sum is a part of the last one, so that no party may be missing;
+            if one is, the result is empty.
         may_fail : as of ``ask``.
-
-        Returns
-        -------
-        int64 arrays of these shapes; none where a party that must not be missing is lost.
 
         Raises
         ------
@@ -180,13 +172,3 @@ def _place(names: tuple[str, ...], sender: str, holder: str) -> int:
     """Row of a holder's share in what a sender has sent, which has none for the sender."""
     place = names.index(holder)
     return place - (names.index(sender) < place)
-
-
-def ask_who_is_left(parties: Parties[HelloReply]) -> Conversation[list[str]]:
-    """In a resumed run, exclude parties that any party reports as lost, and return their names."""
-    replies = yield from ask(parties.all(LeftRequest()), LeftReply)
-    views = [reply.names for reply in replies.values()]
-    lost = [name for name in parties if any(name not in names for names in views)]
-    for name in lost:
-        parties.leave(name)
-    return lost

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedapp import metrics
 from fedapp.config import Settings
-from fedapp.conversation import Check, Conversation, Parties
+from fedapp.conversation import Check, Conversation, Parties, ask
 from fedapp.crypto.fixed_point import Bounds, Whole, from_whole
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError
@@ -18,12 +18,12 @@ from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.labels import LabelsReply
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
-from fedapp.messages.secure import EVERYONE
+from fedapp.messages.secure import EVERYONE, LeftReply, LeftRequest
 from fedapp.metrics import is_custom
 from fedapp.metrics.adders import WholeNumbers, read_sums
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.objective import label_power, n_outputs
-from strategies.secure import MaskedSums, ask_who_is_left, exchange_keys
+from strategies.secure import MaskedSums, exchange_keys
 
 FEWEST_PRIVATE = 3  # parties: of two, each can subtract its part from the sum
 
@@ -60,23 +60,16 @@ def secured_plan(settings: Settings, aggregation: str) -> dict[str, Any]:
 class SecuredRun:
     """Secure aggregation of a run, from the handshake to the scores of its model.
 
-    Parameters
-    ----------
-    settings : returns the current settings of the run.
-    setting : the one that asks for masks, such as ``pax.aggregation``.
-    warn : shows the user a warning.
-
-    Attributes
-    ----------
-    bounds : of the rows of all parties.
-    sums : over all parties that are still present.
+    ``settings`` returns the current settings; ``setting`` names the one that asks for masks.
     """
 
     def __init__(
         self, settings: Callable[[], Settings], setting: str, warn: Callable[[str], None]
     ) -> None:
         self._settings, self._setting, self._warn = settings, setting, warn
-        self.bounds, self.sums, self._n_classes = Bounds(1), MaskedSums(), 0
+        self.bounds = Bounds(1)  # of the rows of all parties
+        self.sums = MaskedSums()  # over the parties that are still present
+        self._n_classes = 0
 
     def meet(
         self, parties: Parties[HelloReply], n_classes: int
@@ -93,9 +86,13 @@ class SecuredRun:
         return roster, weighted
 
     def resume(self, parties: Parties[HelloReply]) -> Conversation[None]:
-        """Continue with the parties that were present when the last server stopped."""
-        if self.sums.threshold:
-            for name in (yield from ask_who_is_left(parties)):
+        """In a resumed run, exclude parties that any party reports as lost."""
+        if not self.sums.threshold:
+            return
+        replies = yield from ask(parties.all(LeftRequest()), LeftReply)
+        for name in tuple(parties):
+            if any(name not in reply.names for reply in replies.values()):
+                parties.leave(name)
                 self._warn(f"{name} was lost before the run was resumed, and stays excluded")
 
     def facts(self) -> dict[str, Any]:

@@ -97,12 +97,7 @@ class ReadsSettings:
 
     @classmethod
     def constructor_settings(cls, given: Mapping[str, Any]) -> Settings:
-        """Settings from a constructor's arguments, see ``TreeStrategy``.
-
-        Raises
-        ------
-        ConfigError : one breaks its rule, is not read, or is set by the app or at the parties.
-        """
+        """Settings from a constructor's arguments, see ``TreeStrategy``."""
         section_names = {
             cls._keyword(name): name for name in defaults() if "." in name and cls._reads(name)
         }

@@ -93,13 +93,7 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
 
 
 def active_party(parties: Parties[VerticalHelloReply]) -> str:
-    """Name of the party that has the labels.
-
-    Raises
-    ------
-    ConfigError : there is only one party.
-    DataError : none has labels, or several have, or a passive party has no columns.
-    """
+    """Name of the only party that has labels; all others must have columns."""
     if len(parties) < FEWEST_PARTIES:
         raise ConfigError(f"parties must be >= {FEWEST_PARTIES}, got {len(parties)}")
     active = [name for name, hello in parties.items() if hello.active]
@@ -120,17 +114,11 @@ def check_key_bits(key_bits: int, insecure_small_key: bool, section: str) -> Non
 
 
 class Mailbox:
-    """Roles of ``parties``, and parcels in transit, by receiver in the order of arrival.
-
-    Attributes
-    ----------
-    active : the party that has the labels.
-    passive : the others, in the order of the names.
-    """
+    """Roles of ``parties``, and parcels in transit, by receiver in the order of arrival."""
 
     def __init__(self, parties: Parties[VerticalHelloReply]) -> None:
         self.active = active_party(parties)
-        self.passive = tuple(party for party in parties if party != self.active)
+        self.passive = tuple(party for party in parties if party != self.active)  # in order
         self._waiting: dict[str, list[Parcel]] = {party: [] for party in parties}
 
     def relay(

@@ -54,11 +54,7 @@ def read_init_model(
 ) -> Ensemble | None:
     """The initial model of a run; None without one.
 
-    Raises
-    ------
-    ConfigError : there is no such file, or its columns, classes, categories, base margins or
-        objective are not the run's.
-    DataError : the file is no boosted model in one piece.
+    It must be in one piece, and have the run's objective, columns, classes and categories.
     """
     if not settings.init_model:
         return None
