@@ -62,7 +62,6 @@ class Bagging(HorizontalStrategy):
 
     @classmethod
     def own_settings(cls, settings: Settings) -> BaggingSettings:
-        """``[bagging]``, checked."""
         return check(BaggingSettings, settings.sections["bagging"], "bagging.")
 
     @classmethod

@@ -457,7 +457,6 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
     # The run
 
     def _whole_run(self) -> Conversation[Summary]:
-        """Greet the parties, then run the method's protocol."""
         n_lost = len(self._state.left_out)
         greetings = dict.fromkeys(self._addresses, GreetRequest())
         greeted = yield from ask(greetings, GreetReply, may_fail=n_lost)

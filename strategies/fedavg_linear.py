@@ -267,7 +267,6 @@ class FedAvgLinear(HorizontalStrategy):
 
     @classmethod
     def most_rounds(cls, settings: Settings) -> int:
-        """Rounds of averaging."""
         return cls.own_settings(settings).rounds
 
     @classmethod

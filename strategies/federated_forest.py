@@ -334,7 +334,6 @@ class FederatedForest(VerticalStrategy):
     def _finish(
         self, parties: Parties[VerticalHelloReply], mailbox: Mailbox
     ) -> Conversation[Summary]:
-        """Every party keeps its part; the active one scores the forest."""
         active = mailbox.active
         parts: Parts = {**(yield from self._partition(mailbox.passive, mailbox, last=True))}
         fields = _fields_of(self.last)

@@ -143,12 +143,10 @@ class FedXGBllr(HorizontalStrategy):
 
     @classmethod
     def own_settings(cls, settings: Settings) -> FedXGBllrSettings:
-        """``[fedxgbllr]``, checked."""
         return check(FedXGBllrSettings, settings.sections["fedxgbllr"], "fedxgbllr.")
 
     @classmethod
     def most_rounds(cls, settings: Settings) -> int:
-        """Rounds of averaging."""
         return cls.own_settings(settings).rounds
 
     @classmethod

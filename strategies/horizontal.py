@@ -206,7 +206,15 @@ def common_table(
     if not has_validation and settings.watching(0).early_stopping_rounds:
         rule = "must leave validation rows for early-stopping-rounds"
         raise ConfigError(f"valid-fraction {rule}, got {settings.valid_fraction}")
-    columns, base_margin = next(iter(parties.values())).columns, common_base_margin(parties)
+    first, hello = next(iter(parties.items()))
+    columns, base_margin = hello.columns, hello.base_margin
+    for party, other in parties.items():
+        if other.base_margin != base_margin:
+            names = other.base_margin, base_margin
+            got, expected = (f"the column {name!r}" if name else "none" for name in names)
+            rule = f"base-margin must be that of {first} at all parties, {expected}, got {got}"
+            remedy = "; a schema gives a column another name in the run" if all(names) else ""
+            raise DataError(rule + remedy, party)
     if base_margin:
         try:
             check_base_margin(settings.objective)
@@ -269,20 +277,6 @@ def untrained_by_class(
         if name not in nowhere
     }
     return {name: parties_lacking for name, parties_lacking in lacking.items() if parties_lacking}
-
-
-def common_base_margin(parties: Mapping[str, HelloReply]) -> str:
-    """The column of base margins that all parties have; empty where none has one."""
-    (first, expected), *others = [(party, hello.base_margin) for party, hello in parties.items()]
-    for party, column in others:
-        if column != expected:
-            got, wanted = (
-                f"the column {name!r}" if name else "none" for name in (column, expected)
-            )
-            rule = f"base-margin must be that of {first} at all parties, {wanted}, got {got}"
-            way = "a schema gives a column another name in the run"
-            raise DataError(f"{rule}; {way}" if column and expected else rule, party)
-    return expected
 
 
 def check_labels(parties: Mapping[str, HelloReply], settings: Settings) -> tuple[str, ...]:

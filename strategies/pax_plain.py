@@ -92,9 +92,20 @@ class PlainSums:
             ),
         )
         summaries = {party: Sketch(**fields_of(reply, Sketch)) for party, reply in sketches.items()}
-        pick = min if self._takes_coarsest else max
-        resolution = pick(n_bins[party] for party in sketches)
-        self._warn_of_few_bins(resolution)
+        # Global cuts are as many as those of the party with the fewest, or with the most.
+        coarsest = self._own.fusion == "coarsest"
+        if self._own.fusion == "auto":
+            coarsest = is_regression(self._settings().objective)
+        resolution = (min if coarsest else max)(n_bins[party] for party in sketches)
+        if resolution < min(FEW_BINS, max_bin):
+            extreme, remedy = "the most", "pax.bins=equal"
+            if coarsest:
+                extreme, remedy = "the fewest", f"{remedy}, pax.fusion=finest"
+            self._warn(
+                f"only {resolution} bins a column are left of max-bin {max_bin}: the share rule "
+                f"divides them among the parties, and {extreme} of any party are kept; "
+                f"{remedy} or a larger max-bin gives more"
+            )
         every = tuple(summaries.values())
         used = used_categories(every, categories)
         cuts = with_categories(fuse_sketches(every, resolution), categories, used)
@@ -138,21 +149,3 @@ class PlainSums:
     def restore(self, places: dict[str, Ints], facts: Mapping[str, Any]) -> None:
         """Undo ``facts``."""
         self.places, self._bins = places, facts["bins"]
-
-    @property
-    def _takes_coarsest(self) -> bool:
-        if self._own.fusion == "auto":
-            return is_regression(self._settings().objective)
-        return self._own.fusion == "coarsest"
-
-    def _warn_of_few_bins(self, resolution: int) -> None:
-        max_bin = self._settings().max_bin
-        if resolution < min(FEW_BINS, max_bin):
-            extreme, remedy = "the most", "pax.bins=equal"
-            if self._takes_coarsest:
-                extreme, remedy = "the fewest", f"{remedy}, pax.fusion=finest"
-            self._warn(
-                f"only {resolution} bins a column are left of max-bin {max_bin}: the share rule "
-                f"divides them among the parties, and {extreme} of any party are kept; "
-                f"{remedy} or a larger max-bin gives more"
-            )

@@ -267,7 +267,6 @@ class NoisedSums:
 
     @property
     def _width(self) -> int:
-        """Margins of a row."""
         return n_outputs(self._settings().objective, self._n_classes)
 
     @property

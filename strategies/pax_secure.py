@@ -24,7 +24,6 @@ from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.labels import LabelsReply
 from fedapp.messages.pax import CountRequest, GrowReply, GrowRequest, GrowSumsRequest, OpenRequest
-from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secure import EVERYONE
 from fedapp.trees.boosted.rounds import Boosting
 from fedapp.trees.objective import LossParameters, gradient_exponents
@@ -47,7 +46,7 @@ class SecureSums:
     ) -> None:
         self._settings = settings
         self._run = run = SecuredRun(settings, "pax.aggregation", warn)
-        self.resume, self.facts = run.resume, run.facts
+        self.resume, self.facts, self.score = run.resume, run.facts, run.score
         self.places: dict[str, Ints] = {}
         self.weights: dict[str, Any] = {}
         self._sent_cuts = False
@@ -141,12 +140,6 @@ class SecureSums:
         )
         check(EVERYONE, reply)
         return {EVERYONE: reply}
-
-    def score(
-        self, parties: Parties[HelloReply], request: EvaluateRequest, check: Check
-    ) -> Conversation[dict[str, EvaluateReply]]:
-        """Sums of the finished model's scores."""
-        return (yield from self._run.score(parties, request, check))
 
     def goes_on(self, parties: Mapping[str, HelloReply]) -> bool:
         """Whether all parties of the last sum are still present."""

@@ -255,7 +255,6 @@ class SecureBoost(VerticalStrategy):
         )
 
     def _grow(self, mailbox: Mailbox) -> Conversation[None]:
-        """Grow a round's trees, level by level."""
         active, passive, growing = mailbox.active, mailbox.passive, True
         while growing:
             yield from mailbox.relay(SumRequest, passive, SentReply)
