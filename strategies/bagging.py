@@ -66,7 +66,6 @@ class Bagging(HorizontalStrategy):
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
-        """With the rounds that a party boosts before a mean."""
         return {**super().planned(settings), "trees": cls.own_settings(settings).local_rounds}
 
     def conversation(
@@ -93,10 +92,10 @@ def mean_step(boosted: Boosted, replies: Mapping[str, BagReply]) -> Grown:
     The parties come in the order of their names, each with whole rounds of one tree an output, so
     tree i still adds to output ``i % n_outputs``.
     """
-    share = shares(boosted.weights, replies)
+    weights = shares(boosted.weights, replies)
     steps = {party: trees_of(reply, boosted.widths) for party, reply in replies.items()}
     return together(
-        Grown(tuple(scaled(tree, share[party]) for tree in step.trees), step.sets)
+        Grown(tuple(scaled(tree, weights[party]) for tree in step.trees), step.sets)
         for party, step in steps.items()
     )
 

@@ -38,6 +38,7 @@ from fedapp.errors import (
     DivergedError,
     FedappError,
     PartyError,
+    ProtocolError,
     StoppedError,
     as_plain,
     blaming,
@@ -58,7 +59,6 @@ from fedapp.wire.ledger import Ledger
 from fedapp.wire.replies import read_reply
 from strategies.callbacks import Callbacks
 from strategies.meeting import (
-    check_greeted,
     check_steps,
     check_tables,
     check_texts,
@@ -468,7 +468,10 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         n_lost -= len(greetings) - len(greeted)
         replies = yield from ask(openings, self.introduction, may_fail=n_lost)
         check_texts(replies.values())
-        check_greeted(replies, greeted)
+        for node, reply in replies.items():
+            if reply.name != (name := greeted[node].name):
+                rule = f"must be {name}, as it was when the party was greeted, got {reply.name}"
+                raise ProtocolError(name, type(reply).__name__, "name", rule)
         names = {node: reply.name for node, reply in replies.items()}
         last_steps = self._state.asked
         self._note(asked=dict.fromkeys(names.values(), self._state.step))
@@ -493,7 +496,6 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         return (yield from self.conversation(self.parties, self._saved))
 
     def _advance(self, answers: Mapping[str, Reply] | None) -> None:
-        """Run the conversation until it asks again or ends."""
         assert self._conversation is not None
         self._pending = None
         while True:
@@ -520,7 +522,6 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
                     self._make_model = next(iter(files.values())).__str__
 
     def _read(self, message: Message | None, party: str) -> tuple[Reply, list[Parcel]]:
-        """Decode and check one party's reply and the parcels that came with it."""
         assert self._pending is not None
         state = self._state
         if message is None:
@@ -553,7 +554,6 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         log.warning("%s is excluded from step %d on: %s", party, self._state.step, reason)
 
     def _save(self, checkpoint: Checkpoint) -> None:
-        """Save the point that an interrupted run resumes from."""
         self._checkpoint_step = self._state.step
         self._kept_rounds = int(checkpoint.facts.get("rounds", 0))
         self._make_model = checkpoint.model

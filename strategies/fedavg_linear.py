@@ -271,7 +271,6 @@ class FedAvgLinear(HorizontalStrategy):
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
-        """With who sees the model of a party."""
         aggregation = cls.own_settings(settings).aggregation
         return {**super().planned(settings), **secured_plan(settings, aggregation)}
 
@@ -326,7 +325,6 @@ class FedAvgLinear(HorizontalStrategy):
     def _ask(
         self, parties: Parties[HelloReply], n_epochs: int
     ) -> Conversation[dict[str, AverageReply]]:
-        """Have all parties score the model and train it further."""
         model, own, eval_metrics = self.model, self.own, self.settings.eval_metrics
         request = AverageRequest(
             round_id=self.n_averaged,

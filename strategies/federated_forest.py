@@ -154,7 +154,6 @@ class FederatedForest(VerticalStrategy):
 
     @classmethod
     def own_settings(cls, settings: Settings) -> FederatedForestSettings:
-        """``[federated-forest]``, checked."""
         values = dict(settings.sections["federated-forest"])
         own = check(FederatedForestSettings, values, "federated-forest.")
         is_variance = settings.objective == REGRESSION
@@ -168,7 +167,6 @@ class FederatedForest(VerticalStrategy):
 
     @classmethod
     def most_rounds(cls, settings: Settings) -> int:
-        """Levels."""
         return cls.own_settings(settings).max_depth
 
     @classmethod
@@ -178,7 +176,6 @@ class FederatedForest(VerticalStrategy):
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
-        """A forest is grown at once."""
         own = cls.own_settings(settings)
         forest = {"rounds": 0, "trees": own.trees, "max_depth": own.max_depth}
         return {**super().planned(settings), **forest, "labels": own.labels}
@@ -319,7 +316,6 @@ class FederatedForest(VerticalStrategy):
         return np.arange(self.own.trees, dtype=np.int32), np.zeros(self.own.trees, dtype=np.int32)
 
     def _progress(self, reply: LevelReply | SplitReply | FinishReply) -> Progress:
-        """Scores of the forest at its present depth."""
         names, n_leaves = reply.score_names, self.own.trees + len(self.splits.trees)
         scores = named_scores(names, reply.train_scores), named_scores(names, reply.valid_scores)
         return Progress(self.level, self.own.trees, n_leaves, *scores)

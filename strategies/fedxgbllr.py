@@ -151,7 +151,6 @@ class FedXGBllr(HorizontalStrategy):
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
-        """With the boosting rounds of each party, and their depth."""
         own = cls.own_settings(settings)
         trees = own.trees or max(1, TREES_OF_ALL // settings.parties)
         return {**super().planned(settings), "trees": trees, "max_depth": own.max_depth}
@@ -248,7 +247,6 @@ class FedXGBllr(HorizontalStrategy):
     def _ask_to_train(
         self, parties: Parties[HelloReply], model: StackedModel, epochs: int
     ) -> Conversation[dict[str, AverageReply]]:
-        """Have the head scored, and trained further where there are epochs."""
         names = ("batch_size", "learning_rate", "beta1", "beta2", "patience", "device")
         request = AverageRequest(
             round_id=self.n_averaged,

@@ -107,7 +107,6 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         return replace(self.greeting(), columns=first)
 
     def suggested_objective(self) -> tuple[Objective, str]:
-        """From the labels of all parties."""
         suggestion = auto_objective([hello.classes for hello in self.parties.values()])
         self.check_classes(is_open=not is_regression(suggestion[0]))
         return suggestion
@@ -119,7 +118,6 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
             check_spelling({name: hello.classes for name, hello in self.parties.items()}, is_open)
 
     def row_counts(self) -> dict[str, int]:
-        """Sums over the parties."""
         return {
             subset: sum(getattr(hello, f"n_{subset}") for hello in self.parties.values())
             for subset in SUBSETS

@@ -110,14 +110,6 @@ def check_texts(replies: Iterable[Introduction | GreetReply]) -> None:
             raise ProtocolError(reply.name, message, "notes", rule)
 
 
-def check_greeted(replies: Mapping[str, Introduction], greeted: Mapping[str, GreetReply]) -> None:
-    """Check that parties, by Flower node, have the names of the greeting."""
-    for label, reply in replies.items():
-        if reply.name != (expected := greeted[label].name):
-            rule = f"must be {expected}, as it was when the party was greeted, got {reply.name}"
-            raise ProtocolError(expected, type(reply).__name__, "name", rule)
-
-
 def check_tables(parties: Mapping[str, Introduction], state: RunState) -> None:
     """Check that a resumed run meets the tables it began with."""
     for name, before in state.fingerprints.items():

@@ -125,7 +125,6 @@ class PAX(HorizontalStrategy):
         return settings.max_depth + 1
 
     def plan(self) -> dict[str, Any]:
-        """With aggregation and noise."""
         noise = self.noised.promise(self.settings.parties) if self.noised else {}
         sums = secured_plan(self.settings, self.own.aggregation)
         return {**super().plan(), **sums, **noise}

@@ -106,7 +106,9 @@ class SecureSums:
         n_roots = request.n_trees if request.level == 0 else 0
         n_bins = int(cuts.widths[request.columns].sum())
         n_counted = n_wanted if self._settings().min_child_rows else 0
-        scores = self._run.score_shapes(WATCHED, request.score_bins) if n_roots else _NO_SCORES
+        scores: list[tuple[int, ...]] = [(0,), (0, 0)] * len(WATCHED)
+        if n_roots:
+            scores = self._run.score_shapes(WATCHED, request.score_bins)
         if request.level == 0:
             self._run.sums.without_lost(parties)
         new = slice(0 if self._sent_cuts else None)  # only the first request carries the cuts
@@ -149,6 +151,3 @@ class SecureSums:
         """Undo ``facts``; the parties have the cuts."""
         self.places, self._sent_cuts = places, True
         self._run.restore(facts)
-
-
-_NO_SCORES: list[tuple[int, ...]] = [(0,), (0, 0)] * len(WATCHED)

@@ -134,7 +134,6 @@ class SecureBoost(VerticalStrategy):
 
     @classmethod
     def own_settings(cls, settings: Settings) -> SecureBoostSettings:
-        """``[secureboost]``, checked."""
         own = check(SecureBoostSettings, settings.sections["secureboost"], "secureboost.")
         check_key_bits(own.key_bits, own.insecure_small_key, "secureboost")
         patience = settings.early_stopping_rounds
@@ -162,7 +161,6 @@ class SecureBoost(VerticalStrategy):
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
-        """With how rows are drawn."""
         return {**super().planned(settings), "goss": cls.own_settings(settings).goss}
 
     def conversation(

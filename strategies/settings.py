@@ -102,38 +102,35 @@ class ReadsSettings:
             cls._keyword(name): name for name in defaults() if "." in name and cls._reads(name)
         }
         with told_in_python({name: keyword for keyword, name in section_names.items()}):
-            return cls._checked(given, section_names)
-
-    @classmethod
-    def _checked(cls, given: Mapping[str, Any], section_names: Mapping[str, str]) -> Settings:
-        # A name such as max_depth may be a setting of the method's section and a general one.
-        named: dict[str, Value] = {}
-        for name, value in flatten(given).items():
-            general = name.replace("_", "-")
-            if (keyword := name.replace("-", "_")) not in section_names or cls._reads(general):
-                named[name] = value
-            elif section_names[keyword] not in given:
-                named[section_names[keyword]] = value
-            elif value != defaults().get(general):  # a whole run config has both
-                named[name] = value
-        named = settings_of(cls.method, named)
-        if (method := named.setdefault("strategy", cls.method)) != cls.method:
-            raise ConfigError(f"strategy must be {cls.method} for {cls.__name__}, got {method!r}")
-        named.setdefault("data", OWN_TABLES)
-        settings = load_settings(named)
-        of_tables = OF_TABLES if settings.data == OWN_TABLES else frozenset()
-        for name, value in settings.changed.items():
-            if name in of_tables - {"data"} and name in named:
-                rule = "must be set where the tables are read, at the parties"
-            elif name in OF_APP - {"strategy"}:
-                rule = "must be omitted: fedapp's own ServerApp keeps run folders"
-            elif not cls._reads(name):
-                rule = f"must be omitted for {cls.method}, which does not read it"
-            else:
-                continue
-            raise ConfigError(f"{name} {rule}, got {value!r}")
-        cls.check_settings(settings)
-        return settings
+            # A name such as max_depth may be a setting of the method's section and a general one.
+            named: dict[str, Value] = {}
+            for name, value in flatten(given).items():
+                general = name.replace("_", "-")
+                if (keyword := name.replace("-", "_")) not in section_names or cls._reads(general):
+                    named[name] = value
+                elif section_names[keyword] not in given:
+                    named[section_names[keyword]] = value
+                elif value != defaults().get(general):  # a whole run config has both
+                    named[name] = value
+            named = settings_of(cls.method, named)
+            if (method := named.setdefault("strategy", cls.method)) != cls.method:
+                rule = f"must be {cls.method} for {cls.__name__}"
+                raise ConfigError(f"strategy {rule}, got {method!r}")
+            named.setdefault("data", OWN_TABLES)
+            settings = load_settings(named)
+            of_tables = OF_TABLES if settings.data == OWN_TABLES else frozenset()
+            for name, value in settings.changed.items():
+                if name in of_tables - {"data"} and name in named:
+                    rule = "must be set where the tables are read, at the parties"
+                elif name in OF_APP - {"strategy"}:
+                    rule = "must be omitted: fedapp's own ServerApp keeps run folders"
+                elif not cls._reads(name):
+                    rule = f"must be omitted for {cls.method}, which does not read it"
+                else:
+                    continue
+                raise ConfigError(f"{name} {rule}, got {value!r}")
+            cls.check_settings(settings)
+            return settings
 
     @classmethod
     def exchanges_a_round(cls, settings: Settings) -> int:

@@ -70,7 +70,6 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
         super().settle()
 
     def suggested_objective(self) -> tuple[Objective, str]:
-        """From the party with the labels; nobody else knows them."""
         active = active_party(self.parties)
         objective = cast(Objective, self.parties[active].objective)
         if objective not in SUGGESTED:
