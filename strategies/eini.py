@@ -3,8 +3,8 @@
 Source: Chen et al. 2021, "Fed-EINI: An Efficient and Interpretable Inference Framework for Decision
 Tree Ensembles in Federated Learning" (arXiv:2105.09540), Algorithm 1 and Figure 5. Rows go in
 batches as through a pipeline: while the last party handles the first batch, the active one encrypts
-the next. So there are as many exchanges as batches and parties together, whatever the depth and
-number of the trees. Only the active party writes predictions.
+the next. This takes n_batches + n_parties exchanges, whatever the depth and number of the trees.
+Only the active party writes predictions.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def find_nodes(
 ) -> list[int]:
     """Wait ``deadline`` seconds for ``parties - n_lost`` nodes, in a simulation for all of them.
 
-    0 parties are as many as this coordinator has registered, else all that are connected.
-    ``wait`` is called with a text that says what is waited for.
+    With 0 parties it waits for those that this coordinator has registered, else for any node.
+    ``wait`` shows the user a text.
     """
     wanted = (parties or len(site_names()) or 1) - n_lost
     is_simulated, last_change = type(grid).__name__ in ENGINES, time.monotonic()

@@ -199,9 +199,6 @@ class PAX(HorizontalStrategy):
 
     def _round(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[bool]:
         """Lines 12 to 26: one round. False where it restarts, or training stops before it."""
-        # A lost party restarts a round in the clear. Under masks it must not: sums of the same
-        # gradients with and without the party would disclose its part. There the trees end at the
-        # depth that they have, and the next round is over the remaining parties.
         if self.noised:
             progress = yield from self.noised.add_round(parties, boosting)
             self.history.add({})
@@ -218,7 +215,9 @@ class PAX(HorizontalStrategy):
                 if self.history.stops:
                     return False
             if self.aggregation.begins_anew and len(parties) < n_asked:
-                # The sums no longer fit the parents' histograms, which the lost party is in.
+                # The sums no longer fit the parents' histograms, which the lost party is in. Under
+                # masks a round must not restart: sums of the same gradients with and without the
+                # party would disclose its part. So its trees end at the depth that they have.
                 boosting.told()
                 return False
             if not replies:
@@ -280,7 +279,8 @@ class PAX(HorizontalStrategy):
     ) -> tuple[Histogram, npt.NDArray[np.int32], Rows]:
         """Line 25: sum the parties' histograms over the global cuts; and rows by bin."""
         drawn, cuts = _drawn(growth), boosting.cuts
-        n_wanted = len(growth.wanted)  # nodes
+        n_wanted = len(growth.wanted)
+        # One row a wanted node, one column a global bin; sums of gradients and of hessians.
         histograms = np.zeros((n_wanted, len(cuts.edges), 2))
         missing = np.zeros((n_wanted, cuts.n_columns), dtype=np.int32)
         rows = np.zeros((n_wanted, len(cuts.edges)), dtype=np.int64)

@@ -42,7 +42,7 @@ LEAST_SIDE = 2.0  # smallest hessian of a side of a split, in standard deviation
 def grow_greedily(
     parties: Parties[HelloReply],
     boosting: Boosting,
-    told: Mapping[str, Any],
+    fields: Mapping[str, Any],
     exponents: Whole,
     deviation_of: Callable[[int], float],
 ) -> Conversation[Grown]:
@@ -50,7 +50,7 @@ def grow_greedily(
 
     Parameters
     ----------
-    told : the fields of a ``PrivateTreesRequest`` except its trees.
+    fields : of a ``PrivateTreesRequest`` except its trees.
     exponents : int64, shape (2,), of gradients and hessians as whole numbers.
     deviation_of : number of columns -> standard deviation of the noise of a bin's hessians.
     """
@@ -64,11 +64,11 @@ def grow_greedily(
     while growth.growing:
         first, n_wanted, structure = growth.level == 0, len(growth.wanted), _structure(growth)
         sends_cuts = first and not boosting.n_rounds
-        fields = {**told, **pack_trees(structure.trees, sets=structure.sets)}
+        packed = {**fields, **pack_trees(structure.trees, sets=structure.sets)}
         if not first:
-            fields["leaf_values"] = no_values
+            packed["leaf_values"] = no_values
         request = PrivateSplitsRequest(
-            **fields,
+            **packed,
             level=growth.level,
             drawn=columns.astype(np.int32),
             edges=cuts.edges if sends_cuts else no_values,
@@ -80,7 +80,7 @@ def grow_greedily(
         agreed = agree(histograms, missing, widths, deviation)
         if first:
             growth.set_roots(agreed.totals)
-        # In the layout of all columns, with 0 for those that were not drawn.
+        # Back to the layout of all columns: 0 in those that were not drawn.
         is_drawn = np.isin(np.repeat(np.arange(cuts.n_columns), cuts.widths), columns)
         histograms = np.zeros((n_wanted, len(cuts.edges), 2))
         histograms[:, is_drawn] = agreed.histograms

@@ -369,7 +369,7 @@ class NoisedSums:
         )
 
     def _form(self) -> tuple[ClippedNumbers, Statistics]:
-        """What adds statistics, and those of no rows, whose shapes are those of any."""
+        """The adder of the scores' statistics, and statistics of no rows for their shapes."""
         settings, clip = self._settings(), self._private.clip
         adder = ClippedNumbers(self._bounds, power_above(clip) if clip else 0)
         nothing = np.empty((0, self._width), np.float32), *(np.empty(0, np.float32),) * 2

@@ -58,7 +58,7 @@ def pooled_statistics(replies: Iterable[Reply], subset: str) -> metrics.Statisti
 def found_scores(
     objective: str, totals: metrics.Statistics, eval_metrics: Sequence[str] = ()
 ) -> Scores:
-    """Scores; none where there are no rows."""
+    """Scores from sums over rows; empty where there are no rows."""
     return metrics.scores(objective, totals, eval_metrics) if totals.sums[0] > 0 else {}
 
 
@@ -249,22 +249,19 @@ def score_summary(
     Scores of single parties come from the sums that each has sent; a sum over all parties has
     none. ``residual_range`` is as in ``EvaluateRequest``.
     """
-    objective = model.objective
+    objective, center = model.objective, float(model.base_margin[0])
     pooled = {subset: pooled_statistics(replies.values(), subset) for subset in SUBSETS}
     # The rows that choose the threshold of two classes, and the first bin at or above it.
-    threshold_subset = metrics.threshold_rows(pooled["valid"].sums[0] > 0)
-    threshold_bin = (
-        metrics.best_bin(pooled[threshold_subset]) if objective == "binary:logistic" else None
-    )
+    rows, threshold_bin = metrics.threshold_rows(pooled["valid"].sums[0] > 0), None
+    if objective == "binary:logistic":
+        threshold_bin = metrics.best_bin(pooled[rows])
 
     def scored(statistics: Mapping[str, metrics.Statistics]) -> dict[str, Scores]:
         by_subset = {}
         for subset, totals in statistics.items():
             scores = by_subset[subset] = found_scores(objective, totals, eval_metrics)
             if scores and threshold_bin is not None:
-                scores |= metrics.scores_from_bin(
-                    totals, threshold_bin, float(model.base_margin[0])
-                )
+                scores |= metrics.scores_from_bin(totals, threshold_bin, center)
         return by_subset
 
     by_party = {
@@ -275,17 +272,12 @@ def score_summary(
     overall, test = scored(pooled), pooled["test"]
     curves: dict[str, Any] = {}
     if overall["test"]:
-        curves = metrics.curves(
-            objective,
-            test,
-            residual_range=residual_range,
-            center=float(model.base_margin[0]),
-            threshold_bin=threshold_bin,
-        )
+        form = {"residual_range": residual_range, "center": center}
+        curves = metrics.curves(objective, test, **form, threshold_bin=threshold_bin)
     return {
         "classes": list(model.classes),
         "metrics": {**overall, "by_party": by_party},
-        "threshold": threshold_note(overall, threshold_subset),
+        "threshold": threshold_note(overall, rows),
         "curves": curves,
         "auc_error": metrics.auc_error(test) if objective == "binary:logistic" else None,
         "score_errors": metrics.score_errors(objective, test),

@@ -33,8 +33,8 @@ def check_secured(settings: Settings, setting: str) -> None:
 
     Raises
     ------
-    ConfigError : min-parties is at most half; early stopping would disclose one round's scores with
-        and without a lost party; or an objective or metric is a function, whose sums are unbounded.
+    ConfigError : min-parties is at most half; early stopping would disclose one round's scores
+        with and without a lost party; or a function has sums without known bounds.
     """
     fewest, masked = settings.parties // 2 + 1, f"{setting}=secure"
     if settings.min_parties:
@@ -150,7 +150,7 @@ class SecuredRun:
         return {EVERYONE: reply}
 
     def _form(self, n_bins: int) -> tuple[metrics.Statistics, WholeNumbers]:
-        """Statistics of no rows, whose shapes are those of any, and what adds them."""
+        """Statistics of no rows, whose shapes are those of any, and the adder for them."""
         settings, adder = self._settings(), WholeNumbers(self.bounds)
         nothing = np.empty((0, self.n_outputs), np.float32), *(np.empty(0, np.float32),) * 2
         extra = settings.eval_metrics
