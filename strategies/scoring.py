@@ -272,8 +272,13 @@ def score_summary(
     overall, test = scored(pooled), pooled["test"]
     curves: dict[str, Any] = {}
     if overall["test"]:
-        form = {"residual_range": residual_range, "center": center}
-        curves = metrics.curves(objective, test, **form, threshold_bin=threshold_bin)
+        curves = metrics.curves(
+            objective,
+            test,
+            residual_range=residual_range,
+            center=center,
+            threshold_bin=threshold_bin,
+        )
     return {
         "classes": list(model.classes),
         "metrics": {**overall, "by_party": by_party},
