@@ -83,13 +83,7 @@ SETTING = "fedavg-linear.aggregation"
 
 
 class FedAvgLinearSettings(Section):
-    """``[fedavg-linear]`` of the run config.
-
-    ``rounds`` of averaging; ``local_epochs`` of each party in a round; ``learning_rate``: longest
-    step of the first round; ``batch_size`` in rows; ``l2``: penalty on the weights of the
-    standardised columns; ``aggregation``: who sees the model of a party: with ``plain`` the
-    server, with ``secure`` nobody.
-    """
+    """``[fedavg-linear]`` of the run config; see ``FedAvgLinear``."""
 
     rounds: Annotated[int, Field(ge=1, le=10**6)]
     local_epochs: Annotated[int, Field(ge=1, le=10**6)]
@@ -230,7 +224,12 @@ class FedAvgLinear(HorizontalStrategy):
     ----------
     rounds, local_epochs : int
         Rounds of averaging, and epochs of each party in a round.
-    learning_rate, batch_size, l2 : of the local gradient descent.
+    learning_rate : float
+        Longest step of the first round.
+    batch_size : int
+        In rows.
+    l2 : float
+        Penalty on the weights of the standardised columns.
     aggregation : {"plain", "secure"}
         Whether the server sees each party's model, or only their mean.
     **settings

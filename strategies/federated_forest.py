@@ -85,12 +85,7 @@ WARNINGS = {
 
 
 class FederatedForestSettings(Section):
-    """``[federated-forest]`` of the run config, by scikit-learn's names.
-
-    ``criterion`` is gini for classes and variance for numbers where it is ``auto``.
-    ``max_features``: columns drawn for a node, a share of all or ``all``, ``sqrt``, ``log2``.
-    ``key_bits`` of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
-    """
+    """``[federated-forest]`` of the run config; see ``FederatedForest``."""
 
     trees: Annotated[int, Field(ge=1, le=10**5)]
     max_depth: Annotated[int, Field(ge=1, le=100)]
@@ -98,6 +93,7 @@ class FederatedForestSettings(Section):
     min_samples_split: Annotated[int, Field(ge=2, le=10**6)]
     min_samples_leaf: Annotated[int, Field(ge=1, le=10**6)]
     min_impurity_decrease: Annotated[float, Field(ge=0, le=1e38)]
+    # Columns drawn for a node: a share of all, or a rule.
     max_features: Rule | Annotated[float, Field(gt=0, le=1)]
     bootstrap: bool
     labels: Literal["encoded", "paillier"]

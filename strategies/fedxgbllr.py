@@ -77,14 +77,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class FedXGBllrSettings(Section):
-    """``[fedxgbllr]`` of the run config.
-
-    ``trees``: boosting rounds of each party; 0 is its share of 500. ``max_depth`` and ``eta`` of
-    these trees replace the general ones. ``rounds``, ``epochs``, ``batch_size``, ``learning_rate``,
-    ``beta1``, ``beta2``: of averaging, at a party, and of Adam. ``patience``: epochs without a
-    lower loss of a party's validation rows before it stops; 0 never stops. ``head``, ``channels``:
-    see ``fedapp.trees.stacked.head``. ``device``: ``cuda`` is used where a party has it.
-    """
+    """``[fedxgbllr]`` of the run config; see ``FedXGBllr``."""
 
     trees: Annotated[int, Field(ge=0, le=10**5)]
     max_depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)]
@@ -119,7 +112,7 @@ class FedXGBllr(HorizontalStrategy):
     channels : int
         Of the CNN.
     device : {"cpu", "cuda"}
-        Where heads are trained.
+        Where heads are trained; "cuda" is used where a party has it.
     **settings
         Others of the signature, as in the run config.
 

@@ -24,18 +24,12 @@ from strategies.horizontal import CommonTable
 from strategies.scoring import ask_to_score
 
 FEWEST_BINS = 2
-MANY_PARTIES = 10  # with fewer, the share rule costs little (simulations/README.md)
+MANY_PARTIES = 10  # where bins=auto becomes equal: shares of fewer parties cost little accuracy
 FEW_BINS = 32  # fewer cost much accuracy in all measurements
 
 
 class PaxSettings(Section):
-    """``[pax]`` of the run config.
-
-    ``bins``: number of bins of a party: its ``share`` of ``max-bin`` by rows, or ``equal``: all of
-    it; ``auto``: equal from ``MANY_PARTIES`` on. ``fusion``: the party whose resolution the global
-    cuts have. ``aggregation``: who sees the sums of a party: with ``plain`` the server, with
-    ``secure`` nobody.
-    """
+    """``[pax]`` of the run config; see ``strategies.pax.PAX``."""
 
     bins: Literal["auto", "share", "equal"]
     fusion: Literal["auto", "finest", "coarsest"]

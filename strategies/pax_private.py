@@ -69,18 +69,12 @@ NOT_COVERED = (
 
 
 class PrivacySettings(Section):
-    """``[privacy]`` of the run config.
-
-    ``epsilon``, ``delta``: differential privacy of each row; an epsilon of 0 turns it off.
-    ``trees``: whether splits are drawn (``cyclic``, ``random``) or chosen by sums (``greedy``).
-    ``clip``: largest gradient of a row, where the objective has no bound; for squared errors in the
-    unit of the labels.
-    """
+    """``[privacy]`` of the run config; see ``strategies.pax.PAX``."""
 
     epsilon: NotNegative
     delta: Annotated[float, Field(gt=0, lt=1)]
     trees: Literal[Kind, "greedy"]
-    clip: NotNegative
+    clip: NotNegative  # for squared errors in the unit of the labels
 
 
 def privacy_settings(settings: Settings, aggregation: str) -> PrivacySettings:

@@ -69,13 +69,7 @@ ENOUGH_SUMS = 0.5
 
 
 class SecureBoostSettings(Section):
-    """``[secureboost]`` of the run config.
-
-    ``key_bits`` of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
-    ``first_trees``: rounds with only the active party's columns. ``goss``: each round draws the
-    rows with the largest gradients, a share ``top_rate``, and ``other_rate`` of all rows from the
-    others.
-    """
+    """``[secureboost]`` of the run config; see ``SecureBoost``."""
 
     key_bits: Annotated[int, Field(ge=256, le=8192)]
     insecure_small_key: bool
