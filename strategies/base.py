@@ -222,8 +222,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             raise ConfigError(f"aggregate_train must be given the replies of each round {NO_WRAP}")
         if arrays is not self._arrays and _bytes_of(arrays) != _bytes_of(self._arrays):
             is_first = self._conversation is None
-            way = "init_model continues a model" if is_first else f"the last model {NO_WRAP}"
-            raise ConfigError(f"arrays must be {'empty; ' if is_first else ''}{way}")
+            remedy = "init_model continues a model" if is_first else f"the last model {NO_WRAP}"
+            raise ConfigError(f"arrays must be {'empty; ' if is_first else ''}{remedy}")
         if self._conversation is None:
             wait, n_lost = self._stages.wait, len(self._state.left_out)
             n_asked = self.settings.asked_parties
@@ -409,8 +409,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         """Refuse arguments of Flower's ``start`` that would be ignored."""
         if num_rounds is not None and num_rounds < self.num_rounds:
             rule = f"must be >= {self.num_rounds} (strategy.num_rounds), as each is one exchange"
-            way = "the strategy's own arguments say how much is trained"
-            raise ConfigError(f"num_rounds {rule}, got {num_rounds}; {way}")
+            remedy = "the strategy's own arguments say how much is trained"
+            raise ConfigError(f"num_rounds {rule}, got {num_rounds}; {remedy}")
         if evaluate_config:
             raise ConfigError(
                 f"evaluate_config must be empty, settings are arguments of the strategy, "
@@ -488,7 +488,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             hellos = yield from ask(self.parties.all(request), self.introduction)
             check_texts(hellos.values())
             self.parties = Parties(hellos)
-        self._note(fingerprints={name: each.fingerprint for name, each in self.parties.items()})
+        self._note(fingerprints={name: hello.fingerprint for name, hello in self.parties.items()})
         ahead = {name: self._clocks[node] for node, name in names.items() if node in self._clocks}
         for text in (*oddities(self.parties), *clock_warnings(ahead)):
             self.warn_once(text)

@@ -84,15 +84,14 @@ class Boosted:
 
     def check(self, n_rounds: Mapping[str, int]) -> Check:
         """Checks a report against the rounds that its party was asked for."""
-
         model, eval_metrics = self.model, self.settings.eval_metrics
 
-        def check(party: str, reply: BoostReport) -> None:
+        def check_reply(party: str, reply: BoostReport) -> None:
             n_trees = n_rounds[party] * model.n_outputs
             check_report(party, reply, n_trees, self.widths, self.settings.max_depth)
             check_scores(party, reply, model.objective, model.n_outputs, eval_metrics, WATCHED)
 
-        return check
+        return check_reply
 
     def note_scores(self, replies: Mapping[str, Reply]) -> Conversation[None]:
         """Add the scores of the trees so far, which come with the first reply after a round."""
