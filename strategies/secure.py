@@ -169,6 +169,6 @@ def _check_lengths(**lengths: int) -> Check:
 
 
 def _place(names: tuple[str, ...], sender: str, holder: str) -> int:
-    """Row of a holder's share in what a sender has sent, which has none for the sender."""
+    """Row of a holder's share in a sender's list, which has none for the sender itself."""
     place = names.index(holder)
     return place - (names.index(sender) < place)
