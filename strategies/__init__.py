@@ -35,7 +35,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A strategy, whose module is imported when it is asked for: some need large packages."""
+    """A strategy; its module is imported on access, as some need large packages."""
     if name in __all__:
         return getattr(import_module(f"strategies.{MODULES.get(name, name.lower())}"), name)
     raise AttributeError(f"module 'strategies' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The conversation by which vertical parties find their common rows."""
+"""Matching of vertical parties' rows."""
 
 from __future__ import annotations
 
@@ -26,13 +26,10 @@ from strategies.vertical import Mailbox
 def align(
     parties: Parties[VerticalHelloReply], mailbox: Mailbox, settings: Settings
 ) -> Conversation[dict[str, int]]:
-    """Everybody's ids under everybody's mask; ``len(parties) + 2`` exchanges.
+    """Private set intersection: every list of ids is masked by every party.
 
-    The digests of the order lie in the mailbox afterwards, for the active party to check.
-
-    Returns
-    -------
-    How many rows all parties have in common, by subset.
+    Takes ``len(parties) + 2`` exchanges. The digests of the order are in the mailbox afterwards,
+    for the active party to check. Returns the number of common rows by subset.
     """
     ordered = settings.align == "ordered"
     active, passive = mailbox.active, mailbox.passive
@@ -45,21 +42,22 @@ def align(
         ordered,
         **fields_of(settings, Holdout),
     )
-    left = [0.0, 0.0] if ordered else _seconds_left(parties)
-    yield from mailbox.relay_each(parties.all(opening), SentReply, seconds=left.pop())
+    seconds_left = [0.0, 0.0] if ordered else _seconds_left(parties)
+    yield from mailbox.relay_each(parties.all(opening), SentReply, seconds=seconds_left.pop())
     for _ in () if ordered else passive:
-        yield from mailbox.relay(MaskRequest, passive, SentReply, seconds=left.pop())
-    matching = mailbox.relay(MatchRequest, [active], MatchReply, seconds=left.pop())
+        yield from mailbox.relay(MaskRequest, passive, SentReply, seconds=seconds_left.pop())
+    matching = mailbox.relay(MatchRequest, [active], MatchReply, seconds=seconds_left.pop())
     reply = (yield from matching)[active]
     yield from mailbox.relay(OrderRequest, passive, SentReply)
     return {subset: getattr(reply, f"n_{subset}") for subset in SUBSETS}
 
 
 def _seconds_left(parties: Parties[VerticalHelloReply]) -> list[float]:
-    """From each exchange to the alignment's end; a guess. Every party masks every list."""
+    # An estimate from each exchange to the end, the last exchange's first; every party masks every
+    # list, and simulated parties share one machine.
     n_others = len(parties) - 1
     opening, masking = seconds_to_mask(max(hello.n_rows for hello in parties.values()))
-    alike = any(hello.simulated for hello in parties.values())
-    opening *= len(parties) if alike else 1
-    turn = masking * (n_others if alike else 1)
+    simulated = any(hello.simulated for hello in parties.values())
+    opening *= len(parties) if simulated else 1
+    turn = masking * (n_others if simulated else 1)
     return list(itertools.accumulate([n_others * masking, *[turn] * n_others, opening]))

@@ -7,11 +7,11 @@ which no longer converges where ``K * eta`` exceeds 2.
 Departures from Flower's ``FedXgbBagging`` (1.41), which joins the parties' trees unscaled:
 
 - It steps K times too far, see above; here a tree's values are scaled by the party's share.
-- In the first round each party boosts from the base score that XGBoost estimates from its own rows,
-  and the joint model keeps the one of the party that answered first, in regression a wrong one for
-  all others' trees; here the base score is the mean of all parties, and is explicit.
-- It takes ``num_parallel_tree`` trees of a reply, which is one, and marks it as class 0: of a
-  multi-class round, or of several local rounds, the first tree alone is kept. Here all are.
+- In the first round each party boosts from the base score that XGBoost estimates from its rows,
+  and the joint model keeps that of the first answer; here the base score is explicit, from the
+  mean label of all parties.
+- It takes ``num_parallel_tree`` trees of a reply, which is one, and marks it as class 0: of several
+  classes or local rounds only the first tree is kept. Here all are.
 - Trees come in the order of the answers; here in the order of the parties' names, so that the same
   run gives the same model.
 """
@@ -30,7 +30,7 @@ from fedapp.messages.hello import HelloReply
 from fedapp.trees.model import Grown, scaled, together
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy
-from strategies.local_boosting import Boosted, begin, best_round, finish, trees_of
+from strategies.local_boosting import Boosted, begin, finish, trees_of
 from strategies.scoring import shares
 from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, INIT_MODEL, OR_FUNCTION
 
@@ -62,18 +62,16 @@ class Bagging(HorizontalStrategy):
 
     @classmethod
     def own_settings(cls, settings: Settings) -> BaggingSettings:
-        """``[bagging]``, checked."""
         return check(BaggingSettings, settings.sections["bagging"], "bagging.")
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
-        """With the rounds that a party boosts before a mean."""
         return {**super().planned(settings), "trees": cls.own_settings(settings).local_rounds}
 
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
-        """A round an exchange; the trees of a round travel with the next one's request."""
+        """One exchange a round; a round's trees travel with the next request."""
         n_rounds = self.own_settings(self.settings).local_rounds
         boosted = yield from begin(self, parties, saved, n_rounds * len(parties))
         while boosted.goes_on:
@@ -82,8 +80,7 @@ class Bagging(HorizontalStrategy):
             if not boosted.history.stops:
                 boosted.add(mean_step(boosted, replies))
                 yield boosted.checkpoint()
-        best = yield from best_round(boosted, _ask(parties, boosted, 0))
-        return (yield from finish(parties, boosted, best, boosted.checkpoint()))
+        return (yield from finish(parties, boosted, _ask(parties, boosted, n_rounds=0)))
 
 
 STRATEGIES = {Bagging.method: Bagging}
@@ -95,10 +92,10 @@ def mean_step(boosted: Boosted, replies: Mapping[str, BagReply]) -> Grown:
     The parties come in the order of their names, each with whole rounds of one tree an output, so
     tree i still adds to output ``i % n_outputs``.
     """
-    share = shares(boosted.weights, replies)
+    weights = shares(boosted.weights, replies)
     steps = {party: trees_of(reply, boosted.widths) for party, reply in replies.items()}
     return together(
-        Grown(tuple(scaled(tree, share[party]) for tree in step.trees), step.sets)
+        Grown(tuple(scaled(tree, weights[party]) for tree in step.trees), step.sets)
         for party, step in steps.items()
     )
 
@@ -106,7 +103,6 @@ def mean_step(boosted: Boosted, replies: Mapping[str, BagReply]) -> Grown:
 def _ask(
     parties: Parties[HelloReply], boosted: Boosted, n_rounds: int
 ) -> Conversation[dict[str, BagReply]]:
-    """Let all parties boost from the model so far."""
     request = BagRequest(**boosted.order(n_rounds))
     check_reply = boosted.check(dict.fromkeys(parties, n_rounds))
     return (yield from ask(parties.all(request), BagReply, check_reply))

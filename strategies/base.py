@@ -1,9 +1,9 @@
-"""Drives a method's conversation through Flower's strategy hooks.
+"""Flower strategy that drives a method's conversation.
 
-One exchange is one Flower round: ``configure_train`` gives the messages of the pending exchange,
-``aggregate_train`` hands the replies to the conversation. So Flower's own ``Strategy.start`` drives
-a method too, and ends with the same model. ``start`` here adds what long runs need: it asks for
-replies within milliseconds, sends lost messages again, waits for approvals, and ends with the
+One exchange is one Flower round: ``configure_train`` returns the messages of the pending exchange,
+``aggregate_train`` passes the replies to the conversation. So Flower's ``Strategy.start`` can drive
+a method too, and ends with the same model. ``start`` here adds what long runs need: it polls for
+replies every few milliseconds, resends lost messages, waits for approvals, and ends with the
 conversation.
 """
 
@@ -38,6 +38,7 @@ from fedapp.errors import (
     DivergedError,
     FedappError,
     PartyError,
+    ProtocolError,
     StoppedError,
     as_plain,
     blaming,
@@ -58,7 +59,6 @@ from fedapp.wire.ledger import Ledger
 from fedapp.wire.replies import read_reply
 from strategies.callbacks import Callbacks
 from strategies.meeting import (
-    check_greeted,
     check_steps,
     check_tables,
     check_texts,
@@ -90,9 +90,10 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
     Parameters
     ----------
-    **settings : of the run, by the names and with the defaults of the run config: those of the
-        method's own section without its name (``bins``, not ``pax.bins``), lambda and alpha as
-        ``reg_lambda`` and ``reg_alpha``. ``**context.run_config`` is taken as it is.
+    **settings
+        Names and defaults of the run config. Settings of the method's section come without the
+        section's name (``bins``, not ``pax.bins``); lambda and alpha are ``reg_lambda`` and
+        ``reg_alpha``. ``**context.run_config`` works as it is.
 
     Raises
     ------
@@ -100,7 +101,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
     Attributes
     ----------
-    callbacks : called with what happens; by default nothing is done.
+    callbacks : receives the run's events; does nothing by default.
     ledger : counts the messages that ``start`` has sent.
     """
 
@@ -117,8 +118,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self.objective_reason = ""
         self.outcome: Summary | None = None
         self._is_stopped = False
-        self._is_asked = False  # whether the pending exchange's messages have been handed out
-        self._exchange_id = 0  # of Flower: the number of the exchange
+        self._is_asked = False  # whether the pending exchange's messages have been sent
         self._make_model: Callable[[], str] | None = None
         self._arrays = ArrayRecord()
         self._scores = MetricRecord(), MetricRecord()  # of training and validation rows
@@ -133,7 +133,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self._stages = Stages(lambda stage: self.callbacks.stage(stage))
 
     def resume(self, checkpoint: Checkpoint, state: RunState) -> None:
-        """Go on from where an earlier attempt had come to; before the start."""
+        """Resume from an earlier attempt's checkpoint; call before the start."""
         self._saved, self._state = checkpoint, replace(state, attempt=state.attempt + 1)
         self._checkpoint_step = state.step
         self.ledger.to_parties, self.ledger.to_server = state.bytes
@@ -144,7 +144,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         """The request that opens a run."""
 
     def greeting_again(self) -> Request | None:
-        """What opens the run once more, for what the parties have said of their tables; or None."""
+        """A second opening request, once the parties' tables are known; None if not needed."""
         return None
 
     def plan(self) -> dict[str, Any]:
@@ -154,28 +154,17 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
     @abstractmethod
     def conversation(self, parties: Parties[I], saved: Checkpoint | None) -> Conversation[Summary]:
-        """The protocol, once the parties are known; ends with its part of the summary.
+        """The protocol between known parties; ends with its part of the summary.
 
-        Parameters
-        ----------
-        parties : everyone who takes part.
-        saved : where an earlier attempt had come to, or None.
+        ``saved`` is the checkpoint of an earlier attempt, or None.
         """
 
     @abstractmethod
     def suggested_objective(self) -> tuple[Objective, str]:
-        """The objective that the labels of the parties suggest, and why."""
+        """The objective that the parties' labels suggest, and why."""
 
     def settle(self) -> None:
-        """Where the objective is left open, choose it by what the parties say of their labels; from
-        here on it stands in the settings.
-
-        Raises
-        ------
-        ConfigError : something is set that does not fit the one chosen.
-        DataError : their labels do not fit together.
-        ProtocolError : a party suggests one that labels cannot.
-        """
+        """Resolve ``objective=auto`` from the parties' labels and store it in the settings."""
         if self.settings.objective != AUTO or self.settings.model:
             return
         objective, why = self.suggested_objective()
@@ -185,46 +174,46 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self.settled()
 
     def settled(self) -> None:
-        """What follows from an objective that was left open."""
+        """Hook: the objective is known; strategies finish their settings here."""
 
     @property
     def _is_step(self) -> bool:
-        """Whether the pending exchange is a step of the run, not a greeting."""
+        # Greetings are not steps of the run: they are sent again by every attempt.
         assert self._pending is not None
         return all(request.is_step for request in self._pending.requests.values())
 
     @property
     def _step(self) -> int:
-        """Step of the pending exchange; 0 where it is none."""
+        """Step of the pending exchange; 0 for a greeting."""
         return self._state.step if self._is_step else 0
 
     # Flower's hooks
 
     @property
     def num_rounds(self) -> int:
-        """Exchanges that a run takes at most: ``num_rounds`` for Flower's own ``start``."""
+        """Upper bound on the exchanges of a run, for Flower's ``start``."""
         settings = self.settings
         rounds = self.most_rounds(settings) * self.exchanges_a_round(settings)
-        # A round in which a party is lost begins anew, and masked sums then take two exchanges.
+        # A round in which a party is lost restarts, and masked sums then take two exchanges.
         times = 2 if settings.min_parties else 1
         return times * (self.exchanges_around(settings) + rounds)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of the pending exchange, none once the run has ended.
+        """Messages of the pending exchange; none once the run has ended.
 
-        The first call waits for the nodes and begins the run.
+        The first call waits for the nodes and starts the conversation.
 
         Parameters
         ----------
-        arrays : what the last ``aggregate_train`` has returned; empty in the first call.
+        arrays : what the last ``aggregate_train`` returned; empty in the first call.
         config : must be empty: settings are arguments of the constructor.
 
         Raises
         ------
-        ConfigError : another model than the last is given, replies have not been aggregated, or
-            the number of nodes is not that of the parties.
+        ConfigError : ``arrays`` is not the last model, replies have not been aggregated, or the
+            number of nodes is not that of the parties.
         """
         if len(config):
             rule = "must be empty, settings are arguments of the strategy"
@@ -233,55 +222,50 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             raise ConfigError(f"aggregate_train must be given the replies of each round {NO_WRAP}")
         if arrays is not self._arrays and _bytes_of(arrays) != _bytes_of(self._arrays):
             is_first = self._conversation is None
-            way = "init_model continues a model" if is_first else f"the last model {NO_WRAP}"
-            raise ConfigError(f"arrays must be {'empty; ' if is_first else ''}{way}")
+            remedy = "init_model continues a model" if is_first else f"the last model {NO_WRAP}"
+            raise ConfigError(f"arrays must be {'empty; ' if is_first else ''}{remedy}")
         if self._conversation is None:
-            self._meet_nodes(grid)
-        self._exchange_id, self._is_asked = server_round, self._pending is not None
+            wait, n_lost = self._stages.wait, len(self._state.left_out)
+            n_asked = self.settings.asked_parties
+            nodes = find_nodes(grid, n_asked, n_lost, self.settings.start_deadline, wait)
+            if not n_asked:
+                self.settings = self.settings.with_parties(len(nodes))
+                self.check_settings(self.settings)
+            self.callbacks.begin(self.settings, self._state)
+            if self._saved:
+                self._save(self._saved)  # again, with this attempt's number
+            self._addresses = {f"node {node}": node for node in nodes}
+            self._conversation = self._whole_run()
+            self._advance(None)
+        self._is_asked = self._pending is not None
         return self._messages() if self._pending else ()
 
-    def _meet_nodes(self, grid: Grid) -> None:
-        """Find the nodes, and let the conversation ask for the first time."""
-        wait, n_lost = self._stages.wait, len(self._state.left_out)
-        asked = self.settings.asked_parties
-        nodes = find_nodes(grid, asked, n_lost, self.settings.start_deadline, wait)
-        if not asked:
-            self.settings = self.settings.with_parties(len(nodes))
-            self.check_settings(self.settings)
-        self.callbacks.begin(self.settings, self._state)
-        if self._saved:
-            self._save(self._saved)  # with the number of this attempt
-        self._addresses = {f"node {node}": node for node in nodes}
-        self._conversation = self._whole_run()
-        self._advance(None)
-
     def _messages(self) -> list[Message]:
-        """Those of the pending exchange, in the order of its requests."""
         assert self._pending is not None
-        laid_out = dict[int, bytes]()  # of requests that all parties get alike
+        encoded = dict[int, bytes]()  # by id; a request that all parties share is encoded once
         state, messages = self._state, list[Message]()
         for party, request in self._pending.requests.items():
             steps = (self._step, self._checkpoint_step, state.attempt, state.gap(party))
             envelope = Envelope(state.model_id, *steps, self.settings.strategy)
-            records = records_of(self._laid_out(party, request, laid_out), envelope)
-            to = self._addresses[party]
-            messages.append(Message(records, to, request.kind, group_id=str(self._step)))
+            records = records_of(self._laid_out(party, request, encoded), envelope)
+            address = self._addresses[party]
+            messages.append(Message(records, address, request.kind, group_id=str(self._step)))
         return messages
 
-    def _laid_out(self, party: str, request: Request, known: dict[int, bytes]) -> bytes:
-        """A request as bytes, with letters that wait for the party; others are ``known`` by id."""
+    def _laid_out(self, party: str, request: Request, encoded: dict[int, bytes]) -> bytes:
+        """Encode a request, with the letters that wait for the party."""
         assert self._pending is not None
         if request.carries_letters:
             relay = self._pending.relay
             return to_bytes(take_apart(request, party, relay.take(party) if relay else ()))
-        if id(request) not in known:
-            known[id(request)] = to_bytes(take_apart(request, party))
-        return known[id(request)]
+        if id(request) not in encoded:
+            encoded[id(request)] = to_bytes(take_apart(request, party))
+        return encoded[id(request)]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Hand the replies to the conversation and let it go on.
+        """Pass the replies to the conversation, up to its next request.
 
         Returns
         -------
@@ -290,7 +274,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
         Raises
         ------
-        FedappError : a reply is missing, refused or breaks a rule, and the run cannot go on.
+        FedappError : a reply is missing, refused or breaks a rule, and the run cannot continue.
         """
         if not self._is_asked:
             if self._conversation is None:
@@ -300,28 +284,26 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         return self._model_so_far(), self._scores[0]
 
     def _take(self, by_address: Mapping[int, Message]) -> None:
-        """Hand the replies to the conversation."""
         assert self._pending is not None
         self._is_asked = False
-        answers, parcels = dict[str, Reply](), dict[str, list[Parcel]]()
+        answers, parcels_from = dict[str, Reply](), dict[str, list[Parcel]]()
         self._n_failed = 0
         for party in self._pending.requests:
             try:
                 message = by_address.get(self._addresses[party])
-                answers[party], parcels[party] = self._read(message, party)
+                answers[party], parcels_from[party] = self._read(message, party)
             except FedappError as error:
                 self._leave_out(party, error)
         if relay := self._pending.relay:
-            for party, sent in parcels.items():
+            for party, parcels in parcels_from.items():
                 with blaming(party, self._pending.reply.__name__, "parcels"):
-                    relay.collect(party, sent)
+                    relay.collect(party, parcels)
         steps = self._pending.requests if self._is_step else ()
         asked = {**self._state.asked, **dict.fromkeys(steps, self._state.step)}
         self._note(exchanges=self._state.exchanges + 1, asked=asked)
         self._advance(answers)
 
     def _model_so_far(self) -> ArrayRecord:
-        """The model as Flower's record; made once a round."""
         if self._make_model is not None:
             model = np.frombuffer(self._make_model().encode(), dtype=np.uint8)
             self._arrays = ArrayRecord({"model": FlowerArray(model)})
@@ -331,13 +313,13 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nothing: scores ride on the training messages."""
+        """Nothing: the training replies carry the scores."""
         return ()
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The validation rows' scores of the last finished round; in the end the test rows'."""
+        """Validation scores of the last finished round; at the end those of the test rows."""
         return self._scores[1]
 
     def summary(self) -> None:
@@ -364,10 +346,10 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
         Parameters
         ----------
-        grid : that reaches the parties.
+        grid : connection to the parties.
         initial_arrays : must be empty; ``init_model`` of the constructor continues a model.
-        num_rounds : exchanges at most, ``strategy.num_rounds`` or more. How many boosting rounds
-            there are is for the constructor.
+        num_rounds : largest number of exchanges, at least ``strategy.num_rounds``. The constructor
+            sets the number of boosting rounds.
         timeout : seconds for all replies of an exchange; by default ``exchange_deadline``.
         train_config, evaluate_config : must be empty.
         evaluate_fn : called with the exchange's number and the model so far, before the first
@@ -381,17 +363,17 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         Raises
         ------
         ConfigError : an argument cannot be served.
-        FedappError : the run cannot go on, or a callback has stopped it.
+        FedappError : the run cannot continue, or a callback has stopped it.
         """
         self._check_arguments(num_rounds, evaluate_config)
         self.summary()
         patience = Patience(self.settings.resend_after, timeout or self.settings.exchange_deadline)
         courier = Courier(grid, self.ledger, patience, self._name_waiting, self._clocks)
         arrays, config, result = initial_arrays or ArrayRecord(), train_config, Result()
-        if evaluate_fn and (scored := evaluate_fn(0, arrays)):
-            result.evaluate_metrics_serverapp[0] = scored
+        if evaluate_fn and (metrics := evaluate_fn(0, arrays)):
+            result.evaluate_metrics_serverapp[0] = metrics
         for number in count(1):
-            began = time.perf_counter()
+            start = time.perf_counter()
             messages = list(self.configure_train(number, arrays, config or ConfigRecord(), grid))
             if self._pending is None:
                 break
@@ -399,14 +381,14 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
                 rule = f"the run was stopped after round {self._state.rounds}"
                 raise StoppedError(f"{rule}; {self.callbacks.way_on()}")
             try:
-                self._exchange(self._pending, messages, courier, began)
+                self._exchange(self._pending, messages, courier, start)
             except DivergedError as error:
-                if not (kept := self._kept_rounds):
+                if not (n_kept := self._kept_rounds):
                     raise
                 raise DivergedError(
                     f"eta must be smaller, got {self.settings.eta}: training diverges in round "
-                    f"{kept + 1}: {error}; a larger lambda or a max-delta-step may help too; "
-                    f"num-boost-round={kept} ends before it, and so does the run if it is resumed"
+                    f"{n_kept + 1}: {error}; a larger lambda or a max-delta-step may help too; "
+                    f"num-boost-round={n_kept} ends before it, and so does the run if it is resumed"
                 ) from error
             if self._scores[0]:
                 result.train_metrics_clientapp[number] = self._scores[0]
@@ -414,9 +396,9 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             if (
                 evaluate_fn
                 and self._make_model
-                and (scored := evaluate_fn(number, self._model_so_far()))
+                and (metrics := evaluate_fn(number, self._model_so_far()))
             ):
-                result.evaluate_metrics_serverapp[number] = scored
+                result.evaluate_metrics_serverapp[number] = metrics
             arrays = self._arrays
         result.arrays = self._model_so_far()
         return result
@@ -427,8 +409,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         """Refuse arguments of Flower's ``start`` that would be ignored."""
         if num_rounds is not None and num_rounds < self.num_rounds:
             rule = f"must be >= {self.num_rounds} (strategy.num_rounds), as each is one exchange"
-            way = "the strategy's own arguments say how much is trained"
-            raise ConfigError(f"num_rounds {rule}, got {num_rounds}; {way}")
+            remedy = "the strategy's own arguments say how much is trained"
+            raise ConfigError(f"num_rounds {rule}, got {num_rounds}; {remedy}")
         if evaluate_config:
             raise ConfigError(
                 f"evaluate_config must be empty, settings are arguments of the strategy, "
@@ -438,9 +420,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             raise ConfigError("strategy must be a new one for each run, got one that has run")
 
     def _exchange(
-        self, pending: Exchange, messages: Iterable[Message], courier: Courier, began: float
+        self, pending: Exchange, messages: Iterable[Message], courier: Courier, start: float
     ) -> None:
-        """One exchange, timed."""
         request, n_rounds = next(iter(pending.requests.values())), self.most_rounds(self.settings)
         end = self._stages.begin(request, self._state.rounds + 1, n_rounds, pending.seconds)
         by_party = dict(zip(pending.requests, messages, strict=True))
@@ -450,76 +431,76 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self.ledger.flush()
         if request.kind.startswith("train."):
             before, training = self._state.seconds
-            self._note(seconds=(before, training + time.perf_counter() - began))
+            self._note(seconds=(before, training + time.perf_counter() - start))
 
     def _name_waiting(self, parties: Sequence[str]) -> None:
-        """Show whose replies are missing; of a site that has not said its name, the registered."""
+        """Show whose replies are missing; an unnamed node by its registered site."""
         self._stages.name_waiting([site_names().get(party, party) for party in parties])
 
     def _answers(self, courier: Courier, messages: Mapping[str, Message]) -> dict[str, Message]:
-        """Replies by party; sites whose people have yet to approve the run are asked again."""
-        answers = courier.deliver(messages, self._step)
+        """Replies by party; asks again while people have yet to approve the run."""
+        replies = courier.deliver(messages, self._step)
         deadline = time.monotonic() + self.settings.start_deadline
         while waiting := {
             party: reply.error.reason
-            for party, reply in answers.items()
+            for party, reply in replies.items()
             if reply.has_error() and reply.error.code == WAITING
         }:
             if time.monotonic() > deadline:
                 break
-            self._stages.wait("; ".join(as_plain(told or "") for told in waiting.values()))
+            self._stages.wait("; ".join(as_plain(reason or "") for reason in waiting.values()))
             time.sleep(APPROVAL_POLL)
             again = {party: messages[party] for party in waiting}
-            answers |= courier.deliver(again, self._step)
-        return answers
+            replies |= courier.deliver(again, self._step)
+        return replies
 
     # The run
 
     def _whole_run(self) -> Conversation[Summary]:
-        """Meet the parties, then let the method talk to them."""
         n_lost = len(self._state.left_out)
         greetings = dict.fromkeys(self._addresses, GreetRequest())
-        met = yield from ask(greetings, GreetReply, may_fail=n_lost)
-        check_texts(met.values())
+        greeted = yield from ask(greetings, GreetReply, may_fail=n_lost)
+        check_texts(greeted.values())
         if not self._state.keys:
-            self._note(keys={one.name: one.fingerprint for one in meet(met.values()).values()})
-        openings = dict.fromkeys((each for each in greetings if each in met), self.greeting())
-        n_lost -= len(greetings) - len(met)
+            members = meet(greeted.values())
+            self._note(keys={name: reply.fingerprint for name, reply in members.items()})
+        openings = dict.fromkeys((node for node in greetings if node in greeted), self.greeting())
+        n_lost -= len(greetings) - len(greeted)
         replies = yield from ask(openings, self.introduction, may_fail=n_lost)
         check_texts(replies.values())
-        check_greeted(replies, met)
-        names = {label: reply.name for label, reply in replies.items()}
-        before = self._state.asked
+        for node, reply in replies.items():
+            if reply.name != (name := greeted[node].name):
+                rule = f"must be {name}, as it was when the party was greeted, got {reply.name}"
+                raise ProtocolError(name, type(reply).__name__, "name", rule)
+        names = {node: reply.name for node, reply in replies.items()}
+        last_steps = self._state.asked
         self._note(asked=dict.fromkeys(names.values(), self._state.step))
         self.ledger.flush(names)
-        self._addresses = {name: self._addresses[label] for label, name in names.items()}
+        # From here on parties are addressed by name: before, only their nodes were known.
+        self._addresses = {name: self._addresses[node] for node, name in names.items()}
         self.parties = meet(replies.values())
-        for gone in self._state.left_out:
-            if gone["party"] in self.parties:
-                self.parties.leave(gone["party"])
+        for excluded in self._state.left_out:
+            if excluded["party"] in self.parties:
+                self.parties.leave(excluded["party"])
         check_tables(self.parties, self._state)
-        check_steps(self.parties, before, self._checkpoint_step)
-        if again := self.greeting_again():
-            members = yield from ask(self.parties.all(again), self.introduction)
-            check_texts(members.values())
-            self.parties = Parties(members)
-        self._note(fingerprints={name: each.fingerprint for name, each in self.parties.items()})
-        ahead = {
-            name: self._clocks[label] for label, name in names.items() if label in self._clocks
-        }
+        check_steps(self.parties, last_steps, self._checkpoint_step)
+        if request := self.greeting_again():
+            hellos = yield from ask(self.parties.all(request), self.introduction)
+            check_texts(hellos.values())
+            self.parties = Parties(hellos)
+        self._note(fingerprints={name: hello.fingerprint for name, hello in self.parties.items()})
+        ahead = {name: self._clocks[node] for node, name in names.items() if node in self._clocks}
         for text in (*oddities(self.parties), *clock_warnings(ahead)):
             self.warn_once(text)
         self.settle()
         return (yield from self.conversation(self.parties, self._saved))
 
     def _advance(self, answers: Mapping[str, Reply] | None) -> None:
-        """Let the conversation go on until it asks again or ends."""
         assert self._conversation is not None
         self._pending = None
-        given: Mapping[str, Reply] | None = answers
         while True:
             try:
-                event = self._conversation.send(given)  # type: ignore[arg-type]
+                event = self._conversation.send(answers)  # type: ignore[arg-type]
             except StopIteration as end:
                 self.outcome = end.value
                 test = _named("test", end.value.get("metrics", {}).get("test", {}))
@@ -530,7 +511,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
                 if self._is_step:
                     self._note(step=self._state.step + 1)
                 return
-            given = None
+            answers = None
             match event:
                 case Checkpoint():
                     self._save(event)
@@ -541,7 +522,6 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
                     self._make_model = next(iter(files.values())).__str__
 
     def _read(self, message: Message | None, party: str) -> tuple[Reply, list[Parcel]]:
-        """One party's reply, decoded and checked, and the parcels that came with it."""
         assert self._pending is not None
         state = self._state
         if message is None:
@@ -554,12 +534,12 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         return reply, parcels
 
     def _leave_out(self, party: str, error: FedappError) -> None:
-        """Go on without a party if enough others are left, or stop."""
+        """Exclude a party if enough others remain, or stop the run."""
         if isinstance(error, DivergedError):
             raise error
         assert self._pending is not None
         if self._pending.may_fail is not None:
-            # Who was excluded by an earlier attempt need not come back.
+            # A greeting: parties that an earlier attempt has excluded need not come back.
             self._n_failed += 1
             if self._n_failed > self._pending.may_fail:
                 raise error
@@ -569,30 +549,28 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             raise error
         self.parties.leave(party)
         reason = error.reason if isinstance(error, PartyError) else str(error)
-        gone = {"party": party, "step": self._state.step, "reason": reason}
-        self._note(left_out=(*self._state.left_out, gone))
+        entry = {"party": party, "step": self._state.step, "reason": reason}
+        self._note(left_out=(*self._state.left_out, entry))
         log.warning("%s is excluded from step %d on: %s", party, self._state.step, reason)
 
     def _save(self, checkpoint: Checkpoint) -> None:
-        """Make the last step the one that an interrupted run goes back to."""
         self._checkpoint_step = self._state.step
         self._kept_rounds = int(checkpoint.facts.get("rounds", 0))
         self._make_model = checkpoint.model
         self.callbacks.checkpoint(checkpoint, self.state)
 
     def warn(self, text: str) -> None:
-        """Tell the user now, and again in the summary."""
+        """Warn the user now, and again in the summary."""
         self._note(warnings=(*self._state.warnings, text))
         log.warning("%s", text)
 
     def warn_once(self, text: str) -> None:
-        """Warn, unless this run has, before it was interrupted."""
+        """Warn, unless this run has already, also before an interruption."""
         if text not in self._state.warnings:
             self.warn(text)
 
     def _report(self, progress: Progress) -> None:
-        """Write and log a line for a finished round."""
-        to_parties, to_server, since = self._last_round
+        to_parties, to_server, start = self._last_round
         now = time.perf_counter()
         self._last_round = (self.ledger.to_parties, self.ledger.to_server, now)
         line: RoundInfo = {
@@ -607,7 +585,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
                 "to_parties": self.ledger.to_parties - to_parties,
                 "to_server": self.ledger.to_server - to_server,
             },
-            "seconds": round(now - since, 4),
+            "seconds": round(now - start, 4),
         }
         self._scores = _named("train", progress.train), _named("valid", progress.valid)
         for record in self._scores:
@@ -620,35 +598,34 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
     @property
     def simulated(self) -> bool:
-        """Whether the parties have shares of the table that ``data`` names."""
+        """Whether the parties have parts of the table that ``data`` names."""
         return any(hello.simulated for hello in self.parties.values())
 
     def row_counts(self) -> dict[str, int]:
-        """Rows that train, validate and test, all parties together, where the hello tells them."""
+        """Training, validation and test rows of all parties, where the hello reports them."""
         return {}
 
     def table_facts(self) -> Mapping[str, Any]:
-        """What the summary says of the parties' columns, beside what the conversation found."""
+        """The summary's part about the parties' columns."""
         return {}
 
     @property
     def state(self) -> RunState:
-        """How far the run has come by now."""
+        """State of the run by now."""
         before, training = self._state.seconds
         seconds = before + time.perf_counter() - self._start, training
         sent = self.ledger.to_parties, self.ledger.to_server
         return replace(self._state, bytes=sent, seconds=seconds)
 
     def _note(self, **facts: Any) -> None:
-        """Change facts of the run; ``state`` adds what is counted elsewhere."""
+        """Change fields of the state; ``state`` adds what is counted elsewhere."""
         self._state = replace(self._state, **facts)
 
 
 def _named(subset: str, scores: Mapping[str, float]) -> MetricRecord:
-    """Scores as Flower's metrics, ``valid_auc``."""
+    """Scores as Flower's metrics, such as ``valid_auc``."""
     return MetricRecord({f"{subset}_{name}": float(value) for name, value in scores.items()})
 
 
 def _bytes_of(arrays: ArrayRecord) -> dict[str, bytes]:
-    """Content of a record of arrays, by name."""
     return {name: array.data for name, array in arrays.items()}

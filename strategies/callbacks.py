@@ -1,4 +1,4 @@
-"""What a strategy reports while it runs; ``fedapp.server_app`` writes it into a run's folder."""
+"""Events that a strategy reports; ``fedapp.server_app`` writes them to a run's folder."""
 
 from __future__ import annotations
 
@@ -12,26 +12,21 @@ from fedapp.watch import RoundInfo
 
 
 class Callbacks:
-    """Called by a strategy, in its thread; each method does nothing here.
+    """Receives a strategy's events, in its thread; each method does nothing here.
 
-    A strategy has one: ``strategy.callbacks = MyCallbacks()`` before its start.
+    Set ``strategy.callbacks = MyCallbacks()`` before the start.
     """
 
     def begin(self, settings: Settings, state: RunState) -> None:
         """Called once the parties are known, before the first message.
 
-        Parameters
-        ----------
-        settings : of the run, with the number of its parties.
-        state : how far an earlier attempt had come.
+        ``settings`` have the number of parties; ``state`` is that of an earlier attempt, if any.
         """
 
     def warnings(self, simulated: bool) -> Iterable[str]:
-        """Warnings on the parties' tables, where the caller sees more of them than their replies.
+        """More warnings about the parties' tables than their replies allow.
 
-        Parameters
-        ----------
-        simulated : whether the parties are on this machine.
+        ``simulated`` is whether the parties are on this machine.
         """
         return ()
 
@@ -42,11 +37,11 @@ class Callbacks:
         """Called after every round; the run stops where it returns False."""
 
     def checkpoint(self, checkpoint: Checkpoint, state: RunState) -> None:
-        """Called where an interrupted run could go on from."""
+        """Called where an interrupted run could resume."""
 
     def write_model(self, files: Mapping[str, str]) -> None:
         """Called with the finished model: texts by file name, the model first."""
 
     def way_on(self) -> str:
-        """How a run that was stopped goes on, for the error that says so."""
+        """How a stopped run can be resumed, for the error message."""
         return "its model so far is lost"

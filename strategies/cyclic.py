@@ -1,14 +1,14 @@
 """Cyclic training: the parties take turns, in the order of their names, to boost the one model.
 
-A round is one party's boosting round with the full ``eta``; the other parties hear of its trees
-with the next request. They are asked all the same, because the scores that early stopping looks at
-are those of all parties, and so every party knows the model when its turn comes.
+A round is one party's boosting round with the full ``eta``. All parties receive its trees with the
+next request, because early stopping needs the scores of all, and each must know the model when its
+turn comes.
 
 Departures from Flower's ``FedXgbCyclic`` (1.41):
 
 - Its turns go by node ids, which are random, so that two runs differ; here by the parties' names.
 - The whole model travels to and fro; here a party keeps its margins and gets the new trees.
-- Base score and classes are those of the party that begins; here they are of all parties.
+- Base score and classes are those of the first party; here they are of all parties.
 - It scores the model on one party's rows in turn; here on all.
 """
 
@@ -23,7 +23,7 @@ from fedapp.messages.cyclic import TurnReply, TurnRequest
 from fedapp.messages.hello import HelloReply
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy
-from strategies.local_boosting import Boosted, begin, best_round, finish, trees_of
+from strategies.local_boosting import Boosted, begin, finish, trees_of
 from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, INIT_MODEL, OR_FUNCTION
 
 
@@ -52,7 +52,7 @@ class Cyclic(HorizontalStrategy):
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
-        """A turn an exchange. Where the party whose turn it is fails, the next one takes it."""
+        """One turn an exchange. If the party whose turn it is fails, the next one takes it."""
         boosted = yield from begin(self, parties, saved)
         turn = saved.facts["turn"] if saved else last_turn(parties, boosted.n_rounds)
         while boosted.goes_on:
@@ -62,8 +62,8 @@ class Cyclic(HorizontalStrategy):
             if turn in replies and not boosted.history.stops:
                 boosted.add(trees_of(replies[turn], boosted.widths))
                 yield boosted.checkpoint(turn=turn)
-        best = yield from best_round(boosted, _ask(parties, boosted, ""))
-        return (yield from finish(parties, boosted, best, boosted.checkpoint(turn=turn)))
+        last_scores = _ask(parties, boosted, turn="")
+        return (yield from finish(parties, boosted, last_scores, turn=turn))
 
 
 STRATEGIES = {Cyclic.method: Cyclic}
@@ -76,7 +76,7 @@ def next_turn(parties: Iterable[str], last: str) -> str:
 
 
 def last_turn(parties: Iterable[str], n_rounds: int) -> str:
-    """Whose turn the last of so many rounds was; nobody's before the first."""
+    """Whose turn the last of ``n_rounds`` rounds was; nobody's before the first."""
     names = sorted(parties)
     return names[(n_rounds - 1) % len(names)] if n_rounds else ""
 
@@ -84,7 +84,6 @@ def last_turn(parties: Iterable[str], n_rounds: int) -> str:
 def _ask(
     parties: Parties[HelloReply], boosted: Boosted, turn: str
 ) -> Conversation[dict[str, TurnReply]]:
-    """Tell all parties the trees that are new, and let one of them boost."""
     n_rounds = {party: int(party == turn) for party in parties}
     requests = {party: TurnRequest(**boosted.order(n)) for party, n in n_rounds.items()}
     return (yield from ask(requests, TurnReply, boosted.check(n_rounds)))

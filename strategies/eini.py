@@ -2,9 +2,9 @@
 
 Source: Chen et al. 2021, "Fed-EINI: An Efficient and Interpretable Inference Framework for Decision
 Tree Ensembles in Federated Learning" (arXiv:2105.09540), Algorithm 1 and Figure 5. Rows go in
-batches, one behind the other: while the last party chooses of the first batch, the active one
-encrypts the next. So there are as many exchanges as batches and parties together, whatever the
-depth and number of the trees. Predictions are written at the active party alone.
+batches as through a pipeline: while the last party handles the first batch, the active one encrypts
+the next. This takes n_batches + n_parties exchanges, whatever the depth and number of the trees.
+Only the active party writes predictions.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class EiniSettings(Section):
     """``[eini]`` of the run config.
 
     ``key_bits`` of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
-    ``batch_rows`` at once; 0: as many as fit into 64 MiB. ``least_possibilities``: ways through the
-    trees that must remain open for a row when the active party has taken its own splits into
-    account, and for the values of each passive party's columns, which keeps off trivial cases alone
-    (see ``fedapp.messages.eini``); ``unguarded`` predicts these too.
+    ``batch_rows`` at once; 0: all that fit into 64 MiB. ``least_possibilities``: paths through the
+    trees that must remain open for a row after the active party's splits, and for the values of
+    each passive party's columns; this keeps off only trivial cases (see ``fedapp.messages.eini``).
+    ``unguarded`` predicts these too.
     """
 
     key_bits: Annotated[int, Field(ge=256, le=8192)]
@@ -40,17 +40,17 @@ class EiniSettings(Section):
 
 
 class Eini(InferenceStrategy):
-    """The server's side: it passes parcels on until all sums are back."""
+    """The server's side: relays parcels until all sums are back."""
 
     method = "eini"
 
     @classmethod
     def own_settings(cls, settings: Settings) -> EiniSettings:
         """``[eini]``, checked; and there must be a model."""
-        own = check(EiniSettings, settings.sections["eini"], "eini.")
-        check_key_bits(own.key_bits, own.insecure_small_key, "eini")
+        eini = check(EiniSettings, settings.sections["eini"], "eini.")
+        check_key_bits(eini.key_bits, eini.insecure_small_key, "eini")
         super().own_settings(settings)
-        return own
+        return eini
 
     def conversation(
         self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
@@ -58,10 +58,10 @@ class Eini(InferenceStrategy):
         """Algorithm 1, for all trees at once."""
         mailbox = Mailbox(parties)
         rows = yield from self.align_all(parties, mailbox)
-        given = {**self.own_settings(self.settings).model_dump(), "suffix": self.settings.output}
+        fields = {**self.own_settings(self.settings).model_dump(), "suffix": self.settings.output}
         finished = False
         while not finished:
-            replies = yield from mailbox.relay(StepRequest, parties, StepReply, **given)
+            replies = yield from mailbox.relay(StepRequest, parties, StepReply, **fields)
             finished = replies[mailbox.active].finished
         reply = replies[mailbox.active]
         sizes = {"entries": reply.n_entries, "batches": reply.n_batches}

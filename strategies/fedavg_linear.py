@@ -3,13 +3,13 @@
 Source: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized
 Data" (arXiv:1602.05629v4), Algorithm 1 with C = 1. Departures:
 
-- Columns are standardised over all parties first, for which means and spreads are merged; missing
-  values become the mean.
-- The length of a step falls linearly to 0 over the rounds: with a constant one the average keeps
-  moving with the noise of the batches. And it is bounded by the batch's curvature, so that no
-  learning rate diverges.
+- Columns are standardised over all parties first, from merged means and spreads; missing values
+  become the mean.
+- The step size falls linearly to 0 over the rounds: with a constant one the average keeps moving
+  with the noise of the batches. It is also bounded by the batch's curvature, so that no learning
+  rate diverges.
 - Parties weigh by their rows' sample weights, n_k / n where there are none.
-- With ``fedavg-linear.aggregation=secure`` the server learns means over all parties alone (see
+- With ``fedavg-linear.aggregation=secure`` the server sees only means over all parties (see
   ``MaskedAverages``).
 """
 
@@ -83,13 +83,7 @@ SETTING = "fedavg-linear.aggregation"
 
 
 class FedAvgLinearSettings(Section):
-    """``[fedavg-linear]`` of the run config.
-
-    ``rounds`` of averaging; ``local_epochs`` of each party between two; ``learning_rate``: longest
-    step of the first round; ``batch_size`` in rows; ``l2``: penalty on the weights of the
-    standardised columns; ``aggregation``: who sees the model of a party: with ``plain`` the
-    coordinator, with ``secure`` nobody.
-    """
+    """``[fedavg-linear]`` of the run config; see ``FedAvgLinear``."""
 
     rounds: Annotated[int, Field(ge=1, le=10**6)]
     local_epochs: Annotated[int, Field(ge=1, le=10**6)]
@@ -100,7 +94,7 @@ class FedAvgLinearSettings(Section):
 
 
 class PlainAverages:
-    """Replies by whose they are: each party's own come to the server."""
+    """Each party's replies reach the server."""
 
     def begin(
         self,
@@ -115,17 +109,17 @@ class PlainAverages:
     def train(
         self, parties: Parties[HelloReply], request: AverageRequest, check: Check
     ) -> Conversation[dict[str, AverageReply]]:
-        """Have all parties score the model, and train on from it."""
+        """Have all parties score the model and train it further."""
         return (yield from ask(parties.all(request), AverageReply, check))
 
     score = staticmethod(ask_to_score)
 
     def resume(self, parties: Parties[HelloReply]) -> Conversation[None]:
-        """Meet again after ``restore``."""
+        """Nothing to ask for."""
         yield from ()
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Fields for a checkpoint."""
         return {}
 
     def restore(self, facts: Mapping[str, Any]) -> None:
@@ -133,14 +127,12 @@ class PlainAverages:
 
 
 class MaskedAverages:
-    """All parties together answer as one, in whose name stands ``EVERYONE``; methods as of
-    ``PlainAverages``, arguments as of ``SecuredRun``.
+    """All parties answer as one, named ``EVERYONE``; interface as of ``PlainAverages``.
 
-    Parties send whole numbers under masks: first how large the values of each column are, to powers
+    Parties send whole numbers under masks: first the magnitudes of each column's values, as powers
     of two; then sums of the inputs, and of squared deviations from the means of all rows; and after
-    each round their models, each by its share of the weight of all rows. So the standardisation is
-    the same for any split of the rows, and a round's mean does not depend on the order of the
-    parties.
+    each round their models, weighted by their share of all rows. So the standardisation does not
+    depend on how rows are split, nor a round's mean on the order of the parties.
     """
 
     def __init__(
@@ -156,14 +148,13 @@ class MaskedAverages:
         request: MomentsRequest,
         check: Check,
     ) -> Conversation[dict[str, MomentsReply]]:
-        """Meet; then means, then spreads around them. A party that is lost here ends the run."""
+        """Exchange keys; then means, then spreads around them. A lost party ends the run."""
         roster, _ = yield from self._run.meet(parties, len(table.classes))
         sums, bounds = self._run.sums, self._run.bounds
         is_number = category_counts(table.categories, len(table.columns)) == 0
-        terms = fields_of(request)
         of_labels, unseen, counts = yield from sums.ask(
             parties,
-            OpenRequest(**roster, **terms),
+            OpenRequest(**roster, **fields_of(request)),
             (self._run.n_outputs + 1,),
             (table.n_coded_columns,),
             (int(is_number.sum()), N_POWERS),
@@ -172,11 +163,10 @@ class MaskedAverages:
         labels, powers = self._run.labels(of_labels, unseen), largest_powers(counts, is_number)
         self._weight_power = power_above(labels.weight_sum)
         of_each = of_inputs(powers, table.categories)
-        wanted = MeansRequest(powers)
-        (values,) = yield from sums.ask(parties, wanted, (2, 2, len(of_each)), may_fail=0)
+        shape = 2, len(of_each)
+        (values,) = yield from sums.ask(parties, MeansRequest(powers), (2, *shape), may_fail=0)
         weights, means = read_values(values, of_each, bounds)
-        around = SpreadsRequest(means)
-        (squares,) = yield from sums.ask(parties, around, (2, len(of_each)), may_fail=0)
+        (squares,) = yield from sums.ask(parties, SpreadsRequest(means), shape, may_fail=0)
         reply = MomentsReply(
             label_sums=labels.label_sums,
             weight_sum=labels.weight_sum,
@@ -191,22 +181,22 @@ class MaskedAverages:
     def train(
         self, parties: Parties[HelloReply], request: AverageRequest, check: Check
     ) -> Conversation[dict[str, AverageReply]]:
-        """The mean of the models of those that are left."""
+        """The mean of the remaining parties' models."""
         run = self._run
         run.sums.without_lost(parties)
-        told = fields_of(request)
+        fields = {**fields_of(request), "among": run.sums.among}
         n_inputs, width = request.weights.shape
         weight, models, *scores = yield from run.sums.ask(
             parties,
-            AverageSumsRequest(**told, among=run.sums.among, weight_power=self._weight_power),
+            AverageSumsRequest(**fields, weight_power=self._weight_power),
             (1,),
             (n_inputs + 1, width),
             *run.score_shapes(WATCHED, request.score_bins),
         )
         if not weight[0] > 0:
             raise DataError("weight must be > 0 in some row of some party")
-        rest = self._weight_power, self._settings().objective, run.bounds
-        theta = read_model(models, int(weight[0]), *rest)
+        objective = self._settings().objective
+        theta = read_model(models, int(weight[0]), self._weight_power, objective, run.bounds)
         reply = AverageReply(theta[:-1], theta[-1], *run.scores(scores))
         check(EVERYONE, reply)
         return {EVERYONE: reply}
@@ -218,7 +208,7 @@ class MaskedAverages:
         return (yield from self._run.score(parties, request, check, ScoreSumsRequest))
 
     def facts(self) -> dict[str, Any]:
-        """What follows from what the parties have said of their rows, and who they are."""
+        """Bounds and parties, for a checkpoint."""
         return {**self._run.facts(), "weight_power": self._weight_power}
 
     def restore(self, facts: Mapping[str, Any]) -> None:
@@ -234,7 +224,12 @@ class FedAvgLinear(HorizontalStrategy):
     ----------
     rounds, local_epochs : int
         Rounds of averaging, and epochs of each party in a round.
-    learning_rate, batch_size, l2 : of the local gradient descent.
+    learning_rate : float
+        Longest step of the first round.
+    batch_size : int
+        In rows.
+    l2 : float
+        Penalty on the weights of the standardised columns.
     aggregation : {"plain", "secure"}
         Whether the server sees each party's model, or only their mean.
     **settings
@@ -263,12 +258,7 @@ class FedAvgLinear(HorizontalStrategy):
 
     @classmethod
     def own_settings(cls, settings: Settings) -> FedAvgLinearSettings:
-        """``[fedavg-linear]``, checked.
-
-        Raises
-        ------
-        ConfigError : sums under masks are not to be had; see ``check_secured``.
-        """
+        """``[fedavg-linear]``, checked, also against what secure aggregation needs."""
         own = check(FedAvgLinearSettings, settings.sections["fedavg-linear"], "fedavg-linear.")
         if own.aggregation == "secure":
             check_secured(settings, SETTING)
@@ -276,12 +266,10 @@ class FedAvgLinear(HorizontalStrategy):
 
     @classmethod
     def most_rounds(cls, settings: Settings) -> int:
-        """Rounds of averaging."""
         return cls.own_settings(settings).rounds
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
-        """With who sees the model of a party."""
         aggregation = cls.own_settings(settings).aggregation
         return {**super().planned(settings), **secured_plan(settings, aggregation)}
 
@@ -306,7 +294,7 @@ class FedAvgLinear(HorizontalStrategy):
         return (yield from self._finish(parties))
 
     def _begin(self, parties: Parties[HelloReply]) -> Conversation[LinearModel]:
-        """The model that knows nothing but the mean label."""
+        """The model that predicts the mean label, with the columns' standardisation."""
         self.history = History.of(self.settings)
         table = self.table
         n_inputs, n_classes = len(input_names(table.columns, table.categories)), len(table.classes)
@@ -323,23 +311,20 @@ class FedAvgLinear(HorizontalStrategy):
         whole = merge_moments(
             Moments(reply.counts, reply.means, reply.squares) for reply in replies.values()
         )
-        objective = self.settings.objective
         mean = mean_label(replies, n_classes, self.settings)
-        bias = base_margin(objective, mean).astype(np.float64)
+        bias = base_margin(self.settings.objective, mean).astype(np.float64)
         weights = np.zeros((n_inputs, len(bias)))
         return self._linear(whole.means, whole.scales, weights, bias)
 
     def _linear(self, means: Floats, scales: Floats, weights: Floats, bias: Floats) -> LinearModel:
-        """A model of the run."""
-        table, arrays = self.table, (means, scales, weights, bias)
-        said = self.settings.objective, table.columns, table.classes
-        return LinearModel(*said, *arrays, table.categories)
+        table, objective = self.table, self.settings.objective
+        arrays = means, scales, weights, bias
+        return LinearModel(objective, table.columns, table.classes, *arrays, table.categories)
 
     def _ask(
         self, parties: Parties[HelloReply], n_epochs: int
     ) -> Conversation[dict[str, AverageReply]]:
-        """Let all parties score the model, and train on from it."""
-        model, own = self.model, self.own
+        model, own, eval_metrics = self.model, self.own, self.settings.eval_metrics
         request = AverageRequest(
             round_id=self.n_averaged,
             classes=model.classes,
@@ -351,15 +336,14 @@ class FedAvgLinear(HorizontalStrategy):
             score_bins=ROUND_BINS,
         )
 
-        def hold(party: str, reply: AverageReply) -> None:
+        def check_reply(party: str, reply: AverageReply) -> None:
             check_average(party, reply, request)
-            form = model.objective, model.n_outputs, self.settings.eval_metrics
-            check_scores(party, reply, *form, WATCHED)
+            check_scores(party, reply, model.objective, model.n_outputs, eval_metrics, WATCHED)
 
-        return (yield from self.averages.train(parties, request, hold))
+        return (yield from self.averages.train(parties, request, check_reply))
 
     def _average(self, replies: Mapping[str, AverageReply]) -> LinearModel:
-        """The mean of the replies' models, weighted by their rows; under masks there is but one."""
+        """The weighted mean of the replies' models; under masks there is only one."""
         share = shares(self.weights, replies)
         weights = sum(share[party] * reply.weights for party, reply in replies.items())
         bias = sum(share[party] * reply.bias for party, reply in replies.items())
@@ -368,22 +352,18 @@ class FedAvgLinear(HorizontalStrategy):
     def _note_scores(
         self, replies: Mapping[str, AverageReply | EvaluateReply]
     ) -> Conversation[None]:
-        """Scores of the last round's model, which come with the next round's replies."""
-        noted = yield from self.history.note_late(replies, self.n_averaged)
-        if noted and self.history.best_round == self.n_averaged:
+        """Add the scores of the last round's model, which come with the next replies."""
+        is_new = yield from self.history.note_late(replies, self.n_averaged)
+        if is_new and self.history.best_round == self.n_averaged:
             self.best = self.model
 
-    def _last_scores(self, parties: Parties[HelloReply]) -> Conversation[None]:
-        """Scores of the last round, by a request without epochs."""
-        replies = yield from self._ask(parties, 0)
-        yield from self._note_scores(replies)
-
     def _finish(self, parties: Parties[HelloReply]) -> Conversation[Summary]:
-        """Write and score the finished model, under early stopping the one of the best round."""
+        """Write and score the finished model, under early stopping that of the best round."""
         best_round = None
         if self.history.patience:
-            last_scores = self._last_scores(parties)
-            best_round = yield from self.history.catch_up(self.n_averaged, last_scores)
+            if len(self.history) < self.n_averaged:
+                yield from self._note_scores((yield from self._ask(parties, n_epochs=0)))
+            best_round = self.history.best_round
         yield self._checkpoint()
         model = self.best if best_round else self.model
         text = linear_to_json(model)
@@ -401,7 +381,6 @@ class FedAvgLinear(HorizontalStrategy):
         return {**summary, "importance": {}, "trees": 0, "best_round": best_round}
 
     def _checkpoint(self) -> Checkpoint:
-        """The model so far and the best one."""
         model, best = self.model, self.best
         arrays = {name: getattr(model, name) for name in ARRAYS}
         arrays |= {"best_weights": best.weights, "best_bias": best.bias}
@@ -415,7 +394,6 @@ class FedAvgLinear(HorizontalStrategy):
         return Checkpoint(arrays, facts, lambda: linear_to_json(model))
 
     def _restore(self, saved: Checkpoint) -> None:
-        """Go on from a checkpoint."""
         settings, facts = self.settings, saved.facts
         arrays = {name: np.asarray(array) for name, array in saved.arrays.items()}
         weights, bias = arrays.pop("best_weights"), arrays.pop("best_bias")

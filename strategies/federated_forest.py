@@ -1,25 +1,23 @@
 """Federated Forest: a random forest over the columns of several parties, scikit-learn's rules.
 
 Source: Liu et al. 2019, "Federated Forest" (arXiv:1905.10053v1), Algorithms 2 and 6: the server is
-the master. It draws rows and columns, takes the largest improvement, tells the winner, and passes
-on which rows go left, which it cannot read.
+the master. It draws rows and columns, takes the largest improvement, notifies the winner, and
+relays which rows go left, which it cannot read.
 
 All trees grow together, level by level, in two exchanges a level: the best splits of all parties,
-then the partitions of those who won, which travel with the next level's request. With one exchange
-before and one after, growing takes ``2 + 2 max_depth`` exchanges at most, whatever the number of
-trees.
+then the winners' partitions, which travel with the next level's request. With one exchange before
+and one after, growing takes ``2 + 2 max_depth`` exchanges at most, whatever the number of trees.
 
-``labels=paillier`` takes the paper's "encrypted label y" at its word: passive parties sum encrypted
-labels, and the active party, who can read the sums, does the comparing and tells the server who has
-won. A level takes an exchange for the sums, one for the choice, and with several passive parties a
-third for the partitions; one passive party alone sends its partitions along with the next sums. So
-growing takes ``3 + 2 max_depth`` exchanges at most with one passive party, ``2 + 3 max_depth`` with
-several.
+``labels=paillier`` takes the paper's "encrypted label y" literally: passive parties sum encrypted
+labels; the active party decrypts the sums, compares, and sends the server the winners. A level
+takes an exchange for the sums, one for the choice, and with several passive parties a third for the
+partitions; a single passive party sends its partitions with the next sums. So growing takes
+``3 + 2 max_depth`` exchanges at most with one passive party, ``2 + 3 max_depth`` with several.
 
-Departures: the paper draws columns for a tree, here they are drawn for a node, as scikit-learn
-does. With ``labels=encoded`` improvements reach the server in clear: it is the master who compares
-them. Between sites with tables of their own columns are drawn from the server's own randomness
-instead of the run's seed, which every party knows.
+Departures: columns are drawn for a node, as in scikit-learn, in the paper for a tree. With
+``labels=encoded`` improvements reach the server in clear, as the master compares them. Between
+sites columns are drawn from the server's randomness instead of the run's seed, which every party
+knows.
 """
 
 from __future__ import annotations
@@ -75,24 +73,19 @@ from strategies.vertical import (
     parts_file,
 )
 
-Kept = dict[str, PartitionReply | FinishReply]
-Won = tuple[Array, Array, Array]  # trees, nodes, owners
+Parts = dict[str, PartitionReply | FinishReply]
+Won = tuple[Array, Array, Array]  # trees, nodes and owners of a level's splits
 Rule = Literal["all", "sqrt", "log2"]
 WARNINGS = {
     ENCODED: "labels=encoded: every party learns which training rows share a label (so two classes "
     "up to a swap), or labels up to scale, sign and offset",
-    PAILLIER: "labels=paillier: no party is told a label, but which rows end together above "
+    PAILLIER: "labels=paillier: no party gets a label, but which rows end together above "
     "max-depth: over many trees most of them can be grouped by label",
 }
 
 
 class FederatedForestSettings(Section):
-    """``[federated-forest]`` of the run config, by scikit-learn's names.
-
-    ``criterion`` is gini for classes and variance for numbers where it is ``auto``.
-    ``max_features``: columns drawn for a node, a share of all or ``all``, ``sqrt``, ``log2``.
-    ``key_bits`` of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
-    """
+    """``[federated-forest]`` of the run config; see ``FederatedForest``."""
 
     trees: Annotated[int, Field(ge=1, le=10**5)]
     max_depth: Annotated[int, Field(ge=1, le=100)]
@@ -100,6 +93,7 @@ class FederatedForestSettings(Section):
     min_samples_split: Annotated[int, Field(ge=2, le=10**6)]
     min_samples_leaf: Annotated[int, Field(ge=1, le=10**6)]
     min_impurity_decrease: Annotated[float, Field(ge=0, le=1e38)]
+    # Columns drawn for a node: a share of all, or a rule.
     max_features: Rule | Annotated[float, Field(gt=0, le=1)]
     bootstrap: bool
     labels: Literal["encoded", "paillier"]
@@ -108,7 +102,7 @@ class FederatedForestSettings(Section):
     master_keeps_model: bool
 
     def criterion_for(self, objective: str) -> Criterion:
-        """What splits are chosen by."""
+        """The impurity that splits are chosen by."""
         if self.criterion != "auto":
             return self.criterion
         return "variance" if objective == REGRESSION else "gini"
@@ -122,7 +116,7 @@ class FederatedForest(VerticalStrategy):
     trees, max_depth, min_samples_split, min_samples_leaf, min_impurity_decrease, max_features,
     bootstrap : as in scikit-learn's forests.
     criterion : {"auto", "gini", "entropy", "variance"}
-        What splits are chosen by; "auto" follows the labels.
+        Impurity that splits are chosen by; "auto" follows the labels.
     labels : {"encoded", "paillier"}
         How labels leave the active party.
     key_bits : int
@@ -146,7 +140,7 @@ class FederatedForest(VerticalStrategy):
         super().__init__(**settings)
         self.own = self.own_settings(self.settings)
         self.rows: dict[str, int] = {}
-        self.level, self.draws = 0, self.settings.seed
+        self.level, self.draws = 0, self.settings.seed  # draws: seed of the columns' draws
         self.n_nodes = np.ones(self.own.trees, dtype=np.int64)
         self.splits, self.last = Splits.none(), Splits.none()  # all, and the last level's
 
@@ -156,7 +150,6 @@ class FederatedForest(VerticalStrategy):
 
     @classmethod
     def own_settings(cls, settings: Settings) -> FederatedForestSettings:
-        """``[federated-forest]``, checked."""
         values = dict(settings.sections["federated-forest"])
         own = check(FederatedForestSettings, values, "federated-forest.")
         is_variance = settings.objective == REGRESSION
@@ -170,17 +163,15 @@ class FederatedForest(VerticalStrategy):
 
     @classmethod
     def most_rounds(cls, settings: Settings) -> int:
-        """Levels."""
         return cls.own_settings(settings).max_depth
 
     @classmethod
     def exchanges_a_round(cls, settings: Settings) -> int:
-        """Sums, with labels under encryption splits, and partitions."""
+        """Sums, with encrypted labels splits, and partitions."""
         return 3
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
-        """A forest is grown at once."""
         own = cls.own_settings(settings)
         forest = {"rounds": 0, "trees": own.trees, "max_depth": own.max_depth}
         return {**super().planned(settings), **forest, "labels": own.labels}
@@ -201,9 +192,14 @@ class FederatedForest(VerticalStrategy):
             won = yield from search(parties, mailbox)
             self.last, self.n_nodes = number(*won, self.n_nodes)
             self.splits, self.level = self.splits.plus(self.last), self.level + 1
-            who = self._partitioners(parties, mailbox.active)
-            if who and not self.grown:
-                yield from self._partition(who, mailbox)
+            won_by = [name for i, name in enumerate(parties) if (self.last.owners == i).any()]
+            if self.encrypted:
+                # The active party's partitions came with its choice; those of a single passive
+                # party come with its next sums.
+                is_single = len(parties) == FEWEST_PARTIES
+                won_by = [name for name in won_by if name != mailbox.active and not is_single]
+            if won_by and not self.grown:
+                yield from self._partition(won_by, mailbox)
         yield self._checkpoint(mailbox)
         return (yield from self._finish(parties, mailbox))
 
@@ -218,25 +214,25 @@ class FederatedForest(VerticalStrategy):
         return self.level == self.own.max_depth or (self.level > 0 and not len(self.last.trees))
 
     def _begin(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[None]:
-        """Rows in one order, columns in bins, labels in codes."""
+        """Match the rows, bin the columns, encode the labels."""
         self.rows = yield from align(parties, mailbox, self.settings)
         self.warn_of_few_matched(sum(self.rows.values()))
         if not self.simulated:
-            # Every party knows the run's seed, and could work out from it who draws how much.
+            # Every party knows the run's seed, which would disclose how many columns others draw.
             self.draws = secrets.randbits(63)
         own, settings = self.own, self.settings
         seeds, owners = self._column_seeds(parties)
-        told = {name: value for name, value in own if name in SetupRequest.forms}
-        told["criterion"] = own.criterion_for(settings.objective)
-        # Told to the active party alone: of numbers it would tell the scale.
-        passive = told | {"min_impurity_decrease": 0.0}
+        fields = {name: value for name, value in own if name in SetupRequest.forms}
+        fields["criterion"] = own.criterion_for(settings.objective)
+        # Only for the active party: for regression it would disclose the labels' scale.
+        passive = fields | {"min_impurity_decrease": 0.0}
         requests = {
             party: SetupRequest(
                 objective=settings.objective,
                 max_bin=settings.max_bin,
                 rows_seed=settings.seed,
                 column_seeds=seeds[owners == place],
-                **(told if party == mailbox.active else passive),
+                **(fields if party == mailbox.active else passive),
             )
             for place, party in enumerate(parties)
         }
@@ -246,19 +242,24 @@ class FederatedForest(VerticalStrategy):
     def _column_seeds(
         self, parties: Parties[VerticalHelloReply]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """A number a column, by which it is drawn, and whose each column is."""
+        """A seed for each column's draws, and the index of each column's party."""
         sizes = [hello.n_columns for hello in parties.values()]
         return column_seeds(self.draws, sum(sizes)), np.repeat(np.arange(len(sizes)), sizes)
 
     def _search(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[Won]:
-        """Trees, nodes and winners of this level's splits: the largest improvement wins."""
+        """Splits of this level: the largest improvement wins."""
         trees, nodes = self._open_nodes()
         requests = {
-            party: LevelRequest(**_told(self.last), n_drawn=drawn)
+            party: LevelRequest(**_fields_of(self.last), n_drawn=drawn)
             for party, drawn in self._drawn(parties).items()
         }
-        check = _check_level(len(trees))
-        replies = yield from mailbox.relay_each(requests, LevelReply, check)
+
+        def check_reply(party: str, reply: LevelReply) -> None:
+            if len(reply.improvements) != len(trees):
+                rule = f"must be of {len(trees)} open nodes, got {len(reply.improvements)}"
+                raise ProtocolError(party, "LevelReply", "improvements", rule)
+
+        replies = yield from mailbox.relay_each(requests, LevelReply, check_reply)
         if self.level:
             yield self._progress(replies[mailbox.active])
         best = winners(list(replies.values()))
@@ -268,16 +269,27 @@ class FederatedForest(VerticalStrategy):
     def _search_encrypted(
         self, parties: Parties[VerticalHelloReply], mailbox: Mailbox
     ) -> Conversation[Won]:
-        """The same: the passive parties sum, and the active one says who has won."""
-        drawn, told, active = self._drawn(parties), _told(self.last), mailbox.active
-        requests = {party: SumRequest(**told, n_drawn=drawn[party]) for party in mailbox.passive}
+        """The same: the passive parties sum, and the active one chooses."""
+        drawn, fields, active = self._drawn(parties), _fields_of(self.last), mailbox.active
+        requests = {party: SumRequest(**fields, n_drawn=drawn[party]) for party in mailbox.passive}
         yield from mailbox.relay_each(requests, SentReply)
+        trees, nodes = (ids.astype(np.int64) for ids in self._open_nodes())
+
+        def check_reply(party: str, reply: SplitReply) -> None:
+            # Tree and node in one number, so that they compare as pairs.
+            chosen = (reply.trees.astype(np.int64) << 32) | reply.nodes
+            is_open, is_ordered = np.isin(chosen, (trees << 32) | nodes), np.diff(chosen) > 0
+            n_parties = len(parties)
+            if not (is_open.all() and is_ordered.all()) or (reply.owners >= n_parties).any():
+                rule = "must be open, in order, and of parties of the run"
+                raise ProtocolError(party, "SplitReply", "nodes", rule)
+
         replies = yield from mailbox.relay(
             SplitRequest,
             [active],
             SplitReply,
-            self._check_splits(len(parties)),
-            **told,
+            check_reply,
+            **fields,
             n_drawn=drawn[active],
             last=self.level + 1 == self.own.max_depth,
         )
@@ -287,19 +299,11 @@ class FederatedForest(VerticalStrategy):
         return reply.trees, reply.nodes, reply.owners
 
     def _drawn(self, parties: Parties[VerticalHelloReply]) -> dict[str, Array]:
-        """How many columns of each party are drawn for each open node."""
+        """Number of columns of each party that are drawn for each open node."""
         seeds, owners = self._column_seeds(parties)
         n_drawn = n_features(self.own.max_features, len(seeds))
         drawn = draw_columns(seeds, owners, len(parties), n_drawn, self._open_nodes())
         return dict(zip(parties, drawn, strict=True))
-
-    def _partitioners(self, parties: Parties[VerticalHelloReply], active: str) -> list[str]:
-        """Who has won, and is to say which rows go left in an exchange of its own."""
-        who = [name for place, name in enumerate(parties) if (self.last.owners == place).any()]
-        if not self.encrypted:
-            return who
-        # The active party has told with its choice; a single passive one does with its next sums.
-        return [name for name in who if name != active and len(parties) > FEWEST_PARTIES]
 
     def _open_nodes(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Trees and nodes that may be split next."""
@@ -308,45 +312,31 @@ class FederatedForest(VerticalStrategy):
         return np.arange(self.own.trees, dtype=np.int32), np.zeros(self.own.trees, dtype=np.int32)
 
     def _progress(self, reply: LevelReply | SplitReply | FinishReply) -> Progress:
-        """Scores of the forest as deep as it is."""
         names, n_leaves = reply.score_names, self.own.trees + len(self.splits.trees)
         scores = named_scores(names, reply.train_scores), named_scores(names, reply.valid_scores)
         return Progress(self.level, self.own.trees, n_leaves, *scores)
 
-    def _check_splits(self, n_parties: int) -> Any:
-        """Hold the active party's choice against the nodes that are open."""
-        trees, nodes = (each.astype(np.int64) for each in self._open_nodes())
-
-        def hold(party: str, reply: SplitReply) -> None:
-            wanted = (reply.trees.astype(np.int64) << 32) | reply.nodes
-            fits = bool(
-                np.isin(wanted, (trees << 32) | nodes).all() and (np.diff(wanted) > 0).all()
-            )
-            if not fits or (reply.owners >= n_parties).any():
-                rule = "must be open, in order, and of parties of the run"
-                raise ProtocolError(party, "SplitReply", "nodes", rule)
-
-        return hold
-
     def _partition(
-        self, who: Iterable[str], mailbox: Mailbox, last: bool = False
+        self, winners: Iterable[str], mailbox: Mailbox, last: bool = False
     ) -> Conversation[dict[str, PartitionReply]]:
-        """The winners say which rows go left."""
-        told = {**_told(self.last), "last": last}
-        return (yield from mailbox.relay(PartitionRequest, who, PartitionReply, **told))
+        """Have the winners send which rows go left."""
+        fields = {**_fields_of(self.last), "last": last}
+        return (yield from mailbox.relay(PartitionRequest, winners, PartitionReply, **fields))
 
     def _finish(
         self, parties: Parties[VerticalHelloReply], mailbox: Mailbox
     ) -> Conversation[Summary]:
-        """Every party keeps its part; the active one scores the forest."""
         active = mailbox.active
-        kept: Kept = {**(yield from self._partition(mailbox.passive, mailbox, last=True))}
-        replies = yield from mailbox.relay(FinishRequest, [active], FinishReply, **_told(self.last))
-        reply = replies[active]
+        parts: Parts = {**(yield from self._partition(mailbox.passive, mailbox, last=True))}
+        fields = _fields_of(self.last)
+        reply = (yield from mailbox.relay(FinishRequest, [active], FinishReply, **fields))[active]
         if len(self.last.trees):
             yield self._progress(reply)
-        kept[active] = reply
-        yield self._written(parties, mailbox, kept)
+        if self.own.master_keeps_model:
+            model = self._whole_model(parties, reply, parts | {active: reply})
+            yield ModelFiles({"model.json": to_json(model)})
+        else:
+            yield parts_file(self.state.model_id, self.settings, active, mailbox.passive)
         return {
             **final_summary(reply, active, self.rows),
             "oob": named_scores(reply.score_names, reply.oob_scores),
@@ -354,48 +344,49 @@ class FederatedForest(VerticalStrategy):
             "best_round": None,
         }
 
-    def _written(
-        self, parties: Parties[VerticalHelloReply], mailbox: Mailbox, kept: Kept
-    ) -> ModelFiles:
-        """The whole model where the master keeps it, else where its parts lie."""
-        if not self.own.master_keeps_model:
-            return parts_file(self.state.model_id, self.settings, mailbox.active, mailbox.passive)
-        reply = kept[mailbox.active]
-        assert isinstance(reply, FinishReply)
-        firsts = np.cumsum([0, *(hello.n_columns for hello in parties.values())])
-        counts = np.bincount(self.splits.owners, minlength=len(parties))
-        cuts, sets, widths, categories = [], [], [], list[Categories]()
-        for party, first, n_splits in zip(parties, firsts, counts, strict=False):
-            part = kept[party]
-            if len(part.columns) != n_splits:
-                rule = f"must be {n_splits}, got {len(part.columns)}"
+    def _whole_model(
+        self, parties: Parties[VerticalHelloReply], reply: FinishReply, parts: Parts
+    ) -> BaggedForest:
+        """Join the parties' parts: their splits, in the order of the parties, to whole trees."""
+        widths = [hello.n_columns for hello in parties.values()]
+        first_columns = np.cumsum([0, *widths])
+        n_splits = np.bincount(self.splits.owners, minlength=len(parties))
+        cuts, sets, set_widths, categories = [], [], [], list[Categories]()
+        for i, party in enumerate(parties):
+            part = parts[party]
+            if len(part.columns) != n_splits[i]:
+                rule = f"must be {n_splits[i]}, got {len(part.columns)}"
                 raise ProtocolError(party, type(part).__name__, "columns", rule)
-            cuts.append((part.columns + first, part.thresholds, part.defaults))
-            own, split_sets = _own_sets(party, part, parties[party].n_columns)
+            cuts.append((part.columns + first_columns[i], part.thresholds, part.defaults))
+            own, split_sets = _own_sets(party, part, widths[i])
             categories.append(own)
             sets.append(split_sets)
-            widths.append(part.widths)
+            set_widths.append(part.widths)
         by_party = self.splits.taken(np.argsort(self.splits.owners, kind="stable"))
         joined = [np.concatenate(arrays) for arrays in zip(*cuts, strict=True)]
-        joined.append(set_numbers(np.concatenate(widths)))
-        trees, found = branches(by_party, self.n_nodes, joined, NO_SETS.plus(*sets))
-        names = joint_names({party: kept[party].names for party in parties})
-        values = tuple(np.split(reply.leaf_values, np.cumsum(self.n_nodes)[:-1]))
-        n_columns = (hello.n_columns for hello in parties.values())
-        told = side_by_side(zip(categories, n_columns, strict=True))
-        given = names, reply.classes, trees, values, found, told
-        model = BaggedForest(self.settings.objective, *given)
-        return ModelFiles({"model.json": to_json(model)})
+        joined.append(set_numbers(np.concatenate(set_widths)))
+        trees, used_sets = branches(by_party, self.n_nodes, joined, NO_SETS.plus(*sets))
+        return BaggedForest(
+            self.settings.objective,
+            joint_names({party: parts[party].names for party in parties}),
+            reply.classes,
+            trees,
+            tuple(np.split(reply.leaf_values, np.cumsum(self.n_nodes)[:-1])),
+            used_sets,
+            side_by_side(zip(categories, widths, strict=True)),
+        )
 
     def _checkpoint(self, mailbox: Mailbox) -> Checkpoint:
-        """Splits so far, and the letters on their way."""
         arrays = {f"splits.{name}": getattr(self.splits, name) for name in Splits.__slots__}
-        facts = {"level": self.level, "draws": self.draws, "rows": self.rows}
-        facts |= {"last": len(self.last.trees)}
+        facts = {
+            "level": self.level,
+            "draws": self.draws,
+            "rows": self.rows,
+            "last": len(self.last.trees),
+        }
         return Checkpoint({**mailbox.arrays(), **arrays, "n_nodes": self.n_nodes}, facts)
 
     def _restore(self, saved: Checkpoint, mailbox: Mailbox) -> None:
-        """Go on from a checkpoint."""
         facts, arrays = saved.facts, saved.arrays
         self.level, self.draws, self.rows = facts["level"], facts["draws"], facts["rows"]
         self.n_nodes = arrays["n_nodes"]
@@ -411,27 +402,15 @@ STRATEGIES = {FederatedForest.method: FederatedForest}
 def _own_sets(
     party: str, part: PartitionReply | FinishReply, n_columns: int
 ) -> tuple[Categories, CategorySets]:
-    """A party's categories, and the sets of its splits, held against each other."""
-    own = read_categories(party, part, n_columns)
+    """A party's categories, and the sets of its splits, checked against each other."""
+    categories = read_categories(party, part, n_columns)
     fits = bool((part.columns < n_columns).all())
-    if not fits or (category_counts(own, n_columns)[part.columns] != part.widths).any():
+    if not fits or (category_counts(categories, n_columns)[part.columns] != part.widths).any():
         rule = "must be those of the categories of each split's column"
         raise ProtocolError(party, type(part).__name__, "widths", rule)
     with blaming(party, type(part).__name__, "set_bits"):
-        return own, CategorySets(part.set_bits, part.widths[part.widths > 0])
+        return categories, CategorySets(part.set_bits, part.widths[part.widths > 0])
 
 
-def _told(splits: Splits) -> Mapping[str, Any]:
-    """Splits as messages have them."""
+def _fields_of(splits: Splits) -> Mapping[str, Any]:
     return {"trees": splits.trees, "nodes": splits.nodes, "owners": splits.owners}
-
-
-def _check_level(n_open: int) -> Any:
-    """Hold a party's splits against the nodes that were open."""
-
-    def hold(party: str, reply: LevelReply) -> None:
-        if len(reply.improvements) != n_open:
-            rule = f"must be of {n_open} open nodes, got {len(reply.improvements)}"
-            raise ProtocolError(party, "LevelReply", "improvements", rule)
-
-    return hold

@@ -4,15 +4,15 @@ Source: Ma et al. 2023, "Gradient-less Federated Gradient Boosting Trees with Le
 Rates", Algorithm 1; line numbers are of that algorithm. Departures:
 
 - The base score is no input of the head and in no tree's output: the head's margins are added to
-  the margin of the global mean of the labels. The paper does not say where the base score goes; a
-  head that must first learn an offset by steps of 0.001 spends its rounds on that.
-- For regression the head works in units of the labels' standard deviation, so that the unit in
-  which labels are written changes nothing.
+  the margin of the mean label. The paper does not say where it goes; a head that must first learn
+  an offset by steps of 0.001 spends its rounds on that.
+- For regression the head works in units of the labels' standard deviation, so that the labels' unit
+  has no effect.
 - A party with validation rows ends its local epochs when their loss gets no lower, and sends its
-  best epoch (``patience``); the server keeps the round with the lowest loss of all parties'
-  validation rows. The paper trains all epochs and keeps the last round. 100 epochs on rows that the
-  party's own trees were fitted to make a head that trusts these trees too much: on a9a accuracy
-  drops from 0.846 after one epoch to 0.835. The test rows choose nothing.
+  best epoch (``patience``); the server keeps the round with the lowest validation loss. The paper
+  trains all epochs and keeps the last round. But 100 epochs on rows that the party's trees were
+  fitted to make a head that trusts these trees too much: on a9a accuracy drops from 0.846 after one
+  epoch to 0.835. The test rows choose nothing.
 - A party with validation rows may stop its XGBoost early (``early-stopping-rounds``). The outputs
   of the trees it lacks are zeros.
 - With k classes XGBoost builds k trees a round, and a party's patch of the convolution is all of
@@ -30,7 +30,7 @@ from pydantic import Field
 
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, ask
-from fedapp.data.partition import SUBSETS, WATCHED
+from fedapp.data.partition import WATCHED
 from fedapp.data.schema import first
 from fedapp.errors import ProtocolError, blaming
 from fedapp.messages.fedxgbllr import (
@@ -69,7 +69,7 @@ from strategies.horizontal import HorizontalStrategy, mean_label, untrained_by_c
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
 from strategies.settings import TREE_SETTINGS
 
-TREES_OF_ALL = 500  # section 4.1: each party's share of so many
+TREES_OF_ALL = 500  # section 4.1: divided among the parties
 WIDEST_RESIDUAL = 3.0  # of the report's histogram, in standard deviations of the labels
 
 Count = Annotated[int, Field(ge=1, le=10**5)]
@@ -77,15 +77,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class FedXGBllrSettings(Section):
-    """``[fedxgbllr]`` of the run config.
-
-    ``trees``: boosting rounds of each party; 0 is its share of 500. ``max_depth`` and ``eta``: of
-    these trees, in place of the general ones. ``rounds``, ``epochs``, ``batch_size``,
-    ``learning_rate``, ``beta1``, ``beta2``: of averaging, at a party, and of Adam. ``patience``:
-    epochs that a party goes on without a lower loss of its own validation rows; 0 ends none early.
-    ``head`` and its ``channels``: see ``fedapp.trees.stacked.head``. ``device``: ``cuda`` is used
-    where a party has it.
-    """
+    """``[fedxgbllr]`` of the run config; see ``FedXGBllr``."""
 
     trees: Annotated[int, Field(ge=0, le=10**5)]
     max_depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)]
@@ -114,13 +106,13 @@ class FedXGBllr(HorizontalStrategy):
         Rounds of averaging, and epochs of each party in a round.
     batch_size, learning_rate, beta1, beta2 : of Adam.
     patience : int
-        Epochs that a party goes on without a lower loss of its validation rows; 0: all.
+        Epochs without a lower loss of a party's validation rows before it stops; 0: never.
     head : {"cnn", "cnn3", "fcnn"}
-        What weighs the trees: the paper's CNN, or one of its comparisons.
+        Network that weighs the trees: the paper's CNN, or one of its comparisons.
     channels : int
         Of the CNN.
     device : {"cpu", "cuda"}
-        Where heads are trained.
+        Where heads are trained; "cuda" is used where a party has it.
     **settings
         Others of the signature, as in the run config.
 
@@ -130,7 +122,7 @@ class FedXGBllr(HorizontalStrategy):
     """
 
     method = "fedxgbllr"
-    # The depth and eta of its trees, and how many, are its own.
+    # Depth, eta and number of its trees are settings of its section.
     reads = TREE_SETTINGS - {"max-depth", "eta"} | {"early-stopping-rounds", "eval-metric"}
     round_name = "round of averaging"
     history: History
@@ -144,17 +136,14 @@ class FedXGBllr(HorizontalStrategy):
 
     @classmethod
     def own_settings(cls, settings: Settings) -> FedXGBllrSettings:
-        """``[fedxgbllr]``, checked."""
         return check(FedXGBllrSettings, settings.sections["fedxgbllr"], "fedxgbllr.")
 
     @classmethod
     def most_rounds(cls, settings: Settings) -> int:
-        """Rounds of averaging."""
         return cls.own_settings(settings).rounds
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
-        """With the boosting rounds of each party, and their depth."""
         own = cls.own_settings(settings)
         trees = own.trees or max(1, TREES_OF_ALL // settings.parties)
         return {**super().planned(settings), "trees": trees, "max_depth": own.max_depth}
@@ -175,15 +164,29 @@ class FedXGBllr(HorizontalStrategy):
         return (yield from self._evaluate(parties, model))
 
     def _begin(self, parties: Parties[HelloReply]) -> Conversation[StackedModel]:
-        """Lines 1 to 7: everybody's trees go to everybody, and the head is drawn."""
+        """Lines 1 to 7: all parties get all trees, and the head is drawn."""
         self.history = _history(self.settings)
         labels = yield from self.ask_for_labels(parties)
         columns, classes = self.table.columns, self.table.classes
-        self._warn_of_lacking(untrained_by_class(parties, classes))
+        if lacking := untrained_by_class(parties, classes):
+            by_class = [f"{name!r} at {first(names)}" for name, names in lacking.items()]
+            self.warn_once(
+                f"no training row of class {first(by_class)}: trees and heads of such a party "
+                "never answer with that class, and fedxgbllr can score below a single party; pax "
+                "under masks (pax.aggregation=secure) is the same model whoever has which rows"
+            )
         weight_sum = sum(reply.weight_sum for reply in labels.values())
-        # The head learns the shares of several classes.
+        # With several classes the base score is the same for all: the head learns their shares.
         mean = alike(mean_label(labels, 0, self.settings))
-        request = self._fit_request(mean, len(classes))
+        own = self.own
+        tree_parameters = {"max_depth": own.max_depth, "eta": own.eta}
+        request = FitRequest(
+            n_outputs=n_outputs(self.settings.objective, len(classes)),
+            base_score=mean,
+            n_rounds=self.planned(self.settings)["trees"],
+            early_stopping_rounds=self.settings.early_stopping_rounds,
+            **(parameters_of(self.settings) | tree_parameters),
+        )
         widths = category_counts(self.table.categories, len(columns))
         fits = yield from ask(
             parties.all(request),
@@ -191,8 +194,8 @@ class FedXGBllr(HorizontalStrategy):
             lambda party, reply: _check_fit(party, reply, widths, request),
         )
         self.names = tuple(fits)
-        every = [unpack_trees(arrays_of(fit), widths) for fit in fits.values()]
-        grown, counts, own = together(every), [len(one.trees) for one in every], self.own
+        by_party = [unpack_trees(arrays_of(fit), widths) for fit in fits.values()]
+        grown, counts = together(by_party), [len(part.trees) for part in by_party]
         shape = HeadShape.over(own.head, counts, request.n_outputs, own.channels)
         # 0 for classification, and where all training labels are the same.
         deviation = np.sqrt(sum(fit.square_sum for fit in fits.values()) / weight_sum)
@@ -210,35 +213,23 @@ class FedXGBllr(HorizontalStrategy):
             grown.sets,
             self.table.categories,
         )
-        yield from ask(parties.all(_share_request(model)), ShareReply)
-        return model
-
-    def _warn_of_lacking(self, parties: Mapping[str, Sequence[str]]) -> None:
-        """Say which ``parties``, by class, lack training rows: they know fewer answers."""
-        if not parties:
-            return
-        by_class = [f"{name!r} at {first(who)}" for name, who in parties.items()]
-        self.warn_once(
-            f"no training row of class {first(by_class)}: trees and heads of such a party never "
-            "answer with that class, and fedxgbllr can score below a party alone; pax under masks "
-            "(pax.aggregation=secure) is the same model whoever has which rows"
-        )
-
-    def _fit_request(self, mean: Floats, n_classes: int) -> FitRequest:
-        """XGBoost's parameters; the general ones but for depth and eta."""
-        own = {"max_depth": self.own.max_depth, "eta": self.own.eta}
-        return FitRequest(
-            n_outputs=n_outputs(self.settings.objective, n_classes),
+        share = ShareRequest(  # line 4: all ensembles, in the order of the parties' names
+            **pack_trees(model.trees, sets=model.sets),
+            counts=model.counts,
+            n_outputs=model.n_outputs,
+            head=shape.kind,
+            channels=shape.channels,
+            classes=classes,
             base_score=mean,
-            n_rounds=self.planned(self.settings)["trees"],
-            early_stopping_rounds=self.settings.early_stopping_rounds,
-            **(parameters_of(self.settings) | own),
+            unit=float(unit),
         )
+        yield from ask(parties.all(share), ShareReply)
+        return model
 
     def _average(
         self, parties: Parties[HelloReply], model: StackedModel
     ) -> Conversation[StackedModel]:
-        """Lines 9 to 13: one round. A party that fails is no part of the mean; its trees stay."""
+        """Lines 9 to 13: one round. A failed party is not in the mean; its trees stay."""
         replies = yield from self._ask_to_train(parties, model, self.own.epochs)
         yield from self._note_scores(replies, model)
         self.n_averaged += 1
@@ -249,7 +240,6 @@ class FedXGBllr(HorizontalStrategy):
     def _ask_to_train(
         self, parties: Parties[HelloReply], model: StackedModel, epochs: int
     ) -> Conversation[dict[str, AverageReply]]:
-        """Have the head scored, and trained on where there are epochs."""
         names = ("batch_size", "learning_rate", "beta1", "beta2", "patience", "device")
         request = AverageRequest(
             round_id=self.n_averaged,
@@ -260,77 +250,74 @@ class FedXGBllr(HorizontalStrategy):
             **{name: getattr(self.own, name) for name in names},
         )
 
-        def hold(party: str, reply: AverageReply) -> None:
-            check_average(party, reply, len(model.weights))
-            form = model.objective, model.n_outputs, self.settings.eval_metrics
-            check_scores(party, reply, *form, WATCHED)
+        eval_metrics = self.settings.eval_metrics
 
-        return (yield from ask(parties.all(request), AverageReply, hold))
+        def check_reply(party: str, reply: AverageReply) -> None:
+            check_average(party, reply, len(model.weights))
+            check_scores(party, reply, model.objective, model.n_outputs, eval_metrics, WATCHED)
+
+        return (yield from ask(parties.all(request), AverageReply, check_reply))
 
     def _note_scores(self, replies: Mapping[str, Reply], model: StackedModel) -> Conversation[None]:
-        """Scores of the last round's head, which come with the next replies."""
+        """Add the scores of the last round's head, which come with the next replies."""
         trees = model.trees
-        noted = yield from self.history.note_late(replies, self.n_averaged, trees, trees)
-        if noted and self.history.best_round == self.n_averaged:
+        is_new = yield from self.history.note_late(replies, self.n_averaged, trees, trees)
+        if is_new and self.history.best_round == self.n_averaged:
             self.best = model.weights
-
-    def _last_scores(self, parties: Parties[HelloReply], model: StackedModel) -> Conversation[None]:
-        """Scores of the last round's head, by a request without epochs."""
-        replies = yield from self._ask_to_train(parties, model, epochs=0)
-        yield from self._note_scores(replies, model)
-        yield self._checkpoint(model)
 
     def _evaluate(self, parties: Parties[HelloReply], model: StackedModel) -> Conversation[Summary]:
         """Score the finished model, with the head of its best round where that is known."""
         best_round = None
         if any(hello.n_valid for hello in parties.values()):
-            last_scores = self._last_scores(parties, model)
-            best_round = yield from self.history.catch_up(self.n_averaged, last_scores)
-            if np.isnan(self.history.scores).all():
-                best_round = None
+            if len(self.history) < self.n_averaged:
+                replies = yield from self._ask_to_train(parties, model, epochs=0)
+                yield from self._note_scores(replies, model)
+                yield self._checkpoint(model)
+            if not np.isnan(self.history.scores).all():
+                best_round = self.history.best_round
         finished = replace(model, weights=self.best) if best_round else model
         yield ModelFiles({"model.json": to_json(finished)})
         widest = WIDEST_RESIDUAL * float(model.unit)
         request = FinalRequest(finished.weights, FINAL_BINS, widest)
-        shape = model.shape
+        shape, eval_metrics = model.shape, self.settings.eval_metrics
 
-        def hold(party: str, reply: FinalReply) -> None:
+        def check_reply(party: str, reply: FinalReply) -> None:
             check_final(party, reply, (shape.n_parties, shape.n_trees))
-            form = model.objective, model.n_outputs, self.settings.eval_metrics
-            check_scores(party, reply, *form, SUBSETS)
+            check_scores(party, reply, model.objective, model.n_outputs, eval_metrics)
 
-        scored = yield from ask(parties.all(request), FinalReply, hold)
+        scored = yield from ask(parties.all(request), FinalReply, check_reply)
         yield from self._note_scores(scored, model)
         n_rows = [parties[party].n_train for party in scored]
         rates = np.average([reply.rates for reply in scored.values()], axis=0, weights=n_rows)
         return {
-            **boosted_summary(model.bare, scored, widest, best_round, self.settings.eval_metrics),
+            **boosted_summary(model.bare, scored, widest, best_round, eval_metrics),
             "head": {"kind": shape.kind, "parameters": shape.n_weights},
             "learning_rates": rates_by_party(model, self.names, rates),
         }
 
     def _checkpoint(self, model: StackedModel) -> Checkpoint:
-        """Trees, and the head so far."""
-        facts = {"history": self.history.scores, "names": list(self.names)}
-        facts |= {"averaged": self.n_averaged, **self.table.facts()}
+        facts = {
+            "history": self.history.scores,
+            "names": list(self.names),
+            "averaged": self.n_averaged,
+            **self.table.facts(),
+        }
         arrays = {**to_arrays(model), "best": self.best}
         return Checkpoint(arrays, facts, lambda: to_json(model))
 
     def _restore(self, saved: Checkpoint) -> StackedModel:
-        """Go on from a checkpoint."""
         table, head = self.table, (self.own.head, self.own.channels)
         arrays, facts, objective = saved.arrays, saved.facts, self.settings.objective
         self.history, self.best = _history(self.settings, facts["history"]), arrays["best"]
         self.names, self.n_averaged = tuple(facts["names"]), facts["averaged"]
-        names = table.columns, table.classes, head, table.categories
-        return from_arrays(arrays, objective, *names)
+        return from_arrays(arrays, objective, table.columns, table.classes, head, table.categories)
 
 
 STRATEGIES = {FedXGBllr.method: FedXGBllr}
 
 
 def _history(settings: Settings, scores: Sequence[float] = ()) -> History:
-    """Scores of the rounds by what the head is trained for; an AUC says nothing of its offset."""
+    # Stopped by the loss that the head is trained for: an AUC does not depend on its offset.
     loss = loss_metric(settings.objective, settings.tweedie_variance_power)
     scored = scored_names(settings.objective, settings.eval_metrics)
     asked = settings.eval_metrics
@@ -338,24 +325,10 @@ def _history(settings: Settings, scores: Sequence[float] = ()) -> History:
 
 
 def _check_fit(party: str, reply: FitReply, widths: Ints, request: FitRequest) -> None:
-    """Hold a party's trees against the table and the number asked for."""
+    """Check a party's trees against the table and the number asked for."""
     with blaming(party, "FitReply", "trees"):
         n_trees = len(unpack_trees(arrays_of(reply), widths).trees)
     most, width = request.n_rounds * request.n_outputs, request.n_outputs
     if not 0 < n_trees <= most or n_trees % width:
         rule = f"must be {width} a round and {most} at most, got {n_trees}"
         raise ProtocolError(party, "FitReply", "trees", rule)
-
-
-def _share_request(model: StackedModel) -> ShareRequest:
-    """Line 4: all ensembles, in the order of the parties' names."""
-    return ShareRequest(
-        **pack_trees(model.trees, sets=model.sets),
-        counts=model.counts,
-        n_outputs=model.n_outputs,
-        head=model.shape.kind,
-        channels=model.shape.channels,
-        classes=model.classes,
-        base_score=model.base_score,
-        unit=float(model.unit),
-    )

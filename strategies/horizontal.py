@@ -1,4 +1,4 @@
-"""How a run of horizontal parties opens: what their tables must have in common."""
+"""Opening of a horizontal run: what the parties' tables have in common."""
 
 from __future__ import annotations
 
@@ -44,28 +44,19 @@ log = logging.getLogger("fedapp")
 
 @dataclass(frozen=True, slots=True)
 class CommonTable:
-    """What the tables of all parties have in common.
-
-    Parameters
-    ----------
-    columns : names, in order.
-    categories : names of the categories of each column, in the order of their codes.
-    classes : names, in the order of their ids; none for regression.
-    unseen : values that are not in the dictionary, and so missing, by column and party; none of 0.
-    base_margin : column of the margins that rows start from; empty where they have none.
-    n_valid : validation rows.
-    """
+    """What the tables of all parties have in common."""
 
     columns: tuple[str, ...]
-    categories: Categories
-    classes: tuple[str, ...]
+    categories: Categories  # names of each column's categories, in the order of their codes
+    classes: tuple[str, ...]  # in the order of their ids; none for regression
+    # Column -> party -> number of values that the dictionary lacks, which become missing.
     unseen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    base_margin: str = ""
+    base_margin: str = ""  # column of the margins that rows start from
     n_valid: int = 0
 
     @property
     def n_coded_columns(self) -> int:
-        """Columns of which parties count unseen values: all, or none without categories."""
+        """Columns in which parties count unseen values: all, or none without categories."""
         return len(self.categories)
 
     def coding(self) -> dict[str, Any]:
@@ -73,28 +64,25 @@ class CommonTable:
         return {"classes": self.classes, **pack_categories(self.categories)}
 
     def coded(self, replies: Mapping[str, LabelsReply]) -> CommonTable:
-        """With the values that the parties count as missing from now on."""
-        counts = {
-            column: {
-                party: int(reply.unseen[place])
-                for party, reply in replies.items()
-                if reply.unseen[place]
-            }
-            for place, column in enumerate(self.columns[: self.n_coded_columns])
-        }
-        return replace(self, unseen={column: by for column, by in counts.items() if by})
+        """The same table with the numbers of values that the parties report as unseen."""
+        unseen: dict[str, dict[str, int]] = {}
+        for i, column in enumerate(self.columns[: self.n_coded_columns]):
+            counts = {party: int(reply.unseen[i]) for party, reply in replies.items()}
+            if any(counts.values()):
+                unseen[column] = {party: count for party, count in counts.items() if count}
+        return replace(self, unseen=unseen)
 
     def facts(self) -> dict[str, Any]:
-        """For a checkpoint: it must not depend on who is still there when a run is resumed."""
+        """Fields for a checkpoint; they do not depend on who is present in a resumed run."""
         names = ("classes", "categories", "unseen", "n_valid")
         return {name: getattr(self, name) for name in names}
 
 
 class HorizontalStrategy(TreeStrategy[HelloReply]):
-    """A strategy whose parties have the same columns of different rows, with labels."""
+    """A strategy whose parties have different rows of the same columns, with labels."""
 
     introduction = HelloReply
-    tells_sums_alone = False  # whether nothing that parties say of their rows is of one party alone
+    tells_sums_alone = False  # whether the server sees only sums over all parties
     reads = HELD_BACK | {"partition", "objective", "min-parties"}
 
     def __init__(self, **settings: Any) -> None:
@@ -103,7 +91,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         self.begun = Begun()
 
     def greeting(self) -> HelloRequest:
-        """Read the table, hold rows back."""
+        """Ask for the table's description; the parties hold rows back."""
         return HelloRequest(
             objective=self.settings.objective,
             rounded=self.tells_sums_alone,
@@ -112,51 +100,48 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         )
 
     def greeting_again(self) -> HelloRequest | None:
-        """With the first party's order of the columns, where others have them in another."""
-        (due, *others) = [hello.columns for hello in self.parties.values()]
-        if not any(own != due and sorted(own) == sorted(due) for own in others):
+        """Ask for the first party's order of the columns, where others differ from it."""
+        (first, *others) = [hello.columns for hello in self.parties.values()]
+        if not any(other != first and sorted(other) == sorted(first) for other in others):
             return None
-        return replace(self.greeting(), columns=due)
+        return replace(self.greeting(), columns=first)
 
     def suggested_objective(self) -> tuple[Objective, str]:
-        """By the labels of all parties."""
-        found = auto_objective([hello.classes for hello in self.parties.values()])
-        self.check_classes(is_open=not is_regression(found[0]))
-        return found
+        suggestion = auto_objective([hello.classes for hello in self.parties.values()])
+        self.check_classes(is_open=not is_regression(suggestion[0]))
+        return suggestion
 
     def check_classes(self, is_open: bool) -> None:
-        """See ``check_spelling``; shares of one table are never spelled differently."""
+        """See ``check_spelling``; parts of one table always spell classes alike."""
         data, n_parties = self.settings.data, self.settings.parties
         if not self.simulated or data == OWN_TABLES or party_sources(data, n_parties):
             check_spelling({name: hello.classes for name, hello in self.parties.items()}, is_open)
 
     def row_counts(self) -> dict[str, int]:
-        """Sums over the parties."""
         return {
             subset: sum(getattr(hello, f"n_{subset}") for hello in self.parties.values())
             for subset in SUBSETS
         }
 
     def table_facts(self) -> dict[str, Any]:
-        """Categories of each column, and by party how many values are not among them; the column of
-        base margins; and what the run goes on from."""
+        """Categories and unseen values by column, the column of base margins, the initial model."""
         table = self.table
-        found = {
+        categories = {
             column: {"names": len(names), "unseen": dict(table.unseen.get(column, {}))}
             for column, names in zip(table.columns, table.categories, strict=False)
             if names
         }
-        told: dict[str, Any] = {"categories": found} if found else {}
+        facts: dict[str, Any] = {"categories": categories} if categories else {}
         if table.base_margin:
-            told["base_margin"] = table.base_margin
-        return told | self.begun.facts(self.settings)
+            facts["base_margin"] = table.base_margin
+        return facts | self.begun.facts(self.settings)
 
     def agree(self, parties: Parties[HelloReply], saved: Checkpoint | None) -> CommonTable:
-        """Settle what the tables have in common; see ``common_table``."""
+        """Find the ``CommonTable`` and warn about it."""
         self.check_classes(is_open=False)
         self.table = common_table(parties, self.settings, saved)
         self.settings = self.settings.watching(self.table.n_valid)
-        joint_kinds(parties)  # or refuse the run now, and not when its model is written
+        joint_kinds(parties)  # refuses the run now, not when its model is written
         for text in alike_names(parties, self.table.columns):
             self.warn_once(text)
         for text in self.callbacks.warnings(self.simulated):
@@ -166,26 +151,21 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         return self.table
 
     def begin_with(self, trees_a_round: int) -> Ensemble | None:
-        """The model that the run goes on from, once the tables are known; None without one.
+        """The run's initial model, or None; a round has ``trees_a_round`` trees of each output.
 
-        Parameters
-        ----------
-        trees_a_round : times the outputs of the model.
-
-        Raises
-        ------
-        ConfigError, DataError : see ``read_init_model`` and ``Begun``.
+        See ``read_init_model`` and ``Begun`` for what is refused.
         """
         table = self.table
-        of_run = table.columns, table.classes, table.categories, table.base_margin
-        model = read_init_model(self.settings, *of_run)
+        model = read_init_model(
+            self.settings, table.columns, table.classes, table.categories, table.base_margin
+        )
         if model is not None:
             self.begun = Begun.with_model(model, trees_a_round * model.n_outputs)
-            log.info("goes on from %s: %d rounds", self.settings.init_model, self.begun.n_rounds)
+            log.info("continues %s: %d rounds", self.settings.init_model, self.begun.n_rounds)
         return model
 
     def note_coding(self, replies: Mapping[str, LabelsReply]) -> None:
-        """Note which values became missing when the parties took up the common dictionary."""
+        """Store and warn about values that the joint dictionary lacks."""
         self.table = self.table.coded(replies)
         for column, counts in self.table.unseen.items():
             for party, count in counts.items():
@@ -202,7 +182,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         return {**self.table.coding(), **loss_fields(self.settings)}
 
     def ask_for_labels(self, parties: Parties[HelloReply]) -> Conversation[dict[str, LabelsReply]]:
-        """Have labels and categories coded; sums of the labels of each party's training rows."""
+        """Have labels and categories coded; replies are sums of each party's training labels."""
         table = self.table
         replies = yield from ask(
             parties.all(LabelsRequest(**self.terms())),
@@ -218,16 +198,21 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
 def common_table(
     parties: Mapping[str, HelloReply], settings: Settings, saved: Checkpoint | None = None
 ) -> CommonTable:
-    """What the tables of all parties have in common; once a run has begun, what they had then.
-
-    Raises
-    ------
-    DataError : columns, categories, base margins or labels do not fit together.
-    ConfigError : early stopping has no rows to look at, or the objective takes no base margins.
-    """
+    """What the tables of all parties have in common; in a resumed run, as it was at the start."""
     check_same_columns({name: hello.columns for name, hello in parties.items()})
-    check_validation(parties, settings)
-    columns, base_margin = next(iter(parties.values())).columns, common_base_margin(parties)
+    has_validation = any(hello.n_valid for hello in parties.values())
+    if not has_validation and settings.watching(0).early_stopping_rounds:
+        rule = "must leave validation rows for early-stopping-rounds"
+        raise ConfigError(f"valid-fraction {rule}, got {settings.valid_fraction}")
+    first, hello = next(iter(parties.items()))
+    columns, base_margin = hello.columns, hello.base_margin
+    for party, other in parties.items():
+        if other.base_margin != base_margin:
+            names = other.base_margin, base_margin
+            got, expected = (f"the column {name!r}" if name else "none" for name in names)
+            rule = f"base-margin must be that of {first} at all parties, {expected}, got {got}"
+            remedy = "; a schema gives a column another name in the run" if all(names) else ""
+            raise DataError(rule + remedy, party)
     if base_margin:
         try:
             check_base_margin(settings.objective)
@@ -235,39 +220,29 @@ def common_table(
             raise ConfigError(str(error)) from error
     if saved is not None:
         facts = saved.facts
-        names = tuple(None if one is None else tuple(one) for one in facts["categories"])
+        categories = tuple(None if entry is None else tuple(entry) for entry in facts["categories"])
         classes, unseen = tuple(facts["classes"]), facts["unseen"]
-        return CommonTable(columns, names, classes, unseen, base_margin, facts["n_valid"])
+        return CommonTable(columns, categories, classes, unseen, base_margin, facts["n_valid"])
     classes = check_labels(parties, settings)
     n_valid = sum(hello.n_valid for hello in parties.values())
     return CommonTable(columns, joint_dictionary(parties), classes, {}, base_margin, n_valid)
 
 
 def check_same_columns(columns: Mapping[str, Sequence[str]]) -> None:
-    """Hold that all parties have the same columns in the same order.
-
-    Parameters
-    ----------
-    columns : names of the columns, by party.
-
-    Raises
-    ------
-    DataError : names the party and the first column that differs from the first party's.
-    """
-    for party, own in columns.items():
-        if len(set(own)) < len(own):
-            raise DataError("columns must have a name of their own each", party)
-    (first, due), *others = columns.items()
-    known = set(due)
-    for party, own in others:
-        there = set(own)
-        missing = [name for name in due if name not in there]
-        added = [name for name in own if name not in known]
+    """Check that all parties have the same columns in the same order."""
+    for party, names in columns.items():
+        if len(set(names)) < len(names):
+            raise DataError("columns must have different names", party)
+    (first, expected), *others = columns.items()
+    for party, names in others:
+        missing_names, added_names = set(expected) - set(names), set(names) - set(expected)
+        missing = [name for name in expected if name in missing_names]
+        added = [name for name in names if name in added_names]
         if missing or added:
-            found = [f"{name!r} is missing" for name in missing[:3]]
-            found += [f"{name!r}, which {first} does not have" for name in added[:3]]
-            raise DataError(f"columns must be those of {first}, got {', '.join(found)}", party)
-        for place, (here, wanted) in enumerate(zip(own, due, strict=True), start=1):
+            faults = [f"{name!r} is missing" for name in missing[:3]]
+            faults += [f"{name!r}, which {first} does not have" for name in added[:3]]
+            raise DataError(f"columns must be those of {first}, got {', '.join(faults)}", party)
+        for place, (here, wanted) in enumerate(zip(names, expected, strict=True), start=1):
             if here != wanted:
                 raise DataError(
                     f"columns must be in the order of {first}'s, "
@@ -281,16 +256,16 @@ def untrained_everywhere(parties: Mapping[str, HelloReply]) -> tuple[str, ...]:
     trained = {
         name for hello in parties.values() for name in set(hello.classes) - set(hello.untrained)
     }
-    found = merge_classes(hello.untrained for hello in parties.values())
-    return tuple(name for name in found if name not in trained)
+    untrained = merge_classes(hello.untrained for hello in parties.values())
+    return tuple(name for name in untrained if name not in trained)
 
 
 def untrained_by_class(
     parties: Mapping[str, HelloReply], classes: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Parties without a training row of a class, by class; without those that nobody trains."""
+    """Parties without a training row of a class, by class; omits classes that nobody trains."""
     nowhere = untrained_everywhere(parties)
-    found = {
+    lacking = {
         name: tuple(
             party
             for party, hello in parties.items()
@@ -299,33 +274,11 @@ def untrained_by_class(
         for name in classes
         if name not in nowhere
     }
-    return {name: who for name, who in found.items() if who}
-
-
-def common_base_margin(parties: Mapping[str, HelloReply]) -> str:
-    """The column of base margins that all parties have; empty where none has one.
-
-    Raises
-    ------
-    DataError : names a party whose column is not that of the first one.
-    """
-    (first, due), *others = [(party, hello.base_margin) for party, hello in parties.items()]
-    for party, own in others:
-        if own != due:
-            found, wanted = (f"the column {name!r}" if name else "none" for name in (own, due))
-            rule = f"base-margin must be that of {first} at all parties, {wanted}, got {found}"
-            way = "a schema gives a column another name in the run"
-            raise DataError(f"{rule}; {way}" if own and due else rule, party)
-    return due
+    return {name: parties_lacking for name, parties_lacking in lacking.items() if parties_lacking}
 
 
 def check_labels(parties: Mapping[str, HelloReply], settings: Settings) -> tuple[str, ...]:
-    """The classes of all parties in the order of their ids; none for regression.
-
-    Raises
-    ------
-    DataError : all labels are the same, or there are too many classes.
-    """
+    """Classes of all parties in the order of their ids; none for regression."""
     hellos = parties.values()
     if is_regression(settings.objective):
         if min(hello.label_low for hello in hellos) == max(hello.label_high for hello in hellos):
@@ -342,29 +295,20 @@ def check_labels(parties: Mapping[str, HelloReply], settings: Settings) -> tuple
             f"{', '.join(classes[:5])}; set objective=multi:softprob, or spell labels alike: "
             f"{told_classes({name: hello.classes for name, hello in parties.items()})}"
         )
-    return positive_last(classes, _positive_label(parties, settings), settings.objective)
-
-
-def _positive_label(parties: Mapping[str, HelloReply], settings: Settings) -> str:
-    """Which of two classes counts as 1, as the run and the parties say, if any does."""
-    said = {"the run": settings.positive_label}
-    said |= {name: hello.positive_label for name, hello in parties.items()}
-    found = {label: who for who, label in reversed(said.items()) if label}
-    if len(found) > 1:
-        who = ", ".join(f"{label!r} of {name}" for label, name in found.items())
-        raise DataError(f"positive-label must be the same wherever it is said, got {who}")
-    return next(iter(found), "")
+    # Which of two classes counts as 1, if the run or a party says so.
+    labels = {"the run": settings.positive_label}
+    labels |= {name: hello.positive_label for name, hello in parties.items()}
+    sources = {label: source for source, label in reversed(labels.items()) if label}
+    if len(sources) > 1:
+        got = ", ".join(f"{label!r} of {source}" for label, source in sources.items())
+        raise DataError(f"positive-label must be the same wherever it is set, got {got}")
+    return positive_last(classes, next(iter(sources), ""), settings.objective)
 
 
 def mean_label(
     replies: Mapping[str, LabelsReply], n_classes: int, settings: Settings
 ) -> npt.NDArray[np.float32]:
-    """Prediction before the first tree: ``base_score`` of all parties' training rows.
-
-    Raises
-    ------
-    DataError : see ``label_sums``; or no margin has this prediction.
-    """
+    """Prediction before the first tree: ``base_score`` of all parties' training rows."""
     parameters = LossParameters.of(settings)
     score = base_score(settings.objective, *label_sums(replies, n_classes), parameters)
     check_mean(settings.objective, score)
@@ -374,12 +318,7 @@ def mean_label(
 def label_sums(
     replies: Mapping[str, LabelsReply], n_classes: int = 0
 ) -> tuple[npt.NDArray[np.float64], float]:
-    """Weighted sums of the labels, and sum of the weights, over all parties.
-
-    Raises
-    ------
-    DataError : no training row of any party has a weight, or, of two classes, one has none.
-    """
+    """Weighted sums of the labels, and sum of the weights, over all parties."""
     weight_sum = sum(reply.weight_sum for reply in replies.values())
     if not weight_sum > 0:
         raise DataError("weight must be > 0 in some row of some party")
@@ -387,18 +326,3 @@ def label_sums(
     if n_classes == 2 and not 0 < sums[-1] < weight_sum:
         raise DataError("label must have both classes among the training rows of weight > 0")
     return sums, weight_sum
-
-
-def check_validation(parties: Mapping[str, HelloReply], settings: Settings) -> None:
-    """Hold that early stopping has rows to look at.
-
-    Raises
-    ------
-    ConfigError : no party has a validation row.
-    """
-    has_none = not any(hello.n_valid for hello in parties.values())
-    if has_none and settings.watching(0).early_stopping_rounds:
-        raise ConfigError(
-            "valid-fraction must leave validation rows for early-stopping-rounds, "
-            f"got {settings.valid_fraction}"
-        )

@@ -1,4 +1,4 @@
-"""How a run opens and ends that predicts with a vertical model, in whichever way."""
+"""Opening and ending of runs that predict with a vertical model."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ log = logging.getLogger("fedapp")
 
 
 class InferenceStrategy(VerticalStrategy):
-    """A strategy that predicts with a model, whose parts lie at the parties."""
+    """A strategy that predicts with a divided model."""
+
+    reads = frozenset(("model", "output", "explain"))
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.tables: dict[str, dict[str, Any]] = {}
-
-    reads = frozenset(("model", "output", "explain"))
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
@@ -35,12 +35,7 @@ class InferenceStrategy(VerticalStrategy):
 
     @classmethod
     def own_settings(cls, settings: Settings) -> Any:
-        """Hold that there is a model to predict with, and that rows to be explained have names.
-
-        Raises
-        ------
-        ConfigError : there is none, or a row has none.
-        """
+        """Check that there is a model, and that rows to be explained have ids."""
         if not settings.model:
             raise ConfigError("model must be the id of a trained model, got ''")
         if not all(ids := _explained_rows(settings)) or len(ids) > MOST_ROWS:
@@ -50,7 +45,7 @@ class InferenceStrategy(VerticalStrategy):
     def align_all(
         self, parties: Parties[VerticalHelloReply], mailbox: Mailbox
     ) -> Conversation[dict[str, int]]:
-        """Find the common rows, all to be predicted; say which ones are to be explained."""
+        """Match the rows, all to be predicted; name those to be explained."""
         sources = party_sources(self.settings.data, self.settings.parties) if self.simulated else {}
         for name, hello in parties.items():
             place = f"{sources[name]} " if name in sources else ""
@@ -73,7 +68,7 @@ class InferenceStrategy(VerticalStrategy):
     def predicted(
         self, active: str, rows: Mapping[str, int], n_trees: int, **more: Any
     ) -> Conversation[Summary]:
-        """What the run's folder says: which model, of which rows; predictions lie elsewhere."""
+        """The run folder's part: which model, of which rows; the predictions are elsewhere."""
         model = f'{{"format":1,"kind":"model","id":"{self.settings.model}"}}\n'
         yield ModelFiles({"model.json": model})
         return {
@@ -89,7 +84,6 @@ class InferenceStrategy(VerticalStrategy):
 
 
 def _explained_rows(settings: Settings) -> tuple[str, ...]:
-    """Ids of the rows to explain."""
     if not settings.explain:
         return ()
-    return tuple(one.strip() for one in settings.explain.split(","))
+    return tuple(row_id.strip() for row_id in settings.explain.split(","))

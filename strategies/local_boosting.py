@@ -1,4 +1,4 @@
-"""What bagging and cyclic training share: the model as it grows, and how a run of them ends."""
+"""Model and ending of bagging and cyclic training, where parties grow whole trees."""
 
 from __future__ import annotations
 
@@ -38,39 +38,26 @@ from strategies.warm_start import Begun
 
 @dataclass(slots=True, eq=False)
 class Boosted:
-    """A model to which a round adds whole trees.
-
-    Parameters
-    ----------
-    settings : of the run.
-    table : what the parties' tables have in common.
-    model : without trees.
-    weights : sum of the sample weights of each party's training rows.
-    history : scores of the rounds.
-    grown : trees of all finished rounds, with their sets.
-    ends : number of trees after each round.
-    n_told : trees that the parties know.
-    begun : what of the model was there before the run.
-    """
+    """A model to which a round adds whole trees."""
 
     settings: Settings
     table: CommonTable
-    model: Ensemble
-    weights: Mapping[str, float]
+    model: Ensemble  # without trees
+    weights: Mapping[str, float]  # sum of the sample weights of each party's training rows
     history: History
-    grown: Grown = NO_TREES
-    ends: list[int] = field(default_factory=list)
-    n_told: int = 0
+    grown: Grown = NO_TREES  # trees of all finished rounds
+    ends: list[int] = field(default_factory=list)  # number of trees after each round
+    n_told: int = 0  # trees that the parties have received
     begun: Begun = field(default_factory=Begun)
 
     @property
     def n_rounds(self) -> int:
-        """Finished rounds, those of the model that the run goes on from among them."""
+        """Finished rounds, with those of the initial model."""
         return len(self.ends)
 
     @property
     def n_added(self) -> int:
-        """Finished rounds of the run itself."""
+        """Finished rounds of this run."""
         return self.n_rounds - self.begun.n_rounds
 
     @property
@@ -79,12 +66,12 @@ class Boosted:
         return self.n_added < self.settings.num_boost_round and not self.history.stops
 
     def after(self, n_rounds: int) -> Ensemble:
-        """The model as it was after some rounds."""
+        """The model after ``n_rounds`` rounds."""
         n_trees = self.ends[n_rounds - 1] if n_rounds else 0
         return self.model.with_trees(in_order(self.grown.trees[:n_trees], self.grown.sets))
 
     def order(self, n_rounds: int) -> dict[str, Any]:
-        """The fields of a ``BoostOrder`` for so many rounds."""
+        """The fields of a ``BoostOrder`` for ``n_rounds`` rounds."""
         return {
             **pack_trees(self.grown.trees[self.n_told :], sets=self.grown.sets),
             **parameters_of(self.settings),
@@ -96,19 +83,18 @@ class Boosted:
         }
 
     def check(self, n_rounds: Mapping[str, int]) -> Check:
-        """Holds a report against the rounds its party was asked for."""
+        """Checks a report against the rounds that its party was asked for."""
+        model, eval_metrics = self.model, self.settings.eval_metrics
 
-        def hold(party: str, reply: BoostReport) -> None:
-            model = self.model
+        def check_reply(party: str, reply: BoostReport) -> None:
             n_trees = n_rounds[party] * model.n_outputs
             check_report(party, reply, n_trees, self.widths, self.settings.max_depth)
-            form = model.objective, model.n_outputs, self.settings.eval_metrics
-            check_scores(party, reply, *form, WATCHED)
+            check_scores(party, reply, model.objective, model.n_outputs, eval_metrics, WATCHED)
 
-        return hold
+        return check_reply
 
     def note_scores(self, replies: Mapping[str, Reply]) -> Conversation[None]:
-        """Scores of the trees so far, which come with the first reply after a round."""
+        """Add the scores of the trees so far, which come with the first reply after a round."""
         trees = self.grown.trees
         self.n_told = len(trees)
         last_trees = trees[self.ends[-2] if self.n_rounds > 1 else 0 :]
@@ -125,7 +111,7 @@ class Boosted:
         self.ends.append(len(self.grown.trees))
 
     def checkpoint(self, **more: Any) -> Checkpoint:
-        """All that is needed to go on; ``more`` are facts of the method."""
+        """The state of the training; ``more`` are fields of the method."""
         nodes, offsets = stack_trees(self.grown.trees)
         arrays = {
             "nodes": nodes,
@@ -153,17 +139,14 @@ def begin(
     saved: Checkpoint | None,
     trees_a_round: int = 1,
 ) -> Conversation[Boosted]:
-    """Check the tables, agree on classes and base score; or go on from a checkpoint.
+    """Agree on tables, classes and base score, or restore them from a checkpoint.
 
-    Parameters
-    ----------
-    trees_a_round : that a round adds to each output.
+    ``trees_a_round`` is the number of trees that a round adds to each output.
     """
     table = strategy.agree(parties, saved)
     settings = strategy.settings
     if saved is not None:
-        strategy.begun = Begun(*saved.facts["begun"])
-        return _restore(settings, saved, table)
+        return _restore(strategy, saved, table)
     init_model = strategy.begin_with(trees_a_round)
     replies = yield from strategy.ask_for_labels(parties)
     table = strategy.table
@@ -171,68 +154,63 @@ def begin(
     weights = {party: reply.weight_sum for party, reply in replies.items()}
     boosted = Boosted(settings, table, _bare(settings, table, mean), weights, History.of(settings))
     if init_model is not None:
-        _go_on(boosted, init_model, strategy.begun)
+        # The first request carries the trees of the initial model.
+        begun = strategy.begun
+        boosted.model = replace(boosted.model, base_score=init_model.base_score)
+        boosted.grown, boosted.begun = init_model.grown, begun
+        n_trees = begun.n_trees // begun.n_rounds
+        boosted.ends = [n_trees * n_rounds for n_rounds in range(1, begun.n_rounds + 1)]
     return boosted
 
 
-def _go_on(boosted: Boosted, model: Ensemble, begun: Begun) -> None:
-    """Put the rounds of a model before the first one; the parties hear of them with that."""
-    boosted.model = replace(boosted.model, base_score=model.base_score)
-    boosted.grown, boosted.begun = model.grown, begun
-    n_trees = begun.n_trees // begun.n_rounds
-    boosted.ends = [n_trees * n_rounds for n_rounds in range(1, begun.n_rounds + 1)]
-
-
 def _bare(settings: Settings, table: CommonTable, mean: npt.NDArray[np.float32]) -> Ensemble:
-    """A model without trees."""
     bare = Ensemble(settings.objective, mean, table.columns, table.classes, ())
     bare = replace(bare, categories=table.categories, margin_column=table.base_margin)
     return replace(bare, parameters=LossParameters.of(settings))
 
 
-def _restore(settings: Settings, saved: Checkpoint, table: CommonTable) -> Boosted:
-    """Undo ``Boosted.checkpoint``."""
-    arrays, facts = saved.arrays, saved.facts
-    history = History.of(settings, facts["history"])
-    mean = np.array(facts["base_score"], dtype=np.float32)
-    model = _bare(settings, table, mean)
+def _restore(strategy: HorizontalStrategy, saved: Checkpoint, table: CommonTable) -> Boosted:
+    arrays, facts, settings = saved.arrays, saved.facts, strategy.settings
+    strategy.begun = Begun(*facts["begun"])
     trees = split_trees(arrays["nodes"], arrays["offsets"])
-    grown = Grown(trees, CategorySets(arrays["sets"], arrays["set_widths"]))
-    kept = grown, arrays["ends"].tolist(), facts["told"], Begun(*facts["begun"])
-    return Boosted(settings, table, model, facts["weights"], history, *kept)
+    return Boosted(
+        settings,
+        table,
+        _bare(settings, table, np.array(facts["base_score"], dtype=np.float32)),
+        facts["weights"],
+        History.of(settings, facts["history"]),
+        Grown(trees, CategorySets(arrays["sets"], arrays["set_widths"])),
+        arrays["ends"].tolist(),
+        facts["told"],
+        strategy.begun,
+    )
 
 
 def trees_of(reply: BoostReport, widths: Ints) -> Grown:
-    """The trees a party has grown."""
+    """The trees that a party has grown."""
     return unpack_trees(arrays_of(reply), widths)
 
 
-def best_round(
-    boosted: Boosted, last_scores: Conversation[Mapping[str, Reply]]
-) -> Conversation[int | None]:
-    """The round of the run that early stopping chooses; None without early stopping.
-
-    Parameters
-    ----------
-    last_scores : asks for the scores of the last round, where no request has carried its trees.
-    """
-
-    def note() -> Conversation[None]:
-        replies = yield from last_scores
-        yield from boosted.note_scores(replies)
-
-    if not boosted.history.patience:
-        return None
-    return (yield from boosted.history.catch_up(boosted.n_added, note()))
-
-
 def finish(
-    parties: Parties[HelloReply], boosted: Boosted, best: int | None, last: Checkpoint
+    parties: Parties[HelloReply],
+    boosted: Boosted,
+    last_scores: Conversation[Mapping[str, Reply]],
+    **more: Any,
 ) -> Conversation[Summary]:
-    """Write and score the finished model, cut back to its best round under early stopping."""
-    yield last
-    model = boosted.after(boosted.begun.n_rounds + (best or boosted.n_added))
-    scored, summary = yield from evaluate(parties, model, best, boosted.settings.eval_metrics)
+    """Write and score the finished model, cut back to its best round under early stopping.
+
+    ``last_scores`` asks for the scores of the last round, where no request has carried its trees;
+    ``more`` are fields of the checkpoint.
+    """
+    best_round = None
+    if boosted.history.patience:
+        if len(boosted.history) < boosted.n_added:
+            yield from boosted.note_scores((yield from last_scores))
+        best_round = boosted.history.best_round
+    yield boosted.checkpoint(**more)
+    model = boosted.after(boosted.begun.n_rounds + (best_round or boosted.n_added))
+    metrics = boosted.settings.eval_metrics
+    scored, summary = yield from evaluate(parties, model, best_round, metrics)
     yield from boosted.note_scores(scored)
     return summary
 
@@ -240,16 +218,7 @@ def finish(
 def check_report(
     party: str, reply: BoostReport, n_trees: int, widths: Ints, max_depth: int
 ) -> None:
-    """Hold a party's new trees against what it was asked for.
-
-    Parameters
-    ----------
-    widths : categories of each column, 0 for one of numbers.
-
-    Raises
-    ------
-    ProtocolError : another number of trees, trees too large, or no trees at all.
-    """
+    """Check number and size of a party's new trees; ``widths`` are categories by column."""
     name = type(reply).__name__
     with blaming(party, name, "trees"):
         trees = trees_of(reply, widths).trees

@@ -1,4 +1,4 @@
-"""How parties meet: by name, and with what is odd about their tables."""
+"""How parties meet: by name, with warnings about their tables."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from fedapp.site.rows import fingerprint, read_table
 I = TypeVar("I", bound=Introduction | GreetReply)  # noqa: E741
 # Engines of simulations by their grids; their nodes are all made within moments.
 ENGINES = {"LocalGrid": "local", "InMemoryGrid": "simulation"}
-SETTLED = 0.3  # seconds without another node of a simulation until no more will come
+SETTLED = 0.3  # seconds without a new node after which a simulation is complete
 
 
 def site_names() -> dict[str, str]:
-    """Names of the sites that this coordinator has registered, by what a run calls their nodes."""
+    """Names of this coordinator's registered sites, by the label of their node."""
     from fedapp.deploy.folders import registered_sites
 
     sites = registered_sites(Path(os.environ.get("FLWR_HOME", "")))
@@ -39,7 +39,7 @@ def site_names() -> dict[str, str]:
 
 
 class Nodes(Protocol):
-    """What of Flower's Grid is needed to find the nodes."""
+    """The part of Flower's Grid that finds nodes."""
 
     def get_node_ids(self) -> Iterable[int]: ...
 
@@ -47,37 +47,29 @@ class Nodes(Protocol):
 def find_nodes(
     grid: Nodes, parties: int, n_lost: int, deadline: float, wait: Callable[[str], None]
 ) -> list[int]:
-    """Wait for as many nodes as parties are expected, in a simulation for all that it makes.
+    """Wait ``deadline`` seconds for ``parties - n_lost`` nodes, in a simulation for all of them.
 
-    Parameters
-    ----------
-    parties : expected; 0: as many as this coordinator has registered, else all that are connected.
-    n_lost : of them that need not come back.
-    deadline : seconds.
-    wait : called with what is waited for.
-
-    Raises
-    ------
-    ConfigError : there are fewer, or more than ``parties``.
+    With 0 parties it waits for those that this coordinator has registered, else for any node.
+    ``wait`` shows the user a text.
     """
     wanted = (parties or len(site_names()) or 1) - n_lost
-    is_simulated, since = type(grid).__name__ in ENGINES, time.monotonic()
-    end, nodes = since + deadline, list[int]()
-    wait(told := f"waiting for {wanted} parties")
+    is_simulated, last_change = type(grid).__name__ in ENGINES, time.monotonic()
+    end, nodes = last_change + deadline, list[int]()
+    wait(text := f"waiting for {wanted} parties")
     while True:
         before, nodes = nodes, sorted(grid.get_node_ids())
-        since = since if len(nodes) == len(before) else time.monotonic()
-        is_settled = bool(nodes) and time.monotonic() - since > SETTLED
+        last_change = last_change if len(nodes) == len(before) else time.monotonic()
+        is_settled = bool(nodes) and time.monotonic() - last_change > SETTLED
         if len(nodes) >= wanted and (parties or is_settled or not is_simulated):
             break
-        here = {f"node {node}" for node in nodes}
-        absent = ", ".join(name for node, name in site_names().items() if node not in here)
-        if absent and told != (told := f"waiting for {absent}"):
-            wait(told)
+        present = {f"node {node}" for node in nodes}
+        absent = ", ".join(name for node, name in site_names().items() if node not in present)
+        if absent and text != (text := f"waiting for {absent}"):
+            wait(text)
         if is_simulated and is_settled:
-            way = f"set parties=0, or --federation-config 'num-supernodes={wanted}'"
+            remedy = f"set parties=0, or --federation-config 'num-supernodes={wanted}'"
             rule = f"must be {len(nodes)}, as many as there are simulated SuperNodes"
-            raise ConfigError(f"parties {rule}, got {wanted}; {way}")
+            raise ConfigError(f"parties {rule}, got {wanted}; {remedy}")
         if time.monotonic() > end:
             waited = f"within {deadline:g} s (start-deadline)"
             raise ConfigError(f"parties must be {wanted}, got {len(nodes)} {waited}")
@@ -89,18 +81,13 @@ def find_nodes(
 
 
 def clock_warnings(ahead: Mapping[str, float]) -> list[str]:
-    """Names the parties whose clocks differ from the coordinator's, by the seconds ahead of it."""
+    """Warnings for parties whose clocks are ahead of the coordinator's, by seconds."""
     texts = (clock_text(f"{name}'s", by, "the coordinator's") for name, by in ahead.items())
     return [text for text in texts if text]
 
 
 def meet(replies: Iterable[I]) -> Parties[I]:
-    """The parties by name.
-
-    Raises
-    ------
-    DataError : two parties have the same name.
-    """
+    """The parties by name; refuses a name that two parties have."""
     members: dict[str, I] = {}
     for reply in replies:
         if reply.name in members:
@@ -112,12 +99,7 @@ def meet(replies: Iterable[I]) -> Parties[I]:
 
 
 def check_texts(replies: Iterable[Introduction | GreetReply]) -> None:
-    """Hold what parties say of themselves to what a terminal shows as it is.
-
-    Raises
-    ------
-    ProtocolError : a name or a note is none that may be printed.
-    """
+    """Check that the parties' names and notes are safe to print."""
     for reply in replies:
         message = type(reply).__name__
         if not NAME.fullmatch(reply.name):
@@ -128,21 +110,8 @@ def check_texts(replies: Iterable[Introduction | GreetReply]) -> None:
             raise ProtocolError(reply.name, message, "notes", rule)
 
 
-def check_greeted(replies: Mapping[str, Introduction], met: Mapping[str, GreetReply]) -> None:
-    """Check that parties, by Flower node, have the names of the plan."""
-    for label, reply in replies.items():
-        if reply.name != (due := met[label].name):
-            rule = f"must be {due}, as it was when the party was greeted, got {reply.name}"
-            raise ProtocolError(due, type(reply).__name__, "name", rule)
-
-
 def check_tables(parties: Mapping[str, Introduction], state: RunState) -> None:
-    """Hold that a resumed run meets the tables it began with.
-
-    Raises
-    ------
-    PartyError : a party is missing, or has another table.
-    """
+    """Check that a resumed run meets the tables it began with."""
     for name, before in state.fingerprints.items():
         if name not in parties and not state.has_lost(name):
             raise PartyError(name, state.step, "is missing from the resumed run")
@@ -151,54 +120,49 @@ def check_tables(parties: Mapping[str, Introduction], state: RunState) -> None:
 
 
 def check_steps(parties: Mapping[str, Introduction], asked: Mapping[str, int], step: int) -> None:
-    """Hold that every party goes on from where it was when the run was saved.
+    """Check that every party resumes from the state it had at the checkpoint ``step``.
 
-    Parameters
-    ----------
-    asked : step at which each party had last been asked by then.
-    step : of the checkpoint.
-
-    Raises
-    ------
-    PartyError : a party has an older or a later state, as from a copy of its disk.
+    A party with an older or a later state, as from a copy of its disk, is refused. ``asked`` has
+    the step at which each party had last been asked.
     """
     for name, hello in parties.items():
         if hello.since not in (0, asked.get(name, 0)):
             raise PartyError(
                 name,
                 step,
-                f"must go on from step {asked.get(name, 0)}, its state is of step {hello.since}: "
-                "restore the state it had, or train anew",
+                f"must resume from step {asked.get(name, 0)}, its state is of step {hello.since}: "
+                "restore the state it had, or train again",
             )
 
 
 def shared_rows(settings: Settings) -> list[str]:
-    """Warnings of simulated parties that share rows or ids; tables of sites cannot be compared."""
+    """Warnings about simulated parties that share rows or ids; sites cannot be compared."""
     names, run = party_sources(settings.data, settings.parties), flatten(settings.as_config())
-    tables, owners, found = dict[str, str](), dict[str, str](), list[str]()
+    tables, owners, warnings = dict[str, str](), dict[str, str](), list[str]()
     for share, name in enumerate(names):
         config = site_config({"partition-id": share, "num-partitions": len(names)}, run)
         table = read_table(config)
         if (other := tables.setdefault(fingerprint({"": table}, b""), name)) != name:
-            way = "give every party its own table, or rows count twice"
-            found.append(f"{other} and {name} have the same rows ({names[name]}): {way}")
+            remedy = "give every party its own table, or rows count twice"
+            warnings.append(f"{other} and {name} have the same rows ({names[name]}): {remedy}")
             continue
         ids = [] if table.ids is None else np.unique(table.ids).tolist()
         for other, count in Counter(owners[one] for one in ids if one in owners).items():
-            way = "remove rows that are in both tables, or the id if it only numbers rows"
-            found.append(f"{other} and {name} share {count:,} ids of '{config.id_column}': {way}")
+            remedy = "remove rows that are in both tables, or the id if it only numbers rows"
+            warnings.append(
+                f"{other} and {name} share {count:,} ids of '{config.id_column}': {remedy}"
+            )
         owners = dict.fromkeys(ids, name) | owners
-    return found
+    return warnings
 
 
 def oddities(parties: Mapping[str, Introduction]) -> list[str]:
-    """What the parties' notes say of their tables, and whose; once what all say alike, as shares of
-    one table do."""
-    said: dict[str, list[str]] = {}
+    """Warnings from the parties' notes, with the parties they apply to; shared ones once."""
+    parties_by_note: dict[str, list[str]] = {}
     for name, hello in parties.items():
         for note in hello.notes:
-            said.setdefault(note, []).append(name)
+            parties_by_note.setdefault(note, []).append(name)
     return [
         note if len(names) == len(parties) else f"{', '.join(names)}: {note}"
-        for note, names in said.items()
+        for note, names in parties_by_note.items()
     ]

@@ -20,7 +20,7 @@ from strategies.vertical import Mailbox
 
 
 class OneRound(InferenceStrategy):
-    """The server's side: it passes leaf sets on."""
+    """The server's side: relays leaf sets."""
 
     method = "one-round"
 
@@ -32,8 +32,10 @@ class OneRound(InferenceStrategy):
         rows = yield from self.align_all(parties, mailbox)
         yield from mailbox.relay(LeafSetsRequest, mailbox.passive, LeafSetsReply)
         active, suffix = mailbox.active, self.settings.output
-        found = yield from mailbox.relay(IntersectRequest, [active], IntersectReply, suffix=suffix)
-        return (yield from self.predicted(active, rows, found[active].n_trees))
+        replies = yield from mailbox.relay(
+            IntersectRequest, [active], IntersectReply, suffix=suffix
+        )
+        return (yield from self.predicted(active, rows, replies[active].n_trees))
 
 
 STRATEGIES = {OneRound.method: OneRound}

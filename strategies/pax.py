@@ -7,9 +7,8 @@ Algorithm 1; line numbers are of that algorithm. Departures:
   paper leaves open how a tree grows between two fusions.
 - The representatives are fused once, before the first tree, and not in every round: the surrogates
   do not change.
-- With ``pax.aggregation=secure`` (see ``strategies.pax_secure``) there are no surrogates and no
-  bins of single parties; with ``privacy.epsilon`` no histograms either (see
-  ``strategies.pax_private``).
+- With ``pax.aggregation=secure`` (see ``strategies.pax_secure``) the server gets no surrogates or
+  bins of single parties; with ``privacy.epsilon`` (``strategies.pax_private``) no histograms.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class PAX(HorizontalStrategy):
     Parameters
     ----------
     num_boost_round : int or "auto"
-        Most rounds; "auto" is 300 with early stopping, else 100, and 50 with epsilon.
+        Largest number of rounds; "auto" is 300 with early stopping, else 100, and 50 with epsilon.
     eta, max_depth, max_bin, reg_lambda, reg_alpha, gamma, min_child_weight, subsample, ...
         As in XGBoost, see the signature.
     objective : str
@@ -64,19 +63,19 @@ class PAX(HorizontalStrategy):
     early_stopping_rounds : int or "auto"
         Rounds without a better validation score; 0 never stops.
     bins : {"auto", "share", "equal"}
-        How the bins of a column are dealt out to parties: by their rows, or equally.
+        How the bins of a column are divided among parties: by their rows, or equally.
     fusion : {"auto", "finest", "coarsest"}
         The party whose resolution the global cuts have; "auto" is the paper's.
     aggregation : {"plain", "secure"}
         Whether the server sees each party's sums, or only sums over all parties.
     epsilon, delta : float
-        Differential privacy of each row; needs ``aggregation="secure"``. 0 promises nothing.
+        Differential privacy of each row; needs ``aggregation="secure"``. 0 turns it off.
     trees : {"cyclic", "random", "greedy"}
         How trees are split with epsilon.
     clip : float
         Largest gradient of a row with epsilon, where the objective has no bound.
     min_parties : int
-        Parties that the run goes on with; 0: all.
+        Smallest number of parties that the run continues with; 0: all.
     **settings
         Others of the signature, as in the run config.
 
@@ -102,23 +101,18 @@ class PAX(HorizontalStrategy):
         super().__init__(**settings)
         self.own = self.own_settings(self.settings)
         self.tells_sums_alone = self.own.aggregation == "secure"
-        how: type[PlainSums | SecureSums]
-        how = PlainSums if self.own.aggregation == "plain" else SecureSums
-        self.aggregation = how(lambda: self.settings, self.own, self.warn_once)
+        source: type[PlainSums | SecureSums]
+        source = SecureSums if self.tells_sums_alone else PlainSums
+        self.aggregation = source(lambda: self.settings, self.own, self.warn_once)
         private = privacy_settings(self.settings, self.own.aggregation)
         self.noised: NoisedSums | None = None
         if private.epsilon:
             self.noised = NoisedSums(lambda: self.settings, private, self.warn_once)
-        self._opening = self.noised or self.aggregation  # how a run opens, and its model is scored
+        self._opening = self.noised or self.aggregation  # opens the run, and scores its model
 
     @classmethod
     def own_settings(cls, settings: Settings) -> PaxSettings:
-        """``[pax]``, checked.
-
-        Raises
-        ------
-        ConfigError : sums under masks are not to be had; see ``check_secured``.
-        """
+        """``[pax]``, checked, also against what secure aggregation needs."""
         own = check(PaxSettings, settings.sections["pax"], "pax.")
         privacy_settings(settings, own.aggregation)
         if own.aggregation == "secure":
@@ -131,7 +125,6 @@ class PAX(HorizontalStrategy):
         return settings.max_depth + 1
 
     def plan(self) -> dict[str, Any]:
-        """With what the server sees of gradients."""
         noise = self.noised.promise(self.settings.parties) if self.noised else {}
         sums = secured_plan(self.settings, self.own.aggregation)
         return {**super().plan(), **sums, **noise}
@@ -143,7 +136,7 @@ class PAX(HorizontalStrategy):
         self.agree(parties, saved)
         if saved is None:
             boosting = yield from self._begin(parties)
-            if self.noised:  # what was told is not told again
+            if self.noised:  # a resumed run must not release the same sums with new noise
                 yield self._checkpoint(boosting)
         else:
             boosting = self._restore(saved)
@@ -155,7 +148,7 @@ class PAX(HorizontalStrategy):
         return (yield from self._evaluate(parties, boosting))
 
     def _n_added(self, boosting: Boosting) -> int:
-        """Finished rounds, without those of the model that the run goes on from."""
+        """Finished rounds of this run, without those of the initial model."""
         return boosting.n_rounds - self.begun.n_rounds
 
     def _begin(self, parties: Parties[HelloReply]) -> Conversation[Boosting]:
@@ -172,33 +165,12 @@ class PAX(HorizontalStrategy):
         boosting = self._boosting(init_model.base_score, cuts)
         boosting.grown = init_model.grown
         request = InitRequest(
-            base_margin=init_model.base_margin,
-            **pack_trees(init_model.trees, sets=init_model.sets),
+            base_margin=init_model.base_margin, **pack_trees(init_model.trees, sets=init_model.sets)
         )
         yield from ask(parties.all(request), InitReply)
         return boosting
 
     def _boosting(self, mean: npt.NDArray[np.float32], cuts: Cuts) -> Boosting:
-        """A model without trees."""
-        table = self.table
-        sampling = Sampling(self.settings.seed, self.settings.colsample_bytree)
-        shape = Shape.of(parameters_of(self.settings))
-        return Boosting(
-            self.settings.objective,
-            mean,
-            table.columns,
-            table.classes,
-            cuts,
-            shape,
-            sampling,
-            table.categories,
-            LossParameters.of(self.settings),
-            self._limits(),
-            table.base_margin,
-        )
-
-    def _limits(self) -> Limits:
-        """What holds for single nodes."""
         settings, table = self.settings, self.table
         try:
             monotone, interactions = constraints_of(
@@ -208,18 +180,25 @@ class PAX(HorizontalStrategy):
         except ValueError as error:
             raise ConfigError(str(error)) from error
         shares = settings.colsample_bylevel, settings.colsample_bynode
-        # The sums of a child do not follow from its parent's where bins are merged node by node.
+        # Where nodes merge their bins, a child's sums are not its parent's minus its sibling's.
         both = any(hello.merges_bins for hello in self.parties.values())
         fewest = settings.min_child_rows
-        return Limits(settings.seed, 0, *shares, monotone, interactions, fewest, both)
+        return Boosting(
+            settings.objective,
+            mean,
+            table.columns,
+            table.classes,
+            cuts,
+            Shape.of(parameters_of(settings)),
+            Sampling(settings.seed, settings.colsample_bytree),
+            table.categories,
+            LossParameters.of(settings),
+            Limits(settings.seed, 0, *shares, monotone, interactions, fewest, both),
+            table.base_margin,
+        )
 
     def _round(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[bool]:
-        """Lines 12 to 26: one round. False where it begins anew, or training stops before it.
-
-        Under masks it does not begin anew when a party is lost, as the sums without that party and
-        those with it, of the same gradients, would differ by the party's own: its trees end at the
-        depth that they have, and the next round is of those that are left.
-        """
+        """Lines 12 to 26: one round. False where it restarts, or training stops before it."""
         if self.noised:
             progress = yield from self.noised.add_round(parties, boosting)
             self.history.add({})
@@ -228,15 +207,17 @@ class PAX(HorizontalStrategy):
         growth = boosting.growth()
         request = self._request(boosting, growth)
         while growth.growing:
-            asked = tuple(parties)
+            n_asked = len(parties)
             replies = yield from self._ask_to_grow(parties, request, boosting)
             if growth.level == 0:
                 boosting.told()
                 yield from self._note_scores(replies, boosting)
                 if self.history.stops:
                     return False
-            if self.aggregation.begins_anew and len(parties) < len(asked):
-                # The sums of those left no longer fit the parents' histograms.
+            if self.aggregation.begins_anew and len(parties) < n_asked:
+                # The sums no longer fit the parents' histograms, which the lost party is in. Under
+                # masks a round must not restart: sums of the same gradients with and without the
+                # party would disclose its part. So its trees end at the depth that they have.
                 boosting.told()
                 return False
             if not replies:
@@ -255,16 +236,16 @@ class PAX(HorizontalStrategy):
     def _ask_to_grow(
         self, parties: Parties[HelloReply], request: GrowRequest, boosting: Boosting
     ) -> Conversation[dict[str, GrowReply]]:
-        """Send a request to all parties, and hold the replies against it."""
+        settings = self.settings
 
-        def hold(party: str, reply: GrowReply) -> None:
+        def check_reply(party: str, reply: GrowReply) -> None:
             n_bins = len(self._places(party, request.columns, boosting.cuts))
-            check_grow(party, reply, request, n_bins, self.settings.min_child_rows)
+            check_grow(party, reply, request, n_bins, settings.min_child_rows)
             if request.level == 0:
-                form = boosting.objective, boosting.width, self.settings.eval_metrics
-                check_scores(party, reply, *form, WATCHED)
+                objective, metrics = boosting.objective, settings.eval_metrics
+                check_scores(party, reply, objective, boosting.width, metrics, WATCHED)
 
-        return (yield from self.aggregation.grow(parties, request, boosting, hold))
+        return (yield from self.aggregation.grow(parties, request, boosting, check_reply))
 
     def _request(self, boosting: Boosting, growth: Growth) -> GrowRequest:
         """What the parties do not know yet, and the sums wanted next."""
@@ -296,9 +277,10 @@ class PAX(HorizontalStrategy):
     def _merge(
         self, replies: Mapping[str, GrowReply], boosting: Boosting, growth: Growth
     ) -> tuple[Histogram, npt.NDArray[np.int32], Rows]:
-        """Line 25: the parties' histograms in the layout of the global cuts, and rows by bin."""
+        """Line 25: sum the parties' histograms over the global cuts; and rows by bin."""
         drawn, cuts = _drawn(growth), boosting.cuts
         n_wanted = len(growth.wanted)
+        # One row a wanted node, one column a global bin; sums of gradients and of hessians.
         histograms = np.zeros((n_wanted, len(cuts.edges), 2))
         missing = np.zeros((n_wanted, cuts.n_columns), dtype=np.int32)
         rows = np.zeros((n_wanted, len(cuts.edges)), dtype=np.int64)
@@ -311,7 +293,7 @@ class PAX(HorizontalStrategy):
         return histograms, missing, rows
 
     def _places(self, party: str, drawn: npt.NDArray[np.int32], cuts: Cuts) -> Ints:
-        """Global bins of a party's bins of the drawn columns."""
+        """Global bin of each of a party's bins of the drawn columns."""
         places = self.aggregation.places[party]
         if len(drawn) == cuts.n_columns:
             return places
@@ -319,23 +301,21 @@ class PAX(HorizontalStrategy):
         return places[np.isin(columns, drawn)]
 
     def _note_scores(self, replies: Mapping[str, Reply], boosting: Boosting) -> Conversation[None]:
-        """Scores of the trees so far, which come with the first reply of a round."""
+        """Add the scores of the trees so far, which come with the first reply of a round."""
         trees, last_trees = boosting.grown.trees, boosting.last_trees
         yield from self.history.note_late(replies, self._n_added(boosting), trees, last_trees)
-
-    def _last_scores(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[None]:
-        """Scores of the last round, by a request that begins another one."""
-        request = self._request(boosting, boosting.growth())
-        replies = yield from self._ask_to_grow(parties, request, boosting)
-        boosting.told()
-        yield from self._note_scores(replies, boosting)
 
     def _evaluate(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[Summary]:
         """Score the finished model, cut back to its best round under early stopping."""
         model, best_round = boosting.model, None
         if self.history.patience:
-            last_scores = self._last_scores(parties, boosting)
-            best_round = yield from self.history.catch_up(self._n_added(boosting), last_scores)
+            if len(self.history) < self._n_added(boosting):
+                # Opening another round brings the scores of the last one.
+                request = self._request(boosting, boosting.growth())
+                replies = yield from self._ask_to_grow(parties, request, boosting)
+                boosting.told()
+                yield from self._note_scores(replies, boosting)
+            best_round = self.history.best_round
             model = model.first_rounds(self.begun.n_rounds + best_round)
         yield self._checkpoint(boosting)
         scored, summary = yield from evaluate(
@@ -349,21 +329,22 @@ class PAX(HorizontalStrategy):
         return summary
 
     def _checkpoint(self, boosting: Boosting) -> Checkpoint:
-        """The model so far, and how each party's bins map to the cuts."""
         maps: dict[str, npt.NDArray[Any]]
         maps = {f"bins {party}": places for party, places in self._opening.places.items()}
         maps |= {f"weights {party}": each for party, each in self.aggregation.weights.items()}
-        facts = {"history": self.history.scores, **self.table.facts()}
-        facts["rounds"] = self._n_added(boosting)
-        facts |= {"begun": astuple(self.begun), "aggregation": self._opening.facts()}
-        arrays = {**boosting.arrays(), **maps}
-        return Checkpoint(arrays, facts, lambda: to_json(boosting.model))
+        facts = {
+            "history": self.history.scores,
+            **self.table.facts(),
+            "rounds": self._n_added(boosting),
+            "begun": astuple(self.begun),
+            "aggregation": self._opening.facts(),
+        }
+        return Checkpoint(boosting.arrays() | maps, facts, lambda: to_json(boosting.model))
 
     def _restore(self, saved: Checkpoint) -> Boosting:
-        """Go on from a checkpoint."""
         arrays = saved.arrays
-        self._opening.restore(_kept(arrays, "bins "), saved.facts["aggregation"])
-        self.aggregation.weights = _kept(arrays, "weights ")
+        self._opening.restore(_by_party(arrays, "bins "), saved.facts["aggregation"])
+        self.aggregation.weights = _by_party(arrays, "weights ")
         self.history = History.of(self.settings, saved.facts["history"])
         self.begun = Begun(*saved.facts["begun"])
         boosting = self._boosting(*kept_cuts(arrays))
@@ -379,6 +360,5 @@ def _drawn(growth: Growth) -> npt.NDArray[np.int32]:
     return np.flatnonzero(growth.allowed.any(axis=0)).astype(np.int32)
 
 
-def _kept(arrays: Mapping[str, npt.NDArray[Any]], kind: str) -> dict[str, npt.NDArray[Any]]:
-    """Arrays of a checkpoint by party, whose names begin with what they are."""
+def _by_party(arrays: Mapping[str, npt.NDArray[Any]], kind: str) -> dict[str, npt.NDArray[Any]]:
     return {name.removeprefix(kind): each for name, each in arrays.items() if name.startswith(kind)}

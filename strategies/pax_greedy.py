@@ -1,11 +1,11 @@
-"""Trees whose splits are chosen by noised sums, for PAX with ``privacy.trees=greedy``.
+"""PAX with ``privacy.trees=greedy``: trees whose splits are chosen by noised sums.
 
 A level takes one exchange: sums of gradients and hessians by node, column and bin. A row is in one
 node of a tree and in one bin of every column, so that m columns take sqrt(m) times the noise of
-one. The leaves are summed anew, with less noise (see ``strategies.pax_private``).
+one. The leaves are summed again, with less noise (see ``strategies.pax_private``).
 
 Source: Maddock, Cormode, Wang, Maple and Jha 2022, "Federated Boosted Decision Trees with
-Differential Privacy" (arXiv:2210.02910): splits by histograms. Departures: sums are made to agree
+Differential Privacy" (arXiv:2210.02910): splits by histograms. Departures: sums are made consistent
 (see ``fedapp.histograms.noisy_sums``), a side of a split must stand out from noise, and leaves do
 not follow from the histograms.
 """
@@ -21,9 +21,8 @@ import numpy as np
 
 from fedapp.conversation import Conversation, Parties
 from fedapp.crypto.fixed_point import Whole, from_whole
-from fedapp.histograms.bins import Ints
 from fedapp.histograms.gain import Penalties
-from fedapp.histograms.noisy_sums import Agreed, agree
+from fedapp.histograms.noisy_sums import agree
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.private import PrivateSplitsRequest
 from fedapp.trees.boosted.drawn import SHRINKING
@@ -37,14 +36,13 @@ from strategies.secure import MaskedSums
 # Most bins of a column: with more, a side of a split has more noise. At an epsilon of 1, 16 and 32
 # bins were better than 8, and all of them much better than 256.
 SPLIT_BINS = 32
-# Standard deviations of its noise that the hessian of each side of a split has at least.
-LEAST_SIDE = 2.0
+LEAST_SIDE = 2.0  # smallest hessian of a side of a split, in standard deviations of its noise
 
 
 def grow_greedily(
     parties: Parties[HelloReply],
     boosting: Boosting,
-    told: Mapping[str, Any],
+    fields: Mapping[str, Any],
     exponents: Whole,
     deviation_of: Callable[[int], float],
 ) -> Conversation[Grown]:
@@ -52,8 +50,8 @@ def grow_greedily(
 
     Parameters
     ----------
-    told : the fields of a ``PrivateTreesRequest`` but for its trees.
-    exponents : int64, shape (2,): of gradients and hessians as whole numbers.
+    fields : of a ``PrivateTreesRequest`` except its trees.
+    exponents : int64, shape (2,), of gradients and hessians as whole numbers.
     deviation_of : number of columns -> standard deviation of the noise of a bin's hessians.
     """
     allowed, cuts = boosting.growth().allowed, boosting.cuts
@@ -62,43 +60,44 @@ def grow_greedily(
     penalties = held_back(boosting.shape.penalties, side_deviation(deviation, int(widths.max())))
     shape = replace(boosting.shape, penalties=penalties)
     growth = Growth(boosting.width, cuts, allowed, shape, Limits(both_children=True))
-    nothing = np.empty(0, dtype=np.float32)
+    no_values = np.empty(0, dtype=np.float32)
     while growth.growing:
         first, n_wanted, structure = growth.level == 0, len(growth.wanted), _structure(growth)
-        tells_cuts = first and not boosting.n_rounds
-        fields = {**told, **pack_trees(structure.trees, sets=structure.sets)}
+        sends_cuts = first and not boosting.n_rounds
+        packed = {**fields, **pack_trees(structure.trees, sets=structure.sets)}
         if not first:
-            fields["leaf_values"] = nothing
+            packed["leaf_values"] = no_values
         request = PrivateSplitsRequest(
-            **fields,
+            **packed,
             level=growth.level,
             drawn=columns.astype(np.int32),
-            edges=cuts.edges if tells_cuts else nothing,
-            edge_offsets=cuts.offsets if tells_cuts else np.empty(0, dtype=np.int64),
+            edges=cuts.edges if sends_cuts else no_values,
+            edge_offsets=cuts.offsets if sends_cuts else np.empty(0, dtype=np.int64),
         )
         shapes = (n_wanted, int(widths.sum()), 2), (n_wanted, len(columns), 2)
-        found = yield from MaskedSums().ask(parties, request, *shapes)
-        histograms, missing = (from_whole(each, exponents) for each in found)
+        summed = yield from MaskedSums().ask(parties, request, *shapes)
+        histograms, missing = (from_whole(sums, exponents) for sums in summed)
         agreed = agree(histograms, missing, widths, deviation)
         if first:
             growth.set_roots(agreed.totals)
-        growth.split(*_of_all_columns(agreed, columns, boosting))
+        # Back to the layout of all columns: 0 in those that were not drawn.
+        is_drawn = np.isin(np.repeat(np.arange(cuts.n_columns), cuts.widths), columns)
+        histograms = np.zeros((n_wanted, len(cuts.edges), 2))
+        histograms[:, is_drawn] = agreed.histograms
+        has_missing = np.zeros((n_wanted, cuts.n_columns), dtype=np.int32)
+        has_missing[:, columns] = agreed.has_missing
+        growth.split(histograms, has_missing)
     return _structure(growth)
 
 
 def side_deviation(deviation: float, n_bins: int) -> float:
-    """Standard deviation of the noise of one side's hessians, by that of a bin's: at most, over the
-    splits of a column of so many bins whose sums agree."""
+    """Standard deviation of the noise of one side's hessians, at most, from that of a bin's."""
+    # Half of the bins on each side, of sums that are consistent: var = n/2 - (n/2)^2 / n.
     return deviation * math.sqrt(n_bins) / 2
 
 
 def held_back(penalties: Penalties, deviation: float) -> Penalties:
-    """The penalties, so that no split goes by sides that are noise.
-
-    Parameters
-    ----------
-    deviation : of the noise of a side's hessians.
-    """
+    """The penalties, raised so that no split is chosen for noise; ``deviation`` is of a side."""
     return replace(
         penalties,
         reg_lambda=penalties.reg_lambda + SHRINKING * deviation,
@@ -107,22 +106,8 @@ def held_back(penalties: Penalties, deviation: float) -> Penalties:
 
 
 def _structure(growth: Growth) -> Grown:
-    """The trees as they stand, without values of leaves."""
+    """The trees so far, without values of leaves."""
     grown = growth.grown()
     for tree in grown.trees:
         tree["value"] = 0
     return grown
-
-
-def _of_all_columns(
-    agreed: Agreed, columns: Ints, boosting: Boosting
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sums in the layout of all columns; of those that were not asked for, 0."""
-    cuts, n_nodes = boosting.cuts, len(agreed.totals)
-    histograms = np.zeros((n_nodes, len(cuts.edges), 2))
-    histograms[:, np.isin(np.repeat(np.arange(cuts.n_columns), cuts.widths), columns)] = (
-        agreed.histograms
-    )
-    missing = np.zeros((n_nodes, cuts.n_columns), dtype=np.int32)
-    missing[:, columns] = agreed.has_missing
-    return histograms, missing

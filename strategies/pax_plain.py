@@ -1,4 +1,4 @@
-"""PAX's sums as the paper has them: of each party, in the clear, over bins of its own."""
+"""Plain aggregation of PAX, as in the paper: the server sees each party's histograms."""
 
 from __future__ import annotations
 
@@ -24,18 +24,12 @@ from strategies.horizontal import CommonTable
 from strategies.scoring import ask_to_score
 
 FEWEST_BINS = 2
-MANY_PARTIES = 10  # shares of fewer have cost little (simulations/README.md)
-FEW_BINS = 32  # fewer have cost much accuracy wherever it was measured
+MANY_PARTIES = 10  # where bins=auto becomes equal: shares of fewer parties cost little accuracy
+FEW_BINS = 32  # fewer cost much accuracy in all measurements
 
 
 class PaxSettings(Section):
-    """``[pax]`` of the run config.
-
-    ``bins``: how many bins a party may have: its ``share`` of ``max-bin`` by rows, or ``equal``:
-    all of it; ``auto``: equal from ``MANY_PARTIES`` on. ``fusion``: the party whose resolution the
-    global cuts keep. ``aggregation``: who sees the sums of a party: with ``plain`` the
-    coordinator, with ``secure`` nobody.
-    """
+    """``[pax]`` of the run config; see ``strategies.pax.PAX``."""
 
     bins: Literal["auto", "share", "equal"]
     fusion: Literal["auto", "finest", "coarsest"]
@@ -51,44 +45,31 @@ def share_bins(max_bin: int, n_rows: Mapping[str, int]) -> dict[str, int]:
 
 
 class PlainSums:
-    """Each party's own sums come to the server.
+    """Each party's sums reach the server; ``settings`` returns the current settings."""
 
-    Parameters
-    ----------
-    settings : of the run, as they are by now.
-    own : ``[pax]``.
-    warn : tells the user.
-
-    Attributes
-    ----------
-    begins_anew : whether a round does in which a party is lost; else its trees end.
-    places : global bin of each bin that a reply is in, by whose reply it is.
-    weights : of each party's bins and of all its rows, see ``Claims``; none under masks.
-    """
-
-    begins_anew = True
+    begins_anew = True  # whether a round restarts when a party is lost; else its trees end
 
     def __init__(
         self, settings: Callable[[], Settings], own: PaxSettings, warn: Callable[[str], None]
     ) -> None:
         self._settings, self._own, self._warn, self._bins = settings, own, warn, own.bins
-        self.places: dict[str, Ints] = {}
-        self.weights: dict[str, Doubles] = {}
+        self.places: dict[str, Ints] = {}  # global bin of each bin of a reply, by party
+        self.weights: dict[str, Doubles] = {}  # of a party's bins and all its rows, see ``Claims``
         self._claims: dict[str, Claims] = {}
 
     def begin(
         self, parties: Parties[HelloReply], table: CommonTable, terms: Mapping[str, Any]
     ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
-        """Lines 2 to 7 and 21 to 26: sums of the labels, every party's surrogates, and the cuts of
-        all of them.
+        """Lines 2 to 7 and 21 to 26: sums of the labels, surrogates, and the cuts from all of them.
 
-        Parameters
-        ----------
-        terms : the fields of ``Terms``.
+        ``terms`` are the fields of ``Terms``.
         """
         if self._bins == "auto":
             self._bins = "equal" if len(parties) >= MANY_PARTIES else "share"
-        n_bins = self._resolutions(parties)
+        max_bin = self._settings().max_bin
+        n_bins = dict.fromkeys(parties, max_bin)  # of a column, at most
+        if self._bins == "share":
+            n_bins = share_bins(max_bin, {name: hello.n_train for name, hello in parties.items()})
         rules = {"min_child_rows": self._settings().min_child_rows, **terms}
         categories = category_counts(table.categories, len(table.columns))
         sketches = yield from ask(
@@ -105,9 +86,20 @@ class PlainSums:
             ),
         )
         summaries = {party: Sketch(**fields_of(reply, Sketch)) for party, reply in sketches.items()}
-        kept = min if self._takes_coarsest else max
-        resolution = kept(n_bins[party] for party in sketches)
-        self._warn_of_few_bins(resolution)
+        # Global cuts are as many as those of the party with the fewest, or with the most.
+        coarsest = self._own.fusion == "coarsest"
+        if self._own.fusion == "auto":
+            coarsest = is_regression(self._settings().objective)
+        resolution = (min if coarsest else max)(n_bins[party] for party in sketches)
+        if resolution < min(FEW_BINS, max_bin):
+            extreme, remedy = "the most", "pax.bins=equal"
+            if coarsest:
+                extreme, remedy = "the fewest", f"{remedy}, pax.fusion=finest"
+            self._warn(
+                f"only {resolution} bins a column are left of max-bin {max_bin}: the share rule "
+                f"divides them among the parties, and {extreme} of any party are kept; "
+                f"{remedy} or a larger max-bin gives more"
+            )
         every = tuple(summaries.values())
         used = used_categories(every, categories)
         cuts = with_categories(fuse_sketches(every, resolution), categories, used)
@@ -121,64 +113,33 @@ class PlainSums:
     def grow(
         self, parties: Parties[HelloReply], request: GrowRequest, boosting: Boosting, check: Check
     ) -> Conversation[dict[str, GrowReply]]:
-        """Lines 12 to 16; what a party sends must agree with what it has sent before.
-
-        Nothing where sums do not come about, as a party is lost, and a tree must end.
-        """
+        """Lines 12 to 16; checks that a party's sums agree with its earlier ones."""
         loss = boosting.objective, boosting.parameters
 
-        def hold(party: str, reply: GrowReply) -> None:
+        def check_claims(party: str, reply: GrowReply) -> None:
             check(party, reply)
             if party not in self._claims:
-                known = self.places[party], self.weights[party], parties[party].merges_bins
-                self._claims[party] = Claims(boosting.cuts, *known, loss)
+                bins = self.places[party], self.weights[party], parties[party].merges_bins
+                self._claims[party] = Claims(boosting.cuts, *bins, loss)
             with blaming(party, "GrowReply", "histograms"):
                 self._claims[party].check(request, reply, boosting.routes, boosting.route_sets)
 
-        return (yield from ask(parties.all(request), GrowReply, hold))
+        return (yield from ask(parties.all(request), GrowReply, check_claims))
 
     score = staticmethod(ask_to_score)
 
     def goes_on(self, parties: Mapping[str, HelloReply]) -> bool:
-        """Whether a tree may grow from the last sums, once a party is lost; here rounds restart."""
+        """Whether a tree may grow from the last sums after a loss; here rounds restart instead."""
         return True
 
     def resume(self, parties: Parties[HelloReply]) -> Conversation[None]:
-        """Meet again after ``restore``."""
+        """Nothing to ask for."""
         yield from ()
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside ``places``: how bins are dealt out."""
+        """Fields for a checkpoint beside ``places``."""
         return {"bins": self._bins}
 
     def restore(self, places: dict[str, Ints], facts: Mapping[str, Any]) -> None:
         """Undo ``facts``."""
         self.places, self._bins = places, facts["bins"]
-
-    @property
-    def _takes_coarsest(self) -> bool:
-        """Whether global cuts are as many as those of the party with the fewest."""
-        if self._own.fusion == "auto":
-            return is_regression(self._settings().objective)
-        return self._own.fusion == "coarsest"
-
-    def _warn_of_few_bins(self, resolution: int) -> None:
-        """Say so where the paper's rules leave too few cuts to learn from."""
-        max_bin = self._settings().max_bin
-        if resolution < min(FEW_BINS, max_bin):
-            kept, more = "the most", "pax.bins=equal"
-            if self._takes_coarsest:
-                kept, more = "the fewest", f"{more}, pax.fusion=finest"
-            self._warn(
-                f"only {resolution} bins a column are left of max-bin {max_bin}: the share rule "
-                f"divides them among the parties, and {kept} of any party are kept; {more} or a "
-                "larger max-bin gives more"
-            )
-
-    def _resolutions(self, parties: Mapping[str, HelloReply]) -> dict[str, int]:
-        """Most bins of a column at each party."""
-        max_bin = self._settings().max_bin
-        if self._bins == "equal":
-            return dict.fromkeys(parties, max_bin)
-        n_rows = {party: hello.n_train for party, hello in parties.items()}
-        return share_bins(max_bin, n_rows)

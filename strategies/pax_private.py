@@ -1,8 +1,8 @@
 """PAX with differential privacy: sums over all parties, to which each has added noise.
 
 Source: Maddock et al. 2022 (arXiv:2210.02910); see ``fedapp.trees.boosted.drawn`` for the trees and
-``fedapp.crypto.budget`` for what is told of a row. A tree takes one exchange: its structure is
-drawn, and its leaves are summed. With ``privacy.trees=greedy`` it takes one more a level (see
+``fedapp.crypto.budget`` for what is released about a row. A tree takes one exchange: its structure
+is drawn, and its leaves are summed. With ``privacy.trees=greedy`` it takes one more a level (see
 ``strategies.pax_greedy``).
 """
 
@@ -44,7 +44,7 @@ from fedapp.metrics.noised import ClippedNumbers, plausible
 from fedapp.trees.base_score import base_margin
 from fedapp.trees.boosted.drawn import CYCLIC, Kind, draw_trees, weighed
 from fedapp.trees.boosted.rounds import Boosting, n_leaves
-from fedapp.trees.model import LEAF, Grown
+from fedapp.trees.model import LEAF
 from fedapp.trees.objective import LossParameters, is_regression, n_outputs
 from fedapp.trees.packed import pack_trees
 from fedapp.trees.row_bounds import RowBounds, row_bounds
@@ -55,10 +55,8 @@ from strategies.secure import MaskedSums, exchange_keys
 
 FEWEST_PARTIES = 2
 GREEDY: Final = "greedy"
-# At the noise of an epsilon of 1, more bins cost the AUC more by noise than they give.
-SCORE_BINS = 32
-# Longest step of a leaf, before the learning rate; of numbers that are clipped, the clip.
-LONGEST_STEP = 2.0
+SCORE_BINS = 32  # at an epsilon of 1, the noise of more bins costs more AUC than they gain
+LONGEST_STEP = 2.0  # of a leaf, before the learning rate; for squared errors it is the clip
 UNIT = "one row of one party, which counts for nothing in one of two tables that are told apart"
 NOT_COVERED = (
     "numbers of rows",
@@ -71,52 +69,42 @@ NOT_COVERED = (
 
 
 class PrivacySettings(Section):
-    """``[privacy]`` of the run config.
-
-    ``epsilon``, ``delta``: what is promised for each row; with an epsilon of 0 nothing is.
-    ``trees``: whether splits are drawn (``cyclic``, ``random``) or chosen by sums (``greedy``).
-    ``clip``: size of the largest gradient, where the objective has no bound of its own, in the unit
-    of the labels for squared errors.
-    """
+    """``[privacy]`` of the run config; see ``strategies.pax.PAX``."""
 
     epsilon: NotNegative
     delta: Annotated[float, Field(gt=0, lt=1)]
     trees: Literal[Kind, "greedy"]
-    clip: NotNegative
+    clip: NotNegative  # for squared errors in the unit of the labels
 
 
 def privacy_settings(settings: Settings, aggregation: str) -> PrivacySettings:
-    """``[privacy]``, checked against the rest of a run's settings.
-
-    Raises
-    ------
-    ConfigError : it cannot be kept beside another setting, or the accountant is not installed.
-    """
-    own = check(PrivacySettings, settings.sections["privacy"], "privacy.")
-    if not own.epsilon:
-        return own
+    """``[privacy]``, checked against the other settings; the accountant must be installed."""
+    private = check(PrivacySettings, settings.sections["privacy"], "privacy.")
+    if not private.epsilon:
+        return private
     if aggregation != "secure":
         raise ConfigError(
             "pax.aggregation must be secure with privacy.epsilon, whose noise is for sums over all "
             f"parties (-c pax.aggregation=secure), got {aggregation}"
         )
-    for name, usual, why in _FIXED:
-        if (value := getattr(settings, name)) != usual:
-            shown, setting = usual if usual != "" else "empty", name.replace("_", "-")
+    for name, required, why in _FIXED:
+        if (value := getattr(settings, name)) != required:
+            shown, setting = required if required != "" else "empty", name.replace("_", "-")
             raise ConfigError(f"{setting} must be {shown} with privacy.epsilon: {why}; got {value}")
     if settings.asked_parties and settings.parties < FEWEST_PARTIES:
         rule = f"must be >= {FEWEST_PARTIES} with privacy.epsilon"
         raise ConfigError(f"parties {rule}: noise must be of others too; got {settings.parties}")
     check_installed()
-    return own
+    return private
 
 
+# Settings that must have one value with epsilon, and why.
 _FIXED: tuple[tuple[str, Any, str], ...] = (
     ("early_stopping_rounds", 0, "scores of every round would take noise, and so epsilon"),
     ("min_parties", 0, "the noise of every party is needed"),
-    ("least_bin_rows", 0, "bins of gradients, if any are told, and leaves have noise"),
-    ("min_child_rows", 0, "rows of a node are not told"),
-    ("init_model", "", "nothing is known of the noise of its trees"),
+    ("least_bin_rows", 0, "bins of gradients, if any are sent, and leaves have noise"),
+    ("min_child_rows", 0, "rows of a node are not sent"),
+    ("init_model", "", "the noise of its trees is unknown"),
     ("subsample", 1.0, "rows are drawn by a seed that all know, which hides none"),
     ("gamma", 0.0, "splits are drawn, or their gains have noise"),
     ("colsample_bylevel", 1.0, "colsample-bytree and privacy.trees choose what may be split"),
@@ -127,13 +115,7 @@ _FIXED: tuple[tuple[str, Any, str], ...] = (
 
 
 class NoisedSums:
-    """All parties together answer as one, with noise; arguments and methods as of ``SecureSums``,
-    but for ``add_round`` in place of ``grow``.
-
-    Parameters
-    ----------
-    private : ``[privacy]``.
-    """
+    """All parties answer as one, with noise; as ``SecureSums``, with ``add_round`` for ``grow``."""
 
     def __init__(
         self,
@@ -149,13 +131,13 @@ class NoisedSums:
     def begin(
         self, parties: Parties[HelloReply], table: CommonTable, terms: Mapping[str, Any]
     ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
-        """Meet, sum the labels, and go down to about the quantiles of every column."""
+        """Exchange keys, sum the labels, and find the approximate quantiles of every column."""
         private, rounds = self._private, self._settings().num_boost_round
-        own = self._row_bounds()
-        self._check_enough(parties, own)
+        row = self._row_bounds()
+        self._check_enough(parties, row)
         if private.trees == GREEDY:
-            self._check_splits(parties, own, len(table.columns))
-        if self._private.trees == CYCLIC and rounds < len(table.columns):
+            self._check_splits(parties, row, len(table.columns))
+        if private.trees == CYCLIC and rounds < len(table.columns):
             self._warn(
                 f"cyclic trees take one column a round, so {len(table.columns) - rounds} of "
                 f"{len(table.columns)} columns are never split; num-boost-round may be larger, or "
@@ -164,7 +146,7 @@ class NoisedSums:
         if any(table.categories):
             self._warn(
                 "names of categories are those in the tables, which privacy.epsilon does not "
-                "cover; sites with share-categories=false tell none that a schema does not give"
+                "cover; sites with share-categories=false send none that a schema does not give"
             )
         roster, bounds, _ = yield from exchange_keys(parties)
         self._bounds = Bounds(COUNTED_ROWS, bounds.heaviest, bounds.largest)
@@ -176,7 +158,10 @@ class NoisedSums:
         )
         categories = category_counts(table.categories, len(table.columns))
         n_numbers = int((categories == 0).sum())
-        deviation = self._deviation("counts", math.sqrt(max(n_numbers, 1)))
+        # A row is in one count of each column: sensitivity sqrt(n_numbers) in the 2-norm.
+        sensitivity, bounds = math.sqrt(max(n_numbers, 1)), self._bounds
+        most = math.ldexp(sensitivity, bounds.exponent(0) + bounds.heaviest)
+        deviation = self.budget.deviation("counts", most)
         lightest = int(2 * CLEAR * deviation)
         descent = Descent(categories == 0, self._most_bins, lightest)
         n_sums = 2 if self._width == 1 else 1
@@ -191,7 +176,7 @@ class NoisedSums:
         return {EVERYONE: self._labels(sums, table.n_coded_columns)}, cuts
 
     def promise(self, n_parties: int) -> dict[str, Any]:
-        """The least noise that keeps the promise, as fields of a ``Plan``."""
+        """The least noise that provides epsilon and delta, as fields of a ``Plan``."""
         private, settings = self._private, self._settings()
         levels = settings.max_depth if private.trees == GREEDY else 0
         rounds = settings.num_boost_round
@@ -201,26 +186,32 @@ class NoisedSums:
         return {name: getattr(budget, name) for name in names}
 
     def add_round(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[Progress]:
-        """Draw or grow a round's trees, and weigh their leaves."""
-        settings, own = self._settings(), self._row_bounds()
-        exponents = np.array(own.exponents(self._bounds))
+        """Draw or grow a round's trees, and sum their leaves."""
+        settings, row = self._settings(), self._row_bounds()
+        exponents = np.array(row.exponents(self._bounds))
         values = [tree["value"][tree["left"] == LEAF] for tree in boosting.last_trees]
-        nothing = np.empty(0, dtype=np.float32)
-        told: dict[str, Any] = {
+        no_values = np.empty(0, dtype=np.float32)
+        fields: dict[str, Any] = {
             "round_id": boosting.n_rounds,
             "base_margin": base_margin(boosting.objective, boosting.base_score),
-            "leaf_values": np.concatenate([*values, nothing]),
+            "leaf_values": np.concatenate([*values, no_values]),
         }
         if self._private.trees == GREEDY:
-            noise_of = partial(self._split_deviation, own)
-            grown = yield from grow_greedily(parties, boosting, told, exponents, noise_of)
-            self._warn_of_stumps(grown)
-            told["leaf_values"] = nothing
+            noise_of = partial(self._split_deviation, row)
+            grown = yield from grow_greedily(parties, boosting, fields, exponents, noise_of)
+            if any(len(tree) == 1 for tree in grown.trees):
+                self._warn(
+                    "a tree was not split, as no side of a split stood out from noise; "
+                    "privacy.trees cyclic or random, a larger epsilon or a smaller "
+                    "num-boost-round may help"
+                )
+            fields["leaf_values"] = no_values  # the first level's request carried them
         else:
-            where = boosting.cuts, boosting.growth().allowed, settings.max_depth, settings.seed
-            grown = draw_trees(self._private.trees, *where, boosting.n_rounds)
-        told |= pack_trees(grown.trees, sets=grown.sets)
-        request = PrivateTreesRequest(**told)
+            allowed, depth = boosting.growth().allowed, settings.max_depth
+            seed, n_rounds = settings.seed, boosting.n_rounds
+            grown = draw_trees(self._private.trees, boosting.cuts, allowed, depth, seed, n_rounds)
+        fields |= pack_trees(grown.trees, sets=grown.sets)
+        request = PrivateTreesRequest(**fields)
         (sums,) = yield from MaskedSums().ask(parties, request, (n_leaves(grown.trees), 2))
         boosting.add(
             weighed(
@@ -228,7 +219,7 @@ class NoisedSums:
                 from_whole(sums, exponents),
                 settings.eta,
                 boosting.shape.penalties,
-                self._leaf_deviation(own) / own.scale,
+                self._leaf_deviation(row) / row.scale,
                 self._private.clip if boosting.objective == "reg:squarederror" else LONGEST_STEP,
             )
         )
@@ -239,30 +230,29 @@ class NoisedSums:
     def score(
         self, parties: Parties[HelloReply], request: EvaluateRequest, check: Check
     ) -> Conversation[dict[str, EvaluateReply]]:
-        """Noised sums of the finished model's scores, of rows that did not train it."""
-        told = fields_of(request)
+        """Noised sums of the finished model's scores, on rows that did not train it."""
         adder, form = self._form()
         shapes = [form.sums.shape, form.histogram.shape] * len(HELD_OUT)
-        private = PrivateScoresRequest(**(told | {"score_bins": SCORE_BINS}))
-        found = yield from MaskedSums().ask(parties, private, *shapes)
+        private = PrivateScoresRequest(**(fields_of(request) | {"score_bins": SCORE_BINS}))
+        summed = yield from MaskedSums().ask(parties, private, *shapes)
         scores: dict[str, Any] = {
             "train_sums": form.sums * 0.0,
             "train_scores": form.histogram * 0.0,
         }
         for place, subset in enumerate(HELD_OUT):
-            sums, cells = read_sums(found[2 * place], adder, found[2 * place + 1])
-            told_rows = sum(getattr(hello, f"n_{subset}") for hello in parties.values())
-            read = plausible(self._settings().objective, Statistics(sums, cells))
-            scores[f"{subset}_sums"] = read.sums if told_rows else sums * 0.0
-            scores[f"{subset}_scores"] = read.histogram if told_rows else cells * 0.0
+            sums, cells = read_sums(summed[2 * place], adder, summed[2 * place + 1])
+            n_rows = sum(getattr(hello, f"n_{subset}") for hello in parties.values())
+            likely = plausible(self._settings().objective, Statistics(sums, cells))
+            scores[f"{subset}_sums"] = likely.sums if n_rows else sums * 0.0
+            scores[f"{subset}_scores"] = likely.histogram if n_rows else cells * 0.0
         reply = EvaluateReply(**scores)
         check(EVERYONE, reply)
         return {EVERYONE: reply}
 
     def facts(self) -> dict[str, Any]:
-        """What the run promises, and what follows from what the parties have said of their rows."""
-        known = {"bounds": asdict(self._bounds), "n_classes": self._n_classes}
-        return known | {"budget": asdict(self.budget)}
+        """Bounds and budget, for a checkpoint."""
+        bounds, budget = asdict(self._bounds), asdict(self.budget)
+        return {"bounds": bounds, "n_classes": self._n_classes, "budget": budget}
 
     def restore(self, places: dict[str, Ints], facts: Mapping[str, Any]) -> None:
         """Undo ``facts``."""
@@ -271,27 +261,25 @@ class NoisedSums:
 
     @property
     def _width(self) -> int:
-        """Margins of a row."""
         return n_outputs(self._settings().objective, self._n_classes)
 
     @property
     def _most_bins(self) -> int:
-        """Of a column of numbers."""
         most = self._settings().max_bin
         return min(most, SPLIT_BINS) if self._private.trees == GREEDY else most
 
     def summary(self) -> dict[str, Any]:
-        """What was promised, for the run's summary."""
+        """Privacy guarantee and noise, for the run's summary."""
         greedy = self._private.trees == GREEDY
         adder, _ = self._form()
-        found = self.budget.deviation("scores", adder.sensitivity)
+        score_noise = self.budget.deviation("scores", adder.sensitivity)
         return {
             "epsilon": self.budget.epsilon,
             "delta": self.budget.delta,
             "unit": UNIT,
             "noise_multiplier": self.budget.multiplier,
             "leaf_noise": self._leaf_deviation(self._row_bounds()),
-            "score_noise": math.ldexp(found, -self._bounds.exponent(0)),
+            "score_noise": math.ldexp(score_noise, -self._bounds.exponent(0)),
             "trees": self._private.trees,
             **({"split_bins": self._most_bins} if greedy else {}),
             "not_covered": list(NOT_COVERED),
@@ -305,29 +293,25 @@ class NoisedSums:
             way = "; two standard deviations of the label do" if not self._private.clip else ""
             raise ConfigError(f"privacy.clip {error}{way}") from None
 
-    def _leaf_deviation(self, own: RowBounds) -> float:
-        """Standard deviation of the noise of a sum of gradients at a leaf."""
-        return self.budget.deviation("tree", own.norm) * math.ldexp(1.0, self._bounds.heaviest)
+    def _leaf_deviation(self, row: RowBounds) -> float:
+        """Standard deviation of the noise in a leaf's sum of gradients."""
+        return self.budget.deviation("tree", row.norm) * math.ldexp(1.0, self._bounds.heaviest)
 
-    def _split_deviation(self, own: RowBounds, n_columns: int) -> float:
-        """Standard deviation of the noise of a bin's hessians, where so many columns are told."""
-        found = self.budget.deviation("splits", own.norm * math.sqrt(n_columns)) / own.scale
-        return found * math.ldexp(1.0, self._bounds.heaviest)
+    def _split_deviation(self, row: RowBounds, n_columns: int) -> float:
+        """Standard deviation of the noise in a bin's hessians, with sums of ``n_columns``."""
+        noise = self.budget.deviation("splits", row.norm * math.sqrt(n_columns)) / row.scale
+        return noise * math.ldexp(1.0, self._bounds.heaviest)
 
-    def _deviation(self, kind: str, sensitivity: float) -> float:
-        """Of noise in units of counts."""
-        most = math.ldexp(sensitivity, self._bounds.exponent(0) + self._bounds.heaviest)
-        return self.budget.deviation(kind, most)
-
-    def _check_enough(self, parties: Parties[HelloReply], own: RowBounds) -> None:
-        """Hold that the leaves of a tree can be told from noise."""
-        settings, n_rows = self._settings(), n_trained(parties)
+    def _check_enough(self, parties: Parties[HelloReply], row: RowBounds) -> None:
+        """Check that the leaves of a tree stand out from noise."""
+        settings, n_rows = self._settings(), sum(hello.n_train for hello in parties.values())
         if self._private.delta * n_rows >= 1:
             raise ConfigError(
                 f"privacy.delta must be below 1 / {n_rows}, the number of training rows, so that "
-                f"no row may be told as it is, got {self._private.delta:g}"
+                f"no row may be sent as it is, got {self._private.delta:g}"
             )
-        rows = self.budget.deviation("tree", own.norm) / own.gradient
+        # The rows whose largest gradients add up to one standard deviation.
+        rows = self.budget.deviation("tree", row.norm) / row.gradient
         ways = "a larger epsilon or a smaller num-boost-round"
         if rows > n_rows / 2:
             raise ConfigError(
@@ -341,11 +325,11 @@ class NoisedSums:
                 f"{settings.max_depth} have on average; {ways} or a smaller max-depth may help"
             )
 
-    def _check_splits(self, parties: Parties[HelloReply], own: RowBounds, n_columns: int) -> None:
-        """Hold that the sides of a split can be told from noise."""
-        n_rows = n_trained(parties)
-        n_told = max(1, int(self._settings().colsample_bytree * n_columns))
-        rows = LEAST_SIDE * side_deviation(self._split_deviation(own, n_told), 2) / own.hessian
+    def _check_splits(self, parties: Parties[HelloReply], row: RowBounds, n_columns: int) -> None:
+        """Check that the sides of a split stand out from noise."""
+        n_rows = sum(hello.n_train for hello in parties.values())
+        n_drawn = max(1, int(self._settings().colsample_bytree * n_columns))
+        rows = LEAST_SIDE * side_deviation(self._split_deviation(row, n_drawn), 2) / row.hessian
         if rows > n_rows / 2:
             raise ConfigError(
                 f"privacy.trees must be cyclic or random for so few rows: greedy splits need "
@@ -353,49 +337,36 @@ class NoisedSums:
                 "larger epsilon, a smaller num-boost-round, max-depth or colsample-bytree helps"
             )
 
-    def _warn_of_stumps(self, grown: Grown) -> None:
-        """Say so where no split stood out from noise."""
-        if any(len(tree) == 1 for tree in grown.trees):
-            self._warn(
-                "a tree was not split, as no side of a split stood out from noise; privacy.trees "
-                "cyclic or random, a larger epsilon or a smaller num-boost-round may help"
-            )
-
     def _labels(self, sums: Any, n_coded_columns: int) -> LabelsReply:
-        """What the labels come to, within what labels can; no unseen values or class shares."""
+        """Label sums, clipped to what labels can have; no unseen values or class shares."""
         regression = is_regression(self._settings().objective)
         power = self._bounds.largest if regression else power_above(self._n_classes)
         exponents = np.array([self._bounds.exponent(power), self._bounds.exponent(0)])
-        *told, weight_sum = from_whole(sums, exponents[-len(sums) :]).tolist()
+        *label_sums, weight_sum = from_whole(sums, exponents[-len(sums) :]).tolist()
         row = math.ldexp(1.0, self._bounds.heaviest) / 2
         weight_sum = max(weight_sum, 2 * row)
         if self._width > 1:
-            told = [weight_sum / self._width] * self._width
+            label_sums = [weight_sum / self._width] * self._width
         elif self._n_classes == 2:
-            told = [min(max(told[0], row), weight_sum - row)]
+            label_sums = [min(max(label_sums[0], row), weight_sum - row)]
         elif regression:
-            low, high = _means(self._settings().objective, math.ldexp(1.0, self._bounds.largest))
-            told = [min(max(told[0], low * weight_sum), high * weight_sum)]
-        return LabelsReply(np.array(told), weight_sum, np.zeros(n_coded_columns, dtype=np.int64))
+            # Smallest and largest mean label that has a margin.
+            objective, largest = self._settings().objective, math.ldexp(1.0, self._bounds.largest)
+            low, high = largest * 2.0**-20, largest
+            if objective == "reg:squarederror":
+                low = -largest
+            elif objective == "reg:logistic":
+                high = 1 - low
+            label_sums = [min(max(label_sums[0], low * weight_sum), high * weight_sum)]
+        return LabelsReply(
+            np.array(label_sums), weight_sum, np.zeros(n_coded_columns, dtype=np.int64)
+        )
 
     def _form(self) -> tuple[ClippedNumbers, Statistics]:
-        """What has added sums of no rows, and these."""
+        """The adder of the scores' statistics, and statistics of no rows for their shapes."""
         settings, clip = self._settings(), self._private.clip
         adder = ClippedNumbers(self._bounds, power_above(clip) if clip else 0)
         nothing = np.empty((0, self._width), np.float32), *(np.empty(0, np.float32),) * 2
         extra = settings.eval_metrics
         form = statistics(settings.objective, *nothing, SCORE_BINS, extra=extra, adder=adder)
         return adder, form
-
-
-def n_trained(parties: Mapping[str, HelloReply]) -> int:
-    """Training rows of all parties."""
-    return sum(hello.n_train for hello in parties.values())
-
-
-def _means(objective: str, largest: float) -> tuple[float, float]:
-    """Smallest and largest mean label that has a margin."""
-    if objective == "reg:squarederror":
-        return -largest, largest
-    least = largest * 2.0**-20
-    return least, 1 - least if objective == "reg:logistic" else largest

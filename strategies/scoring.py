@@ -1,4 +1,4 @@
-"""Scores of boosted models from the parties' sums, and when to stop for them."""
+"""Scores of models from the parties' sums, and early stopping by them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logging.getLogger("fedapp")
 
 
 class Scored(Described, Protocol):
-    """What the summary asks of a model."""
+    """What the summary needs of a model."""
 
     @property
     def base_margin(self) -> npt.NDArray[np.float32]: ...
@@ -50,16 +50,16 @@ def own_statistics(reply: Reply, subset: str) -> metrics.Statistics:
 
 
 def pooled_statistics(replies: Iterable[Reply], subset: str) -> metrics.Statistics:
-    """What the parties' sums of one subset of the rows add up to, in the order of the parties."""
+    """Sum of the parties' statistics of one subset, in the order of the parties."""
     first, *others = [own_statistics(reply, subset) for reply in replies]
     return sum(others, start=first)
 
 
 def found_scores(
-    objective: str, found: metrics.Statistics, eval_metrics: Sequence[str] = ()
+    objective: str, totals: metrics.Statistics, eval_metrics: Sequence[str] = ()
 ) -> Scores:
-    """Scores; none where there are no rows."""
-    return metrics.scores(objective, found, eval_metrics) if found.sums[0] > 0 else {}
+    """Scores from sums over rows; empty where there are no rows."""
+    return metrics.scores(objective, totals, eval_metrics) if totals.sums[0] > 0 else {}
 
 
 def check_scores(
@@ -70,12 +70,7 @@ def check_scores(
     eval_metrics: Sequence[str] = (),
     subsets: Sequence[str] = SUBSETS,
 ) -> None:
-    """Hold a party's score sums against the form that its objective gives them.
-
-    Raises
-    ------
-    ProtocolError : sums or bins of another objective, or larger than rows can have.
-    """
+    """Check the form of a party's score sums, and that rows can have such sums."""
     nothing = np.empty((0, n_outputs), np.float32), *(np.empty(0, np.float32),) * 2
     form = metrics.statistics(objective, *nothing, 2, extra=eval_metrics)
     for subset in subsets:
@@ -88,16 +83,15 @@ def check_scores(
 
 
 class History:
-    """Scores of the rounds, by the metric that early stopping looks at.
+    """Validation scores of the rounds, by the metric of early stopping.
 
     Parameters
     ----------
-    objective : gives the metric.
     patience : rounds without a better validation score before training stops; 0 never stops.
-    scores : validation scores of the rounds so far, NaN where there are no validation rows.
-    eval_metrics : scored beside the objective's own; training stops by the first.
-    metric : in place of that one.
-    must_stop : whether there must be scores to stop by; else training goes on without.
+    scores : of the rounds so far, NaN where there are no validation rows.
+    eval_metrics : scored beside the objective's default; training stops by the first.
+    metric : overrides the metric to stop by.
+    must_stop : whether a missing score is an error; else training continues without stopping.
     """
 
     def __init__(
@@ -116,7 +110,6 @@ class History:
 
     @classmethod
     def of(cls, settings: Settings, scores: Sequence[float] = ()) -> History:
-        """By a run's settings."""
         return cls(
             settings.objective,
             settings.early_stopping_rounds,
@@ -129,12 +122,7 @@ class History:
         return len(self.scores)
 
     def add(self, valid: Mapping[str, float]) -> None:
-        """Note the scores of a round.
-
-        Raises
-        ------
-        ConfigError : there is no score to stop by.
-        """
+        """Add the scores of a round; a missing score is an error if ``must_stop``."""
         score = valid.get(self.metric, float("nan"))
         if self.patience and np.isnan(score):
             rule = f"must have a validation {self.metric} to look at"
@@ -152,16 +140,9 @@ class History:
         trees: Sequence[Tree] = (),
         last_trees: Sequence[Tree] = (),
     ) -> Conversation[bool]:
-        """Note the scores of the last round, which come with the replies to the next request.
+        """Add the last round's scores, which arrive with the replies to the next request.
 
-        Parameters
-        ----------
-        n_rounds : rounds that are finished.
-        trees, last_trees : of the model so far, and those of them whose leaves the report counts.
-
-        Returns
-        -------
-        Whether there was a round whose scores were not known yet.
+        ``last_trees`` are those whose leaves the report counts. Returns whether a score was due.
         """
         if n_rounds == len(self):
             return False
@@ -171,28 +152,15 @@ class History:
         yield Progress(n_rounds, len(trees), n_leaves(last_trees), train, valid)
         return True
 
-    def catch_up(self, n_rounds: int, last_scores: Conversation[None]) -> Conversation[int]:
-        """The best round of all that are finished.
-
-        Parameters
-        ----------
-        n_rounds : rounds that are finished.
-        last_scores : asks for the last round's scores with a request to train no further, and notes
-            them; begun only where no other request has brought them.
-        """
-        if len(self) < n_rounds:
-            yield from last_scores
-        return self.best_round
-
     @property
     def best_round(self) -> int:
-        """The round of the best score, from 1; the first one of equals."""
+        """The round of the best score, from 1; the first of equals."""
         signed = np.array(self.scores) * (1 if metrics.larger_is_better(self.metric) else -1)
         return int(np.argmax(np.where(np.isnan(signed), -np.inf, signed))) + 1
 
     @property
     def stops(self) -> bool:
-        """Whether the score has not become better for as many rounds as patience lasts."""
+        """Whether the score has not improved for ``patience`` rounds."""
         return bool(self.patience and self.scores) and len(self) - self.best_round >= self.patience
 
 
@@ -204,31 +172,21 @@ def label_spread(parties: Mapping[str, HelloReply]) -> float:
 
 def half_range(low: float, high: float) -> float:
     """Half the range of labels, as the next power of two; 1 where all are equal."""
-    # The exact range would tell a party of single rows of the others.
+    # The exact range would disclose single rows of other parties.
     return float(2 ** np.ceil(np.log2((high - low) / 2))) if high > low else 1.0
 
 
 def shares(weights: Mapping[str, float], parties: Iterable[str]) -> dict[str, float]:
-    """Each party's share of the training rows, by their sample weights.
-
-    Raises
-    ------
-    DataError : none of these parties' rows has a weight.
-    """
-    found = {party: weights[party] for party in parties}
-    total = sum(found.values())
+    """Each party's share of the training rows, by their sample weights."""
+    by_party = {party: weights[party] for party in parties}
+    total = sum(by_party.values())
     if not total > 0:
         raise DataError("weight must be > 0 in some row of some party")
-    return {party: weight / total for party, weight in found.items()}
+    return {party: weight / total for party, weight in by_party.items()}
 
 
 def model_files(model: Ensemble, kinds: Sequence[str]) -> ModelFiles:
-    """A boosted model as it is written, and the kinds of its columns, which XGBoost's form has not.
-
-    Raises
-    ------
-    ValueError : the kinds are not those of the columns.
-    """
+    """A boosted model's files; XGBoost's form lacks the ``kinds`` of the columns."""
     files = {"model.json": to_json(model), "model.xgb.json": to_xgboost_json(model)}
     return ModelFiles(
         files | {"columns.json": columns_json(model.columns, kinds, model.categories)}
@@ -238,7 +196,7 @@ def model_files(model: Ensemble, kinds: Sequence[str]) -> ModelFiles:
 def ask_to_score(
     parties: Parties[HelloReply], request: EvaluateRequest, check: Check
 ) -> Conversation[dict[str, EvaluateReply]]:
-    """Have all parties score the finished model, each for itself."""
+    """Have each party score the finished model."""
     return (yield from ask(parties.all(request), EvaluateReply, check))
 
 
@@ -249,15 +207,10 @@ def evaluate(
     eval_metrics: Sequence[str] = (),
     asks: AskToScore = ask_to_score,
 ) -> Conversation[tuple[Mapping[str, EvaluateReply], Summary]]:
-    """Write the finished model and have all parties score it; replies, and the summary's part.
-
-    Parameters
-    ----------
-    best_round, eval_metrics : see ``boosted_summary``.
-    """
-    written = model_files(model, joint_kinds(parties))
-    yield written
-    document = np.frombuffer(written.files["model.json"].encode(), dtype=np.uint8)
+    """Write the finished model and have all parties score it; replies, and the summary's part."""
+    files = model_files(model, joint_kinds(parties))
+    yield files
+    document = np.frombuffer(files.files["model.json"].encode(), dtype=np.uint8)
     spread = label_spread(parties)
     replies = yield from asks(
         parties,
@@ -276,15 +229,7 @@ def boosted_summary(
     best_round: int | None,
     eval_metrics: Sequence[str] = (),
 ) -> Summary:
-    """A boosted model's part of the summary.
-
-    Parameters
-    ----------
-    replies : ``EvaluateReply`` by party.
-    residual_range : see ``EvaluateRequest``.
-    best_round : the round the model was cut back to, or None.
-    eval_metrics : scored beside the objective's own.
-    """
+    """A boosted model's part of the summary; ``best_round`` is what it was cut back to, or None."""
     return {
         **score_summary(model, replies, residual_range, eval_metrics),
         "importance": importance(model),
@@ -299,27 +244,25 @@ def score_summary(
     residual_range: float,
     eval_metrics: Sequence[str] = (),
 ) -> Summary:
-    """Scores of a finished model of any kind; arguments as for ``boosted_summary``.
+    """Scores of a finished model of any kind, by subset and party.
 
-    Those of single parties are read off the sums that each has sent for its share of the rows; a
-    sum over all parties tells none.
+    Scores of single parties come from the sums that each has sent; a sum over all parties has
+    none. ``residual_range`` is as in ``EvaluateRequest``.
     """
-    objective = model.objective
+    objective, center = model.objective, float(model.base_margin[0])
     pooled = {subset: pooled_statistics(replies.values(), subset) for subset in SUBSETS}
     # The rows that choose the threshold of two classes, and the first bin at or above it.
-    rows = metrics.threshold_rows(pooled["valid"].sums[0] > 0)
-    first = metrics.best_bin(pooled[rows]) if objective == "binary:logistic" else None
+    rows, threshold_bin = metrics.threshold_rows(pooled["valid"].sums[0] > 0), None
+    if objective == "binary:logistic":
+        threshold_bin = metrics.best_bin(pooled[rows])
 
-    def scored(found: Mapping[str, metrics.Statistics]) -> dict[str, Scores]:
-        scores = {
-            subset: found_scores(objective, each, eval_metrics) for subset, each in found.items()
-        }
-        for subset in (subset for subset in SUBSETS if first is not None and scores[subset]):
-            assert first is not None
-            scores[subset] |= metrics.scores_from_bin(
-                found[subset], first, float(model.base_margin[0])
-            )
-        return scores
+    def scored(statistics: Mapping[str, metrics.Statistics]) -> dict[str, Scores]:
+        by_subset = {}
+        for subset, totals in statistics.items():
+            scores = by_subset[subset] = found_scores(objective, totals, eval_metrics)
+            if scores and threshold_bin is not None:
+                scores |= metrics.scores_from_bin(totals, threshold_bin, center)
+        return by_subset
 
     by_party = {
         name: scored({subset: own_statistics(reply, subset) for subset in SUBSETS})
@@ -327,32 +270,26 @@ def score_summary(
         if name != EVERYONE
     }
     overall, test = scored(pooled), pooled["test"]
-    drawn: dict[str, Any] = {}
+    curves: dict[str, Any] = {}
     if overall["test"]:
-        drawn = metrics.curves(
+        curves = metrics.curves(
             objective,
             test,
             residual_range=residual_range,
-            center=float(model.base_margin[0]),
-            threshold_bin=first,
+            center=center,
+            threshold_bin=threshold_bin,
         )
     return {
         "classes": list(model.classes),
         "metrics": {**overall, "by_party": by_party},
         "threshold": threshold_note(overall, rows),
-        "curves": drawn,
+        "curves": curves,
         "auc_error": metrics.auc_error(test) if objective == "binary:logistic" else None,
         "score_errors": metrics.score_errors(objective, test),
     }
 
 
 def threshold_note(scores: Mapping[str, Scores], rows: str) -> dict[str, Any]:
-    """Where the threshold of two classes comes from; nothing where there is none.
-
-    Parameters
-    ----------
-    scores : by subset.
-    rows : the subset it was chosen on.
-    """
+    """Where the threshold of two classes comes from: ``rows`` is the subset that chose it."""
     value = scores[rows].get("threshold")
     return {} if value is None else {"value": value, "best": "f1", "rows": rows}

@@ -2,15 +2,14 @@
 
 Source: Cheng et al. 2019, "SecureBoost: A Lossless Federated Learning Framework"
 (arXiv:1901.08755), Algorithms 1 and 2; "Completely SecureBoost" is ``first-trees``. The server
-passes on what it cannot read; what the active and the passive parties do stands in
-``clients.secureboost.active``, ``clients.secureboost.round`` and ``clients.secureboost.passive``.
+relays letters that it cannot read; for the parties see ``active``, ``round`` and ``passive`` in
+``clients.secureboost``.
 
-With one passive party a level takes two exchanges, because which rows a split sends left travels
-with the next level's sums; with several a third tells all of them. One more begins the round, and
-with one passive party one more ends it where that party has splits in the last level: a round takes
-``2 + 2 max_depth`` exchanges at most with one passive party, ``1 + 3 max_depth`` with several.
-Encrypted gradients that are more than one message carries take one more for each further block:
-while the passive parties check and keep one, the active party makes the next.
+A round takes at most ``2 + 2 max_depth`` exchanges with one passive party, ``1 + 3 max_depth`` with
+several: one to begin the round; two a level with one passive party, as its partition travels with
+the next level's sums (one more ends the round if it has splits in the last level), and three with
+several, as the partitions go to all of them. Gradients that fill several messages take an exchange
+more for each further block: while the passive parties check one, the active party makes the next.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fedapp.config import Section, Settings, check
-from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, Progress
+from fedapp.conversation import Checkpoint, Conversation, Parties, Progress
 from fedapp.crypto.speed import seconds_to_encrypt
 from fedapp.errors import ConfigError, blaming
 from fedapp.messages.fields import Request
@@ -64,18 +63,13 @@ from strategies.vertical import (
 from strategies.warm_start import Begun, init_model_id
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
-# Of the training rows: with so many sums of each bin, the bins of nearly all rows can be solved for
-# (``simulations.attacks.solved_bins``).
+# With more sums of each bin than this share of the training rows, the bins of nearly all rows can
+# be solved for (``simulations.attacks.solved_bins``).
 ENOUGH_SUMS = 0.5
 
 
 class SecureBoostSettings(Section):
-    """``[secureboost]`` of the run config.
-
-    ``key_bits`` of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
-    ``first_trees``: rounds that the active party grows alone. ``goss``: each round draws the rows
-    with the largest gradients, a share ``top_rate``, and ``other_rate`` of all rows from the rest.
-    """
+    """``[secureboost]`` of the run config; see ``SecureBoost``."""
 
     key_bits: Annotated[int, Field(ge=256, le=8192)]
     insecure_small_key: bool
@@ -88,8 +82,8 @@ class SecureBoostSettings(Section):
 class SecureBoost(VerticalStrategy):
     """SecureBoost: XGBoost's trees over the columns of several parties, gradients under Paillier.
 
-    The server relays letters that it cannot read; the model's parts stay at the parties, so
-    ``Result.arrays`` names it, and holds it only where all parties allow its export.
+    The server relays letters that it cannot read. The model is divided among the parties, so
+    ``Result.arrays`` names it, and contains it only where all parties allow its export.
 
     Parameters
     ----------
@@ -98,10 +92,10 @@ class SecureBoost(VerticalStrategy):
     key_bits : int
         Of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
     first_trees : int
-        Rounds of the active party's columns alone; 1 is Completely SecureBoost.
+        Rounds with only the active party's columns; 1 is Completely SecureBoost.
     goss : bool
         Whether each round draws ``top_rate`` of the rows by gradient and ``other_rate`` of all
-        from the rest.
+        from the others.
     align : {"psi", "ordered"}
         How rows are matched; ``align_most_rows`` bounds ``num_rounds``.
     **settings
@@ -127,19 +121,18 @@ class SecureBoost(VerticalStrategy):
         super().__init__(**settings)
         self.own = self.own_settings(self.settings)
         self.purities: list[list[float]] = []
-        self.rows: dict[str, int] = {}
-        self.trained = False  # all rounds are finished
+        self.rows: dict[str, int] = {}  # matched, by subset
+        self.trained = False  # whether all rounds are finished
         self.n_grown = 0  # rounds, the last of which may have no scores yet
         self.begun = Begun()
 
     @classmethod
     def own_settings(cls, settings: Settings) -> SecureBoostSettings:
-        """``[secureboost]``, checked."""
         own = check(SecureBoostSettings, settings.sections["secureboost"], "secureboost.")
         check_key_bits(own.key_bits, own.insecure_small_key, "secureboost")
         patience = settings.early_stopping_rounds
         if patience and own.first_trees > patience:
-            # The rounds the active party grows alone are one exchange, in which nobody can stop it.
+            # The active party grows these rounds in one exchange, in which nobody can stop it.
             raise ConfigError(
                 "secureboost.first-trees must be at most early-stopping-rounds where that is set, "
                 f"got {own.first_trees} and {patience}"
@@ -155,14 +148,13 @@ class SecureBoost(VerticalStrategy):
 
     @classmethod
     def exchanges_a_round(cls, settings: Settings) -> int:
-        """As this module says, with as many blocks of gradients as there may be rows."""
+        """See the module, with as many blocks of gradients as there may be rows."""
         n_receivers = (settings.asked_parties or MANY_PARTIES) - 1
         most = block_rows(cls.own_settings(settings).key_bits // 4, n_receivers)
         return 1 + 3 * settings.max_depth + settings.align_most_rows // most
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
-        """With how rows are drawn."""
         return {**super().planned(settings), "goss": cls.own_settings(settings).goss}
 
     def conversation(
@@ -176,35 +168,33 @@ class SecureBoost(VerticalStrategy):
         else:
             self._restore(saved, mailbox)
         n_rounds = self.begun.n_rounds + self.settings.num_boost_round
-        # Of a block of gradients, if the active party's machine is like this one; a guess.
-        n_receivers = len(mailbox.passive)
+        # To encrypt a block of gradients, if the active party's machine is like this one.
         own, share = self.own, self.settings.subsample
         share = own.top_rate + own.other_rate if own.goss else share
-        most = block_rows(own.key_bits // 4, n_receivers)
+        most = block_rows(own.key_bits // 4, len(mailbox.passive))
         seconds = seconds_to_encrypt(min(round(share * self.rows["train"]), most), own.key_bits)
         while not self.trained:
             yield self._checkpoint(mailbox)
-            wanted = 0 if self.history.stops else n_rounds
+            n_wanted = 0 if self.history.stops else n_rounds
             replies = yield from mailbox.relay(
-                BeginRequest, [active], BeginReply, seconds=seconds, n_rounds=wanted
+                BeginRequest, [active], BeginReply, seconds=seconds, n_rounds=n_wanted
             )
             yield from self._note_scores(replies[active])
             self.trained = not replies[active].begun or self.history.stops
             if self.trained:
-                # What may have begun is grown no further.
-                mailbox.clear()
+                mailbox.clear()  # gradients of a round that is not grown
             else:
-                # The gradients that the first message had no room for, a block at a time.
-                sends_on: dict[str, Request] = dict.fromkeys(mailbox.passive, TakeRequest())
-                sends_on[active] = EncryptRequest()
+                # The other blocks of gradients: one is encrypted while the last is taken.
+                requests: dict[str, Request] = dict.fromkeys(mailbox.passive, TakeRequest())
+                requests[active] = EncryptRequest()
                 for _ in range(replies[active].n_blocks):
-                    yield from mailbox.relay_each(sends_on, SentReply, seconds=seconds)
+                    yield from mailbox.relay_each(requests, SentReply, seconds=seconds)
                 yield from self._grow(mailbox)
                 self.n_grown = len(self.history) + 1
         return (yield from self._finish(mailbox))
 
     def _begin(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[None]:
-        """Rows in one order, columns in bins, a key."""
+        """Match the rows, bin the columns, exchange a key; walk the initial model."""
         self.rows = yield from align(parties, mailbox, self.settings)
         self.warn_of_few_matched(sum(self.rows.values()))
         self.settings = self.settings.watching(self.rows["valid"])
@@ -215,7 +205,7 @@ class SecureBoost(VerticalStrategy):
                 "valid-fraction must leave validation rows for early-stopping-rounds, "
                 f"got {self.settings.valid_fraction}"
             )
-        given = {
+        fields = {
             "objective": self.settings.objective,
             **parameters_of(self.settings),
             **loss_fields(self.settings),
@@ -224,43 +214,39 @@ class SecureBoost(VerticalStrategy):
             **self.own.model_dump(),
             "init_model": init_model,
         }
-        yield from mailbox.relay(SetupRequest, parties, SentReply, **given)
+        yield from mailbox.relay(SetupRequest, parties, SentReply, **fields)
         if init_model:
-            yield from self._walk(mailbox)
+            # The rows walk down its trees; two exchanges a level at most.
+            active, passive = mailbox.active, mailbox.passive
+            reply = (yield from mailbox.relay(WalkRequest, [active], WalkReply))[active]
+            while not reply.finished:
+                yield from mailbox.relay(AnswerRequest, passive, SentReply)
+                reply = (yield from mailbox.relay(WalkRequest, [active], WalkReply))[active]
+            self.begun = Begun(reply.n_rounds, reply.n_trees)
 
     def _warn_of_sums(self) -> None:
-        """Say so where the active party may be told enough to solve for the others' bins."""
+        """Warn if the active party may get enough sums to solve for the others' bins."""
         settings, n_rows = self.settings, self.rows["train"]
         n_rounds = max(0, settings.num_boost_round - self.own.first_trees)
-        # Gradients and hessians, of each root and of one of each two children above the leaves.
+        # Of gradients and of hessians, at each root and one child of each pair above the leaves.
         n_sums = n_rounds * 2**settings.max_depth
         is_multi = settings.objective == "multi:softprob"  # with two classes or more
         if n_sums * (1 + is_multi) < ENOUGH_SUMS * n_rows:
             return
-        told = f"up to {n_sums:,} sums{' a class' if is_multi else ''}"
+        sums = f"up to {n_sums:,} sums{' a class' if is_multi else ''}"
         has = "" if self.simulated else " (which may have it)"
         what = "bin of nearly every training row"
         if settings.least_bin_rows:
             what = "merged bins of most training rows"
         self.warn_once(
-            f"the active party may find the {what} in the others' columns: it is told {told} of "
+            f"the active party may find the {what} in the others' columns: it gets {sums} of "
             f"each bin, and half as many as the {n_rows:,} rows are enough; fewer rounds "
-            "(num-boost-round) and a smaller max-depth tell less; least-bin-rows at the passive "
-            f"parties{has} merges bins, and the more rounds, the less that hides; a smaller "
-            "max-bin tells less of a value"
+            "(num-boost-round) and a smaller max-depth disclose less; least-bin-rows at the "
+            f"passive parties{has} merges bins, and the more rounds, the less that hides; a "
+            "smaller max-bin discloses less of a value"
         )
 
-    def _walk(self, mailbox: Mailbox) -> Conversation[None]:
-        """The rows down the model that the run goes on from; two exchanges a level at most."""
-        active, passive = mailbox.active, mailbox.passive
-        reply = (yield from mailbox.relay(WalkRequest, [active], WalkReply))[active]
-        while not reply.finished:
-            yield from mailbox.relay(AnswerRequest, passive, SentReply)
-            reply = (yield from mailbox.relay(WalkRequest, [active], WalkReply))[active]
-        self.begun = Begun(reply.n_rounds, reply.n_trees)
-
     def _grow(self, mailbox: Mailbox) -> Conversation[None]:
-        """The trees of a round, level by level."""
         active, passive, growing = mailbox.active, mailbox.passive, True
         while growing:
             yield from mailbox.relay(SumRequest, passive, SentReply)
@@ -270,13 +256,12 @@ class SecureBoost(VerticalStrategy):
                 yield from mailbox.relay(PartitionRequest, passive, SentReply)
 
     def _note_scores(self, reply: BeginReply) -> Conversation[None]:
-        """Scores of the rounds that are finished now."""
-        for train, valid, views in zip(
-            reply.train_scores, reply.valid_scores, reply.purities, strict=True
-        ):
+        """Add the scores of the rounds that are finished now."""
+        rounds = zip(reply.train_scores, reply.valid_scores, reply.purities, strict=True)
+        for train, valid, purities in rounds:
             scores = named_scores(reply.score_names, train), named_scores(reply.score_names, valid)
             self.history.add(scores[1])
-            self.purities.append(views.tolist())
+            self.purities.append(purities.tolist())
             yield Progress(len(self.history), reply.n_trees, reply.n_leaves, *scores)
 
     def _finish(self, mailbox: Mailbox) -> Conversation[Summary]:
@@ -286,43 +271,38 @@ class SecureBoost(VerticalStrategy):
         yield self._checkpoint(mailbox)
         yield from mailbox.relay(HandOverRequest, passive, SentReply)
         n_rounds = self.begun.n_rounds + (best or len(self.history))
-        replies = yield from mailbox.relay(
-            FinishRequest, [active], FinishReply, best_round=n_rounds
-        )
-        reply = replies[active]
-        yield self._written(active, passive, reply)
+        finishing = mailbox.relay(FinishRequest, [active], FinishReply, best_round=n_rounds)
+        reply = (yield from finishing)[active]
+        if len(reply.model):  # all parties allow the export of the whole model
+            model = from_json(reply.model.tobytes().decode())
+            with blaming(active, "FinishReply", "kinds"):
+                files = model_files(model, reply.kinds)
+            yield files
+        else:
+            yield parts_file(self.state.model_id, self.settings, active, passive)
+        # Purity of the leaves of each round, and of the row groups that each passive party sees.
+        views = () if is_regression(self.settings.objective) else ("leaves", *passive)
+        purity = {view: [each[i] for each in self.purities] for i, view in enumerate(views)}
         return {
             **final_summary(reply, active, self.rows),
-            "leaf_purity": self._purity_by_view(passive),
+            "leaf_purity": purity,
             "trees": reply.n_trees,
             "best_round": best,
             **self.begun.facts(self.settings),
         }
 
-    def _purity_by_view(self, passive: tuple[str, ...]) -> dict[str, list[float]]:
-        """Purity of the leaves of each round, and of what each passive party can tell apart."""
-        if is_regression(self.settings.objective):
-            return {}
-        views = ("leaves", *passive)
-        return {view: [each[place] for each in self.purities] for place, view in enumerate(views)}
-
-    def _written(self, active: str, passive: tuple[str, ...], reply: FinishReply) -> ModelFiles:
-        """The whole model where all parties allow it, else where its parts lie."""
-        if len(reply.model):
-            model = from_json(reply.model.tobytes().decode())
-            with blaming(active, "FinishReply", "kinds"):
-                return model_files(model, reply.kinds)
-        return parts_file(self.state.model_id, self.settings, active, passive)
-
     def _checkpoint(self, mailbox: Mailbox) -> Checkpoint:
-        """Scores so far, and the letters on their way."""
-        facts = {"history": self.history.scores, "purities": self.purities, "rows": self.rows}
-        facts["rounds"] = self.n_grown
-        facts["trained"], facts["begun"] = self.trained, astuple(self.begun)
+        facts = {
+            "history": self.history.scores,
+            "purities": self.purities,
+            "rows": self.rows,
+            "rounds": self.n_grown,
+            "trained": self.trained,
+            "begun": astuple(self.begun),
+        }
         return Checkpoint(mailbox.arrays(), facts)
 
     def _restore(self, saved: Checkpoint, mailbox: Mailbox) -> None:
-        """Go on from a checkpoint."""
         facts = saved.facts
         self.purities, self.rows = facts["purities"], facts["rows"]
         self.n_grown = facts["rounds"]

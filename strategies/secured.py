@@ -1,4 +1,4 @@
-"""What runs whose sums the server sees of all parties together alone have in common."""
+"""Parts that runs with secure aggregation share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from fedapp import metrics
 from fedapp.config import Settings
-from fedapp.conversation import Check, Conversation, Parties
+from fedapp.conversation import Check, Conversation, Parties, ask
 from fedapp.crypto.fixed_point import Bounds, Whole, from_whole
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError
@@ -18,27 +18,23 @@ from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.labels import LabelsReply
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
-from fedapp.messages.secure import EVERYONE
+from fedapp.messages.secure import EVERYONE, LeftReply, LeftRequest
 from fedapp.metrics import is_custom
 from fedapp.metrics.adders import WholeNumbers, read_sums
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.objective import label_power, n_outputs
-from strategies.secure import MaskedSums, ask_who_is_left, exchange_keys
+from strategies.secure import MaskedSums, exchange_keys
 
-FEWEST_PRIVATE = 3  # parties, without which each sees what is the other's
+FEWEST_PRIVATE = 3  # parties: of two, each can subtract its part from the sum
 
 
 def check_secured(settings: Settings, setting: str) -> None:
-    """Hold that a run's sums may be masked.
-
-    Parameters
-    ----------
-    setting : that wants it so, as ``pax.aggregation``.
+    """Check that a run's sums may be masked; ``setting`` is the one that asks for it.
 
     Raises
     ------
-    ConfigError : without so many parties they may not; or the best round's scores would be told
-        with a party that is lost later, and again without it; or terms have no known bounds.
+    ConfigError : min-parties is at most half; early stopping would disclose one round's scores
+        with and without a lost party; or a function has sums without known bounds.
     """
     fewest, masked = settings.parties // 2 + 1, f"{setting}=secure"
     if settings.min_parties:
@@ -56,41 +52,29 @@ def check_secured(settings: Settings, setting: str) -> None:
 
 
 def secured_plan(settings: Settings, aggregation: str) -> dict[str, Any]:
-    """The fields of a run's plan that say whose sums the server sees."""
+    """The fields of a run's plan about secure aggregation."""
     threshold = settings.min_parties if aggregation == "secure" else 0
     return {"aggregation": aggregation, "threshold": threshold}
 
 
 class SecuredRun:
-    """A run's masks, from the meeting of its parties to the scores of its model.
+    """Secure aggregation of a run, from the handshake to the scores of its model.
 
-    Parameters
-    ----------
-    settings : of the run, as they are by now.
-    setting : that wants it so, as ``pax.aggregation``.
-    warn : tells the user.
-
-    Attributes
-    ----------
-    bounds : of the rows of all parties.
-    sums : over all of them, or those that are left.
+    ``settings`` returns the current settings; ``setting`` names the one that asks for masks.
     """
 
     def __init__(
         self, settings: Callable[[], Settings], setting: str, warn: Callable[[str], None]
     ) -> None:
         self._settings, self._setting, self._warn = settings, setting, warn
-        self.bounds, self.sums, self._n_classes = Bounds(1), MaskedSums(), 0
+        self.bounds = Bounds(1)  # of the rows of all parties
+        self.sums = MaskedSums()  # over the parties that are still present
+        self._n_classes = 0
 
     def meet(
         self, parties: Parties[HelloReply], n_classes: int
     ) -> Conversation[tuple[dict[str, Any], bool]]:
-        """The fields of a ``Roster``, and whether any party has weights.
-
-        Parameters
-        ----------
-        n_classes : 0 for regression.
-        """
+        """The fields of a ``Roster``, and whether any party has weights."""
         if len(parties) < FEWEST_PRIVATE:
             self._warn(
                 f"{self._setting}=secure hides little among {len(parties)}: the coordinator and "
@@ -102,15 +86,23 @@ class SecuredRun:
         return roster, weighted
 
     def resume(self, parties: Parties[HelloReply]) -> Conversation[None]:
-        """Go on with those who were there when the last start of the server ended."""
-        if self.sums.threshold:
-            for name in (yield from ask_who_is_left(parties)):
+        """In a resumed run, exclude parties that any party reports as lost."""
+        if not self.sums.threshold:
+            return
+        replies = yield from ask(parties.all(LeftRequest()), LeftReply)
+        for name in tuple(parties):
+            if any(name not in reply.names for reply in replies.values()):
+                parties.leave(name)
                 self._warn(f"{name} was lost before the run was resumed, and stays excluded")
 
     def facts(self) -> dict[str, Any]:
-        """What follows from what the parties have said of their rows, and who they are."""
-        told = {"bounds": asdict(self.bounds), "n_classes": self._n_classes}
-        return {**told, "names": self.sums.names, "threshold": self.sums.threshold}
+        """Bounds and parties, for a checkpoint."""
+        return {
+            "bounds": asdict(self.bounds),
+            "n_classes": self._n_classes,
+            "names": self.sums.names,
+            "threshold": self.sums.threshold,
+        }
 
     def restore(self, facts: Mapping[str, Any]) -> None:
         """Undo ``facts``."""
@@ -122,33 +114,25 @@ class SecuredRun:
         """Margins of a row."""
         return n_outputs(self._settings().objective, self._n_classes)
 
-    # What sums say
-
     def labels(self, sums: Whole, unseen: Whole) -> LabelsReply:
-        """What the labels come to.
-
-        Parameters
-        ----------
-        sums : of labels and of weights, shape (n_outputs + 1,).
-        unseen : values that the dictionary lacks, by column.
-        """
+        """A reply from sums of labels and weights, shape (n_outputs + 1,), and unseen values."""
         power = label_power(self._settings().objective, self._n_classes, self.bounds)
-        found = from_whole(sums[:-1], self.bounds.exponent(power))
+        label_sums = from_whole(sums[:-1], self.bounds.exponent(power))
         (weight_sum,) = from_whole(sums[-1:], self.bounds.exponent(0)).tolist()
-        return LabelsReply(found, weight_sum, unseen)
+        return LabelsReply(label_sums, weight_sum, unseen)
 
     def score_shapes(self, subsets: Sequence[str], n_bins: int) -> list[tuple[int, ...]]:
-        """Of the sums and the histogram of each subset's scores."""
+        """Shapes of the sums and the histogram of each subset's scores."""
         form, _ = self._form(n_bins)
         return [form.sums.shape, form.histogram.shape] * len(subsets)
 
-    def scores(self, found: Sequence[Whole]) -> list[Any]:
-        """Score sums and histograms as doubles; without any, those of an answer that tells none."""
-        if not found[0].size:
-            return [np.empty(each.shape) for each in found]
+    def scores(self, arrays: Sequence[Whole]) -> list[Any]:
+        """Score sums and histograms as doubles; empty arrays where none were asked for."""
+        if not arrays[0].size:
+            return [np.empty(array.shape) for array in arrays]
         _, adder = self._form(n_bins=2)
-        pairs = zip(found[::2], found[1::2], strict=True)
-        return [each for sums, cells in pairs for each in read_sums(sums, adder, cells)]
+        pairs = zip(arrays[::2], arrays[1::2], strict=True)
+        return [array for sums, cells in pairs for array in read_sums(sums, adder, cells)]
 
     def score(
         self,
@@ -157,21 +141,16 @@ class SecuredRun:
         check: Check,
         masked: type[SumScoresRequest] = SumScoresRequest,
     ) -> Conversation[dict[str, EvaluateReply]]:
-        """Sums of the finished model's scores.
-
-        Parameters
-        ----------
-        masked : what asks for them in place of ``request``.
-        """
-        told = fields_of(request)
+        """Sums of the finished model's scores; ``masked`` is the class that asks for them."""
         shapes = self.score_shapes(SUBSETS, request.score_bins)
-        found = yield from self.sums.ask(parties, masked(**told, among=self.sums.among), *shapes)
-        reply = EvaluateReply(*self.scores(found))
+        asking = masked(**fields_of(request), among=self.sums.among)
+        summed = yield from self.sums.ask(parties, asking, *shapes)
+        reply = EvaluateReply(*self.scores(summed))
         check(EVERYONE, reply)
         return {EVERYONE: reply}
 
     def _form(self, n_bins: int) -> tuple[metrics.Statistics, WholeNumbers]:
-        """Sums of no rows, and what has added them."""
+        """Statistics of no rows, whose shapes are those of any, and the adder for them."""
         settings, adder = self._settings(), WholeNumbers(self.bounds)
         nothing = np.empty((0, self.n_outputs), np.float32), *(np.empty(0, np.float32),) * 2
         extra = settings.eval_metrics

@@ -1,4 +1,4 @@
-"""What runs of vertical parties share: roles, and the parcels that the server passes on."""
+"""Vertical runs: the parties' roles, and the parcels that the server relays."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from strategies.base import TreeStrategy
 from strategies.scoring import threshold_note
 
 FEWEST_PARTIES = 2
-MANY_PARTIES = 100  # that ``num_rounds`` expects where ``parties`` leaves their number open
-SPLIT = ("test_fraction", "valid_fraction", "fold", "folds")
+MANY_PARTIES = 100  # assumed by ``num_rounds`` where ``parties`` is 0
+SPLIT_SETTINGS = ("test_fraction", "valid_fraction", "fold", "folds")
 
 R = TypeVar("R", bound=Reply)
 
@@ -39,7 +39,7 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
     reads = frozenset(("columns", "align", "align-most-rows", "share-column-names"))
 
     def greeting(self) -> VerticalHelloRequest:
-        """Read the table, and the ids by which rows are matched."""
+        """Ask for the table's description, and for the ids by which rows are matched."""
         settings = self.settings
         return VerticalHelloRequest(
             settings.align == "psi",
@@ -48,12 +48,12 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
             settings.model,
             asks_objective=settings.objective == AUTO and not settings.model,
             **self.plan(),
-            **{name: getattr(settings, name) for name in SPLIT if not settings.model},
+            **{name: getattr(settings, name) for name in SPLIT_SETTINGS if not settings.model},
         )
 
     @classmethod
     def exchanges_around(cls, settings: Settings) -> int:
-        """With the matching of rows, and the way of the rows down an initial model."""
+        """With the matching of rows, and the traversal of an initial model."""
         n_parties = settings.asked_parties or MANY_PARTIES
         return super().exchanges_around(settings) + n_parties + 2 * MOST_DEPTH
 
@@ -63,24 +63,13 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
         return {**super().planned(settings), "aggregation": "sealed"}
 
     def settle(self) -> None:
-        """Hold also that the party with the labels alone says which of its classes counts as 1.
-
-        Raises
-        ------
-        ConfigError : the run does, between parties with tables of their own.
-        """
+        """As usual; between sites only the party with the labels may set ``positive-label``."""
         if self.settings.positive_label and not self.simulated:
             rule = "must be in the node config or schema of the party with the labels"
             raise ConfigError(f"positive-label {rule}, got it in the run config")
         super().settle()
 
     def suggested_objective(self) -> tuple[Objective, str]:
-        """What the party with the labels says of them; nobody else knows them.
-
-        Raises
-        ------
-        ProtocolError : it says something else.
-        """
         active = active_party(self.parties)
         objective = cast(Objective, self.parties[active].objective)
         if objective not in SUGGESTED:
@@ -98,24 +87,18 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
             self.warn_once(f"{rule}: see that all parties write ids alike (7, 007 and 7.0 differ)")
 
     def _leave_out(self, party: str, error: FedappError) -> None:
-        """Stop: a model of columns cannot go on without some of them, whatever ``min-parties``."""
+        # Whatever ``min-parties``: a lost party's columns cannot be replaced.
         raise error
 
 
 def active_party(parties: Parties[VerticalHelloReply]) -> str:
-    """Name of the party that has the labels.
-
-    Raises
-    ------
-    ConfigError : there is one party only.
-    DataError : none has labels, or several have, or a passive party has no columns.
-    """
+    """Name of the only party that has labels; all others must have columns."""
     if len(parties) < FEWEST_PARTIES:
         raise ConfigError(f"parties must be >= {FEWEST_PARTIES}, got {len(parties)}")
     active = [name for name, hello in parties.items() if hello.active]
     if len(active) != 1:
-        found = ", ".join(active) if active else "none"
-        raise DataError(f"label must be a column at one party, got {found}")
+        got = ", ".join(active) if active else "none"
+        raise DataError(f"label must be a column at one party, got {got}")
     for name, hello in parties.items():
         if not hello.n_columns and name != active[0]:
             raise DataError("table must have a feature, got none", name)
@@ -123,37 +106,18 @@ def active_party(parties: Parties[VerticalHelloReply]) -> str:
 
 
 def check_key_bits(key_bits: int, insecure_small_key: bool, section: str) -> None:
-    """Refuse a key that could be broken, unless that is asked for.
-
-    Raises
-    ------
-    ConfigError : fewer than 2048 bits.
-    """
+    """Refuse a Paillier key that could be broken, unless the settings allow it."""
     if key_bits < SMALLEST_BITS and not insecure_small_key:
         rule = f"must be >= {SMALLEST_BITS} without {section}.insecure-small-key"
         raise ConfigError(f"{section}.key-bits {rule}, got {key_bits}")
 
 
 class Mailbox:
-    """Roles, and parcels on their way, by receiver, in the order in which they came.
-
-    Parameters
-    ----------
-    parties : all; nobody else gets mail.
-
-    Attributes
-    ----------
-    active : the party that has the labels.
-    passive : the others, in the order of the names.
-
-    Raises
-    ------
-    ConfigError, DataError : see ``active_party``.
-    """
+    """Roles of ``parties``, and parcels in transit, by receiver in the order of arrival."""
 
     def __init__(self, parties: Parties[VerticalHelloReply]) -> None:
         self.active = active_party(parties)
-        self.passive = tuple(party for party in parties if party != self.active)
+        self.passive = tuple(party for party in parties if party != self.active)  # in order
         self._waiting: dict[str, list[Parcel]] = {party: [] for party in parties}
 
     def relay(
@@ -165,12 +129,10 @@ class Mailbox:
         seconds: float | None = None,
         **given: Any,
     ) -> Conversation[dict[str, R]]:
-        """Ask these parties the same; pass on what waits for them, and take what they send.
+        """Send the same request to these parties, with their waiting parcels, and collect theirs.
 
-        Parameters
-        ----------
-        kind : of the requests, which have the given fields.
-        reply, check, seconds : see ``fedapp.conversation.Exchange``.
+        ``given`` are the fields of the requests, of class ``kind``; for the other arguments see
+        ``fedapp.conversation.Exchange``.
         """
         requests = {party: kind(**given) for party in to}
         return (yield from self.relay_each(requests, reply, check, seconds))
@@ -186,38 +148,33 @@ class Mailbox:
         return (yield from ask(requests, reply, check, seconds=seconds, relay=self))
 
     def take(self, receiver: str) -> list[Parcel]:
-        """All that waits for a party; it waits no more."""
+        """Remove and return all that waits for a party."""
         parcels, self._waiting[receiver] = self._waiting[receiver], []
         return parcels
 
     def collect(self, sender: str, parcels: Iterable[Parcel]) -> None:
-        """Take what a party has sent.
-
-        Raises
-        ------
-        ValueError : parcels for nobody.
-        """
+        """Take what a party has sent; refuse parcels for nobody."""
         for receiver, content in parcels:
             if receiver not in self._waiting:
                 raise ValueError("parcels must be for parties")
             self._waiting[receiver].append((sender, content))
 
     def clear(self) -> None:
-        """Throw everything away."""
+        """Discard all parcels."""
         for parcels in self._waiting.values():
             parcels.clear()
 
     def arrays(self) -> dict[str, Array]:
-        """All that waits, to be kept in a checkpoint."""
-        kept: dict[str, Array] = {}
+        """All waiting parcels, for a checkpoint."""
+        arrays: dict[str, Array] = {}
         for receiver, parcels in self._waiting.items():
             for place, (sender, content) in enumerate(parcels):
                 name = f"parcel {place:06d} {receiver} {sender}"
-                kept[name] = np.frombuffer(content, dtype=np.uint8)
-        return kept
+                arrays[name] = np.frombuffer(content, dtype=np.uint8)
+        return arrays
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Undo ``arrays``; other names are left alone."""
+        """Undo ``arrays``; other names are ignored."""
         for name in sorted(arrays):
             if name.startswith("parcel "):
                 _, _, receiver, sender = name.split(" ")
@@ -225,24 +182,17 @@ class Mailbox:
 
 
 def named_scores(names: tuple[str, ...], values: Array) -> dict[str, float]:
-    """Scores by name; none where there are no rows.
-
-    Raises
-    ------
-    DataError : more or fewer names than scores.
-    """
+    """Scores by name; none where there are no rows."""
     if len(values) not in (0, len(names)):
         raise DataError(f"score_names must be {len(values)}, one a score, got {len(names)}")
     return dict(zip(names, values.tolist(), strict=False)) if len(values) else {}
 
 
 def final_summary(reply: FinalScores, active: str, rows: Mapping[str, int]) -> dict[str, Any]:
-    """What a finished model's scores come to in the summary.
-
-    Parameters
-    ----------
-    rows : that all parties have, by subset.
-    """
+    """A finished model's part of the summary; ``rows`` are the matched rows by subset."""
+    names, gains, counts = reply.column_names, reply.column_gains, reply.column_counts
+    if names and len(names) != len(gains):
+        raise DataError(f"column_names must be {len(gains)}, one a column, got {len(names)}")
     scores = {
         subset: named_scores(reply.score_names, getattr(reply, f"{subset}_scores"))
         for subset in SUBSETS
@@ -252,24 +202,14 @@ def final_summary(reply: FinalScores, active: str, rows: Mapping[str, int]) -> d
         "threshold": threshold_note(scores, threshold_rows(bool(rows["valid"]))),
         "active": active,
         "matched_rows": rows,
-        "importance": _importance(reply),
+        "importance": importance_of(names, gains, counts) if names else {},
     }
-
-
-def _importance(reply: FinalScores) -> dict[str, dict[str, float]]:
-    """See ``importance_of``; empty where columns are not named."""
-    names, gains, counts = reply.column_names, reply.column_gains, reply.column_counts
-    if not names:
-        return {}
-    if len(names) != len(gains):
-        raise DataError(f"column_names must be {len(gains)}, one a column, got {len(names)}")
-    return importance_of(names, gains, counts)
 
 
 def parts_file(
     model_id: str, settings: Settings, active: str, passive: Sequence[str]
 ) -> ModelFiles:
-    """What the run's folder says of a model whose parts stay with the parties."""
+    """The run folder's file for a model that is divided among the parties."""
     document = {
         "format": 1,
         "kind": DIVIDED,

@@ -98,7 +98,7 @@ def test_schemas_that_give_other_names_or_another_order_are_refused() -> None:
 
 
 def test_a_dictionary_whose_names_no_party_tells_is_refused() -> None:
-    rule = r"^a: categories of column 'color' must be told by a party whose schema gives them"
+    rule = r"^a: categories of column 'color' must be sent by a party whose schema gives them"
     with pytest.raises(DataError, match=rule):
         joint(said("a", TWO, (0,), shares=False), said("b", (None, None)))
 
@@ -136,7 +136,7 @@ def test_packed_categories_come_back() -> None:
 def test_another_spelling_at_one_party_is_noted_and_two_of_one_party_are_not() -> None:
     first, second = said("a", (("Self-emp", "x"), None)), said("b", (("self emp", "X", "x"), None))
     notes = alike_names({"a": first, "b": second}, first.columns)
-    told = "categories of 'color' differ in spelling alone: 'Self-emp' (a) and 'self emp' (b)"
+    told = "categories of 'color' differ only in spelling: 'Self-emp' (a) and 'self emp' (b)"
     assert notes == [told]
 
 

@@ -305,6 +305,6 @@ def test_a_site_with_an_older_state_than_the_run_goes_on_from_is_refused_by_name
     shutil.rmtree(state.parent)
     shutil.copytree(copy, state.parent)
     interrupt_at(None)
-    rule = r"party-2 \(step \d+\): must go on from step \d+, its state is of step \d: restore"
+    rule = r"party-2 \(step \d+\): must resume from step \d+, its state is of step \d: restore"
     with pytest.raises(PartyError, match=rule):
         run_local(run, contexts)

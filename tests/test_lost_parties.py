@@ -178,7 +178,7 @@ def test_two_lost_in_one_sum_stop_the_run_until_the_one_that_is_needed_is_back(
             return super().__call__(message, context)
 
     settings = made(**five)
-    rule = r"^party-3: UnmaskReply\.seeds must tell what hides the sum without party-2; "
+    rule = r"^party-3: UnmaskReply\.seeds must have the masks shared with party-2; "
     with pytest.raises(ProtocolError, match=rule):
         run(settings, app=TwoFail(lambda step, request, reply: reply))
     folder = go_on(settings)
