@@ -162,6 +162,7 @@ def _labels(subsets: Mapping[str, Table]) -> Labels:
 
 
 def weights_of(table: Table) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """Sample weights; 1 where the table has none."""
     return np.ones(table.n_rows, dtype=np.float32) if table.weights is None else table.weights
 
 
