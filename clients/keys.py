@@ -1,4 +1,4 @@
-"""The Paillier key of a run or of an inference, which the active party draws."""
+"""The Paillier key of a run or an inference, drawn by the active party."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedapp.site.answer import Site
 
 
 class KeyOrder(Protocol):
-    """A request that says how large a key it wants."""
+    """A request that sets the key's size."""
 
     @property
     def key_bits(self) -> int: ...
@@ -23,16 +23,9 @@ class KeyOrder(Protocol):
 def draw_key(
     site: Site, request: KeyOrder, section: str, fits: Callable[[PublicKey], object]
 ) -> PrivateKey:
-    """A key, tried out, that holds what is to be encrypted.
+    """Draw a key and test it; raises a ConfigError if it is too small.
 
-    Parameters
-    ----------
-    section : of the run config, for errors.
-    fits : raises a ValueError where the key is too small.
-
-    Raises
-    ------
-    ConfigError : it is too small, or there is no such key.
+    ``section`` of the run config is for errors; ``fits`` raises a ValueError for a small key.
     """
     try:
         key = generate_key(

@@ -1,8 +1,8 @@
-"""Codes of a party's categories for one run of SecureBoost, and the bins of its columns.
+"""Category codes and bins of a party's columns for one SecureBoost run.
 
-A table's codes are in an order that says nothing of the names, so neither do the bins. A category
-that occurs in no training row has a code above all others and no bin, so that splits send it left,
-as XGBoost's do; one that occurs first in a table to predict is missing.
+The order of a table's codes is independent of the names, so bins reveal nothing of these. A
+category in no training row has a code above all others and no bin; splits send it left, as
+XGBoost's do. A category that first occurs in a table to predict is missing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.fl
 def code_categories(store: Store) -> Ints:
     """Give the lowest codes to the categories that occur in training rows.
 
-    Returns
-    -------
-    int64, shape (n_columns,): such categories of each column, 0 for one of numbers.
+    Returns their number per column, 0 if numeric: int64, shape (n_columns,).
     """
     own, values = kept_categories(store), np.asarray(store["values"])
     joint, counts = trained_first(own, values[: store.facts["n_train"]])
@@ -35,11 +33,10 @@ def code_categories(store: Store) -> Ints:
 
 
 def keep_cuts(store: Store, max_bin: int, categories: Ints) -> Cuts:
-    """The cuts of the training rows, kept. They take no account of weights, which nobody tells.
+    """Compute and store the cuts of the training rows.
 
-    Parameters
-    ----------
-    categories : of ``code_categories``.
+    ``categories`` is the result of ``code_categories``. Weights are ignored: only the active party
+    knows them.
     """
     train = np.asarray(store["values"][: store.facts["n_train"]])
     values = numbers_alone(train, categories)
