@@ -1,13 +1,13 @@
 """SecureBoost at a passive party with ``least-bin-rows``: no reported bin has fewer drawn rows.
 
 In each node, neighbouring bins of a column are merged until every group has at least that many of
-the round's drawn rows, or none (see ``fedapp.histograms.floor``). A group is summed in its last bin,
-and splits go between groups, so sums of a side are of exactly the rows that go there. Missing values
-go where their group goes.
+the round's drawn rows, or none (see ``fedapp.histograms.floor``). A group is summed in its last
+bin, and splits go between groups, so a side's sums are of exactly the rows that go there. Missing
+values go where their group goes.
 
 Both children of a node have the same groups, each a union of groups of their parent. So where one
-child has too few rows, whoever made the split, each column is a single group in both children, and
-this party offers no split of theirs.
+child has too few rows, whoever made the split, each column is a single group in both children,
+and this party offers no split of them.
 """
 
 from __future__ import annotations

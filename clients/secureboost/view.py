@@ -78,7 +78,7 @@ class View:
 
     @property
     def limits(self) -> Limits:
-        """Column draws of the round in progress, column constraints, and whether a party merges bins."""
+        """Column draws of the round in progress, constraints, and whether a party merges bins."""
         boost, facts = self.boost, self.store.facts
         shares = boost["colsample_bylevel"], boost["colsample_bynode"]
         monotone = np.array(facts["monotone"], dtype=np.int8)
