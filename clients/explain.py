@@ -93,7 +93,15 @@ def explain_scores(
     ``predictions`` has shape (n_rows, n_outputs), ``leaves`` (n_trees, n_rows).
     """
     rows, entries = _rows(site), dict[str, Entry]()
-    seen = _active_open(site, part) if leaves is None else {}
+    seen: dict[str, list[Entry]] = {row: [] for row in rows}
+    # Without leaves: splits that local splits leave open to each row, with their owners.
+    for number, tree in enumerate(part.model.trees if leaves is None else ()):
+        is_local = np.array(part.owners[number]) == site.name
+        records = np.where(is_local & (tree["left"] != LEAF), part.records[number], -1)
+        for row, splits in _open(site, part, number, tree["left"], records).items():
+            seen[row] += [
+                {**_owner_facts(part, number, split["node"]), **split} for split in splits
+            ]
     for row, place in rows.items():
         named = named_predictions(part.model.classes, part.model.n_outputs, predictions[[place]])
         entries[row] = {"score": {name: float(value[0]) for name, value in named.items()}}
@@ -142,19 +150,6 @@ def _open(
             | (_split(site, part, int(records[node]), place) if records[node] >= 0 else {})
             for node in open_splits(lefts, local, sides)
         ]
-    return open_by_row
-
-
-def _active_open(site: Site, part: ActivePart) -> dict[str, list[Entry]]:
-    """Splits that local splits leave open to each row, with their owners."""
-    open_by_row: dict[str, list[Entry]] = {row: [] for row in _rows(site)}
-    for number, tree in enumerate(part.model.trees):
-        is_local = np.array(part.owners[number]) == site.name
-        records = np.where(is_local & (tree["left"] != LEAF), part.records[number], -1)
-        for row, splits in _open(site, part, number, tree["left"], records).items():
-            open_by_row[row] += [
-                {**_owner_facts(part, number, split["node"]), **split} for split in splits
-            ]
     return open_by_row
 
 

@@ -77,7 +77,18 @@ def _trained(
     site: Site, request: AverageRequest, adder: Adder
 ) -> tuple[LinearModel, dict[str, Array]]:
     """The model after local training, and scores of the one received."""
-    model = _model(site, request)
+    objective = cast(Objective, site.store.facts["objective"])
+    columns = tuple(site.store.facts["hello"]["columns"])
+    if list(request.classes) != site.store.facts[CLASSES]:
+        raise ProtocolError(site.name, "AverageRequest", CLASSES, "must be those of the run")
+    arrays = (request.means, request.scales, request.weights, request.bias)
+    model = LinearModel(objective, columns, request.classes, *arrays, kept_categories(site.store))
+    shape = len(model.inputs), model.n_outputs
+    if request.weights.shape != shape:
+        rule = f"must be of shape {shape}, got {request.weights.shape}"
+        raise ProtocolError(site.name, "AverageRequest", "weights", rule)
+    if not (request.scales > 0).all():
+        raise ProtocolError(site.name, "AverageRequest", "scales", "must be > 0")
     descent = Descent(
         request.epochs, request.batch_size, request.learning_rate, request.decay, request.l2
     )
@@ -92,23 +103,6 @@ def _trained(
         settings = margins, request.score_bins, center
         scores |= score_fields(site, subset, model.objective, *settings, adder=adder)
     return trained, scores
-
-
-def _model(site: Site, request: AverageRequest) -> LinearModel:
-    """The model of a request, checked against the party's table."""
-    objective = cast(Objective, site.store.facts["objective"])
-    columns = tuple(site.store.facts["hello"]["columns"])
-    arrays = (request.means, request.scales, request.weights, request.bias)
-    if list(request.classes) != site.store.facts[CLASSES]:
-        raise ProtocolError(site.name, "AverageRequest", CLASSES, "must be those of the run")
-    model = LinearModel(objective, columns, request.classes, *arrays, kept_categories(site.store))
-    shape = len(model.inputs), model.n_outputs
-    if request.weights.shape != shape:
-        rule = f"must be of shape {shape}, got {request.weights.shape}"
-        raise ProtocolError(site.name, "AverageRequest", "weights", rule)
-    if not (request.scales > 0).all():
-        raise ProtocolError(site.name, "AverageRequest", "scales", "must be > 0")
-    return model
 
 
 def score(site: Site, request: ScoreRequest) -> EvaluateReply:

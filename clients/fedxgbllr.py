@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -79,8 +79,18 @@ def _fit_trees(site: Site, request: FitRequest) -> Grown:
         typed = {"nthread": THREADS, **typed_columns(widths)}
         matrix = xgboost.DMatrix(*held_back, weight=store["valid.weights"], **typed)
         watched, patience = [(matrix, "valid")], request.early_stopping_rounds
+    (entropy,) = site.entropy(request.seed, share=request.subsample)
+    share = check_share(site.config, weights, request.subsample)
+    sampling = {"subsample": share, "seed": entropy % 2**31}
+    objective, loss = store.facts["objective"], loss_parameters(store)
+    parameters = {
+        **for_xgboost(objective, request.n_outputs, {**parameters_of(request), **sampling}, loss),
+        "base_score": request.base_score.tolist(),
+        "eval_metric": metrics.loss_metric(objective, loss.tweedie_variance_power),
+        "nthread": THREADS,
+    }
     booster = xgboost.train(
-        _parameters(site, request),
+        parameters,
         rows,
         request.n_rounds,
         evals=watched,
@@ -93,19 +103,6 @@ def _fit_trees(site: Site, request: FitRequest) -> Grown:
 
 def _category_counts(store: Store) -> Array:
     return category_counts(kept_categories(store), len(store.facts["hello"]["columns"]))
-
-
-def _parameters(site: Site, request: FitRequest) -> dict[str, Any]:
-    store, (entropy,) = site.store, site.entropy(request.seed, share=request.subsample)
-    share = check_share(site.config, store["train.weights"], request.subsample)
-    parameters = {**parameters_of(request), "subsample": share, "seed": entropy % 2**31}
-    objective, loss = store.facts["objective"], loss_parameters(store)
-    return {
-        **for_xgboost(objective, request.n_outputs, parameters, loss),
-        "base_score": request.base_score.tolist(),
-        "eval_metric": metrics.loss_metric(objective, loss.tweedie_variance_power),
-        "nthread": THREADS,
-    }
 
 
 def share(site: Site, request: ShareRequest) -> ShareReply:

@@ -50,7 +50,6 @@ from fedapp.site.policy import check_sample_size
 from fedapp.site.store import Store
 from fedapp.trees.boosted.routes import (
     ROUTE,
-    Routes,
     children_of,
     each_once_among,
     roots_of,
@@ -79,14 +78,14 @@ def sketch(site: Site, request: SketchRequest) -> SketchReply:
     summary, codes, missing_code = sketch_and_code(values, weights, request.n_bins, categories)
     if least := site.config.least_bin_rows:
         summary, values = merge_sketch(summary, values, weights, least)
-    full_summary = summary.with_categories(categories)
+    complete = summary.with_categories(categories)
     if least or categories.any():
         cuts = with_categories(
-            own_cuts(full_summary), categories, used_categories([full_summary], categories)
+            own_cuts(complete), categories, used_categories([complete], categories)
         )
         codes, missing_code = digitise(values, cuts)
     store["codes"], store.facts["missing_code"] = codes, missing_code
-    store["representatives"], store["offsets"] = full_summary.representatives, full_summary.offsets
+    store["representatives"], store["offsets"] = complete.representatives, complete.offsets
     store["set_widths"] = categories
     store.drop("train.values")
     return SketchReply(
@@ -180,8 +179,17 @@ def _begin(store: Store, base_margin: Array) -> None:
 def _route(site: Site, request: GrowRequest) -> None:
     """Route training rows by their bins, validation rows by their values."""
     store = site.store
-    routes, sets = _routes(site, request)
-    if not len(routes):
+    n_splits = len(request.split_trees)
+    routes = np.empty(n_splits, dtype=ROUTE)
+    routes["tree"], routes["node"] = request.split_trees, request.split_nodes
+    routes["left"], routes["column"] = request.split_lefts, request.split_columns
+    routes["threshold"] = request.split_thresholds
+    routes["default_left"] = request.split_defaults
+    widths = store["set_widths"][routes["column"]]
+    routes["set"] = set_numbers(widths)
+    with blaming(site.name, "GrowRequest", "split_sets"):
+        sets = CategorySets(request.split_sets, widths[widths > 0])
+    if not n_splits:
         return
     representatives, offsets = store["representatives"], store["offsets"]
     # The lowest bin that goes right, for each split.
@@ -202,19 +210,6 @@ def _route(site: Site, request: GrowRequest) -> None:
         store["valid.nodes"] = route_values(
             store["valid.nodes"], routes, store["valid.values"], sets
         )
-
-
-def _routes(site: Site, request: GrowRequest) -> tuple[Routes, CategorySets]:
-    """Splits of a request as one array, and the sets of those by categories."""
-    routes = np.empty(len(request.split_trees), dtype=ROUTE)
-    routes["tree"], routes["node"] = request.split_trees, request.split_nodes
-    routes["left"], routes["column"] = request.split_lefts, request.split_columns
-    routes["threshold"] = request.split_thresholds
-    routes["default_left"] = request.split_defaults
-    widths = site.store["set_widths"][routes["column"]]
-    routes["set"] = set_numbers(widths)
-    with blaming(site.name, "GrowRequest", "split_sets"):
-        return routes, CategorySets(request.split_sets, widths[widths > 0])
 
 
 def _start_round(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Array]:

@@ -39,9 +39,7 @@ def begin_round(site: Site, n_trees: int) -> None:
     cells = np.arange(starts[-1], dtype=np.int64)
     counts = _counts(store, roots)
     store[OPEN] = roots
-    store[ENDS] = np.stack(
-        [group(cells, node_counts[None], starts, least) for node_counts in counts]
-    )
+    store[ENDS] = np.stack([group(cells, each[None], starts, least) for each in counts])
 
 
 def divide(site: Site, request: GrowRequest) -> None:
@@ -84,21 +82,17 @@ def sum_nodes(store: Store, request: GrowRequest, terms: Array) -> tuple[Array, 
     histograms, missing = build_all_histograms(*codes, terms, store[TOLD], *wanted)
     open_rows = {(int(tree), int(node)): row for row, (tree, node) in enumerate(store[OPEN])}
     rows = [open_rows[pair] for pair in zip(*(each.tolist() for each in wanted), strict=True)]
-    totals = _totals(store, request, terms)  # over all rows of each wanted node
-    gather(histograms, missing, totals, store[ENDS][rows], columns, cell_starts(widths))
-    return histograms, missing
-
-
-def _totals(store: Store, request: GrowRequest, terms: Array) -> Array:
-    nodes, kind = store[TOLD], np.int64 if terms.dtype == np.int64 else np.float64
+    # Sums over all rows of each wanted node, as int64 or float64 like the histograms.
+    kind = np.int64 if terms.dtype == np.int64 else np.float64
     sums = [np.empty((0, 2), kind)]
     for tree in np.unique(request.wanted_trees):
-        wanted = request.wanted_nodes[request.wanted_trees == tree]
-        slots = slots_by_node(nodes[tree], wanted)[nodes[tree]]
-        totals = np.zeros((len(wanted), 2), dtype=kind)
-        np.add.at(totals, slots[slots >= 0], terms[tree][slots >= 0])
-        sums.append(totals)
-    return np.concatenate(sums)
+        nodes = request.wanted_nodes[request.wanted_trees == tree]
+        slots = slots_by_node(store[TOLD][tree], nodes)[store[TOLD][tree]]
+        sums.append(np.zeros((len(nodes), 2), dtype=kind))
+        np.add.at(sums[-1], slots[slots >= 0], terms[tree][slots >= 0])
+    totals = np.concatenate(sums)
+    gather(histograms, missing, totals, store[ENDS][rows], columns, cell_starts(widths))
+    return histograms, missing
 
 
 def _counts(store: Store, nodes: Array) -> Array:

@@ -81,22 +81,6 @@ def score_model_sums(
     return sums
 
 
-def _model_of_run(site: Site, request: EvaluateRequest, read: Callable[[str], M]) -> M:
-    store, message = site.store, type(request).__name__
-    try:
-        model = read(request.model.tobytes().decode())
-    except (DataError, UnicodeDecodeError) as error:
-        rule = str(error).removeprefix("model ")
-        raise ProtocolError(site.name, message, "model", rule) from error
-    facts = store.facts
-    expected = facts["objective"], facts["hello"]["columns"], facts[CLASSES], kept_categories(store)
-    sent = model.objective, list(model.columns), list(model.classes), model.categories
-    if sent != expected:
-        rule = "must have the objective, columns, categories and classes of the run"
-        raise ProtocolError(site.name, message, "model", rule)
-    return model
-
-
 def score_subsets(
     site: Site,
     request: EvaluateRequest,
@@ -106,8 +90,18 @@ def score_subsets(
     subsets: Sequence[str] = SUBSETS,
 ) -> dict[str, Array]:
     """Fields of an ``EvaluateReply`` for some subsets; stores the model, keeps the rows."""
+    store, message = site.store, type(request).__name__
+    try:
+        model = read(request.model.tobytes().decode())
+    except (DataError, UnicodeDecodeError) as error:
+        rule = str(error).removeprefix("model ")
+        raise ProtocolError(site.name, message, "model", rule) from error
+    facts = store.facts
+    expected = facts["objective"], facts["hello"]["columns"], facts[CLASSES], kept_categories(store)
+    if (model.objective, list(model.columns), list(model.classes), model.categories) != expected:
+        rule = "must have the objective, columns, categories and classes of the run"
+        raise ProtocolError(site.name, message, "model", rule)
     scores: dict[str, Array] = {}
-    model = _model_of_run(site, request, read)
     for subset in subsets:
         batches = [predict(model, *rows) for rows in _batches(site.store, subset)]
         margins = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])

@@ -62,10 +62,14 @@ def join(site: Site, request: Request, roster: Roster) -> Bounds:
     bounds = Bounds(roster.n_rows, roster.heaviest, roster.largest)
     store = site.store
     n_rows = sum(len(store[f"{subset}.weights"]) for subset in SUBSETS)
+    largest_label = 0  # of classes
+    if is_regression(store.facts["objective"]):
+        largest = [np.abs(store[f"{subset}.labels"]).max(initial=0) for subset in SUBSETS]
+        largest_label = power_above(float(np.max(largest)))
     sizes = {
         "n_rows": (bounds.n_rows, n_rows),
         "heaviest": (bounds.heaviest, _heaviest(store)),
-        "largest": (bounds.largest, _largest(store)),
+        "largest": (bounds.largest, largest_label),
     }
     for field, (bound, size) in sizes.items():
         if size > bound:
@@ -81,13 +85,6 @@ def join(site: Site, request: Request, roster: Roster) -> Bounds:
 def _heaviest(store: Store) -> int:
     weights = [store[f"{subset}.weights"].max(initial=0) for subset in SUBSETS]
     return power_above(float(np.max(weights)))
-
-
-def _largest(store: Store) -> int:
-    if not is_regression(store.facts["objective"]):
-        return 0
-    sizes = [np.abs(store[f"{subset}.labels"]).max(initial=0) for subset in SUBSETS]
-    return power_above(float(np.max(sizes)))
 
 
 def label_sums(store: Store, bounds: Bounds) -> Whole:

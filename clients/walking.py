@@ -35,7 +35,13 @@ def ask_on(site: Site, part: ActivePart, at_once: int) -> Letters:
             break
         begin_trees(store, part, end, at_once)
     store.facts["asked"] = asked
-    return [(name, _questions(store, places)) for name, places in asked.items()]
+    letters: Letters = []
+    for name, places in asked.items():
+        rows = [rows_of(store["nodes"], tree, node) for tree, node, _ in places]
+        records = np.array([record for _, _, record in places], dtype=np.int64)
+        sizes = np.array([len(each) for each in rows], dtype=np.int64)
+        letters.append((name, Questions(records, sizes, np.concatenate(rows).astype(np.int32))))
+    return letters
 
 
 def leaves_reached(store: Store) -> npt.NDArray[np.int32]:
@@ -81,15 +87,6 @@ def _walk_local(site: Site, part: ActivePart) -> Asked:
                 asked.setdefault(owners[node], []).append((index, node, int(records[node])))
     store["nodes"] = nodes
     return asked
-
-
-def _questions(store: Store, places: list[tuple[int, int, int]]) -> Questions:
-    rows = [rows_of(store["nodes"], tree, node) for tree, node, _ in places]
-    return Questions(
-        np.array([record for _, _, record in places], dtype=np.int64),
-        np.array([len(each) for each in rows], dtype=np.int64),
-        np.concatenate(rows).astype(np.int32),
-    )
 
 
 def take_answers(site: Site, mail: Mail, part: ActivePart) -> None:

@@ -121,16 +121,6 @@ def _rows(store: Store, model: BaggedForest, subset: str) -> Scored:
     return margins, store["labels"][rows], store["weights"][rows]
 
 
-def _oob_rows(store: Store, model: BaggedForest) -> Scored:
-    """Out-of-bag training rows, each predicted by the trees that have not drawn it."""
-    n_train = store.facts["n_train"]
-    unseen = store["counts"] == 0
-    rows = np.flatnonzero(unseen.any(axis=0))
-    predictions = model.predictions(store["nodes"][:, rows], unseen[:, rows])
-    targets = store["labels"][:n_train][rows], store["weights"][:n_train][rows]
-    return margins_of(model.objective, predictions), *targets
-
-
 def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply, Letters]:
     """Apply the last splits, score the forest, store the party's part of the model."""
     store = site.store
@@ -145,22 +135,25 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
     letters = {name: mail.one(PartKept, name) for name in site.others}
     rows = {subset: _rows(store, model, subset) for subset in SUBSETS}
     compare(site, model.objective, np.concatenate([rows[subset][0] for subset in SUBSETS]))
-    rows["oob"] = _oob_rows(store, model)
+    # Out-of-bag rows, each predicted by the trees that have not drawn it.
+    unseen = store["counts"] == 0
+    oob = np.flatnonzero(unseen.any(axis=0))
+    predictions = model.predictions(store["nodes"][:, oob], unseen[:, oob])
+    margins = margins_of(model.objective, predictions)
+    rows["oob"] = margins, store["labels"][oob], store["weights"][oob]
     scores = metrics.pooled_subsets(model.objective, rows)
     threshold = scores["train"].get("threshold")
     write_part(store.folder, {**_part(site, model, letters), "threshold": threshold})
     names, gains, counts = _importance(site, letters)
-    master_keeps_model = store.facts["forest"]["master_keeps_model"]
+    keeps_model = store.facts["forest"]["master_keeps_model"]
     reply = FinishReply(
         **told_scores(scores),
         column_names=names,
         column_gains=gains,
         column_counts=counts,
-        **own_records(site, master_keeps_model),
-        classes=model.classes if master_keeps_model else (),
-        leaf_values=np.concatenate(model.values)
-        if master_keeps_model
-        else np.zeros((0, model.n_outputs)),
+        **own_records(site, keeps_model),
+        classes=model.classes if keeps_model else (),
+        leaf_values=np.concatenate(model.values) if keeps_model else np.zeros((0, model.n_outputs)),
     )
     store.forget()
     return reply, []
@@ -190,15 +183,10 @@ def _importance(
     store = site.store
     # With encrypted labels a party cannot know its gains, so this one computes them.
     encrypted = is_encrypted(store)
-    worth = {
-        name: (
-            gains_of(site, name, len(letter.gains)) if encrypted else letter.gains,
-            letter.counts,
-            letter.names,
-        )
-        for name, letter in letters.items()
-    }
-    worth[site.name] = own_worth(site)
+    worth = {site.name: own_worth(site)}
+    for name, letter in letters.items():
+        gains = gains_of(site, name, len(letter.gains)) if encrypted else letter.gains
+        worth[name] = gains, letter.counts, letter.names
     order = list(store.facts["peers"])
     shared = all(len(worth[name][2]) == len(worth[name][0]) for name in order)
     names = joint_names(

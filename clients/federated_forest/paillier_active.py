@@ -136,22 +136,16 @@ def _read_offers(
     store, spans = site.store, by_tree(trees)
     fields = RowFields.of(store["targets"], store["row_weights"], store.facts["n_classes"])
     totals = [_totals(store, fields, int(trees[a]), nodes[a:b]) for a, b in spans]
-    offers = {}
+    rules, offers = rules_of(store), {}
     for name in site.others:
         listing, ciphertexts = _listing(site, mail, name, totals)
         listings = [listing.of_nodes(*span) for span in spans]
         sums = _sums(store, name, ciphertexts, fields, listings, totals)
-        rules = rules_of(store)
-        trees_summed = zip(listings, sums, totals, strict=True)
-        offers[name] = (
-            listing,
-            Choices.joined(
-                [
-                    (of_tree[0], choose_cuts(*of_tree, fields.units, rules))
-                    for of_tree in trees_summed
-                ]
-            ),
-        )
+        choices = [
+            (of_tree, choose_cuts(of_tree, tree_sums, tree_totals, fields.units, rules))
+            for of_tree, tree_sums, tree_totals in zip(listings, sums, totals, strict=True)
+        ]
+        offers[name] = listing, Choices.joined(choices)
     return offers
 
 

@@ -21,7 +21,7 @@ from clients.walking import answers
 from fedapp.crypto.keys import PublicKey as Key
 from fedapp.crypto.keys import read_public_key
 from fedapp.crypto.packing import PairLayout, grouped_layouts
-from fedapp.crypto.rings import Residues, ring
+from fedapp.crypto.rings import ring
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, blaming
@@ -29,7 +29,6 @@ from fedapp.histograms.bins import digitise
 from fedapp.histograms.build import slots_by_node
 from fedapp.histograms.joint import sum_jobs
 from fedapp.messages.dictionary import pack_categories
-from fedapp.messages.fields import Array
 from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
     AnswerRequest,
@@ -124,7 +123,20 @@ def sum_nodes(site: Site, request: SumRequest, mail: Mail) -> tuple[SentReply, L
     else:
         if phase == SUMMED:
             letters = _take_splits(site, mail.one(Splits, active))
-        _move(site, mail)
+        # Sides come from the active party, this one, and the other passive ones.
+        splits = store.record(Splits, "splits")
+        sources = [(active, splits.bits_of, splits.bits)]
+        local = np.flatnonzero(splits.columns >= 0)
+        if len(local):
+            sources.append((site.name, local, store["own_bits"]))
+        for sender, letter in mail.all(Partition).items():
+            if letter.level != store.facts["level"]:
+                raise ProtocolError(sender, "Partition", "level", "must be the one being split")
+            sources.append((sender, letter.bits_of, letter.bits))
+        split = splits.trees, splits.nodes, splits.lefts
+        store["nodes"] = nodes_after(store["nodes"], *split, sources)
+        if site.config.least_bin_rows:
+            divide(site, splits)
     letters.append((active, _encrypted_sums(site)))
     return SentReply(), letters
 
@@ -261,23 +273,6 @@ def _check_splits(site: Site, letter: Splits) -> None:
         raise ProtocolError(active, "Splits", "columns", "must be of this party and this level")
 
 
-def _move(site: Site, mail: Mail) -> None:
-    store, active = site.store, site.store.facts["active"]
-    # Sides come from the active party, this one, and the other passive ones.
-    splits = store.record(Splits, "splits")
-    sources = [(active, splits.bits_of, splits.bits)]
-    local = np.flatnonzero(splits.columns >= 0)
-    if len(local):
-        sources.append((site.name, local, store["own_bits"]))
-    for sender, letter in mail.all(Partition).items():
-        if letter.level != store.facts["level"]:
-            raise ProtocolError(sender, "Partition", "level", "must be the one being split")
-        sources.append((sender, letter.bits_of, letter.bits))
-    store["nodes"] = nodes_after(store["nodes"], splits.trees, splits.nodes, splits.lefts, sources)
-    if site.config.least_bin_rows:
-        divide(site, splits)
-
-
 def _encrypted_sums(site: Site) -> EncryptedSums:
     """Sums of the wanted nodes, job by job; see ``fedapp.histograms.joint.sum_jobs``."""
     store, key, level = site.store, _key(site.store), site.store.facts["level"]
@@ -292,11 +287,16 @@ def _encrypted_sums(site: Site) -> EncryptedSums:
     inside = store["nodes"][:, drawn]
     present = np.ones(offsets[-1], dtype=bool)
     present[offsets[1:] - 1] = False
-    workers, layouts = shared_workers(), _layouts(store)
+    workers, layouts, products = shared_workers(), _layouts(store), ring(key.n_squared)
     packed = [np.empty((0, key.ciphertext_bytes), dtype=np.uint8)]
     for group, tree, wanted in sum_jobs(layouts, level, trees, nodes) if len(columns) else ():
         slots = slots_by_node(inside[tree], wanted)[inside[tree]]
-        sums = _sum_blocks(store, group, tree_codes[tree], offsets, slots, len(wanted))
+        sums, first = products.ones(len(wanted) * int(offsets[-1])), 0
+        for block in blocks_of(store, group * len(slots), (group + 1) * len(slots)):
+            part = slice(first, first + len(block))
+            terms = key, block, tree_codes[tree][part], offsets, slots[part], len(wanted)
+            sums = products.multiply(sums, sum_rows(*terms, workers))
+            first += len(block)
         present_sums = sums[np.tile(present, len(wanted))]
         packed.append(pack_sums(key, present_sums, layouts[group], workers))
     missing = np.zeros((len(nodes), len(columns)), dtype=np.int32)
@@ -308,17 +308,3 @@ def _encrypted_sums(site: Site) -> EncryptedSums:
         np.add.at(counts, (slots[slots >= 0], absent[slots >= 0]), 1)
         missing[trees == tree] = counts
     return EncryptedSums(store.facts["round"], level, missing, np.concatenate(packed))
-
-
-def _sum_blocks(
-    store: Store, group: int, codes: Array, offsets: Array, slots: Array, n_nodes: int
-) -> Residues:
-    """Sums of the drawn rows under the layout of one group of trees; see ``sum_rows``."""
-    key, n_rows, first = _key(store), len(slots), 0
-    sums = ring(key.n_squared).ones(n_nodes * int(offsets[-1]))
-    for block in blocks_of(store, group * n_rows, (group + 1) * n_rows):
-        rows = slice(first, first + len(block))
-        terms = key, block, codes[rows], offsets, slots[rows], n_nodes
-        sums = ring(key.n_squared).multiply(sums, sum_rows(*terms, shared_workers()))
-        first += len(block)
-    return sums
