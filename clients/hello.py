@@ -122,9 +122,8 @@ def _subsets(config: SiteConfig, request: HelloRequest) -> dict[str, Table]:
     if request.columns and sorted(request.columns) != sorted(site_columns):
         rule = "must be the site's, in any order"
         raise ProtocolError(config.name, "HelloRequest", "columns", rule)
-    return {
-        name: table.in_order(request.columns or site_columns) for name, table in subsets.items()
-    }
+    order = request.columns or site_columns
+    return {name: table.in_order(order) for name, table in subsets.items()}
 
 
 def _notes(config: SiteConfig, table: Table, rounded: bool) -> tuple[str, ...]:

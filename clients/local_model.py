@@ -53,18 +53,18 @@ def warn_if_worse(
     settings = PARAMETERS, (values, labels, weights), starts[0], ROUNDS, widths, loss
     grown = grow_trees(name, width, *settings)
     local = add_trees(starts[1], grown.trees, test[0], grown.sets)
-    federated_error, local_error = (
+    federated, local_only = (
         ((transform(name, of_model).astype(np.float64) - truth(test[1])) ** 2).sum(axis=1) * test[2]
         for of_model in (margins, local)
     )
-    if (federated_error - local_error).sum() > 2 * np.linalg.norm(federated_error - local_error):
+    if (federated - local_only).sum() > 2 * np.linalg.norm(federated - local_only):
         log.warning(
             "the federated model's mean squared error on %d test rows of this site is %.4g, that "
             "of XGBoost trained on this site's rows only %.4g: other parties' rows may be of "
             "another kind, or a party may have sent sums that are not of its rows",
             *(
                 len(margins),
-                federated_error.sum() / test[2].sum(),
-                local_error.sum() / test[2].sum(),
+                federated.sum() / test[2].sum(),
+                local_only.sum() / test[2].sum(),
             ),
         )

@@ -78,14 +78,12 @@ def sketch(site: Site, request: SketchRequest) -> SketchReply:
     summary, codes, missing_code = sketch_and_code(values, weights, request.n_bins, categories)
     if least := site.config.least_bin_rows:
         summary, values = merge_sketch(summary, values, weights, least)
-    complete = summary.with_categories(categories)
+    full = summary.with_categories(categories)
     if least or categories.any():
-        cuts = with_categories(
-            own_cuts(complete), categories, used_categories([complete], categories)
-        )
+        cuts = with_categories(own_cuts(full), categories, used_categories([full], categories))
         codes, missing_code = digitise(values, cuts)
     store["codes"], store.facts["missing_code"] = codes, missing_code
-    store["representatives"], store["offsets"] = complete.representatives, complete.offsets
+    store["representatives"], store["offsets"] = full.representatives, full.offsets
     store["set_widths"] = categories
     store.drop("train.values")
     return SketchReply(

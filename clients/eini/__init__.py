@@ -73,10 +73,8 @@ def _keep_structure(site: Site, part: OwnPart, letter: Structure, request: StepR
     local = letter.records[letter.records >= 0]
     fits = len(letter.ends) == letter.n_terms and "n" not in store
     # Each split occurs once in a model.
-    is_local = len(np.unique(local)) == len(local) and bool(
-        (local < len(part.lookup.columns)).all()
-    )
-    if not (fits and is_local):
+    is_unique = len(np.unique(local)) == len(local)
+    if not (fits and is_unique and (local < len(part.lookup.columns)).all()):
         raise ProtocolError(active, "Structure", "lefts", "must be trees of this model, sent once")
     with blaming(active, "Structure", "lefts"):
         check_trees(letter.lefts, np.concatenate(([0], letter.ends)))

@@ -51,13 +51,11 @@ class Plan:
 
     def own_sides(self, site: Site, tree: int, values: Array) -> dict[int, Bools]:
         """Which rows each local split of a skeleton sends left, by its node."""
-        collapsed = self.skeletons[tree]
+        pruned = self.skeletons[tree]
         owners, records = self.part.owners[tree], self.part.records[tree]
         return {
             index: self.part.lookup.sides(records[node], values)
-            for index, (left, node) in enumerate(
-                zip(collapsed.lefts, collapsed.sources, strict=True)
-            )
+            for index, (left, node) in enumerate(zip(pruned.lefts, pruned.sources, strict=True))
             if left != LEAF and owners[node] == site.name
         }
 
@@ -80,7 +78,7 @@ def plan_of(site: Site) -> Plan:
     for tree, owners in zip(part.model.trees, part.owners, strict=True):
         is_passive = np.array([name != site.name for name in owners]) & (tree["left"] != LEAF)
         skeletons.append(skeleton(tree["left"], is_passive))
-    shared = [number for number, collapsed in enumerate(skeletons) if len(collapsed.lefts) > 1]
+    shared = [number for number, pruned in enumerate(skeletons) if len(pruned.lefts) > 1]
     return Plan(part, skeletons, shared)
 
 
@@ -153,10 +151,10 @@ def _structure(plan: Plan, key: PrivateKey, name: str) -> Structure:
     """What a passive party receives: key, skeletons, and the records of its splits."""
     lefts, records = [], []
     for tree in plan.shared:
-        collapsed, owners = plan.skeletons[tree], np.array(plan.part.owners[tree])
-        is_theirs = (owners[collapsed.sources] == name) & (collapsed.lefts != LEAF)
-        lefts.append(collapsed.lefts)
-        records.append(np.where(is_theirs, plan.part.records[tree][collapsed.sources], NOT_OWN))
+        pruned, owners = plan.skeletons[tree], np.array(plan.part.owners[tree])
+        is_theirs = (owners[pruned.sources] == name) & (pruned.lefts != LEAF)
+        lefts.append(pruned.lefts)
+        records.append(np.where(is_theirs, plan.part.records[tree][pruned.sources], NOT_OWN))
     return Structure(
         key.public.to_array(),
         len(plan.shared),
@@ -201,11 +199,9 @@ def _next_batch(site: Site, plan: Plan) -> Elements | None:
     last = min(first + facts["batch_rows"], n_rows)
     values, columns = store["values"][first:last], []
     for tree in plan.shared:
-        collapsed = plan.skeletons[tree]
-        open_entries = candidates(collapsed.lefts, plan.own_sides(site, tree, values), last - first)
-        for entry, is_open in zip(
-            collapsed.sources[collapsed.entries], open_entries.T, strict=True
-        ):
+        pruned = plan.skeletons[tree]
+        open_entries = candidates(pruned.lefts, plan.own_sides(site, tree, values), last - first)
+        for entry, is_open in zip(pruned.sources[pruned.entries], open_entries.T, strict=True):
             terms = np.zeros((last - first, plan.part.model.n_outputs))
             terms[is_open] = plan.terms_below(tree, int(entry), values[is_open])
             columns.append(terms)

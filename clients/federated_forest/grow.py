@@ -39,11 +39,9 @@ def begin(site: Site, request: SetupRequest) -> None:
     if len(request.column_seeds) != values.shape[1]:
         rule = f"must be one a column of {values.shape[1]}, got {len(request.column_seeds)}"
         raise ProtocolError(site.name, "SetupRequest", "column_seeds", rule)
-    settings = fields_of(request, SetupRequest)
+    sent = fields_of(request, SetupRequest)
     store.facts["forest"] = {
-        name: value
-        for name, value in settings.items()
-        if isinstance(value, str | bool | int | float)
+        name: value for name, value in sent.items() if isinstance(value, str | bool | int | float)
     }
     widths = category_counts(kept_categories(store), values.shape[1])
     bins = bin_columns(values, request.max_bin, widths)

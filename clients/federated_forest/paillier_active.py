@@ -183,11 +183,9 @@ def _fits(listing: Listing, large: Flags) -> bool:
         return False
     is_listed, nodes = listing.n_columns > 0, listing.nodes
     ascends = (np.diff(listing.columns) > 0) | (np.diff(nodes) > 0)
-    at_most_one = (listing.ranks == DRAWN) | (listing.n_columns <= 1)
+    single = (listing.ranks == DRAWN) | (listing.n_columns <= 1)
     ranked = is_listed == (listing.ranks < NO_RANK)
-    return bool(
-        ascends.all() and at_most_one.all() and ranked.all() and not (is_listed & ~large).any()
-    )
+    return bool(ascends.all() and single.all() and ranked.all() and not (is_listed & ~large).any())
 
 
 def _sums(
@@ -208,17 +206,15 @@ def _sums(
     ]
     layout = _layout(key.public, fields)
     with blaming(party, "ColumnSums", "ciphertexts"):
-        decrypted = read_terms(key, ciphertexts, layout, wanted, shared_workers())
-    for (listing, totals), sums, columns, is_read in zip(
-        pairs, decrypted, read, wanted, strict=True
-    ):
+        plain = read_terms(key, ciphertexts, layout, wanted, shared_workers())
+    for (listing, totals), sums, columns, used in zip(pairs, plain, read, wanted, strict=True):
         matches = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
-        weights = sums[is_read] if store.facts["n_classes"] else sums[is_read, :1]
+        weights = sums[used] if store.facts["n_classes"] else sums[used, :1]
         # Weights of rows are not negative, and some are not 0.
         if not (matches.all() and (weights >= 0).all() and (weights.sum(axis=1) > 0).all()):
             rule = "must add up to the labels of each node"
             raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)
-    return decrypted
+    return plain
 
 
 def _layout(key: PublicKey, fields: RowFields) -> SumLayout:

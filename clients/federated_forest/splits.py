@@ -64,21 +64,17 @@ def own_among(site: Site, told: Told) -> npt.NDArray[np.int64]:
 def make_own(site: Site, told: Told) -> Bits:
     """Make the local splits: store them, and which rows they send left."""
     store, places, local = site.store, check_splits(site, told), own_among(site, told)
-    candidates = Candidates(
-        *(store[f"found.{name}"][places[local]] for name in Candidates.__slots__)
-    )
-    if (candidates.columns < 0).any():
+    best = Candidates(*(store[f"found.{name}"][places[local]] for name in Candidates.__slots__))
+    if (best.columns < 0).any():
         rule = "must be splits that this party has offered"
         raise ProtocolError(site.name, type(told).__name__, "owners", rule)
-    cuts = candidates.columns, candidates.thresholds, candidates.defaults
-    numbers, sets = sets_of_rows(candidates.widths, candidates.rights)
-    table = Lookup.of(*cuts, candidates.widths, sets)
+    cuts = best.columns, best.thresholds, best.defaults
+    numbers, sets = sets_of_rows(best.widths, best.rights)
+    table = Lookup.of(*cuts, best.widths, sets)
     store.put("lookup", store.record(Lookup, "lookup").plus(table))
     if "tree_weights" in store:
         gains = np.array(store["gains"])
-        np.add.at(
-            gains, candidates.columns, worth_of(store, told.trees[local], candidates.improvements)
-        )
+        np.add.at(gains, best.columns, worth_of(store, told.trees[local], best.improvements))
         store["gains"] = gains
     slots = slots_of(store["nodes"], told.trees[local], told.nodes[local])
     sides = sides_of(store["values"], *cuts, *slots, numbers, sets)

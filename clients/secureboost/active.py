@@ -227,14 +227,12 @@ def _meet(site: Site, mail: Mail) -> None:
             rule = f"must be {len(bins.widths)} or none, got {len(bins.names)}"
             raise ProtocolError(name, "ColumnBins", "names", rule)
         n_columns, max_bin = len(bins.widths), boost["max_bin"]
-        max_columns = site.config.limits["most-columns"]
+        limit = site.config.limits["most-columns"]
         by_category = np.resize(bins.categorical.astype(bool), n_columns)
-        if n_columns > max_columns or (bins.widths[~by_category] > max_bin).any():
-            rule = (
-                f"must be <= {max_bin} (max-bin), of {max_columns} columns at most (most-columns)"
-            )
+        if n_columns > limit or (bins.widths[~by_category] > max_bin).any():
+            rule = f"must be <= {max_bin} (max-bin), of {limit} columns at most (most-columns)"
             raise ProtocolError(name, "ColumnBins", "widths", rule)
-        if (n_all := int(bins.widths.sum())) > (most_bins := BINS_A_COLUMN * max_columns):
+        if (n_all := int(bins.widths.sum())) > (most_bins := BINS_A_COLUMN * limit):
             rule = f"must add up to <= {most_bins} ({BINS_A_COLUMN} x most-columns of {site.name})"
             raise ProtocolError(name, "ColumnBins", "widths", f"{rule}, got {n_all}; lower max-bin")
         if len(bins.categorical) != n_columns:
