@@ -62,9 +62,5 @@ def warn_if_worse(
             "the federated model's mean squared error on %d test rows of this site is %.4g, that "
             "of XGBoost trained on this site's rows only %.4g: other parties' rows may be of "
             "another kind, or a party may have sent sums that are not of its rows",
-            *(
-                len(margins),
-                federated.sum() / test[2].sum(),
-                local_only.sum() / test[2].sum(),
-            ),
+            *(len(margins), federated.sum() / test[2].sum(), local_only.sum() / test[2].sum()),
         )

@@ -268,11 +268,7 @@ def tell_splits(view: View, growth: Growth, routes: Routes, sets: CategorySets) 
 
 
 def _splits_for(
-    party: str,
-    owners: list[tuple[str, int]],
-    growth: Growth,
-    chosen: Chosen,
-    sets: CategorySets,
+    party: str, owners: list[tuple[str, int]], growth: Growth, chosen: Chosen, sets: CategorySets
 ) -> Splits:
     """Letter with a level's splits for one party; other parties' cuts are hidden."""
     routes, own, bits = chosen.routes, chosen.own, chosen.bits
