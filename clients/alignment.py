@@ -85,7 +85,17 @@ def match(site: Site, request: MatchRequest, mail: Mail) -> tuple[MatchReply, Le
     store = site.store
     rows, common = np.arange(len(store["ids"])), dict[str, Array]()  # bits by list's owner
     if not store.facts["ordered"]:
-        lists = _lists(site, mail)
+        # Every party's list under all masks; this party masks the others' lists last.
+        lists: dict[str, Array] = {}
+        for sender, letter in mail.each(MaskedList):
+            _check_list(site, sender, letter)
+            is_local, scalar = letter.owner == site.name, store["scalar"].tobytes()
+            lists[letter.owner] = letter.points if is_local else _masked(sender, letter, scalar)
+        peers = set(store.facts["peers"])
+        if set(lists) != peers or len(lists[site.name]) != len(store["ids"]):
+            missing = min(peers - set(lists), default=site.name)
+            raise ProtocolError(missing, "MaskedList", "owner", "must be every party once, whole")
+        lists = {name: lists[name] for name in store.facts["peers"]}
         for name, points in lists.items():
             with blaming(name, "MaskedList", "points"):
                 intersect([points])
@@ -158,23 +168,7 @@ def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:
     enter(store, ALIGNED)
 
 
-def _lists(site: Site, mail: Mail) -> dict[str, Array]:
-    """Every party's list under all masks; this party's mask is the last on the others' lists."""
-    names = list(site.store.facts["peers"])
-    lists: dict[str, Array] = {}
-    for sender, letter in mail.each(MaskedList):
-        is_local = letter.owner == site.name
-        _check_list(site, sender, letter)
-        scalar = site.store["scalar"].tobytes()
-        lists[letter.owner] = letter.points if is_local else _masked(sender, letter, scalar)
-    if set(lists) != set(names) or len(lists[site.name]) != len(site.store["ids"]):
-        missing = min(set(names) - set(lists), default=site.name)
-        raise ProtocolError(missing, "MaskedList", "owner", "must be every party once, whole")
-    return {name: lists[name] for name in names}
-
-
 def _check_list(site: Site, sender: str, letter: MaskedList) -> None:
-    """Check that a list comes once, from the party before this one, within the site's limit."""
     route = _route(site, letter.owner) if letter.owner in site.store.facts["peers"] else []
     masked_by = route[: letter.n_masks]
     if masked_by[-1:] != [sender] or route[letter.n_masks : letter.n_masks + 1] != [site.name]:

@@ -29,11 +29,7 @@ OWN, JOINT = "own_categories", "categories"  # JSON, in bytes: an array file is 
 
 
 def told_categories(config: SiteConfig, subsets: Mapping[str, Table]) -> dict[str, Any]:
-    """Category fields of a ``HelloReply``.
-
-    Raises a DataError if a name cannot be sent, there are too many, or a column's names are neither
-    shared nor given by a schema.
-    """
+    """Category fields of a ``HelloReply``; raises a DataError if names may not be sent."""
     own, table = own_categories(subsets), subsets["train"]
     for column, names in zip(table.columns, own, strict=False):
         if any(len(name) > LONGEST or UNPRINTABLE.search(name) for name in names or ()):

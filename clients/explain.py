@@ -58,10 +58,7 @@ def begin(site: Site, request: ExplainRequest) -> ExplainReply:
 
 
 def explain_open(site: Site, part: OwnPart, trees: Iterable[tuple[Array, Array]]) -> None:
-    """At a passive party: local splits that its other ones leave open to a row.
-
-    ``trees`` has left children, and the record at local splits, -1 elsewhere.
-    """
+    """At a passive party: splits that its others leave open; ``trees``: left children, records."""
     entries: dict[str, Entry] = {row: {"splits": []} for row in _rows(site)}
     for number, (lefts, records) in enumerate(trees):
         for row, splits in _open(site, part, number, lefts, records).items():
@@ -119,7 +116,6 @@ def _rows(site: Site) -> dict[str, int]:
 
 
 def _split(site: Site, part: OwnPart, record: int, place: int) -> Entry:
-    """A local split, and the row's value and side there."""
     lookup, column = part.lookup, int(part.lookup.columns[record])
     value = float(site.store["values"][place, column])
     is_left = bool(lookup.sides(record, site.store["values"], place))
@@ -176,7 +172,6 @@ def _owner_facts(part: ActivePart, number: int, node: int) -> Entry:
 
 
 def _write(site: Site, splits: str, rows: Mapping[str, Entry]) -> None:
-    """Write both files if rows are to be explained."""
     facts = site.store.facts
     if "explained" not in facts:
         return

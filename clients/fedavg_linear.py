@@ -76,7 +76,6 @@ def train_sums(site: Site, request: AverageSumsRequest) -> Sums:
 def _trained(
     site: Site, request: AverageRequest, adder: Adder
 ) -> tuple[LinearModel, dict[str, Array]]:
-    """The model after local training, and scores of the one received."""
     objective = cast(Objective, site.store.facts["objective"])
     columns = tuple(site.store.facts["hello"]["columns"])
     if list(request.classes) != site.store.facts[CLASSES]:
@@ -159,10 +158,7 @@ def spreads(site: Site, request: SpreadsRequest) -> Sums:
 
 
 def model_sums(site: Site, request: AverageSumsRequest, model: LinearModel) -> list[Array]:
-    """The party's weight, and its model times its share of all parties' weight.
-
-    Raises a ProtocolError or DataError if either exceeds the bounds that hold for all.
-    """
+    """The party's weight, and its model weighted by its share of all parties' weight."""
     bounds = bounds_of(site.store)
     weight = whole_weight(site.store["train.weights"], bounds)
     most = request.weight_power + bounds.exponent(0)

@@ -130,7 +130,6 @@ def _shape(store: Store) -> HeadShape:
 
 
 def _ensembles(store: Store) -> tuple[tuple[tuple[Tree, ...], ...], CategorySets]:
-    """The shared trees, by party, and their category sets."""
     grown = unpack_trees({name: store[f"trees.{name}"] for name in TREES}, _category_counts(store))
     return split_ensembles(grown.trees, store["trees.counts"]), grown.sets
 
@@ -149,7 +148,6 @@ def average(site: Site, request: AverageRequest) -> AverageReply:
 
 
 def _train(site: Site, request: AverageRequest, shape: HeadShape) -> tuple[Array, float]:
-    """The head after the local epochs, and its mean loss."""
     from fedapp.trees.stacked.fit import HeadRows, Training, fit_head
 
     store = site.store

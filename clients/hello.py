@@ -74,11 +74,7 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
 
 
 def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[str, Table]]:
-    """Read a site's table and check it against the rules of a run; nothing is stored.
-
-    Returns the reply and the table of each subset. Raises a DataError, ConfigError or
-    ProtocolError if a rule is broken.
-    """
+    """Read a site's table and check it against the rules of a run; nothing is stored."""
     with blaming(config.name, "HelloRequest", "objective"):
         check_objective(request.objective, AUTO)
         check_held(request.objective)

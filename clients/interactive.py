@@ -19,10 +19,7 @@ from fedapp.site.mail import Letters, Mail
 
 
 def walk(site: Site, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
-    """At the active party: route rows as far as the answers and its splits allow.
-
-    ``trees_at_once`` trees are traversed together; the next ones follow.
-    """
+    """At the active party: route rows of ``trees_at_once`` trees as far as answers allow."""
     store, part = site.store, active_part(site)
     if "nodes" not in store:
         check_order(site, mail)

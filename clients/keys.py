@@ -23,10 +23,7 @@ class KeyOrder(Protocol):
 def draw_key(
     site: Site, request: KeyOrder, section: str, fits: Callable[[PublicKey], object]
 ) -> PrivateKey:
-    """Draw a key and test it; raises a ConfigError if it is too small.
-
-    ``section`` of the run config is for errors; ``fits`` raises a ValueError for a small key.
-    """
+    """Draw a key and test it; ``fits`` raises a ValueError if it is too small."""
     try:
         key = generate_key(
             request.key_bits,

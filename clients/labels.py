@@ -38,10 +38,7 @@ def labels(site: Site, request: LabelsRequest) -> LabelsReply:
 
 
 def keep_coding(site: Site, request: Terms) -> dict[str, Any]:
-    """Code labels and categories, once a run; returns the fields of a ``LabelsReply``.
-
-    Raises a ProtocolError if the classes do not fit the objective or the request repeats.
-    """
+    """Code labels and categories, once a run; returns the fields of a ``LabelsReply``."""
     facts = site.store.facts
     if CLASSES in facts:
         raise ProtocolError(site.name, type(request).__name__, CLASSES, "must be sent once")

@@ -24,10 +24,7 @@ from fedapp.trees.sets import category_counts
 
 
 def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
-    """Add the new trees, score, and grow ``n_rounds``; returns the fields of a ``BoostReport``.
-
-    The margins stay at the site, so each tree is sent and evaluated once.
-    """
+    """Add the new trees, score, and grow ``n_rounds``; returns the fields of a ``BoostReport``."""
     store = site.store
     objective = cast(Objective, store.facts["objective"])
     if request.n_classes != len(store.facts[CLASSES]):
@@ -38,6 +35,7 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
     if "train.margins" not in store:
         begin_margins(store, request.base_margin)
     scores: dict[str, Array] = {}
+    # The margins stay at the site, so each tree is sent and evaluated once.
     for subset in WATCHED:
         margins = store[f"{subset}.margins"]
         if new.trees:

@@ -17,10 +17,7 @@ from fedapp.trees.sets import Ints
 
 
 def told_trees(site: Site, request: Trees, widths: Ints) -> Grown:
-    """Trees of a request; ``widths`` has each column's number of categories, 0 if numeric.
-
-    Raises a ProtocolError if they do not fit the table or the number of outputs.
-    """
+    """Trees of a request, checked; ``widths``: categories of each column, 0 if numeric."""
     message, width = type(request).__name__, run_outputs(site.store)
     with blaming(site.name, message, "trees"):
         grown = unpack_trees(arrays_of(request), widths)

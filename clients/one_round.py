@@ -73,7 +73,6 @@ def intersect(site: Site, request: IntersectRequest, mail: Mail) -> tuple[Inters
 
 
 def _sets(mail: Mail, name: str, part: ActivePart) -> Iterator[bytes]:
-    """A passive party's compressed leaf sets, one per tree."""
     letter, n_trees = mail.one(LeafSets, name), len(part.model.trees)
     part.check(name, letter.part)
     sets, ends = letter.sets.tobytes(), [0, *letter.ends.tolist()]

@@ -110,7 +110,6 @@ def grow_sums(site: Site, request: GrowSumsRequest) -> Sums:
 
 
 def _grow(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Array]:
-    """Fields of a ``GrowReply``, in their order."""
     store = site.store
     _check(site, request)
     if "train.margins" not in store:
@@ -147,27 +146,22 @@ def begin_from(site: Site, request: InitRequest) -> InitReply:
     initial = told_trees(site, request, widths)
     check_outputs(site, request, "base_margin")
     _begin(store, request.base_margin)
-    rows = {"train": _training_values(store), "valid": store["valid.values"]}
+    if "train.values" in store:
+        values = store["train.values"]
+    else:  # binned, so each value's representative
+        codes, offsets = store["codes"], store["offsets"]
+        values = np.full(codes.shape, np.nan, dtype=np.float32)
+        for column, (begin, end) in enumerate(pairwise(offsets)):
+            present = codes[:, column] != store.facts["missing_code"]
+            values[present, column] = store["representatives"][begin:end][codes[present, column]]
+    rows = {"train": values, "valid": store["valid.values"]}
     for subset in WATCHED:
         margins = store[f"{subset}.margins"]
         store[f"{subset}.margins"] = add_trees(margins, initial.trees, rows[subset], initial.sets)
     return InitReply()
 
 
-def _training_values(store: Store) -> Array:
-    """Representative of each value's bin, or the value if not binned; NaN: missing."""
-    if "train.values" in store:
-        return store["train.values"]
-    codes, offsets, missing_code = store["codes"], store["offsets"], store.facts["missing_code"]
-    values = np.full(codes.shape, np.nan, dtype=np.float32)
-    for column, (begin, end) in enumerate(pairwise(offsets)):
-        present = codes[:, column] != missing_code
-        values[present, column] = store["representatives"][begin:end][codes[present, column]]
-    return values
-
-
 def _begin(store: Store, base_margin: Array) -> None:
-    """Margins before the first tree, and all rows at the roots."""
     begin_margins(store, base_margin)
     for subset in WATCHED:
         n_rows = len(store[f"{subset}.labels"])
@@ -299,7 +293,6 @@ def _check(site: Site, request: GrowRequest) -> None:
 
 
 def _offsets_fit(offsets: Array, n_trees: int, n_values: int) -> bool:
-    """Whether offsets divide all values into one piece per tree."""
     if not n_values:
         return not len(offsets)
     return (

@@ -43,10 +43,7 @@ def begin_round(site: Site, n_trees: int) -> None:
 
 
 def divide(site: Site, request: GrowRequest) -> None:
-    """Sum rows of small nodes with those of their siblings, and group the cells of both.
-
-    Raises a ProtocolError if a split node was not open.
-    """
+    """Sum rows of small nodes with those of their siblings, and group the cells of both."""
     store, least = site.store, site.config.least_bin_rows
     trees, lefts, parents = request.split_trees, request.split_lefts, request.split_nodes
     open_rows = {(int(tree), int(node)): row for row, (tree, node) in enumerate(store[OPEN])}
@@ -117,5 +114,4 @@ def drawn_rows(store: Store) -> Array:
 
 
 def _drawn(store: Store) -> Array:
-    """Rows with a gradient in each tree: bool, shape (n_trees, n_rows)."""
-    return np.asarray(store["gradients"].any(axis=2))
+    return np.asarray(store["gradients"].any(axis=2))  # bool, (n_trees, n_rows)

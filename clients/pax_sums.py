@@ -170,7 +170,6 @@ def check_prefixes(site: Site, request: CountRequest | PrivateCountRequest) -> N
 
 
 def _ascends(numbers: Array, offsets: Array) -> bool:
-    """Whether the numbers of each column ascend."""
     rises = numbers[1:] > numbers[:-1]
     # No rise is due where a column ends and the next begins.
     rises[offsets[1:-1][(offsets[1:-1] > 0) & (offsets[1:-1] < len(numbers))] - 1] = True

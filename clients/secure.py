@@ -51,11 +51,7 @@ def left(site: Site, request: LeftRequest) -> LeftReply:
 
 
 def join(site: Site, request: Request, roster: Roster) -> Bounds:
-    """Store the parties that sums are masked with; from here on only sums leave the site.
-
-    ``roster`` is part of ``request``. Raises a ProtocolError or ConfigError if the site does not
-    trust a party, there are too few, or its rows exceed the bounds that hold for all.
-    """
+    """Store the parties to sum with, checked and trusted; from here on only sums leave the site."""
     check_parties(site.config, roster.names)
     check_threshold(site.config, len(roster.names), roster.threshold)
     know(site.config, site.store, roster.names, (roster.box_keys, roster.run_keys), request)
@@ -88,10 +84,7 @@ def _heaviest(store: Store) -> int:
 
 
 def label_sums(store: Store, bounds: Bounds) -> Whole:
-    """Weighted sums of the training labels, then the weight sum: int64, (n_outputs + 1,).
-
-    For softmax, the weight of each class.
-    """
+    """Weighted sums of the training labels, of softmax by class, and of the weights: int64."""
     run = store.facts["objective"], len(store.facts[CLASSES])
     labels, weights = (store[f"train.{name}"].astype(np.float64) for name in ("labels", "weights"))
     exponent, sums = bounds.exponent(label_power(*run, bounds)), np.zeros(n_outputs(*run), np.int64)

@@ -59,7 +59,6 @@ def hello(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
 
 
 def _introduction(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
-    """Read the table, store it if the run is new, and describe it."""
     store = site.store
     if "hello" in store.facts and request.model != store.facts.get("model", ""):
         rule = "must be that of the run's first request"
@@ -96,8 +95,7 @@ def look(
 ) -> tuple[VerticalHelloReply, Table, npt.NDArray[np.str_]]:
     """Read a site's table and check it against the rules of a run; nothing is stored.
 
-    Returns the reply, its ``run_key`` still zero, the table, and the row ids. Raises a DataError or
-    ConfigError if a rule is broken.
+    Returns the reply, its ``run_key`` still zero, the table, and the row ids.
     """
     table, active, n_unlike = _table(config, request)
     ids = row_ids(table, config, request.needs_ids)

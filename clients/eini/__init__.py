@@ -68,7 +68,6 @@ def _passive_step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepRep
 
 
 def _keep_structure(site: Site, part: OwnPart, letter: Structure, request: StepRequest) -> None:
-    """Check and store key and structure."""
     store, active = site.store, site.store.facts["active"]
     local = letter.records[letter.records >= 0]
     fits = len(letter.ends) == letter.n_terms and "n" not in store

@@ -144,25 +144,24 @@ def _begin(site: Site, request: StepRequest, plan: Plan) -> Letters:
     store["key"], store.facts["layout"] = key.to_array(), layout
     batch_bytes = plan.n_entries * key.public.ciphertext_bytes
     store.facts["batch_rows"] = max(1, request.batch_rows or BATCH_BYTES // batch_bytes)
-    return [(name, _structure(plan, key, name)) for name in chain(store)]
-
-
-def _structure(plan: Plan, key: PrivateKey, name: str) -> Structure:
-    """What a passive party receives: key, skeletons, and the records of its splits."""
-    lefts, records = [], []
-    for tree in plan.shared:
-        pruned, owners = plan.skeletons[tree], np.array(plan.part.owners[tree])
-        is_theirs = (owners[pruned.sources] == name) & (pruned.lefts != LEAF)
-        lefts.append(pruned.lefts)
-        records.append(np.where(is_theirs, plan.part.records[tree][pruned.sources], NOT_OWN))
-    return Structure(
-        key.public.to_array(),
-        len(plan.shared),
-        plan.part.model.n_outputs,
-        np.cumsum([len(left) for left in lefts], dtype=np.int64),
-        np.concatenate(lefts),
-        np.concatenate(records).astype(np.int64),
-    )
+    letters: Letters = []
+    for name in chain(store):
+        lefts, records = [], []
+        for tree in plan.shared:
+            pruned, owners = plan.skeletons[tree], np.array(plan.part.owners[tree])
+            is_theirs = (owners[pruned.sources] == name) & (pruned.lefts != LEAF)
+            lefts.append(pruned.lefts)
+            records.append(np.where(is_theirs, plan.part.records[tree][pruned.sources], NOT_OWN))
+        structure = Structure(
+            key.public.to_array(),
+            len(plan.shared),
+            model.n_outputs,
+            np.cumsum([len(left) for left in lefts], dtype=np.int64),
+            np.concatenate(lefts),
+            np.concatenate(records).astype(np.int64),
+        )
+        letters.append((name, structure))
+    return letters
 
 
 def _guard(site: Site, plan: Plan, least: float) -> None:

@@ -74,7 +74,6 @@ def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Le
 
 
 def _scores(site: Site, request: LevelRequest | SplitRequest) -> dict[str, Any]:
-    """Scores of the forest so far, at the active party."""
     has_trees = len(request.trees) and is_active(site)
     return told_scores(active.level_scores(site.store) if has_trees else {"train": {}, "valid": {}})
 

@@ -63,7 +63,6 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> Letters:
 
 
 def _code_labels(site: Site, request: SetupRequest) -> Labels:
-    """Store labels as numbers; returns the codes of the training labels for the others."""
     store, n_train = site.store, site.store.facts["n_train"]
     with blaming(site.name, "SetupRequest", "objective"):
         check_objective(request.objective)
@@ -115,7 +114,6 @@ def level_scores(store: Store) -> dict[str, Scores]:
 
 
 def _rows(store: Store, model: BaggedForest, subset: str) -> Scored:
-    """Margins, labels and weights of a subset."""
     rows = rows_of(store, subset)
     margins = margins_of(model.objective, model.predictions(store["nodes"][:, rows]))
     return margins, store["labels"][rows], store["weights"][rows]
@@ -160,7 +158,6 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
 
 
 def _part(site: Site, model: BaggedForest, letters: dict[str, PartKept]) -> dict[str, Any]:
-    """The active party's part: structure, leaf values, local thresholds, owners of splits."""
     store = site.store
     splits, n_nodes = store.record(Splits, "splits"), np.asarray(store["n_nodes"])
     records = splits.spread(splits.records, n_nodes, -1)

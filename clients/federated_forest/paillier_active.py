@@ -109,7 +109,6 @@ def check_told(site: Site, told: Told) -> None:
 
 
 def _won(store: Store, listing: Listing, offer: Choices, mine: Ints) -> Won:
-    """Letter with a party's winning splits: which of its columns and bins."""
     listed = offer.listed[mine]
     _, sets = sets_of_rows(listing.n_bins[listed] * listing.unordered[listed], offer.rights[mine])
     cut = listed, offer.cuts[mine], offer.defaults[mine]
@@ -132,7 +131,6 @@ def gains_of(site: Site, party: str, n_columns: int) -> Sums:
 def _read_offers(
     site: Site, mail: Mail, trees: Places, nodes: Places
 ) -> dict[str, tuple[Listing, Choices]]:
-    """Every other party's listed columns, and its best splits of the open nodes."""
     store, spans = site.store, by_tree(trees)
     fields = RowFields.of(store["targets"], store["row_weights"], store.facts["n_classes"])
     totals = [_totals(store, fields, int(trees[a]), nodes[a:b]) for a, b in spans]
@@ -165,7 +163,7 @@ def _listing(site: Site, mail: Mail, party: str, known: list[NodeTotals]) -> tup
     listing = Listing(*(getattr(letter, name) for name in Listing.__slots__))
     large = np.concatenate([totals.large for totals in known])
     if not _fits(listing, large):
-        rule = f"must list columns of those of {len(large)} open nodes that have enough rows"
+        rule = f"must be of {len(large)} open nodes, only those with enough rows"
         raise ProtocolError(party, "ColumnSums", "columns", rule)
     sizes = np.concatenate([totals.sizes for totals in known])[listing.nodes]
     if (listing.per_column(listing.sizes) != sizes).any():
@@ -174,7 +172,6 @@ def _listing(site: Site, mail: Mail, party: str, known: list[NodeTotals]) -> tup
 
 
 def _fits(listing: Listing, large: Flags) -> bool:
-    """Whether numbers of nodes, columns and sums fit together."""
     n_listed, n_sums = len(listing.columns), len(listing.sizes)
     fits = len(listing.ranks) == len(large) and bool((listing.n_columns <= n_listed).all())
     fits = fits and int(listing.n_columns.sum()) == n_listed

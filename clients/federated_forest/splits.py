@@ -39,10 +39,7 @@ def open_nodes(store: Store) -> tuple[Places, Places]:
 
 
 def check_splits(site: Site, told: Told) -> npt.NDArray[np.int64]:
-    """Indices of splits among the open nodes.
-
-    Raises a ProtocolError unless they are open nodes, in order, of parties of the run.
-    """
+    """Indices of splits among the open nodes; raises a ProtocolError if one is not open."""
     trees, nodes = (each.astype(np.int64) for each in open_nodes(site.store))
     # tree and node in one sortable number
     keys = (told.trees.astype(np.int64) << 32) | told.nodes

@@ -252,6 +252,5 @@ def _meet(site: Site, mail: Mail) -> None:
 
 
 def _rows(lists: list[list[float]]) -> npt.NDArray[np.float64]:
-    """One row per list; all are of one length."""
-    width = len(lists[0]) if lists else 0
+    width = len(lists[0]) if lists else 0  # all lists have one length
     return np.array(lists, dtype=np.float64).reshape(len(lists), width)

@@ -34,11 +34,7 @@ def note_init_model(site: Site, request: SetupRequest) -> None:
 
 
 def begin_lookup(site: Site) -> npt.NDArray[np.uint8]:
-    """Start with the party's splits of the initial model, or with none.
-
-    Returns the digest of the party's part, empty without a model. Raises a DataError if the part is
-    not here, or has other columns or categories.
-    """
+    """Start with the party's splits of the initial model, if any; returns their digest."""
     store, model = site.store, site.store.facts[INIT_MODEL]
     if not model:
         store.put("lookup", Lookup.empty())
@@ -61,10 +57,7 @@ def initial_part(site: Site) -> ActivePart:
 
 
 def begin_trees_of(site: Site, request: SetupRequest, classes: tuple[str, ...]) -> Array:
-    """Start with the trees of the initial model; returns its base score.
-
-    Raises a ConfigError or DataError if the model does not fit the run or its parties.
-    """
+    """Start with the trees of the initial model, checked to fit the run; returns its base score."""
     store, part = site.store, initial_part(site)
     model = part.model
     if not isinstance(model, Ensemble):

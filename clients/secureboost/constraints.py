@@ -126,8 +126,7 @@ def joint_constraints(
 ) -> tuple[list[int], list[list[int]]]:
     """Constraints of the joint columns: a direction each, or none, and groups.
 
-    ``held`` is in the order of the joint columns. Raises a ConfigError if a name is not of exactly
-    one party, a column has two directions, or directions are used with categorical columns.
+    ``held`` is in the order of the joint columns.
     """
     counts = [len(categorical[party]) for party in held]
     firsts = dict(zip(held, np.cumsum([0, *counts[:-1]]).tolist(), strict=True))
@@ -155,7 +154,6 @@ def joint_constraints(
 def _joint_ids(
     names: tuple[str, ...], held: Mapping[str, Held], firsts: Mapping[str, int]
 ) -> dict[str, int]:
-    """Joint column of each name in the run config."""
     joint_ids: dict[str, int] = {}
     for name, *columns in zip(names, *(each.named.tolist() for each in held.values()), strict=True):
         by_party = {

@@ -87,7 +87,6 @@ def _first_rounds(view: View, n_rounds: int) -> tuple[Ensemble, list[Ints]]:
 def _importance(
     store: Store, model: Ensemble
 ) -> tuple[tuple[str, ...], npt.NDArray[np.float64], Ints]:
-    """Total gain and splits per column, if all parties share names."""
     if not all(store.facts["shared_names"].values()):
         return (), np.empty(0), np.empty(0, dtype=np.int64)
     by_column = importance(model)
@@ -126,7 +125,6 @@ def _whole(view: View, mail: Mail, model: Ensemble, records: list[Ints]) -> Arra
 
 
 def _records(view: View, mail: Mail, party: str) -> tuple[Lookup, list[str], Categories]:
-    """A passive party's splits, and the names of its columns and categories."""
     letter, n_columns = mail.one(Records, party), len(view.joint.widths[party])
     if len(letter.names) != n_columns:
         rule = f"must be {n_columns}, got {len(letter.names)}"

@@ -82,8 +82,7 @@ def between_groups(
 ) -> tuple[Splits, CategorySets]:
     """Move local splits so that whole groups go to one side.
 
-    ``own`` indexes the local splits, ``sets`` are of those by categories. Raises a ProtocolError if
-    a side has fewer rows than ``least-bin-rows``.
+    ``own`` indexes the local splits, ``sets`` are of those by categories.
     """
     store, starts, least = site.store, _starts(site.store), site.config.least_bin_rows
     rights, defaults = splits.first_rights.copy(), splits.defaults.copy()

@@ -94,8 +94,7 @@ def answer(site: Site, request: AnswerRequest, mail: Mail) -> tuple[SentReply, L
     if questions is None:
         return SentReply(), []
     if not store.facts[INIT_MODEL]:
-        rule = "must be of init-model, got none"
-        raise ProtocolError(active, "Questions", "records", rule)
+        raise ProtocolError(active, "Questions", "records", "must be of init-model, got none")
     part = own_part(site, store.facts[INIT_MODEL])
     bits, _ = answers(site, part, questions)
     return SentReply(), [(active, Answers(own_digest(site, store.facts[INIT_MODEL]), bits))]
@@ -165,7 +164,7 @@ def hand_over(site: Site, request: HandOverRequest, mail: Mail) -> tuple[SentRep
 
 
 def _meet(store: Store, mail: Mail) -> None:
-    """Check and store the public key and the packing, sent with the first message."""
+    # The key comes with whatever message is the first.
     letter = mail.only(PublicKey, store.facts["active"])
     if letter is None and "n" in store:
         return
@@ -191,7 +190,6 @@ def _layouts(store: Store) -> tuple[PairLayout, ...]:
 
 
 def _begin(site: Site, letter: EncryptedGradients) -> None:
-    """Start a round with new gradients, all rows at the roots."""
     store, active = site.store, site.store.facts["active"]
     layouts, n_train = _layouts(store), store.facts["n_train"]
     bits = sent_bits(active, "EncryptedGradients", "drawn", letter.drawn, [n_train])

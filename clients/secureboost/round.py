@@ -59,10 +59,7 @@ class Chosen:
 
 
 def new_round(site: Site, view: View) -> Letters:
-    """Start a round; returns letters with the first block of the drawn rows' gradients.
-
-    No letters if the active party grows the round alone.
-    """
+    """Start a round; letters with the first gradients, none if no passive column is drawn."""
     store, boost, joint = view.store, view.boost, view.joint
     rows, round_id = slice(view.n_train), store.facts["n_rounds"]
     labels, weights = store["labels"][rows], store["weights"][rows]
@@ -150,7 +147,6 @@ def n_blocks_left(view: View) -> int:
 
 
 def _next_block(view: View, n_receivers: int) -> tuple[int, npt.NDArray[np.uint8]]:
-    """Ciphertexts of this message, and how many were sent before."""
     store, width = view.store, view.key.public.ciphertext_bytes
     fields, start = store["unsent"], store.facts["sent"]
     n_all = len(view.layouts) * len(fields)
@@ -270,7 +266,7 @@ def tell_splits(view: View, growth: Growth, routes: Routes, sets: CategorySets) 
 def _splits_for(
     party: str, owners: list[tuple[str, int]], growth: Growth, chosen: Chosen, sets: CategorySets
 ) -> Splits:
-    """Letter with a level's splits for one party; other parties' cuts are hidden."""
+    """A level's splits for one party, without others' cuts."""
     routes, own, bits = chosen.routes, chosen.own, chosen.bits
     is_theirs = np.array([name == party for name, _ in owners], dtype=bool)
     columns = np.array([column if name == party else -1 for name, column in owners], dtype=np.int64)
@@ -293,7 +289,6 @@ def _splits_for(
 
 
 def _sets_of(routes: Routes, sets: CategorySets) -> CategorySets:
-    """Category sets of some of a level's splits."""
     return sets.take(routes["set"][routes["set"] != NO_SET])
 
 

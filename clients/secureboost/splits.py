@@ -61,10 +61,7 @@ def own_sides(
 def nodes_after(
     nodes: Nodes, trees: Places, split: Places, lefts: Places, sent: Sequence[Sent]
 ) -> Nodes:
-    """Rows at the children of a level's splits; ``nodes`` is int32, shape (n_trees, n_rows).
-
-    Raises a ProtocolError if a split's sides do not fit, or are not sent exactly once.
-    """
+    """Rows at the children of a level's splits; ``nodes`` is int32, shape (n_trees, n_rows)."""
     slots, sizes = slots_of(nodes, trees, split)
     sides: dict[int, Bits] = {}
     for sender, places, bits in sent:
