@@ -68,9 +68,27 @@ def train(site: Site, request: AverageRequest) -> AverageReply:
 
 
 def train_sums(site: Site, request: AverageSumsRequest) -> Sums:
-    """As ``train``, in whole numbers for secure aggregation."""
-    trained, scores = _trained(site, request, WholeNumbers(bounds_of(site.store)))
-    return Sums([*model_sums(site, request, trained), *scores.values()])
+    """As ``train``, in whole numbers for secure aggregation.
+
+    The model is weighted by the party's share of all parties' weight.
+    """
+    bounds = bounds_of(site.store)
+    trained, scores = _trained(site, request, WholeNumbers(bounds))
+    weight = whole_weight(site.store["train.weights"], bounds)
+    max_power = request.weight_power + bounds.exponent(0)
+    if max_power < 0 or weight > 2**max_power:
+        rule = f"must be no less than that of {site.name}"
+        raise ProtocolError(site.name, "AverageSumsRequest", "weight_power", rule)
+    theta = np.vstack((trained.weights, trained.bias))
+    try:
+        whole = whole_model(theta, weight, request.weight_power, trained.objective, bounds)
+    except ValueError as error:
+        way = (
+            "a smaller fedavg-linear.learning-rate, a larger fedavg-linear.l2 or "
+            "fedavg-linear.aggregation=plain may help"
+        )
+        raise DataError(f"{error}; {way}", site.name) from None
+    return Sums([np.array([weight]), whole, *scores.values()])
 
 
 def _trained(
@@ -118,8 +136,7 @@ def open_sums(site: Site, request: OpenRequest) -> Sums:
     """Join the run, code labels and categories; sums of labels, sizes of values."""
     coded, store = keep_coding(site, request), site.store
     bounds = join(site, request, request)
-    rows = store["train.values"], store["train.weights"]
-    counts = count_powers(*rows, _is_number(store))
+    counts = count_powers(store["train.values"], store["train.weights"], _is_number(store))
     return Sums([label_sums(store, bounds), coded["unseen"], counts])
 
 
@@ -155,26 +172,6 @@ def spreads(site: Site, request: SpreadsRequest) -> Sums:
     store.facts[MEANS_TOLD] = True
     rows = store["train.values"], store["train.weights"], kept_categories(store)
     return Sums([sum_squares(*rows, request.means, powers, bounds_of(store))], follows=True)
-
-
-def model_sums(site: Site, request: AverageSumsRequest, model: LinearModel) -> list[Array]:
-    """The party's weight, and its model weighted by its share of all parties' weight."""
-    bounds = bounds_of(site.store)
-    weight = whole_weight(site.store["train.weights"], bounds)
-    most = request.weight_power + bounds.exponent(0)
-    if most < 0 or weight > 2**most:
-        rule = f"must be no less than that of {site.name}"
-        raise ProtocolError(site.name, "AverageSumsRequest", "weight_power", rule)
-    theta = np.vstack((model.weights, model.bias))
-    try:
-        whole = whole_model(theta, weight, request.weight_power, model.objective, bounds)
-    except ValueError as error:
-        way = (
-            "a smaller fedavg-linear.learning-rate, a larger fedavg-linear.l2 or "
-            "fedavg-linear.aggregation=plain may help"
-        )
-        raise DataError(f"{error}; {way}", site.name) from None
-    return [np.array([weight]), whole]
 
 
 def _is_number(store: Store) -> Array:

@@ -46,5 +46,4 @@ def begin_margins(store: Store, base_margin: Array) -> None:
         if (margins := base_margins(store, subset)) is not None:
             store[f"{subset}.margins"] = margins[:, None]
             continue
-        n_rows = len(store[f"{subset}.labels"])
-        store[f"{subset}.margins"] = np.tile(base_margin, (n_rows, 1))
+        store[f"{subset}.margins"] = np.tile(base_margin, (len(store[f"{subset}.labels"]), 1))

@@ -127,17 +127,10 @@ def take_cuts(site: Site, request: ToldCuts) -> None:
     numeric_cuts = Cuts(request.edges, offsets, minima)
     cuts = with_categories(numeric_cuts, categories, np.where(categories > 0, widths, 0))
     store["codes"], store.facts["missing_code"] = digitise(store["train.values"], cuts)
-    store["representatives"], store["offsets"] = lower_edges(cuts), cuts.offsets
-
-
-def lower_edges(cuts: Cuts) -> Array:
-    """Lower edge of each bin: float32, shape (n_bins,); of categories their codes."""
-    firsts = np.zeros(len(cuts.edges), dtype=bool)
-    filled = cuts.widths > 0
-    firsts[cuts.offsets[:-1][filled]] = True
-    begins = np.roll(cuts.edges, 1)
-    begins[firsts] = cuts.minima[filled]
-    return begins
+    # A bin is represented by its lower edge: the one before, or the minimum of the column.
+    lower_edges, filled = np.roll(cuts.edges, 1), cuts.widths > 0
+    lower_edges[cuts.offsets[:-1][filled]] = cuts.minima[filled]
+    store["representatives"], store["offsets"] = lower_edges, cuts.offsets
 
 
 def whole_weights(store: Store, bounds: Bounds) -> Whole:

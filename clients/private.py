@@ -140,8 +140,7 @@ def scores(site: Site, request: PrivateScoresRequest) -> Sums:
     arrays, noise = [], []
     for subset in HELD_OUT:
         adder = ClippedNumbers(bounds, power_above(clip) if clip else 0)
-        settings = from_json, predict_margins, adder
-        fields = score_subsets(unmerged, request, *settings, (subset,))
+        fields = score_subsets(unmerged, request, from_json, predict_margins, adder, (subset,))
         variance = budget.own_variance("scores", adder.sensitivity)
         sums, histogram = fields.values()
         arrays += [sums[: adder.n_totals], sums[adder.n_totals :], histogram]

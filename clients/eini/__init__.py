@@ -115,8 +115,7 @@ def _choose(site: Site, sender: str, letter: Elements) -> Elements | Totals:
         check_ciphertexts(key, letter.ciphertexts)
     if site.name == chain(store)[-1]:
         return _totals(site, letter, key, chosen)
-    workers = shared_workers()
-    selected = choose(key, letter.ciphertexts, chosen.ravel(), workers)
+    selected = choose(key, letter.ciphertexts, chosen.ravel(), shared_workers())
     return Elements(letter.first_row, letter.n_rows, selected)
 
 

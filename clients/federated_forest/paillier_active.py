@@ -81,8 +81,7 @@ def choose(site: Site, request: SplitRequest, mail: Mail) -> tuple[Splits, Lette
     local, peers = search_level(site, request), list(store.facts["peers"])
     best = winners([local if name == site.name else sums[name][1] for name in peers])
     won = np.flatnonzero(best >= 0)
-    winning = trees[won], nodes[won], best[won]
-    splits, _ = number(*winning, np.asarray(store["n_nodes"]))
+    splits, _ = number(trees[won], nodes[won], best[won], np.asarray(store["n_nodes"]))
     store.put("chosen", splits)
     make_own(site, splits)
     is_told = len(own_among(site, splits)) and not request.last
@@ -111,8 +110,7 @@ def check_told(site: Site, told: Told) -> None:
 def _won(store: Store, listing: Listing, offer: Choices, mine: Ints) -> Won:
     listed = offer.listed[mine]
     _, sets = sets_of_rows(listing.n_bins[listed] * listing.unordered[listed], offer.rights[mine])
-    cut = listed, offer.cuts[mine], offer.defaults[mine]
-    return Won(store.facts["level"] + 1, *cut, sets.bits)
+    return Won(store.facts["level"] + 1, listed, offer.cuts[mine], offer.defaults[mine], sets.bits)
 
 
 def gains_of(site: Site, party: str, n_columns: int) -> Sums:

@@ -139,6 +139,5 @@ def _records(view: View, mail: Mail, party: str) -> tuple[Lookup, list[str], Cat
         raise ProtocolError(party, "Records", "widths", rule)
     with blaming(party, "Records", "set_bits"):
         sets = CategorySets(letter.set_bits, letter.widths[letter.widths > 0])
-    splits = letter.columns, letter.thresholds, letter.defaults, letter.widths
-    lookup = Lookup.of(*splits, sets)
+    lookup = Lookup.of(letter.columns, letter.thresholds, letter.defaults, letter.widths, sets)
     return lookup, list(letter.names), categories
