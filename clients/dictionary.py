@@ -30,23 +30,23 @@ OWN, JOINT = "own_categories", "categories"  # JSON, in bytes: an array file is 
 
 def told_categories(config: SiteConfig, subsets: Mapping[str, Table]) -> dict[str, Any]:
     """Category fields of a ``HelloReply``; raises a DataError if names may not be sent."""
-    own, table = own_categories(subsets), subsets["train"]
-    for column, names in zip(table.columns, own, strict=False):
+    local, table = own_categories(subsets), subsets["train"]
+    for column, names in zip(table.columns, local, strict=False):
         if any(len(name) > LONGEST or UNPRINTABLE.search(name) for name in names or ()):
             rule = f"categories of feature column {{}} must have {LONGEST} letters at most, and no "
             rule += "control characters"
             raise DataError.naming(rule, listed([column]))
     try:
-        fields = pack_categories(own)
+        fields = pack_categories(local)
     except ValueError as error:
         raise DataError(f"{error}; drop-columns excludes a column") from error
     # A column without any value has no kind; a table of numbers only reports none.
-    entries = entries_of(own, len(table.kinds))
+    entries = entries_of(local, len(table.kinds))
     kinds = tuple(
         "" if names == () else kind for kind, names in zip(table.kinds, entries, strict=True)
     )
     fields["kinds"] = kinds if {*kinds} - {"number"} else ()
-    coded = {name: names for name, names in zip(table.columns, own, strict=False) if names}
+    coded = {name: names for name, names in zip(table.columns, local, strict=False) if names}
     fields["digests"] = tuple(
         dictionary_digest(names) if name in table.given else "" for name, names in coded.items()
     )
@@ -74,9 +74,9 @@ def own_categories(subsets: Mapping[str, Table]) -> Categories:
     )
 
 
-def keep_own(store: Store, own: Categories) -> None:
+def keep_own(store: Store, categories: Categories) -> None:
     """Store the local dictionary, which codes the values until there is a joint one."""
-    store[OWN] = _as_bytes(own)
+    store[OWN] = _as_bytes(categories)
 
 
 def keep_categories(store: Store, categories: Categories) -> None:
@@ -99,17 +99,17 @@ def recode(site: Site, request: JointCoding) -> Array:
     store, message = site.store, type(request).__name__
     columns = store.facts["hello"]["columns"]
     n_columns = len(columns)
-    joint, own = read_categories(site.name, request, n_columns), _from_bytes(store[OWN])
+    joint, local = read_categories(site.name, request, n_columns), _from_bytes(store[OWN])
     digests = store.facts["hello"]["digests"]
     unseen = np.zeros(n_columns if joint else 0, dtype=np.int64)
     with blaming(site.name, message, "categories"):
-        coded = [column for column, names in enumerate(own) if names]
+        coded = [column for column, names in enumerate(local) if names]
         for column, digest in zip(coded, digests, strict=True):
-            if digest and names_of(joint, column) != own[column]:
+            if digest and names_of(joint, column) != local[column]:
                 raise ValueError("categories must be those that the site's schema gives")
         for subset in SUBSETS:
             old_values = store[f"{subset}.values"]
-            values, n_unseen = recoded(old_values, own, joint, columns)
+            values, n_unseen = recoded(old_values, local, joint, columns)
             if values is not old_values:
                 store[f"{subset}.values"] = values
             unseen += n_unseen[: len(unseen)]

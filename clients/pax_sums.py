@@ -119,15 +119,15 @@ def take_cuts(site: Site, request: ToldCuts) -> None:
     if np.where(categories > 0, widths > categories, widths < 1).any():
         rule = "must give a column of numbers a bin, and one of categories no more than it has"
         raise ProtocolError(site.name, message, "edge_offsets", rule)
-    most = int(widths[categories == 0].max(initial=0))
-    check_within(site.config, store, message, "edge_offsets", most, "max_bin")
+    max_bins = int(widths[categories == 0].max(initial=0))
+    check_within(site.config, store, message, "edge_offsets", max_bins, "max_bin")
     if not _ascends(request.edges, offsets):
         raise ProtocolError(site.name, message, "edges", "must ascend in a column")
     minima = np.full(len(widths), -np.float32(LARGEST), dtype=np.float32)
     numeric_cuts = Cuts(request.edges, offsets, minima)
     cuts = with_categories(numeric_cuts, categories, np.where(categories > 0, widths, 0))
     store["codes"], store.facts["missing_code"] = digitise(store["train.values"], cuts)
-    # A bin is represented by its lower edge: the one before, or the minimum of the column.
+    # A bin's representative is its lower edge: the edge before it, or the column's minimum.
     lower_edges, filled = np.roll(cuts.edges, 1), cuts.widths > 0
     lower_edges[cuts.offsets[:-1][filled]] = cuts.minima[filled]
     store["representatives"], store["offsets"] = lower_edges, cuts.offsets
@@ -143,11 +143,11 @@ def whole_weights(store: Store, bounds: Bounds) -> Whole:
 def _count_once(site: Site, request: OpenRequest | CountRequest, digit: int) -> None:
     """Check that rows are counted digit by digit, before the cuts; a resumed run may repeat."""
     facts, message = site.store.facts, type(request).__name__
-    due = facts.get(COUNTED, 0)
-    if digit != due or "codes" in site.store:
-        rule = "none" if "codes" in site.store or due == N_DIGITS else due
-        way = "rows are counted by each digit once a run, before the cuts are sent"
-        raise ProtocolError(site.name, message, "digit", f"must be {rule}, got {digit}; {way}")
+    next_digit = facts.get(COUNTED, 0)
+    if digit != next_digit or "codes" in site.store:
+        rule = "none" if "codes" in site.store or next_digit == N_DIGITS else next_digit
+        reason = "rows are counted by each digit once a run, before the cuts are sent"
+        raise ProtocolError(site.name, message, "digit", f"must be {rule}, got {digit}; {reason}")
     hold_once(site.name, site.store, request, f"counts of digit {digit} were sent")
     facts[COUNTED] = digit + 1
 
@@ -179,8 +179,8 @@ def check_offsets(site: Site, message: str, field: str, offsets: Array, n_all: i
     fits = len(offsets) == n_columns + 1 and offsets[0] == 0 and offsets[-1] == n_all
     if not fits or (widths < 0).any():
         raise ProtocolError(site.name, message, field, f"must divide {n_all} among {n_columns}")
-    most = site.config.limits["most-bins"]
+    max_bins = site.config.limits["most-bins"]
     numbers = widths[np.asarray(site.store["set_widths"]) == 0]
-    if not site.config.simulated and numbers.max(initial=0) > most:
-        rule = f"must be <= {most} (most-bins in the node config of {site.name})"
+    if not site.config.simulated and numbers.max(initial=0) > max_bins:
+        rule = f"must be <= {max_bins} (most-bins in the node config of {site.name})"
         raise ConfigError(f"max-bin {rule}, got {numbers.max()}")

@@ -31,7 +31,7 @@ def told_scores(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
 
 
 def compare(site: Site, objective: str, margins: Array, loss: LossParameters = PLAIN) -> None:
-    """Warn in the site's log if its columns predict better alone; margins are of all rows."""
+    """Warn in the site's log if its columns only predict better; margins are of all rows."""
     places = [rows_of(site.store, subset) for subset in ("train", "test")]
     if not site.config.simulated and site.store["values"].shape[1]:
         names = "values", "labels", "weights"

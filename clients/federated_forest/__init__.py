@@ -93,7 +93,7 @@ def partition(site: Site, request: PartitionRequest, mail: Mail) -> tuple[Partit
         enter(site.store, FINISHED)
         return part.hand_over(site, request)
     enter(site.store, TOLD)
-    return PartitionReply(**part.own_records(site, told=False)), letters
+    return PartitionReply(**part.own_records(site, shared=False)), letters
 
 
 HANDLERS = in_order(

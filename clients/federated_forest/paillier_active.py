@@ -55,13 +55,11 @@ def encrypt_labels(site: Site, request: SetupRequest) -> Letters:
     store["key"], store["worth"] = key.to_array(), np.zeros((0, 3))
     weighted = store["row_weights"] > 0
     n_rows = int(weighted.sum())
-    most = (LARGEST_CONTENT - SPARE_BYTES) // key.public.ciphertext_bytes
-    if n_rows > most:
-        rule = (
-            f"rows must be <= {most} with labels=paillier and key-bits={key.public.bits}, got more"
-        )
+    max_rows = (LARGEST_CONTENT - SPARE_BYTES) // key.public.ciphertext_bytes
+    if n_rows > max_rows:
+        rule = f"rows must be <= {max_rows} with labels=paillier and key-bits={key.public.bits}"
         way_out = "secureboost sends its rows in blocks, and labels=encoded sends none"
-        raise DataError(f"{rule}: they travel in one letter; {way_out}")
+        raise DataError(f"{rule}, got more: they travel in one letter; {way_out}")
     plaintexts, workers = layout.pack(fields.numbers[weighted]), shared_workers()
     n_fields, bits = fields.numbers.shape[1], fields.bits
     header = key.public.to_array(), n_fields, bits, np.packbits(weighted)
@@ -98,19 +96,21 @@ def choose(site: Site, request: SplitRequest, mail: Mail) -> tuple[Splits, Lette
     return splits, letters
 
 
-def check_told(site: Site, told: Told) -> None:
+def check_told(site: Site, level: Told) -> None:
     """Check that splits are those this party has chosen."""
     chosen = site.store.record(Splits, "chosen")
     names = ("trees", "nodes", "owners")
-    if not all(np.array_equal(getattr(chosen, name), getattr(told, name)) for name in names):
+    if not all(np.array_equal(getattr(chosen, name), getattr(level, name)) for name in names):
         rule = "must be the splits that this party has chosen"
-        raise ProtocolError(site.name, type(told).__name__, "nodes", rule)
+        raise ProtocolError(site.name, type(level).__name__, "nodes", rule)
 
 
-def _won(store: Store, listing: Listing, offer: Choices, mine: Ints) -> Won:
-    listed = offer.listed[mine]
-    _, sets = sets_of_rows(listing.n_bins[listed] * listing.unordered[listed], offer.rights[mine])
-    return Won(store.facts["level"] + 1, listed, offer.cuts[mine], offer.defaults[mine], sets.bits)
+def _won(store: Store, listing: Listing, offer: Choices, nodes: Ints) -> Won:
+    listed = offer.listed[nodes]
+    _, sets = sets_of_rows(listing.n_bins[listed] * listing.unordered[listed], offer.rights[nodes])
+    return Won(
+        store.facts["level"] + 1, listed, offer.cuts[nodes], offer.defaults[nodes], sets.bits
+    )
 
 
 def gains_of(site: Site, party: str, n_columns: int) -> Sums:

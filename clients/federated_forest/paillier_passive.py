@@ -59,19 +59,19 @@ def take_labels(site: Site, mail: Mail) -> None:
     store.facts["packing"] = [letter.n_fields, letter.bits]
 
 
-def make_won(site: Site, told: Told, mail: Mail) -> Letters:
+def make_won(site: Site, level: Told, mail: Mail) -> Letters:
     """Make the local splits that won, unless done; send their sides."""
     if phase_of(site.store) == TOLD:
         return []
-    site.store.put("found", _won(site, told, mail))
-    make_own(site, told)
-    return tell_others(site, own_partition(site)) if len(own_among(site, told)) else []
+    site.store.put("found", _won(site, level, mail))
+    make_own(site, level)
+    return tell_others(site, own_partition(site)) if len(own_among(site, level)) else []
 
 
-def _won(site: Site, told: Told, mail: Mail) -> Candidates:
+def _won(site: Site, level: Told, mail: Mail) -> Candidates:
     """The local split of each open node that has one, as the active party has chosen it."""
     store, active = site.store, site.store.facts["active"]
-    local = check_splits(site, told)[own_among(site, told)]
+    local = check_splits(site, level)[own_among(site, level)]
     n_open, widths = len(store["listed.n_columns"]), store["bins.n_categories"]
     candidates = Candidates(
         np.zeros(n_open),

@@ -26,11 +26,11 @@ from fedapp.trees.forest.levels import Splits, number
 from fedapp.trees.model import LEAF
 
 
-def own_records(site: Site, told: bool) -> dict[str, Any]:
+def own_records(site: Site, shared: bool) -> dict[str, Any]:
     """Local splits as fields of a reply, for a server that keeps the model; else none."""
-    lookup = site.store.record(Lookup, "lookup") if told else Lookup.empty()
-    names = tuple(site.store.facts["columns"]) if told else ()
-    categories = kept_categories(site.store) if told else ()
+    lookup = site.store.record(Lookup, "lookup") if shared else Lookup.empty()
+    names = tuple(site.store.facts["columns"]) if shared else ()
+    categories = kept_categories(site.store) if shared else ()
     cuts = {name: getattr(lookup, name) for name in Lookup.__slots__}
     return {**cuts, "names": names, **pack_categories(categories)}
 

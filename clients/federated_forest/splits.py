@@ -38,42 +38,42 @@ def open_nodes(store: Store) -> tuple[Places, Places]:
     return np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
 
 
-def check_splits(site: Site, told: Told) -> npt.NDArray[np.int64]:
+def check_splits(site: Site, level: Told) -> npt.NDArray[np.int64]:
     """Indices of splits among the open nodes; raises a ProtocolError if one is not open."""
     trees, nodes = (each.astype(np.int64) for each in open_nodes(site.store))
     # tree and node in one sortable number
-    keys = (told.trees.astype(np.int64) << 32) | told.nodes
+    keys = (level.trees.astype(np.int64) << 32) | level.nodes
     open_keys = (trees << 32) | nodes
     places = np.minimum(np.searchsorted(open_keys, keys), max(len(open_keys) - 1, 0))
     fits = len(keys) <= len(open_keys) and bool((open_keys[places] == keys).all())
     fits = fits and bool((np.diff(keys) > 0).all())
-    if not fits or (told.owners >= len(site.store.facts["peers"])).any():
+    if not fits or (level.owners >= len(site.store.facts["peers"])).any():
         rule = "must be open, in order, and of parties of the run"
-        raise ProtocolError(site.name, type(told).__name__, "nodes", rule)
+        raise ProtocolError(site.name, type(level).__name__, "nodes", rule)
     return places
 
 
-def own_among(site: Site, told: Told) -> npt.NDArray[np.int64]:
+def own_among(site: Site, level: Told) -> npt.NDArray[np.int64]:
     """Indices of the splits of this party's columns."""
-    return np.flatnonzero(told.owners == list(site.store.facts["peers"]).index(site.name))
+    return np.flatnonzero(level.owners == list(site.store.facts["peers"]).index(site.name))
 
 
-def make_own(site: Site, told: Told) -> Bits:
+def make_own(site: Site, level: Told) -> Bits:
     """Make the local splits: store them, and which rows they send left."""
-    store, places, local = site.store, check_splits(site, told), own_among(site, told)
+    store, places, local = site.store, check_splits(site, level), own_among(site, level)
     best = Candidates(*(store[f"found.{name}"][places[local]] for name in Candidates.__slots__))
     if (best.columns < 0).any():
         rule = "must be splits that this party has offered"
-        raise ProtocolError(site.name, type(told).__name__, "owners", rule)
+        raise ProtocolError(site.name, type(level).__name__, "owners", rule)
     cuts = best.columns, best.thresholds, best.defaults
     numbers, sets = sets_of_rows(best.widths, best.rights)
     table = Lookup.of(*cuts, best.widths, sets)
     store.put("lookup", store.record(Lookup, "lookup").plus(table))
     if "tree_weights" in store:
         gains = np.array(store["gains"])
-        np.add.at(gains, best.columns, worth_of(store, told.trees[local], best.improvements))
+        np.add.at(gains, best.columns, worth_of(store, level.trees[local], best.improvements))
         store["gains"] = gains
-    slots = slots_of(store["nodes"], told.trees[local], told.nodes[local])
+    slots = slots_of(store["nodes"], level.trees[local], level.nodes[local])
     sides = sides_of(store["values"], *cuts, *slots, numbers, sets)
     store[f"bits.{site.name}"] = np.packbits(sides)
     return sides
@@ -105,12 +105,12 @@ def keep_partitions(site: Site, mail: Mail) -> None:
         site.store[f"bits.{owner}"] = letter.bits
 
 
-def take_splits(site: Site, told: Told) -> None:
+def take_splits(site: Site, level: Told) -> None:
     """Move all rows to the children of a level's splits."""
     store = site.store
-    check_splits(site, told)
-    level = told.trees, told.nodes, told.owners
-    splits, n_nodes = number(*level, np.asarray(store["n_nodes"]))
+    check_splits(site, level)
+    n_nodes = np.asarray(store["n_nodes"])
+    splits, n_nodes = number(level.trees, level.nodes, level.owners, n_nodes)
     slots, sizes = slots_of(store["nodes"], splits.trees, splits.nodes)
     names = list(store.facts["peers"])
     sides, n_known = list[Bits](), 0

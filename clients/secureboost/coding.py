@@ -24,10 +24,10 @@ def code_categories(store: Store) -> Ints:
 
     Returns their number per column, 0 if numeric: int64, shape (n_columns,).
     """
-    own, values = kept_categories(store), np.asarray(store["values"])
-    joint, counts = trained_first(own, values[: store.facts["n_train"]])
-    if joint != own:
-        store["values"] = recoded(values, own, joint)[0]
+    local, values = kept_categories(store), np.asarray(store["values"])
+    joint, counts = trained_first(local, values[: store.facts["n_train"]])
+    if joint != local:
+        store["values"] = recoded(values, local, joint)[0]
         keep_categories(store, joint)
     return counts
 

@@ -52,8 +52,10 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
     columns, gains, counts = _importance(store, model)
     whole = _whole(view, mail, model, records)
     order = list(view.joint.widths) if len(whole) else []
-    own = {view.name: store.facts["kinds"]}
-    kinds = [own[name] if name in own else mail.one(Records, name).kinds for name in order]
+    kinds_here = {view.name: store.facts["kinds"]}
+    kinds = [
+        kinds_here[name] if name in kinds_here else mail.one(Records, name).kinds for name in order
+    ]
     reply = FinishReply(
         n_trees=len(model.trees),
         **told_scores(scores),

@@ -78,16 +78,16 @@ def told_codes(store: Store, tree: int, columns: Ints) -> Array:
 
 
 def between_groups(
-    site: Site, splits: Splits, own: Ints, sets: CategorySets
+    site: Site, splits: Splits, local: Ints, sets: CategorySets
 ) -> tuple[Splits, CategorySets]:
     """Move local splits so that whole groups go to one side.
 
-    ``own`` indexes the local splits, ``sets`` are of those by categories.
+    ``local`` indexes the local splits, ``sets`` are of those by categories.
     """
     store, starts, least = site.store, _starts(site.store), site.config.least_bin_rows
     rights, defaults = splits.first_rights.copy(), splits.defaults.copy()
     members, active = list[Array](), store.facts["active"]
-    for index in own.tolist():
+    for index in local.tolist():
         tree, node, column = (int(getattr(splits, n)[index]) for n in ("trees", "nodes", "columns"))
         first, end = starts[column : column + 2]
         group_ends = store[ENDS][_open_row(site, tree, node)][first:end] - first

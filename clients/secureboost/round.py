@@ -242,20 +242,20 @@ def read_party_sums(view: View, mail: Mail, party: str, growth: Growth) -> tuple
 def tell_splits(view: View, growth: Growth, routes: Routes, sets: CategorySets) -> Letters:
     """Make the local splits of a level; returns the letters for the others."""
     store, owners = view.store, view.owners(routes["column"])
-    own = np.array(
+    local = np.array(
         [index for index, (name, _) in enumerate(owners) if name == view.name], dtype=np.int64
     )
-    local_routes = routes[own]
+    local_routes = routes[local]
     sides, records = own_sides(
         store,
         local_routes["tree"],
         local_routes["node"],
-        np.array([owners[index][1] for index in own], dtype=np.int64),
+        np.array([owners[index][1] for index in local], dtype=np.int64),
         local_routes["threshold"].astype(np.int64),
         local_routes["default_left"].astype(np.uint8),
         _sets_of(local_routes, sets),
     )
-    chosen = Chosen(routes, own, pack_bits(sides), records)
+    chosen = Chosen(routes, local, pack_bits(sides), records)
     store.put("chosen", chosen)
     view.keep(growth)
     letters = [(party, _splits_for(party, owners, growth, chosen, sets)) for party in view.passive]
@@ -267,7 +267,7 @@ def _splits_for(
     party: str, owners: list[tuple[str, int]], growth: Growth, chosen: Chosen, sets: CategorySets
 ) -> Splits:
     """A level's splits for one party, without others' cuts."""
-    routes, own, bits = chosen.routes, chosen.own, chosen.bits
+    routes, local, bits = chosen.routes, chosen.own, chosen.bits
     is_theirs = np.array([name == party for name, _ in owners], dtype=bool)
     columns = np.array([column if name == party else -1 for name, column in owners], dtype=np.int64)
     shown = np.ones(len(routes), dtype=bool) if growth.growing else is_theirs
@@ -281,7 +281,7 @@ def _splits_for(
         first_rights=np.where(is_theirs, routes["threshold"], 0).astype(np.int64)[shown],
         defaults=(is_theirs & routes["default_left"]).astype(np.uint8)[shown],
         set_bits=_sets_of(routes[is_theirs], sets).bits,
-        bits_of=own if growth.growing else own[:0],
+        bits_of=local if growth.growing else local[:0],
         bits=bits if growth.growing else bits[:0],
         wanted_trees=wanted[:, 0],
         wanted_nodes=wanted[:, 1],
@@ -296,18 +296,18 @@ def make_splits(view: View, mail: Mail) -> None:
     """Move all rows to the children, once the sides of every split are known."""
     store = view.store
     chosen = store.record(Chosen, "chosen")
-    routes, own = chosen.routes, chosen.own
+    routes, local = chosen.routes, chosen.own
     last, nodes = not len(store["growth.wanted"]), store["nodes"]
     owners = np.array([owner for owner, _ in view.owners(routes["column"])])
-    sources, records = [(view.name, own, chosen.bits)], np.full(len(routes), -1, dtype=np.int64)
-    records[own] = chosen.records
+    sources, records = [(view.name, local, chosen.bits)], np.full(len(routes), -1, dtype=np.int64)
+    records[local] = chosen.records
     for party, letter in mail.all(Partition).items():
         theirs = np.flatnonzero(owners == party)
         # After the last level a party has received its splits only, so it numbers these.
         expected = np.arange(len(theirs)) if last else theirs
         fits = letter.level == store["growth.level"] and np.array_equal(letter.bits_of, expected)
         if not fits or len(letter.records) != len(theirs):
-            raise ProtocolError(party, "Partition", "bits_of", "must be its own splits")
+            raise ProtocolError(party, "Partition", "bits_of", "must be its splits")
         sources.append((party, theirs, letter.bits))
         records[theirs] = letter.records
     store["before"], store["last.routes"], store["last.owners"] = nodes, routes, owners
