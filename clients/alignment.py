@@ -170,6 +170,7 @@ def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:
 
 def _check_list(site: Site, sender: str, letter: MaskedList) -> None:
     route = _route(site, letter.owner) if letter.owner in site.store.facts["peers"] else []
+    # All parties before this one on the list's route have masked it, each once.
     masked_by = route[: letter.n_masks]
     if masked_by[-1:] != [sender] or route[letter.n_masks : letter.n_masks + 1] != [site.name]:
         rule = "must be of all parties before this one, the sender the last of them"
@@ -212,7 +213,7 @@ def _next(site: Site, letter: MaskedList) -> str:
 
 
 def _shuffle(n_rows: int) -> npt.NDArray[np.int64]:
-    # Sorts rows by 128 random bits each: a secret order, so not from a seeded generator.
+    # Sorted by 128 random bits each: the order is secret, so not from a seeded generator.
     drawn = np.frombuffer(secrets.token_bytes(16 * n_rows), dtype=np.uint64)
     return np.lexsort(drawn.reshape(2, n_rows))
 

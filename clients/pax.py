@@ -229,6 +229,7 @@ def _start_round(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Ar
         if check_sample_size(site.config, n_rows, n_drawn) > n_drawn:
             drawn[:] = True
         pairs[~drawn] = 0
+    # pairs: (n_rows, n_trees, 2); the store keeps (n_trees, n_rows, 2)
     store["gradients"] = terms.of_rows(np.ascontiguousarray(pairs.transpose(1, 0, 2)))
     return scores
 

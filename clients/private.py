@@ -86,6 +86,7 @@ def trees(site: Site, request: PrivateTreesRequest) -> Sums:
         places[:, number] = first + np.searchsorted(leaves, tree_nodes)
         sums.append(_by_node(tree, tree_nodes, whole[number])[leaves])
         first += len(leaves)
+    # places: (n_rows, n_trees), an index into the leaves of all trees
     store["places"], store.facts["n_leaves"] = places, first
     noise = Noise("tree", request.round_id, _variances(store, "tree"))
     return Sums([np.concatenate(sums)], noise=(noise,))
@@ -125,6 +126,7 @@ def splits(site: Site, request: PrivateSplitsRequest) -> Sums:
     totals = [
         _by_node(tree, tree_nodes, terms)[leaves] for tree, tree_nodes, terms, leaves in of_trees
     ]
+    # Missing values are a node's total less its bins, in every column.
     missing = np.concatenate(totals)[:, None] - sums_by_column(histograms, widths)
     variances = _variances(store, "splits", len(columns))
     noise = Noise("splits", request.round_id * levels + request.level, variances)

@@ -82,7 +82,7 @@ def _walk_local(site: Site, part: ActivePart) -> Asked:
             rows = np.flatnonzero(tree_nodes == node)
             if len(rows) and owners[node] == site.name:
                 sides = part.lookup.sides(records[node], values, rows)
-                tree_nodes[rows] = lefts[node] + ~sides
+                tree_nodes[rows] = lefts[node] + ~sides  # the right child follows the left
             elif len(rows):
                 asked.setdefault(owners[node], []).append((index, node, int(records[node])))
     store["nodes"] = nodes

@@ -153,17 +153,19 @@ def _totals(store: Store, fields: RowFields, tree: int, nodes: Places) -> NodeTo
     return NodeTotals.of(fields, store["targets"], counts, inside, fewest)
 
 
-def _listing(site: Site, mail: Mail, party: str, known: list[NodeTotals]) -> tuple[Listing, Array]:
+def _listing(
+    site: Site, mail: Mail, party: str, node_totals: list[NodeTotals]
+) -> tuple[Listing, Array]:
     """The columns that another party has summed, checked against the rows of the nodes."""
     letter = mail.one(ColumnSums, party)
     if letter.level != site.store.facts["level"] + 1:
         raise ProtocolError(party, "ColumnSums", "level", "must be the one being split")
     listing = Listing(*(getattr(letter, name) for name in Listing.__slots__))
-    large = np.concatenate([totals.large for totals in known])
+    large = np.concatenate([totals.large for totals in node_totals])
     if not _fits(listing, large):
         rule = f"must be of {len(large)} open nodes, only those with enough rows"
         raise ProtocolError(party, "ColumnSums", "columns", rule)
-    sizes = np.concatenate([totals.sizes for totals in known])[listing.nodes]
+    sizes = np.concatenate([totals.sizes for totals in node_totals])[listing.nodes]
     if (listing.per_column(listing.sizes) != sizes).any():
         raise ProtocolError(party, "ColumnSums", "sizes", "must add up to the rows of each node")
     return listing, letter.ciphertexts
@@ -176,6 +178,8 @@ def _fits(listing: Listing, large: Flags) -> bool:
     fits = fits and bool(((listing.n_bins > 0) & (listing.n_bins <= n_sums)).all())
     if not fits or listing.ends[-1] != n_sums:
         return False
+    # Columns ascend in a node. Without a drawn rank a node lists one column at most; a node is
+    # ranked exactly if it lists columns, which only large nodes do.
     is_listed, nodes = listing.n_columns > 0, listing.nodes
     ascends = (np.diff(listing.columns) > 0) | (np.diff(nodes) > 0)
     single = (listing.ranks == DRAWN) | (listing.n_columns <= 1)
@@ -189,11 +193,11 @@ def _sums(
     ciphertexts: Array,
     fields: RowFields,
     listings: list[Listing],
-    known: list[NodeTotals],
+    node_totals: list[NodeTotals],
 ) -> list[Sums]:
     """Decrypted sums of each tree, checked against the totals of the nodes."""
     key = PrivateKey.from_array(store["key"])
-    pairs = list(zip(listings, known, strict=True))
+    pairs = list(zip(listings, node_totals, strict=True))
     read = [totals.is_open[listing.nodes] for listing, totals in pairs]
     wanted = [
         np.repeat(r, listing.n_bins + listing.missing)

@@ -282,13 +282,15 @@ def _encrypted_sums(site: Site) -> EncryptedSums:
     tree_codes = dict.fromkeys(trees.tolist(), codes)
     if site.config.least_bin_rows:
         tree_codes = {tree: told_codes(store, tree, columns) for tree in tree_codes}
-    inside = store["nodes"][:, drawn]
+    inside = store["nodes"][:, drawn]  # (n_trees, n_drawn)
+    # Bins of missing values are counted in the clear, so their encrypted sums are not sent.
     present = np.ones(offsets[-1], dtype=bool)
     present[offsets[1:] - 1] = False
     workers, layouts, products = shared_workers(), _layouts(store), ring(key.n_squared)
     packed = [np.empty((0, key.ciphertext_bytes), dtype=np.uint8)]
     for group, tree, wanted in sum_jobs(layouts, level, trees, nodes) if len(columns) else ():
-        slots = slots_by_node(inside[tree], wanted)[inside[tree]]
+        slots = slots_by_node(inside[tree], wanted)[inside[tree]]  # -1: in no wanted node
+        # Ciphertexts are stored layout by layout. Their product encrypts the sum.
         sums, first = products.ones(len(wanted) * int(offsets[-1])), 0
         for block in blocks_of(store, group * len(slots), (group + 1) * len(slots)):
             part = slice(first, first + len(block))

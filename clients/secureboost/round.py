@@ -76,6 +76,7 @@ def new_round(site: Site, view: View) -> Letters:
     if round_id < boost["first_trees"]:
         owners = np.array([owner for owner, _ in view.owners(np.arange(n_columns))])
         allowed = allowed & (owners == view.name)
+    # pairs: (n_rows, n_trees, 2); the store keeps (n_trees, n_rows, 2)
     store["gradients"] = np.ascontiguousarray(pairs.transpose(1, 0, 2))
     store["allowed"] = allowed.astype(np.uint8)
     store["nodes"] = np.zeros((view.width, len(store["labels"])), dtype=np.int32)
@@ -102,6 +103,7 @@ def draw_rows(pairs: Array, boost: Mapping[str, Any], rng: np.random.Generator) 
     factors = np.zeros(n_rows, dtype=np.float32)
     factors[order[:n_top]] = 1
     others = rng.choice(order[n_top:], min(n_other, n_rows - n_top), replace=False)
+    # Weighted up, so that sums over drawn rows estimate those over all.
     factors[others] = (1 - boost["top_rate"]) / boost["other_rate"]
     return pairs * factors[:, None, None]
 
@@ -226,7 +228,7 @@ def read_party_sums(view: View, mail: Mail, party: str, growth: Growth) -> tuple
         )
         if len(letter.ciphertexts) != n_expected:
             raise ValueError(f"ciphertexts must be {n_expected}, got {len(letter.ciphertexts)}")
-        histograms, taken = np.zeros((len(wanted), n_bins, 2)), 0
+        histograms, taken = np.zeros((len(wanted), n_bins, 2)), 0  # gradients, hessians
         for group, tree, nodes in jobs:
             layout, n_sums = layouts[group], len(nodes) * n_bins
             ciphertexts = letter.ciphertexts[taken : taken + layout.n_plaintexts(n_sums)]
