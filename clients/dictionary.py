@@ -90,11 +90,10 @@ def kept_categories(store: Store) -> Categories:
 
 
 def recode(site: Site, request: JointCoding) -> Array:
-    """Recode all subsets from the local to the joint dictionary.
+    """Recode all subsets by the joint dictionary.
 
-    Returns int64, shape (n_columns,): values per column that the joint dictionary lacks, which
-    become missing; empty if no column has categories. Raises a ProtocolError if the dictionary is
-    that of another table, or differs from a schema's.
+    Returns int64, shape (n_columns,): values per column that it lacks, which become missing; empty
+    if no column has categories.
     """
     store, message = site.store, type(request).__name__
     columns = store.facts["hello"]["columns"]

@@ -85,10 +85,7 @@ def explain_asked(site: Site, part: OwnPart, records: Array, rows: list[Array]) 
 def explain_scores(
     site: Site, part: ActivePart, predictions: Array, leaves: Array | None = None
 ) -> None:
-    """At the active party: scores, with the rows' paths where leaves are known, else open splits.
-
-    ``predictions`` has shape (n_rows, n_outputs), ``leaves`` (n_trees, n_rows).
-    """
+    """At the active party: scores, with the rows' paths if leaves are known, else open splits."""
     rows, entries = _rows(site), dict[str, Entry]()
     seen: dict[str, list[Entry]] = {row: [] for row in rows}
     # Without leaves: splits that local splits leave open to each row, with their owners.

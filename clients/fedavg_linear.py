@@ -68,10 +68,7 @@ def train(site: Site, request: AverageRequest) -> AverageReply:
 
 
 def train_sums(site: Site, request: AverageSumsRequest) -> Sums:
-    """As ``train``, in whole numbers for secure aggregation.
-
-    The model is weighted by the party's share of all parties' weight.
-    """
+    """As ``train``, in whole numbers for secure aggregation."""
     bounds = bounds_of(site.store)
     trained, scores = _trained(site, request, WholeNumbers(bounds))
     weight = whole_weight(site.store["train.weights"], bounds)
@@ -79,6 +76,7 @@ def train_sums(site: Site, request: AverageSumsRequest) -> Sums:
     if max_power < 0 or weight > 2**max_power:
         rule = f"must be no less than that of {site.name}"
         raise ProtocolError(site.name, "AverageSumsRequest", "weight_power", rule)
+    # Weighted by the party's share of all parties' weight.
     theta = np.vstack((trained.weights, trained.bias))
     try:
         whole = whole_model(theta, weight, request.weight_power, trained.objective, bounds)

@@ -38,13 +38,11 @@ COUNTS = "category_counts"  # an array, which facts of a store cannot hold
 
 
 def hello(site: Site, request: HelloRequest) -> HelloReply:
-    """Open a run at a site, or answer the handshake again after the server restarted.
-
-    On a restart the server sends the order of the columns, before any other request.
-    """
+    """Open a run at a site, or answer the handshake again after the server restarted."""
     drop_abandoned(site.store.folder.parent, KEEP_DAYS)
     keep_plan(site.config, site.store, request)
     run_columns = tuple(site.store.facts.get("hello", {}).get("columns", ()))
+    # Until joint categories are stored, a request with an order of the columns opens the run again.
     if run_columns and (not request.columns or JOINT in site.store):
         # The server compares the fingerprint with that of the run's start.
         subsets = _subsets(site.config, replace(request, columns=run_columns))

@@ -170,10 +170,7 @@ def _ascends(numbers: Array, offsets: Array) -> bool:
 
 
 def check_offsets(site: Site, message: str, field: str, offsets: Array, n_all: int) -> None:
-    """Check that offsets divide ``n_all`` values among the columns, within the site's limit.
-
-    Raises a ProtocolError for offsets that do not fit, a ConfigError for too many bins.
-    """
+    """Check that offsets divide ``n_all`` values among the columns, within the site's limit."""
     n_columns = len(site.store["set_widths"])
     widths = np.diff(offsets)
     fits = len(offsets) == n_columns + 1 and offsets[0] == 0 and offsets[-1] == n_all

@@ -51,21 +51,14 @@ def evaluate_sums(site: Site, request: SumScoresRequest) -> Sums:
 
 
 def evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
-    """Sums and score histograms of the train, validation and test rows.
-
-    Where a method has replaced the training values by surrogates, these are scored.
-    """
+    """Sums and score histograms of the train, validation and test rows."""
     return score_model(site, request, from_json, predict_margins)
 
 
 def score_model(
     site: Site, request: EvaluateRequest, read: Callable[[str], M], predict: Callable[..., Array]
 ) -> EvaluateReply:
-    """Score with a model of any kind, then drop the rows.
-
-    ``read`` parses the model's text and may raise a DataError; ``predict(model, values, *margins)``
-    takes the rows' base margins if there are any.
-    """
+    """Score with a model of any kind, then drop the rows; ``read`` may raise a DataError."""
     reply = EvaluateReply(**score_subsets(site, request, read, predict, DOUBLES))
     site.store.forget()
     return reply
@@ -103,6 +96,7 @@ def score_subsets(
         raise ProtocolError(site.name, message, "model", rule)
     scores: dict[str, Array] = {}
     for subset in subsets:
+        # Rows are values, with base margins if there are any.
         batches = [predict(model, *rows) for rows in _batches(site.store, subset)]
         margins = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
         center, widest = float(model.base_margin[0]), request.residual_range
@@ -143,7 +137,7 @@ def score_fields(
 def _batches(store: Store, subset: str) -> Iterator[tuple[Array, ...]]:
     """Batches of values, with base margins if the rows have any."""
     margins = base_margins(store, subset)
-    replaced = f"{subset}.values" not in store
+    replaced = f"{subset}.values" not in store  # by bins, whose surrogates are scored
     rows = store["codes" if replaced else f"{subset}.values"]
     for start in range(0, len(rows), BATCH_ROWS):
         batch = rows[start : start + BATCH_ROWS]

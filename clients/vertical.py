@@ -93,10 +93,7 @@ def _introduction(site: Site, request: VerticalHelloRequest) -> VerticalHelloRep
 def look(
     config: SiteConfig, request: VerticalHelloRequest
 ) -> tuple[VerticalHelloReply, Table, npt.NDArray[np.str_]]:
-    """Read a site's table and check it against the rules of a run; nothing is stored.
-
-    Returns the reply, its ``run_key`` still zero, the table, and the row ids.
-    """
+    """Read a site's table and check it against the rules of a run; nothing is stored."""
     table, active, n_unlike = _table(config, request)
     ids = row_ids(table, config, request.needs_ids)
     max_rows = min(request.most_rows, config.limits["align-most-rows"])
@@ -120,7 +117,7 @@ def look(
         objective=suggested,
         n_unlike=n_unlike,
         box_key=box_key(config.name),
-        run_key=np.zeros(32, dtype=np.uint8),
+        run_key=np.zeros(32, dtype=np.uint8),  # drawn when the run is stored
         simulated=config.simulated,
         fingerprint=fingerprint({"all": table}, site_key(config.name)),
         versions=tuple(told_versions()),

@@ -20,10 +20,7 @@ NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.fl
 
 
 def code_categories(store: Store) -> Ints:
-    """Give the lowest codes to the categories that occur in training rows.
-
-    Returns their number per column, 0 if numeric: int64, shape (n_columns,).
-    """
+    """Give training categories the lowest codes; returns their number per column, 0 if numeric."""
     local, values = kept_categories(store), np.asarray(store["values"])
     joint, counts = trained_first(local, values[: store.facts["n_train"]])
     if joint != local:
@@ -33,13 +30,10 @@ def code_categories(store: Store) -> Ints:
 
 
 def keep_cuts(store: Store, max_bin: int, categories: Ints) -> Cuts:
-    """Compute and store the cuts of the training rows.
-
-    ``categories`` is the result of ``code_categories``. Weights are ignored: only the active party
-    knows them.
-    """
+    """Compute and store the cuts of the training rows; ``categories`` as above."""
     train = np.asarray(store["values"][: store.facts["n_train"]])
     values = numbers_alone(train, categories)
+    # Unweighted: only the active party knows the weights.
     cuts = quantile_cuts(values, None, max_bin) if train.shape[1] else NO_CUTS
     cuts = with_categories(cuts, categories, categories)
     store["edges"], store["offsets"], store["minima"] = cuts.edges, cuts.offsets, cuts.minima

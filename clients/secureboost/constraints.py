@@ -124,10 +124,7 @@ def told_constraints(party: str, letter: Any, n_names: int, n_columns: int) -> H
 def joint_constraints(
     wanted: Wanted, held: Mapping[str, Held], categorical: Mapping[str, list[bool]]
 ) -> tuple[list[int], list[list[int]]]:
-    """Constraints of the joint columns: a direction each, or none, and groups.
-
-    ``held`` is in the order of the joint columns.
-    """
+    """Constraints of the joint columns, in the order of ``held``: directions, or none; groups."""
     counts = [len(categorical[party]) for party in held]
     firsts = dict(zip(held, np.cumsum([0, *counts[:-1]]).tolist(), strict=True))
     joint_ids = _joint_ids(wanted.names, held, firsts)

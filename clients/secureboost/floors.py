@@ -62,10 +62,7 @@ def _group(site: Site, families: list[tuple[Array, Cells]]) -> None:
 
 
 def told_codes(store: Store, tree: int, columns: Ints) -> Array:
-    """Bin in which each drawn row is summed, in its node of a tree; shape (n_drawn, n_columns).
-
-    A column's last bin is that of missing values.
-    """
+    """Bin in which each drawn row is summed, in its node of a tree; shape (n_drawn, n_columns)."""
     starts, cells, codes = _starts(store), _cells(store, columns), store["codes"]
     widths, inside = np.diff(starts)[columns] - 1, store["nodes"][tree, store["drawn"]]
     occupied, index = np.unique(inside, return_inverse=True)
@@ -74,16 +71,14 @@ def told_codes(store: Store, tree: int, columns: Ints) -> Array:
     last_cells = (
         np.where(rows[:, None] < 0, cells, store[ENDS][rows[:, None], cells]) - starts[columns]
     )
+    # Cell 0, missing values, is a column's last bin.
     return np.where(last_cells == 0, widths, last_cells - 1).astype(codes.dtype)
 
 
 def between_groups(
     site: Site, splits: Splits, local: Ints, sets: CategorySets
 ) -> tuple[Splits, CategorySets]:
-    """Move local splits so that whole groups go to one side.
-
-    ``local`` indexes the local splits, ``sets`` are of those by categories.
-    """
+    """Move local splits so that whole groups go to one side; ``sets`` of those by categories."""
     store, starts, least = site.store, _starts(site.store), site.config.least_bin_rows
     rights, defaults = splits.first_rights.copy(), splits.defaults.copy()
     members, active = list[Array](), store.facts["active"]

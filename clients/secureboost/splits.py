@@ -26,16 +26,11 @@ def own_sides(
     trees: Places,
     nodes: Places,
     columns: Ints,
-    first_rights: Ints,
-    defaults: npt.NDArray[np.uint8],
-    sets: CategorySets,
+    first_rights: Ints,  # lowest bin that goes right; 0 sends only missing values left
+    defaults: npt.NDArray[np.uint8],  # 1 where missing values go left
+    sets: CategorySets,  # one per split by categories, in order
 ) -> tuple[list[Bits], Ints]:
-    """Store splits of local columns; returns the rows they send left, and their record ids.
-
-    ``trees`` and ``nodes`` are split on local column ``columns``. ``first_rights`` are the lowest
-    bins that go right; 0 sends only missing values left. ``defaults`` is 1 where missing values go
-    left. ``sets`` has one set per split by categories, in order.
-    """
+    """Store splits of local columns; returns the rows they send left, and their record ids."""
     is_categorical = np.asarray(store["set_widths"])[columns] > 0
     # The active party knows the categories of training rows only; all others go left.
     widths = np.where(is_categorical, np.asarray(store["n_categories"])[columns], 0)
