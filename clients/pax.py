@@ -61,7 +61,7 @@ from fedapp.trees.predict import add_trees
 from fedapp.trees.sets import CategorySets, category_counts, set_numbers
 
 # Scores are sent once a round, at level 0.
-NO_SCORES = {
+NO_SCORES: dict[str, Array] = {
     "train_sums": np.empty(0),
     "train_scores": np.empty((0, 0)),
     "valid_sums": np.empty(0),
