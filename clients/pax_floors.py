@@ -76,7 +76,8 @@ def sum_nodes(store: Store, request: GrowRequest, terms: Array) -> tuple[Array, 
     columns, widths = request.columns.astype(np.int64), np.diff(store["offsets"])
     wanted = request.wanted_trees, request.wanted_nodes
     codes = store["codes"], store.facts["missing_code"], columns, widths[columns]
-    histograms, missing = build_all_histograms(*codes, terms, store[TOLD], *wanted)
+    summed_in = store[TOLD]
+    histograms, missing = build_all_histograms(*codes, terms, summed_in, *wanted)
     open_rows = {(int(tree), int(node)): row for row, (tree, node) in enumerate(store[OPEN])}
     rows = [open_rows[pair] for pair in zip(*(each.tolist() for each in wanted), strict=True)]
     # Sums over all rows of each wanted node, as int64 or float64 like the histograms.
@@ -84,7 +85,7 @@ def sum_nodes(store: Store, request: GrowRequest, terms: Array) -> tuple[Array, 
     sums = [np.empty((0, 2), kind)]
     for tree in np.unique(request.wanted_trees):
         nodes = request.wanted_nodes[request.wanted_trees == tree]
-        slots = slots_by_node(store[TOLD][tree], nodes)[store[TOLD][tree]]
+        slots = slots_by_node(summed_in[tree], nodes)[summed_in[tree]]
         sums.append(np.zeros((len(nodes), 2), dtype=kind))
         np.add.at(sums[-1], slots[slots >= 0], terms[tree][slots >= 0])
     totals = np.concatenate(sums)
