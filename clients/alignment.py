@@ -1,16 +1,16 @@
-"""Find the rows that all parties have, and keep them in the common order.
+"""Private set intersection: find the rows that all parties have, and put them in a common order.
 
 ::
 
-    passive list --(own mask)--> other passive parties in turn --> active --(own mask)--> all masks
-    active list  --(own mask)--> passive parties in turn ----------------> active         all masks
+    passive list --(its mask)--> other passive parties in turn --> active --(its mask)--> all masks
+    active list  --(its mask)--> passive parties in turn ----------------> active         all masks
 
-    active: which points do all lists have? --(bits)--> each passive party, of its own list
+    active: which points are in all lists? --(bits)--> each passive party, for its list
 
-Only the active party ever sees a list under all masks, so no other party can compare lists. The
-order within a list is known to its owner alone. Rows train, validate or test by their place in the
-common order, which follows from the ids; those of a simulated table that the parties share by
-their place in that table, as in a horizontal run.
+Only the active party sees lists under all masks, so no other party can compare lists. Only its
+owner knows the order within a list. The subset of a row follows from its place in the common
+order, which the ids determine; in a simulation with a shared table, from its place there, as in a
+horizontal run.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ ROWS = ("ids", "values", "labels", "weights", "base_margins")
 
 
 def open_run(site: Site, request: OpenRequest) -> tuple[SentReply, Letters]:
-    """Meet the others, and pass on the own ids under the own mask."""
+    """Store the other parties' keys, and pass on the local ids, masked."""
     store = site.store
     keys = (request.box_keys, request.run_keys)
     know(site.config, store, request.names, keys, request)
     if request.active not in request.names:
         raise ProtocolError(site.name, "OpenRequest", "active", "must be among the names")
     if request.n_rows[request.names.index(site.name)] != len(store["ids"]):
-        raise ProtocolError(site.name, "OpenRequest", "n_rows", "must be the site's own")
+        raise ProtocolError(site.name, "OpenRequest", "n_rows", "must be the number of local ids")
     store.facts["active"], store.facts["ordered"] = request.active, request.ordered
     store.facts["holdout"] = list(fields_of(request, Holdout).values())
     if request.ordered:
@@ -65,33 +65,46 @@ def open_run(site: Site, request: OpenRequest) -> tuple[SentReply, Letters]:
     store["shuffle"] = _shuffle(len(ids))
     store["scalar"] = np.frombuffer(draw_scalar(), dtype=np.uint8)
     points = mask_ids(ids[store["shuffle"]].tolist(), store["scalar"].tobytes())
-    own = MaskedList(site.name, 1, points)
-    return SentReply(), [(_next(site, own), own)]
+    masked = MaskedList(site.name, 1, points)
+    return SentReply(), [(_next(site, masked), masked)]
 
 
 def mask_list(site: Site, request: MaskRequest, mail: Mail) -> tuple[SentReply, Letters]:
-    """At a passive party: put the own mask on others' lists."""
+    """At a passive party: mask others' lists."""
     letters: Letters = []
     for sender, letter in mail.each(MaskedList):
         _check_list(site, sender, letter)
         points = _masked(sender, letter, site.store["scalar"].tobytes())
-        further = MaskedList(letter.owner, letter.n_masks + 1, points)
-        letters.append((_next(site, further), further))
+        masked = MaskedList(letter.owner, letter.n_masks + 1, points)
+        letters.append((_next(site, masked), masked))
     return SentReply(), letters
 
 
 def match(site: Site, request: MatchRequest, mail: Mail) -> tuple[MatchReply, Letters]:
-    """At the active party: what all have in common, and the own rows of it."""
+    """At the active party: intersect all lists, and keep the common rows."""
     store = site.store
-    rows, common = np.arange(len(store["ids"])), dict[str, Array]()
+    rows, common = np.arange(len(store["ids"])), dict[str, Array]()  # bits by list's owner
     if not store.facts["ordered"]:
-        lists = _lists(site, mail)
+        # Every party's list under all masks; this party masks the others' lists last.
+        lists: dict[str, Array] = {}
+        for sender, letter in mail.each(MaskedList):
+            _check_list(site, sender, letter)
+            is_local, scalar = letter.owner == site.name, store["scalar"].tobytes()
+            lists[letter.owner] = letter.points if is_local else _masked(sender, letter, scalar)
+        peers = set(store.facts["peers"])
+        if set(lists) != peers or len(lists[site.name]) != len(store["ids"]):
+            missing = min(peers - set(lists), default=site.name)
+            raise ProtocolError(missing, "MaskedList", "owner", "must be every party once, whole")
+        lists = {name: lists[name] for name in store.facts["peers"]}
         for name, points in lists.items():
             with blaming(name, "MaskedList", "points"):
                 intersect([points])
         shared = intersect(list(lists.values()))
         rows = store["shuffle"][places(lists[site.name], shared)]
-        common = {name: _bits(points, shared) for name, points in lists.items()}
+        for name, points in lists.items():
+            is_common = np.zeros(len(points), dtype=bool)
+            is_common[places(points, shared)] = True
+            common[name] = np.packbits(is_common)
     _keep(site, rows)
     key = np.frombuffer(secrets.token_bytes(KEY_BYTES), dtype=np.uint8)
     store["digest"] = _digest(site, key.tobytes())
@@ -103,7 +116,7 @@ def match(site: Site, request: MatchRequest, mail: Mail) -> tuple[MatchReply, Le
 
 
 def order(site: Site, request: OrderRequest, mail: Mail) -> tuple[SentReply, Letters]:
-    """At a passive party: the own rows of what all have in common."""
+    """At a passive party: keep the common rows."""
     store, active = site.store, site.store.facts["active"]
     letter = mail.one(CommonRows, active)
     rows = np.arange(len(store["ids"]))
@@ -116,12 +129,7 @@ def order(site: Site, request: OrderRequest, mail: Mail) -> tuple[SentReply, Let
 
 
 def check_order(site: Site, mail: Mail) -> None:
-    """Hold, at the active party, that all others have the same ids in the same order.
-
-    Raises
-    ------
-    DataError : names a party that has not.
-    """
+    """Check, at the active party, that all others have the same ids in the same order."""
     digests = mail.all(OrderDigest)
     for name in site.store.facts["peers"]:
         if name == site.name:
@@ -132,20 +140,15 @@ def check_order(site: Site, mail: Mail) -> None:
 
 
 def check_common(n_rows: int, predicts: bool) -> None:
-    """Hold that the parties have enough rows in common, to train or to predict.
-
-    Raises
-    ------
-    DataError : they have not.
-    """
-    fewest = 1 if predicts else FEWEST_ROWS
-    if n_rows < fewest:
-        rule = f"ids must have {fewest} rows in common at least, got {n_rows}"
+    """Raise a DataError if the parties have too few rows in common."""
+    min_rows = 1 if predicts else FEWEST_ROWS
+    if n_rows < min_rows:
+        rule = f"ids must have {min_rows} rows in common at least, got {n_rows}"
         raise DataError(f"{rule}: see that all parties write them alike; 7, 007 and 7.0 differ")
 
 
 def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:
-    """Keep these rows, in the common order: those that train, that validate, that test."""
+    """Store these rows, in the common order: training, validation, test."""
     store = site.store
     check_common(len(rows), predicts="model" in store.facts)
     if "model" in store.facts and store.facts["active"] == site.name:
@@ -157,7 +160,7 @@ def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:
     check_subsets(0 if "model" in store.facts else site.config.min_rows, n_rows, rule)
     store.facts |= {f"n_{subset}": count for subset, count in n_rows.items()}
     rows = np.concatenate([getattr(split, subset) for subset in SUBSETS])
-    store["places"] = rows  # in the party's own table
+    store["places"] = rows  # rows of the party's table
     for name in ROWS:
         if name in store:
             store[name] = np.ascontiguousarray(store[name][rows])
@@ -165,44 +168,22 @@ def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:
     enter(store, ALIGNED)
 
 
-def _lists(site: Site, mail: Mail) -> dict[str, Array]:
-    """Every party's list under all masks, by its owner; the own mask is the last on others'."""
-    names = list(site.store.facts["peers"])
-    lists: dict[str, Array] = {}
-    for sender, letter in mail.each(MaskedList):
-        is_own = letter.owner == site.name
-        _check_list(site, sender, letter)
-        scalar = site.store["scalar"].tobytes()
-        lists[letter.owner] = letter.points if is_own else _masked(sender, letter, scalar)
-    if set(lists) != set(names) or len(lists[site.name]) != len(site.store["ids"]):
-        missing = min(set(names) - set(lists), default=site.name)
-        raise ProtocolError(missing, "MaskedList", "owner", "must be every party once, whole")
-    return {name: lists[name] for name in names}
-
-
 def _check_list(site: Site, sender: str, letter: MaskedList) -> None:
-    """Check that each party's list comes once, from its turn's sender, within the site's limit."""
-    way = _way(site, letter.owner) if letter.owner in site.store.facts["peers"] else []
-    before = way[: letter.n_masks]
-    if before[-1:] != [sender] or way[letter.n_masks : letter.n_masks + 1] != [site.name]:
+    route = _route(site, letter.owner) if letter.owner in site.store.facts["peers"] else []
+    # All parties before this one on the list's route have masked it, each once.
+    masked_by = route[: letter.n_masks]
+    if masked_by[-1:] != [sender] or route[letter.n_masks : letter.n_masks + 1] != [site.name]:
         rule = "must be of all parties before this one, the sender the last of them"
         raise ProtocolError(sender, "MaskedList", "n_masks", rule)
-    seen = site.store.facts.get("lists", [])
-    if letter.owner in seen:
+    owners = site.store.facts.get("lists", [])
+    if letter.owner in owners:
         raise ProtocolError(sender, "MaskedList", "owner", "must be one that had no list yet")
-    most = site.config.limits["align-most-rows"]
-    if len(letter.points) > most:
-        rule = f"must be <= {most} (align-most-rows of {site.name}), got {len(letter.points)}"
+    max_rows = site.config.limits["align-most-rows"]
+    if len(letter.points) > max_rows:
+        rule = f"must be <= {max_rows} (align-most-rows of {site.name}), got {len(letter.points)}"
         raise ProtocolError(sender, "MaskedList", "points", rule)
     hold_once(sender, site.store, letter, f"{site.name} masked the list of {letter.owner}")
-    site.store.facts["lists"] = [*seen, letter.owner]
-
-
-def _bits(points: Array, shared: Array) -> Array:
-    """A bit an entry of a list: whether all have it."""
-    bits = np.zeros(len(points), dtype=bool)
-    bits[places(points, shared)] = True
-    return np.packbits(bits)
+    site.store.facts["lists"] = [*owners, letter.owner]
 
 
 def _masked(sender: str, letter: MaskedList, scalar: bytes) -> Array:
@@ -218,8 +199,8 @@ def _passive(site: Site) -> list[str]:
     return [name for name in site.store.facts["peers"] if name != site.store.facts["active"]]
 
 
-def _way(site: Site, owner: str) -> list[str]:
-    """Who has a list, one after the other: passive parties in turn, and the active one last."""
+def _route(site: Site, owner: str) -> list[str]:
+    """Parties that get a list, in order: each passive one, then the active one."""
     passive, active = _passive(site), str(site.store.facts["active"])
     if owner == active:
         return [active, *passive, active]
@@ -228,12 +209,11 @@ def _way(site: Site, owner: str) -> list[str]:
 
 
 def _next(site: Site, letter: MaskedList) -> str:
-    """Who has a list next."""
-    return _way(site, letter.owner)[letter.n_masks]
+    return _route(site, letter.owner)[letter.n_masks]
 
 
 def _shuffle(n_rows: int) -> npt.NDArray[np.int64]:
-    """A secret order: rows sorted by 128 random bits each, from the operating system."""
+    # Sorted by 128 random bits each: the order is secret, so not from a seeded generator.
     drawn = np.frombuffer(secrets.token_bytes(16 * n_rows), dtype=np.uint64)
     return np.lexsort(drawn.reshape(2, n_rows))
 

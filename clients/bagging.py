@@ -1,4 +1,4 @@
-"""Boost from the margins of the parties' common model."""
+"""Bagging at a party: boost from the margins of the common model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedapp.site.answer import Handler, Site
 
 
 def bag(site: Site, request: BagRequest) -> BagReply:
-    """Learn, score, grow: see ``clients.local_boosting``."""
+    """Add trees, score and grow; see ``clients.local_boosting``."""
     return BagReply(**boost(site, request))
 
 

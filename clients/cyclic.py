@@ -1,4 +1,4 @@
-"""Learn the other parties' trees, and boost where it is this party's turn."""
+"""Cyclic boosting at a party: add the others' trees, and boost in its turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedapp.site.answer import Handler, Site
 
 
 def take_turn(site: Site, request: TurnRequest) -> TurnReply:
-    """Learn, score, grow: see ``clients.local_boosting``."""
+    """Add trees, score and grow; see ``clients.local_boosting``."""
     return TurnReply(**boost(site, request))
 
 

@@ -1,9 +1,9 @@
-"""Names of a site's categories: what it tells of them, and the codes of all parties' names."""
+"""Category names of a site: what it reports of them, and recoding by the joint dictionary."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,106 +29,87 @@ OWN, JOINT = "own_categories", "categories"  # JSON, in bytes: an array file is 
 
 
 def told_categories(config: SiteConfig, subsets: Mapping[str, Table]) -> dict[str, Any]:
-    """The fields of a ``HelloReply`` that tell of categories.
-
-    Raises
-    ------
-    DataError : a name cannot be told, there are too many, or the site keeps names to itself that no
-        schema gives.
-    """
-    own, table = own_categories(subsets), subsets["train"]
-    _check_names(table.columns, own)
-    try:
-        told = pack_categories(own)
-    except ValueError as error:
-        raise DataError(f"{error}; drop-columns excludes a column") from error
-    told["kinds"] = own_kinds(table, own)
-    coded = {name: names for name, names in zip(table.columns, own, strict=False) if names}
-    told["digests"] = tuple(
-        dictionary_digest(names) if name in table.given else "" for name, names in coded.items()
-    )
-    if config.shares_categories:
-        return told
-    if found := [name for name in coded if name not in table.given]:
-        rule = (
-            "categories of feature columns must be given by the schema where share-categories is "
-        )
-        rule += "false in the node config, got none for {}"
-        raise DataError.naming(rule, listed(found))
-    return told | {"categories": ()}
-
-
-def own_categories(subsets: Mapping[str, Table]) -> Categories:
-    """The site's dictionary; an entry without names where no row of any subset has a value."""
-    table = subsets["train"]
-    has_values = np.zeros(len(table.columns), dtype=bool)
-    for each in subsets.values():
-        has_values |= ~np.isnan(each.values).all(axis=0)
-    known = entries_of(table.categories, len(table.columns))
-    return as_categories(
-        names if names or there else () for names, there in zip(known, has_values, strict=True)
-    )
-
-
-def own_kinds(table: Table, own: Categories) -> tuple[str, ...]:
-    """The site's ``Kinds``."""
-    entries = entries_of(own, len(table.kinds))
-    kinds = zip(table.kinds, entries, strict=True)
-    found = tuple("" if names == () else kind for kind, names in kinds)
-    return found if {*found} - {"number"} else ()
-
-
-def _check_names(columns: Sequence[str], categories: Categories) -> None:
-    """Hold that names may stand in a message."""
-    for column, names in zip(columns, categories, strict=False):
+    """Category fields of a ``HelloReply``; raises a DataError if names may not be sent."""
+    local, table = own_categories(subsets), subsets["train"]
+    for column, names in zip(table.columns, local, strict=False):
         if any(len(name) > LONGEST or UNPRINTABLE.search(name) for name in names or ()):
             rule = f"categories of feature column {{}} must have {LONGEST} letters at most, and no "
             rule += "control characters"
             raise DataError.naming(rule, listed([column]))
+    try:
+        fields = pack_categories(local)
+    except ValueError as error:
+        raise DataError(f"{error}; drop-columns excludes a column") from error
+    # A column without any value has no kind; a table of numbers only reports none.
+    entries = entries_of(local, len(table.kinds))
+    kinds = tuple(
+        "" if names == () else kind for kind, names in zip(table.kinds, entries, strict=True)
+    )
+    fields["kinds"] = kinds if {*kinds} - {"number"} else ()
+    coded = {name: names for name, names in zip(table.columns, local, strict=False) if names}
+    fields["digests"] = tuple(
+        dictionary_digest(names) if name in table.given else "" for name, names in coded.items()
+    )
+    if config.shares_categories:
+        return fields
+    if unshared := [name for name in coded if name not in table.given]:
+        rule = (
+            "categories of feature columns must be given by the schema where share-categories is "
+        )
+        rule += "false in the node config, got none for {}"
+        raise DataError.naming(rule, listed(unshared))
+    return fields | {"categories": ()}
 
 
-def keep_own(store: Store, own: Categories) -> None:
-    """Keep the dictionary that the values are coded by, until there is a joint one."""
-    store[OWN] = _as_bytes(own)
+def own_categories(subsets: Mapping[str, Table]) -> Categories:
+    """The site's dictionary; an entry is empty if no row of any subset has a value."""
+    table = subsets["train"]
+    has_values = np.zeros(len(table.columns), dtype=bool)
+    for each in subsets.values():
+        has_values |= ~np.isnan(each.values).all(axis=0)
+    entries = entries_of(table.categories, len(table.columns))
+    return as_categories(
+        names if names or has_value else ()
+        for names, has_value in zip(entries, has_values, strict=True)
+    )
+
+
+def keep_own(store: Store, categories: Categories) -> None:
+    """Store the local dictionary, which codes the values until there is a joint one."""
+    store[OWN] = _as_bytes(categories)
 
 
 def keep_categories(store: Store, categories: Categories) -> None:
-    """Keep the dictionary that the values are coded by to the end of the run."""
+    """Store the dictionary that codes the values to the end of the run."""
     store[JOINT] = _as_bytes(categories)
 
 
 def kept_categories(store: Store) -> Categories:
-    """The dictionary of a run: joint between horizontal parties, else the site's own."""
+    """Dictionary of a run: joint for horizontal parties, else the site's."""
     return _from_bytes(store[JOINT])
 
 
 def recode(site: Site, request: JointCoding) -> Array:
-    """Put the codes of the joint dictionary in place of the own ones, in all subsets.
+    """Recode all subsets by the joint dictionary.
 
-    Returns
-    -------
-    int64, shape (n_columns,): values of each column that the joint dictionary lacks, and that are
-    missing from now on; empty where no column has categories.
-
-    Raises
-    ------
-    ProtocolError : the dictionary is that of another table, or not the one that a schema gives.
+    Returns int64, shape (n_columns,): values per column that it lacks, which become missing; empty
+    if no column has categories.
     """
     store, message = site.store, type(request).__name__
     columns = store.facts["hello"]["columns"]
     n_columns = len(columns)
-    joint, own = read_categories(site.name, request, n_columns), _from_bytes(store[OWN])
+    joint, local = read_categories(site.name, request, n_columns), _from_bytes(store[OWN])
     digests = store.facts["hello"]["digests"]
     unseen = np.zeros(n_columns if joint else 0, dtype=np.int64)
     with blaming(site.name, message, "categories"):
-        coded = [place for place, names in enumerate(own) if names]
-        for place, digest in zip(coded, digests, strict=True):
-            if digest and names_of(joint, place) != own[place]:
+        coded = [column for column, names in enumerate(local) if names]
+        for column, digest in zip(coded, digests, strict=True):
+            if digest and names_of(joint, column) != local[column]:
                 raise ValueError("categories must be those that the site's schema gives")
         for subset in SUBSETS:
-            given = store[f"{subset}.values"]
-            values, n_unseen = recoded(given, own, joint, columns)
-            if values is not given:
+            old_values = store[f"{subset}.values"]
+            values, n_unseen = recoded(old_values, local, joint, columns)
+            if values is not old_values:
                 store[f"{subset}.values"] = values
             unseen += n_unseen[: len(unseen)]
     store.drop(OWN)
@@ -141,4 +122,4 @@ def _as_bytes(categories: Categories) -> Array:
 
 
 def _from_bytes(text: Array) -> Categories:
-    return tuple(None if one is None else tuple(one) for one in json.loads(text.tobytes()))
+    return tuple(None if names is None else tuple(names) for names in json.loads(text.tobytes()))

@@ -1,4 +1,4 @@
-"""Train a linear model on from the average of all parties'."""
+"""FedAvg of linear models at a party: train on from the average."""
 
 from __future__ import annotations
 
@@ -44,77 +44,80 @@ from fedapp.site.store import Store
 from fedapp.trees.objective import Objective
 from fedapp.trees.sets import category_counts
 
-# In a store: the powers of two that the inputs come up to; among its facts: means have been told.
-POWERS, MEANS_TOLD = "powers", "means_told"
+POWERS = "powers"  # in a store: powers of two that bound the inputs
+MEANS_TOLD = "means_told"  # a fact: the means have been received
 
 
 def sum_up(site: Site, request: MomentsRequest) -> MomentsReply:
     """Sums of the labels, moments of the columns."""
     coded = keep_coding(site, request)
     rows = site.store["train.values"], site.store["train.weights"]
-    found = moments(*rows, kept_categories(site.store))
+    column_moments = moments(*rows, kept_categories(site.store))
     return MomentsReply(
         **coded,
-        counts=found.counts,
-        means=found.means,
-        squares=found.squares,
+        counts=column_moments.counts,
+        means=column_moments.means,
+        squares=column_moments.squares,
     )
 
 
 def train(site: Site, request: AverageRequest) -> AverageReply:
-    """Lines 5 to 10 of Algorithm 1: local epochs in mini-batches."""
+    """Algorithm 1, lines 5 to 10: local epochs in mini-batches."""
     trained, scores = _trained(site, request, DOUBLES)
     return AverageReply(weights=trained.weights, bias=trained.bias, **scores)
 
 
 def train_sums(site: Site, request: AverageSumsRequest) -> Sums:
-    """The same as whole numbers, to be added to those of all others."""
-    trained, scores = _trained(site, request, WholeNumbers(bounds_of(site.store)))
-    return Sums([*model_sums(site, request, trained), *scores.values()])
+    """As ``train``, in whole numbers for secure aggregation."""
+    bounds = bounds_of(site.store)
+    trained, scores = _trained(site, request, WholeNumbers(bounds))
+    weight = whole_weight(site.store["train.weights"], bounds)
+    max_power = request.weight_power + bounds.exponent(0)
+    if max_power < 0 or weight > 2**max_power:
+        rule = f"must be no less than that of {site.name}"
+        raise ProtocolError(site.name, "AverageSumsRequest", "weight_power", rule)
+    # Weighted by the party's share of all parties' weight.
+    theta = np.vstack((trained.weights, trained.bias))
+    try:
+        whole = whole_model(theta, weight, request.weight_power, trained.objective, bounds)
+    except ValueError as error:
+        way = (
+            "a smaller fedavg-linear.learning-rate, a larger fedavg-linear.l2 or "
+            "fedavg-linear.aggregation=plain may help"
+        )
+        raise DataError(f"{error}; {way}", site.name) from None
+    return Sums([np.array([weight]), whole, *scores.values()])
 
 
 def _trained(
     site: Site, request: AverageRequest, adder: Adder
 ) -> tuple[LinearModel, dict[str, Array]]:
-    """The model trained on, and scores of the one that was sent, added up by ``adder``."""
-    model = _model(site, request)
+    objective = cast(Objective, site.store.facts["objective"])
+    columns = tuple(site.store.facts["hello"]["columns"])
+    if list(request.classes) != site.store.facts[CLASSES]:
+        raise ProtocolError(site.name, "AverageRequest", CLASSES, "must be those of the run")
+    arrays = (request.means, request.scales, request.weights, request.bias)
+    model = LinearModel(objective, columns, request.classes, *arrays, kept_categories(site.store))
+    shape = len(model.inputs), model.n_outputs
+    if request.weights.shape != shape:
+        rule = f"must be of shape {shape}, got {request.weights.shape}"
+        raise ProtocolError(site.name, "AverageRequest", "weights", rule)
+    if not (request.scales > 0).all():
+        raise ProtocolError(site.name, "AverageRequest", "scales", "must be > 0")
     descent = Descent(
         request.epochs, request.batch_size, request.learning_rate, request.decay, request.l2
     )
     rng = site.random(request.seed, request.round_id)
-    arrays = (site.store[f"train.{name}"] for name in ("values", "labels", "weights"))
-    values, labels, weights = arrays
+    values, labels, weights = (
+        site.store[f"train.{name}"] for name in ("values", "labels", "weights")
+    )
     trained = descend(model, (values, labels, weights), descent, rng)
-    return trained, _scores(site, model, request, adder)
-
-
-def _model(site: Site, request: AverageRequest) -> LinearModel:
-    """The model of a request, held against the party's table."""
-    objective = cast(Objective, site.store.facts["objective"])
-    columns = tuple(site.store.facts["hello"]["columns"])
-    arrays = (request.means, request.scales, request.weights, request.bias)
-    if list(request.classes) != site.store.facts[CLASSES]:
-        raise ProtocolError(site.name, "AverageRequest", CLASSES, "must be those of the run")
-    model = LinearModel(objective, columns, request.classes, *arrays, kept_categories(site.store))
-    due = len(model.inputs), model.n_outputs
-    if request.weights.shape != due:
-        rule = f"must be of shape {due}, got {request.weights.shape}"
-        raise ProtocolError(site.name, "AverageRequest", "weights", rule)
-    if not (request.scales > 0).all():
-        raise ProtocolError(site.name, "AverageRequest", "scales", "must be > 0")
-    return model
-
-
-def _scores(
-    site: Site, model: LinearModel, request: AverageRequest, adder: Adder
-) -> dict[str, Array]:
-    """Scores of the model that was sent."""
     scores, center = dict[str, Array](), float(model.base_margin[0])
     for subset in WATCHED:
         margins = predict_linear(model, site.store[f"{subset}.values"])
-        how = margins, request.score_bins, center
-        scores |= score_fields(site, subset, model.objective, *how, adder=adder)
-    return scores
+        settings = margins, request.score_bins, center
+        scores |= score_fields(site, subset, model.objective, *settings, adder=adder)
+    return trained, scores
 
 
 def score(site: Site, request: ScoreRequest) -> EvaluateReply:
@@ -123,16 +126,15 @@ def score(site: Site, request: ScoreRequest) -> EvaluateReply:
 
 
 def score_sums(site: Site, request: ScoreSumsRequest) -> Sums:
-    """The same as whole numbers, to be added to those of all others."""
+    """As ``score``, in whole numbers for secure aggregation."""
     return score_model_sums(site, request, linear_from_json, predict_linear)
 
 
 def open_sums(site: Site, request: OpenRequest) -> Sums:
-    """Meet the others, code labels and categories; sums of labels, sizes of values."""
+    """Join the run, code labels and categories; sums of labels, sizes of values."""
     coded, store = keep_coding(site, request), site.store
     bounds = join(site, request, request)
-    rows = store["train.values"], store["train.weights"]
-    counts = count_powers(*rows, _is_number(store))
+    counts = count_powers(store["train.values"], store["train.weights"], _is_number(store))
     return Sums([label_sums(store, bounds), coded["unseen"], counts])
 
 
@@ -141,7 +143,7 @@ def means(site: Site, request: MeansRequest) -> Sums:
     store, is_number = site.store, _is_number(site.store)
     rows = store["train.values"], store["train.weights"]
     if POWERS in store:
-        raise ProtocolError(site.name, "MeansRequest", POWERS, "must be told once")
+        raise ProtocolError(site.name, "MeansRequest", POWERS, "must be sent once")
     if len(request.powers) != len(is_number):
         rule = f"must be {len(is_number)}, got {len(request.powers)}"
         raise ProtocolError(site.name, "MeansRequest", POWERS, rule)
@@ -154,11 +156,11 @@ def means(site: Site, request: MeansRequest) -> Sums:
 
 
 def spreads(site: Site, request: SpreadsRequest) -> Sums:
-    """Sums of the inputs' squared deviations from the means of all rows."""
+    """Sums of squared deviations of the inputs from the joint means."""
     store = site.store
     powers = np.asarray(store[POWERS])
     if MEANS_TOLD in store.facts:
-        raise ProtocolError(site.name, "SpreadsRequest", "means", "must be told once")
+        raise ProtocolError(site.name, "SpreadsRequest", "means", "must be sent once")
     if request.means.shape != powers.shape:
         rule = f"must be {len(powers)}, got {len(request.means)}"
         raise ProtocolError(site.name, "SpreadsRequest", "means", rule)
@@ -170,37 +172,11 @@ def spreads(site: Site, request: SpreadsRequest) -> Sums:
     return Sums([sum_squares(*rows, request.means, powers, bounds_of(store))], follows=True)
 
 
-def model_sums(site: Site, request: AverageSumsRequest, model: LinearModel) -> list[Array]:
-    """A model that the party has trained on, by its share of all parties' weight, and its own.
-
-    Raises
-    ------
-    ProtocolError : the party's weight is beyond that of all.
-    DataError : the model is beyond what holds for all.
-    """
-    bounds = bounds_of(site.store)
-    weight = whole_weight(site.store["train.weights"], bounds)
-    most = request.weight_power + bounds.exponent(0)
-    if most < 0 or weight > 2**most:
-        rule = f"must be no less than that of {site.name}"
-        raise ProtocolError(site.name, "AverageSumsRequest", "weight_power", rule)
-    theta, rest = np.vstack((model.weights, model.bias)), (model.objective, bounds)
-    try:
-        whole = whole_model(theta, weight, request.weight_power, *rest)
-    except ValueError as error:
-        way = (
-            "a smaller fedavg-linear.learning-rate, a larger fedavg-linear.l2 or "
-            "fedavg-linear.aggregation=plain may help"
-        )
-        raise DataError(f"{error}; {way}", site.name) from None
-    return [np.array([weight]), whole]
-
-
 def _is_number(store: Store) -> Array:
-    """Whether each column is one of numbers; bool, shape (n_columns,)."""
+    """Which columns are numeric; bool, shape (n_columns,)."""
     counts = category_counts(kept_categories(store), store["train.values"].shape[1])
-    found: Array = counts == 0
-    return found
+    is_number: Array = counts == 0
+    return is_number
 
 
 HANDLERS: Mapping[type[Request], Handler] = {

@@ -1,4 +1,4 @@
-"""FedXGBllr at a party: fit XGBoost once, keep what all trees say of the rows, train the head.
+"""FedXGBllr at a party: fit XGBoost once, store all trees' outputs for its rows, train the head.
 
 Source: Ma et al. 2023, Algorithm 1, lines 2, 3, 7 and 14 to 19.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -49,7 +49,7 @@ THREADS = 1  # the same trees whatever the machine
 
 
 def fit(site: Site, request: FitRequest) -> FitReply:
-    """Line 2: the party's own ensemble."""
+    """Line 2: fit this party's ensemble."""
     store = site.store
     if not store["train.weights"].any():
         raise DataError("weight must be > 0 in some training row")
@@ -57,7 +57,7 @@ def fit(site: Site, request: FitRequest) -> FitReply:
         raise ProtocolError(site.name, "FitRequest", "n_outputs", "must be those of the run")
     check_outputs(site, request, "base_score")
     with blaming(site.name, "FitRequest", "parameters"):
-        grown = _own_trees(site, request)
+        grown = _fit_trees(site, request)
     square_sum = 0.0
     if LOSSES[store.facts["objective"]].link is IDENTITY:
         distances = store["train.labels"].astype(np.float64) - request.base_score
@@ -65,54 +65,48 @@ def fit(site: Site, request: FitRequest) -> FitReply:
     return FitReply(**pack_trees(grown.trees, ["gains"], grown.sets), square_sum=square_sum)
 
 
-def _own_trees(site: Site, request: FitRequest) -> Grown:
-    """XGBoost's trees of the training rows; early stopping is by the loss, as AUC may not be."""
+def _fit_trees(site: Site, request: FitRequest) -> Grown:
     import xgboost
 
     store = site.store
     values, labels, weights = (store[f"train.{name}"] for name in ("values", "labels", "weights"))
-    widths = _widths(store)
+    widths = _category_counts(store)
     options = {"nthread": THREADS, "max_bin": request.max_bin, **typed_columns(widths)}
     rows = xgboost.QuantileDMatrix(values, labels, weight=weights, **options)
-    watched, patience = [], None
+    watched, patience = [], None  # early stopping is by the loss: AUC may be undefined
     if request.early_stopping_rounds and store["valid.weights"].any():
         held_back = (store[f"valid.{name}"] for name in ("values", "labels"))
         typed = {"nthread": THREADS, **typed_columns(widths)}
         matrix = xgboost.DMatrix(*held_back, weight=store["valid.weights"], **typed)
         watched, patience = [(matrix, "valid")], request.early_stopping_rounds
+    (entropy,) = site.entropy(request.seed, share=request.subsample)
+    share = check_share(site.config, weights, request.subsample)
+    sampling = {"subsample": share, "seed": entropy % 2**31}
+    objective, loss = store.facts["objective"], loss_parameters(store)
+    parameters = {
+        **for_xgboost(objective, request.n_outputs, {**parameters_of(request), **sampling}, loss),
+        "base_score": request.base_score.tolist(),
+        "eval_metric": metrics.loss_metric(objective, loss.tweedie_variance_power),
+        "nthread": THREADS,
+    }
     booster = xgboost.train(
-        _parameters(site, request),
+        parameters,
         rows,
         request.n_rounds,
         evals=watched,
         early_stopping_rounds=patience,
         verbose_eval=False,
     )
-    kept = booster[: booster.best_iteration + 1] if patience else booster
-    return trees_from_xgboost(kept, widths)
+    best = booster[: booster.best_iteration + 1] if patience else booster
+    return trees_from_xgboost(best, widths)
 
 
-def _widths(store: Store) -> Array:
-    """Categories of each column, 0 for one of numbers."""
+def _category_counts(store: Store) -> Array:
     return category_counts(kept_categories(store), len(store.facts["hello"]["columns"]))
 
 
-def _parameters(site: Site, request: FitRequest) -> dict[str, Any]:
-    """A request as ``xgboost.train`` takes it."""
-    store, (entropy,) = site.store, site.entropy(request.seed, share=request.subsample)
-    share = check_share(site.config, store["train.weights"], request.subsample)
-    parameters = {**parameters_of(request), "subsample": share, "seed": entropy % 2**31}
-    objective, loss = store.facts["objective"], loss_parameters(store)
-    return {
-        **for_xgboost(objective, request.n_outputs, parameters, loss),
-        "base_score": request.base_score.tolist(),
-        "eval_metric": metrics.loss_metric(objective, loss.tweedie_variance_power),
-        "nthread": THREADS,
-    }
-
-
 def share(site: Site, request: ShareRequest) -> ShareReply:
-    """Line 7: the outputs of all trees for all rows, once; the rows' values are dropped."""
+    """Line 7: outputs of all trees for all rows, computed once; drops the values."""
     check_outputs(site, request, "base_score")
     store = site.store
     for name, array in arrays_of(request).items():
@@ -131,19 +125,17 @@ def share(site: Site, request: ShareRequest) -> ShareReply:
 
 
 def _shape(store: Store) -> HeadShape:
-    """The head over the shared trees."""
     model, counts = store.facts["model"], store["trees.counts"].tolist()
     return HeadShape.over(model["head"], counts, model["n_outputs"], model["channels"])
 
 
 def _ensembles(store: Store) -> tuple[tuple[tuple[Tree, ...], ...], CategorySets]:
-    """The shared trees, by party, and the sets of all."""
-    grown = unpack_trees({name: store[f"trees.{name}"] for name in TREES}, _widths(store))
+    grown = unpack_trees({name: store[f"trees.{name}"] for name in TREES}, _category_counts(store))
     return split_ensembles(grown.trees, store["trees.counts"]), grown.sets
 
 
 def average(site: Site, request: AverageRequest) -> AverageReply:
-    """Lines 14 to 19: score the head as it came, then train it on the party's rows."""
+    """Lines 14 to 19: score the received head, then train it on the party's rows."""
     store, shape = site.store, _shape(site.store)
     _check_weights(site, request, shape)
     scores: dict[str, Array] = {}
@@ -156,7 +148,6 @@ def average(site: Site, request: AverageRequest) -> AverageReply:
 
 
 def _train(site: Site, request: AverageRequest, shape: HeadShape) -> tuple[Array, float]:
-    """The head after the local epochs, and its mean loss."""
     from fedapp.trees.stacked.fit import HeadRows, Training, fit_head
 
     store = site.store
@@ -173,8 +164,8 @@ def _train(site: Site, request: AverageRequest, shape: HeadShape) -> tuple[Array
     rng = site.random(request.seed, request.round_id)
     held_back = rows["valid"] if store["valid.weights"].any() else None
     with blaming(site.name, "AverageRequest", "parameters"):
-        given = objective, shape, request.weights, rows["train"], training, rng, held_back
-        return fit_head(*given, loss_parameters(store))
+        fit_inputs = objective, shape, request.weights, rows["train"], training, rng, held_back
+        return fit_head(*fit_inputs, loss_parameters(store))
 
 
 def _scale(store: Store) -> tuple[Objective, Array, np.float32]:
@@ -187,7 +178,6 @@ def _scale(store: Store) -> tuple[Objective, Array, np.float32]:
 def _scores(
     site: Site, subset: str, weights: Array, n_bins: int, residual_range: float
 ) -> dict[str, Array]:
-    """Sums and score histogram of one subset of the rows."""
     store = site.store
     (objective, base, unit), shape = _scale(store), _shape(store)
     scaled = weights_in_unit(shape, weights, unit)
@@ -196,7 +186,7 @@ def _scores(
 
 
 def final(site: Site, request: FinalRequest) -> FinalReply:
-    """Scores of the finished model."""
+    """Score the finished model, and store it."""
     store = site.store
     shape = _shape(store)
     _check_weights(site, request, shape)
@@ -205,30 +195,25 @@ def final(site: Site, request: FinalRequest) -> FinalReply:
         scores |= _scores(site, subset, request.weights, request.score_bins, request.residual_range)
     scaled = weights_in_unit(shape, request.weights, _scale(store)[2])
     scores["rates"] = learned_rates(shape, scaled, store["train.outputs"])
-    write_whole(store.folder / "model.json", to_json(_model(store, request.weights)).encode())
+    facts, (ensembles, sets) = store.facts["model"], _ensembles(store)
+    model = StackedModel(
+        cast(Objective, store.facts["objective"]),
+        np.array(store["base_score"]),
+        tuple(store.facts["hello"]["columns"]),
+        tuple(facts["classes"]),
+        np.float32(facts["unit"]),
+        ensembles,
+        shape,
+        request.weights,
+        sets,
+        kept_categories(store),
+    )
+    write_whole(store.folder / "model.json", to_json(model).encode())
     store.forget()
     return FinalReply(**scores)
 
 
-def _model(store: Store, weights: Array) -> StackedModel:
-    """The finished model, the same as the server writes."""
-    model, (ensembles, sets) = store.facts["model"], _ensembles(store)
-    return StackedModel(
-        cast(Objective, store.facts["objective"]),
-        np.array(store["base_score"]),
-        tuple(store.facts["hello"]["columns"]),
-        tuple(model["classes"]),
-        np.float32(model["unit"]),
-        ensembles,
-        _shape(store),
-        weights,
-        sets,
-        kept_categories(store),
-    )
-
-
 def _check_weights(site: Site, request: AverageRequest | FinalRequest, shape: HeadShape) -> None:
-    """Hold the weights against the head that was announced."""
     if len(request.weights) != shape.n_weights:
         rule = f"must be {shape.n_weights}, got {len(request.weights)}"
         raise ProtocolError(site.name, type(request).__name__, "weights", rule)

@@ -10,7 +10,7 @@ from fedapp.site.trust import own_fingerprint
 
 
 def greet(site: Site, request: GreetRequest) -> GreetReply:
-    """The party's name and the fingerprint of its key."""
+    """Name of the party and fingerprint of its key."""
     return GreetReply(site.name, "" if site.config.simulated else own_fingerprint(site.name))
 
 

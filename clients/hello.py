@@ -1,4 +1,4 @@
-"""Read the table, hold rows back, say what it looks like."""
+"""Horizontal handshake at a party: read the table, hold rows back, describe it."""
 
 from __future__ import annotations
 
@@ -34,26 +34,24 @@ from fedapp.trees.objective import AUTO, check_held, check_objective
 log = logging.getLogger("fedapp.site")
 
 FEWEST_ROWS = 2
-COUNTS = "category_counts"  # an array, so none of a store's facts
+COUNTS = "category_counts"  # an array, which facts of a store cannot hold
 
 
 def hello(site: Site, request: HelloRequest) -> HelloReply:
-    """Open a run at a site, or meet the server again after it was started anew.
-
-    The server opens a run again with an order of the columns, before anything else is asked.
-    """
+    """Open a run at a site, or answer the handshake again after the server restarted."""
     drop_abandoned(site.store.folder.parent, KEEP_DAYS)
     keep_plan(site.config, site.store, request)
-    columns = tuple(site.store.facts.get("hello", {}).get("columns", ()))
-    if columns and (not request.columns or JOINT in site.store):
-        # The server holds the fingerprint against the one the run began with.
-        subsets = _subsets(site.config, replace(request, columns=columns))
-        now = {
+    run_columns = tuple(site.store.facts.get("hello", {}).get("columns", ()))
+    # Until joint categories are stored, a request with an order of the columns opens the run again.
+    if run_columns and (not request.columns or JOINT in site.store):
+        # The server compares the fingerprint with that of the run's start.
+        subsets = _subsets(site.config, replace(request, columns=run_columns))
+        current = {
             "fingerprint": fingerprint(subsets, site_key(site.name)),
             COUNTS: told_categories(site.config, subsets)[COUNTS],
         }
         return replace(
-            _reply(site.name, site.store.facts["hello"] | now), since=site.store.answered
+            _reply(site.name, site.store.facts["hello"] | current), since=site.store.answered
         )
     reply, subsets = look(site.config, request)
     for name, table in subsets.items():
@@ -64,27 +62,17 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
         if table.labels is not None:
             site.store[f"{name}.labels"] = table.labels
     keep_own(site.store, own_categories(subsets))
-    told = fields_of(reply)
+    fields = fields_of(reply)
     note_greeting(site.store, request)
     site.store.facts["objective"] = request.objective
     site.store.facts["hello"] = {
-        key: value for key, value in told.items() if key not in ("name", "since", COUNTS)
+        key: value for key, value in fields.items() if key not in ("name", "since", COUNTS)
     }
     return reply
 
 
 def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[str, Table]]:
-    """Read a site's table and hold it to the rules of a run; nothing is kept.
-
-    Returns
-    -------
-    What the site says of it, and its subsets.
-
-    Raises
-    ------
-    DataError, ConfigError : there is no such table, or it breaks a rule.
-    ProtocolError : there is no such objective.
-    """
+    """Read a site's table and check it against the rules of a run; nothing is stored."""
     with blaming(config.name, "HelloRequest", "objective"):
         check_objective(request.objective, AUTO)
         check_held(request.objective)
@@ -94,7 +82,7 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
     check_subsets(FEWEST_ROWS, {"train": n_rows["train"]}, rule)
     check_subsets(config.min_rows, n_rows, rule + f" (min-rows of {config.name})")
     labels = _labels(subsets)
-    # A site whose rows may leave it in sums alone does not go by what it is asked.
+    # A site that only sums may leave rounds its label range whatever the request asks.
     rounded = request.rounded or config.least_parties > 0
     classes = class_names(labels, request.objective)
     limits = config.least_parties or config.run_epsilon
@@ -104,7 +92,7 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         raise ConfigError(
             f"objective {rule} (least-parties, run-epsilon), got {request.objective}{way}"
         )
-    told = {
+    facts = {
         **{f"n_{name}": n_rows[name] for name in SUBSETS},
         "columns": subsets["train"].columns,
         "classes": classes,
@@ -119,22 +107,23 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         **told_categories(config, subsets),
         "merges_bins": config.least_bin_rows > 0,
     }
-    return _reply(config.name, told), subsets
+    return _reply(config.name, facts), subsets
 
 
 def _subsets(config: SiteConfig, request: HelloRequest) -> dict[str, Table]:
-    """The site's rows, with the columns in the order of the run."""
     subsets = read_subsets(config, Holdout(**fields_of(request, Holdout)))
-    own = subsets["train"].columns
-    if request.columns and sorted(request.columns) != sorted(own):
+    site_columns = subsets["train"].columns
+    if request.columns and sorted(request.columns) != sorted(site_columns):
         rule = "must be the site's, in any order"
         raise ProtocolError(config.name, "HelloRequest", "columns", rule)
-    return {name: one.in_order(request.columns or own) for name, one in subsets.items()}
+    order = request.columns or site_columns
+    return {name: table.in_order(order) for name, table in subsets.items()}
 
 
 def _notes(config: SiteConfig, table: Table, rounded: bool) -> tuple[str, ...]:
-    """Warnings of the table; only for the log of a site that only sums may leave."""
-    leaks = () if config.simulated else notes_on_leaks(table)  # else noted of the whole table
+    """Warnings about the table; only logged where a site permits only sums."""
+    # A simulation notes leaks of the whole table instead.
+    leaks = () if config.simulated else notes_on_leaks(table)
     notes = tuple(note.told(shares_names=True) for note in (*table.notes, *leaks))
     if config.simulated or not rounded:
         return notes
@@ -146,24 +135,23 @@ def _notes(config: SiteConfig, table: Table, rounded: bool) -> tuple[str, ...]:
 def _label_range(
     labels: Labels, classes: Sequence[str], objective: str, rounded: bool
 ) -> dict[str, float]:
-    """The least and largest label of a regression, rounded to powers of two where asked."""
-    is_told = not classes or (objective == AUTO and labels.dtype.kind != "U")
-    found = (float(labels.min()), float(labels.max())) if is_told else (0.0, 0.0)
+    """Smallest and largest label of a regression; ``rounded`` widens to powers of two."""
+    discloses_range = not classes or (objective == AUTO and labels.dtype.kind != "U")
+    bounds = (float(labels.min()), float(labels.max())) if discloses_range else (0.0, 0.0)
     if rounded:
-        low, high = min(found[0], 0.0), max(found[1], 0.0)
-        found = (
+        low, high = min(bounds[0], 0.0), max(bounds[1], 0.0)
+        bounds = (
             -math.ldexp(1.0, power_above(-low)) if low else 0.0,
             math.ldexp(1.0, power_above(high)) if high else 0.0,
         )
-    return dict(zip(("label_low", "label_high"), found, strict=True))
+    return dict(zip(("label_low", "label_high"), bounds, strict=True))
 
 
 def _labels(subsets: Mapping[str, Table]) -> Labels:
-    """All labels of the site, checked to be there."""
-    found = [table.labels for table in subsets.values() if table.labels is not None]
-    if not found:
+    labels = [table.labels for table in subsets.values() if table.labels is not None]
+    if not labels:
         raise DataError('label must name the label column, as in label="y"; got none')
-    return cast(Labels, np.concatenate(found))
+    return cast(Labels, np.concatenate(labels))
 
 
 def weights_of(table: Table) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -172,7 +160,7 @@ def weights_of(table: Table) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]
 
 
 def _reply(name: str, facts: Mapping[str, object]) -> HelloReply:
-    """The reply that was worked out when the table was read."""
+    # Sequences come back from the store as lists.
     fields = {
         key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()
     }
@@ -180,12 +168,12 @@ def _reply(name: str, facts: Mapping[str, object]) -> HelloReply:
 
 
 def site_key(name: str) -> bytes:
-    """The site's secret for fingerprints, drawn once."""
+    """The site's secret key for fingerprints, drawn once."""
     return secret_at(home() / "sites" / name / "fingerprint.key", lambda: secrets.token_bytes(32))
 
 
 def told_versions() -> list[str]:
-    """Packages that matter and their versions."""
+    """Relevant packages with their versions."""
     return [f"{name} {number}" for name, number in versions().items()]
 
 

@@ -1,4 +1,4 @@
-"""What all ways to predict share at a party: its part of the model, and the predictions' end."""
+"""Vertical inference at a party: its part of the model, and writing predictions."""
 
 from __future__ import annotations
 
@@ -35,57 +35,34 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnPart:
-    """What every party keeps of a model; read once a step.
+    """A party's part of a model; read once a step."""
 
-    Parameters
-    ----------
-    document : as it lies on the disk.
-    lookup : the party's own splits.
-    """
-
-    document: Mapping[str, Any]
-    lookup: Lookup
+    document: Mapping[str, Any]  # the file's content
+    lookup: Lookup  # the party's splits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActivePart(OwnPart):
-    """What the active party keeps: structure and leaves too, and whose each split is.
+    """The active party's part: also structure, leaves, and the owner of each split."""
 
-    Parameters
-    ----------
-    model : without others' thresholds.
-    owners : of each tree, by node; leaves too have one, which means nothing.
-    records : of each tree, by node: number of the split in its owner's lookup.
-    """
-
-    model: Model
-    owners: list[list[str]]
-    records: list[Ints]
+    model: Model  # without others' thresholds
+    owners: list[list[str]]  # by tree and node; meaningless at leaves
+    records: list[Ints]  # by tree and node: number of the split in its owner's lookup
 
     def check(self, party: str, digest: Array) -> None:
-        """Hold another party's part against the one the model was trained with.
-
-        Raises
-        ------
-        DataError : it has changed.
-        """
+        """Raise a DataError if another party's part is not the one the model was trained with."""
         if digest.tobytes().hex() != self.document["parts"].get(party):
             raise DataError("model must be the one this run was trained with", party)
 
 
 def own_part(site: Site, model: str = "") -> OwnPart:
-    """Any party's part of the model that is predicted with, or of another one by its id."""
+    """A party's part of the run's model, or of another one by its id."""
     document = read_part(_folder(site, model))
     return OwnPart(document, Lookup.from_json(document))
 
 
 def active_part(site: Site, model: str = "") -> ActivePart:
-    """The active party's part; ``model`` as in ``own_part``.
-
-    Raises
-    ------
-    DataError : a passive party of the model does not take part.
-    """
+    """As ``own_part``, at the active party; raises a DataError if a party does not take part."""
     document = read_part(_folder(site, model))
     if missing := sorted(document["parts"].keys() - site.store.facts["peers"].keys()):
         raise DataError(f"parties must be those of the model, got none named {', '.join(missing)}")
@@ -95,38 +72,29 @@ def active_part(site: Site, model: str = "") -> ActivePart:
 
 
 def own_digest(site: Site, model: str = "") -> Array:
-    """Digest of the party's part, for a letter to the active party; uint8, shape (32,)."""
+    """Digest of the party's part, for the active party; uint8, shape (32,)."""
     return np.frombuffer(part_digest(_folder(site, model)), dtype=np.uint8)
 
 
 def predictions_by_leaves(site: Site, part: ActivePart, leaves: npt.NDArray[np.int32]) -> Array:
-    """Predictions of the rows by their leaves, int32, shape (n_trees, n_rows)."""
+    """Predictions from leaves, int32, shape (n_trees, n_rows)."""
     if isinstance(part.model, Ensemble):
-        return part.model.predictions(leaves, _base_margins(site))
+        return part.model.predictions(leaves, site.store.find("base_margins"))
     return part.model.predictions(leaves)
 
 
 def predictions_by_sums(site: Site, part: ActivePart, sums: npt.NDArray[np.float64]) -> Array:
-    """Predictions of the rows by the sums of their leaf terms, shape (n_rows, n_outputs)."""
+    """Predictions from sums of leaf terms, shape (n_rows, n_outputs)."""
     if isinstance(part.model, Ensemble):
-        return part.model.predictions_of(sums, _base_margins(site))
+        return part.model.predictions_of(sums, site.store.find("base_margins"))
     return part.model.predictions_of(sums)
 
 
-def _base_margins(site: Site) -> Array | None:
-    """The margins that rows start from, in the common order; None where the model has none."""
-    return site.store.find("base_margins")
-
-
 def write_rows(site: Site, part: ActivePart, predictions: Array, suffix: str) -> None:
-    """Write a line for every row, in the order of the party's table; forget the rows.
+    """Write one prediction per row, in the order of the party's table; then drop the rows.
 
-    Beside it ``predictions.json``: ids of the party's rows that others do not have, and scores
-    where the table has labels. None of it leaves the party.
-
-    Parameters
-    ----------
-    predictions : shape (n_rows, n_outputs), rows in the common order.
+    ``predictions`` has shape (n_rows, n_outputs), in the common order. ``predictions.json`` has
+    the unmatched ids, and scores where the table has labels. None of it leaves the party.
     """
     store, model = site.store, part.model
     order = np.argsort(store["places"], kind="stable")
@@ -135,19 +103,18 @@ def write_rows(site: Site, part: ActivePart, predictions: Array, suffix: str) ->
     write_predictions(store.folder / f"{OUTPUT}{suffix}", name, store["ids"][order], named)
     unmatched = store["unmatched"].tolist()
     if unmatched and not site.config.simulated:
-        told = unmatched_note(len(unmatched), len(unmatched) + len(order))
-        log.warning("%s: %s has their ids", told, f"{OUTPUT}.json")
+        unmatched_text = unmatched_note(len(unmatched), len(unmatched) + len(order))
+        log.warning("%s: %s has their ids", unmatched_text, f"{OUTPUT}.json")
     scores, note = dict[str, float](), ""
     if "labels" in store:
-        given = predictions, store["labels"], store["weights"], part.document.get("threshold")
-        scores, note = prediction_scores(model.objective, model.classes, *given)
-    known = {name: None if np.isnan(value) else value for name, value in scores.items()}
-    found = {"rows": len(order), "not_matched": unmatched, "scores": known}
-    text = json.dumps({**found, "note": note}, indent=1) + "\n"
+        scored_rows = predictions, store["labels"], store["weights"], part.document.get("threshold")
+        scores, note = prediction_scores(model.objective, model.classes, *scored_rows)
+    finite_scores = {name: None if np.isnan(value) else value for name, value in scores.items()}
+    summary = {"rows": len(order), "not_matched": unmatched, "scores": finite_scores}
+    text = json.dumps({**summary, "note": note}, indent=1) + "\n"
     write_whole(store.folder / f"{OUTPUT}.json", text.encode())
     store.forget()
 
 
 def _folder(site: Site, model: str) -> Path:
-    """Where the party's part of a model lies."""
     return site.store.folder.parent / (model or str(site.store.facts["model"]))

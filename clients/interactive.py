@@ -1,4 +1,4 @@
-"""Interactive inference at a party: answer for own splits, or walk the trees and ask.
+"""Interactive inference at a party: traverse the trees and ask, or answer for local splits.
 
 Source: Cheng et al. 2019, Figure 3.
 """
@@ -19,10 +19,7 @@ from fedapp.site.mail import Letters, Mail
 
 
 def walk(site: Site, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
-    """At the active party: move rows as far as the answers and the own splits allow.
-
-    Of so many trees at once as the request says; the next ones begin when these are done.
-    """
+    """At the active party: route rows of ``trees_at_once`` trees as far as answers allow."""
     store, part = site.store, active_part(site)
     if "nodes" not in store:
         check_order(site, mail)
@@ -39,7 +36,7 @@ def walk(site: Site, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Lette
 
 
 def answer(site: Site, request: AnswerRequest, mail: Mail) -> tuple[AnswerReply, Letters]:
-    """At a passive party: the side of each row asked about; in the end, forget the rows."""
+    """At a passive party: sides of the rows asked about; after the last, drop the rows."""
     store, active = site.store, site.store.facts["active"]
     if request.last:
         store.forget()

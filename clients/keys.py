@@ -1,4 +1,4 @@
-"""The Paillier key of a run or of an inference, which the active party draws."""
+"""The Paillier key of a run or an inference, drawn by the active party."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedapp.site.answer import Site
 
 
 class KeyOrder(Protocol):
-    """A request that says how large a key it wants."""
+    """A request that sets the key's size."""
 
     @property
     def key_bits(self) -> int: ...
@@ -23,17 +23,7 @@ class KeyOrder(Protocol):
 def draw_key(
     site: Site, request: KeyOrder, section: str, fits: Callable[[PublicKey], object]
 ) -> PrivateKey:
-    """A key, tried out, that holds what is to be encrypted.
-
-    Parameters
-    ----------
-    section : of the run config, for errors.
-    fits : raises a ValueError where the key is too small.
-
-    Raises
-    ------
-    ConfigError : it is too small, or there is no such key.
-    """
+    """Draw a key and test it; ``fits`` raises a ValueError if it is too small."""
     try:
         key = generate_key(
             request.key_bits,

@@ -1,4 +1,4 @@
-"""Turn a site's labels and categories into numbers that mean the same everywhere."""
+"""Code a site's labels and categories by the classes and dictionary of the run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedapp.trees.base_score import label_sums
 from fedapp.trees.objective import AUTO, LossParameters, Objective, check_classes, n_outputs
 
 log = logging.getLogger("fedapp.site")
-# Of the run, in a store's facts: classes, metrics beside the objective's, parameters of the loss.
+# Facts of a store: the run's classes, extra metrics, parameters of the loss.
 CLASSES, METRICS, PARAMETERS = "classes", "eval_metrics", "loss_parameters"
 
 
@@ -38,20 +38,10 @@ def labels(site: Site, request: LabelsRequest) -> LabelsReply:
 
 
 def keep_coding(site: Site, request: Terms) -> dict[str, Any]:
-    """Code labels and categories by the names of the run, which stay the same to its end.
-
-    Returns
-    -------
-    The fields of a ``LabelsReply``.
-
-    Raises
-    ------
-    ProtocolError : no run of this objective has so many classes, they were told before, or the
-        categories are those of another table.
-    """
+    """Code labels and categories, once a run; returns the fields of a ``LabelsReply``."""
     facts = site.store.facts
     if CLASSES in facts:
-        raise ProtocolError(site.name, type(request).__name__, CLASSES, "must be told once")
+        raise ProtocolError(site.name, type(request).__name__, CLASSES, "must be sent once")
     with blaming(site.name, type(request).__name__, CLASSES):
         if facts["objective"] == AUTO:
             if not request.classes and site.store["train.labels"].dtype.kind == "U":
@@ -66,20 +56,19 @@ def keep_coding(site: Site, request: Terms) -> dict[str, Any]:
 
 
 def run_outputs(store: Store) -> int:
-    """Margins of a row in the run."""
+    """Number of margins per row."""
     return n_outputs(store.facts["objective"], len(store.facts[CLASSES]))
 
 
 def loss_parameters(store: Store) -> LossParameters:
-    """Those of the run, once it has told its classes."""
+    """Loss parameters of the run; set with its classes."""
     return LossParameters(**store.facts[PARAMETERS])
 
 
 def code_labels(
     store: Store | dict[str, Any], objective: Objective, classes: Sequence[str]
 ) -> tuple[npt.NDArray[np.float64], float]:
-    """Keep class ids in place of the labels; returns the ``label_sums`` of the training rows, and
-    the sum of their weights."""
+    """Replace labels by class ids; returns ``label_sums`` and weight sum of the training rows."""
     for subset in SUBSETS:
         store[f"{subset}.labels"] = class_ids(store[f"{subset}.labels"], classes)
     rows = store["train.labels"], store["train.weights"]
@@ -87,13 +76,7 @@ def code_labels(
 
 
 def number_rows(site: Site, objective: str) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-    """Names of the classes and labels as numbers, at the party that alone has labels; says so in
-    the site's log where a class stands in no training row.
-
-    Raises
-    ------
-    DataError : see ``number_labels``.
-    """
+    """Class names and labels as float32, at the active party; logs classes no training row has."""
     store, n_train = site.store, site.store.facts["n_train"]
     labels, positive = store["labels"], site.config.positive_label
     classes, numbers = number_labels(labels, objective, n_train, positive)

@@ -1,4 +1,4 @@
-"""A warning at a site whose test rows XGBoost predicts better from its own training rows only."""
+"""Warn a site whose test rows XGBoost predicts better from its training rows only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedapp.trees.predict import add_trees
 from fedapp.trees.sets import category_counts
 
 log = logging.getLogger("fedapp.site")
-ROUNDS, MOST_ROWS = 50, 2**14  # so that it takes about a second
+ROUNDS, MOST_ROWS = 50, 2**14  # takes about a second
 PARAMETERS = {"max_bin": 256, "max_depth": 6, "eta": 0.3, "nthread": 1}
 
 
@@ -30,13 +30,11 @@ def warn_if_worse(
     test: Sequence[Array],
     loss: LossParameters = PLAIN,
 ) -> None:
-    """Log at the site, and nowhere else, where the federated model's mean squared error on its test
-    rows is larger by more than two standard errors of the difference.
+    """Warn in the site's log if the federated model is worse on its test rows.
 
-    Parameters
-    ----------
-    margins : of the federated model for the test rows, float32, shape (n_rows, n_outputs).
-    train, test : values, labels and weights; of many training rows each k-th is taken.
+    Worse: the mean squared error is larger by more than two standard errors of the difference.
+    ``margins`` is float32, shape (n_rows, n_outputs); ``train`` and ``test`` are values, labels and
+    weights, and a large training set is thinned to every k-th row.
     """
     values, labels, weights = (rows[:: 1 + len(rows) // MOST_ROWS] for rows in train)
     rows, width = (len(labels), len(margins)), margins.shape[1]
@@ -52,17 +50,17 @@ def warn_if_worse(
         name, np.average(truth(labels).astype(np.float64), axis=0, weights=weights)[None]
     )
     starts = [np.tile(mean, (n_rows, 1)) for n_rows in rows]
-    given = PARAMETERS, (values, labels, weights), starts[0], ROUNDS, widths, loss
-    grown = grow_trees(name, width, *given)
+    settings = PARAMETERS, (values, labels, weights), starts[0], ROUNDS, widths, loss
+    grown = grow_trees(name, width, *settings)
     local = add_trees(starts[1], grown.trees, test[0], grown.sets)
-    federated, alone = (
-        ((transform(name, each).astype(np.float64) - truth(test[1])) ** 2).sum(axis=1) * test[2]
-        for each in (margins, local)
+    federated, local_only = (
+        ((transform(name, of_model).astype(np.float64) - truth(test[1])) ** 2).sum(axis=1) * test[2]
+        for of_model in (margins, local)
     )
-    if (federated - alone).sum() > 2 * np.linalg.norm(federated - alone):
+    if (federated - local_only).sum() > 2 * np.linalg.norm(federated - local_only):
         log.warning(
             "the federated model's mean squared error on %d test rows of this site is %.4g, that "
             "of XGBoost trained on this site's rows only %.4g: other parties' rows may be of "
             "another kind, or a party may have sent sums that are not of its rows",
-            *(len(margins), federated.sum() / test[2].sum(), alone.sum() / test[2].sum()),
+            *(len(margins), federated.sum() / test[2].sum(), local_only.sum() / test[2].sum()),
         )

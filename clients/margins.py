@@ -1,4 +1,4 @@
-"""Margins of a party's rows, to which trees are added that have grown elsewhere too."""
+"""Margins of a party's rows under a model whose trees also grow elsewhere."""
 
 from __future__ import annotations
 
@@ -17,16 +17,7 @@ from fedapp.trees.sets import Ints
 
 
 def told_trees(site: Site, request: Trees, widths: Ints) -> Grown:
-    """The trees of a request.
-
-    Parameters
-    ----------
-    widths : int64, shape (n_columns,): categories of each column, 0 for one of numbers.
-
-    Raises
-    ------
-    ProtocolError : they are none of the party's table, or not one for every output of the run.
-    """
+    """Trees of a request, checked; ``widths``: categories of each column, 0 if numeric."""
     message, width = type(request).__name__, run_outputs(site.store)
     with blaming(site.name, message, "trees"):
         grown = unpack_trees(arrays_of(request), widths)
@@ -37,18 +28,12 @@ def told_trees(site: Site, request: Trees, widths: Ints) -> Grown:
 
 
 def base_margins(store: Store, subset: str) -> Array | None:
-    """The margins that the rows of a subset start from, float32, shape (n_rows,); None where they
-    start from the base score."""
+    """Initial margins of a subset, float32, shape (n_rows,); None: the base score."""
     return store.find(f"{subset}.base_margins")
 
 
 def check_outputs(site: Site, request: object, field: str) -> None:
-    """Hold that a field has a value for every output of the run.
-
-    Raises
-    ------
-    ProtocolError : it has not.
-    """
+    """Check that a field of a request has one value per output."""
     width, n_values = run_outputs(site.store), len(getattr(request, field))
     if n_values != width:
         rule = f"must be {width}, one an output, got {n_values}"
@@ -56,16 +41,9 @@ def check_outputs(site: Site, request: object, field: str) -> None:
 
 
 def begin_margins(store: Store, base_margin: Array) -> None:
-    """Margins before the first tree, for the rows that train and those that validate: their own
-    base margins, where the table has them.
-
-    Parameters
-    ----------
-    base_margin : float32, shape (n_outputs,).
-    """
+    """Margins before the first tree: the table's base margins, else the run's ``base_margin``."""
     for subset in WATCHED:
-        if (own := base_margins(store, subset)) is not None:
-            store[f"{subset}.margins"] = own[:, None]
+        if (margins := base_margins(store, subset)) is not None:
+            store[f"{subset}.margins"] = margins[:, None]
             continue
-        n_rows = len(store[f"{subset}.labels"])
-        store[f"{subset}.margins"] = np.tile(base_margin, (n_rows, 1))
+        store[f"{subset}.margins"] = np.tile(base_margin, (len(store[f"{subset}.labels"]), 1))

@@ -1,4 +1,4 @@
-"""One-round prediction at a party: leaf sets of its own splits, or the intersection of all.
+"""One-round prediction at a party: leaf sets by local splits, or the intersection of all.
 
 Source: Liu et al. 2019, "Federated Forest", Algorithms 3 and 4.
 """
@@ -51,21 +51,21 @@ def answer(site: Site, request: LeafSetsRequest, mail: Mail) -> tuple[LeafSetsRe
 
 
 def intersect(site: Site, request: IntersectRequest, mail: Mail) -> tuple[IntersectReply, Letters]:
-    """Algorithm 4 at the active party, which has walked the trees too."""
+    """Algorithm 4 at the active party, whose leaf sets are among those intersected."""
     store, part = site.store, active_part(site)
     check_order(site, mail)
     columns, n_rows = np.ascontiguousarray(store["values"].T), len(store["ids"])
     others = {name: _sets(mail, name, part) for name in part.document["parts"]}
     leaves = np.empty((len(part.model.trees), n_rows), dtype=np.int32)
     for number, tree in enumerate(part.model.trees):
-        lefts, is_own = tree["left"], np.array(part.owners[number]) == site.name
-        records = np.where(is_own & (lefts >= 0), part.records[number], -1)
-        found = walk(lefts, own_sides(records, part.lookup, columns), n_rows)
+        lefts, is_local = tree["left"], np.array(part.owners[number]) == site.name
+        records = np.where(is_local & (lefts >= 0), part.records[number], -1)
+        leaf_sets = walk(lefts, own_sides(records, part.lookup, columns), n_rows)
         for name, sets in others.items():
             with blaming(name, "LeafSets", "sets"):
-                found &= decompress(next(sets), len(found), n_rows)
+                leaf_sets &= decompress(next(sets), len(leaf_sets), n_rows)
         with blaming(site.name, "LeafSets", "sets"):
-            leaves[number] = leaves_of(found, lefts, n_rows)
+            leaves[number] = leaves_of(leaf_sets, lefts, n_rows)
     predictions = part.model.predictions(leaves)
     explain_scores(site, part, predictions, leaves)
     write_rows(site, part, predictions, request.suffix)
@@ -73,14 +73,13 @@ def intersect(site: Site, request: IntersectRequest, mail: Mail) -> tuple[Inters
 
 
 def _sets(mail: Mail, name: str, part: ActivePart) -> Iterator[bytes]:
-    """A passive party's leaf sets, tree after tree, compressed."""
     letter, n_trees = mail.one(LeafSets, name), len(part.model.trees)
     part.check(name, letter.part)
-    content, ends = letter.sets.tobytes(), [0, *letter.ends.tolist()]
-    if len(letter.ends) != n_trees or ends[-1] != len(content) or ends != sorted(ends):
-        rule = f"must be of {n_trees} trees, and rise to {len(content)}"
+    sets, ends = letter.sets.tobytes(), [0, *letter.ends.tolist()]
+    if len(letter.ends) != n_trees or ends[-1] != len(sets) or ends != sorted(ends):
+        rule = f"must be of {n_trees} trees, and rise to {len(sets)}"
         raise ProtocolError(name, "LeafSets", "ends", rule)
-    return (content[start:end] for start, end in pairwise(ends))
+    return (sets[start:end] for start, end in pairwise(ends))
 
 
 HANDLERS: Mapping[type[Request], Handler] = {LeafSetsRequest: answer, IntersectRequest: intersect}

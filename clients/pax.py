@@ -1,8 +1,7 @@
 """PAX at a party: sketch the table once, then route rows and sum gradients, level by level.
 
 Source: Ong et al. 2020, Algorithm 1, lines 7 and 12 to 16. Departure: the paper sends the model
-anew each round; here the party keeps its margins and is told only the splits and leaves it does
-not know.
+in each round; here the party keeps its margins, and receives only new splits and leaves.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ from fedapp.site.policy import check_sample_size
 from fedapp.site.store import Store
 from fedapp.trees.boosted.routes import (
     ROUTE,
-    Routes,
     children_of,
     each_once_among,
     roots_of,
@@ -62,9 +60,17 @@ from fedapp.trees.objective import Objective, gradients
 from fedapp.trees.predict import add_trees
 from fedapp.trees.sets import CategorySets, category_counts, set_numbers
 
+# Scores are sent once a round, at level 0.
+NO_SCORES: dict[str, Array] = {
+    "train_sums": np.empty(0),
+    "train_scores": np.empty((0, 0)),
+    "valid_sums": np.empty(0),
+    "valid_scores": np.empty((0, 0)),
+}
+
 
 def sketch(site: Site, request: SketchRequest) -> SketchReply:
-    """Summarise the columns, and keep the number of each value's bin in place of the value."""
+    """Summarise the columns, and replace each value by the number of its bin."""
     store, coded = site.store, keep_coding(site, request)
     store.facts[MIN_CHILD_ROWS] = request.min_child_rows
     values, weights = store["train.values"], store["train.weights"]
@@ -72,12 +78,12 @@ def sketch(site: Site, request: SketchRequest) -> SketchReply:
     summary, codes, missing_code = sketch_and_code(values, weights, request.n_bins, categories)
     if least := site.config.least_bin_rows:
         summary, values = merge_sketch(summary, values, weights, least)
-    whole = summary.with_categories(categories)
+    full = summary.with_categories(categories)
     if least or categories.any():
-        cuts = with_categories(own_cuts(whole), categories, used_categories([whole], categories))
+        cuts = with_categories(own_cuts(full), categories, used_categories([full], categories))
         codes, missing_code = digitise(values, cuts)
     store["codes"], store.facts["missing_code"] = codes, missing_code
-    store["representatives"], store["offsets"] = whole.representatives, whole.offsets
+    store["representatives"], store["offsets"] = full.representatives, full.offsets
     store["set_widths"] = categories
     store.drop("train.values")
     return SketchReply(
@@ -90,35 +96,40 @@ def sketch(site: Site, request: SketchRequest) -> SketchReply:
 
 
 def grow(site: Site, request: GrowRequest) -> GrowReply:
-    """Route the rows by the last splits, begin a round where asked, sum the wanted nodes."""
+    """Route the rows by the last splits, start a round at level 0, sum the wanted nodes."""
     return GrowReply(**_grow(site, request, OwnTerms()))
 
 
 def grow_sums(site: Site, request: GrowSumsRequest) -> Sums:
-    """The same as whole numbers, to be added to those of all others."""
+    """As ``grow``, in whole numbers for secure aggregation."""
     if len(request.edges):
         take_cuts(site, request)
     # A level's sums are parts of those of the level above.
-    summed = list(_grow(site, request, WholeTerms(site)).values())
-    return Sums(summed, follows=request.level > 0)
+    arrays = list(_grow(site, request, WholeTerms(site)).values())
+    return Sums(arrays, follows=request.level > 0)
 
 
 def _grow(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Array]:
-    """The fields of a ``GrowReply``, in their order."""
     store = site.store
     _check(site, request)
     if "train.margins" not in store:
         _begin(store, request.base_margin)
     _route(site, request)
-    _check_leaves(site, request)
-    scores = _start_round(site, request, terms) if request.level == 0 else _no_scores()
-    adds = sum_nodes if site.config.least_bin_rows else _sum_nodes
+    # Every row, where it is now, needs a leaf value.
+    sizes = np.diff(request.leaf_offsets)
+    for subset in WATCHED if len(request.leaf_values) else ():
+        if (store[f"{subset}.nodes"].max(axis=1, initial=0) >= sizes).any():
+            raise ProtocolError(site.name, "GrowRequest", "leaf_values", "must be one a node")
+    scores = NO_SCORES
+    if request.level == 0:
+        scores = _start_round(site, request, terms)
+    sum_rows = sum_nodes if site.config.least_bin_rows else _sum_nodes
     if site.config.least_bin_rows and request.level == 0:
         begin_round(site, request.n_trees)
-    histograms, missing = adds(store, request, store["gradients"])
+    histograms, missing = sum_rows(store, request, store["gradients"])
     rows = np.empty((0, histograms.shape[1]), dtype=np.int64)
     if store.facts.get(MIN_CHILD_ROWS, 0):
-        rows = adds(store, request, drawn_rows(store))[0][..., 0]
+        rows = sum_rows(store, request, drawn_rows(store))[0][..., 0]
     root_sums = np.empty((0, 2))
     if request.level == 0:
         root_sums = store["gradients"].sum(axis=1, dtype=histograms.dtype)
@@ -127,35 +138,30 @@ def _grow(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Array]:
 
 
 def begin_from(site: Site, request: InitRequest) -> InitReply:
-    """Margins of a finished model, as if its trees had grown here: training rows by their bins."""
+    """Start from the margins of a finished model; training rows are predicted by their bins."""
     store = site.store
     if "train.margins" in store:
         raise ProtocolError(site.name, "InitRequest", "trees", "must come before the first round")
-    widths = np.asarray(store["set_widths"])  # none before the sketch
-    known = told_trees(site, request, widths)
+    widths = np.asarray(store["set_widths"])  # missing before the sketch
+    initial = told_trees(site, request, widths)
     check_outputs(site, request, "base_margin")
     _begin(store, request.base_margin)
-    rows = {"train": _training_values(store), "valid": store["valid.values"]}
+    if "train.values" in store:
+        values = store["train.values"]
+    else:  # binned, so each value's representative
+        codes, offsets = store["codes"], store["offsets"]
+        values = np.full(codes.shape, np.nan, dtype=np.float32)
+        for column, (begin, end) in enumerate(pairwise(offsets)):
+            present = codes[:, column] != store.facts["missing_code"]
+            values[present, column] = store["representatives"][begin:end][codes[present, column]]
+    rows = {"train": values, "valid": store["valid.values"]}
     for subset in WATCHED:
         margins = store[f"{subset}.margins"]
-        store[f"{subset}.margins"] = add_trees(margins, known.trees, rows[subset], known.sets)
+        store[f"{subset}.margins"] = add_trees(margins, initial.trees, rows[subset], initial.sets)
     return InitReply()
 
 
-def _training_values(store: Store) -> Array:
-    """Each row's representatives of its bins, or its values where not binned; NaN: missing."""
-    if "train.values" in store:
-        return store["train.values"]
-    codes, offsets, missing_code = store["codes"], store["offsets"], store.facts["missing_code"]
-    values = np.full(codes.shape, np.nan, dtype=np.float32)
-    for column, (begin, end) in enumerate(pairwise(offsets)):
-        known = codes[:, column] != missing_code
-        values[known, column] = store["representatives"][begin:end][codes[known, column]]
-    return values
-
-
 def _begin(store: Store, base_margin: Array) -> None:
-    """Margins before the first tree, and all rows at the roots."""
     begin_margins(store, base_margin)
     for subset in WATCHED:
         n_rows = len(store[f"{subset}.labels"])
@@ -163,12 +169,22 @@ def _begin(store: Store, base_margin: Array) -> None:
 
 
 def _route(site: Site, request: GrowRequest) -> None:
-    """Move training rows by their bins, validation rows by their values."""
+    """Route training rows by their bins, validation rows by their values."""
     store = site.store
-    routes, sets = _routes(site, request)
-    if not len(routes):
+    n_splits = len(request.split_trees)
+    routes = np.empty(n_splits, dtype=ROUTE)
+    routes["tree"], routes["node"] = request.split_trees, request.split_nodes
+    routes["left"], routes["column"] = request.split_lefts, request.split_columns
+    routes["threshold"] = request.split_thresholds
+    routes["default_left"] = request.split_defaults
+    widths = store["set_widths"][routes["column"]]
+    routes["set"] = set_numbers(widths)
+    with blaming(site.name, "GrowRequest", "split_sets"):
+        sets = CategorySets(request.split_sets, widths[widths > 0])
+    if not n_splits:
         return
     representatives, offsets = store["representatives"], store["offsets"]
+    # The lowest bin that goes right, for each split.
     first_right = np.array(
         [
             np.searchsorted(representatives[offsets[f] : offsets[f + 1]], threshold, side="left")
@@ -188,21 +204,8 @@ def _route(site: Site, request: GrowRequest) -> None:
         )
 
 
-def _routes(site: Site, request: GrowRequest) -> tuple[Routes, CategorySets]:
-    """The splits of a request as one array, and the sets of those by categories."""
-    routes = np.empty(len(request.split_trees), dtype=ROUTE)
-    routes["tree"], routes["node"] = request.split_trees, request.split_nodes
-    routes["left"], routes["column"] = request.split_lefts, request.split_columns
-    routes["threshold"] = request.split_thresholds
-    routes["default_left"] = request.split_defaults
-    widths = site.store["set_widths"][routes["column"]]
-    routes["set"] = set_numbers(widths)
-    with blaming(site.name, "GrowRequest", "split_sets"):
-        return routes, CategorySets(request.split_sets, widths[widths > 0])
-
-
 def _start_round(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Array]:
-    """Finish the last round's trees, draw rows, take new gradients; returns the scores so far."""
+    """Add the last leaf values, score, and compute gradients of the drawn rows."""
     store = site.store
     objective = cast(Objective, store.facts["objective"])
     scores: dict[str, Array] = {}
@@ -213,13 +216,12 @@ def _start_round(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Ar
             margins = margins + request.leaf_values[starts + nodes].T
             store[f"{subset}.margins"] = margins
         store[f"{subset}.nodes"] = np.zeros_like(nodes)
-        how = objective, margins, request.score_bins, float(request.base_margin[0])
-        scores |= score_fields(site, subset, *how, adder=terms.adder)
-    rows = (store[f"train.{name}"] for name in ("margins", "labels", "weights"))
-    margins, labels, weights = rows
+        settings = objective, margins, request.score_bins, float(request.base_margin[0])
+        scores |= score_fields(site, subset, *settings, adder=terms.adder)
+    margins, labels, weights = (store[f"train.{name}"] for name in ("margins", "labels", "weights"))
     pairs = gradients(objective, margins, labels, weights, loss_parameters(store))
     if request.subsample < 1:
-        # Each row with probability subsample, as XGBoost does; rows without weight count not.
+        # Each row with probability subsample, as in XGBoost; rows of weight 0 are not counted.
         share = request.subsample
         drawn: Array = site.random(request.seed, request.round_id, share).random(len(pairs)) < share
         weighted = pairs.any(axis=(1, 2))
@@ -227,23 +229,12 @@ def _start_round(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Ar
         if check_sample_size(site.config, n_rows, n_drawn) > n_drawn:
             drawn[:] = True
         pairs[~drawn] = 0
+    # pairs: (n_rows, n_trees, 2); the store keeps (n_trees, n_rows, 2)
     store["gradients"] = terms.of_rows(np.ascontiguousarray(pairs.transpose(1, 0, 2)))
     return scores
 
 
-def _no_scores() -> dict[str, Array]:
-    """Scores are told once a round."""
-    sums, scores = np.empty(0), np.empty((0, 0))
-    return {
-        "train_sums": sums,
-        "train_scores": scores,
-        "valid_sums": sums,
-        "valid_scores": scores,
-    }
-
-
 def _sum_nodes(store: Store, request: GrowRequest, terms: Array) -> tuple[Array, Array]:
-    """Histograms of the wanted nodes, trees in turn, of what each row adds in each tree."""
     columns = request.columns.astype(np.int64)
     return build_all_histograms(
         store["codes"],
@@ -258,7 +249,7 @@ def _sum_nodes(store: Store, request: GrowRequest, terms: Array) -> tuple[Array,
 
 
 def _check(site: Site, request: GrowRequest) -> None:
-    """Hold the request against the party's table, so that no index leaves its array."""
+    """Check the request against the party's table, so that no index is out of range."""
     store = site.store
     n_columns = len(store["offsets"]) - 1
     width = run_outputs(store)
@@ -268,9 +259,9 @@ def _check(site: Site, request: GrowRequest) -> None:
     n_splits = len(request.split_trees)
     at_root = request.level == 0
     store.facts["open"] = request.level, width if at_root else 2 * n_splits
-    known = roots_of(request.n_trees)
+    open_nodes = roots_of(request.n_trees)
     if request.level:
-        known = children_of(request.split_trees, request.split_lefts)
+        open_nodes = children_of(request.split_trees, request.split_lefts)
     wanted = request.wanted_trees, request.wanted_nodes
     rules = {
         "n_trees": (n_trees == width, f"must be {width}"),
@@ -278,7 +269,7 @@ def _check(site: Site, request: GrowRequest) -> None:
         "level": (at_root or request.level == level + 1, f"must be 0 or {level + 1}"),
         "split_nodes": (n_splits <= n_open, f"must be {n_open} at most"),
         "wanted_nodes": (
-            (len(request.wanted_nodes) > 0 and each_once_among(wanted, known)),
+            (len(request.wanted_nodes) > 0 and each_once_among(wanted, open_nodes)),
             "must be roots, or children of the splits, once, and one at least",
         ),
         "columns": (
@@ -302,19 +293,7 @@ def _check(site: Site, request: GrowRequest) -> None:
             raise ProtocolError(site.name, "GrowRequest", field, rule)
 
 
-def _check_leaves(site: Site, request: GrowRequest) -> None:
-    """Hold that every row, where it is now, has a leaf value."""
-    if not len(request.leaf_values):
-        return
-    sizes = np.diff(request.leaf_offsets)
-    for subset in WATCHED:
-        nodes = site.store[f"{subset}.nodes"]
-        if (nodes.max(axis=1, initial=0) >= sizes).any():
-            raise ProtocolError(site.name, "GrowRequest", "leaf_values", "must be one a node")
-
-
 def _offsets_fit(offsets: Array, n_trees: int, n_values: int) -> bool:
-    """Whether offsets cut all values into one piece a tree."""
     if not n_values:
         return not len(offsets)
     return (

@@ -1,7 +1,7 @@
-"""PAX at a party whose sums leave it added to those of all others alone.
+"""Party side of PAX with secure aggregation.
 
-The quantiles of all rows are found by counts, and bins are those of all parties from the first tree
-on; so the rows keep their values, and no representative of any leaves the party.
+Quantiles of all parties' rows follow from counts by digit, so all parties have the same bins from
+the first tree on. Rows keep their values, and no representative leaves the party.
 """
 
 from __future__ import annotations
@@ -30,26 +30,23 @@ from fedapp.site.store import Store
 from fedapp.trees.objective import whole_gradients
 from fedapp.trees.sets import category_counts
 
-# That the counts of a run fit in, among a store's facts.
-COUNT_BYTES = "count_bytes"
-# By how many digits rows were counted, there too.
-COUNTED = "counted"
-# Of all parties in each child of a split, there too.
-MIN_CHILD_ROWS = "min_child_rows"
+# Facts of a store.
+COUNT_BYTES = "count_bytes"  # width of a count
+COUNTED = "counted"  # number of digits by which rows have been counted
+MIN_CHILD_ROWS = "min_child_rows"  # in each child of a split, over all parties
 
 
 class OwnTerms:
-    """What a party sums over its rows, as doubles, for sums of the party's own."""
+    """Terms of sums that each party sends in the clear: doubles."""
 
     adder = DOUBLES  # of scores
 
-    def of_rows(self, pairs: Array) -> Array:
-        """Gradients and hessians, float32, shape (n_trees, n_rows, 2), as they are summed."""
+    def of_rows(self, pairs: Array) -> Array:  # float32, (n_trees, n_rows, 2)
         return pairs
 
 
 class WholeTerms:
-    """As whole numbers, for sums over all parties."""
+    """Terms of sums over all parties: whole numbers."""
 
     def __init__(self, site: Site) -> None:
         self._site, self._bounds = site, bounds_of(site.store)
@@ -59,9 +56,10 @@ class WholeTerms:
         return WholeNumbers(self._bounds)
 
     def of_rows(self, pairs: Array) -> Array:
-        store, rest = self._site.store, (self._bounds, loss_parameters(self._site.store))
+        store = self._site.store
+        objective, loss = store.facts["objective"], loss_parameters(store)
         try:
-            return whole_gradients(store.facts["objective"], pairs, *rest)
+            return whole_gradients(objective, pairs, self._bounds, loss)
         except ValueError as error:
             way = "a smaller eta or pax.aggregation=plain may help"
             raise DivergedError(f"{error}; {way}") from None
@@ -71,7 +69,7 @@ Terms = OwnTerms | WholeTerms
 
 
 def open_sums(site: Site, request: OpenRequest) -> Sums:
-    """Meet the others, code labels and categories; sums of labels, counts of values."""
+    """Join the run, code labels and categories; sums of labels, counts of values."""
     if request.count_bytes not in SIZES:
         rule = f"must be one of {SIZES}, got {request.count_bytes}"
         raise ProtocolError(site.name, "OpenRequest", "count_bytes", rule)
@@ -101,7 +99,7 @@ def open_sums(site: Site, request: OpenRequest) -> Sums:
 
 
 def count(site: Site, request: CountRequest) -> Sums:
-    """Weights of the rows by the next digit of their values, each digit once a run."""
+    """Weights of the rows by the next digit of their values; each digit once a run."""
     store = site.store
     values, weights = store["train.values"], whole_weights(store, bounds_of(store))
     check_prefixes(site, request)
@@ -111,39 +109,32 @@ def count(site: Site, request: CountRequest) -> Sums:
 
 
 def take_cuts(site: Site, request: ToldCuts) -> None:
-    """Number the bins of all parties, and those of each row."""
+    """Take the joint bins, and code the rows by them."""
     store, message = site.store, type(request).__name__
     if "codes" in store:
-        raise ProtocolError(site.name, message, "edges", "must be told once")
+        raise ProtocolError(site.name, message, "edges", "must be sent once")
     offsets, categories = request.edge_offsets, np.asarray(store["set_widths"])
     check_offsets(site, message, "edge_offsets", offsets, len(request.edges))
     widths = np.diff(offsets)
     if np.where(categories > 0, widths > categories, widths < 1).any():
         rule = "must give a column of numbers a bin, and one of categories no more than it has"
         raise ProtocolError(site.name, message, "edge_offsets", rule)
-    most = int(widths[categories == 0].max(initial=0))
-    check_within(site.config, store, message, "edge_offsets", most, "max_bin")
+    max_bins = int(widths[categories == 0].max(initial=0))
+    check_within(site.config, store, message, "edge_offsets", max_bins, "max_bin")
     if not _ascends(request.edges, offsets):
         raise ProtocolError(site.name, message, "edges", "must ascend in a column")
     minima = np.full(len(widths), -np.float32(LARGEST), dtype=np.float32)
-    own = Cuts(request.edges, offsets, minima)
-    cuts = with_categories(own, categories, np.where(categories > 0, widths, 0))
+    numeric_cuts = Cuts(request.edges, offsets, minima)
+    cuts = with_categories(numeric_cuts, categories, np.where(categories > 0, widths, 0))
     store["codes"], store.facts["missing_code"] = digitise(store["train.values"], cuts)
-    store["representatives"], store["offsets"] = lower_edges(cuts), cuts.offsets
-
-
-def lower_edges(cuts: Cuts) -> Array:
-    """Where each bin begins: float32, shape (n_bins,); of categories their codes."""
-    firsts = np.zeros(len(cuts.edges), dtype=bool)
-    filled = cuts.widths > 0
-    firsts[cuts.offsets[:-1][filled]] = True
-    begins = np.roll(cuts.edges, 1)
-    begins[firsts] = cuts.minima[filled]
-    return begins
+    # A bin's representative is its lower edge: the edge before it, or the column's minimum.
+    lower_edges, filled = np.roll(cuts.edges, 1), cuts.widths > 0
+    lower_edges[cuts.offsets[:-1][filled]] = cuts.minima[filled]
+    store["representatives"], store["offsets"] = lower_edges, cuts.offsets
 
 
 def whole_weights(store: Store, bounds: Bounds) -> Whole:
-    """Weights of the training rows as whole numbers to be counted; one above 0 is 1 at least."""
+    """Weights of the training rows in units of counts; at least 1 if above 0."""
     weights = store["train.weights"]
     exponent = bounds.exponent(0, store.facts[COUNT_BYTES])
     return np.maximum(to_whole(weights, exponent), weights > 0)
@@ -152,23 +143,17 @@ def whole_weights(store: Store, bounds: Bounds) -> Whole:
 def _count_once(site: Site, request: OpenRequest | CountRequest, digit: int) -> None:
     """Check that rows are counted digit by digit, before the cuts; a resumed run may repeat."""
     facts, message = site.store.facts, type(request).__name__
-    due = facts.get(COUNTED, 0)
-    if digit != due or "codes" in site.store:
-        rule = "none" if "codes" in site.store or due == N_DIGITS else due
-        way = "rows are counted by each digit once a run, before the cuts are told"
-        raise ProtocolError(site.name, message, "digit", f"must be {rule}, got {digit}; {way}")
-    hold_once(site.name, site.store, request, f"counts of digit {digit} were told")
+    next_digit = facts.get(COUNTED, 0)
+    if digit != next_digit or "codes" in site.store:
+        rule = "none" if "codes" in site.store or next_digit == N_DIGITS else next_digit
+        reason = "rows are counted by each digit once a run, before the cuts are sent"
+        raise ProtocolError(site.name, message, "digit", f"must be {rule}, got {digit}; {reason}")
+    hold_once(site.name, site.store, request, f"counts of digit {digit} were sent")
     facts[COUNTED] = digit + 1
 
 
 def check_prefixes(site: Site, request: CountRequest | PrivateCountRequest) -> None:
-    """Hold that what is counted is in columns of numbers, each once.
-
-    Raises
-    ------
-    ProtocolError : it is not.
-    ConfigError : it is finer than the site allows.
-    """
+    """Check that only numeric columns are counted, with ascending prefixes."""
     offsets, message = request.offsets, type(request).__name__
     check_offsets(site, message, "offsets", offsets, len(request.prefixes))
     if np.diff(offsets)[np.asarray(site.store["set_widths"]) > 0].any():
@@ -178,27 +163,21 @@ def check_prefixes(site: Site, request: CountRequest | PrivateCountRequest) -> N
 
 
 def _ascends(numbers: Array, offsets: Array) -> bool:
-    """Whether the numbers of each column ascend."""
     rises = numbers[1:] > numbers[:-1]
+    # No rise is due where a column ends and the next begins.
     rises[offsets[1:-1][(offsets[1:-1] > 0) & (offsets[1:-1] < len(numbers))] - 1] = True
     return bool(rises.all())
 
 
 def check_offsets(site: Site, message: str, field: str, offsets: Array, n_all: int) -> None:
-    """Hold that what is told of each column is no finer than the site allows.
-
-    Raises
-    ------
-    ProtocolError : it does not cover the columns.
-    ConfigError : a column has too many bins.
-    """
+    """Check that offsets divide ``n_all`` values among the columns, within the site's limit."""
     n_columns = len(site.store["set_widths"])
     widths = np.diff(offsets)
     fits = len(offsets) == n_columns + 1 and offsets[0] == 0 and offsets[-1] == n_all
     if not fits or (widths < 0).any():
         raise ProtocolError(site.name, message, field, f"must divide {n_all} among {n_columns}")
-    most = site.config.limits["most-bins"]
+    max_bins = site.config.limits["most-bins"]
     numbers = widths[np.asarray(site.store["set_widths"]) == 0]
-    if not site.config.simulated and numbers.max(initial=0) > most:
-        rule = f"must be <= {most} (most-bins in the node config of {site.name})"
+    if not site.config.simulated and numbers.max(initial=0) > max_bins:
+        rule = f"must be <= {max_bins} (most-bins in the node config of {site.name})"
         raise ConfigError(f"max-bin {rule}, got {numbers.max()}")

@@ -1,6 +1,6 @@
-"""PAX at a party whose sums leave it with noise, and under masks, alone.
+"""Party side of PAX with differential privacy: every sum leaves with noise, under masks.
 
-Rows walk down trees by their values. Bins are known where splits are chosen by sums over them.
+Rows are routed by value. Bins exist only where splits are chosen from noisy sums over them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from fedapp.trees.sets import category_counts
 
 
 def open_sums(site: Site, request: PrivateOpenRequest) -> Sums:
-    """Keep the coding, the parties and the promise; noised sums of labels, counts of values."""
+    """Store coding, parties and privacy promise; noised sums of labels, counts of values."""
     keep_coding(site, request)
     bounds, store = join(site, request, request), site.store
     if request.n_rows > COUNTED_ROWS:
@@ -60,10 +60,10 @@ def open_sums(site: Site, request: PrivateOpenRequest) -> Sums:
     store["set_widths"], store.facts[COUNT_BYTES] = categories, 8
     prefixes, offsets = Descent(categories == 0, n_bins=2).wanted()
     counts = digit_counts(values, whole_weights(store, bounds), prefixes, offsets, digit=0)
-    of_labels = budget_of(store).own_variance("labels", math.sqrt(2) * heaviest_units(store))
-    noise = Noise("labels", 0, (of_labels,)), _of_counts(store, 0)
+    label_variance = budget_of(store).own_variance("labels", math.sqrt(2) * heaviest_units(store))
+    noise = Noise("labels", 0, (label_variance,)), _count_noise(store, 0)
     sums = label_sums(store, bounds)
-    # Several classes begin alike, whatever their shares.
+    # With several classes every margin starts at the same value, so only the weight sum is sent.
     return Sums([sums if len(sums) == 2 else sums[-1:], counts], noise=noise)
 
 
@@ -73,26 +73,27 @@ def count(site: Site, request: PrivateCountRequest) -> Sums:
     values, weights = store["train.values"], whole_weights(store, bounds_of(store))
     check_prefixes(site, request)
     counts = digit_counts(values, weights, request.prefixes, request.offsets, request.digit)
-    return Sums([counts], noise=(_of_counts(store, request.digit),))
+    return Sums([counts], noise=(_count_noise(store, request.digit),))
 
 
 def trees(site: Site, request: PrivateTreesRequest) -> Sums:
-    """Finish the last round's trees; sum gradients and hessians at the leaves of the next ones."""
+    """Add the last round's leaves; sum gradients and hessians at the leaves of the next trees."""
     store = site.store
-    grown, nodes, whole = _walked(site, request)
+    grown, nodes, whole = _route_rows(site, request)
     places, sums, first = np.empty((len(nodes[0]), len(nodes)), dtype=np.int64), [], 0
-    for number, (tree, found) in enumerate(zip(grown.trees, nodes, strict=True)):
+    for number, (tree, tree_nodes) in enumerate(zip(grown.trees, nodes, strict=True)):
         leaves = np.flatnonzero(tree["left"] == LEAF)
-        places[:, number] = first + np.searchsorted(leaves, found)
-        sums.append(_by_node(tree, found, whole[number])[leaves])
+        places[:, number] = first + np.searchsorted(leaves, tree_nodes)
+        sums.append(_by_node(tree, tree_nodes, whole[number])[leaves])
         first += len(leaves)
+    # places: (n_rows, n_trees), an index into the leaves of all trees
     store["places"], store.facts["n_leaves"] = places, first
     noise = Noise("tree", request.round_id, _variances(store, "tree"))
     return Sums([np.concatenate(sums)], noise=(noise,))
 
 
 def splits(site: Site, request: PrivateSplitsRequest) -> Sums:
-    """Finish the last round's trees; sum gradients and hessians of the growing ones by bin."""
+    """Add the last round's leaves; sum gradients and hessians of the growing trees by bin."""
     store, levels = site.store, budget_of(site.store).levels
     if request.level >= levels:
         rule = f"must be < {levels}, the levels of a tree that the run's epsilon is spent on"
@@ -103,9 +104,10 @@ def splits(site: Site, request: PrivateSplitsRequest) -> Sums:
     if not len(columns) or columns[-1] >= len(offsets) - 1 or (np.diff(columns) <= 0).any():
         rule = f"must ascend, and be < {len(offsets) - 1}"
         raise ProtocolError(site.name, "PrivateSplitsRequest", "drawn", rule)
-    grown, nodes, whole = _walked(site, request)
+    grown, nodes, whole = _route_rows(site, request)
+    # Each tree's leaves that are ``level`` splits below the root.
     open_leaves = [_leaves_at(tree, request.level) for tree in grown.trees]
-    wanted_trees = np.repeat(np.arange(len(nodes)), [len(own) for own in open_leaves])
+    wanted_trees = np.repeat(np.arange(len(nodes)), [len(leaves) for leaves in open_leaves])
     if not len(wanted_trees):
         rule = f"must be that of a leaf, got {request.level}"
         raise ProtocolError(site.name, "PrivateSplitsRequest", "level", rule)
@@ -121,7 +123,10 @@ def splits(site: Site, request: PrivateSplitsRequest) -> Sums:
         np.concatenate(open_leaves).astype(np.int32),
     )
     of_trees = zip(grown.trees, nodes, whole, open_leaves, strict=True)
-    totals = [_by_node(tree, found, own)[leaves] for tree, found, own, leaves in of_trees]
+    totals = [
+        _by_node(tree, tree_nodes, terms)[leaves] for tree, tree_nodes, terms, leaves in of_trees
+    ]
+    # Missing values are a node's total less its bins, in every column.
     missing = np.concatenate(totals)[:, None] - sums_by_column(histograms, widths)
     variances = _variances(store, "splits", len(columns))
     noise = Noise("splits", request.round_id * levels + request.level, variances)
@@ -129,32 +134,26 @@ def splits(site: Site, request: PrivateSplitsRequest) -> Sums:
 
 
 def scores(site: Site, request: PrivateScoresRequest) -> Sums:
-    """Clipped sums and score histograms of the rows that were held back; forgets all rows."""
+    """Clipped sums and score histograms of the held-back rows; then drops all rows."""
     store = site.store
     bounds, budget, clip = bounds_of(store), budget_of(store), store.facts[PROMISED]["clip"]
-    # Bins that depend on how many rows are in them would move by more than the row.
+    # Merged bins depend on row counts, so one row could move more than its own cell.
     unmerged = Site(replace(site.config, min_bin_rows=0), store)
     arrays, noise = [], []
     for subset in HELD_OUT:
         adder = ClippedNumbers(bounds, power_above(clip) if clip else 0)
-        how = from_json, predict_margins, adder
-        found = score_subsets(unmerged, request, *how, (subset,))
+        fields = score_subsets(unmerged, request, from_json, predict_margins, adder, (subset,))
         variance = budget.own_variance("scores", adder.sensitivity)
-        sums, histogram = found.values()
+        sums, histogram = fields.values()
         arrays += [sums[: adder.n_totals], sums[adder.n_totals :], histogram]
-        of_cells = Noise("scores", 0, (variance,))
-        noise += [Noise("scores", 0, (variance * TOTALS_NOISE**2,)), of_cells, of_cells]
+        cell_noise = Noise("scores", 0, (variance,))
+        noise += [Noise("scores", 0, (variance * TOTALS_NOISE**2,)), cell_noise, cell_noise]
     store.forget()
     return Sums(arrays, noise=tuple(noise))
 
 
 def own_bounds(store: Store) -> RowBounds:
-    """What a row's gradients are held to.
-
-    Raises
-    ------
-    ConfigError : the objective and the run's clip do not fit.
-    """
+    """Bounds on a row's gradients; raises a ConfigError if the clip does not fit the objective."""
     clip = store.facts[PROMISED]["clip"]
     try:
         return row_bounds(store.facts["objective"], loss_parameters(store), clip)
@@ -163,62 +162,55 @@ def own_bounds(store: Store) -> RowBounds:
 
 
 def heaviest_units(store: Store) -> float:
-    """The weight of the heaviest row, in units of counts."""
+    """Weight of the heaviest row, in units of counts."""
     bounds = bounds_of(store)
     return math.ldexp(1.0, bounds.exponent(0) + bounds.heaviest)
 
 
-def _of_counts(store: Store, digit: int) -> Noise:
-    """Noise of counts: a row is counted once a column of numbers."""
+def _count_noise(store: Store, digit: int) -> Noise:
+    # A row is counted once per numeric column.
     n_columns = int((np.asarray(store["set_widths"]) == 0).sum())
-    most = math.sqrt(max(n_columns, 1)) * heaviest_units(store)
-    return Noise("counts", digit, (budget_of(store).own_variance("counts", most),))
+    sensitivity = math.sqrt(max(n_columns, 1)) * heaviest_units(store)
+    return Noise("counts", digit, (budget_of(store).own_variance("counts", sensitivity),))
 
 
-def _walked(site: Site, request: PrivateTreesRequest) -> tuple[Grown, Array, Whole]:
-    """The trees, each row's place in them, and the gradients (n_trees, n_rows, 2) in int64."""
+def _route_rows(site: Site, request: PrivateTreesRequest) -> tuple[Grown, Array, Whole]:
+    """Trees, each row's node in them, gradients (n_trees, n_rows, 2) as int64."""
     store = site.store
     width = run_outputs(store)
     grown = told_trees(site, request, np.asarray(store["set_widths"]))
     if len(grown.trees) != width:
         rule = f"must be {width}, got {len(grown.trees)}"
         raise ProtocolError(site.name, type(request).__name__, "trees", rule)
-    _add_leaves(site, request)
+    n_values = len(request.leaf_values)
+    n_leaves = store.facts["n_leaves"] if "train.margins" in store else 0
+    if n_values != n_leaves:
+        rule = f"must be {n_leaves}, those of the last round, got {n_values}"
+        raise ProtocolError(site.name, type(request).__name__, "leaf_values", rule)
+    if "train.margins" not in store:
+        check_outputs(site, request, "base_margin")
+        begin_margins(store, request.base_margin)
+    elif n_values:
+        store["train.margins"] = store["train.margins"] + request.leaf_values[store["places"]]
+    store.facts["n_leaves"] = 0  # a round's leaves are added once
     values, margins = store["train.values"], store["train.margins"]
     pairs = row_pairs(
         store.facts["objective"], margins, store["train.labels"], loss_parameters(store)
     )
     whole = own_bounds(store).whole(pairs, store["train.weights"], bounds_of(store))
     nodes = np.empty((width, len(values)), dtype=np.int32)
-    for tree, found in zip(grown.trees, nodes, strict=True):
-        find_leaves(tree, values, found, grown.sets)
+    for tree, tree_nodes in zip(grown.trees, nodes, strict=True):
+        find_leaves(tree, values, tree_nodes, grown.sets)
     return grown, nodes, np.ascontiguousarray(whole.transpose(1, 0, 2))
 
 
-def _add_leaves(site: Site, request: PrivateTreesRequest) -> None:
-    """Move the margins by the leaves of the last round, once."""
-    store, n_told = site.store, len(request.leaf_values)
-    wanted = store.facts["n_leaves"] if "train.margins" in store else 0
-    if n_told != wanted:
-        rule = f"must be {wanted}, those of the last round, got {n_told}"
-        raise ProtocolError(site.name, type(request).__name__, "leaf_values", rule)
-    if "train.margins" not in store:
-        check_outputs(site, request, "base_margin")
-        begin_margins(store, request.base_margin)
-    elif n_told:
-        store["train.margins"] = store["train.margins"] + request.leaf_values[store["places"]]
-    store.facts["n_leaves"] = 0
-
-
 def _by_node(tree: Tree, nodes: Array, whole: Whole) -> Whole:
-    """Sums over the rows of each node."""
     sums = np.zeros((len(tree), 2), dtype=np.int64)
     np.add.at(sums, nodes, whole)
     return sums
 
 
 def _leaves_at(tree: Tree, level: int) -> Array:
-    """Leaves so many splits below the root."""
     depths = np.zeros(len(tree), dtype=np.int64)
     for node in range(1, len(tree)):
         depths[node] = depths[tree["parent"][node]] + 1
@@ -226,9 +218,9 @@ def _leaves_at(tree: Tree, level: int) -> Array:
 
 
 def _variances(store: Store, kind: str, n_columns: int = 1) -> tuple[int, int]:
-    """Of the noise of gradients and hessians, with which a row counts once a column."""
-    budget, most = budget_of(store), own_bounds(store).sensitivities(bounds_of(store))
-    gradients, hessians = (each * math.sqrt(n_columns) for each in most)
+    """Noise variances of gradient and hessian sums, in which a row counts once a column."""
+    budget, sensitivities = budget_of(store), own_bounds(store).sensitivities(bounds_of(store))
+    gradients, hessians = (sensitivity * math.sqrt(n_columns) for sensitivity in sensitivities)
     return budget.own_variance(kind, gradients), budget.own_variance(kind, hessians)
 
 

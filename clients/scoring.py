@@ -1,4 +1,4 @@
-"""Score a finished boosted model on a party's rows, keep it, and forget the rows."""
+"""Score a finished boosted model on a party's rows, store it, and drop the rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BATCH_ROWS = 2**16
 
 
 class Scored(Described, Protocol):
-    """What scoring asks of a model."""
+    """The parts of a model that scoring uses."""
 
     @property
     def categories(self) -> Categories: ...
@@ -46,29 +46,19 @@ M = TypeVar("M", bound=Scored)
 
 
 def evaluate_sums(site: Site, request: SumScoresRequest) -> Sums:
-    """The same as whole numbers, to be added to those of all others."""
+    """As ``evaluate``, in whole numbers for secure aggregation."""
     return score_model_sums(site, request, from_json, predict_margins)
 
 
 def evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
-    """Sums and score histograms of the train, validation and test rows.
-
-    Training rows are scored as they were trained: by their surrogates, where the method has
-    replaced their values.
-    """
+    """Sums and score histograms of the train, validation and test rows."""
     return score_model(site, request, from_json, predict_margins)
 
 
 def score_model(
     site: Site, request: EvaluateRequest, read: Callable[[str], M], predict: Callable[..., Array]
 ) -> EvaluateReply:
-    """What ``evaluate`` does, with a model of any kind; the rows are forgotten then.
-
-    Parameters
-    ----------
-    read : the model's text -> the model; raises a DataError.
-    predict : the model, values of some rows, their base margins if they have any -> margins.
-    """
+    """Score with a model of any kind, then drop the rows; ``read`` may raise a DataError."""
     reply = EvaluateReply(**score_subsets(site, request, read, predict, DOUBLES))
     site.store.forget()
     return reply
@@ -77,28 +67,11 @@ def score_model(
 def score_model_sums(
     site: Site, request: EvaluateRequest, read: Callable[[str], M], predict: Callable[..., Array]
 ) -> Sums:
-    """What ``evaluate_sums`` does, with a model of any kind; arguments as of ``score_model``."""
+    """As ``score_model``, in whole numbers for secure aggregation."""
     adder = WholeNumbers(bounds_of(site.store))
     sums = Sums(list(score_subsets(site, request, read, predict, adder).values()))
     site.store.forget()
     return sums
-
-
-def _model_of_run(site: Site, request: EvaluateRequest, read: Callable[[str], M]) -> M:
-    """The model of a request, checked to be one of this run."""
-    store, message = site.store, type(request).__name__
-    try:
-        model = read(request.model.tobytes().decode())
-    except (DataError, UnicodeDecodeError) as error:
-        rule = str(error).removeprefix("model ")
-        raise ProtocolError(site.name, message, "model", rule) from error
-    facts = store.facts
-    run = facts["objective"], facts["hello"]["columns"], facts[CLASSES], kept_categories(store)
-    found = model.objective, list(model.columns), list(model.classes), model.categories
-    if found != run:
-        rule = "must have the objective, columns, categories and classes of the run"
-        raise ProtocolError(site.name, message, "model", rule)
-    return model
 
 
 def score_subsets(
@@ -109,16 +82,21 @@ def score_subsets(
     adder: Adder,
     subsets: Sequence[str] = SUBSETS,
 ) -> dict[str, Array]:
-    """The fields of an ``EvaluateReply`` for these subsets; the rows are kept, as is the model.
-
-    Parameters
-    ----------
-    read, predict : see ``score_model``.
-    adder : of the rows.
-    """
+    """Fields of an ``EvaluateReply`` for some subsets; stores the model, keeps the rows."""
+    store, message = site.store, type(request).__name__
+    try:
+        model = read(request.model.tobytes().decode())
+    except (DataError, UnicodeDecodeError) as error:
+        rule = str(error).removeprefix("model ")
+        raise ProtocolError(site.name, message, "model", rule) from error
+    facts = store.facts
+    expected = facts["objective"], facts["hello"]["columns"], facts[CLASSES], kept_categories(store)
+    if (model.objective, list(model.columns), list(model.classes), model.categories) != expected:
+        rule = "must have the objective, columns, categories and classes of the run"
+        raise ProtocolError(site.name, message, "model", rule)
     scores: dict[str, Array] = {}
-    model = _model_of_run(site, request, read)
     for subset in subsets:
+        # Rows are values, with base margins if there are any.
         batches = [predict(model, *rows) for rows in _batches(site.store, subset)]
         margins = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
         center, widest = float(model.base_margin[0]), request.residual_range
@@ -139,39 +117,35 @@ def score_fields(
     residual_range: float = 1.0,
     adder: Adder = DOUBLES,
 ) -> dict[str, Array]:
-    """Scores of one subset of the rows, as the fields of a reply; those of test rows, which only
-    the finished model has, are compared at the site with a local model's.
+    """Scores of one subset, as fields of a reply.
 
-    Parameters
-    ----------
-    subset : "train", "valid" or "test".
-    margins : of its rows, float32, shape (n_rows, n_outputs).
-    n_bins, center, residual_range, adder : see ``metrics.statistics``.
+    ``margins`` is float32, shape (n_rows, n_outputs). Margins of test rows come from the finished
+    model only, so the site compares these with a local model's.
     """
     labels, weights = site.store[f"{subset}.labels"], site.store[f"{subset}.weights"]
-    how = n_bins, residual_range, center, site.config.min_bin_rows, site.store.facts[METRICS]
-    with blaming(site.name, "message", "model"):  # its margins may be no numbers
-        found = metrics.statistics(objective, margins, labels, weights, *how, adder)
+    settings = n_bins, residual_range, center, site.config.min_bin_rows, site.store.facts[METRICS]
+    with blaming(site.name, "message", "model"):  # its margins may be NaN
+        statistics = metrics.statistics(objective, margins, labels, weights, *settings, adder)
     if subset == "test" and "test.values" in site.store and not site.config.simulated:
         values = np.concatenate([batch[0] for batch in _batches(site.store, "train")])
         train = values, site.store["train.labels"], site.store["train.weights"]
         test = site.store["test.values"], labels, weights
         warn_if_worse(site, objective, margins, train, test, loss_parameters(site.store))
-    return {f"{subset}_sums": found.sums, f"{subset}_scores": found.histogram}
+    return {f"{subset}_sums": statistics.sums, f"{subset}_scores": statistics.histogram}
 
 
 def _batches(store: Store, subset: str) -> Iterator[tuple[Array, ...]]:
-    """Values of the rows, and their base margins if they have any, some at a time."""
-    own = base_margins(store, subset)
-    replaced = f"{subset}.values" not in store
+    """Batches of values, with base margins if the rows have any."""
+    margins = base_margins(store, subset)
+    replaced = f"{subset}.values" not in store  # by bins, whose surrogates are scored
     rows = store["codes" if replaced else f"{subset}.values"]
     for start in range(0, len(rows), BATCH_ROWS):
         batch = rows[start : start + BATCH_ROWS]
         if replaced:
             missing_code = store.facts["missing_code"]
             batch = surrogates(batch, missing_code, store["representatives"], store["offsets"])
-        starts = () if own is None else (own[start : start + BATCH_ROWS],)
-        yield np.ascontiguousarray(batch), *starts
+        batch_margins = () if margins is None else (margins[start : start + BATCH_ROWS],)
+        yield np.ascontiguousarray(batch), *batch_margins
 
 
 HANDLERS: Mapping[type[EvaluateRequest], Handler] = {

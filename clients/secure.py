@@ -1,4 +1,4 @@
-"""A site's part in sums that the coordinator sees of all parties together alone."""
+"""Secure aggregation at a party: the server sees only sums over all parties."""
 
 from __future__ import annotations
 
@@ -31,60 +31,49 @@ from fedapp.trees.objective import is_regression, label_power, n_outputs
 
 
 def keys(site: Site, request: KeysRequest) -> KeysReply:
-    """Draw a key of the run, and say how large the weights are.
-
-    Raises
-    ------
-    ProtocolError : the run has begun.
-    """
+    """Draw a key of the run, and report the power of two that bounds the weights."""
     if BOUNDS in site.store.facts:
         raise ProtocolError(site.name, "KeysRequest", "step", "must come before the first sums")
     begin_session(site.store)
     weighted = any((site.store[f"{subset}.weights"] != 1).any() for subset in SUBSETS)
-    own = box_key(site.name), run_key(site.store)
-    return KeysReply(*own, heaviest=_heaviest(site.store), weighted=bool(weighted))
+    public_keys = box_key(site.name), run_key(site.store)
+    return KeysReply(*public_keys, heaviest=_heaviest(site.store), weighted=bool(weighted))
 
 
 def unmasking(site: Site, request: UnmaskRequest) -> UnmaskReply:
-    """Tell what takes the masks off the last answers of those that are left."""
+    """Shares that remove the masks of the last answers."""
     return unmask(site.name, site.store, request)
 
 
 def left(site: Site, request: LeftRequest) -> LeftReply:
-    """Say with whom the last sum was."""
+    """Parties of the last sum."""
     return LeftReply(tuple(site.store.facts[AMONG]))
 
 
 def join(site: Site, request: Request, roster: Roster) -> Bounds:
-    """Keep with whom sums are masked; from here on nothing else of the rows leaves the site.
-
-    Parameters
-    ----------
-    request : the message of which ``roster`` is a part.
-
-    Raises
-    ------
-    ProtocolError, ConfigError : the site does not trust the others, they are too few, or the rows
-        are beyond what holds for all.
-    """
+    """Store the parties to sum with, checked and trusted; from here on only sums leave the site."""
     check_parties(site.config, roster.names)
     check_threshold(site.config, len(roster.names), roster.threshold)
     know(site.config, site.store, roster.names, (roster.box_keys, roster.run_keys), request)
     bounds = Bounds(roster.n_rows, roster.heaviest, roster.largest)
     store = site.store
     n_rows = sum(len(store[f"{subset}.weights"]) for subset in SUBSETS)
-    known = {
+    largest_label = 0  # of classes
+    if is_regression(store.facts["objective"]):
+        largest = [np.abs(store[f"{subset}.labels"]).max(initial=0) for subset in SUBSETS]
+        largest_label = power_above(float(np.max(largest)))
+    sizes = {
         "n_rows": (bounds.n_rows, n_rows),
         "heaviest": (bounds.heaviest, _heaviest(store)),
-        "largest": (bounds.largest, _largest(store)),
+        "largest": (bounds.largest, largest_label),
     }
-    for field, (said, own) in known.items():
-        if own > said:
-            rule = f"must be >= {own}, that of {site.name}"
+    for field, (bound, size) in sizes.items():
+        if size > bound:
+            rule = f"must be >= {size}, that of {site.name}"
             raise ProtocolError(site.name, type(request).__name__, field, rule)
     site.store.facts[BOUNDS] = asdict(bounds)
     site.store.facts[THRESHOLD] = roster.threshold
-    # Who was lost before the site went back stays so.
+    # A party lost before this site resumed stays lost.
     site.store.facts.setdefault(AMONG, sorted(roster.names))
     return bounds
 
@@ -94,17 +83,8 @@ def _heaviest(store: Store) -> int:
     return power_above(float(np.max(weights)))
 
 
-def _largest(store: Store) -> int:
-    """Of labels that are numbers."""
-    if not is_regression(store.facts["objective"]):
-        return 0
-    sizes = [np.abs(store[f"{subset}.labels"]).max(initial=0) for subset in SUBSETS]
-    return power_above(float(np.max(sizes)))
-
-
 def label_sums(store: Store, bounds: Bounds) -> Whole:
-    """Weighted sums of the training labels, for softmax of the rows of each class, and sum of the
-    weights; int64, shape (n_outputs + 1,)."""
+    """Weighted sums of the training labels, of softmax by class, and of the weights: int64."""
     run = store.facts["objective"], len(store.facts[CLASSES])
     labels, weights = (store[f"train.{name}"].astype(np.float64) for name in ("labels", "weights"))
     exponent, sums = bounds.exponent(label_power(*run, bounds)), np.zeros(n_outputs(*run), np.int64)

@@ -1,4 +1,4 @@
-"""Read a party's columns, and say how large the table is."""
+"""Vertical handshake at a party: read its columns, report the table's size."""
 
 from __future__ import annotations
 
@@ -32,12 +32,21 @@ from fedapp.trees.divided.lookup import categories_of, quantiles_of
 from fedapp.trees.objective import AUTO
 
 log = logging.getLogger("fedapp.site")
-# What a run begun stays with: the table may be another by now, which its fingerprint tells.
-KEPT = ("n_table", "n_columns", "active", "objective", "n_unlike", "simulated", "versions", "notes")
+# Fixed for a run. The table may change later, which its fingerprint shows.
+FIXED = (
+    "n_table",
+    "n_columns",
+    "active",
+    "objective",
+    "n_unlike",
+    "simulated",
+    "versions",
+    "notes",
+)
 
 
 def hello(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
-    """Open a run at a site, or meet the server again after it was started anew."""
+    """Open a run at a site, or answer the handshake again after the server restarted."""
     drop_abandoned(site.store.folder.parent, KEEP_DAYS)
     keep_plan(site.config, site.store, request)
     try:
@@ -50,10 +59,9 @@ def hello(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
 
 
 def _introduction(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
-    """Read the table, keep it where it is new, and say how large it is."""
     store = site.store
     if "hello" in store.facts and request.model != store.facts.get("model", ""):
-        rule = "must be that of the run's first, whatever the server's start"
+        rule = "must be that of the run's first request"
         raise ProtocolError(site.name, "VerticalHelloRequest", "model", rule)
     method = method_of(store.facts[METHOD])
     if method is None or bool(request.model) == method.trains:
@@ -74,33 +82,24 @@ def _introduction(site: Site, request: VerticalHelloRequest) -> VerticalHelloRep
             store["quantiles"] = quantiles(table.values)
         store.facts["columns"], store.facts["kinds"] = list(table.columns), list(table.kinds)
         keep_categories(store, table.categories)
-        store.facts["hello"] = {name: getattr(reply, name) for name in KEPT}
-    kept: dict[str, Any] = {
+        store.facts["hello"] = {name: getattr(reply, name) for name in FIXED}
+    fixed: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in store.facts["hello"].items()
     }
-    return replace(reply, run_key=run_key(store), since=store.answered, **kept)
+    return replace(reply, run_key=run_key(store), since=store.answered, **fixed)
 
 
 def look(
     config: SiteConfig, request: VerticalHelloRequest
 ) -> tuple[VerticalHelloReply, Table, npt.NDArray[np.str_]]:
-    """Read a site's table and hold it to the rules of a run; nothing is kept.
-
-    Returns
-    -------
-    What the site says of it, with no key of the run yet, the table, and the ids of its rows.
-
-    Raises
-    ------
-    DataError, ConfigError : there is no such table, or it breaks a rule.
-    """
+    """Read a site's table and check it against the rules of a run; nothing is stored."""
     table, active, n_unlike = _table(config, request)
     ids = row_ids(table, config, request.needs_ids)
-    most = min(request.most_rows, config.limits["align-most-rows"])
-    if len(ids) > most:
+    max_rows = min(request.most_rows, config.limits["align-most-rows"])
+    if len(ids) > max_rows:
         rule = f"must be >= the rows of every party, {len(ids)} at {config.name}"
-        raise ConfigError(f"align-most-rows {rule}, got {most}")
+        raise ConfigError(f"align-most-rows {rule}, got {max_rows}")
     shares_names = config.shares_names or config.simulated
     notes, suggested = table.notes, ""
     if request.asks_objective and table.labels is not None:
@@ -118,7 +117,7 @@ def look(
         objective=suggested,
         n_unlike=n_unlike,
         box_key=box_key(config.name),
-        run_key=np.zeros(32, dtype=np.uint8),
+        run_key=np.zeros(32, dtype=np.uint8),  # drawn when the run is stored
         simulated=config.simulated,
         fingerprint=fingerprint({"all": table}, site_key(config.name)),
         versions=tuple(told_versions()),
@@ -128,7 +127,7 @@ def look(
 
 
 def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bool, int]:
-    """The table, whether the party is the active one, and how many columns differ from training."""
+    """The table, whether the party is active, and how many columns have drifted since training."""
     if not request.model:
         table = read_columns(config, request.seed)
         return table, table.labels is not None, 0
@@ -136,21 +135,17 @@ def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bo
         raise ProtocolError(config.name, "VerticalHelloRequest", "model", "must be 16 hex digits")
     part = read_part(home() / "sites" / config.name / request.model)
     active = bool(part.get("active", False))
-    of_model = part["columns"], categories_of(part), active, part.get("base_margin", "")
-    table = read_rows_to_predict(config, *of_model)
-    return table, active, _n_unlike(config, quantiles_of(part), table)
-
-
-def _n_unlike(config: SiteConfig, trained: npt.NDArray[np.float32], table: Table) -> int:
-    """How many columns have values unlike those trained on, where most have; named in the log."""
-    if not len(trained):
-        return 0
-    check_range(trained, table.values)
-    found = unlike_columns(trained, table.values)
-    if found and not config.simulated:
-        names = ", ".join(table.columns[place] for place in found)
+    model_columns = part["columns"], categories_of(part), active, part.get("base_margin", "")
+    table = read_rows_to_predict(config, *model_columns)
+    trained = quantiles_of(part)
+    unlike: list[int] = []
+    if len(trained):
+        check_range(trained, table.values)
+        unlike = unlike_columns(trained, table.values)
+    if unlike and not config.simulated:
+        names = ", ".join(table.columns[column] for column in unlike)
         log.warning("the table to predict has values unlike those trained on in: %s", names)
-    return len(found)
+    return table, active, len(unlike)
 
 
 HANDLERS: Mapping[type[VerticalHelloRequest], Handler] = {VerticalHelloRequest: hello}

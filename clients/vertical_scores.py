@@ -1,4 +1,4 @@
-"""Scores at the active party, which alone has the labels of a vertical run."""
+"""Scores at the active party, the only one with labels in a vertical run."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from fedapp.trees.objective import PLAIN, LossParameters
 
 
 def rows_of(store: Store, subset: str) -> slice:
-    """The rows of a subset, in the common order: training rows come first, test rows last."""
+    """Rows of a subset in the common order: training rows first, test rows last."""
     start = sum(store.facts[f"n_{name}"] for name in SUBSETS[: SUBSETS.index(subset)])
     return slice(start, start + store.facts[f"n_{subset}"])
 
 
 def told_scores(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Scores by subset, as the fields of a reply; "train" among them."""
-    values = {subset: list(found.values()) for subset, found in scores.items()}
-    arrays = {f"{subset}_scores": np.array(v, dtype=np.float64) for subset, v in values.items()}
+    """Scores by subset, as fields of a reply."""
+    values = {subset: list(by_name.values()) for subset, by_name in scores.items()}
+    arrays = {
+        f"{subset}_scores": np.array(each, dtype=np.float64) for subset, each in values.items()
+    }
     return {"score_names": tuple(scores["train"]), **arrays}
 
 
 def compare(site: Site, objective: str, margins: Array, loss: LossParameters = PLAIN) -> None:
-    """Warn in the active party's log if its columns predict better without the others', by the
-    margins of the finished model for all rows."""
+    """Warn in the site's log if its columns only predict better; margins are of all rows."""
     places = [rows_of(site.store, subset) for subset in ("train", "test")]
     if not site.config.simulated and site.store["values"].shape[1]:
         names = "values", "labels", "weights"

@@ -316,7 +316,7 @@ def test_columns_whose_values_have_few_ways_through_their_splits_are_refused(
     )
     trained, _ = train(data=data, columns="sizes:3,1", max_depth=3)
     given = {"eini__unguarded": False, "eini__least_possibilities": 3.0}
-    match = r"party-2 .*own columns must have 3 ways through the own splits .*, got fewer; eini.ung"
+    match = r"party-2 .*columns of this party must have 3 ways .*, got fewer; eini.ung"
     with pytest.raises(PartyError, match=match):
         run_local(encrypted(settings, trained, **given))
     given["eini__least_possibilities"] = 2.0

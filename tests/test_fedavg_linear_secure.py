@@ -353,11 +353,11 @@ TRAIN = AverageSumsRequest(
     [
         ([MeansRequest(np.array([4]))], r"MeansRequest\.powers must be 2, got 1"),
         ([MeansRequest(np.array([-9, 4]))], r"powers must be no less than those of bank"),
-        ([POWERS, POWERS], r"MeansRequest\.powers must be told once"),
+        ([POWERS, POWERS], r"MeansRequest\.powers must be sent once"),
         ([MIDDLE], r"must come later: the site has no powers"),
         ([POWERS, SpreadsRequest(np.zeros(3))], r"SpreadsRequest\.means must be 2, got 3"),
         ([POWERS, SpreadsRequest(np.array([0.0, 17]))], r"means must be within the largest"),
-        ([POWERS, MIDDLE, MIDDLE], r"SpreadsRequest\.means must be told once"),
+        ([POWERS, MIDDLE, MIDDLE], r"SpreadsRequest\.means must be sent once"),
         ([replace(TRAIN, weight_power=4)], r"weight_power must be no less than that of bank"),
         ([replace(TRAIN, weight_power=-100)], r"weight_power must be no less than that of bank"),
         (

@@ -229,7 +229,7 @@ def test_a_split_that_does_not_fit_is_refused_by_who_should_make_it(
         return replace(letter, **found | {field: change(getattr(letter, field))})
 
     monkeypatch.setattr(chooser, "_won", changed)
-    match = "^party-1.*: Won.listed must be the own splits of this level"
+    match = "^party-1.*: Won.listed must be the party's splits of this level"
     refuses(match, made(parties=parties, own_max_features="all"))
 
 

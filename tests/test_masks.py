@@ -289,7 +289,7 @@ def test_asking_again_would_tell_a_partys_counts_if_masks_had_no_attempt(
 
 def test_rows_are_counted_by_each_digit_once_before_the_cuts(coordinator: Coordinator) -> None:
     coordinator.ask(coordinator.opening, 3)
-    way = "rows are counted by each digit once a run, before the cuts are told"
+    way = "rows are counted by each digit once a run, before the cuts are sent"
 
     def refused(digit: int, due: int | str, step: int) -> None:
         rule = f"^bank: CountRequest.digit must be {due}, got {digit}; {way}$"
@@ -314,7 +314,7 @@ def test_no_rows_are_counted_once_the_cuts_are_told(coordinator: Coordinator) ->
 def test_a_step_back_does_not_let_others_be_counted(coordinator: Coordinator) -> None:
     coordinator.ask(coordinator.opening, 3)
     coordinator.ask(counting(), 4, checkpoint=3)
-    rule = "content must be what it was when counts of digit 1 were told, before"
+    rule = "content must be what it was when counts of digit 1 were sent, before"
     with pytest.raises(ProtocolError, match=rule):
         coordinator.ask(counting(1), 4, attempt=1, checkpoint=3)
     coordinator.ask(counting(), 4, attempt=2, checkpoint=3)

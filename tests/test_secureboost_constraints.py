@@ -50,7 +50,7 @@ def test_owners_hold_columns_under_their_own_numbers() -> None:
     [
         ("z:1", {"a": held([-1]), "b": held([-1])}, "got z of no party that shares its names"),
         ("z:1", {"a": held([0]), "b": held([0])}, "got z of a, b; an owner that does not"),
-        ("z:1", {"a": held([0], [-1, 0]), "b": held([-1])}, "of z must be what the node config"),
+        ("z:1", {"a": held([0], [-1, 0]), "b": held([-1])}, "of z must match the node config"),
     ],
 )
 def test_names_that_cannot_be_held_are_refused(

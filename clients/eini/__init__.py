@@ -1,11 +1,11 @@
 """Fed-EINI at a party: encrypted weights at the active one, selection in turn at the others.
 
-Source: Chen et al. 2021 (arXiv:2105.09540), Algorithm 1. Departures, which make it sound:
+Source: Chen et al. 2021 (arXiv:2105.09540), Algorithm 1. Departures, needed for security:
 
-- What a passive party does not choose becomes a fresh encryption of 0, and what it chooses gets a
-  fresh mask, so that nobody who sees a vector before and after can tell which is which.
-- The last party's sums carry a fresh mask too, and several rows share a ciphertext.
-- Subtrees without a passive split are one entry; trees without one are added by the active party.
+- An entry that a passive party rejects becomes a fresh encryption of 0, and one that it selects is
+  rerandomised, so nobody who sees a vector before and after can tell which is which.
+- The last party's sums are rerandomised too, and several rows share a ciphertext.
+- A subtree without a passive split is one entry; the active party adds trees without one.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ Bools = npt.NDArray[np.bool_]
 
 
 def step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepReply, Letters]:
-    """The own step on what has come."""
-    is_active = site.store.facts["active"] == site.name
-    take = active_step if is_active else _passive_step
-    return take(site, request, mail)
+    """One step of the protocol, by role."""
+    if site.store.facts["active"] == site.name:
+        return active_step(site, request, mail)
+    return _passive_step(site, request, mail)
 
 
 def _passive_step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepReply, Letters]:
-    """Eq. 12 and 13: keep the entries that the own splits leave, of every batch that has come."""
+    """Eq. 12 and 13: select entries by local splits, in every batch received."""
     store = site.store
     parties, active = chain(store), store.facts["active"]
     letters: Letters = []
@@ -56,10 +56,10 @@ def _passive_step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepRep
             explain_open(site, part, _trees(site))
         letters.append((active, Ready(own_digest(site))))
     for sender, elements in mail.each(Elements):
-        place = parties.index(site.name)
-        if sender != (parties[place - 1] if place else active):
+        position = parties.index(site.name)
+        if sender != (parties[position - 1] if position else active):
             raise ProtocolError(sender, "Elements", "sender", "must be the party before this one")
-        receiver = parties[place + 1] if place + 1 < len(parties) else active
+        receiver = parties[position + 1] if position + 1 < len(parties) else active
         letters.append((receiver, _choose(site, sender, elements)))
         store.facts["next_row"] = elements.first_row + elements.n_rows
     if not store.finished and store.facts.get("next_row") == len(store["ids"]):
@@ -68,13 +68,12 @@ def _passive_step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepRep
 
 
 def _keep_structure(site: Site, part: OwnPart, letter: Structure, request: StepRequest) -> None:
-    """Keep key and structure, once they fit together."""
     store, active = site.store, site.store.facts["active"]
-    own = letter.records[letter.records >= 0]
+    local = letter.records[letter.records >= 0]
     fits = len(letter.ends) == letter.n_terms and "n" not in store
-    # A split stands once in a model.
-    known = len(np.unique(own)) == len(own) and bool((own < len(part.lookup.columns)).all())
-    if not (fits and known):
+    # Each split occurs once in a model.
+    is_unique = len(np.unique(local)) == len(local)
+    if not (fits and is_unique and (local < len(part.lookup.columns)).all()):
         raise ProtocolError(active, "Structure", "lefts", "must be trees of this model, sent once")
     with blaming(active, "Structure", "lefts"):
         check_trees(letter.lefts, np.concatenate(([0], letter.ends)))
@@ -88,17 +87,17 @@ def _keep_structure(site: Site, part: OwnPart, letter: Structure, request: StepR
 
 
 def _guard(store: Store, part: OwnPart, least: float) -> None:
-    """Refuse where few of the own columns' values differ for the trees that they split."""
-    own = store["records"][store["records"] != NOT_OWN]
-    if len(own) and part.lookup.n_ways(own, store["values"]) < least:
+    # Too few distinct paths through the local splits would reveal the columns' values.
+    local = store["records"][store["records"] != NOT_OWN]
+    if len(local) and part.lookup.n_ways(local, store["values"]) < least:
         raise DataError(
-            f"own columns must have {least:g} ways through the own splits "
+            f"columns of this party must have {least:g} ways through its splits "
             f"(eini.least-possibilities), got fewer{UNGUARDED}"
         )
 
 
 def _choose(site: Site, sender: str, letter: Elements) -> Elements | Totals:
-    """Fresh masks for what is chosen and fresh zeros for the rest; the last party adds up."""
+    """Select the entries of one batch; the last party sums them."""
     store = site.store
     if "n" not in store:
         raise ProtocolError(sender, "Elements", "letter", "must come after the structure")
@@ -108,21 +107,20 @@ def _choose(site: Site, sender: str, letter: Elements) -> Elements | Totals:
         raise ProtocolError(sender, "Elements", "first_row", "must be the next batch's")
     if end > n_rows:
         raise ProtocolError(sender, "Elements", "n_rows", f"must end by row {n_rows}")
-    chosen, found = _own_candidates(site, slice(letter.first_row, end)), len(letter.ciphertexts)
-    if found != chosen.size:
-        rule = f"must be {chosen.shape[1]} for each of {letter.n_rows} rows, got {found}"
+    chosen, n_sent = _open_entries(site, slice(letter.first_row, end)), len(letter.ciphertexts)
+    if n_sent != chosen.size:
+        rule = f"must be {chosen.shape[1]} for each of {letter.n_rows} rows, got {n_sent}"
         raise ProtocolError(sender, "Elements", "ciphertexts", rule)
     with blaming(sender, "Elements", "ciphertexts"):
         check_ciphertexts(key, letter.ciphertexts)
     if site.name == chain(store)[-1]:
         return _totals(site, letter, key, chosen)
-    workers = shared_workers()
-    kept = choose(key, letter.ciphertexts, chosen.ravel(), workers)
-    return Elements(letter.first_row, letter.n_rows, kept)
+    selected = choose(key, letter.ciphertexts, chosen.ravel(), shared_workers())
+    return Elements(letter.first_row, letter.n_rows, selected)
 
 
 def _totals(site: Site, letter: Elements, key: PublicKey, chosen: Bools) -> Totals:
-    """Eq. 13 at the last party: the sum of each row's chosen elements, rows side by side."""
+    """Eq. 13 at the last party: sum each row's selected entries, several rows per ciphertext."""
     n_terms, n_outputs = site.store.facts["layout"]
     layout, workers = SumLayout(key.bits, n_terms, n_outputs, 0), shared_workers()
     rows = np.repeat(np.arange(letter.n_rows, dtype=np.int32), chosen.shape[1])
@@ -133,22 +131,22 @@ def _totals(site: Site, letter: Elements, key: PublicKey, chosen: Bools) -> Tota
 
 
 def _trees(site: Site) -> list[tuple[Array, Array]]:
-    """Left children of each tree's nodes, and which of its splits are the party's own."""
+    """Left children of each tree's nodes, and the records of local splits."""
     store = site.store
     ends = store["ends"][:-1]
     lefts, records = np.split(store["lefts"], ends), np.split(store["records"], ends)
     return list(zip(lefts, records, strict=True))
 
 
-def _own_candidates(site: Site, rows: slice) -> Bools:
-    """Entries of all trees that the own splits leave; bool, shape (n_rows, n_entries)."""
+def _open_entries(site: Site, rows: slice) -> Bools:
+    """Entries of all trees left open by local splits; bool, shape (n_rows, n_entries)."""
     lookup, values = own_part(site).lookup, site.store["values"][rows]
-    found = []
+    open_entries = []
     for lefts, records in _trees(site):
-        own = np.flatnonzero(records != NOT_OWN).tolist()
-        sides = {node: lookup.sides(records[node], values) for node in own}
-        found.append(candidates(lefts, sides, len(values)))
-    return np.concatenate(found, axis=1)
+        local = np.flatnonzero(records != NOT_OWN).tolist()
+        sides = {node: lookup.sides(records[node], values) for node in local}
+        open_entries.append(candidates(lefts, sides, len(values)))
+    return np.concatenate(open_entries, axis=1)
 
 
 HANDLERS: Mapping[type[Request], Handler] = {StepRequest: step}

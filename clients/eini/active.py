@@ -2,7 +2,7 @@
 
 Source: Chen et al. 2021 (arXiv:2105.09540), Algorithm 1, Eq. 7 to 10 and 14. A boosted model's leaf
 weights add up to margins; a forest's leaf values (class shares, or numbers) to n_trees times their
-mean. The values of all outputs of a leaf share one ciphertext.
+mean. All outputs of a leaf share one ciphertext.
 """
 
 from __future__ import annotations
@@ -30,44 +30,37 @@ from fedapp.trees.divided.candidates import Skeleton, candidates, skeleton
 from fedapp.trees.model import LEAF
 
 BATCH_BYTES = 2**26
-UNGUARDED = "; eini.unguarded=true predicts all the same"  # the end of a guard's rule
-NOT_OWN = -1  # record of a node that is no split of the receiver's
+UNGUARDED = "; eini.unguarded=true predicts all the same"  # ends the guards' errors
+NOT_OWN = -1  # record of a node that the receiver does not split
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """How the trees are predicted.
-
-    Parameters
-    ----------
-    part : the active party's part of the model.
-    skeletons : of each tree.
-    shared : numbers of the trees that a passive party splits; the others are the active party's.
-    """
+    """The trees to predict, collapsed to what passive parties split."""
 
     part: ActivePart
-    skeletons: list[Skeleton]
-    shared: list[int]
+    skeletons: list[Skeleton]  # one per tree
+    shared: list[int]  # trees with a passive split; the active party adds the others
 
     @property
     def n_entries(self) -> int:
-        """Ciphertexts of a row."""
+        """Ciphertexts per row."""
         return sum(len(self.skeletons[tree].entries) for tree in self.shared)
 
     def own_sides(self, site: Site, tree: int, values: Array) -> dict[int, Bools]:
-        """Which rows the party's own splits of a skeleton send left, by its node."""
-        found = self.skeletons[tree]
+        """Which rows each local split of a skeleton sends left, by its node."""
+        pruned = self.skeletons[tree]
         owners, records = self.part.owners[tree], self.part.records[tree]
         return {
-            place: self.part.lookup.sides(records[node], values)
-            for place, (left, node) in enumerate(zip(found.lefts, found.sources, strict=True))
+            index: self.part.lookup.sides(records[node], values)
+            for index, (left, node) in enumerate(zip(pruned.lefts, pruned.sources, strict=True))
             if left != LEAF and owners[node] == site.name
         }
 
     def terms_below(self, tree: int, start: int, values: Array) -> Floats:
-        """What rows add by the leaf they reach from a node below which all splits are own."""
+        """Leaf terms that rows reach from a node with only local splits below it."""
         lefts, records = self.part.model.trees[tree]["left"], self.part.records[tree]
         nodes = np.full(len(values), start)
         while len(inner := np.unique(nodes[lefts[nodes] != LEAF])):
@@ -79,23 +72,23 @@ class Plan:
 
 
 def plan_of(site: Site) -> Plan:
-    """The party's part, its trees collapsed to what passive parties split."""
+    """Plan of a run's model."""
     part = active_part(site)
     skeletons = []
     for tree, owners in zip(part.model.trees, part.owners, strict=True):
         is_passive = np.array([name != site.name for name in owners]) & (tree["left"] != LEAF)
         skeletons.append(skeleton(tree["left"], is_passive))
-    shared = [number for number, found in enumerate(skeletons) if len(found.lefts) > 1]
+    shared = [number for number, pruned in enumerate(skeletons) if len(pruned.lefts) > 1]
     return Plan(part, skeletons, shared)
 
 
 def chain(store: Store) -> list[str]:
-    """Passive parties in the order in which they choose."""
+    """Passive parties, in the order in which they select."""
     return [name for name in store.facts["peers"] if name != store.facts["active"]]
 
 
 def active_step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepReply, Letters]:
-    """Begin, or take sums that are back; send the next batch; write the end."""
+    """Start, or decrypt sums that are back; send the next batch; write the predictions."""
     store, plan = site.store, plan_of(site)
     letters: Letters = []
     if "n_sent" not in store.facts:
@@ -107,7 +100,7 @@ def active_step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepReply
             plan.part.check(name, letter.part)
             site.store.facts.setdefault("ready", []).append(name)
         _take_totals(site, mail)
-        # Every batch is back that has had a step at each passive party, and one to return.
+        # A batch takes one step at each passive party, and one to return.
         facts, passive = site.store.facts, chain(site.store)
         n_due = max(0, facts["n_steps"] - len(passive)) * facts["batch_rows"]
         if facts["n_back"] < min(n_due, facts["n_sent"]):
@@ -129,14 +122,11 @@ def active_step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepReply
     return reply, letters
 
 
-# The beginning
-
-
 def _begin(site: Site, request: StepRequest, plan: Plan) -> Letters:
-    """Hold the trees against the guard, draw a key, tell the others."""
+    """Check the guard, draw a key, send the structure."""
     store = site.store
     store.facts |= {"n_steps": 0, "n_batches": 0, "n_sent": 0, "n_back": 0}
-    # What the trees add that no passive party splits.
+    # Trees without a passive split are summed here.
     model, values = plan.part.model, store["values"]
     sums = np.zeros((len(values), model.n_outputs))
     for tree in sorted(set(range(len(plan.skeletons))) - set(plan.shared)):
@@ -147,70 +137,60 @@ def _begin(site: Site, request: StepRequest, plan: Plan) -> Letters:
         return []
     if not request.unguarded:
         _guard(site, plan, request.least_possibilities)
-    key = _key_for(site, request, plan)
-    batch_bytes = plan.n_entries * key.public.ciphertext_bytes
-    store.facts["batch_rows"] = max(1, request.batch_rows or BATCH_BYTES // batch_bytes)
-    return [(name, _structure(plan, key, name)) for name in chain(store)]
-
-
-def _key_for(site: Site, request: StepRequest, plan: Plan) -> PrivateKey:
-    """A key for this inference alone, tried out, and how values lie in its plaintexts."""
-    model = plan.part.model
+    # The key is for this inference only, and must hold the largest sum.
     largest = max(np.abs(model.leaf_terms(tree)).max() for tree in plan.shared)
     layout = [len(plan.shared), model.n_outputs, int(np.frexp(largest)[1])]
-    key = draw_key(site, request, "eini", lambda own: SumLayout(own.bits, *layout))
-    site.store["key"], site.store.facts["layout"] = key.to_array(), layout
-    return key
-
-
-def _structure(plan: Plan, key: PrivateKey, name: str) -> Structure:
-    """What a passive party needs to know: the skeletons, and which splits are its own."""
-    lefts, records = [], []
-    for tree in plan.shared:
-        found, owners = plan.skeletons[tree], np.array(plan.part.owners[tree])
-        is_own = (owners[found.sources] == name) & (found.lefts != LEAF)
-        lefts.append(found.lefts)
-        records.append(np.where(is_own, plan.part.records[tree][found.sources], NOT_OWN))
-    return Structure(
-        key.public.to_array(),
-        len(plan.shared),
-        plan.part.model.n_outputs,
-        np.cumsum([len(left) for left in lefts], dtype=np.int64),
-        np.concatenate(lefts),
-        np.concatenate(records).astype(np.int64),
-    )
+    key = draw_key(site, request, "eini", lambda public: SumLayout(public.bits, *layout))
+    store["key"], store.facts["layout"] = key.to_array(), layout
+    batch_bytes = plan.n_entries * key.public.ciphertext_bytes
+    store.facts["batch_rows"] = max(1, request.batch_rows or BATCH_BYTES // batch_bytes)
+    letters: Letters = []
+    for name in chain(store):
+        lefts, records = [], []
+        for tree in plan.shared:
+            pruned, owners = plan.skeletons[tree], np.array(plan.part.owners[tree])
+            is_theirs = (owners[pruned.sources] == name) & (pruned.lefts != LEAF)
+            lefts.append(pruned.lefts)
+            records.append(np.where(is_theirs, plan.part.records[tree][pruned.sources], NOT_OWN))
+        structure = Structure(
+            key.public.to_array(),
+            len(plan.shared),
+            model.n_outputs,
+            np.cumsum([len(left) for left in lefts], dtype=np.int64),
+            np.concatenate(lefts),
+            np.concatenate(records).astype(np.int64),
+        )
+        letters.append((name, structure))
+    return letters
 
 
 def _guard(site: Site, plan: Plan, least: float) -> None:
-    """Refuse what gives a party's splits away."""
-    values, alone = site.store["values"], 0
+    """Raise a DataError if predictions would reveal a party's splits."""
+    values, n_single = site.store["values"], 0
     possibilities = np.zeros(len(values))
     for tree in plan.shared:
         inner = np.flatnonzero(plan.part.model.trees[tree]["left"] != LEAF)
-        alone += len({plan.part.owners[tree][node] for node in inner}) == 1
-        mine = candidates(
+        n_single += len({plan.part.owners[tree][node] for node in inner}) == 1
+        open_entries = candidates(
             plan.skeletons[tree].lefts, plan.own_sides(site, tree, values), len(values)
         )
-        possibilities += np.log(mine.sum(axis=1))
-    if alone:
+        possibilities += np.log(open_entries.sum(axis=1))
+    if n_single:
         raise DataError(
-            f"trees must have splits of two parties, got {alone} with all splits at one, which "
+            f"trees must have splits of two parties, got {n_single} with all splits at one, which "
             f"then knows where every row ends{UNGUARDED}"
         )
     n_few = int((possibilities < np.log(least) - 1e-9).sum())
     if n_few:
         raise DataError(
-            f"rows must have {least:g} ways through the trees that the active party's own splits "
+            f"rows must have {least:g} ways through the trees that the active party's splits "
             f"leave open (eini.least-possibilities), got {n_few} of {len(values)} with fewer"
             f"{UNGUARDED}"
         )
 
 
-# Batches there and sums back
-
-
 def _next_batch(site: Site, plan: Plan) -> Elements | None:
-    """Eq. 10: encrypted values of the candidates of some rows, and zeros."""
+    """Eq. 10: encrypted terms of the candidates of the next rows, zeros for the rest."""
     store, facts = site.store, site.store.facts
     first, n_rows = facts["n_sent"], len(store["ids"])
     if first == n_rows:
@@ -218,9 +198,9 @@ def _next_batch(site: Site, plan: Plan) -> Elements | None:
     last = min(first + facts["batch_rows"], n_rows)
     values, columns = store["values"][first:last], []
     for tree in plan.shared:
-        found = plan.skeletons[tree]
-        mine = candidates(found.lefts, plan.own_sides(site, tree, values), last - first)
-        for entry, is_open in zip(found.sources[found.entries], mine.T, strict=True):
+        pruned = plan.skeletons[tree]
+        open_entries = candidates(pruned.lefts, plan.own_sides(site, tree, values), last - first)
+        for entry, is_open in zip(pruned.sources[pruned.entries], open_entries.T, strict=True):
             terms = np.zeros((last - first, plan.part.model.n_outputs))
             terms[is_open] = plan.terms_below(tree, int(entry), values[is_open])
             columns.append(terms)
@@ -243,16 +223,12 @@ def _take_totals(site: Site, mail: Mail) -> None:
         end = min(first + store.facts["batch_rows"], n_rows)
         if letter.n_rows != end - first:
             raise ProtocolError(sender, "Totals", "n_rows", f"must be {end - first}")
+        key = PrivateKey.from_array(store["key"])
+        layout = SumLayout(key.public.bits, *store.facts["layout"])
+        with blaming(sender, "Totals", "ciphertexts"):
+            check_ciphertexts(key.public, letter.ciphertexts)
+            plain = decrypt(key, letter.ciphertexts, shared_workers())
+            terms = layout.unpack(plain, letter.n_rows)
         sums = np.array(store["sums"])
-        sums[first:end] += _decrypted(store, sender, letter)
+        sums[first:end] += terms
         store["sums"], store.facts["n_back"] = sums, end
-
-
-def _decrypted(store: Store, sender: str, letter: Totals) -> Floats:
-    """Sums of some rows, float64, shape (n_rows, n_outputs)."""
-    key = PrivateKey.from_array(store["key"])
-    layout = SumLayout(key.public.bits, *store.facts["layout"])
-    with blaming(sender, "Totals", "ciphertexts"):
-        check_ciphertexts(key.public, letter.ciphertexts)
-        plain = decrypt(key, letter.ciphertexts, shared_workers())
-        return layout.unpack(plain, letter.n_rows)

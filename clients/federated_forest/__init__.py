@@ -28,7 +28,7 @@ from fedapp.site.phases import FINISHED, enter, in_order, is_active, phase_of
 
 
 def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
-    """Get ready, each in its role."""
+    """Set up training, by role."""
     hold_once(site.name, site.store, request, "training was set up")
     if is_active(site):
         return SentReply(), active.setup(site, request, mail)
@@ -37,19 +37,19 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Let
 
 
 def level(site: Site, request: LevelRequest, mail: Mail) -> LevelReply:
-    """Make the last level's splits, and say how well the open nodes could be split."""
+    """Apply the last level's splits, and report the best split of each open node."""
     if phase_of(site.store) == SET_UP and not is_active(site):
         grow.take_labels(site, mail)
     if len(request.trees):
         splits.keep_partitions(site, mail)
         splits.take_splits(site, request)
     scores = _scores(site, request)
-    found = grow.search_level(site, request)
-    return LevelReply(improvements=found.improvements, ranks=found.ranks, **scores)
+    candidates = grow.search_level(site, request)
+    return LevelReply(improvements=candidates.improvements, ranks=candidates.ranks, **scores)
 
 
 def sums(site: Site, request: SumRequest, mail: Mail) -> tuple[SentReply, Letters]:
-    """Make the last level's splits, and sum encrypted labels of the open nodes."""
+    """Apply the last level's splits, and sum encrypted labels of the open nodes."""
     letters: Letters = []
     if phase_of(site.store) == SET_UP:
         summer.take_labels(site, mail)
@@ -62,25 +62,24 @@ def sums(site: Site, request: SumRequest, mail: Mail) -> tuple[SentReply, Letter
 
 
 def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
-    """Make the last level's splits, and choose those of the open nodes for all parties."""
+    """Apply the last level's splits, and choose those of the open nodes for all parties."""
     if len(request.trees):
         chooser.check_told(site, request)
         splits.keep_partitions(site, mail)
         splits.take_splits(site, request)
     scores = _scores(site, request)
     chosen, letters = chooser.choose(site, request, mail)
-    told: dict[str, Any] = {"trees": chosen.trees, "nodes": chosen.nodes, "owners": chosen.owners}
-    return SplitReply(**told, **scores), letters
+    reply = SplitReply(trees=chosen.trees, nodes=chosen.nodes, owners=chosen.owners, **scores)
+    return reply, letters
 
 
 def _scores(site: Site, request: LevelRequest | SplitRequest) -> dict[str, Any]:
-    """Scores of the forest as it is, at the active party once there is one."""
-    grown = len(request.trees) and is_active(site)
-    return told_scores(active.level_scores(site.store) if grown else {"train": {}, "valid": {}})
+    has_trees = len(request.trees) and is_active(site)
+    return told_scores(active.level_scores(site.store) if has_trees else {"train": {}, "valid": {}})
 
 
 def partition(site: Site, request: PartitionRequest, mail: Mail) -> tuple[PartitionReply, Letters]:
-    """Make the own splits of a level and tell the others; after the last level keep the part."""
+    """Make the local splits of a level, send their sides; after the last level store the part."""
     splits.keep_partitions(site, mail)
     if splits.is_encrypted(site.store):
         letters = summer.make_won(site, request, mail)
@@ -94,7 +93,7 @@ def partition(site: Site, request: PartitionRequest, mail: Mail) -> tuple[Partit
         enter(site.store, FINISHED)
         return part.hand_over(site, request)
     enter(site.store, TOLD)
-    return PartitionReply(**part.own_records(site, told=False)), letters
+    return PartitionReply(**part.own_records(site, shared=False)), letters
 
 
 HANDLERS = in_order(

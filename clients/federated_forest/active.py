@@ -1,6 +1,6 @@
 """Federated Forest at the active party: codes of the labels, leaf values, scores.
 
-Source: Liu et al. 2019, Algorithms 2 and 6; the leaves' labels stay here.
+Source: Liu et al. 2019, Algorithms 2 and 6; leaf labels stay here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Scored = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]  # margins,
 
 
 def setup(site: Site, request: SetupRequest, mail: Mail) -> Letters:
-    """Check the rows' order, bin the columns, send the others labels in codes or encrypted."""
+    """Check the rows' order, bin the columns, send the others coded or encrypted labels."""
     store = site.store
     check_order(site, mail)
     begin(site, request)
@@ -63,7 +63,6 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> Letters:
 
 
 def _code_labels(site: Site, request: SetupRequest) -> Labels:
-    """Labels as numbers; of those that train the codes that the others get."""
     store, n_train = site.store, site.store.facts["n_train"]
     with blaming(site.name, "SetupRequest", "objective"):
         check_objective(request.objective)
@@ -85,7 +84,7 @@ def _code_labels(site: Site, request: SetupRequest) -> Labels:
 
 
 def forest(store: Store) -> BaggedForest:
-    """The forest as it is, without thresholds; a split's column is the number of its owner."""
+    """The forest so far, without thresholds; a split's column is its owner's number."""
     objective, n_train = store.facts["forest"]["objective"], store.facts["n_train"]
     classes, n_nodes = tuple(store.facts["classes"]), np.asarray(store["n_nodes"])
     n_classes = 0 if objective == REGRESSION else len(classes)
@@ -103,76 +102,62 @@ def forest(store: Store) -> BaggedForest:
 
 
 def level_scores(store: Store) -> dict[str, Scores]:
-    """Scores of the training and the validation rows by the forest as it is."""
-    model = forest(store)
-    return {subset: _scores(store, model, subset) for subset in WATCHED}
+    """Scores of the training and the validation rows by the forest so far."""
+    model, scores = forest(store), dict[str, Scores]()
+    for subset in WATCHED:
+        rows = _rows(store, model, subset)
+        scores[subset] = {}
+        if len(rows[1]):
+            statistics = metrics.statistics(model.objective, *rows, SCORE_BINS)
+            scores[subset] = metrics.scores(model.objective, statistics)
+    return scores
 
 
 def _rows(store: Store, model: BaggedForest, subset: str) -> Scored:
-    """Margins, labels and weights of a subset of the rows."""
     rows = rows_of(store, subset)
     margins = margins_of(model.objective, model.predictions(store["nodes"][:, rows]))
     return margins, store["labels"][rows], store["weights"][rows]
 
 
-def _scores(store: Store, model: BaggedForest, subset: str) -> Scores:
-    """Scores of a subset of the rows, by a histogram; none without rows."""
-    given = _rows(store, model, subset)
-    if not len(given[1]):
-        return {}
-    return metrics.scores(model.objective, metrics.statistics(model.objective, *given, SCORE_BINS))
-
-
-def _oob_rows(store: Store, model: BaggedForest) -> Scored:
-    """The training rows that some trees have not drawn, each by these trees."""
-    n_train = store.facts["n_train"]
-    unseen = store["counts"] == 0
-    rows = np.flatnonzero(unseen.any(axis=0))
-    found = model.predictions(store["nodes"][:, rows], unseen[:, rows])
-    given = store["labels"][:n_train][rows], store["weights"][:n_train][rows]
-    return margins_of(model.objective, found), *given
-
-
 def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply, Letters]:
-    """Make the last splits, score the forest, keep the own part of the model."""
+    """Apply the last splits, score the forest, store the party's part of the model."""
     store = site.store
     if len(request.trees):
-        make_last(site, request, mail)
+        keep_partitions(site, mail)
+        if is_encrypted(store):
+            check_told(site, request)
+        else:
+            make_own(site, request)
+        take_splits(site, request)
     model = forest(store)
-    kept = {name: mail.one(PartKept, name) for name in site.others}
+    letters = {name: mail.one(PartKept, name) for name in site.others}
     rows = {subset: _rows(store, model, subset) for subset in SUBSETS}
     compare(site, model.objective, np.concatenate([rows[subset][0] for subset in SUBSETS]))
-    rows["oob"] = _oob_rows(store, model)
+    # Out-of-bag rows, each predicted by the trees that have not drawn it.
+    unseen = store["counts"] == 0
+    oob = np.flatnonzero(unseen.any(axis=0))
+    predictions = model.predictions(store["nodes"][:, oob], unseen[:, oob])
+    margins = margins_of(model.objective, predictions)
+    rows["oob"] = margins, store["labels"][oob], store["weights"][oob]
     scores = metrics.pooled_subsets(model.objective, rows)
     threshold = scores["train"].get("threshold")
-    write_part(store.folder, {**_part(site, model, kept), "threshold": threshold})
-    names, gains, counts = _importance(site, kept)
-    told = store.facts["forest"]["master_keeps_model"]
+    write_part(store.folder, {**_part(site, model, letters), "threshold": threshold})
+    names, gains, counts = _importance(site, letters)
+    keeps_model = store.facts["forest"]["master_keeps_model"]
     reply = FinishReply(
         **told_scores(scores),
         column_names=names,
         column_gains=gains,
         column_counts=counts,
-        **own_records(site, told),
-        classes=model.classes if told else (),
-        leaf_values=np.concatenate(model.values) if told else np.zeros((0, model.n_outputs)),
+        **own_records(site, keeps_model),
+        classes=model.classes if keeps_model else (),
+        leaf_values=np.concatenate(model.values) if keeps_model else np.zeros((0, model.n_outputs)),
     )
     store.forget()
     return reply, []
 
 
-def make_last(site: Site, request: FinishRequest, mail: Mail) -> None:
-    """Make the splits of the last level, the own ones where that is not done."""
-    keep_partitions(site, mail)
-    if is_encrypted(site.store):
-        check_told(site, request)
-    else:
-        make_own(site, request)
-    take_splits(site, request)
-
-
-def _part(site: Site, model: BaggedForest, kept: dict[str, PartKept]) -> dict[str, Any]:
-    """The active party's part: structure, leaf values, own thresholds, whose each split is."""
+def _part(site: Site, model: BaggedForest, letters: dict[str, PartKept]) -> dict[str, Any]:
     store = site.store
     splits, n_nodes = store.record(Splits, "splits"), np.asarray(store["n_nodes"])
     records = splits.spread(splits.records, n_nodes, -1)
@@ -180,33 +165,32 @@ def _part(site: Site, model: BaggedForest, kept: dict[str, PartKept]) -> dict[st
         **kept_lookup(store),
         "active": True,
         "name": site.name,
-        "parts": {name: letter.digest.tobytes().hex() for name, letter in kept.items()},
+        "parts": {name: letter.digest.tobytes().hex() for name, letter in letters.items()},
         "model": to_json(model),
         "splits": [each.tolist() for each in records],
-        # Of a split nothing but its owner is known: a column a party.
+        # Only the owner of a split is known, so each party counts as one column.
         "n_columns": dict.fromkeys(store.facts["peers"], 1),
     }
 
 
 def _importance(
-    site: Site, kept: dict[str, PartKept]
+    site: Site, letters: dict[str, PartKept]
 ) -> tuple[tuple[str, ...], npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Total gain and splits of all columns; under numbers unless all parties share their names."""
+    """Total gain and splits of all columns, numbered unless all parties share names."""
     store = site.store
-    # What another's columns have gained by its own word, or by ours where it cannot know.
-    own = is_encrypted(store)
-    worth = {
-        name: (gains_of(site, name, len(one.gains)) if own else one.gains, one.counts, one.names)
-        for name, one in kept.items()
-    }
-    worth[site.name] = own_worth(site)
+    # With encrypted labels a party cannot know its gains, so this one computes them.
+    encrypted = is_encrypted(store)
+    worth = {site.name: own_worth(site)}
+    for name, letter in letters.items():
+        gains = gains_of(site, name, len(letter.gains)) if encrypted else letter.gains
+        worth[name] = gains, letter.counts, letter.names
     order = list(store.facts["peers"])
     shared = all(len(worth[name][2]) == len(worth[name][0]) for name in order)
     names = joint_names(
         {
             party: worth[party][2]
             if shared
-            else [f"{party} column {place + 1}" for place in range(len(worth[party][0]))]
+            else [f"{party} column {column + 1}" for column in range(len(worth[party][0]))]
             for party in order
         }
     )

@@ -1,4 +1,4 @@
-"""Federated Forest at any party: its columns in bins, and its best splits where it knows labels.
+"""Federated Forest at any party: bin the columns, and find its best splits where it knows labels.
 
 Source: Liu et al. 2019, Algorithms 1 and 5.
 """
@@ -30,7 +30,7 @@ from fedapp.trees.sides import Places
 
 
 def begin(site: Site, request: SetupRequest) -> None:
-    """Bin the columns of the training rows, draw the rows of each tree, put all at the roots."""
+    """Bin the columns of the training rows, draw each tree's rows, put all at the roots."""
     store, n_train = site.store, site.store.facts["n_train"]
     if request.master_keeps_model and not site.config.allows_export:
         rule = "must be true with federated-forest.master-keeps-model"
@@ -39,16 +39,23 @@ def begin(site: Site, request: SetupRequest) -> None:
     if len(request.column_seeds) != values.shape[1]:
         rule = f"must be one a column of {values.shape[1]}, got {len(request.column_seeds)}"
         raise ProtocolError(site.name, "SetupRequest", "column_seeds", rule)
-    told = fields_of(request, SetupRequest)
+    sent = fields_of(request, SetupRequest)
     store.facts["forest"] = {
-        name: value for name, value in told.items() if isinstance(value, str | bool | int | float)
+        name: value for name, value in sent.items() if isinstance(value, str | bool | int | float)
     }
     widths = category_counts(kept_categories(store), values.shape[1])
     bins = bin_columns(values, request.max_bin, widths)
     store.put("bins", bins)
     store["codes"], store["column_seeds"] = code_columns(values, bins), request.column_seeds
     store["counts"] = row_counts(request.bootstrap, request.rows_seed, request.trees, n_train)
-    _check_draws(site, request)
+    # All parties draw the same rows. A tree must neither draw nor leave out too few.
+    drawn, min_rows = np.count_nonzero(store["counts"], axis=1), site.config.min_rows
+    fewest = min(drawn.min(), n_train - drawn.max())
+    if request.bootstrap and fewest < min_rows:
+        rule = f"must be false where a tree draws or leaves out fewer than {min_rows} training rows"
+        raise ConfigError(
+            f"federated-forest.bootstrap {rule} (min-rows of {site.name}), got true and {fewest}"
+        )
     store["nodes"] = np.zeros((request.trees, len(store["values"])), dtype=np.int32)
     store["n_nodes"] = np.ones(request.trees, dtype=np.int64)
     store.put("splits", Splits.none())
@@ -57,19 +64,8 @@ def begin(site: Site, request: SetupRequest) -> None:
     store.put("lookup", Lookup.empty())
 
 
-def _check_draws(site: Site, request: SetupRequest) -> None:
-    """Hold that no tree draws or leaves out too few rows; all parties draw the same ones."""
-    drawn, least = np.count_nonzero(site.store["counts"], axis=1), site.config.min_rows
-    fewest = min(drawn.min(), site.store["counts"].shape[1] - drawn.max())
-    if request.bootstrap and fewest < least:
-        rule = f"must be false where a tree draws or leaves out fewer than {least} training rows"
-        raise ConfigError(
-            f"federated-forest.bootstrap {rule} (min-rows of {site.name}), got true and {fewest}"
-        )
-
-
 def keep_labels(store: Store, letter: Labels) -> None:
-    """Keep what is known of the labels."""
+    """Store label codes, weights, and the weight of each tree."""
     n_train = store.facts["n_train"]
     weights = letter.weights if len(letter.weights) else np.ones(n_train, dtype=np.float32)
     store["targets"], store["row_weights"] = letter.codes, weights.astype(np.float64)
@@ -81,7 +77,7 @@ def keep_labels(store: Store, letter: Labels) -> None:
 
 
 def take_labels(site: Site, mail: Mail) -> None:
-    """Take the codes of the labels."""
+    """Check and store the codes of the labels."""
     store, active = site.store, site.store.facts["active"]
     letter = mail.one(Labels, active)
     n_train, n_classes = store.facts["n_train"], letter.n_classes
@@ -95,18 +91,18 @@ def take_labels(site: Site, mail: Mail) -> None:
 
 
 def search_level(site: Site, request: LevelRequest | SplitRequest) -> Candidates:
-    """Algorithm 1: the best own split of every open node, which is kept until it wins or not."""
+    """Algorithm 1: the best local split of every open node, stored until the winners are known."""
     store, (trees, nodes) = site.store, open_to(site, request)
-    given = store["targets"], store["row_weights"], store["counts"]
-    rows = Rows(store["codes"], store.record(Bins, "bins"), *given)
+    labelled_rows = store["targets"], store["row_weights"], store["counts"]
+    rows = Rows(store["codes"], store.record(Bins, "bins"), *labelled_rows)
     inside, seeds = store["nodes"][:, : store.facts["n_train"]], store["column_seeds"]
-    found = search(rows, inside, (trees, nodes), seeds, request.n_drawn, rules_of(store))
-    store.put("found", found)
-    return found
+    candidates = search(rows, inside, (trees, nodes), seeds, request.n_drawn, rules_of(store))
+    store.put("found", candidates)
+    return candidates
 
 
 def open_to(site: Site, request: LevelRequest | SumRequest | SplitRequest) -> tuple[Places, Places]:
-    """Trees and nodes that may be split next, for which a request says how much is drawn."""
+    """Trees and nodes that may be split next; checks ``n_drawn`` of the request."""
     trees, nodes = open_nodes(site.store)
     n_columns = len(site.store["column_seeds"])
     if len(request.n_drawn) != len(trees) or (request.n_drawn > n_columns).any():

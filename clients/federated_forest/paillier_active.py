@@ -1,7 +1,7 @@
-"""Federated Forest at the active party, which alone can read labels: it chooses for all.
+"""Federated Forest at the active party with encrypted labels: it chooses splits for all.
 
-Source: Liu et al. 2019, Algorithms 2 and 6. Departure: the comparison is not the master's, who
-would learn from improvements how impure nodes are, but the active party's, who knows that anyway.
+Source: Liu et al. 2019, Algorithms 2 and 6. Departure: the active party compares the splits, not
+the master, who would learn from improvements how impure nodes are; the active party knows that.
 """
 
 from __future__ import annotations
@@ -43,133 +43,109 @@ from fedapp.trees.forest.levels import Splits, by_tree, inside_of, number, winne
 from fedapp.trees.forest.listing import Flags, Listing, Places
 from fedapp.trees.sets import sets_of_rows
 
-# Labels
-
-SPARE_BYTES = 2**24  # for all of a letter but its ciphertexts, such as a bit a row
+SPARE_BYTES = 2**24  # of a letter, for all but its ciphertexts, such as a bit per row
 
 
 def encrypt_labels(site: Site, request: SetupRequest) -> Letters:
-    """A key that holds what a row adds to sums, tried out; the rows under it, afresh for each."""
+    """Draw a key; encrypt the rows under it, afresh for each party."""
     store = site.store
     fields = RowFields.of(store["targets"], store["row_weights"], store.facts["n_classes"])
-    key = draw_key(site, request, "federated-forest", lambda own: _layout(own, fields))
+    key = draw_key(site, request, "federated-forest", lambda public: _layout(public, fields))
     layout = _layout(key.public, fields)
     store["key"], store["worth"] = key.to_array(), np.zeros((0, 3))
     weighted = store["row_weights"] > 0
     n_rows = int(weighted.sum())
-    most = (LARGEST_CONTENT - SPARE_BYTES) // key.public.ciphertext_bytes
-    if n_rows > most:
-        rule = (
-            f"rows must be <= {most} with labels=paillier and key-bits={key.public.bits}, got more"
-        )
+    max_rows = (LARGEST_CONTENT - SPARE_BYTES) // key.public.ciphertext_bytes
+    if n_rows > max_rows:
+        rule = f"rows must be <= {max_rows} with labels=paillier and key-bits={key.public.bits}"
         way_out = "secureboost sends its rows in blocks, and labels=encoded sends none"
-        raise DataError(f"{rule}: they travel in one letter; {way_out}")
+        raise DataError(f"{rule}, got more: they travel in one letter; {way_out}")
     plaintexts, workers = layout.pack(fields.numbers[weighted]), shared_workers()
     n_fields, bits = fields.numbers.shape[1], fields.bits
-    told = key.public.to_array(), n_fields, bits, np.packbits(weighted)
+    header = key.public.to_array(), n_fields, bits, np.packbits(weighted)
     return [
-        (name, EncryptedLabels(*told, encrypt(key, plaintexts, workers))) for name in site.others
+        (name, EncryptedLabels(*header, encrypt(key, plaintexts, workers))) for name in site.others
     ]
 
 
-# A level
-
-
 def choose(site: Site, request: SplitRequest, mail: Mail) -> tuple[Splits, Letters]:
-    """Algorithm 2: add the others' sums to the own columns, take the best split of each node.
+    """Algorithm 2: decrypt the others' sums, take the best split of each node.
 
-    Pure nodes are not searched. Which they are is told to nobody, so their sums have been made, and
-    what shares no ciphertext with other nodes' sums is left unread.
+    Pure nodes are not searched. Only this party knows which they are, so the others have summed
+    them too; ciphertexts with no other node's sums are not decrypted.
     """
     store, (trees, nodes) = site.store, open_to(site, request)
     sums = _read_offers(site, mail, trees, nodes)
-    own, peers = search_level(site, request), list(store.facts["peers"])
-    best = winners([own if name == site.name else sums[name][1] for name in peers])
+    local, peers = search_level(site, request), list(store.facts["peers"])
+    best = winners([local if name == site.name else sums[name][1] for name in peers])
     won = np.flatnonzero(best >= 0)
-    found = trees[won], nodes[won], best[won]
-    splits, _ = number(*found, np.asarray(store["n_nodes"]))
+    splits, _ = number(trees[won], nodes[won], best[won], np.asarray(store["n_nodes"]))
     store.put("chosen", splits)
     make_own(site, splits)
     is_told = len(own_among(site, splits)) and not request.last
     letters = tell_others(site, own_partition(site)) if is_told else []
     for name, (listing, offer) in sums.items():
-        mine = won[best[won] == peers.index(name)]
-        if len(mine):
-            letters.append((name, _won(store, listing, offer, mine)))
-            # What its splits are worth, which it cannot know.
-            worth = worth_of(store, trees[mine], offer.improvements[mine])
-            columns = listing.columns[offer.listed[mine]]
-            gained = np.stack((np.full(len(mine), peers.index(name)), columns, worth), axis=1)
+        nodes_won = won[best[won] == peers.index(name)]
+        if len(nodes_won):
+            letters.append((name, _won(store, listing, offer, nodes_won)))
+            # Gain of its splits, which the party cannot know.
+            worth = worth_of(store, trees[nodes_won], offer.improvements[nodes_won])
+            columns = listing.columns[offer.listed[nodes_won]]
+            gained = np.stack((np.full(len(nodes_won), peers.index(name)), columns, worth), axis=1)
             store["worth"] = np.concatenate((store["worth"], gained))
     return splits, letters
 
 
-def check_told(site: Site, told: Told) -> None:
-    """Refuse splits that are not those this party has chosen.
-
-    Raises
-    ------
-    ProtocolError : a tree, a node or an owner differs.
-    """
+def check_told(site: Site, level: Told) -> None:
+    """Check that splits are those this party has chosen."""
     chosen = site.store.record(Splits, "chosen")
     names = ("trees", "nodes", "owners")
-    if not all(np.array_equal(getattr(chosen, name), getattr(told, name)) for name in names):
+    if not all(np.array_equal(getattr(chosen, name), getattr(level, name)) for name in names):
         rule = "must be the splits that this party has chosen"
-        raise ProtocolError(site.name, type(told).__name__, "nodes", rule)
+        raise ProtocolError(site.name, type(level).__name__, "nodes", rule)
 
 
-def _won(store: Store, listing: Listing, offer: Choices, mine: Ints) -> Won:
-    """What a party is told of its splits: which of its columns and bins."""
-    listed = offer.listed[mine]
-    _, sets = sets_of_rows(listing.n_bins[listed] * listing.unordered[listed], offer.rights[mine])
-    cut = listed, offer.cuts[mine], offer.defaults[mine]
-    return Won(store.facts["level"] + 1, *cut, sets.bits)
+def _won(store: Store, listing: Listing, offer: Choices, nodes: Ints) -> Won:
+    listed = offer.listed[nodes]
+    _, sets = sets_of_rows(listing.n_bins[listed] * listing.unordered[listed], offer.rights[nodes])
+    return Won(
+        store.facts["level"] + 1, listed, offer.cuts[nodes], offer.defaults[nodes], sets.bits
+    )
 
 
 def gains_of(site: Site, party: str, n_columns: int) -> Sums:
-    """What the columns of another party have gained.
-
-    Raises
-    ------
-    ProtocolError : the party has fewer columns than it has listed.
-    """
+    """Total gain of each column of another party."""
     worth = site.store["worth"]
-    mine = worth[worth[:, 0] == list(site.store.facts["peers"]).index(party)]
-    columns = mine[:, 1].astype(np.int64)
+    of_party = worth[worth[:, 0] == list(site.store.facts["peers"]).index(party)]
+    columns = of_party[:, 1].astype(np.int64)
     if (columns >= n_columns).any():
         rule = f"must be {columns.max() + 1} columns at least, got {n_columns}"
         raise ProtocolError(party, "PartKept", "gains", rule)
     gains = np.zeros(n_columns)
-    np.add.at(gains, columns, mine[:, 2])
+    np.add.at(gains, columns, of_party[:, 2])
     return gains
-
-
-# Sums
 
 
 def _read_offers(
     site: Site, mail: Mail, trees: Places, nodes: Places
 ) -> dict[str, tuple[Listing, Choices]]:
-    """Every other party's columns, and its best splits of the open nodes."""
     store, spans = site.store, by_tree(trees)
     fields = RowFields.of(store["targets"], store["row_weights"], store.facts["n_classes"])
-    known = [_totals(store, fields, int(trees[a]), nodes[a:b]) for a, b in spans]
-    found = {}
+    totals = [_totals(store, fields, int(trees[a]), nodes[a:b]) for a, b in spans]
+    rules, offers = rules_of(store), {}
     for name in site.others:
-        listing, ciphertexts = _listing(site, mail, name, known)
+        listing, ciphertexts = _listing(site, mail, name, totals)
         listings = [listing.of_nodes(*span) for span in spans]
-        sums = _sums(store, name, ciphertexts, fields, listings, known)
-        rules = rules_of(store)
-        each = zip(listings, sums, known, strict=True)
-        found[name] = (
-            listing,
-            Choices.joined([(one[0], choose_cuts(*one, fields.units, rules)) for one in each]),
-        )
-    return found
+        sums = _sums(store, name, ciphertexts, fields, listings, totals)
+        choices = [
+            (of_tree, choose_cuts(of_tree, tree_sums, tree_totals, fields.units, rules))
+            for of_tree, tree_sums, tree_totals in zip(listings, sums, totals, strict=True)
+        ]
+        offers[name] = listing, Choices.joined(choices)
+    return offers
 
 
 def _totals(store: Store, fields: RowFields, tree: int, nodes: Places) -> NodeTotals:
-    """What the rows of one tree's open nodes add up to."""
     counts, forest = store["counts"][tree], store.facts["forest"]
     drawn = (counts > 0) & (store["row_weights"] > 0)
     inside = inside_of(store["nodes"][tree, : store.facts["n_train"]], drawn, nodes)
@@ -177,35 +153,38 @@ def _totals(store: Store, fields: RowFields, tree: int, nodes: Places) -> NodeTo
     return NodeTotals.of(fields, store["targets"], counts, inside, fewest)
 
 
-def _listing(site: Site, mail: Mail, party: str, known: list[NodeTotals]) -> tuple[Listing, Array]:
-    """The columns that another party has summed, held against the rows of the nodes."""
+def _listing(
+    site: Site, mail: Mail, party: str, node_totals: list[NodeTotals]
+) -> tuple[Listing, Array]:
+    """The columns that another party has summed, checked against the rows of the nodes."""
     letter = mail.one(ColumnSums, party)
     if letter.level != site.store.facts["level"] + 1:
         raise ProtocolError(party, "ColumnSums", "level", "must be the one being split")
     listing = Listing(*(getattr(letter, name) for name in Listing.__slots__))
-    large = np.concatenate([one.large for one in known])
+    large = np.concatenate([totals.large for totals in node_totals])
     if not _fits(listing, large):
-        rule = f"must be of {len(large)} open nodes, those with rows enough alone"
+        rule = f"must be of {len(large)} open nodes, only those with enough rows"
         raise ProtocolError(party, "ColumnSums", "columns", rule)
-    sizes = np.concatenate([one.sizes for one in known])[listing.nodes]
+    sizes = np.concatenate([totals.sizes for totals in node_totals])[listing.nodes]
     if (listing.per_column(listing.sizes) != sizes).any():
         raise ProtocolError(party, "ColumnSums", "sizes", "must add up to the rows of each node")
     return listing, letter.ciphertexts
 
 
 def _fits(listing: Listing, large: Flags) -> bool:
-    """Whether numbers of nodes, columns and sums fit together."""
     n_listed, n_sums = len(listing.columns), len(listing.sizes)
     fits = len(listing.ranks) == len(large) and bool((listing.n_columns <= n_listed).all())
     fits = fits and int(listing.n_columns.sum()) == n_listed
     fits = fits and bool(((listing.n_bins > 0) & (listing.n_bins <= n_sums)).all())
     if not fits or listing.ends[-1] != n_sums:
         return False
+    # Columns ascend in a node. Without a drawn rank a node lists one column at most; a node is
+    # ranked exactly if it lists columns, which only large nodes do.
     is_listed, nodes = listing.n_columns > 0, listing.nodes
-    apart = (np.diff(listing.columns) > 0) | (np.diff(nodes) > 0)
-    one = (listing.ranks == DRAWN) | (listing.n_columns <= 1)
+    ascends = (np.diff(listing.columns) > 0) | (np.diff(nodes) > 0)
+    single = (listing.ranks == DRAWN) | (listing.n_columns <= 1)
     ranked = is_listed == (listing.ranks < NO_RANK)
-    return bool(apart.all() and one.all() and ranked.all() and not (is_listed & ~large).any())
+    return bool(ascends.all() and single.all() and ranked.all() and not (is_listed & ~large).any())
 
 
 def _sums(
@@ -214,11 +193,11 @@ def _sums(
     ciphertexts: Array,
     fields: RowFields,
     listings: list[Listing],
-    known: list[NodeTotals],
+    node_totals: list[NodeTotals],
 ) -> list[Sums]:
-    """Another party's whole sums of each tree, compared with what they must add up to."""
+    """Decrypted sums of each tree, checked against the totals of the nodes."""
     key = PrivateKey.from_array(store["key"])
-    pairs = list(zip(listings, known, strict=True))
+    pairs = list(zip(listings, node_totals, strict=True))
     read = [totals.is_open[listing.nodes] for listing, totals in pairs]
     wanted = [
         np.repeat(r, listing.n_bins + listing.missing)
@@ -226,18 +205,17 @@ def _sums(
     ]
     layout = _layout(key.public, fields)
     with blaming(party, "ColumnSums", "ciphertexts"):
-        found = read_terms(key, ciphertexts, layout, wanted, shared_workers())
-    for (listing, totals), sums, columns, mine in zip(pairs, found, read, wanted, strict=True):
-        right = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
-        weights = sums[mine] if store.facts["n_classes"] else sums[mine, :1]
+        plain = read_terms(key, ciphertexts, layout, wanted, shared_workers())
+    for (listing, totals), sums, columns, used in zip(pairs, plain, read, wanted, strict=True):
+        matches = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
+        weights = sums[used] if store.facts["n_classes"] else sums[used, :1]
         # Weights of rows are not negative, and some are not 0.
-        if not (right.all() and (weights >= 0).all() and (weights.sum(axis=1) > 0).all()):
+        if not (matches.all() and (weights >= 0).all() and (weights.sum(axis=1) > 0).all()):
             rule = "must add up to the labels of each node"
             raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)
-    return found
+    return plain
 
 
 def _layout(key: PublicKey, fields: RowFields) -> SumLayout:
-    """How rows are packed under a key."""
     n_rows, n_fields = fields.numbers.shape
     return whole_layout(key.bits, n_rows, n_fields, fields.bits)

@@ -1,13 +1,12 @@
-"""Federated Forest at a passive party that cannot read labels: sums of what it cannot read.
+"""Federated Forest at a passive party with encrypted labels: sum ciphertexts it cannot read.
 
 Source: Liu et al. 2019, Algorithms 1 and 5, with "encrypted label y" taken literally: the party
-adds up ciphertexts for every bin of its columns, and who can read the sums chooses for it.
+sums ciphertexts for every bin of its columns, and the active party, who can decrypt, chooses.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from clients.federated_forest.grow import open_to
 from clients.federated_forest.phases import TOLD
@@ -40,13 +39,7 @@ from fedapp.trees.sides import Places
 
 
 def take_labels(site: Site, mail: Mail) -> None:
-    """Check the key, and keep a ciphertext for every row that has a weight.
-
-    Raises
-    ------
-    ProtocolError : the key is too small or no key, the rows that have a weight are not some of
-        these, or the ciphertexts are not theirs.
-    """
+    """Check and store the key, and a ciphertext for every row of positive weight."""
     store, name = site.store, EncryptedLabels.__name__
     n_train, forest, active = (store.facts[name] for name in ("n_train", "forest", "active"))
     letter = mail.one(EncryptedLabels, active)
@@ -66,21 +59,21 @@ def take_labels(site: Site, mail: Mail) -> None:
     store.facts["packing"] = [letter.n_fields, letter.bits]
 
 
-def make_won(site: Site, told: Told, mail: Mail) -> Letters:
-    """Make the own splits among these, if that is not done; say which rows they send left."""
+def make_won(site: Site, level: Told, mail: Mail) -> Letters:
+    """Make the local splits that won, unless done; send their sides."""
     if phase_of(site.store) == TOLD:
         return []
-    site.store.put("found", _won(site, told, mail))
-    make_own(site, told)
-    return tell_others(site, own_partition(site)) if len(own_among(site, told)) else []
+    site.store.put("found", _won(site, level, mail))
+    make_own(site, level)
+    return tell_others(site, own_partition(site)) if len(own_among(site, level)) else []
 
 
-def _won(site: Site, told: Told, mail: Mail) -> Candidates:
-    """The own split of every open node that has one, as the active party has chosen it."""
+def _won(site: Site, level: Told, mail: Mail) -> Candidates:
+    """The local split of each open node that has one, as the active party has chosen it."""
     store, active = site.store, site.store.facts["active"]
-    own = check_splits(site, told)[own_among(site, told)]
+    local = check_splits(site, level)[own_among(site, level)]
     n_open, widths = len(store["listed.n_columns"]), store["bins.n_categories"]
-    found = Candidates(
+    candidates = Candidates(
         np.zeros(n_open),
         np.zeros(n_open, dtype=np.int64),
         np.full(n_open, -1, dtype=np.int64),
@@ -89,73 +82,69 @@ def _won(site: Site, told: Told, mail: Mail) -> Candidates:
         np.zeros(n_open, dtype=np.int64),
         np.zeros((n_open, -(-int(widths.max(initial=0)) // 8)), dtype=np.uint8),
     )
-    if not len(own):
-        return found
+    if not len(local):
+        return candidates
     letter, listing = mail.one(Won, active), store.record(Listing, "listed")
     listed, cuts = letter.listed, letter.cuts
-    fits = letter.level == store.facts["level"] + 1 and len(listed) == len(own)
+    fits = letter.level == store.facts["level"] + 1 and len(listed) == len(local)
     fits = fits and bool((listed < len(listing.columns)).all())
-    fits = fits and np.array_equal(listing.nodes[listed], own)
+    fits = fits and np.array_equal(listing.nodes[listed], local)
     # Only where values are missing may all bins go to one side.
     fits = fits and bool((cuts + 1 < listing.n_bins[listed] + listing.missing[listed]).all())
     if not fits:
-        raise ProtocolError(active, "Won", "listed", "must be the own splits of this level")
-    found.columns[own], found.defaults[own] = listing.columns[listed], letter.defaults
+        raise ProtocolError(active, "Won", "listed", "must be the party's splits of this level")
+    candidates.columns[local], candidates.defaults[local] = listing.columns[listed], letter.defaults
     unordered, sizes = np.flatnonzero(listing.unordered[listed]), listing.n_bins[listed]
     with blaming(active, "Won", "set_bits"):
         sets = CategorySets(letter.set_bits, sizes[unordered])
-        _check_sides(sets, listing.missing[listed[unordered]])
-    found.widths[own] = widths[found.columns[own]]
-    for number, place in enumerate(unordered.tolist()):
-        start = int(listing.ends[listed[place]])
-        codes = store["listed.codes"][start : start + int(sizes[place])]
-        # A category that no row of the node has goes where missing values go.
-        is_right = np.full(found.widths[own[place]], not letter.defaults[place])
+        n_rights = np.array([sets.members(number).sum() for number in range(len(sets))])
+        is_one_sided = (n_rights == 0) | (n_rights == sets.widths)
+        if (is_one_sided & (listing.missing[listed[unordered]] == 0)).any():
+            raise ValueError("must leave bins on both sides where no value is missing")
+    candidates.widths[local] = widths[candidates.columns[local]]
+    for number, index in enumerate(unordered.tolist()):
+        start = int(listing.ends[listed[index]])
+        codes = store["listed.codes"][start : start + int(sizes[index])]
+        # A category of no row in the node goes where missing values go.
+        is_right = np.full(candidates.widths[local[index]], not letter.defaults[index])
         is_right[codes] = sets.members(number)
         bits = np.packbits(is_right)
-        found.rights[own[place], : len(bits)] = bits
+        candidates.rights[local[index], : len(bits)] = bits
     thresholds = store["listed.thresholds"][listing.ends[listed] + cuts]
-    found.thresholds[own] = np.where(listing.unordered[listed], LOWEST, thresholds)
-    return found
-
-
-def _check_sides(sets: CategorySets, missing: npt.NDArray[np.uint8]) -> None:
-    """Hold that only where values are missing all bins go to one side."""
-    n_rights = np.array([sets.members(number).sum() for number in range(len(sets))])
-    if (((n_rights == 0) | (n_rights == sets.widths)) & (missing == 0)).any():
-        raise ValueError("must leave bins on both sides where no value is missing")
+    candidates.thresholds[local] = np.where(listing.unordered[listed], LOWEST, thresholds)
+    return candidates
 
 
 def sum_columns(site: Site, request: SumRequest) -> ColumnSums:
-    """Algorithm 1 under encryption: labels of the open nodes' rows, a sum a bin."""
+    """Algorithm 1 under encryption: sum the labels of the open nodes' rows, bin by bin."""
     store, (trees, nodes) = site.store, open_to(site, request)
     listings, jobs = [], []
     for first, end in by_tree(trees):
-        given = int(trees[first]), nodes[first:end], request.n_drawn[first:end]
-        listing, own, terms = _list_tree(store, *given)
-        listings.append((listing, own))
+        drawn_nodes = int(trees[first]), nodes[first:end], request.n_drawn[first:end]
+        listing, local, terms = _list_tree(store, *drawn_nodes)
+        listings.append((listing, local))
         jobs.append(terms)
-    listing = Listing.joined([one for one, _ in listings])
+    listing = Listing.joined([each for each, _ in listings])
     store.put("listed", listing)
     for name in ("thresholds", "codes"):
-        store[f"listed.{name}"] = np.concatenate([getattr(one, name) for _, one in listings])
+        store[f"listed.{name}"] = np.concatenate([getattr(each, name) for _, each in listings])
     key = PublicKey.from_array(store["n"])
     layout, workers = _layout(store, key), shared_workers()
     ciphertexts = pack_terms(key, store["ciphertexts"], jobs, layout, workers)
-    told = fields_of(listing, Listing)
-    return ColumnSums(level=store.facts["level"] + 1, **told, ciphertexts=ciphertexts)
+    fields = fields_of(listing, Listing)
+    return ColumnSums(level=store.facts["level"] + 1, **fields, ciphertexts=ciphertexts)
 
 
 def _list_tree(
     store: Store, tree: int, nodes: Places, n_drawn: Ints
 ) -> tuple[Listing, OwnColumns, Terms]:
-    """What to sum for the open nodes of one tree."""
+    """Columns to list for the open nodes of one tree, and the terms to sum."""
     n_train, forest = store.facts["n_train"], store.facts["forest"]
     counts, weighted = store["counts"][tree], store["weighted"]
     is_weighted = np.zeros(n_train, dtype=bool)
     is_weighted[weighted] = True
     inside = inside_of(store["nodes"][tree, :n_train], is_weighted & (counts > 0), nodes)
-    listing, own = list_columns(
+    listing, local = list_columns(
         store["codes"],
         store.record(Bins, "bins"),
         inside,
@@ -163,10 +152,9 @@ def _list_tree(
         n_drawn,
         (forest["min_samples_split"], forest["min_samples_leaf"]),
     )
-    rows = np.searchsorted(weighted, own.rows).astype(np.int32)
-    return listing, own, Terms(rows, own.places, counts[weighted], len(listing.sizes))
+    rows = np.searchsorted(weighted, local.rows).astype(np.int32)
+    return listing, local, Terms(rows, local.places, counts[weighted], len(listing.sizes))
 
 
 def _layout(store: Store, key: PublicKey) -> SumLayout:
-    """How labels are packed."""
     return whole_layout(key.bits, store.facts["n_train"], *store.facts["packing"])

@@ -1,8 +1,8 @@
 """Federated Forest at any party: its part of the finished model.
 
-What a party keeps is the structure of the trees, and the lookup table of its own splits: record id
--> column, threshold, default side. The ids count its splits in the order in which they were made,
-so that everybody knows them.
+A party keeps the structure of the trees and the lookup table of its splits: record id -> column,
+threshold, default side. Record ids count a party's splits in the order in which they were made, so
+every party knows them.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from fedapp.trees.forest.levels import Splits, number
 from fedapp.trees.model import LEAF
 
 
-def own_records(site: Site, told: bool) -> dict[str, Any]:
-    """The own splits for a server that keeps the model, and none for any other."""
-    lookup = site.store.record(Lookup, "lookup") if told else Lookup.empty()
-    names = tuple(site.store.facts["columns"]) if told else ()
-    categories = kept_categories(site.store) if told else ()
+def own_records(site: Site, shared: bool) -> dict[str, Any]:
+    """Local splits as fields of a reply, for a server that keeps the model; else none."""
+    lookup = site.store.record(Lookup, "lookup") if shared else Lookup.empty()
+    names = tuple(site.store.facts["columns"]) if shared else ()
+    categories = kept_categories(site.store) if shared else ()
     cuts = {name: getattr(lookup, name) for name in Lookup.__slots__}
     return {**cuts, "names": names, **pack_categories(categories)}
 
 
 def kept_lookup(store: Store) -> dict[str, Any]:
-    """The lookup table of the own splits as a part has it."""
+    """Lookup table of the local splits, as a part has it."""
     lookup = store.record(Lookup, "lookup")
     return lookup.to_json(store.facts["columns"], store["quantiles"], kept_categories(store))
 
 
 def own_worth(site: Site) -> tuple[npt.NDArray[np.float64], Ints, tuple[str, ...]]:
-    """What the own columns have gained, how often each was split, and names that are shared."""
+    """Gain and number of splits of each local column, and their names if shared."""
     store = site.store
     counts = np.bincount(store["lookup.columns"], minlength=len(store["gains"]))
     names = tuple(store.facts["columns"]) if site.config.shares_names else ()
@@ -50,14 +50,21 @@ def own_worth(site: Site) -> tuple[npt.NDArray[np.float64], Ints, tuple[str, ...
 
 
 def hand_over(site: Site, request: PartitionRequest) -> tuple[PartitionReply, Letters]:
-    """Keep the own part of the model, forget the rows."""
+    """Store the party's part of the model, and drop the rows."""
     store, letter = site.store, own_partition(site)
-    found = request.trees, request.nodes, request.owners
-    note_splits(store, *number(*found, np.asarray(store["n_nodes"])))
+    last = request.trees, request.nodes, request.owners
+    note_splits(store, *number(*last, np.asarray(store["n_nodes"])))
+    splits, n_nodes = store.record(Splits, "splits"), np.asarray(store["n_nodes"])
+    is_local = splits.owners == list(store.facts["peers"]).index(site.name)
+    lefts = splits.spread(splits.lefts, n_nodes, LEAF)
+    records = splits.spread(np.where(is_local, splits.records, -1), n_nodes, -1)
     part = {
         **kept_lookup(store),
         "name": site.name,
-        "trees": _structure(site),
+        "trees": [
+            {"lefts": children.tolist(), "records": ids.tolist()}
+            for children, ids in zip(lefts, records, strict=True)
+        ],
     }
     write_part(store.folder, part)
     digest = np.frombuffer(part_digest(store.folder), dtype=np.uint8)
@@ -65,16 +72,3 @@ def hand_over(site: Site, request: PartitionRequest) -> tuple[PartitionReply, Le
     reply = PartitionReply(**own_records(site, store.facts["forest"]["master_keeps_model"]))
     store.forget()
     return reply, [(store.facts["active"], each) for each in letters]
-
-
-def _structure(site: Site) -> list[dict[str, list[int]]]:
-    """All trees: left children, and the record id of each own split, -1 elsewhere."""
-    store = site.store
-    splits, n_nodes = store.record(Splits, "splits"), np.asarray(store["n_nodes"])
-    own = list(store.facts["peers"]).index(site.name)
-    lefts = splits.spread(splits.lefts, n_nodes, LEAF)
-    records = splits.spread(np.where(splits.owners == own, splits.records, -1), n_nodes, -1)
-    return [
-        {"lefts": children.tolist(), "records": ids.tolist()}
-        for children, ids in zip(lefts, records, strict=True)
-    ]

@@ -1,4 +1,4 @@
-"""In what order the roles of Federated Forest answer."""
+"""The order of requests at each role of Federated Forest."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fedapp.messages.federated_forest import (
 from fedapp.site.answer import Site
 from fedapp.site.phases import ALIGNED, FINISHED, Table, is_active
 
-SET_UP = "set up"  # columns are in bins; of the labels, passive parties have yet to hear
-SEARCHED = "searched"  # how well the open nodes can be split is out
-SUMMED = "summed"  # encrypted sums of the open nodes are out
-CHOSEN = "chosen"  # the splits of the open nodes are, for all parties
-TOLD = "told"  # the own splits among those that won are made, and the others told
+SET_UP = "set up"  # columns are binned; passive parties do not have the labels yet
+SEARCHED = "searched"  # the best splits of the open nodes are sent
+SUMMED = "summed"  # encrypted sums of the open nodes are sent
+CHOSEN = "chosen"  # the splits of the open nodes are chosen, for all parties
+TOLD = "told"  # the local splits that won are made, and their sides sent
 
 BEGINS: Table = {ALIGNED: {SetupRequest: (SET_UP,)}}
 TABLES: dict[str, Table] = {

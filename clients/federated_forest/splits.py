@@ -1,7 +1,7 @@
-"""Federated Forest at any party: the splits of a level, and where they send the rows.
+"""Federated Forest at any party: a level's splits, and where they send the rows.
 
-Source: Liu et al. 2019, Algorithms 1 and 5. A level's splits are made by those who won, who tell
-the others which rows go left; then all know where every row is.
+Source: Liu et al. 2019, Algorithms 1 and 5. The owner of a winning column makes the split and sends
+the others the rows that go left; then every party knows where each row is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Told = LevelSplits | Splits
 
 
 def is_encrypted(store: Store) -> bool:
-    """Whether the labels of this run leave their party under encryption alone."""
+    """Whether the labels of this run only leave their party encrypted."""
     return bool(store.facts["forest"]["labels"] == PAILLIER)
 
 
@@ -38,47 +38,43 @@ def open_nodes(store: Store) -> tuple[Places, Places]:
     return np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
 
 
-def check_splits(site: Site, told: Told) -> npt.NDArray[np.int64]:
-    """Places of splits among the open nodes.
-
-    Raises
-    ------
-    ProtocolError : not all are open nodes, in their order, of parties of the run.
-    """
+def check_splits(site: Site, level: Told) -> npt.NDArray[np.int64]:
+    """Indices of splits among the open nodes; raises a ProtocolError if one is not open."""
     trees, nodes = (each.astype(np.int64) for each in open_nodes(site.store))
-    wanted = (told.trees.astype(np.int64) << 32) | told.nodes
-    known = (trees << 32) | nodes
-    places = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
-    fits = len(wanted) <= len(known) and bool((known[places] == wanted).all())
-    fits = fits and bool((np.diff(wanted) > 0).all())
-    if not fits or (told.owners >= len(site.store.facts["peers"])).any():
+    # tree and node in one sortable number
+    keys = (level.trees.astype(np.int64) << 32) | level.nodes
+    open_keys = (trees << 32) | nodes
+    places = np.minimum(np.searchsorted(open_keys, keys), max(len(open_keys) - 1, 0))
+    fits = len(keys) <= len(open_keys) and bool((open_keys[places] == keys).all())
+    fits = fits and bool((np.diff(keys) > 0).all())
+    if not fits or (level.owners >= len(site.store.facts["peers"])).any():
         rule = "must be open, in order, and of parties of the run"
-        raise ProtocolError(site.name, type(told).__name__, "nodes", rule)
+        raise ProtocolError(site.name, type(level).__name__, "nodes", rule)
     return places
 
 
-def own_among(site: Site, told: Told) -> npt.NDArray[np.int64]:
-    """Which of these splits are of this party's columns."""
-    return np.flatnonzero(told.owners == list(site.store.facts["peers"]).index(site.name))
+def own_among(site: Site, level: Told) -> npt.NDArray[np.int64]:
+    """Indices of the splits of this party's columns."""
+    return np.flatnonzero(level.owners == list(site.store.facts["peers"]).index(site.name))
 
 
-def make_own(site: Site, told: Told) -> Bits:
-    """Make the own splits among these: note them, and which rows they send left."""
-    store, places, own = site.store, check_splits(site, told), own_among(site, told)
-    found = Candidates(*(store[f"found.{name}"][places[own]] for name in Candidates.__slots__))
-    if (found.columns < 0).any():
+def make_own(site: Site, level: Told) -> Bits:
+    """Make the local splits: store them, and which rows they send left."""
+    store, places, local = site.store, check_splits(site, level), own_among(site, level)
+    best = Candidates(*(store[f"found.{name}"][places[local]] for name in Candidates.__slots__))
+    if (best.columns < 0).any():
         rule = "must be splits that this party has offered"
-        raise ProtocolError(site.name, type(told).__name__, "owners", rule)
-    cut = found.columns, found.thresholds, found.defaults
-    numbers, sets = sets_of_rows(found.widths, found.rights)
-    made = Lookup.of(*cut, found.widths, sets)
-    store.put("lookup", store.record(Lookup, "lookup").plus(made))
+        raise ProtocolError(site.name, type(level).__name__, "owners", rule)
+    cuts = best.columns, best.thresholds, best.defaults
+    numbers, sets = sets_of_rows(best.widths, best.rights)
+    table = Lookup.of(*cuts, best.widths, sets)
+    store.put("lookup", store.record(Lookup, "lookup").plus(table))
     if "tree_weights" in store:
         gains = np.array(store["gains"])
-        np.add.at(gains, found.columns, worth_of(store, told.trees[own], found.improvements))
+        np.add.at(gains, best.columns, worth_of(store, level.trees[local], best.improvements))
         store["gains"] = gains
-    slots = slots_of(store["nodes"], told.trees[own], told.nodes[own])
-    sides = sides_of(store["values"], *cut, *slots, numbers, sets)
+    slots = slots_of(store["nodes"], level.trees[local], level.nodes[local])
+    sides = sides_of(store["values"], *cuts, *slots, numbers, sets)
     store[f"bits.{site.name}"] = np.packbits(sides)
     return sides
 
@@ -86,13 +82,13 @@ def make_own(site: Site, told: Told) -> Bits:
 def worth_of(
     store: Store, trees: Places, improvements: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """What splits add to the importance of their columns, for who knows the rows' weights."""
+    """What splits add to the importance of their columns, given the rows' weights."""
     worth: npt.NDArray[np.float64] = improvements / store["tree_weights"][trees]
     return worth / len(store["counts"])
 
 
 def own_partition(site: Site) -> Partition:
-    """Which rows the own splits of the level send left, for the others."""
+    """Which rows the local splits of the level send left."""
     return Partition(site.store.facts["level"] + 1, site.store[f"bits.{site.name}"])
 
 
@@ -102,43 +98,39 @@ def tell_others(site: Site, letter: Letter) -> Letters:
 
 
 def keep_partitions(site: Site, mail: Mail) -> None:
-    """Keep which rows others' splits of the level send left, until all are known."""
+    """Store which rows others' splits of the level send left."""
     for owner, letter in mail.all(Partition).items():
         if letter.level != site.store.facts["level"] + 1:
             raise ProtocolError(owner, "Partition", "level", "must be the one being split")
         site.store[f"bits.{owner}"] = letter.bits
 
 
-def take_splits(site: Site, told: Told) -> None:
-    """Move all rows to the children of a level's splits, whose sides are all known."""
+def take_splits(site: Site, level: Told) -> None:
+    """Move all rows to the children of a level's splits."""
     store = site.store
-    check_splits(site, told)
-    found = told.trees, told.nodes, told.owners
-    splits, n_nodes = number(*found, np.asarray(store["n_nodes"]))
+    check_splits(site, level)
+    n_nodes = np.asarray(store["n_nodes"])
+    splits, n_nodes = number(level.trees, level.nodes, level.owners, n_nodes)
     slots, sizes = slots_of(store["nodes"], splits.trees, splits.nodes)
     names = list(store.facts["peers"])
-    sides, firsts, n_known = [], np.zeros(len(sizes), dtype=np.int64), 0
+    sides, n_known = list[Bits](), 0
+    firsts = np.zeros(len(sizes), dtype=np.int64)  # where each node's sides begin
     for owner in np.unique(splits.owners):
-        mine = splits.owners == owner
-        firsts[mine] = n_known + np.cumsum(sizes[mine]) - sizes[mine]
-        sides.append(_sides(site, names[owner], int(sizes[mine].sum())))
+        is_theirs = splits.owners == owner
+        firsts[is_theirs] = n_known + np.cumsum(sizes[is_theirs]) - sizes[is_theirs]
+        party, n_rows = names[owner], int(sizes[is_theirs].sum())
+        if f"bits.{party}" not in store:
+            raise ProtocolError(party, "Partition", "letter", f"must reach {site.name}")
+        sides += sent_bits(party, "Partition", "bits", store[f"bits.{party}"], [n_rows])
         n_known += len(sides[-1])
     store["nodes"] = moved(store["nodes"], splits.lefts, slots, firsts, np.concatenate(sides))
     note_splits(store, splits, n_nodes)
 
 
 def note_splits(store: Store, splits: Splits, n_nodes: Ints) -> None:
-    """Keep a level's splits."""
+    """Store a level's splits."""
     store["n_nodes"] = n_nodes
     store.put("level", splits)
     store.put("splits", store.record(Splits, "splits").plus(splits))
     store.facts["level"] += 1
     store.drop("bits")
-
-
-def _sides(site: Site, owner: str, n_rows: int) -> Bits:
-    """Sides of the rows in one party's nodes of this level."""
-    name = f"bits.{owner}"
-    if name not in site.store:
-        raise ProtocolError(owner, "Partition", "letter", f"must reach {site.name}")
-    return sent_bits(owner, "Partition", "bits", site.store[name], [n_rows])[0]

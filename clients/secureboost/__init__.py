@@ -26,7 +26,7 @@ from fedapp.site.phases import in_order, is_active
 
 
 def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
-    """Get ready, each in its role."""
+    """Set up training, by role."""
     hold_once(site.name, site.store, request, "training was set up")
     note_init_model(site, request)
     return active.setup(site, request, mail) if is_active(site) else passive.setup(site, request)

@@ -1,11 +1,11 @@
 """SecureBoost at the active party: gradients, choice of splits, leaf weights.
 
-Source: Cheng et al. 2019, Algorithm 2. The trees grow as XGBoost's do over the joined columns of
-all parties, of which this party knows its own alone; of another's it knows how many bins there are.
+Source: Cheng et al. 2019, Algorithm 2. Trees grow as XGBoost's do over the joint columns of all
+parties; of other parties' columns this one knows only the number of bins.
 
-Departures: the paper encrypts gradient and hessian apart, here both travel in one ciphertext; the
-smaller child of each pair is summed alone, the other is the difference to the parent. Rules for
-ties and for missing values are XGBoost's.
+Departures: the paper encrypts gradient and hessian separately, here both share a ciphertext; only
+the smaller child of each pair is summed, the other is the difference to the parent. Rules for ties
+and missing values are XGBoost's.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from fedapp.crypto.packing import PRECISION, grouped_layouts
 from fedapp.data.labels import check_mean, check_weights
 from fedapp.errors import ConfigError, ProtocolError, blaming
 from fedapp.histograms.bins import digitise
-from fedapp.messages.fields import Array, fields_of
+from fedapp.messages.fields import fields_of
 from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
     BeginReply,
@@ -74,7 +74,6 @@ from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.phases import enter, phase_of
 from fedapp.site.plan import FIRST_ROUND, check_within
-from fedapp.site.store import Store
 from fedapp.trees.base_score import base_margin, base_score, check_base_margin, label_sums
 from fedapp.trees.model import check_range, stack_trees
 from fedapp.trees.objective import LossParameters, Objective, check_objective
@@ -83,12 +82,12 @@ BINS_A_COLUMN = 16  # on average, of most-columns: 26 MB of sums in a node with 
 
 
 def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
-    """Check the rows' order, bin the columns, code the labels, draw the key and try it."""
+    """Check the rows' order, bin the columns, code the labels, draw and test the key."""
     store = site.store
     check_order(site, mail)
-    told = fields_of(request, SetupRequest)
+    settings = fields_of(request, SetupRequest)
     store.facts["boost"] = {
-        name: value for name, value in told.items() if not isinstance(value, np.ndarray | tuple)
+        name: value for name, value in settings.items() if not isinstance(value, np.ndarray | tuple)
     }
     with blaming(site.name, "SetupRequest", "objective"):
         check_objective(request.objective)
@@ -100,10 +99,10 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Let
     train = np.asarray(store["values"][: store.facts["n_train"]])
     store["codes"], store.facts["missing_code"] = digitise(train, cuts)
     begin_lookup(site)
-    wanted_of(site, request)  # refuses what it cannot read before anything is sent
+    wanted_of(site, request)  # raises for malformed texts before anything is sent
     n_train = store.facts["n_train"]
     key = draw_key(
-        site, request, "secureboost", lambda own: grouped_layouts(own.bits, n_train, width)
+        site, request, "secureboost", lambda public: grouped_layouts(public.bits, n_train, width)
     )
     store["key"] = key.to_array()
     enter(store, TO_WALK if request.init_model else SET_UP)
@@ -112,8 +111,7 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Let
 
 
 def walk(site: Site, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
-    """Move the rows down the model to go on from, as far as the answers and the own splits allow;
-    at the leaves take their values."""
+    """Route the rows down the initial model as far as answers and local splits allow."""
     store, part = site.store, initial_part(site)
     if "nodes" not in store:
         _meet(site, mail)
@@ -131,7 +129,7 @@ def walk(site: Site, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Lette
 
 
 def begin(site: Site, request: BeginRequest, mail: Mail) -> tuple[BeginReply, Letters]:
-    """Finish the round that is under way; grow alone what is grown alone; begin another."""
+    """Finish the round in progress, grow rounds without passive columns, start another."""
     store, phase = site.store, phase_of(site.store)
     first = store.facts.setdefault(FIRST_ROUND, store.facts["n_rounds"])
     n_rounds = request.n_rounds - first
@@ -171,7 +169,7 @@ def send_on(site: Site, request: EncryptRequest, mail: Mail) -> tuple[SentReply,
 
 
 def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
-    """Algorithm 2: decrypt the others' sums, add the own ones, choose."""
+    """Algorithm 2: decrypt the others' sums, add the local ones, choose."""
     view = View.read(site)
     if phase_of(site.store) == CHOSEN:
         make_splits(view, mail)
@@ -186,11 +184,8 @@ def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Le
     return SplitReply(growth.growing, passive_splits=bool(others)), letters
 
 
-# Setting up
-
-
 def _code_labels(site: Site, request: SetupRequest) -> int:
-    """Labels as numbers, and the margin that everything begins with; the trees of a round."""
+    """Code labels, set the initial margins; returns the number of trees per round."""
     objective, parameters = cast(Objective, request.objective), LossParameters.of(request)
     store, n_train = site.store, site.store.facts["n_train"]
     classes, labels = number_rows(site, objective)
@@ -206,42 +201,38 @@ def _code_labels(site: Site, request: SetupRequest) -> int:
     if request.init_model:
         mean = begin_trees_of(site, request, classes)
     store.facts["classes"], store["base_score"] = list(classes), mean
-    store["margins"] = _starts(store, objective, mean)
+    if "base_margins" in store:
+        try:
+            check_base_margin(objective)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        store["margins"] = store["base_margins"][:, None]
+    else:
+        store["margins"] = np.tile(base_margin(objective, mean), (len(store["labels"]), 1))
     return len(mean)
 
 
-def _starts(store: Store, objective: Objective, mean: Array) -> Array:
-    """Margins of all rows before the first tree: their own, where the table has them."""
-    if "base_margins" not in store:
-        return np.tile(base_margin(objective, mean), (len(store["labels"]), 1))
-    try:
-        check_base_margin(objective)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    return store["base_margins"][:, None]
-
-
 def _meet(site: Site, mail: Mail) -> None:
-    """Note how many bins the others' columns have, and what they allow."""
+    """Check and store the others' numbers of bins, shared names and constraints."""
     store = site.store
     widths = {site.name: np.diff(store["offsets"]).tolist()}
     categorical = {site.name: (store["set_widths"] > 0).tolist()}
     names = {site.name: list(store.facts["columns"]) if site.config.shares_names else []}
     allows, boost, merged = site.config.allows_export, store.facts["boost"], False
     wanted = Wanted.of(boost["monotone_constraints"], boost["interaction_constraints"])
-    held = {site.name: own_constraints(site, wanted)}
+    constraints = {site.name: own_constraints(site, wanted)}
     for name in site.others:
         bins = mail.one(ColumnBins, name)
         if len(bins.names) not in (0, len(bins.widths)):
             rule = f"must be {len(bins.widths)} or none, got {len(bins.names)}"
             raise ProtocolError(name, "ColumnBins", "names", rule)
         n_columns, max_bin = len(bins.widths), boost["max_bin"]
-        most = site.config.limits["most-columns"]
+        limit = site.config.limits["most-columns"]
         by_category = np.resize(bins.categorical.astype(bool), n_columns)
-        if n_columns > most or (bins.widths[~by_category] > max_bin).any():
-            rule = f"must be <= {max_bin} (max-bin), of {most} columns at most (most-columns)"
+        if n_columns > limit or (bins.widths[~by_category] > max_bin).any():
+            rule = f"must be <= {max_bin} (max-bin), of {limit} columns at most (most-columns)"
             raise ProtocolError(name, "ColumnBins", "widths", rule)
-        if (n_all := int(bins.widths.sum())) > (most_bins := BINS_A_COLUMN * most):
+        if (n_all := int(bins.widths.sum())) > (most_bins := BINS_A_COLUMN * limit):
             rule = f"must add up to <= {most_bins} ({BINS_A_COLUMN} x most-columns of {site.name})"
             raise ProtocolError(name, "ColumnBins", "widths", f"{rule}, got {n_all}; lower max-bin")
         if len(bins.categorical) != n_columns:
@@ -249,18 +240,17 @@ def _meet(site: Site, mail: Mail) -> None:
             raise ProtocolError(name, "ColumnBins", "categorical", rule)
         widths[name], names[name] = bins.widths.tolist(), list(bins.names)
         categorical[name] = by_category.tolist()
-        held[name] = told_constraints(name, bins, len(wanted.names), n_columns)
+        constraints[name] = told_constraints(name, bins, len(wanted.names), n_columns)
         allows, merged = allows and bins.allows_export, merged or bins.merges_bins
     peers = store.facts["peers"]
     store.facts["widths"] = {name: widths[name] for name in peers}
     store.facts["categorical"] = {name: categorical[name] for name in peers}
-    joint = joint_constraints(wanted, {name: held[name] for name in peers}, categorical)
+    joint = joint_constraints(wanted, {name: constraints[name] for name in peers}, categorical)
     store.facts["monotone"], store.facts["interactions"] = joint
     store.facts["shared_names"], store.facts["export"] = names, allows
     store.facts["merged"] = merged
 
 
 def _rows(lists: list[list[float]]) -> npt.NDArray[np.float64]:
-    """One row a list; all are of one length."""
-    width = len(lists[0]) if lists else 0
+    width = len(lists[0]) if lists else 0  # all lists have one length
     return np.array(lists, dtype=np.float64).reshape(len(lists), width)

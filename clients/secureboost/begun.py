@@ -1,8 +1,8 @@
-"""Going on from a finished model, whose parts lie at the parties, as ``xgb_model`` of XGBoost does.
+"""Continue training from a finished divided model, as with XGBoost's ``xgb_model``.
 
-Each party begins with its own splits of that model, the active one with its trees too. The rows
-walk down them as in interactive predictions, and their leaf values are the margins that the first
-new round begins with. All ids of records and rounds are numbered on.
+Each party starts with its splits of that model, the active one with its trees too. Rows traverse it
+as in interactive inference, and their leaf values are the initial margins. Record and round numbers
+continue.
 """
 
 from __future__ import annotations
@@ -23,41 +23,27 @@ from fedapp.trees.divided.lookup import Lookup, categories_of
 from fedapp.trees.model import Ensemble, stack_trees
 from fedapp.trees.objective import LossParameters, n_outputs
 
-INIT_MODEL = "init_model"  # of the run, in a store's facts
+INIT_MODEL = "init_model"  # a fact: the model's id
 
 
 def note_init_model(site: Site, request: SetupRequest) -> None:
-    """Keep which model is gone on from.
-
-    Raises
-    ------
-    ProtocolError : it is named by no id.
-    """
+    """Store the id of the initial model."""
     if request.init_model and not MODEL_ID.fullmatch(request.init_model):
         raise ProtocolError(site.name, "SetupRequest", INIT_MODEL, "must be 16 hex digits")
     site.store.facts[INIT_MODEL] = request.init_model
 
 
 def begin_lookup(site: Site) -> npt.NDArray[np.uint8]:
-    """Begin with the own splits of the model to go on from, without one with none.
-
-    Returns
-    -------
-    Digest of the party's part of that model, empty without one.
-
-    Raises
-    ------
-    DataError : there is no part of it here, or it is of other columns or categories.
-    """
+    """Start with the party's splits of the initial model, if any; returns their digest."""
     store, model = site.store, site.store.facts[INIT_MODEL]
     if not model:
         store.put("lookup", Lookup.empty())
         return np.empty(0, dtype=np.uint8)
     part = own_part(site, model)
     if part.document["columns"] != list(store.facts["columns"]):
-        n_columns, due = len(store.facts["columns"]), len(part.document["columns"])
+        n_columns, n_expected = len(store.facts["columns"]), len(part.document["columns"])
         rule = f"columns of init-model must be the table's {n_columns}, in their order"
-        raise DataError(f"{rule}, got {due}, or others", site.name)
+        raise DataError(f"{rule}, got {n_expected}, or others", site.name)
     if categories_of(part.document) != kept_categories(store):
         rule = "categories of init-model must be those of the training rows, in the order that the "
         raise DataError(f"{rule}run draws: it takes the same table and seed", site.name)
@@ -66,18 +52,12 @@ def begin_lookup(site: Site) -> npt.NDArray[np.uint8]:
 
 
 def initial_part(site: Site) -> ActivePart:
-    """The active party's part of the model to go on from."""
+    """The active party's part of the initial model."""
     return active_part(site, site.store.facts[INIT_MODEL])
 
 
 def begin_trees_of(site: Site, request: SetupRequest, classes: tuple[str, ...]) -> Array:
-    """Begin with the trees of the model to go on from; returns its base score.
-
-    Raises
-    ------
-    ConfigError : the model is none of this run.
-    DataError : a party of the model does not take part.
-    """
+    """Start with the trees of the initial model, checked to fit the run; returns its base score."""
     store, part = site.store, initial_part(site)
     model = part.model
     if not isinstance(model, Ensemble):
@@ -86,15 +66,15 @@ def begin_trees_of(site: Site, request: SetupRequest, classes: tuple[str, ...]) 
     if parties != sorted(store.facts["peers"]):
         raise DataError(f"parties must be those of init-model ({', '.join(parties)})")
     margins = site.config.base_margin if "base_margins" in store else ""
-    due = {
+    settings = {
         "objective": (request.objective, model.objective),
         "classes": (classes, model.classes),
         "parameters": (LossParameters.of(request), model.parameters),
         "base-margin": (margins, model.margin_column),
     }
-    for field, (wanted, found) in due.items():
-        if wanted != found:
-            # Names of classes and columns are the party's own affair.
+    for field, (wanted, of_model) in settings.items():
+        if wanted != of_model:
+            # Without the values: class and column names stay at the party.
             raise ConfigError(f"{field} of init-model must be the run's at {site.name}")
     store["model.nodes"], store["model.offsets"] = stack_trees(model.trees)
     store["model.records"] = np.concatenate(part.records)
@@ -105,10 +85,10 @@ def begin_trees_of(site: Site, request: SetupRequest, classes: tuple[str, ...]) 
 
 
 def add_leaves(store: Store, part: ActivePart) -> None:
-    """Margins after the trees, added in their order; forget the walk."""
+    """Add the initial model's leaf values to the margins; drop the traversal's state."""
     leaves, margins = leaves_reached(store), np.array(store["margins"])
-    for number, (tree, found) in enumerate(zip(part.model.trees, leaves, strict=True)):
-        margins[:, number % margins.shape[1]] += tree["value"][found]
+    for number, (tree, tree_leaves) in enumerate(zip(part.model.trees, leaves, strict=True)):
+        margins[:, number % margins.shape[1]] += tree["value"][tree_leaves]
     store["margins"] = margins
     store.drop("nodes", "leaves")
     for name in ("asked", "done", "first_tree"):

@@ -1,4 +1,4 @@
-"""A round's encrypted gradients at a passive party: checked and kept block by block, as they come.
+"""A round's encrypted gradients at a passive party, checked and stored block by block.
 
 Each block is a file of the site's state, so no array holds all of them.
 """
@@ -19,18 +19,13 @@ BLOCKS, ENDS, WANTED = "ciphertexts", "block_ends", "n_ciphertexts"  # in a stor
 
 
 def begin_blocks(store: Store, n_wanted: int) -> None:
-    """Expect so many ciphertexts, in place of those of the round before."""
+    """Expect ``n_wanted`` ciphertexts, and drop those of the round before."""
     store.drop(BLOCKS)
     store.facts[ENDS], store.facts[WANTED] = [0], n_wanted
 
 
 def keep_block(store: Store, key: PublicKey, letter: EncryptedGradients | MoreGradients) -> None:
-    """Check a block and keep it.
-
-    Raises
-    ------
-    ProtocolError : it holds no ciphertexts, or more than are still expected.
-    """
+    """Check a block and store it."""
     active, kind = store.facts["active"], type(letter).__name__
     ends, wanted = store.facts[ENDS], store.facts[WANTED]
     n_left = wanted - ends[-1]
@@ -44,21 +39,16 @@ def keep_block(store: Store, key: PublicKey, letter: EncryptedGradients | MoreGr
 
 
 def check_whole(store: Store) -> None:
-    """Hold that all blocks have come.
-
-    Raises
-    ------
-    ProtocolError : ciphertexts are missing.
-    """
-    found, wanted = store.facts[ENDS][-1], store.facts[WANTED]
-    if found != wanted:
-        rule = f"must be {wanted}, got {found}"
+    """Check that all blocks have come."""
+    n_received, wanted = store.facts[ENDS][-1], store.facts[WANTED]
+    if n_received != wanted:
+        rule = f"must be {wanted}, got {n_received}"
         raise ProtocolError(store.facts["active"], "EncryptedGradients", "ciphertexts", rule)
 
 
 def blocks_of(store: Store, first: int, last: int) -> Iterator[Array]:
-    """Ciphertexts ``first`` to ``last`` of the round in their order, a block at a time."""
-    for place, (start, end) in enumerate(pairwise(store.facts[ENDS])):
+    """Ciphertexts ``first`` to ``last`` of the round, block by block."""
+    for number, (start, end) in enumerate(pairwise(store.facts[ENDS])):
         low, high = max(first, start), min(last, end)
         if low < high:
-            yield store[f"{BLOCKS}.{place}"][low - start : high - start]
+            yield store[f"{BLOCKS}.{number}"][low - start : high - start]

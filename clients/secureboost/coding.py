@@ -1,8 +1,8 @@
-"""Codes of a party's categories for one run of SecureBoost, and the bins of its columns.
+"""Category codes and bins of a party's columns for one SecureBoost run.
 
-A table's codes are in an order that says nothing of the names, so neither do the bins. A category
-that occurs in no training row has a code above all others and no bin, so that splits send it left,
-as XGBoost's do; one that occurs first in a table to predict is missing.
+The order of a table's codes is independent of the names, so bins reveal nothing of these. A
+category in no training row has a code above all others and no bin; splits send it left, as
+XGBoost's do. A category that first occurs in a table to predict is missing.
 """
 
 from __future__ import annotations
@@ -20,29 +20,20 @@ NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.fl
 
 
 def code_categories(store: Store) -> Ints:
-    """Give the lowest codes to the categories that occur in training rows.
-
-    Returns
-    -------
-    int64, shape (n_columns,): such categories of each column, 0 for one of numbers.
-    """
-    own, values = kept_categories(store), np.asarray(store["values"])
-    joint, counts = trained_first(own, values[: store.facts["n_train"]])
-    if joint != own:
-        store["values"] = recoded(values, own, joint)[0]
+    """Give training categories the lowest codes; returns their number per column, 0 if numeric."""
+    local, values = kept_categories(store), np.asarray(store["values"])
+    joint, counts = trained_first(local, values[: store.facts["n_train"]])
+    if joint != local:
+        store["values"] = recoded(values, local, joint)[0]
         keep_categories(store, joint)
     return counts
 
 
 def keep_cuts(store: Store, max_bin: int, categories: Ints) -> Cuts:
-    """The cuts of the training rows, kept. They take no account of weights, which nobody tells.
-
-    Parameters
-    ----------
-    categories : of ``code_categories``.
-    """
+    """Compute and store the cuts of the training rows; ``categories`` as above."""
     train = np.asarray(store["values"][: store.facts["n_train"]])
     values = numbers_alone(train, categories)
+    # Unweighted: only the active party knows the weights.
     cuts = quantile_cuts(values, None, max_bin) if train.shape[1] else NO_CUTS
     cuts = with_categories(cuts, categories, categories)
     store["edges"], store["offsets"], store["minima"] = cuts.edges, cuts.offsets, cuts.minima

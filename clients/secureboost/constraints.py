@@ -1,7 +1,7 @@
-"""Constraints of columns in SecureBoost: each owner's own, and those of all columns side by side.
+"""Column constraints in SecureBoost: each party's, and the joint ones.
 
-The run config names columns, and an owner that shares its names tells which of its own are meant.
-One that does not share them says in its node config what holds for them, among themselves.
+The run config names columns; a party that shares its column names sends which of them are its. A
+party that does not share them sets constraints among its columns in its node config.
 """
 
 from __future__ import annotations
@@ -31,25 +31,14 @@ BOTH = "monotone-constraints and interaction-constraints"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
-    """Constraints of the run config, by names of columns.
+    """Constraints of the run config, by column name."""
 
-    Parameters
-    ----------
-    directions : by name, as in ``parse_monotone``.
-    groups : of names, as in ``parse_interactions``.
-    """
-
-    directions: Mapping[str, int]
-    groups: tuple[tuple[str, ...], ...]
+    directions: Mapping[str, int]  # as in ``parse_monotone``
+    groups: tuple[tuple[str, ...], ...]  # as in ``parse_interactions``
 
     @classmethod
     def of(cls, monotone: str, interactions: str) -> Wanted:
-        """Of the texts of the settings.
-
-        Raises
-        ------
-        ValueError : a text is not of its form.
-        """
+        """Parse the settings; raises a ValueError."""
         return cls(parse_monotone(monotone), parse_interactions(interactions))
 
     @property
@@ -61,54 +50,38 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """What an owner says of its columns, under its own numbers.
+    """Constraints of one party's columns, by its column numbers."""
 
-    Parameters
-    ----------
-    named : int64, shape (n_names,): its column of each name in the run config, -1 for none.
-    directions : int8, shape (n_columns,), of its node config; empty where no column is held.
-    groups : columns that may stand together on a path, of its node config.
-    """
-
-    named: Ints
-    directions: npt.NDArray[np.int8]
-    groups: Groups
+    named: Ints  # (n_names,): its column of each name in the run config, -1 for none
+    directions: npt.NDArray[np.int8]  # (n_columns,), of its node config; or empty
+    groups: Groups  # columns that may occur together on a path, of its node config
 
     def fields(self) -> dict[str, Array]:
-        """As the letter tells them."""
+        """Fields of a ``ColumnBins``."""
         members = [sorted(group) for group in self.groups]
         return {
             "named": self.named,
             "directions": self.directions,
-            "group_columns": np.array([c for each in members for c in each], dtype=np.int64),
-            "group_sizes": np.array([len(each) for each in members], dtype=np.int64),
+            "group_columns": np.array(
+                [column for group in members for column in group], dtype=np.int64
+            ),
+            "group_sizes": np.array([len(group) for group in members], dtype=np.int64),
         }
 
 
 def wanted_of(site: Site, request: SetupRequest) -> Wanted:
-    """Constraints of the run config.
-
-    Raises
-    ------
-    ProtocolError : a text is not of its form.
-    """
-    texts = request.monotone_constraints, request.interaction_constraints
+    """Constraints of the run config; raises a ProtocolError."""
     with blaming(site.name, "SetupRequest", "monotone_constraints, interaction_constraints"):
-        return Wanted.of(*texts)
+        return Wanted.of(request.monotone_constraints, request.interaction_constraints)
 
 
 def own_constraints(site: Site, wanted: Wanted) -> Held:
-    """What holds for a site's own columns.
-
-    Raises
-    ------
-    DataError : its node config names a column that it does not have.
-    """
+    """Constraints of a site's columns; raises a DataError for a name it does not have."""
     config, columns = site.config, site.store.facts["columns"]
-    # In a simulation the run config's author has all tables.
+    # In a simulation, whoever writes the run config has all tables.
     is_shared = config.shares_names or config.simulated
-    places = {name: place for place, name in enumerate(columns)} if is_shared else {}
-    named = [places.get(name, -1) for name in wanted.names]
+    column_ids = {name: column for column, name in enumerate(columns)} if is_shared else {}
+    named = [column_ids.get(name, -1) for name in wanted.names]
     try:
         directions, groups = constraints_of(
             config.monotone_constraints, config.interaction_constraints, columns
@@ -120,23 +93,14 @@ def own_constraints(site: Site, wanted: Wanted) -> Held:
 
 
 def told_constraints(party: str, letter: Any, n_names: int, n_columns: int) -> Held:
-    """What another owner tells of its columns.
-
-    Parameters
-    ----------
-    letter : has the fields of ``Held.fields``.
-
-    Raises
-    ------
-    ProtocolError : they are not of so many columns, or of so many names.
-    """
+    """Constraints that another party has sent; raises a ProtocolError if they do not fit."""
     sizes, members = letter.group_sizes, letter.group_columns
-    told = letter.named[letter.named >= 0]
+    named = letter.named[letter.named >= 0]
     rules = {
         "named": (
             len(letter.named) == n_names
-            and bool((told < n_columns).all())
-            and len(np.unique(told)) == len(told),
+            and bool((named < n_columns).all())
+            and len(np.unique(named)) == len(named),
             f"must be {n_names} columns below {n_columns}, each once",
         ),
         "directions": (
@@ -160,60 +124,45 @@ def told_constraints(party: str, letter: Any, n_names: int, n_columns: int) -> H
 def joint_constraints(
     wanted: Wanted, held: Mapping[str, Held], categorical: Mapping[str, list[bool]]
 ) -> tuple[list[int], list[list[int]]]:
-    """Constraints of the columns of all parties side by side.
-
-    Parameters
-    ----------
-    held : by party, in the order of their columns.
-    categorical : which of a party's columns are of categories, one a column.
-
-    Returns
-    -------
-    directions : one a column; none where no column is held.
-    groups : columns that may stand together on a path.
-
-    Raises
-    ------
-    ConfigError : a name is nobody's or of two, a column has two directions, or directions are
-        beside columns of categories.
-    """
+    """Constraints of the joint columns, in the order of ``held``: directions, or none; groups."""
     counts = [len(categorical[party]) for party in held]
     firsts = dict(zip(held, np.cumsum([0, *counts[:-1]]).tolist(), strict=True))
-    places = _joint_places(wanted.names, held, firsts)
+    joint_ids = _joint_ids(wanted.names, held, firsts)
     directions, groups = [0] * sum(counts), list[list[int]]()
-    for party, own in held.items():
+    for party, of_party in held.items():
         first = firsts[party]
-        directions[first : first + len(own.directions)] = own.directions.tolist()
-        groups += [sorted(first + column for column in group) for group in own.groups]
+        directions[first : first + len(of_party.directions)] = of_party.directions.tolist()
+        groups += [sorted(first + column for column in group) for group in of_party.groups]
     for name, direction in wanted.directions.items():
-        if directions[places[name]] not in (0, direction):
-            rule = "must be what the node config of its owner says"
+        if directions[joint_ids[name]] not in (0, direction):
+            rule = "must match the node config of its owner"
             raise ConfigError(f"monotone-constraints of {name} {rule}, got {direction}")
-        directions[places[name]] = direction
-    groups += [sorted({places[name] for name in group}) for group in wanted.groups]
-    found = directions if any(directions) else []
+        directions[joint_ids[name]] = direction
+    groups += [sorted({joint_ids[name] for name in group}) for group in wanted.groups]
+    set_directions = directions if any(directions) else []
     has_categories = any(any(flags) for flags in categorical.values())
     try:
-        check_without_categories(found, has_categories)
+        check_without_categories(set_directions, has_categories)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return found, groups
+    return set_directions, groups
 
 
-def _joint_places(
+def _joint_ids(
     names: tuple[str, ...], held: Mapping[str, Held], firsts: Mapping[str, int]
 ) -> dict[str, int]:
-    """The joint column of each name in the run config."""
-    places: dict[str, int] = {}
-    for name, *own in zip(names, *(each.named.tolist() for each in held.values()), strict=True):
-        found = {party: column for party, column in zip(held, own, strict=True) if column >= 0}
-        if len(found) != 1:
-            owners = ", ".join(found) if found else "no party that shares its names"
+    joint_ids: dict[str, int] = {}
+    for name, *columns in zip(names, *(each.named.tolist() for each in held.values()), strict=True):
+        by_party = {
+            party: column for party, column in zip(held, columns, strict=True) if column >= 0
+        }
+        if len(by_party) != 1:
+            owners = ", ".join(by_party) if by_party else "no party that shares its names"
             raise ConfigError(
                 f"{BOTH} must name columns of one party that shares its names "
-                f"(share-column-names), got {name} of {owners}; an owner that does not can name "
-                "columns of its own in its node config"
+                f"(share-column-names), got {name} of {owners}; an owner that does not can "
+                "constrain its columns in its node config"
             )
-        ((party, column),) = found.items()
-        places[name] = firsts[party] + column
-    return places
+        ((party, column),) = by_party.items()
+        joint_ids[name] = firsts[party] + column
+    return joint_ids

@@ -27,7 +27,7 @@ from fedapp.trees.sets import CategorySets, category_counts
 
 
 def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply, Letters]:
-    """Cut the model back to its best round, score and keep it; join the parts if all allow it."""
+    """Truncate the model to its best round, score and store it; join the parts if all allow it."""
     view, store = View.read(site), site.store
     model, records = _first_rounds(view, request.best_round)
     if "base_margins" in store:
@@ -52,8 +52,10 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
     columns, gains, counts = _importance(store, model)
     whole = _whole(view, mail, model, records)
     order = list(view.joint.widths) if len(whole) else []
-    own = {view.name: store.facts["kinds"]}
-    kinds = [own[name] if name in own else mail.one(Records, name).kinds for name in order]
+    kinds_here = {view.name: store.facts["kinds"]}
+    kinds = [
+        kinds_here[name] if name in kinds_here else mail.one(Records, name).kinds for name in order
+    ]
     reply = FinishReply(
         n_trees=len(model.trees),
         **told_scores(scores),
@@ -68,30 +70,29 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
 
 
 def _first_rounds(view: View, n_rounds: int) -> tuple[Ensemble, list[Ints]]:
-    """The first rounds without thresholds, and of each tree the record ids of its nodes."""
-    store, kept = view.store, n_rounds * view.width
+    """The first rounds without thresholds, and the record ids of each tree's nodes."""
+    store, n_trees = view.store, n_rounds * view.width
     offsets = store["model.offsets"]
     records = [store["model.records"][a:b] for a, b in pairwise(offsets)]
     shared = store.facts["shared_names"]
     names = {
-        party: shared[party] or [f"{party} column {place + 1}" for place in range(len(widths))]
+        party: shared[party] or [f"{party} column {column + 1}" for column in range(len(widths))]
         for party, widths in view.joint.widths.items()
     }
     classes, mean = tuple(store.facts["classes"]), np.array(store["base_score"])
-    trees = split_trees(store["model.nodes"], offsets)[:kept]
+    trees = split_trees(store["model.nodes"], offsets)[:n_trees]
     columns, parameters = joint_names(names), view.parameters
     model = Ensemble(view.objective, mean, columns, classes, trees, parameters=parameters)
-    return model, records[:kept]
+    return model, records[:n_trees]
 
 
 def _importance(
     store: Store, model: Ensemble
 ) -> tuple[tuple[str, ...], npt.NDArray[np.float64], Ints]:
-    """Total gain and splits of the columns, where all parties share names."""
     if not all(store.facts["shared_names"].values()):
         return (), np.empty(0), np.empty(0, dtype=np.int64)
-    found = importance(model)
-    gains, counts = found["total_gain"], found["count"]
+    by_column = importance(model)
+    gains, counts = by_column["total_gain"], by_column["count"]
     return (
         tuple(gains),
         np.array(list(gains.values()), dtype=np.float64),
@@ -100,53 +101,45 @@ def _importance(
 
 
 def _whole(view: View, mail: Mail, model: Ensemble, records: list[Ints]) -> Array:
-    """The whole model as JSON, where every party allows it; else nothing."""
+    """The whole model as JSON if every party allows it; else empty."""
     store, order = view.store, list(view.joint.widths)
     if not store.facts["export"]:
         return np.empty(0, dtype=np.uint8)
-    found = {name: _records(view, mail, name) for name in view.passive}
+    parts = {name: _records(view, mail, name) for name in view.passive}
     lookup, categories = store.record(Lookup, "lookup"), kept_categories(store)
-    found[view.name] = lookup, list(store.facts["columns"]), categories
-    lookups = [found[party][0] for party in order]
+    parts[view.name] = lookup, list(store.facts["columns"]), categories
+    lookups = [parts[party][0] for party in order]
     owners = [
         np.array([order.index(owner) for owner, _ in view.owners(tree["column"])])
         for tree in model.trees
     ]
-    _check_made(order, records, owners, lookups)
-    names = joint_names({party: found[party][1] for party in order})
-    coded = side_by_side((found[party][2], len(found[party][1])) for party in order)
+    # Each party must have sent every split that it has made.
+    for number, (party, table) in enumerate(zip(order, lookups, strict=True)):
+        own_records = [ids[by == number] for ids, by in zip(records, owners, strict=True)]
+        n_made = 1 + max((int(ids.max(initial=-1)) for ids in own_records), default=-1)
+        if n_made > len(table.thresholds):
+            rule = f"must be {n_made} at least, got {len(table.thresholds)}"
+            raise ProtocolError(party, "Records", "thresholds", rule)
+    names = joint_names({party: parts[party][1] for party in order})
+    coded = side_by_side((parts[party][2], len(parts[party][1])) for party in order)
     text = to_json(joined(model, records, owners, lookups, names, coded))
     return np.frombuffer(text.encode(), dtype=np.uint8)
 
 
 def _records(view: View, mail: Mail, party: str) -> tuple[Lookup, list[str], Categories]:
-    """A passive party's splits, and the names of its columns and categories."""
     letter, n_columns = mail.one(Records, party), len(view.joint.widths[party])
     if len(letter.names) != n_columns:
         rule = f"must be {n_columns}, got {len(letter.names)}"
         raise ProtocolError(party, "Records", "names", rule)
     categories = read_categories(party, letter, n_columns)
-    by_set = np.where(view.joint.categorical[party], view.joint.widths[party], 0)
-    counts = category_counts(categories, n_columns)  # with those that no training row had
-    fits = bool((counts >= by_set).all()) and len(letter.widths) == len(letter.columns)
+    n_bins = np.where(view.joint.categorical[party], view.joint.widths[party], 0)
+    counts = category_counts(categories, n_columns)  # includes those in no training row
+    fits = bool((counts >= n_bins).all()) and len(letter.widths) == len(letter.columns)
     fits = fits and bool((letter.columns < n_columns).all())
     if not fits or not np.array_equal(letter.widths, counts[letter.columns]):
         rule = "must be of the party's columns and their categories"
         raise ProtocolError(party, "Records", "widths", rule)
     with blaming(party, "Records", "set_bits"):
         sets = CategorySets(letter.set_bits, letter.widths[letter.widths > 0])
-    splits = letter.columns, letter.thresholds, letter.defaults, letter.widths
-    lookup = Lookup.of(*splits, sets)
+    lookup = Lookup.of(letter.columns, letter.thresholds, letter.defaults, letter.widths, sets)
     return lookup, list(letter.names), categories
-
-
-def _check_made(
-    order: list[str], records: list[Ints], owners: list[Ints], lookups: list[Lookup]
-) -> None:
-    """Hold that the parties, in their order, tell of as many splits as they have made."""
-    for number, (party, lookup) in enumerate(zip(order, lookups, strict=True)):
-        own = [ids[by == number] for ids, by in zip(records, owners, strict=True)]
-        n_made = 1 + max((int(ids.max(initial=-1)) for ids in own), default=-1)
-        if n_made > len(lookup.thresholds):
-            rule = f"must be {n_made} at least, got {len(lookup.thresholds)}"
-            raise ProtocolError(party, "Records", "thresholds", rule)

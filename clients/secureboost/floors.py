@@ -1,13 +1,13 @@
-"""SecureBoost at a passive party that tells of no bin with fewer rows than its ``least-bin-rows``.
+"""SecureBoost at a passive party with ``least-bin-rows``: no reported bin has fewer drawn rows.
 
-In each node neighbouring bins of a column are joined until every group has so many of the rows that
-the round has drawn, or none (see ``fedapp.histograms.floor``). A group is told as its last bin, and
-splits go between groups, so what is told of a side is what goes there: rows without a value go
-where their group goes.
+In each node, neighbouring bins of a column are merged until every group has at least that many of
+the round's drawn rows, or none (see ``fedapp.histograms.floor``). A group is summed in its last
+bin, and splits go between groups, so a side's sums are of exactly the rows that go there. Missing
+values go where their group goes.
 
-Both children of a node have the same groups, each of whole groups of their parent. So where one of
-them has fewer rows, whoever made the split, each column is a single group below both, and no split
-of theirs is this party's.
+Both children of a node have the same groups, each a union of groups of their parent. So where one
+child has too few rows, whoever made the split, each column is a single group in both children,
+and this party offers no split of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedapp.site.answer import Site
 from fedapp.site.store import Store
 from fedapp.trees.sets import CategorySets
 
-# In a store: tree and node of each open node, and the last cell of the group of each of its cells.
+# Keys in a store: (tree, node) of each open node; the last cell of the group of each of its cells.
 OPEN, ENDS = "floor.open", "floor.ends"
 
 
@@ -39,17 +39,17 @@ def begin_round(site: Site, n_trees: int) -> None:
 
 
 def divide(site: Site, splits: Splits) -> None:
-    """Group the cells of the children of a level's splits, once all rows are there."""
+    """Group the cells of the children of a level's splits, once their rows have moved."""
     store = site.store
     families = []
     for tree, node, left in zip(splits.trees, splits.nodes, splits.lefts, strict=True):
         children = np.array([[tree, left], [tree, left + 1]], dtype=np.int64)
-        families.append((children, store[ENDS][_place(site, tree, node)]))
+        families.append((children, store[ENDS][_open_row(site, tree, node)]))
     _group(site, families)
 
 
 def _group(site: Site, families: list[tuple[Array, Cells]]) -> None:
-    """Keep the groups of nodes that have the same ones, made of whole groups of their parent."""
+    """Group the cells of nodes; siblings share groups, which are unions of their parent's."""
     store, least, starts = site.store, site.config.least_bin_rows, _starts(site.store)
     cells, ends, nodes = _cells(store, np.arange(len(starts) - 1)), [], []
     for children, before in families:
@@ -62,46 +62,38 @@ def _group(site: Site, families: list[tuple[Array, Cells]]) -> None:
 
 
 def told_codes(store: Store, tree: int, columns: Ints) -> Array:
-    """The bin in which each drawn row is told, in the node of a tree where it is; a column's last
-    one is that of missing values. Of the type of ``codes``, shape (n_drawn, n_columns)."""
+    """Bin in which each drawn row is summed, in its node of a tree; shape (n_drawn, n_columns)."""
     starts, cells, codes = _starts(store), _cells(store, columns), store["codes"]
     widths, inside = np.diff(starts)[columns] - 1, store["nodes"][tree, store["drawn"]]
-    own, places = np.unique(inside, return_inverse=True)
-    known = {node: row for row, (of, node) in enumerate(store[OPEN].tolist()) if of == tree}
-    rows = np.array([known.get(node, -1) for node in own.tolist()], dtype=np.int64)[places]
-    told = np.where(rows[:, None] < 0, cells, store[ENDS][rows[:, None], cells]) - starts[columns]
-    return np.where(told == 0, widths, told - 1).astype(codes.dtype)
+    occupied, index = np.unique(inside, return_inverse=True)
+    open_rows = {node: row for row, (of, node) in enumerate(store[OPEN].tolist()) if of == tree}
+    rows = np.array([open_rows.get(node, -1) for node in occupied.tolist()], dtype=np.int64)[index]
+    last_cells = (
+        np.where(rows[:, None] < 0, cells, store[ENDS][rows[:, None], cells]) - starts[columns]
+    )
+    # Cell 0, missing values, is a column's last bin.
+    return np.where(last_cells == 0, widths, last_cells - 1).astype(codes.dtype)
 
 
 def between_groups(
-    site: Site, splits: Splits, own: Ints, sets: CategorySets
+    site: Site, splits: Splits, local: Ints, sets: CategorySets
 ) -> tuple[Splits, CategorySets]:
-    """Own splits, so that whole groups go to one side.
-
-    Parameters
-    ----------
-    own : places of the own splits.
-    sets : of those of columns of categories.
-
-    Raises
-    ------
-    ProtocolError : a side has fewer rows than the site tells of.
-    """
+    """Move local splits so that whole groups go to one side; ``sets`` of those by categories."""
     store, starts, least = site.store, _starts(site.store), site.config.least_bin_rows
     rights, defaults = splits.first_rights.copy(), splits.defaults.copy()
     members, active = list[Array](), store.facts["active"]
-    for place in own.tolist():
-        tree, node, column = (int(getattr(splits, n)[place]) for n in ("trees", "nodes", "columns"))
+    for index in local.tolist():
+        tree, node, column = (int(getattr(splits, n)[index]) for n in ("trees", "nodes", "columns"))
         first, end = starts[column : column + 2]
-        told = store[ENDS][_place(site, tree, node)][first:end] - first
+        group_ends = store[ENDS][_open_row(site, tree, node)][first:end] - first
         if store["set_widths"][column]:
-            is_right = np.append(not defaults[place], sets.members(len(members)))[told]
+            is_right = np.append(not defaults[index], sets.members(len(members)))[group_ends]
             members.append(is_right[1:])
         else:
-            is_right = np.append(not defaults[place], np.arange(end - first - 1) >= rights[place])
-            is_right = is_right[told]
-            rights[place] = np.count_nonzero(~is_right[1:])
-        defaults[place] = not is_right[0]
+            is_right = np.append(not defaults[index], np.arange(end - first - 1) >= rights[index])
+            is_right = is_right[group_ends]
+            rights[index] = np.count_nonzero(~is_right[1:])
+        defaults[index] = not is_right[0]
         cells = _cells(store, np.array([column]))
         counts = _counts(store, cells - first, tree, node, np.array([0, end - first]))
         if min(counts[is_right].sum(), counts[~is_right].sum()) < least:
@@ -111,28 +103,26 @@ def between_groups(
 
 
 def _starts(store: Store) -> Ints:
-    """First cell of each column: rows without a value, then its bins."""
+    # A column's cells: missing values, then its bins.
     return cell_starts(np.diff(store["offsets"]))
 
 
 def _cells(store: Store, columns: Ints) -> Cells:
-    """The cell of each drawn row in some columns; int64, shape (n_drawn, n_columns)."""
+    """Cell of each drawn row in some columns; int64, shape (n_drawn, n_columns)."""
     starts, codes = _starts(store), store["codes"][store["drawn"]][:, columns].astype(np.int64)
     is_missing = codes == np.diff(starts)[columns] - 1
-    found: Cells = starts[columns] + np.where(is_missing, 0, codes + 1)
-    return found
+    cells: Cells = starts[columns] + np.where(is_missing, 0, codes + 1)
+    return cells
 
 
 def _counts(store: Store, cells: Cells, tree: int, node: int, starts: Ints) -> Cells:
-    """Drawn rows of a node in each cell."""
     inside = store["nodes"][tree, store["drawn"]] == node
     return np.bincount(cells[inside].ravel(), minlength=int(starts[-1])).astype(np.int64)
 
 
-def _place(site: Site, tree: int, node: int) -> int:
-    """Place of a node among the open ones."""
-    found = np.flatnonzero((site.store[OPEN] == (tree, node)).all(axis=1))
-    if not len(found):
+def _open_row(site: Site, tree: int, node: int) -> int:
+    rows = np.flatnonzero((site.store[OPEN] == (tree, node)).all(axis=1))
+    if not len(rows):
         active = site.store.facts["active"]
         raise ProtocolError(active, "Splits", "nodes", "must be nodes that were open")
-    return int(found[0])
+    return int(rows[0])

@@ -1,7 +1,7 @@
-"""SecureBoost at a passive party: sums of ciphertexts it cannot read, splits of its own columns.
+"""SecureBoost at a passive party: sum ciphertexts it cannot read, split its columns.
 
-Source: Cheng et al. 2019, Algorithm 1. What the party keeps of the model is the lookup table of its
-own splits: record id -> column, threshold, default side.
+Source: Cheng et al. 2019, Algorithm 1. All the party keeps of the model is the lookup table of its
+splits: record id -> column, threshold, default side.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clients.walking import answers
 from fedapp.crypto.keys import PublicKey as Key
 from fedapp.crypto.keys import read_public_key
 from fedapp.crypto.packing import PairLayout, grouped_layouts
-from fedapp.crypto.rings import Residues, ring
+from fedapp.crypto.rings import ring
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, blaming
@@ -29,7 +29,6 @@ from fedapp.histograms.bins import digitise
 from fedapp.histograms.build import slots_by_node
 from fedapp.histograms.joint import sum_jobs
 from fedapp.messages.dictionary import pack_categories
-from fedapp.messages.fields import Array
 from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
     AnswerRequest,
@@ -88,22 +87,21 @@ def setup(site: Site, request: SetupRequest) -> tuple[SentReply, Letters]:
 
 
 def answer(site: Site, request: AnswerRequest, mail: Mail) -> tuple[SentReply, Letters]:
-    """At a passive party: the side of each row asked about, by the splits it began with."""
+    """Sides of the rows asked about, by this party's splits of the initial model."""
     store, active = site.store, site.store.facts["active"]
     _meet(store, mail)
     questions = mail.only(Questions, active)
     if questions is None:
         return SentReply(), []
     if not store.facts[INIT_MODEL]:
-        rule = "must be of the model to go on from, got none"
-        raise ProtocolError(active, "Questions", "records", rule)
+        raise ProtocolError(active, "Questions", "records", "must be of init-model, got none")
     part = own_part(site, store.facts[INIT_MODEL])
     bits, _ = answers(site, part, questions)
     return SentReply(), [(active, Answers(own_digest(site, store.facts[INIT_MODEL]), bits))]
 
 
 def take(site: Site, request: TakeRequest, mail: Mail) -> tuple[SentReply, Letters]:
-    """Begin the round with the first block of its gradients, or keep another one."""
+    """Start a round with the first block of its gradients, or store another block."""
     store, active = site.store, site.store.facts["active"]
     if phase_of(store) == SET_UP:
         _meet(store, mail)
@@ -115,7 +113,7 @@ def take(site: Site, request: TakeRequest, mail: Mail) -> tuple[SentReply, Lette
 
 
 def sum_nodes(site: Site, request: SumRequest, mail: Mail) -> tuple[SentReply, Letters]:
-    """Algorithm 1: begin the round where it is new, make the last level's splits, sum."""
+    """Algorithm 1: start the round if it is new, else apply the last level's splits; sum."""
     store, active, phase = site.store, site.store.facts["active"], phase_of(site.store)
     letters: Letters = []
     if phase in (SET_UP, TAKING) or mail.only(EncryptedGradients, active):
@@ -124,20 +122,33 @@ def sum_nodes(site: Site, request: SumRequest, mail: Mail) -> tuple[SentReply, L
     else:
         if phase == SUMMED:
             letters = _take_splits(site, mail.one(Splits, active))
-        _move(site, mail)
+        # Sides come from the active party, this one, and the other passive ones.
+        splits = store.record(Splits, "splits")
+        sources = [(active, splits.bits_of, splits.bits)]
+        local = np.flatnonzero(splits.columns >= 0)
+        if len(local):
+            sources.append((site.name, local, store["own_bits"]))
+        for sender, letter in mail.all(Partition).items():
+            if letter.level != store.facts["level"]:
+                raise ProtocolError(sender, "Partition", "level", "must be the one being split")
+            sources.append((sender, letter.bits_of, letter.bits))
+        split = splits.trees, splits.nodes, splits.lefts
+        store["nodes"] = nodes_after(store["nodes"], *split, sources)
+        if site.config.least_bin_rows:
+            divide(site, splits)
     letters.append((active, _encrypted_sums(site)))
     return SentReply(), letters
 
 
 def partition(site: Site, request: PartitionRequest, mail: Mail) -> tuple[SentReply, Letters]:
-    """Make the splits that were won; after the last level not every party is told of any."""
+    """Make the splits won; after the last level, a party may have won none."""
     splits = mail.only(Splits, site.store.facts["active"])
     enter(site.store, SUMMED if splits is None else TOLD)
     return SentReply(), [] if splits is None else _take_splits(site, splits)
 
 
 def hand_over(site: Site, request: HandOverRequest, mail: Mail) -> tuple[SentReply, Letters]:
-    """Keep the lookup table, forget the rows; hand the table over where that is allowed."""
+    """Store the lookup table, drop the rows; send the table if the site allows it."""
     store, names = site.store, tuple(site.store.facts["columns"])
     lookup = store.record(Lookup, "lookup")
     categories = kept_categories(store)
@@ -153,7 +164,7 @@ def hand_over(site: Site, request: HandOverRequest, mail: Mail) -> tuple[SentRep
 
 
 def _meet(store: Store, mail: Mail) -> None:
-    """Keep the public key, and how rows are packed, with whatever message they come first."""
+    # The key comes with whatever message is the first.
     letter = mail.only(PublicKey, store.facts["active"])
     if letter is None and "n" in store:
         return
@@ -179,7 +190,6 @@ def _layouts(store: Store) -> tuple[PairLayout, ...]:
 
 
 def _begin(site: Site, letter: EncryptedGradients) -> None:
-    """New gradients: all rows are at the roots again."""
     store, active = site.store, site.store.facts["active"]
     layouts, n_train = _layouts(store), store.facts["n_train"]
     bits = sent_bits(active, "EncryptedGradients", "drawn", letter.drawn, [n_train])
@@ -201,62 +211,55 @@ def _begin(site: Site, letter: EncryptedGradients) -> None:
 
 
 def _go_on(store: Store, letter: MoreGradients) -> None:
-    """More gradients of the round."""
-    due = store.facts["round"], store.facts[ENDS][-1]
-    if (letter.round_id, letter.start) != due:
-        rule = f"must be {due[1]}, the first of round {due[0]} that is missing"
+    expected = store.facts["round"], store.facts[ENDS][-1]
+    if (letter.round_id, letter.start) != expected:
+        rule = f"must be {expected[1]}, the first of round {expected[0]} that is missing"
         raise ProtocolError(store.facts["active"], "MoreGradients", "start", rule)
     keep_block(store, _key(store), letter)
 
 
 def _take_splits(site: Site, letter: Splits) -> Letters:
-    """Keep a level's splits; make the own ones and tell the others of them."""
+    """Store a level's splits; make the local ones, and send their sides to the others."""
     store, active = site.store, site.store.facts["active"]
     _check_splits(site, letter)
     store.facts["level"] = letter.level
     store.put("splits", letter)
     store["wanted.trees"], store["wanted.nodes"] = letter.wanted_trees, letter.wanted_nodes
-    own = np.flatnonzero(letter.columns >= 0)
-    if not len(own):
+    local = np.flatnonzero(letter.columns >= 0)
+    if not len(local):
         return []
-    sets = _sets(store, letter)
+    widths = np.asarray(store["set_widths"])[letter.columns[local]]
+    with blaming(active, "Splits", "set_bits"):
+        sets = CategorySets(letter.set_bits, widths[widths > 0])
     if site.config.least_bin_rows:
-        letter, sets = between_groups(site, letter, own, sets)
+        letter, sets = between_groups(site, letter, local, sets)
     sides, records = own_sides(
         store,
-        letter.trees[own],
-        letter.nodes[own],
-        letter.columns[own],
-        letter.first_rights[own],
-        letter.defaults[own],
+        letter.trees[local],
+        letter.nodes[local],
+        letter.columns[local],
+        letter.first_rights[local],
+        letter.defaults[local],
         sets,
     )
     bits, level = pack_bits(sides), letter.level
     store["own_bits"] = bits
-    letters: Letters = [(active, Partition(level, own, records, bits))]
+    letters: Letters = [(active, Partition(level, local, records, bits))]
     if len(letter.wanted_nodes):
         nothing = np.empty(0, dtype=np.int64)
         others = [name for name in site.others if name != active]
-        letters += [(name, Partition(level, own, nothing, bits)) for name in others]
+        letters += [(name, Partition(level, local, nothing, bits)) for name in others]
     return letters
 
 
-def _sets(store: Store, letter: Splits) -> CategorySets:
-    """The bins that own splits of columns of categories send right."""
-    widths = np.asarray(store["set_widths"])[letter.columns[letter.columns >= 0]]
-    with blaming(store.facts["active"], "Splits", "set_bits"):
-        return CategorySets(letter.set_bits, widths[widths > 0])
-
-
 def _check_splits(site: Site, letter: Splits) -> None:
-    """Hold a level's splits against the party's trees and columns."""
     store, active = site.store, site.store.facts["active"]
     offsets, columns = store["offsets"], letter.columns
     n_trees, widths = len(store["nodes"]), np.diff(offsets)
-    own = columns >= 0
+    local = columns >= 0
     fits = bool((letter.trees < n_trees).all() and (letter.wanted_trees < n_trees).all())
     fits = fits and bool((columns < len(widths)).all())
-    fits = fits and bool((letter.first_rights[own] <= widths[columns[own]]).all())
+    fits = fits and bool((letter.first_rights[local] <= widths[columns[local]]).all())
     fits = fits and bool((letter.bits_of < len(columns)).all())
     # Each node of the last level splits once at most, and each wanted node is a new one.
     level = store.facts["level"] + 1
@@ -268,68 +271,40 @@ def _check_splits(site: Site, letter: Splits) -> None:
         raise ProtocolError(active, "Splits", "columns", "must be of this party and this level")
 
 
-def _move(site: Site, mail: Mail) -> None:
-    """Move all rows to the children, once the sides of every split are known."""
-    store, active = site.store, site.store.facts["active"]
-    splits = store.record(Splits, "splits")
-    sources = [(active, splits.bits_of, splits.bits)]
-    own = np.flatnonzero(splits.columns >= 0)
-    if len(own):
-        sources.append((site.name, own, store["own_bits"]))
-    for sender, letter in mail.all(Partition).items():
-        if letter.level != store.facts["level"]:
-            raise ProtocolError(sender, "Partition", "level", "must be the one being split")
-        sources.append((sender, letter.bits_of, letter.bits))
-    store["nodes"] = nodes_after(store["nodes"], splits.trees, splits.nodes, splits.lefts, sources)
-    if site.config.least_bin_rows:
-        divide(site, splits)
-
-
 def _encrypted_sums(site: Site) -> EncryptedSums:
-    """Sums of the wanted nodes, a job at a time; see ``fedapp.histograms.joint.sum_jobs``."""
+    """Sums of the wanted nodes, job by job; see ``fedapp.histograms.joint.sum_jobs``."""
     store, key, level = site.store, _key(site.store), site.store.facts["level"]
     trees, nodes = store["wanted.trees"], store["wanted.nodes"]
     drawn, columns = store["drawn"], store["columns"]
     widths = np.diff(store["offsets"])[columns]
     offsets = np.concatenate(([0], np.cumsum(widths + 1)))  # with the bins of missing values
     codes = np.ascontiguousarray(store["codes"][drawn][:, columns])
-    told = dict.fromkeys(trees.tolist(), codes)
+    tree_codes = dict.fromkeys(trees.tolist(), codes)
     if site.config.least_bin_rows:
-        told = {tree: told_codes(store, tree, columns) for tree in told}
-    inside = store["nodes"][:, drawn]
+        tree_codes = {tree: told_codes(store, tree, columns) for tree in tree_codes}
+    inside = store["nodes"][:, drawn]  # (n_trees, n_drawn)
+    # Bins of missing values are counted in the clear, so their encrypted sums are not sent.
     present = np.ones(offsets[-1], dtype=bool)
     present[offsets[1:] - 1] = False
-    workers, layouts = shared_workers(), _layouts(store)
+    workers, layouts, products = shared_workers(), _layouts(store), ring(key.n_squared)
     packed = [np.empty((0, key.ciphertext_bytes), dtype=np.uint8)]
     for group, tree, wanted in sum_jobs(layouts, level, trees, nodes) if len(columns) else ():
-        slots = slots_by_node(inside[tree], wanted)[inside[tree]]
-        sums = _sum_blocks(store, group, told[tree], offsets, slots, len(wanted))
-        kept = sums[np.tile(present, len(wanted))]
-        packed.append(pack_sums(key, kept, layouts[group], workers))
+        slots = slots_by_node(inside[tree], wanted)[inside[tree]]  # -1: in no wanted node
+        # Ciphertexts are stored layout by layout. Their product encrypts the sum.
+        sums, first = products.ones(len(wanted) * int(offsets[-1])), 0
+        for block in blocks_of(store, group * len(slots), (group + 1) * len(slots)):
+            part = slice(first, first + len(block))
+            terms = key, block, tree_codes[tree][part], offsets, slots[part], len(wanted)
+            sums = products.multiply(sums, sum_rows(*terms, workers))
+            first += len(block)
+        present_sums = sums[np.tile(present, len(wanted))]
+        packed.append(pack_sums(key, present_sums, layouts[group], workers))
     missing = np.zeros((len(nodes), len(columns)), dtype=np.int32)
-    for tree, known in told.items():
-        missing[trees == tree] = _n_missing(known == widths, inside[tree], nodes[trees == tree])
+    for tree, codes_of_tree in tree_codes.items():
+        # Rows with a missing value, by node and column.
+        counts = np.zeros((int((trees == tree).sum()), len(columns)), dtype=np.int32)
+        rows, absent = np.nonzero(codes_of_tree == widths)
+        slots = slots_by_node(inside[tree], nodes[trees == tree])[inside[tree][rows]]
+        np.add.at(counts, (slots[slots >= 0], absent[slots >= 0]), 1)
+        missing[trees == tree] = counts
     return EncryptedSums(store.facts["round"], level, missing, np.concatenate(packed))
-
-
-def _sum_blocks(
-    store: Store, group: int, codes: Array, offsets: Array, slots: Array, n_nodes: int
-) -> Residues:
-    """Sums of the drawn rows under the layout of a group of trees; see ``sum_rows``."""
-    key, n_rows, first = _key(store), len(slots), 0
-    sums = ring(key.n_squared).ones(n_nodes * int(offsets[-1]))
-    for own in blocks_of(store, group * n_rows, (group + 1) * n_rows):
-        rows = slice(first, first + len(own))
-        given = key, own, codes[rows], offsets, slots[rows], n_nodes
-        sums = ring(key.n_squared).multiply(sums, sum_rows(*given, shared_workers()))
-        first += len(own)
-    return sums
-
-
-def _n_missing(absent: Array, inside: Array, nodes: Array) -> Array:
-    """Rows without a value, int32, shape (n_nodes, n_columns); ``inside`` is each row's node."""
-    missing = np.zeros((len(nodes), absent.shape[1]), dtype=np.int32)
-    rows, columns = np.nonzero(absent)
-    slots = slots_by_node(inside, nodes)[inside[rows]]
-    np.add.at(missing, (slots[slots >= 0], columns[slots >= 0]), 1)
-    return missing

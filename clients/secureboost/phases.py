@@ -1,4 +1,4 @@
-"""In what order the roles of SecureBoost answer."""
+"""The order of requests at each role of SecureBoost."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fedapp.messages.secureboost import (
 from fedapp.site.answer import Site
 from fedapp.site.phases import ALIGNED, FINISHED, Table, is_active
 
-SET_UP = "set up"  # columns are in bins; what the others say of theirs is to come
-TO_WALK = "to walk"  # the same, and rows are on their way down the model to go on from
-WALKED = "walked"  # all are at its leaves
-ENCRYPTING = "encrypting"  # some of a round's gradients are out, and the rest is to come
-BEGUN = "begun"  # all of them are
-CHOSEN = "chosen"  # a level's splits are; who made them tells the sides with the next sums
-GROWN = "grown"  # so are the splits of the last level
-IDLE = "idle"  # no round is under way, and none begins
-TAKING = "taking"  # a round's gradients come, block by block
-SUMMED = "summed"  # the sums of a level are out
-TOLD = "told"  # a level's splits are known, and the own ones made
+SET_UP = "set up"  # columns are binned; the others' bins are to come
+TO_WALK = "to walk"  # the same, and rows are traversing the initial model
+WALKED = "walked"  # all rows are at its leaves
+ENCRYPTING = "encrypting"  # some of a round's gradients are sent
+BEGUN = "begun"  # all of them are sent
+CHOSEN = "chosen"  # a level's splits are chosen; their owners send sides with the next sums
+GROWN = "grown"  # so are those of the last level
+IDLE = "idle"  # no round is in progress, and none follows
+TAKING = "taking"  # receiving a round's gradients, block by block
+SUMMED = "summed"  # a level's sums are sent
+TOLD = "told"  # a level's splits are received, and the local ones made
 
 ACTIVE: Table = {
     ALIGNED: {SetupRequest: (SET_UP, TO_WALK)},

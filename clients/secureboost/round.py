@@ -1,11 +1,11 @@
-"""A round of SecureBoost at the active party: gradients out, sums in, splits chosen, leaf weights.
+"""A round of SecureBoost at the active party: send gradients, read sums, choose splits, set leaves.
 
 Source: Cheng et al. 2019, Algorithm 2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,41 +34,32 @@ from fedapp.messages.secureboost import (
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.policy import check_sample_size
-from fedapp.site.store import Store
 from fedapp.trees.boosted.grow import Growth, Shape
 from fedapp.trees.boosted.purity import last_seen, mean_purity
 from fedapp.trees.boosted.rounds import Sampling, n_leaves
 from fedapp.trees.boosted.routes import Routes
-from fedapp.trees.model import Tree, split_trees, stack_trees
+from fedapp.trees.model import split_trees, stack_trees
 from fedapp.trees.objective import gradients, is_regression
 from fedapp.trees.sets import NO_SET, CategorySets
 from fedapp.trees.sides import pack_bits
 
-ROWS_AT_ONCE = 1 << 15  # that are packed and encrypted
+ROWS_AT_ONCE = 1 << 15  # packed and encrypted; bounds the Python integers in memory
 
 Done = tuple[dict[str, float], dict[str, float], list[float]]  # scores, validation scores, purities
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chosen:
-    """A level's splits, until the sides of all are known.
+    """A level's splits, until the sides of all are known."""
 
-    Parameters
-    ----------
-    routes : array of ``ROUTE``; their columns are joint ones.
-    own : places of the own splits among them.
-    bits, records : packed sides and record ids of the own splits.
-    """
-
-    routes: Routes
-    own: Ints
-    bits: npt.NDArray[np.uint8]
-    records: Ints
+    routes: Routes  # on joint columns
+    own: Ints  # indices of the local splits
+    bits: npt.NDArray[np.uint8]  # packed sides of the local splits
+    records: Ints  # record ids of the local splits
 
 
 def new_round(site: Site, view: View) -> Letters:
-    """Gradients of the rows that are drawn; letters for the others with the first block of them,
-    none if it is grown alone."""
+    """Start a round; letters with the first gradients, none if no passive column is drawn."""
     store, boost, joint = view.store, view.boost, view.joint
     rows, round_id = slice(view.n_train), store.facts["n_rounds"]
     labels, weights = store["labels"][rows], store["weights"][rows]
@@ -85,6 +76,7 @@ def new_round(site: Site, view: View) -> Letters:
     if round_id < boost["first_trees"]:
         owners = np.array([owner for owner, _ in view.owners(np.arange(n_columns))])
         allowed = allowed & (owners == view.name)
+    # pairs: (n_rows, n_trees, 2); the store keeps (n_trees, n_rows, 2)
     store["gradients"] = np.ascontiguousarray(pairs.transpose(1, 0, 2))
     store["allowed"] = allowed.astype(np.uint8)
     store["nodes"] = np.zeros((view.width, len(store["labels"])), dtype=np.int32)
@@ -97,7 +89,7 @@ def new_round(site: Site, view: View) -> Letters:
 
 
 def draw_rows(pairs: Array, boost: Mapping[str, Any], rng: np.random.Generator) -> Array:
-    """Gradients with those of rows that are not drawn set to 0.
+    """Gradients, with those of rows that are not drawn set to 0.
 
     Source of GOSS: Ke et al. 2017, "LightGBM", Algorithm 2.
     """
@@ -111,28 +103,36 @@ def draw_rows(pairs: Array, boost: Mapping[str, Any], rng: np.random.Generator) 
     factors = np.zeros(n_rows, dtype=np.float32)
     factors[order[:n_top]] = 1
     others = rng.choice(order[n_top:], min(n_other, n_rows - n_top), replace=False)
+    # Weighted up, so that sums over drawn rows estimate those over all.
     factors[others] = (1 - boost["top_rate"]) / boost["other_rate"]
     return pairs * factors[:, None, None]
 
 
 def _encrypt(view: View, pairs: Array, columns: dict[str, Ints]) -> Letters:
-    """The same ciphertexts for every party that has columns in this round."""
+    """Letters with the same ciphertexts for every party that has columns in this round."""
     drawn = (pairs != 0).any(axis=(1, 2))
     scale = FixedPoint.covering(pairs[drawn])
     store, facts = view.store, view.store.facts
     facts["scale"] = list(scale.exponents)
     store["unsent"], facts["sent"] = scale.encode(pairs[drawn]), 0
-    _, ciphertexts = _next_block(view, sum(len(own) > 0 for own in columns.values()))
+    _, ciphertexts = _next_block(
+        view, sum(len(party_columns) > 0 for party_columns in columns.values())
+    )
     bits = np.packbits(drawn)
     n_rounds, nothing = facts["n_rounds"], ciphertexts[:0]  # for a party without columns
     return [
-        (name, EncryptedGradients(n_rounds, bits, own, ciphertexts if len(own) else nothing))
-        for name, own in columns.items()
+        (
+            name,
+            EncryptedGradients(
+                n_rounds, bits, party_columns, ciphertexts if len(party_columns) else nothing
+            ),
+        )
+        for name, party_columns in columns.items()
     ]
 
 
 def more_gradients(view: View) -> Letters:
-    """The next block of the round's gradients, for those who have columns in it."""
+    """The next block of the round's gradients, for parties with columns in it."""
     receivers = [name for name in view.passive if len(view.drawn(name))]
     start, ciphertexts = _next_block(view, len(receivers))
     letter = MoreGradients(view.store.facts["n_rounds"], start, ciphertexts)
@@ -149,7 +149,6 @@ def n_blocks_left(view: View) -> int:
 
 
 def _next_block(view: View, n_receivers: int) -> tuple[int, npt.NDArray[np.uint8]]:
-    """Ciphertexts that go out with this message, and how many have gone before."""
     store, width = view.store, view.key.public.ciphertext_bytes
     fields, start = store["unsent"], store.facts["sent"]
     n_all = len(view.layouts) * len(fields)
@@ -162,20 +161,20 @@ def _next_block(view: View, n_receivers: int) -> tuple[int, npt.NDArray[np.uint8
 def _encrypted(
     view: View, fields: npt.NDArray[np.int64], start: int, stop: int
 ) -> npt.NDArray[np.uint8]:
-    """Some of the ciphertexts of all rows, layout by layout; few are Python's integers at once."""
+    """Ciphertexts ``start`` to ``stop`` of all rows, layout by layout."""
     firsts = np.cumsum([0, *(layout.n_outputs for layout in view.layouts)]).tolist()
-    found = [np.empty((0, view.key.public.ciphertext_bytes), dtype=np.uint8)]
+    blocks = [np.empty((0, view.key.public.ciphertext_bytes), dtype=np.uint8)]
     while start < stop:
         group, row = divmod(start, len(fields))
         end = min(len(fields), row + min(ROWS_AT_ONCE, stop - start))
-        own = fields[row:end, firsts[group] : firsts[group + 1]]
-        found.append(encrypt(view.key, view.layouts[group].pack(own), shared_workers()))
+        group_fields = fields[row:end, firsts[group] : firsts[group + 1]]
+        blocks.append(encrypt(view.key, view.layouts[group].pack(group_fields), shared_workers()))
         start += end - row
-    return np.concatenate(found)
+    return np.concatenate(blocks)
 
 
 def grow_alone(view: View) -> None:
-    """All levels of a round of which the others have no columns."""
+    """All levels of a round in which only the active party has columns."""
     growth = view.growth()
     while growth.growing:
         tell_splits(view, growth, *choose(view, growth, {}))
@@ -185,31 +184,31 @@ def grow_alone(view: View) -> None:
 def choose(
     view: View, growth: Growth, sums: dict[str, tuple[Histogram, Array]]
 ) -> tuple[Routes, CategorySets]:
-    """The splits of a level, from the own sums and those of the others, and their sets."""
+    """Splits of a level from the sums of all parties, and their category sets."""
     joint, name = view.joint, view.name
     histograms = np.zeros((len(growth.wanted), len(growth.cuts.edges), 2))
     missing = np.zeros((len(growth.wanted), growth.cuts.n_columns), dtype=np.int32)
-    own = np.arange(len(joint.widths[name]))
-    places = {party: view.drawn(party) for party in sums} | {name: own}
-    found = sums | {
+    local_columns = np.arange(len(joint.widths[name]))
+    columns = {party: view.drawn(party) for party in sums} | {name: local_columns}
+    all_sums = sums | {
         name: build_all_histograms(
             view.store["codes"],
             view.store.facts["missing_code"],
-            own,
+            local_columns,
             np.diff(view.store["offsets"]),
             view.store["gradients"],
             view.store["nodes"][:, : view.n_train],
             *growth.wanted_pairs.T,
         )
     }
-    for party, (histogram, counts) in found.items():
-        histograms[:, joint.bins(party, places[party])] = histogram
-        missing[:, places[party] + joint.firsts[party]] = counts
+    for party, (histogram, counts) in all_sums.items():
+        histograms[:, joint.bins(party, columns[party])] = histogram
+        missing[:, columns[party] + joint.firsts[party]] = counts
     return growth.split(histograms, missing)
 
 
 def read_party_sums(view: View, mail: Mail, party: str, growth: Growth) -> tuple[Histogram, Array]:
-    """A passive party's sums of the wanted nodes, decrypted."""
+    """Decrypt a passive party's sums of the wanted nodes."""
     letter, columns = mail.one(EncryptedSums, party), view.drawn(party)
     wanted = growth.wanted_pairs
     if (letter.round_id, letter.level) != (view.store.facts["n_rounds"], growth.level):
@@ -224,55 +223,55 @@ def read_party_sums(view: View, mail: Mail, party: str, growth: Growth) -> tuple
         scale = FixedPoint((first, second))
         firsts = np.cumsum([0, *(layout.n_outputs for layout in layouts)]).tolist()
         jobs = list(sum_jobs(layouts, growth.level, *wanted.T)) if n_bins else []
-        due = sum(layouts[group].n_plaintexts(len(nodes) * n_bins) for group, _, nodes in jobs)
-        if len(letter.ciphertexts) != due:
-            raise ValueError(f"ciphertexts must be {due}, got {len(letter.ciphertexts)}")
-        histograms, taken = np.zeros((len(wanted), n_bins, 2)), 0
+        n_expected = sum(
+            layouts[group].n_plaintexts(len(nodes) * n_bins) for group, _, nodes in jobs
+        )
+        if len(letter.ciphertexts) != n_expected:
+            raise ValueError(f"ciphertexts must be {n_expected}, got {len(letter.ciphertexts)}")
+        histograms, taken = np.zeros((len(wanted), n_bins, 2)), 0  # gradients, hessians
         for group, tree, nodes in jobs:
             layout, n_sums = layouts[group], len(nodes) * n_bins
-            own = letter.ciphertexts[taken : taken + layout.n_plaintexts(n_sums)]
+            ciphertexts = letter.ciphertexts[taken : taken + layout.n_plaintexts(n_sums)]
             taken += layout.n_plaintexts(n_sums)
-            sums = read_sums(key, own, layout, scale, n_sums, shared_workers())
-            # At the root one job is for all trees of the group.
+            sums = read_sums(key, ciphertexts, layout, scale, n_sums, shared_workers())
+            # At the root, one job sums for all trees of a group.
             for member in (tree,) if growth.level else range(firsts[group], firsts[group + 1]):
-                found = sums[:, member - firsts[group]].reshape(len(nodes), n_bins, 2)
-                histograms[wanted[:, 0] == member] = found
+                node_sums = sums[:, member - firsts[group]].reshape(len(nodes), n_bins, 2)
+                histograms[wanted[:, 0] == member] = node_sums
         return histograms, letter.missing
 
 
 def tell_splits(view: View, growth: Growth, routes: Routes, sets: CategorySets) -> Letters:
-    """Make the own splits of a level, and tell the others what they need to know."""
+    """Make the local splits of a level; returns the letters for the others."""
     store, owners = view.store, view.owners(routes["column"])
-    own = np.array([p for p, (name, _) in enumerate(owners) if name == view.name], dtype=np.int64)
-    mine = routes[own]
+    local = np.array(
+        [index for index, (name, _) in enumerate(owners) if name == view.name], dtype=np.int64
+    )
+    local_routes = routes[local]
     sides, records = own_sides(
         store,
-        mine["tree"],
-        mine["node"],
-        np.array([owners[place][1] for place in own], dtype=np.int64),
-        mine["threshold"].astype(np.int64),
-        mine["default_left"].astype(np.uint8),
-        _sets_of(mine, sets),
+        local_routes["tree"],
+        local_routes["node"],
+        np.array([owners[index][1] for index in local], dtype=np.int64),
+        local_routes["threshold"].astype(np.int64),
+        local_routes["default_left"].astype(np.uint8),
+        _sets_of(local_routes, sets),
     )
-    chosen = Chosen(routes, own, pack_bits(sides), records)
+    chosen = Chosen(routes, local, pack_bits(sides), records)
     store.put("chosen", chosen)
     view.keep(growth)
-    found = [(party, _splits_for(party, owners, growth, chosen, sets)) for party in view.passive]
-    # After the last level nobody need know more than the own splits.
-    return [(party, letter) for party, letter in found if len(letter.trees)]
+    letters = [(party, _splits_for(party, owners, growth, chosen, sets)) for party in view.passive]
+    # After the last level, a party gets its splits only.
+    return [(party, letter) for party, letter in letters if len(letter.trees)]
 
 
 def _splits_for(
-    party: str,
-    owners: list[tuple[str, int]],
-    growth: Growth,
-    chosen: Chosen,
-    sets: CategorySets,
+    party: str, owners: list[tuple[str, int]], growth: Growth, chosen: Chosen, sets: CategorySets
 ) -> Splits:
-    """A level's splits as one party is told of them."""
-    routes, own, bits = chosen.routes, chosen.own, chosen.bits
+    """A level's splits for one party, without others' cuts."""
+    routes, local, bits = chosen.routes, chosen.own, chosen.bits
     is_theirs = np.array([name == party for name, _ in owners], dtype=bool)
-    columns = np.array([c if name == party else -1 for name, c in owners], dtype=np.int64)
+    columns = np.array([column if name == party else -1 for name, column in owners], dtype=np.int64)
     shown = np.ones(len(routes), dtype=bool) if growth.growing else is_theirs
     wanted = growth.wanted_pairs
     return Splits(
@@ -284,7 +283,7 @@ def _splits_for(
         first_rights=np.where(is_theirs, routes["threshold"], 0).astype(np.int64)[shown],
         defaults=(is_theirs & routes["default_left"]).astype(np.uint8)[shown],
         set_bits=_sets_of(routes[is_theirs], sets).bits,
-        bits_of=own if growth.growing else own[:0],
+        bits_of=local if growth.growing else local[:0],
         bits=bits if growth.growing else bits[:0],
         wanted_trees=wanted[:, 0],
         wanted_nodes=wanted[:, 1],
@@ -292,7 +291,6 @@ def _splits_for(
 
 
 def _sets_of(routes: Routes, sets: CategorySets) -> CategorySets:
-    """Sets of some of a level's splits, of those by categories in their order."""
     return sets.take(routes["set"][routes["set"] != NO_SET])
 
 
@@ -300,59 +298,54 @@ def make_splits(view: View, mail: Mail) -> None:
     """Move all rows to the children, once the sides of every split are known."""
     store = view.store
     chosen = store.record(Chosen, "chosen")
-    routes, own = chosen.routes, chosen.own
+    routes, local = chosen.routes, chosen.own
     last, nodes = not len(store["growth.wanted"]), store["nodes"]
     owners = np.array([owner for owner, _ in view.owners(routes["column"])])
-    sources, records = [(view.name, own, chosen.bits)], np.full(len(routes), -1, dtype=np.int64)
-    records[own] = chosen.records
+    sources, records = [(view.name, local, chosen.bits)], np.full(len(routes), -1, dtype=np.int64)
+    records[local] = chosen.records
     for party, letter in mail.all(Partition).items():
         theirs = np.flatnonzero(owners == party)
-        # After the last level a party is told of its own splits alone, and numbers these.
-        told = np.arange(len(theirs)) if last else theirs
-        fits = letter.level == store["growth.level"] and np.array_equal(letter.bits_of, told)
+        # After the last level a party has received its splits only, so it numbers these.
+        expected = np.arange(len(theirs)) if last else theirs
+        fits = letter.level == store["growth.level"] and np.array_equal(letter.bits_of, expected)
         if not fits or len(letter.records) != len(theirs):
-            raise ProtocolError(party, "Partition", "bits_of", "must be its own splits")
+            raise ProtocolError(party, "Partition", "bits_of", "must be its splits")
         sources.append((party, theirs, letter.bits))
         records[theirs] = letter.records
     store["before"], store["last.routes"], store["last.owners"] = nodes, routes, owners
     split = routes["tree"], routes["node"], routes["left"]
     store["nodes"] = nodes_after(nodes, *split, sources)
-    found = np.stack((routes["tree"], routes["node"], records), axis=1).astype(np.int64)
-    store["round.records"] = np.concatenate((store["round.records"], found))
+    records_made = np.stack((routes["tree"], routes["node"], records), axis=1).astype(np.int64)
+    store["round.records"] = np.concatenate((store["round.records"], records_made))
     store.drop("chosen")
 
 
 def finish_round(view: View, alone: bool = False) -> Done:
-    """Add the trees and their leaf weights; scores of the training and validation rows."""
+    """Add the trees and their leaf values; returns scores and purities."""
     store, trees = view.store, [tree.copy() for tree in view.growth().grown().trees]
     for tree in trees:
-        tree["set"] = NO_SET  # the sets stand in the lookup tables
+        tree["set"] = NO_SET  # sets are in the lookup tables
     nodes = store["nodes"]
-    steps = [tree["value"][nodes[place]] for place, tree in enumerate(trees)]
+    steps = [tree["value"][nodes[index]] for index, tree in enumerate(trees)]
     store["margins"] = store["margins"] + np.stack(steps, axis=1)
-    _add_trees(store, trees)
+    # Record id of each split in its owner's lookup table.
+    records = [np.full(len(tree), -1, dtype=np.int64) for tree in trees]
+    for tree_id, node, record in store["round.records"]:
+        records[tree_id][node] = record
+    earlier = split_trees(store["model.nodes"], store["model.offsets"])
+    store["model.nodes"], store["model.offsets"] = stack_trees((*earlier, *trees))
+    store["model.records"] = np.concatenate((store["model.records"], *records))
+    store.facts["n_rounds"] += 1
     store.facts["n_leaves"] = n_leaves(trees)
     purities = [] if is_regression(view.objective) else _purities(view, alone)
-    # What only a round under way needs.
     store.drop("growth", "before", "last", "gradients", "round")
     scores = scores_of(view, store["margins"])
     note_best(view, scores["valid"])
     return scores["train"], scores["valid"], purities
 
 
-def _add_trees(store: Store, trees: Sequence[Tree]) -> None:
-    """Keep the trees of a round, and which record of its owner each split is."""
-    records = [np.full(len(tree), -1, dtype=np.int64) for tree in trees]
-    for tree, node, record in store["round.records"]:
-        records[tree][node] = record
-    known = split_trees(store["model.nodes"], store["model.offsets"])
-    store["model.nodes"], store["model.offsets"] = stack_trees((*known, *trees))
-    store["model.records"] = np.concatenate((store["model.records"], *records))
-    store.facts["n_rounds"] += 1
-
-
 def _purities(view: View, alone: bool) -> list[float]:
-    """Mean purity of the leaves, and of what each passive party can tell apart."""
+    """Mean purity of the leaves, and of the row groups that each passive party can distinguish."""
     store, rows = view.store, slice(view.n_train)
     labels, leaves = store["labels"][rows].astype(np.int64), store["nodes"][:, rows]
     views = [leaves]
@@ -361,6 +354,6 @@ def _purities(view: View, alone: bool) -> list[float]:
             views.append(np.zeros_like(leaves))
             continue
         routes = store["last.routes"][store["last.owners"] == party]
-        known = np.stack((routes["tree"], routes["node"]), axis=1).astype(np.int64)
-        views.append(last_seen(store["before"][:, rows], leaves, known))
+        splits_seen = np.stack((routes["tree"], routes["node"]), axis=1).astype(np.int64)
+        views.append(last_seen(store["before"][:, rows], leaves, splits_seen))
     return [mean_purity(labels, view) for view in views]

@@ -13,31 +13,29 @@ from fedapp.messages.fields import Array
 
 
 def scores_of(view: View, margins: Array) -> dict[str, dict[str, float]]:
-    """Scores by subset of the rows; nothing for one without rows."""
+    """Scores by subset; none for a subset without rows."""
     labels, weights = view.store["labels"], view.store["weights"]
     places = {subset: rows_of(view.store, subset) for subset in SUBSETS}
-    rows = {subset: (margins[own], labels[own], weights[own]) for subset, own in places.items()}
+    rows = {
+        subset: (margins[of_subset], labels[of_subset], weights[of_subset])
+        for subset, of_subset in places.items()
+    }
     return metrics.pooled_subsets(view.objective, rows, view.eval_metrics)
 
 
 def note_best(view: View, valid: dict[str, float]) -> None:
-    """Keep the margins of the round with the best validation score, the first of equals."""
+    """Store the margins of the round with the best validation score, the first of equals."""
     name = metrics.stopping_metric(view.objective, view.eval_metrics)
     facts = view.store.facts
     score = valid.get(name, float("nan"))
     signed = score if metrics.larger_is_better(name) else -score
-    if signed > facts.get("best_score", -np.inf):  # NaN is not
+    if signed > facts.get("best_score", -np.inf):  # never true for NaN
         facts |= {"best_score": signed, "best_round": facts["n_rounds"]}
         view.store["best.margins"] = view.store["margins"]
 
 
 def margins_after(view: View, n_rounds: int) -> Array:
-    """Margins after so many rounds: all, or the best.
-
-    Raises
-    ------
-    ProtocolError : another round.
-    """
+    """Margins after ``n_rounds``: all of them, or the best; raises a ProtocolError for others."""
     store, facts = view.store, view.store.facts
     if n_rounds == facts["n_rounds"]:
         return store["margins"]

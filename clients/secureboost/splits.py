@@ -1,7 +1,7 @@
-"""SecureBoost at any party: the splits of a level, and where they send the rows.
+"""SecureBoost at any party: a level's splits, and where they send the rows.
 
-A level's splits are made by those whose columns they are of, who tell which rows go left; after the
-last level nobody is told but the active party.
+The owner of a column makes its splits and sends all parties the rows that go left; after the last
+level, only the active party.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedapp.trees.divided.lookup import Lookup
 from fedapp.trees.sets import CategorySets, set_numbers
 from fedapp.trees.sides import Bits, Ints, Nodes, Places, moved, sides_of, slots_of
 
-Sent = tuple[str, Ints, npt.NDArray[np.uint8]]  # who tells, places of the splits, their bits
+Sent = tuple[str, Ints, npt.NDArray[np.uint8]]  # sender, indices of the splits, their bits
 
 
 def own_sides(
@@ -26,24 +26,15 @@ def own_sides(
     trees: Places,
     nodes: Places,
     columns: Ints,
-    first_rights: Ints,
-    defaults: npt.NDArray[np.uint8],
-    sets: CategorySets,
+    first_rights: Ints,  # lowest bin that goes right; 0 sends only missing values left
+    defaults: npt.NDArray[np.uint8],  # 1 where missing values go left
+    sets: CategorySets,  # one per split by categories, in order
 ) -> tuple[list[Bits], Ints]:
-    """Note splits of own columns; which rows they send left, and their record ids.
-
-    Parameters
-    ----------
-    trees, nodes : shape (n_splits,): what is split.
-    columns : own numbers.
-    first_rights : lowest bin that goes right; 0 sends missing rows alone to the left.
-    defaults : 1 where missing goes left.
-    sets : of the splits of columns of categories, in their order.
-    """
-    by_set = np.asarray(store["set_widths"])[columns] > 0
+    """Store splits of local columns; returns the rows they send left, and their record ids."""
+    is_categorical = np.asarray(store["set_widths"])[columns] > 0
     # The active party knows the categories of training rows only; all others go left.
-    widths = np.where(by_set, np.asarray(store["n_categories"])[columns], 0)
-    sets = sets.widened(widths[by_set])
+    widths = np.where(is_categorical, np.asarray(store["n_categories"])[columns], 0)
+    sets = sets.widened(widths[is_categorical])
     edges, offsets = store["edges"], store["offsets"]
     thresholds = np.array(
         [
@@ -65,27 +56,16 @@ def own_sides(
 def nodes_after(
     nodes: Nodes, trees: Places, split: Places, lefts: Places, sent: Sequence[Sent]
 ) -> Nodes:
-    """Rows at the children of a level's splits, whose sides are all known.
-
-    Parameters
-    ----------
-    nodes : int32, shape (n_trees, n_rows): where each row is.
-    trees, split, lefts : shape (n_splits,): what is split, and into which left child.
-    sent : bits of all splits.
-
-    Raises
-    ------
-    ProtocolError : bits do not fit, or a split is told of by nobody or by two.
-    """
+    """Rows at the children of a level's splits; ``nodes`` is int32, shape (n_trees, n_rows)."""
     slots, sizes = slots_of(nodes, trees, split)
     sides: dict[int, Bits] = {}
     for sender, places, bits in sent:
-        known = places.tolist()
-        if any(not 0 <= place < len(sizes) or place in sides for place in known):
-            raise ProtocolError(sender, "Partition", "bits_of", "must be splits of its own")
-        found = sent_bits(sender, "Partition", "bits", bits, sizes[places].tolist())
-        sides |= dict(zip(known, found, strict=True))
+        indices = places.tolist()
+        if any(not 0 <= index < len(sizes) or index in sides for index in indices):
+            raise ProtocolError(sender, "Partition", "bits_of", "must be its splits, each once")
+        sent_sides = sent_bits(sender, "Partition", "bits", bits, sizes[places].tolist())
+        sides |= dict(zip(indices, sent_sides, strict=True))
     if len(sides) != len(sizes):
         raise ProtocolError(sent[0][0], "Partition", "bits_of", "must leave no split out")
-    told = np.concatenate([np.empty(0, dtype=bool), *(sides[n] for n in range(len(sizes)))])
-    return moved(nodes, lefts, slots, np.cumsum(sizes) - sizes, told)
+    went_left = np.concatenate([np.empty(0, dtype=bool), *(sides[n] for n in range(len(sizes)))])
+    return moved(nodes, lefts, slots, np.cumsum(sizes) - sizes, went_left)

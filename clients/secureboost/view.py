@@ -1,4 +1,4 @@
-"""What the active party of a SecureBoost run reads of its state, once a step."""
+"""What the active party of a SecureBoost run reads from its store, once a step."""
 
 from __future__ import annotations
 
@@ -23,39 +23,24 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """What stays the same all through a run.
+    """Constants of a run, and access to the state of its round."""
 
-    Parameters
-    ----------
-    name : of the active party.
-    passive : names of the others.
-    store : where the rest lies, which changes.
-    boost : settings of the run, by the names of ``SetupRequest``.
-    objective, parameters : of the run, with what the objective reads.
-    eval_metrics : scored beside the objective's own.
-    n_train : training rows: the first ones.
-    width : trees of a round.
-    joint : columns of all parties.
-    key : of this run.
-    layouts : how gradients are packed, by group of trees.
-    """
-
-    name: str
+    name: str  # of the active party
     passive: list[str]
     store: Store
-    boost: Mapping[str, Any]
+    boost: Mapping[str, Any]  # settings, by the names of ``SetupRequest``
     objective: Objective
     parameters: LossParameters
-    eval_metrics: tuple[str, ...]
-    n_train: int
-    width: int
+    eval_metrics: tuple[str, ...]  # besides the objective's
+    n_train: int  # training rows are the first ones
+    width: int  # trees per round
     joint: JointColumns
     key: PrivateKey
-    layouts: tuple[PairLayout, ...]
+    layouts: tuple[PairLayout, ...]  # of packed gradients, one per group of trees
 
     @classmethod
     def read(cls, site: Site) -> View:
-        """As it is from the first round on."""
+        """The view, from the first round on."""
         store, facts = site.store, site.store.facts
         boost, n_train, key = facts["boost"], facts["n_train"], PrivateKey.from_array(store["key"])
         width = n_outputs(boost["objective"], len(facts["classes"]))
@@ -80,11 +65,11 @@ class View:
         )
 
     def owners(self, columns: npt.NDArray[Any]) -> list[tuple[str, int]]:
-        """Whose each of some joint columns is, and its number there."""
+        """Owner of each joint column, and its number there."""
         return [self.joint.owner(int(column)) for column in columns]
 
     def growth(self) -> Growth:
-        """The round that is under way."""
+        """The round in progress."""
         allowed = self.store["allowed"].astype(bool)
         shape = Shape.of(self.boost)
         return Growth.restored(
@@ -93,20 +78,19 @@ class View:
 
     @property
     def limits(self) -> Limits:
-        """Draws of columns for the levels and nodes of the round that is under way, the
-        constraints of columns, and whether a party merges bins."""
+        """Column draws of the round in progress, constraints, and whether a party merges bins."""
         boost, facts = self.boost, self.store.facts
         shares = boost["colsample_bylevel"], boost["colsample_bynode"]
         monotone = np.array(facts["monotone"], dtype=np.int8)
         interactions = tuple(map(frozenset, facts["interactions"]))
-        held = Limits(boost["seed"], facts["n_rounds"], *shares, monotone, interactions)
-        return replace(held, both_children=facts["merged"])
+        limits = Limits(boost["seed"], facts["n_rounds"], *shares, monotone, interactions)
+        return replace(limits, both_children=facts["merged"])
 
     def keep(self, growth: Growth) -> None:
-        """Keep how far the round is."""
+        """Store the round in progress."""
         for name, array in growth.arrays().items():
             self.store[f"growth.{name}"] = array
 
     def drawn(self, party: str) -> Ints:
-        """A party's columns that any tree of the round may split, under its own numbers."""
+        """A party's columns, by its numbers, that some tree of the round may split."""
         return self.joint.own(party, np.flatnonzero(self.store["allowed"].any(axis=0)))
