@@ -1,4 +1,4 @@
-"""The page of ``noniid``: scores, costs and plots of all methods, and which one to take."""
+"""The page of ``noniid``: scores, costs and plots of all methods, and which one to choose."""
 
 from __future__ import annotations
 
@@ -22,27 +22,19 @@ def benchmark_page(
 ) -> str:
     """The page, as HTML.
 
-    Parameters
-    ----------
-    rows : of all runs, those of the baselines included.
-    methods : that send messages, in order.
-    found : of each scenario.
-    notes : lines below the table of scores.
+    ``rows`` include those of the baselines; ``methods`` are the federated ones, in order.
     """
     sets = dict.fromkeys(str(row["data"]) for row in rows)
+    quiet_notes = f'<p class="quiet">{escaped(" ".join(notes))}</p>'
     sections = [
         section("Which method should I take?", _answers(found)),
-        section("Test scores", _scores(rows, methods) + _quiet(notes)),
+        section("Test scores", _scores(rows, methods) + quiet_notes),
         section("Costs", _costs(rows, methods)),
     ]
     for data in sets:
-        own = [row for row in rows if row["data"] == data]
-        sections.append(section(f"{data}, plots", figures(_figures(own, methods))))
+        of_data = [row for row in rows if row["data"] == data]
+        sections.append(section(f"{data}, plots", figures(_figures(of_data, methods))))
     return page("Uneven parties: which method to take", " · ".join(sets), sections)
-
-
-def _quiet(notes: Sequence[str]) -> str:
-    return f'<p class="quiet">{escaped(" ".join(notes))}</p>'
 
 
 def _answers(found: Sequence[Verdict]) -> str:
@@ -86,7 +78,7 @@ def _costs(rows: Sequence[Row], methods: Sequence[str]) -> str:
 
 
 def _figures(rows: Sequence[Row], methods: Sequence[str]) -> dict[str, str]:
-    """Scores by how unlike the parties are; scores and costs by their number."""
+    """Scores by how unlike the parties are; scores and costs by the number of parties."""
     by_count = [row for row in rows if row["partition"] == "iid"]
     usual = max(row["parties"] for row in rows if row["partition"] != "iid")
     by_skew = [row for row in rows if row["partition"] != "iid" or row["parties"] == usual]
