@@ -202,7 +202,7 @@ def attacked_under_masks(settings: Settings) -> dict[str, Any]:
 def _trained(settings: Settings) -> CuriousPAX:
     """The coordinator of a finished run."""
     if settings.objective != "binary:logistic" or settings.colsample_bytree < 1:
-        raise ConfigError("pax_rows needs a run with two classes and all columns, got another run")
+        raise ConfigError("the attacked run must have two classes and all columns, got another")
     coordinator = CuriousPAX.of_run(settings)
     grid = LocalGrid(simulated_contexts(settings))
     try:
