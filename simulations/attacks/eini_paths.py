@@ -166,7 +166,6 @@ def _all_sums(options: Sequence[Ints]) -> Ints:
 
 
 def predicted(overrides: Overrides, model: str, curious: Curious) -> None:
-    """Predict ``ROWS`` rows of the data set with Fed-EINI."""
     with tempfile.TemporaryDirectory() as folder:
         table = read_source(overrides["data"])
         drawn = np.random.default_rng(overrides["seed"]).permutation(table.n_rows)[:ROWS]
@@ -220,7 +219,6 @@ def attacked(overrides: Overrides) -> Outcome:
 
 
 def _is_true(way: Sequence[int], truth: Sequence[Bools]) -> bool:
-    """Whether these options are the way that the row went."""
     return all(each[one] for each, one in zip(truth, way, strict=True))
 
 

@@ -200,7 +200,6 @@ def attacked_under_masks(settings: Settings) -> dict[str, Any]:
 
 
 def _trained(settings: Settings) -> CuriousPAX:
-    """The coordinator of a finished run."""
     if settings.objective != "binary:logistic" or settings.colsample_bytree < 1:
         raise ConfigError("the attacked run must have two classes and all columns, got another")
     coordinator = CuriousPAX.of_run(settings)
@@ -355,7 +354,6 @@ def _moved(row: Row, sketch: Sketch, places: Ints, offsets: Ints) -> Row:
 
 
 def _count(found: Iterable[tuple[set[Row], list[Row]]]) -> dict[str, int]:
-    """Count rebuilt and true rows over all senders."""
     pairs = list(found)
     return {
         "rows": sum(len(rows) for _, rows in pairs),

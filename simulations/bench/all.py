@@ -83,14 +83,15 @@ def main(words: Sequence[str] | None = None) -> None:
     folder = options.folder or Path("runs") / f"bench-{size}"
     folder.mkdir(parents=True, exist_ok=True)
     failed = [name for name in options.only if not carried_out(name, size, folder)]
-    print(f"tables and figures lie in {folder}")
+    print(f"tables and figures are in {folder}")
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}; NAME.txt says why")
 
 
 def carried_out(name: str, size: str, folder: Path) -> bool:
     """Run a bench unless it has finished; False if it failed."""
-    runs = runs_of(name, size)
+    without_peer = " --without-plugin" if name == "pax_speed" and not has_plugin() else ""
+    runs = [f"{asked}{without_peer}".strip() for asked in getattr(BENCHES[name], size)]
     if not runs or finished(folder / f"{name}.jsonl") == runs:
         return True
     start, lines, printed = time.monotonic(), list[tuple[str, Record]](), list[str]()
@@ -116,13 +117,6 @@ def carried_out(name: str, size: str, folder: Path) -> bool:
     write_whole(folder / f"{name}.jsonl", "".join(records).encode())  # last: it marks the end
     print(f"  {time.monotonic() - start:.0f} s")
     return True
-
-
-def runs_of(name: str, size: str) -> list[str]:
-    """Arguments of each run of a bench, without peers that are not installed."""
-    runs: tuple[str, ...] = getattr(BENCHES[name], size)
-    without_plugin = " --without-plugin" if name == "pax_speed" and not has_plugin() else ""
-    return [f"{asked}{without_plugin}".strip() for asked in runs]
 
 
 def finished(path: Path) -> list[str]:

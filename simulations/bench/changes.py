@@ -45,7 +45,6 @@ def change_content(content: Content, rng: random.Random) -> Content:
 
 
 def change_scalar(value: Any, rng: random.Random) -> Any:
-    """Another value, mostly of the same type."""
     if rng.random() < 0.05:
         return rng.choice([True, 0, 1.5, "", ["a"], "x" * 2000])
     if isinstance(value, bool):

@@ -128,8 +128,7 @@ def check_accuracy(ours: float, theirs: float) -> None:
 
 def fit_theirs(
     values: npt.NDArray[np.float32], labels: npt.NDArray[np.float32], seed: int
-) -> tuple[float, float]:
-    """Seconds of scikit-learn's ``fit``, and its accuracy on the training rows."""
+) -> tuple[float, float]:  # seconds of scikit-learn's fit, accuracy on the training rows
     forest = RandomForestClassifier(
         TREES, max_depth=DEPTH, max_features=MAX_FEATURES, n_jobs=THREADS, random_state=seed
     )

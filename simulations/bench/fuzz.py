@@ -221,7 +221,6 @@ class Outcome:
 
 
 def run_cases(name: str, case: Case, numbers: range) -> Outcome:
-    """Run cases in processes that may crash."""
     found, next_one = Outcome(name, len(numbers)), numbers.start
     while next_one < numbers.stop:
         stop = min(next_one + BATCH, numbers.stop)

@@ -50,7 +50,6 @@ class Measured:
 
 
 def write_table(path: Path, n_rows: int) -> None:
-    """Write random rows, in chunks."""
     rng = np.random.default_rng(SEED)
     names = [f"x{column}" for column in range(N_COLUMNS)]
     schema = pa.schema([*((name, pa.float32()) for name in names), ("label", pa.float64())])
@@ -85,7 +84,6 @@ def binned_bytes(n_rows: int) -> int:
 
 
 def train_pax(path: Path) -> Measured:
-    """Train PAX with the local engine."""
     from simulations.scored import temporary_run
 
     ready, cpu_start = peak_bytes(), cpu_seconds()
@@ -101,7 +99,6 @@ def train_pax(path: Path) -> Measured:
 
 
 def train_pooled(path: Path) -> Measured:
-    """Train XGBoost on the same table with the run's settings."""
     import xgboost
 
     from fedapp.data.datasets import read_source
@@ -118,7 +115,6 @@ def train_pooled(path: Path) -> Measured:
 
 
 def print_both(party: Measured, pooled: Measured, n_rows: int) -> None:
-    """Print both, and the size of the binned table."""
     rows = []
     for method, measured in (("PAX, one party and server", party), ("XGBoost, pooled", pooled)):
         peaks = [f"{n_bytes / 2**20:.0f}" for n_bytes in (measured.peak, measured.ready)]

@@ -80,7 +80,6 @@ def measure(data: str, parties: int, trees: int, repeats: int) -> Iterator[Cost]
 
 
 def rows_of(costs: list[Cost]) -> Iterator[list[str]]:
-    """Table rows, with the ratios to plain sums."""
     by_name = {cost.sums: cost for cost in costs}
     for cost in costs:
         ratios = [cost.seconds_a_tree / by_name[plain].seconds_a_tree for plain in (PLAIN, EQUAL)]

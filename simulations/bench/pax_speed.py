@@ -114,7 +114,6 @@ def settings_of(data: str, depth: int, bins: str, parties: int = N_PARTIES) -> S
 
 
 def read_rows(settings: Settings) -> Subsets:
-    """Read the rows of each party of a run."""
     table = read_source(settings.data, Roles(label=settings.label))
     assert table.labels is not None
     labels = class_ids(table.labels, class_names(table.labels, settings.objective))
@@ -167,7 +166,6 @@ def measure_pooled(settings: Settings, rows: Subsets, repeats: int) -> Measured:
 
 
 def parameters_of(settings: Settings, rows: Subsets, threads: int = THREADS) -> dict[str, Any]:
-    """Translate a run's settings to XGBoost's parameters."""
     labels = np.concatenate(rows.labels)
     parameters = xgboost_parameters(settings, labels, np.ones_like(labels), labels)
     return {**parameters, "nthread": threads}
@@ -209,17 +207,6 @@ def measure_plugin(
     return lines, peak
 
 
-def pooled_auc(settings: Settings, rows: Subsets) -> float:
-    """Mean test AUC of pooled XGBoost over nearby values of max-bin."""
-    parameters = parameters_of(settings, rows)
-    scores = []
-    for n_bins in NEARBY_BINS:
-        *_, booster = train_pooled({**parameters, "max_bin": n_bins}, rows)
-        margins = booster.predict(xgboost.DMatrix(rows.test_values), output_margin=True)
-        scores.append(test_auc(margins, rows))
-    return float(np.mean(scores))
-
-
 def ratios(lines: Sequence[Measured]) -> list[dict[str, Any]]:
     """Add ratios to XGBoost's seconds at the same depth; None if that was not measured."""
     times = {(line.method, line.depth): line.seconds for line in lines}
@@ -232,7 +219,6 @@ def ratios(lines: Sequence[Measured]) -> list[dict[str, Any]]:
 
 
 def rows_of(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
-    """Table rows of the lines."""
     for line in lines:
         each = [line[ratio] and f"{line[ratio]:.2f}" for ratio in ("/ pooled", "/ plugin")]
         sent = [str(line["messages"]), f"{line['n_bytes'] / 1e6:.1f}"] if line["messages"] else []
@@ -251,7 +237,12 @@ def measure(data: str, repeats: int, with_plugin: bool) -> tuple[list[Measured],
         n_nodes = check_against_xgboost(data, depth)
         console.print(f"depth {depth}: one party equals pooled XGBoost in all {n_nodes} nodes")
         lines.append(measure_pooled(settings, rows, repeats))
-        auc = pooled_auc(settings, rows)
+        parameters, aucs = parameters_of(settings, rows), []
+        for n_bins in NEARBY_BINS:
+            *_, booster = train_pooled({**parameters, "max_bin": n_bins}, rows)
+            margins = booster.predict(xgboost.DMatrix(rows.test_values), output_margin=True)
+            aucs.append(test_auc(margins, rows))
+        auc = float(np.mean(aucs))
         for bins in ("share", "equal"):
             lines.append(measure_pax(settings_of(data, depth, bins), repeats))
             difference = lines[-1].auc - auc

@@ -223,7 +223,6 @@ def _record_resumed(folder: Path, contexts: list[Context], settings: Settings) -
 def _write_tables(
     folder: Path, method: str, names: Sequence[str], has_classes: bool
 ) -> list[dict[str, Any]]:
-    """Write a table for each site; return the node configs."""
     (folder / "tables").mkdir(parents=True)
     is_vertical, nodes = method in ("secureboost", "federated-forest"), []
     for index, name in enumerate(names):

@@ -130,7 +130,6 @@ def computed(name: str) -> Iterator[tuple[str, Any]]:
 def _predicted_together(
     name: str, trained: Settings, model_id: str, inference: str
 ) -> Iterator[tuple[str, Any]]:
-    """Let the parties predict the table that they trained on."""
     config = {key: getattr(trained, key) for key in ("data", "parties", "columns", "align", "seed")}
     config |= {"model": model_id, "strategy": inference, "eini": {**SMALL_KEY, "unguarded": True}}
     run = run_local(load_settings({**config, "run-dir": f"{trained.run_dir}-{inference}"}))

@@ -67,7 +67,6 @@ def made_table(n_rows: int, n_columns: int = sum(COLUMNS)) -> pa.Table:
 
 
 def config_of(method: str, n_trees: int, key_bits: int, parties: int = PARTIES) -> Line:
-    """A run's settings without the tables."""
     shared = {**BINARY, "parties": parties, "test-fraction": TEST_ROWS}
     if method == "pax":
         method_settings = {"strategy": "pax", "max-bin": PAX_BINS, "max-depth": PAX_DEPTH}

@@ -246,8 +246,7 @@ def bare_seconds(bits: int) -> float:
 # The result
 
 
-def traffic(run: RunFolder) -> tuple[int, int]:
-    """Median bytes and messages of a timed tree."""
+def traffic(run: RunFolder) -> tuple[int, int]:  # median bytes and messages of a timed tree
     rounds = [json.loads(line) for line in run.rounds.read_text().splitlines()]
     by_step = Counter(json.loads(line)["step"] for line in run.ledger.read_text().splitlines())
     sizes, numbers = [], []
@@ -259,7 +258,6 @@ def traffic(run: RunFolder) -> tuple[int, int]:
 
 
 def bare_of(counts: dict[str, Counts], each: dict[str, float]) -> dict[str, float]:
-    """Seconds of a tree's multiplications by part, spread over all cores."""
     return {
         part: sum(n * each[modulus] for modulus, n in numbers.items()) / n_cores()
         for part, numbers in counts.items()

@@ -131,7 +131,6 @@ def served(run: Path) -> Iterator[int]:
 
 
 def _asked(connection: http.client.HTTPConnection, body: bytes) -> dict[str, Any]:
-    """The server's reply to a request to predict."""
     headers = {"Content-Type": "application/json"}
     connection.request("POST", "/predict", body, headers)
     response = connection.getresponse()

@@ -173,7 +173,6 @@ def run_beside(scenario: Scenario, seed: int, quick: bool, output: Path) -> list
 def run_all(
     scenarios: Sequence[Scenario], seeds: Sequence[int], quick: bool, output: Path
 ) -> list[Row]:
-    """Run every method on every scenario once."""
     rows = []
     for seed in seeds:  # the outer loop, so that an interrupted command has complete seeds
         for scenario in dict.fromkeys(scenarios):

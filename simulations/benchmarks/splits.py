@@ -110,7 +110,6 @@ def icor_range(
 def _search(
     correlations: Array, n_parties: int, loss: Callable[[float], float], rng: np.random.Generator
 ) -> Split:
-    """The best local optimum, which no exchange of two columns improves."""
     optima = [_descend(correlations, n_parties, loss, rng) for _ in range(STARTS)]
     return min(optima, key=lambda optimum: optimum[0])[1]
 

@@ -174,7 +174,6 @@ def run_scenario(scenario: Scenario, trees: int, key_bits: int, output: Path) ->
 
 
 def show(rows: Sequence[Row]) -> None:
-    """Print scores and costs, and what UniFed reports of the frameworks."""
     names = ["scenario", "score", "rows", "trees", "bits", "ours", "pooled", "UniFed", "held out"]
     names += ["sec.", "MB", "exchanges"]
     grid = new_grid(f"UniFed, trees of depth {DEPTH}, {BINS} bins, eta {ETA:g}", names, 2)

@@ -160,7 +160,6 @@ def run_point(point: Point, whole: Table, quick: bool, output: Path) -> list[Row
 
 
 def pooled_scores(settings: Settings) -> list[Row]:
-    """Scores of the model of the joined table, as the one row."""
     return [run_baselines(settings)["pooled"]]
 
 

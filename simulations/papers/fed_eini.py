@@ -192,7 +192,6 @@ def table_2(kind: str, *runs: Row) -> list[Row]:
 
 
 def show_table_2(rows: Sequence[Row]) -> None:
-    """Print both ways side by side."""
     names = ("data", "model", "subset", "rows", "AUC", "KS", "AUC", "KS", "difference")
     grid = new_grid(
         "Table 2: interactive, then Fed-EINI; largest difference", [*names, f"{CLOSE:g}"], 2

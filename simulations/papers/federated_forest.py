@@ -192,7 +192,6 @@ def p_of(difference: float, deviation: float, n: int) -> float:
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
@@ -221,7 +220,6 @@ def show_table_1(rows: Sequence[Row]) -> None:
 
 
 def as_text(row: Mapping[str, Any]) -> list[str]:
-    """Scores of a line, and p."""
     alone = [f"{row[name]:.3f}" if name in row else "-" for name in ALONE]
     pairs = [f"{mean:.4f} ± {deviation:.4f}" for mean, deviation in (row[n] for n in FORESTS)]
     return [*alone, *pairs, f"{row['p']:.3f}"]
@@ -273,7 +271,6 @@ def domain_seconds(config: Row, folder: Path, tell: Callable[[str], None]) -> Ro
 
 
 def show_figure_3(rows: Sequence[Row]) -> None:
-    """Print accuracy and seconds by the number of domains."""
     names = ("domains", "columns", "accuracy", "training, sec.", "prediction, sec.")
     grid = new_grid(f"Figure 3: {DOMAIN_DATA}, {TREES} trees of depth {DEPTH}", names, 0)
     for row in rows:

@@ -187,7 +187,6 @@ def eq_6(n_clients: int) -> str:
 
 
 def written(data: str, value: float | None) -> str:
-    """Format a score."""
     return "" if value is None else f"{value:.4g}" if is_error(data) else f"{value:.2f}"
 
 

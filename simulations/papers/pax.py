@@ -69,7 +69,6 @@ DIFFERENCES = (
 
 
 def own_config(common: Row, data: str, seed: int, n_trees: int) -> Row:
-    """Settings of the runs of one table."""
     return {**common, "data": data, "seed": seed, "num-boost-round": n_trees}
 
 

@@ -264,7 +264,6 @@ def balanced_purity(labels: npt.NDArray[Any], leaves: npt.NDArray[Any]) -> float
 
 
 def scores_of(booster: xgboost.Booster, rows: Pooled, n_trees: int) -> dict[str, float]:
-    """Test scores of the first trees of a model."""
     test = rows.split.test
     matrix = xgboost.DMatrix(rows.values[test])
     margins = booster.predict(matrix, output_margin=True, iteration_range=(0, n_trees))
