@@ -177,8 +177,8 @@ def attacked(settings: Settings) -> Iterator[dict[str, Any]]:
         for name, all_rows in truth.items()
         for row in all_rows
     ]
-    known = all_rebuilt(pooled, _common_sketch(cuts), merged)
-    yield {"seen": "sums over all parties", **_count([(known, rows)])}
+    rebuilt_rows = all_rebuilt(pooled, _common_sketch(cuts), merged)
+    yield {"seen": "sums over all parties", **_count([(rebuilt_rows, rows)])}
 
 
 def attacked_under_masks(settings: Settings) -> dict[str, Any]:
@@ -194,9 +194,9 @@ def attacked_under_masks(settings: Settings) -> dict[str, Any]:
     cuts = coordinator.cuts
     truth = _truth(settings, dict.fromkeys(coordinator.parties, cuts))
     levels, merged = coordinator.levels[EVERYONE], settings.least_bin_rows > 0
-    known = all_rebuilt(levels, _common_sketch(cuts), merged)
+    rebuilt_rows = all_rebuilt(levels, _common_sketch(cuts), merged)
     rows = [row for party_rows in truth.values() for row in party_rows]
-    return {"seen": "sums under masks", **_count([(known, rows)])}
+    return {"seen": "sums under masks", **_count([(rebuilt_rows, rows)])}
 
 
 def _trained(settings: Settings) -> CuriousPAX:
@@ -256,19 +256,19 @@ def rebuilt(levels: Iterable[Level], offsets: Ints, merged: bool = False) -> Ite
     """
     for _, of_round in groupby(levels, lambda level: level.request.round_id):
         places: dict[float, set[tuple[int, int]]] = defaultdict(set)  # column and bin by gradient
-        known: dict[int, Sums] = {}
+        earlier: dict[int, Sums] = {}
         for level in of_round:
             fresh = dict(zip(level.request.wanted_nodes.tolist(), level.histograms, strict=True))
             splits = (level.request.split_nodes.tolist(), level.request.split_lefts.tolist())
             for parent, left in zip(*splits, strict=True):
                 for child, sibling in ((left, left + 1), (left + 1, left)):
-                    if parent in known and sibling in fresh and child not in fresh:
-                        fresh[child] = known[parent] - fresh[sibling]
+                    if parent in earlier and sibling in fresh and child not in fresh:
+                        fresh[child] = earlier[parent] - fresh[sibling]
                         if merged:
                             fresh[child] = _between(fresh[child], fresh[sibling], offsets)
             for histogram in fresh.values():
                 _note(places, histogram, offsets)
-            known |= fresh
+            earlier |= fresh
         n_columns = len(offsets) - 1
         for gradient, pairs in places.items():
             bins = dict(pairs)
@@ -353,12 +353,12 @@ def _moved(row: Row, sketch: Sketch, places: Ints, offsets: Ints) -> Row:
     return (*np.where(inside, common, -1).tolist(), label)
 
 
-def _count(found: Iterable[tuple[set[Row], list[Row]]]) -> dict[str, int]:
-    pairs = list(found)
+def _count(known_and_true: Iterable[tuple[set[Row], list[Row]]]) -> dict[str, int]:
+    senders = list(known_and_true)
     return {
-        "rows": sum(len(rows) for _, rows in pairs),
-        "rebuilt": sum(row in known for known, rows in pairs for row in rows),
-        "wrong": sum(len(known - set(rows)) for known, rows in pairs),
+        "rows": sum(len(rows) for _, rows in senders),
+        "rebuilt": sum(row in rebuilt_rows for rebuilt_rows, rows in senders for row in rows),
+        "wrong": sum(len(rebuilt_rows - set(rows)) for rebuilt_rows, rows in senders),
     }
 
 

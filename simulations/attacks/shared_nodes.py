@@ -105,20 +105,20 @@ def guessed(guesses: Sequence[Guess], labels: Labels, seed: int) -> float:
     for draw in range(DRAWS):
         rng = np.random.default_rng([seed, draw])
         of_class = [rng.permutation(np.flatnonzero(labels == label)) for label in (0, 1)]
-        known = np.concatenate([rows[: KNOWN // 2] for rows in of_class])
-        others = np.setdiff1d(np.arange(len(labels)), known)
+        known_ids = np.concatenate([rows[: KNOWN // 2] for rows in of_class])
+        other_ids = np.setdiff1d(np.arange(len(labels)), known_ids)
 
-        def validated(guess: Guess, known: Ints = known) -> float:
+        def validated(guess: Guess, known_ids: Ints = known_ids) -> float:
             features, model = guess
             scores = cross_val_score(
-                model, features[known], labels[known], scoring="roc_auc", cv=FOLDS
+                model, features[known_ids], labels[known_ids], scoring="roc_auc", cv=FOLDS
             )
             return float(scores.mean())
 
         features, model = max(guesses, key=validated)
-        model.fit(features[known], labels[known])
-        scores = model.predict_proba(features[others])[:, 1]
-        aucs.append(roc_auc_score(labels[others], scores))
+        model.fit(features[known_ids], labels[known_ids])
+        scores = model.predict_proba(features[other_ids])[:, 1]
+        aucs.append(roc_auc_score(labels[other_ids], scores))
     return float(np.mean(aucs))
 
 

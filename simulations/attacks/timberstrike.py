@@ -62,28 +62,30 @@ class Knows(Enum):
     ROWS = "rows"
 
 
-def drawn(rows: Rows, own: Array, rng: np.random.Generator) -> Array:
+def drawn(rows: Rows, known_rows: Array, rng: np.random.Generator) -> Array:
     """Draw a value of each row in each column uniformly from its range, and append its label.
 
-    ``own``, shape (n_own, n_columns + 1), are rows whose bounds are known, the labels last. Returns
+    ``known_rows``, shape (n_known, n_columns + 1), give the bounds; the labels are last. Returns
     float64, shape (n_rows, n_columns + 1).
     """
-    lowest, highest = own[:, :-1].min(axis=0), own[:, :-1].max(axis=0)
+    lowest, highest = known_rows[:, :-1].min(axis=0), known_rows[:, :-1].max(axis=0)
     lows = np.where(np.isfinite(rows.lows), rows.lows, np.minimum(lowest, rows.highs))
     highs = np.where(np.isfinite(rows.highs), rows.highs, np.maximum(highest, lows))
     return np.column_stack([rng.uniform(lows, highs), rows.labels])
 
 
-def likeliest(rows: Rows, own: Array, likeness: Array, tolerances: Array) -> Array:
+def likeliest(rows: Rows, known_rows: Array, likeness: Array, tolerances: Array) -> Array:
     """As ``drawn``, but choose the known value that has most known values within the tolerance.
 
     Rows of the label count, weighted by ``likeness``, shape (n_rows, n_own), >= 0, if their value
     is in the range; without any, the median is moved into the range. With unlimited ranges and
     equal weights this is the best constant for each label.
     """
-    weights = np.where(rows.labels[:, None] == own[:, -1], likeness + 1e-9, 0.0)
+    weights = np.where(rows.labels[:, None] == known_rows[:, -1], likeness + 1e-9, 0.0)
     guesses = np.empty_like(rows.lows)
-    for column, (values, tolerance) in enumerate(zip(own[:, :-1].T, tolerances, strict=False)):
+    for column, (values, tolerance) in enumerate(
+        zip(known_rows[:, :-1].T, tolerances, strict=False)
+    ):
         lows, highs = rows.lows[:, [column]], rows.highs[:, [column]]
         inside = np.where((lows <= values) & (values < highs), weights, 0.0)
         near = np.abs(values[:, None] - values) <= tolerance
@@ -93,18 +95,18 @@ def likeliest(rows: Rows, own: Array, likeness: Array, tolerances: Array) -> Arr
     return np.column_stack([guesses, rows.labels])
 
 
-def moved(rows: Rows, own: Array) -> Array:
+def moved(rows: Rows, known_rows: Array) -> Array:
     """As ``drawn``, but move the nearest known row into each box; each known row is used once.
 
     Rows of the same label are preferred.
     """
-    deviations = own.std(axis=0)
-    distances = len(deviations) * 10.0 * (rows.labels[:, None] != own[:, -1])
+    deviations = known_rows.std(axis=0)
+    distances = len(deviations) * 10.0 * (rows.labels[:, None] != known_rows[:, -1])
     for column, deviation in enumerate(deviations[:-1]):
-        values = own[:, column]
+        values = known_rows[:, column]
         gaps = rows.lows[:, [column]] - values, values - rows.highs[:, [column]]
         distances += np.maximum(0, np.maximum(*gaps)) / max(deviation, 1e-300)
-    values_of_nearest = own[linear_sum_assignment(distances)[1], :-1]
+    values_of_nearest = known_rows[linear_sum_assignment(distances)[1], :-1]
     return np.column_stack([np.clip(values_of_nearest, rows.lows, rows.highs), rows.labels])
 
 
@@ -220,16 +222,19 @@ def target_of(run: Trained, tells_hessians: bool) -> Target:
     numbers = np.column_stack([table.values, labels]).astype(np.float64)
     attacked_rows = np.concatenate([shares[name]["train"] for name in attacked_parties])
     held_back = np.concatenate([shares[name]["test"] for name in names])
-    own = np.random.default_rng(settings.seed).permutation(held_back)
-    own = np.resize(own, len(attacked_rows))  # of too few, some twice
-    return Target(trees, float(bare.base_margin[0]), numbers[attacked_rows], numbers[own])
+    known_rows = np.random.default_rng(settings.seed).permutation(held_back)
+    known_rows = np.resize(known_rows, len(attacked_rows))  # of too few, some twice
+    return Target(trees, float(bare.base_margin[0]), numbers[attacked_rows], numbers[known_rows])
 
 
 def attacked(overrides: Overrides) -> Outcome:
     """Rebuild the rows of a party from the trees of a run."""
-    given = {**HORIZONTAL, **overrides}
-    tells_hessians, knows = bool(given.pop(HESSIANS, True)), Knows(given.pop(KNOWS, Knows.BOUNDS))
-    with trained(given, (), lambda _: None) as run:
+    options = {**HORIZONTAL, **overrides}
+    tells_hessians, knows = (
+        bool(options.pop(HESSIANS, True)),
+        Knows(options.pop(KNOWS, Knows.BOUNDS)),
+    )
+    with trained(options, (), lambda _: None) as run:
         rng = np.random.default_rng(run.settings.seed)
         target = target_of(run, tells_hessians)
         return target.outcome(run.settings.reg_lambda, run.score, knows, rng)

@@ -221,13 +221,13 @@ class Outcome:
 
 
 def run_cases(name: str, case: Case, numbers: range) -> Outcome:
-    found, next_one = Outcome(name, len(numbers)), numbers.start
+    outcome, next_one = Outcome(name, len(numbers)), numbers.start
     while next_one < numbers.stop:
         stop = min(next_one + BATCH, numbers.stop)
-        done, problem = _batch(case, range(next_one, stop))
-        found.failures += [f"case {number}: {text}" for number, text in problem]
+        done, problems = _batch(case, range(next_one, stop))
+        outcome.failures += [f"case {number}: {text}" for number, text in problems]
         next_one = done
-    return found
+    return outcome
 
 
 def _batch(case: Case, numbers: range) -> tuple[int, list[tuple[int, str]]]:
@@ -321,10 +321,10 @@ def classes(folder: Path, seed: str, methods: str) -> dict[str, Case]:
     return cases
 
 
-def _some(given: list[Any]) -> list[Any]:
+def _some(items: list[Any]) -> list[Any]:
     """At most ``KEPT`` items, including the first and the last."""
-    n_kept = min(KEPT, len(given))
-    return [given[(len(given) - 1) * place // max(1, n_kept - 1)] for place in range(n_kept)]
+    n_chosen = min(KEPT, len(items))
+    return [items[(len(items) - 1) * index // max(1, n_chosen - 1)] for index in range(n_chosen)]
 
 
 def fuzz(

@@ -93,19 +93,19 @@ def _cell(
     return Cell(data, trees, epsilon, metric, statistics.mean(scores), spread)
 
 
-def test_score(found: Scored, has_classes: bool) -> tuple[str, float]:
+def test_score(scored: Scored, has_classes: bool) -> tuple[str, float]:
     """AUC of two classes, RMSE of numbers."""
     if has_classes:
-        return "auc", float(roc_auc_score(found.labels, found.margins[:, 0]))
-    return "rmse", float(np.sqrt(np.mean((found.labels - found.margins[:, 0]) ** 2)))
+        return "auc", float(roc_auc_score(scored.labels, scored.margins[:, 0]))
+    return "rmse", float(np.sqrt(np.mean((scored.labels - scored.margins[:, 0]) ** 2)))
 
 
-def drawing(found: Sequence[Cell]) -> Figure:
+def drawing(cells: Sequence[Cell]) -> Figure:
     """Plot scores over epsilon: one line for each way to draw trees, one table a row of axes."""
-    names = list(dict.fromkeys(cell.data for cell in found))
+    names = list(dict.fromkeys(cell.data for cell in cells))
     figure, _ = new_canvas(height=2.6 * len(names), rows=len(names))
     for ax, name in zip(figure.axes, names, strict=True):
-        of_data = [cell for cell in found if cell.data == name]
+        of_data = [cell for cell in cells if cell.data == name]
         without = next(cell for cell in of_data if not cell.epsilon)
         for trees, (color, dash) in zip(HOW, new_pens(), strict=False):
             if not any(cell.trees == trees for cell in of_data):
@@ -124,11 +124,11 @@ def drawing(found: Sequence[Cell]) -> Figure:
     return figure
 
 
-def show(found: Sequence[Cell]) -> None:
-    epsilons = list(dict.fromkeys(cell.epsilon for cell in found if cell.epsilon))
+def show(cells: Sequence[Cell]) -> None:
+    epsilons = list(dict.fromkeys(cell.epsilon for cell in cells if cell.epsilon))
     header, rows = ["data", "trees", "no noise", *(f"{epsilon:g}" for epsilon in epsilons)], []
-    for data in dict.fromkeys(cell.data for cell in found):
-        of_data = [cell for cell in found if cell.data == data]
+    for data in dict.fromkeys(cell.data for cell in cells):
+        of_data = [cell for cell in cells if cell.data == data]
         for trees in (name for name in HOW if any(cell.trees == name for cell in of_data)):
             line = {
                 cell.epsilon: cell for cell in of_data if cell.trees == trees or not cell.epsilon
@@ -152,16 +152,16 @@ def main() -> None:
     options = parser.parse_args()
     shape = {name: getattr(options, name) for name in ("rounds", "depth", "eta")}
     plan = Plan(options.trees, options.epsilons, seeds=options.seeds, **shape)
-    found = [cell for data in options.data for cell in cells(data, plan)]
-    show(found)
+    all_cells = [cell for data in options.data for cell in cells(data, plan)]
+    show(all_cells)
     shape |= {"delta": DELTA, "parties": PARTIES}
     package_versions = versions(("fedapp", "numpy", "dp-accounting", "flwr"))
-    lines = {"cells": [asdict(cell) for cell in found], "seeds": options.seeds, **shape}
+    lines = {"cells": [asdict(cell) for cell in all_cells], "seeds": options.seeds, **shape}
     text = json.dumps({"bench": "privacy", **lines, "versions": package_versions})
     print(text)
     options.output.mkdir(parents=True, exist_ok=True)
     write_whole(options.output / "privacy.json", text.encode())
-    write_whole(options.output / "privacy.png", to_png(drawing(found)))
+    write_whole(options.output / "privacy.png", to_png(drawing(all_cells)))
 
 
 if __name__ == "__main__":

@@ -117,8 +117,8 @@ class Recorder(SiteApp):
             self.seeds.append(Seed(kind, node, envelope, data, here, tuple(seen)))
             self.kinds[envelope.step] = kind
         if not reply.has_error():
-            found = to_bytes(from_records(reply.content, name)[1])
-            self.replies[envelope.step, context.node_id] = found
+            reply_bytes = to_bytes(from_records(reply.content, name)[1])
+            self.replies[envelope.step, context.node_id] = reply_bytes
         return reply
 
 
@@ -146,8 +146,8 @@ def watching_letters(
     module, seen = vars(answer_module), list[str]()
     honest = module["open_mail"]
 
-    def opened(*given: Any) -> Mail:
-        mail = honest(*given)
+    def opened(*arguments: Any) -> Mail:
+        mail = honest(*arguments)
         letters = mail._letters
         seen.extend(letter.name for _, letter in letters)
         changed = [(sender, change(sender, one) if change else one) for sender, one in letters]

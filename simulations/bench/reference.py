@@ -99,12 +99,12 @@ def main() -> None:
     print(f"{len(results)} as in {options.check}")
 
 
-def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+def differences(expected: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
     """One line for each value that differs."""
     return [
-        f"{what} must be {expected.get(what)}, got {found.get(what)}"
-        for what in sorted({*expected, *found})
-        if expected.get(what) != found.get(what)
+        f"{what} must be {expected.get(what)}, got {results.get(what)}"
+        for what in sorted({*expected, *results})
+        if expected.get(what) != results.get(what)
     ]
 
 

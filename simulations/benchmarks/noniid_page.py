@@ -18,7 +18,7 @@ COSTS: dict[str, Callable[[float], str]] = {
 
 
 def benchmark_page(
-    rows: Sequence[Row], methods: Sequence[str], found: Sequence[Verdict], notes: Sequence[str]
+    rows: Sequence[Row], methods: Sequence[str], answers: Sequence[Verdict], notes: Sequence[str]
 ) -> str:
     """The page, as HTML.
 
@@ -27,7 +27,7 @@ def benchmark_page(
     sets = dict.fromkeys(str(row["data"]) for row in rows)
     quiet_notes = f'<p class="quiet">{escaped(" ".join(notes))}</p>'
     sections = [
-        section("Which method should I take?", _answers(found)),
+        section("Which method should I take?", _answers(answers)),
         section("Test scores", _scores(rows, methods) + quiet_notes),
         section("Costs", _costs(rows, methods)),
     ]
@@ -37,18 +37,18 @@ def benchmark_page(
     return page("Uneven parties: which method to take", " · ".join(sets), sections)
 
 
-def _answers(found: Sequence[Verdict]) -> str:
+def _answers(answers: Sequence[Verdict]) -> str:
     header = ["data", "rows", "parties", "best", arrow("auc"), "pooled", "alone", "as good"]
     header += ["fewest exchanges of these", "fewest bytes of these"]
     lines_of = [
         [
-            *(each.data, each.name, str(each.parties), each.best),
-            *(score_text(value) for value in (each.score, each.pooled, each.alone)),
-            ", ".join(name for name in each.good if name != each.best) or "none",
-            f"{each.fewest_exchanges} ({each.exchanges:g})",
-            f"{each.fewest_bytes} ({human_bytes(each.n_bytes)})",
+            *(answer.data, answer.name, str(answer.parties), answer.best),
+            *(score_text(value) for value in (answer.score, answer.pooled, answer.alone)),
+            ", ".join(name for name in answer.good if name != answer.best) or "none",
+            f"{answer.fewest_exchanges} ({answer.exchanges:g})",
+            f"{answer.fewest_bytes} ({human_bytes(answer.n_bytes)})",
         ]
-        for each in found
+        for answer in answers
     ]
     return table(header, lines_of, n_texts=len(header))
 

@@ -115,10 +115,10 @@ Fedlearner's; gamma is 0, in FedTree 1. vehicle_scale and dvisits are not at han
 
 def settings_of(scenario: Scenario, trees: int, key_bits: int) -> Settings:
     """Settings of one run."""
-    own: Row = {**scenario.data(), "objective": scenario.objective, "num-boost-round": trees}
-    own |= {"test-fraction": scenario.test_fraction, "secureboost.key-bits": key_bits}
-    own |= {"secureboost.insecure-small-key": key_bits < KEY_BITS}
-    return load_settings({**COMMON, **own})
+    config: Row = {**scenario.data(), "objective": scenario.objective, "num-boost-round": trees}
+    config |= {"test-fraction": scenario.test_fraction, "secureboost.key-bits": key_bits}
+    config |= {"secureboost.insecure-small-key": key_bits < KEY_BITS}
+    return load_settings({**COMMON, **config})
 
 
 def pooled_scores(settings: Settings) -> dict[str, float]:

@@ -117,10 +117,10 @@ def split_of(point: Point, table: Table) -> Split:
 def settings_of(point: Point, method: str, path: str, columns: str, quick: bool) -> Settings:
     """Settings of one run."""
     bits = QUICK_BITS if quick else KEY_BITS
-    own: Row = {"data": path, "columns": columns, **METHODS[method]}
-    own |= {"objective": OBJECTIVES[find_dataset(point.data).task]}
-    own |= {"num-boost-round": QUICK_TREES if quick else TREES, "secureboost.key-bits": bits}
-    return load_settings({**COMMON, **own, "secureboost.insecure-small-key": bits < KEY_BITS})
+    config: Row = {"data": path, "columns": columns, **METHODS[method]}
+    config |= {"objective": OBJECTIVES[find_dataset(point.data).task]}
+    config |= {"num-boost-round": QUICK_TREES if quick else TREES, "secureboost.key-bits": bits}
+    return load_settings({**COMMON, **config, "secureboost.insecure-small-key": bits < KEY_BITS})
 
 
 def run_point(point: Point, whole: Table, quick: bool, output: Path) -> list[Row]:
@@ -176,7 +176,7 @@ def differences(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def show(rows: Sequence[Row], found: Sequence[Row]) -> None:
+def show(rows: Sequence[Row], largest: Sequence[Row]) -> None:
     """Print every run, and the largest differences."""
     names = ["data", "method", "split", "columns", "Icor", "score", "pooled"]
     grid = new_grid("VertiBench", [*names, "sec.", "MB", "exchanges"], 4)
@@ -188,20 +188,20 @@ def show(rows: Sequence[Row], found: Sequence[Row]) -> None:
         grid.add_row(row["data"], row["method"], split, sizes, *scores, *spent)
     console.print(grid)
     grid = new_grid("Largest differences", ["data", "method", "between splits", "from pooled"], 2)
-    for row in found:
+    for row in largest:
         apart = f"{row['between_splits']:.4f}", f"{row['from_pooled']:.4f}"
         grid.add_row(row["data"], row["method"], *apart)
     console.print(grid)
 
 
-def benchmark_page(rows: Sequence[Row], found: Sequence[Row], given: str) -> str:
-    """Scores, differences and plots of costs, as HTML; ``given`` describes this run."""
+def benchmark_page(rows: Sequence[Row], largest: Sequence[Row], description: str) -> str:
+    """Scores, differences and plots of costs, as HTML; ``description`` is of this run."""
     header = ["data", "method", "between splits", "from pooled"]
     apart = [
         [row["data"], row["method"], f"{row['between_splits']:.4f}", f"{row['from_pooled']:.4f}"]
-        for row in found
+        for row in largest
     ]
-    notes = f'<p class="quiet">{escaped(f"{given}. {NOTES}")}</p>'
+    notes = f'<p class="quiet">{escaped(f"{description}. {NOTES}")}</p>'
     sections = [section("Largest differences of a score", table(header, apart, n_texts=2) + notes)]
     for (data,), group in grouped(rows, "data").items():
         sections.append(section(data, figures(_figures(group))))
@@ -239,10 +239,10 @@ def main(
     n_rows, n_trees, bits = (ROWS, TREES, KEY_BITS)
     if quick:
         n_rows, n_trees, bits = (QUICK_ROWS, QUICK_TREES, QUICK_BITS)
-    given = (
+    description = (
         f"{n_rows:,} rows of each set, a fifth of which tests; {n_trees} rounds, {bits}-bit keys"
     )
-    console.print(given)
+    console.print(description)
     sets = listed(data) or tuple(QUICK_DATA if quick else DATA)
     tables = {name: drawn_table(name, n_rows) for name in sets}
     folder = output / ("quick" if quick else "full")
@@ -253,11 +253,11 @@ def main(
             for point in points(sets, quick)
             for row in run_point(point, tables[point.data], quick, folder)
         ]
-    found = differences(rows)
-    show(rows, found)
+    largest = differences(rows)
+    show(rows, largest)
     console.print(NOTES)
-    RunFolder(folder).write("vertibench.html", benchmark_page(rows, found, given))
-    written: Row = {"rows": rows, "differences": found, "notes": NOTES}
+    RunFolder(folder).write("vertibench.html", benchmark_page(rows, largest, description))
+    written: Row = {"rows": rows, "differences": largest, "notes": NOTES}
     write_tables(folder, "benchmarks.vertibench", start, ["gmpy2", "xgboost"], written)
 
 

@@ -115,8 +115,8 @@ def minutes_left(cells: Iterable[Cell], sizes: Mapping[str, int], output: Path) 
 
 def run_cell(cell: Cell, output: Path) -> Row:
     """Score, bytes and seconds of one run, unless it is finished."""
-    own = {"strategy": "fedxgbllr", "parties": cell.clients, "fedxgbllr.head": cell.head}
-    folder, settings = cell.folder(output), settings_of(cell.data, cell.seed, own)
+    config = {"strategy": "fedxgbllr", "parties": cell.clients, "fedxgbllr.head": cell.head}
+    folder, settings = cell.folder(output), settings_of(cell.data, cell.seed, config)
     tell = partial(console.print, f"{folder.parent.name}:")
     summary = finished_cell(settings, folder.parent, run_and_tidy, tell)
     return {

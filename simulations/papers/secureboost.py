@@ -312,8 +312,8 @@ def show_table_2(rows: Sequence[Row]) -> None:
     names = ("data", "method", "first", "2nd", "seen", "2nd", "balanced", "2nd", "larger")
     grid = new_grid("Table 2: leaf purity on the training rows, first and second tree", names, 2)
     for row in rows:
-        found = [*row["purity"], *row["seen"], *row["balanced"], row["larger_class"]]
-        grid.add_row(row["credit"], row["method"], *(f"{one:.4f}" for one in found))
+        purities = [*row["purity"], *row["seen"], *row["balanced"], row["larger_class"]]
+        grid.add_row(row["credit"], row["method"], *(f"{one:.4f}" for one in purities))
     console.print(grid)
     console.print('"seen": as the passive party tells rows apart; "larger": share of that class')
 
