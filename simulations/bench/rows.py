@@ -104,7 +104,6 @@ def sites_tables(folder: Path, method: str, n_rows: int) -> dict[str, dict[str, 
 
 def train(options: argparse.Namespace, method: str, n_rows: int) -> Line:
     """Run by the local engine in this process, then by another one, to the same model."""
-    from simulations.engines import run_simulation
     from simulations.local import run_local
 
     engine, n_trees, key_bits = options.engine, options.trees, options.key_bits
@@ -135,23 +134,9 @@ def train(options: argparse.Namespace, method: str, n_rows: int) -> Line:
         shutil.rmtree(folder / "home")
         if engine != "local":
             if engine == "simulation":
-                process = psutil.Process()
-                with peaks_of(
-                    lambda: {"largest process": process.children(recursive=True)}
-                ) as peaks:
-                    config = {**settings, "run-dir": str(folder / "simulated")}
-                    run = run_simulation(load_settings(config))
+                run, peaks = simulated(settings, folder / "simulated")
             else:
-                words = {
-                    name: str(value).lower() if isinstance(value, bool) else value
-                    for name, value in flatten(settings).items()
-                }
-                names = ("coordinator", *SITES)
-                with (
-                    deployment.running(),
-                    peaks_of(lambda: {name: deployment.family(name) for name in names}) as peaks,
-                ):
-                    run = deployment.train(folder / "across", words)
+                run, peaks = deployed(deployment, settings, folder / "across")
             same = model == (run.path / "model.json").read_bytes()
             assert same, "the model must be that of the local engine"
             measured = {**figures(run), "local_seconds": measured["seconds"], "peak_bytes": peaks}
@@ -184,6 +169,30 @@ def figures(run: RunFolder) -> Line:
         "largest_message": max(line["bytes"] for line in ledger),
         "auc": summary["metrics"]["test"].get("auc"),
     }
+
+
+def simulated(settings: Line, run_dir: Path) -> tuple[RunFolder, Line]:
+    """Run Flower's simulation; also the peak memory of its largest process."""
+    from simulations.engines import run_simulation  # not before the local run's memory is read
+
+    process = psutil.Process()
+    with peaks_of(lambda: {"largest process": process.children(recursive=True)}) as peaks:
+        run = run_simulation(load_settings({**settings, "run-dir": str(run_dir)}))
+    return run, peaks
+
+
+def deployed(deployment: Deployment, settings: Line, run_dir: Path) -> tuple[RunFolder, Line]:
+    """Run across sites; also the peak memory of the largest process of each and the coordinator."""
+    words = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in flatten(settings).items()
+    }
+
+    def families() -> dict[str, list[psutil.Process]]:
+        return {name: deployment.family(name) for name in ("coordinator", *SITES)}
+
+    with deployment.running(), peaks_of(families) as peaks:
+        return deployment.train(run_dir, words), peaks
 
 
 @contextmanager
