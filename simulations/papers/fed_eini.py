@@ -107,9 +107,9 @@ begin (key, tables), are less than the exchanges saved, which were counted; each
 def trained(credit: str, kind: str, n_trees: int, output: Path) -> Row:
     """Summary of the model of a set, which is trained unless it exists."""
     data, columns = CREDITS[credit]
-    method_settings: Row = {"strategy": KINDS[kind], "data": data, "columns": columns}
-    method_settings |= {"num-boost-round": n_trees, "federated-forest.trees": n_trees}
-    settings = load_settings({**FEDERATION, **TRAINING, **method_settings})
+    config: Row = {"strategy": KINDS[kind], "data": data, "columns": columns}
+    config |= {"num-boost-round": n_trees, "federated-forest.trees": n_trees}
+    settings = load_settings({**FEDERATION, **TRAINING, **config})
     tell = partial(console.print, f"{credit}:")
     return finished_cell(settings, output / f"{data}-{n_trees}", run_local, tell)
 
@@ -138,12 +138,8 @@ def predicted(credit: str, model: str, n_rows: int, way: Way, engine: str, outpu
     folder = output / f"{data}-{model}-{n_rows}-{engine}-{way}".replace(" ", "-")
     path = (output / f"{data}-{n_rows}.csv").resolve()
     config = {**FEDERATION, "columns": columns, "id": "id", "model": model, "output": ".parquet"}
-    eini_settings = {
-        "key-bits": key_bits or KEY_BITS,
-        "insecure-small-key": True,
-        "unguarded": True,
-    }
-    config |= {f"eini.{name}": value for name, value in eini_settings.items()}
+    eini = {"key-bits": key_bits or KEY_BITS, "insecure-small-key": True, "unguarded": True}
+    config |= {f"eini.{name}": value for name, value in eini.items()}
     config |= {"interactive.trees-at-once": PLAIN.get(str(way), 0)}
     settings = load_settings({**config, "strategy": method, "data": str(path)})
     values = dict(zip(rows.columns, np.ascontiguousarray(rows.values.T), strict=True))
@@ -169,25 +165,20 @@ def spent(ledger: Sequence[Row]) -> Row:
 
 def table_2(kind: str, *runs: Row) -> list[Row]:
     """AUC and KS of both ways on the first rows, and the largest difference of predictions."""
-    table, predictions = drawn_rows(runs[0]["credit"], runs[0]["rows"]), []
+    table, both = drawn_rows(runs[0]["credit"], runs[0]["rows"]), []
     for run in runs:
         frame = pa.parquet.read_table(Path(run["folder"]) / "predictions.parquet")
         shares = np.asarray(frame[frame.column_names[-1]], dtype=np.float64)
-        predictions.append(np.clip(shares, NO_SHARE, 1 - NO_SHARE))
+        both.append(np.clip(shares, NO_SHARE, 1 - NO_SHARE))
     results, ones = [], np.ones(table.n_rows, np.float32)
     for share in SHARES:
         n = max(1, table.n_rows * share // 100)
         labels = np.asarray(table.labels, np.float32)[:n]
-        margins = [np.log(p / (1 - p))[:n, None] for p in predictions]
-        scores = [
-            metrics.pooled("binary:logistic", way_margins, labels, ones[:n])
-            for way_margins in margins
-        ]
+        margins = [np.log(p / (1 - p))[:n, None] for p in both]
+        scores = [metrics.pooled("binary:logistic", each, labels, ones[:n]) for each in margins]
         row = {"credit": runs[0]["credit"], "model": kind, "share": share, "rows": n}
-        row |= {name: [way_margins[name] for way_margins in scores] for name in ("auc", "ks")}
-        results.append(
-            {**row, "difference": float(np.abs(predictions[0] - predictions[1])[:n].max())}
-        )
+        row |= {name: [each[name] for each in scores] for name in ("auc", "ks")}
+        results.append({**row, "difference": float(np.abs(both[0] - both[1])[:n].max())})
     return results
 
 
@@ -199,14 +190,8 @@ def show_table_2(rows: Sequence[Row]) -> None:
     for row in rows:
         pairs = zip(row["auc"], row["ks"], strict=True)
         scores = [text for auc, ks in pairs for text in (f"{auc:.6f}", f"{100 * ks:.4f}")]
-        verdict = "met" if row["difference"] <= CLOSE else "missed"
-        texts = [
-            f"{row['share']} %",
-            str(row["rows"]),
-            *scores,
-            f"{row['difference']:.1e}",
-            verdict,
-        ]
+        met = "met" if row["difference"] <= CLOSE else "missed"
+        texts = [f"{row['share']} %", str(row["rows"]), *scores, f"{row['difference']:.1e}", met]
         grid.add_row(row["credit"], row["model"], *texts)
     console.print(grid)
 
@@ -260,13 +245,11 @@ def encryption(key_bits: int) -> float:
 
 def crossover(asked: int, exchange: float, row: Row) -> int:
     """Rows up to which Fed-EINI is faster than ``asked`` exchanges; 0: never."""
-    max_rows = 0
+    best = 0
     for n_batches in range(1, asked - PARTIES):
-        seconds_left = (asked - PARTIES - n_batches) * exchange - row["to_begin"]
-        max_rows = max(
-            max_rows, min(n_batches * row["batch_rows"], int(seconds_left / row["per_row"]))
-        )
-    return max_rows
+        remaining = (asked - PARTIES - n_batches) * exchange - row["to_begin"]
+        best = max(best, min(n_batches * row["batch_rows"], int(remaining / row["per_row"])))
+    return best
 
 
 def crossovers(rows: Sequence[Row]) -> list[Row]:
@@ -275,23 +258,19 @@ def crossovers(rows: Sequence[Row]) -> list[Row]:
     for (credit, engine, bits), line in grouped(rows, "credit", "engine", "key_bits").items():
         if not bits or len(line) < 2:
             continue
-        same_runs = [row for row in rows if (row["credit"], row["engine"]) == (credit, engine)]
-        ways = {
-            way: max(row["exchanges"] for row in same_runs if row["way"] == way) for way in PLAIN
-        }
-        idle = [run for row in rows if row["engine"] == engine for run in row["idle"]]
+        group = [row for row in rows if (row["credit"], row["engine"]) == (credit, engine)]
+        ways = {way: max(row["exchanges"] for row in group if row["way"] == way) for way in PLAIN}
+        idle = [each for row in rows if row["engine"] == engine for each in row["idle"]]
         exchange, first, last = statistics.median(idle), line[0], line[-1]
-        net = [run["seconds"] - run["exchanges"] * exchange for run in (first, last)]
+        net = [each["seconds"] - each["exchanges"] * exchange for each in (first, last)]
         per_row = max((net[1] - net[0]) / (last["rows"] - first["rows"]), 1e-9)
         row = {"credit": credit, "engine": engine, "key_bits": bits, "per_row": per_row}
         row |= {"to_begin": max(0.0, net[0] - first["rows"] * per_row)}
         row |= {"microseconds": per_row / first["entries"] * 1e6}
         row |= {"batch_rows": max(1, BATCH_BYTES // (first["entries"] * (bits // 4)))}
-        for exchange_seconds in (exchange, *DEPLOYED):
-            below = {
-                way: [asked, crossover(asked, exchange_seconds, row)] for way, asked in ways.items()
-            }
-            records.append({**row, "exchange": exchange_seconds, **below})
+        for seconds in (exchange, *DEPLOYED):
+            below = {way: [asked, crossover(asked, seconds, row)] for way, asked in ways.items()}
+            records.append({**row, "exchange": seconds, **below})
     return records
 
 

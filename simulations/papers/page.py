@@ -164,9 +164,7 @@ def papers_page(papers: Sequence[Paper]) -> str:
     return page("The papers' figures beside ours", note, sections)
 
 
-def main(
-    folder: Annotated[Path, typer.Option(help="Of the papers' commands.")] = OUTPUT,
-) -> None:
+def main(folder: Annotated[Path, typer.Option(help="Of the papers' commands.")] = OUTPUT) -> None:
     """Print what differs, and write papers.html into the folder."""
     papers = read(folder)
     if not papers:
