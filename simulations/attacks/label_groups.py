@@ -51,6 +51,7 @@ class Passive:
         request, store = heard.request, heard.site.store
         if not isinstance(request, PartitionRequest) or not request.last:
             return
+        # A leaf counts if CART would have split it: above max-depth and with enough rows.
         n_train, forest = store.facts["n_train"], store.facts["forest"]
         rules = fewest_rows(forest["min_samples_split"], forest["min_samples_leaf"])
         splits = store.record(Splits, "splits")

@@ -295,6 +295,7 @@ def _between(difference: Sums, sibling: Sums, offsets: Ints) -> Sums:
 def _note(places: dict[float, set[tuple[int, int]]], histogram: Sums, offsets: Ints) -> None:
     """Add bins of one row, or of two rows that are single elsewhere, by the rows' gradients."""
     gradients, hessians = histogram.T
+    # One row: h = |g| (1 - |g|) for logistic loss.
     sizes = np.abs(gradients)
     filled = hessians > LEAST
     is_one = filled & (np.abs(hessians - sizes * (1 - sizes)) <= TOLERANCE * sizes)

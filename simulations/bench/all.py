@@ -92,7 +92,9 @@ def carried_out(name: str, size: str, folder: Path) -> bool:
     """Run a bench unless it has finished; False if it failed."""
     without_peer = " --without-plugin" if name == "pax_speed" and not has_plugin() else ""
     runs = [f"{asked}{without_peer}".strip() for asked in getattr(BENCHES[name], size)]
-    if not runs or finished(folder / f"{name}.jsonl") == runs:
+    path = folder / f"{name}.jsonl"
+    records = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+    if not runs or list(dict.fromkeys(record["run"] for record in records)) == runs:
         return True
     start, lines, printed = time.monotonic(), list[tuple[str, Record]](), list[str]()
     for asked in runs:
@@ -111,18 +113,12 @@ def carried_out(name: str, size: str, folder: Path) -> bool:
         return False
     write_whole(folder / f"{name}.md", table(name, lines).encode())
     by = BENCHES[name].by
-    records = [
+    texts = [
         json.dumps(figure) + "\n" for asked, line in lines for figure in figures(asked, line, by)
     ]
-    write_whole(folder / f"{name}.jsonl", "".join(records).encode())  # last: it marks the end
+    write_whole(path, "".join(texts).encode())  # last: it marks the end
     print(f"  {time.monotonic() - start:.0f} s")
     return True
-
-
-def finished(path: Path) -> list[str]:
-    """Runs whose figures a file has, in order."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return list(dict.fromkeys(json.loads(line)["run"] for line in lines))
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

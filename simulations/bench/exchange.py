@@ -88,7 +88,11 @@ def main() -> None:
         if step + 1 in watch.messages
     ]
     seconds = median(exchanges)
-    cpu = cpu_of_an_exchange(watch.cpu)
+    # CPU seconds of a step by program, without the first, before which sites import the app
+    first, *_, last = sorted(step for step in watch.cpu if step > 1)
+    cpu = watch.cpu[last].copy()
+    cpu.subtract(watch.cpu[first])
+    cpu = Counter({program: used / (last - first) for program, used in cpu.items()})
     app, flower = cpu_seconds("import fedapp.client_app, clients.pax"), cpu_seconds("")
     print("| part of an exchange | seconds |\n|---|---|")
     for part, words in PARTS.items():
@@ -216,17 +220,6 @@ def cpu_used(deployment: Deployment) -> Counter[str]:
             program = next((word for word in words if PROGRAM.match(word)), "other")
             seconds[program] += sum(process.cpu_times()[:4])
     return seconds
-
-
-def cpu_of_an_exchange(used: Mapping[int, Counter[str]]) -> Counter[str]:
-    """CPU seconds of each program for each step, from the second step to the last.
-
-    Before the second step the site's processes import the app.
-    """
-    first, *_, last = sorted(step for step in used if step > 1)
-    spent = used[last].copy()
-    spent.subtract(used[first])
-    return Counter({program: seconds / (last - first) for program, seconds in spent.items()})
 
 
 def timelines(watch: Watch, waits: Mapping[int, float]) -> list[dict[str, float]]:
