@@ -1,4 +1,4 @@
-"""How well a model's scores reveal which rows trained it.
+"""How well a model's scores tell which rows trained it.
 
 An attacker has the finished model and labelled rows, half of which trained it. The first attack
 takes the rows of whose labels the model is most certain (Yeom et al. 2018, "Privacy Risk in Machine
