@@ -197,16 +197,12 @@ def attacked(overrides: Overrides) -> Outcome:
         predicted(settings, run.summary["model_id"], curious)
         curious.count(run.settings)
         for row, total in enumerate(curious.sums):
-            open_entries = [np.flatnonzero(each[row]) for each in curious.open]
-            truth = [
-                each[row, places] for each, places in zip(curious.theirs, open_entries, strict=True)
-            ]
-            options = [
-                each[row, places] for each, places in zip(curious.terms, open_entries, strict=True)
-            ]
+            # Entries that are open to the row, of each tree
+            ids = [np.flatnonzero(each[row]) for each in curious.open]
+            truth = [each[row, places] for each, places in zip(curious.theirs, ids, strict=True)]
+            options = [each[row, places] for each, places in zip(curious.terms, ids, strict=True)]
             guess = [
-                int(each[places].argmax())
-                for each, places in zip(curious.sizes, open_entries, strict=True)
+                int(each[places].argmax()) for each, places in zip(curious.sizes, ids, strict=True)
             ]
             way = the_way(options, int(total), curious.slack)
             n_unfinished += way is None

@@ -94,7 +94,7 @@ def _disturbed(
     run = deployment.begin(*RUN, *(arguments := settings_of({**SETTINGS, "run-dir": run_dir})))
     with suppress(subprocess.TimeoutExpired):
         run.wait(moment)
-    killed = False
+    killed = False  # stays so if the run ends before the process is there
     while not killed and run.poll() is None:
         if process := deployment.process(place, program):
             process.kill()
