@@ -96,10 +96,8 @@ class Writer:
         for number, bits in enumerate(self.bits):
             rows = np.arange(number * 2 * DIGITS, min((number + 1) * 2 * DIGITS, n_rows))
             for column, width in enumerate(self.widths.tolist()):
-                column_bits = bits[ends[column] - width : ends[column], : len(rows)]
-                codes[rows, column] = np.where(
-                    column_bits.any(axis=0), column_bits.argmax(axis=0), width
-                )
+                bins = bits[ends[column] - width : ends[column], : len(rows)]
+                codes[rows, column] = np.where(bins.any(axis=0), bins.argmax(axis=0), width)
         return codes
 
 

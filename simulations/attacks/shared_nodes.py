@@ -89,7 +89,7 @@ def embedded(rounds: Sequence[Nodes]) -> Array:
     n_rows = len(trees[0])
     node_ids = [np.unique(tree, return_inverse=True)[1] for tree in trees]
     ones, rows = np.ones(n_rows), np.arange(n_rows)
-    members = hstack([csr_array((ones, (rows, embedding))) for embedding in node_ids], format="csr")
+    members = hstack([csr_array((ones, (rows, ids))) for ids in node_ids], format="csr")
     # All rows are in the same number of nodes, so only the nodes' sizes matter.
     members = members.multiply(1 / np.sqrt(members.sum(axis=0)))
     n_dimensions = min(max(DIMENSIONS), members.shape[1] - 1)
@@ -126,16 +126,11 @@ def outcome(rounds: Sequence[Nodes], run: Trained) -> Outcome:
     """Guess labels from the recorded nodes, and from the party's columns."""
     table, _, active_columns = join_tables(run.settings)
     train, seed = table.split.train, run.settings.seed
-    passive_values = np.delete(
-        table.values[train], np.arange(table.values.shape[1])[active_columns], 1
-    )
-    ranks = np.argsort(np.argsort(np.nan_to_num(passive_values, nan=-np.inf), axis=0), axis=0)
-    features_of_columns = ranks / len(passive_values) - 0.5
+    values = np.delete(table.values[train], np.arange(table.values.shape[1])[active_columns], 1)
+    ranks = np.argsort(np.argsort(np.nan_to_num(values, nan=-np.inf), axis=0), axis=0)
+    by_rank = ranks / len(values) - 0.5
     forest = RandomForestClassifier(50, min_samples_leaf=2, random_state=0)
-    by_columns = [
-        (features_of_columns, LogisticRegression(max_iter=1000)),
-        (features_of_columns, forest),
-    ]
+    by_columns = [(by_rank, LogisticRegression(max_iter=1000)), (by_rank, forest)]
     chance = guessed(by_columns, table.labels[train], seed)
     if not rounds:
         return Outcome(0.5, chance, run.score)
