@@ -22,6 +22,7 @@ import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -203,11 +204,8 @@ def _trained(settings: Settings) -> CuriousPAX:
     if settings.objective != "binary:logistic" or settings.colsample_bytree < 1:
         raise ConfigError("the attacked run must have two classes and all columns, got another")
     coordinator = CuriousPAX.of_run(settings)
-    grid = LocalGrid(simulated_contexts(settings))
-    try:
+    with closing(LocalGrid(simulated_contexts(settings))) as grid:
         coordinator.start(grid)
-    finally:
-        grid.close()
     return coordinator
 
 
@@ -285,6 +283,7 @@ def _between(difference: Sums, sibling: Sums, offsets: Ints) -> Sums:
         first = ends[-1] + 1 if len(ends) else begin
         between[first:end] = difference[first:end]
         if len(ends):
+            # reduceat adds up to the next first; the last span ends before the end of the array.
             firsts = np.concatenate(([begin], ends[:-1] + 1))
             between[ends] = np.add.reduceat(difference, firsts)[: len(ends)]
             last = slice(firsts[-1], ends[-1] + 1)

@@ -158,6 +158,7 @@ def _fitted(equations: Sequence[Equations], members: Array, shares: Array) -> Fl
         previous, fit = fit, _to_shares(ahead - step * errors @ within)
         if np.abs(fit - previous).max() < STILL:
             break
+        # Momentum: extrapolate along the last step.
         speed, last = (1 + np.sqrt(1 + 4 * speed**2)) / 2, speed
         ahead = fit + np.float32((last - 1) / speed) * (fit - previous)
     return fit

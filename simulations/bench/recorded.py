@@ -6,10 +6,11 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from flwr.app import Context, Error, Message
@@ -143,8 +144,7 @@ def watching_letters(
     change: Callable[[str, Content], Content] | None = None,
 ) -> Iterator[list[str]]:
     """Change letters after they were opened; yield the classes of the letters."""
-    module, seen = vars(answer_module), list[str]()
-    honest = module["open_mail"]
+    honest, seen = vars(answer_module)["open_mail"], list[str]()
 
     def opened(*arguments: Any) -> Mail:
         mail = honest(*arguments)
@@ -153,11 +153,8 @@ def watching_letters(
         changed = [(sender, change(sender, one) if change else one) for sender, one in letters]
         return Mail(mail._name, changed)
 
-    module["open_mail"] = opened
-    try:
+    with patch.object(answer_module, "open_mail", opened):
         yield seen
-    finally:
-        module["open_mail"] = honest
 
 
 def record(
@@ -192,11 +189,8 @@ def record(
             loaded = load_settings(
                 {**more, "run-dir": str(folder / name / run.replace(name, "run"))}
             )
-            grid = LocalGrid(contexts, app)
-            try:
+            with closing(LocalGrid(contexts, app)) as grid:
                 trained = train(grid, loaded)
-            finally:
-                grid.close()
             if run in LOST_AT:
                 seeds += _record_resumed(folder / name, contexts, loaded)
             seeds += app.seeds
@@ -209,14 +203,11 @@ def record(
 def _record_resumed(folder: Path, contexts: list[Context], settings: Settings) -> list[Seed]:
     """Requests to single parties when a masked run that tolerates lost parties is resumed."""
     app = Recorder(folder / "homes resumed")
-    grid = LocalGrid(contexts, app)
-    try:
+    with closing(LocalGrid(contexts, app)) as grid:
         stopped = settings.model_copy(update={"run_dir": str(folder / "resumed")})
         with suppress(StoppedError):
             train(grid, stopped, on_round=lambda _: False)
         train(grid, load_settings({"resume": stopped.run_dir}))
-    finally:
-        grid.close()
     return [seed for seed in app.seeds if seed.kind == LeftRequest.kind]
 
 

@@ -28,7 +28,7 @@ def importance_split(
     n_columns : >= n_parties.
     alpha : > 0; if small, one party has nearly all columns, and with them the important ones.
     """
-    first = rng.choice(n_columns, n_parties, replace=False)
+    first = rng.choice(n_columns, n_parties, replace=False)  # one column for each party
     parties = rng.choice(n_parties, n_columns, p=_shares(alpha, n_parties, rng))
     parties[first] = np.arange(n_parties)
     return _by_party(parties, n_parties)

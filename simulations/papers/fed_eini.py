@@ -245,6 +245,7 @@ def encryption(key_bits: int) -> float:
 
 def crossover(asked: int, exchange: float, row: Row) -> int:
     """Rows up to which Fed-EINI is faster than ``asked`` exchanges; 0: never."""
+    # Fed-EINI takes an exchange a party and a batch; the exchanges saved pay for set-up and rows.
     best = 0
     for n_batches in range(1, asked - PARTIES):
         remaining = (asked - PARTIES - n_batches) * exchange - row["to_begin"]

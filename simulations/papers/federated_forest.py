@@ -188,6 +188,7 @@ def p_of(difference: float, deviation: float, n: int) -> float:
     """Probability of a mean at least this large of ``n`` normal draws around 0."""
     if not deviation:
         return 0.0 if difference else 1.0
+    # P(|Z| >= z) = erfc(z / sqrt(2)), with z = |difference| / (deviation / sqrt(n)).
     return math.erfc(abs(difference) / deviation * math.sqrt(n / 2))
 
 

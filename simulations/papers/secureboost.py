@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -145,11 +146,8 @@ def alignment(n_first: int, n_second: int) -> Row:
         settings = load_settings({**COMMON, **table, "align": "psi"})
         strategy = Alignment.of_run(settings)
         strategy.ledger.path = Path(folder) / "ledger.jsonl"
-        grid = LocalGrid(simulated_contexts(settings))
-        try:
+        with closing(LocalGrid(simulated_contexts(settings))) as grid:
             strategy.start(grid)
-        finally:
-            grid.close()
         ledger_lines = strategy.ledger.path.read_text().splitlines()
         messages = [line for line in map(json.loads, ledger_lines) if ".alignment_" in line["type"]]
     forget_model(strategy.state.model_id)
