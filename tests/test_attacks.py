@@ -52,7 +52,7 @@ def test_no_row_is_rebuilt_where_bins_have_five_rows(
 
 def test_runs_that_the_attack_is_not_for_are_refused(settings: MakeSettings) -> None:
     for other in ({"objective": "multi:softprob"}, {"colsample_bytree": 0.5}):
-        with pytest.raises(ConfigError, match="pax_rows must be told of two classes"):
+        with pytest.raises(ConfigError, match="the attacked run must have two classes"):
             next(attacked(settings(**other)))
 
 

@@ -1,15 +1,15 @@
 """Which way rows went through another's splits, from Fed-EINI's sums.
 
-The active party knows all leaf values, and which leaves its own splits leave open to a row. It gets
-their sum alone, in 53 bits and more: which values add up to it is a subset sum. The values of each
-half of the trees are added up in all ways; one list is sorted, and of the other each entry says
-what is missing (Horowitz and Sahni 1974). That takes the square root of the number of ways, up to
-``MOST`` a half. Rows with more are counted as unfinished, and as not found: other searches go
-further, and what a lattice could do is not tried.
+The active party knows all leaf values, and which leaves its own splits leave open to a row. It
+decrypts only their sum, in 53 bits and more; finding the values that add up to it is a subset-sum
+problem. The attack adds up the values of each half of the trees in all combinations, sorts one list
+and looks up for each entry of the other what is missing (Horowitz and Sahni 1974). That takes the
+square root of the number of combinations, up to ``MOST`` for a half. Rows with more are counted as
+unfinished, and as not found: other searches go further, and lattice methods were not tried.
 
-Success is the share of rows of which one way alone gives the sum, and is the true one, through all
-trees. Chance is the share of rows that went, in every tree, the way of most training rows of those
-that the own splits leave open; the active party has seen how many these are.
+Success is the share of rows for which exactly one way through all trees gives the sum, and it is
+the true one. Chance is the share of rows that went, in every tree, the way of most training rows
+among those that the active party's splits leave open; it has seen these numbers.
 """
 
 from __future__ import annotations
@@ -48,21 +48,18 @@ MOST, ROWS = 2**18, 100
 
 
 class Curious:
-    """An active party that keeps sums, and what it knows of the rows.
-
-    Of the passive party it also keeps the truth, which the attack is judged by and does not use.
-    """
+    """An active party that records sums and what it knows; the true ways only judge it."""
 
     def __init__(self) -> None:
+        # Terms and sums are in multiples of the unit of the fixed-point numbers.
         self.sums = np.empty(0)
-        self.terms: list[Ints] = []  # of each tree, shape (n_rows, n_entries), in multiples
-        self.open: list[Bools] = []  # to a row by the own splits, in the same shape
-        self.theirs: list[Bools] = []  # by those of the passive party: the truth
+        self.terms: list[Ints] = []  # of each tree, shape (n_rows, n_entries)
+        self.open: list[Bools] = []  # same shape: which entries its splits leave open to a row
+        self.theirs: list[Bools] = []  # the same by the passive party's splits: the truth
         self.sizes: list[Ints] = []  # of each tree, shape (n_entries,): training rows
-        self.slack = 0  # of a sum that is rounded once, in multiples
+        self.slack = 0  # possible rounding error of a sum
 
     def note(self, heard: Heard) -> None:
-        """Keep what a message adds."""
         site = heard.site
         if structure := heard.mail.all(Structure).get(ACTIVE):
             self._lookup, self._structure = own_part(site).lookup, structure
@@ -81,13 +78,18 @@ class Curious:
         self.slack = layout.n_terms
         self._site, self._plan = site, plan
         self.open = _open_by_active(site, plan, store["values"])
-        self.terms = [
-            np.rint(np.ldexp(_terms(plan, tree, mine, store["values"]), unit)).astype(np.int64)
-            for tree, mine in zip(plan.shared, self.open, strict=True)
-        ]
+        self.terms = []
+        for tree, is_open in zip(plan.shared, self.open, strict=True):
+            # What the open entries of a tree would add to the sums of rows
+            skeleton, terms = plan.skeletons[tree], np.zeros(is_open.shape)
+            for column, entry in enumerate(skeleton.sources[skeleton.entries]):
+                rows = is_open[:, column]
+                values = store["values"][rows]
+                terms[rows, column] = plan.terms_below(tree, int(entry), values)[:, 0]
+            self.terms.append(np.rint(np.ldexp(terms, unit)).astype(np.int64))
 
     def count(self, settings: Settings) -> None:
-        """Keep how many training rows are in each entry, as the active party saw in training."""
+        """Count the training rows of each entry, as the active party saw in training."""
         table, _, active = join_tables(settings)
         values = table.values[table.split.train]
         mine = _open_by_active(self._site, self._plan, values[:, active])
@@ -104,52 +106,36 @@ def _open_by_active(site: Site, plan: Plan, values: Floats) -> list[Bools]:
     ]
 
 
-def _terms(plan: Plan, tree: int, mine: Bools, values: Floats) -> npt.NDArray[np.float64]:
-    """What the open entries of a tree would add to the sums of rows."""
-    found, terms = plan.skeletons[tree], np.zeros(mine.shape)
-    for place, entry in enumerate(found.sources[found.entries]):
-        rows = mine[:, place]
-        terms[rows, place] = plan.terms_below(tree, int(entry), values[rows])[:, 0]
-    return terms
-
-
 def _open_by_passive(lookup: Lookup, letter: Structure, values: Floats) -> list[Bools]:
     """Entries of each tree that the passive party's splits leave open to rows."""
-    found = []
+    is_open = []
     for lefts, records in zip(
         np.split(letter.lefts, letter.ends[:-1]),
         np.split(letter.records, letter.ends[:-1]),
         strict=True,
     ):
-        own = np.flatnonzero(records != NOT_OWN).tolist()
-        sides = {node: lookup.sides(records[node], values) for node in own}
-        found.append(candidates(lefts, sides, len(values)))
-    return found
+        local_nodes = np.flatnonzero(records != NOT_OWN).tolist()
+        sides = {node: lookup.sides(records[node], values) for node in local_nodes}
+        is_open.append(candidates(lefts, sides, len(values)))
+    return is_open
 
 
 def the_way(options: Sequence[Ints], total: int, slack: int, most: int = MOST) -> list[int] | None:
-    """Which option of each list adds up to a total.
+    """Find the option of each list that together add up to ``total``.
 
-    Parameters
-    ----------
-    options : int64, shape (n_options,) each.
-    slack : how far a sum may be off.
-    most : ways through a half of the lists that are tried.
-
-    Returns
-    -------
-    Places of the options; none where none or several ways add up, None where too many would have
-    to be tried.
+    ``options`` are int64 arrays; a sum may be off by ``slack``; ``most`` limits the combinations
+    tried for each half of the lists. Returns indices of the options; an empty list if none or
+    several combinations fit, None if there are too many to try.
     """
     halves: list[list[int]] = [[], []]
     sizes = [1, 1]
-    for place in np.argsort([-len(each) for each in options], kind="stable").tolist():
+    for index in np.argsort([-len(each) for each in options], kind="stable").tolist():
         half = int(sizes[1] < sizes[0])
-        halves[half].append(place)
-        sizes[half] *= len(options[place])
+        halves[half].append(index)
+        sizes[half] *= len(options[index])
     if max(sizes) > most:
         return None
-    first, second = ([options[place] for place in half] for half in halves)
+    first, second = ([options[index] for index in half] for half in halves)
     left, right = _all_sums(first), _all_sums(second)
     order = np.argsort(left)
     missing = total - right
@@ -157,22 +143,22 @@ def the_way(options: Sequence[Ints], total: int, slack: int, most: int = MOST) -
     ends = np.searchsorted(left[order], missing + slack, side="right")
     if (ends - starts).sum() != 1:
         return []
-    at = int(np.argmax(ends - starts))
-    chosen = _places(halves[0], options, int(order[starts[at]]))
-    chosen |= _places(halves[1], options, at)
-    return [chosen[place] for place in range(len(options))]
+    position = int(np.argmax(ends - starts))
+    chosen = _places(halves[0], options, int(order[starts[position]]))
+    chosen |= _places(halves[1], options, position)
+    return [chosen[index] for index in range(len(options))]
 
 
 def _places(lists: Sequence[int], options: Sequence[Ints], number: int) -> dict[int, int]:
-    """Which option of each list a sum of ``_all_sums`` is made of, by the list's place."""
-    found = {}
-    for place in reversed(lists):
-        number, found[place] = divmod(number, len(options[place]))
-    return found
+    """Index of each list's option in entry ``number`` of ``_all_sums``, by the list's number."""
+    chosen = {}
+    for index in reversed(lists):
+        number, chosen[index] = divmod(number, len(options[index]))
+    return chosen
 
 
 def _all_sums(options: Sequence[Ints]) -> Ints:
-    """Sums of one option of each list, those of the last list next to each other."""
+    """Sums of one option of each list; the last list varies fastest."""
     sums = np.zeros(1, dtype=np.int64)
     for each in options:
         sums = np.add.outer(sums, each).ravel()
@@ -180,7 +166,6 @@ def _all_sums(options: Sequence[Ints]) -> Ints:
 
 
 def predicted(overrides: Overrides, model: str, curious: Curious) -> None:
-    """Predict ``ROWS`` rows of the data set with a model, encrypted."""
     with tempfile.TemporaryDirectory() as folder:
         table = read_source(overrides["data"])
         drawn = np.random.default_rng(overrides["seed"]).permutation(table.n_rows)[:ROWS]
@@ -206,31 +191,30 @@ def predicted(overrides: Overrides, model: str, curious: Curious) -> None:
 
 
 def attacked(overrides: Overrides) -> Outcome:
-    """Train, predict, and look for the way of each row."""
-    given, curious = {**SECUREBOOST, **overrides}, Curious()
+    settings, curious = {**SECUREBOOST, **overrides}, Curious()
     n_found = n_guessed = n_unfinished = 0
-    with trained(given, [], curious.note) as run:
-        predicted(given, run.summary["model_id"], curious)
+    with trained(settings, [], curious.note) as run:
+        predicted(settings, run.summary["model_id"], curious)
         curious.count(run.settings)
         for row, total in enumerate(curious.sums):
-            own = [np.flatnonzero(each[row]) for each in curious.open]
-            truth = [each[row, places] for each, places in zip(curious.theirs, own, strict=True)]
-            options = [each[row, places] for each, places in zip(curious.terms, own, strict=True)]
+            # Entries that are open to the row, of each tree
+            ids = [np.flatnonzero(each[row]) for each in curious.open]
+            truth = [each[row, places] for each, places in zip(curious.theirs, ids, strict=True)]
+            options = [each[row, places] for each, places in zip(curious.terms, ids, strict=True)]
             guess = [
-                int(each[places].argmax()) for each, places in zip(curious.sizes, own, strict=True)
+                int(each[places].argmax()) for each, places in zip(curious.sizes, ids, strict=True)
             ]
             way = the_way(options, int(total), curious.slack)
             n_unfinished += way is None
             n_found += _is_true(way, truth) if way else 0
             n_guessed += _is_true(guess, truth)
-    found, guessed, unfinished = (
+    success, chance, unfinished = (
         each / len(curious.sums) for each in (n_found, n_guessed, n_unfinished)
     )
-    return Outcome(found, guessed, run.score, unfinished)
+    return Outcome(success, chance, run.score, unfinished)
 
 
 def _is_true(way: Sequence[int], truth: Sequence[Bools]) -> bool:
-    """Whether a row went this way, by which of its options it did go."""
     return all(each[one] for each, one in zip(truth, way, strict=True))
 
 

@@ -1,8 +1,8 @@
-"""What a passive party of a Federated Forest can tell of labels by rows that share tree nodes.
+"""What a passive party of a Federated Forest learns about labels from rows that share tree nodes.
 
-With ``labels=paillier`` it is told no label, but which rows are in which nodes, but for what others
-split at ``max-depth``. Whether nodes are pure does not matter: rows of one label tend to stay
-together. It is the attack of ``shared_nodes``, which says what success and chance are.
+With ``labels=paillier`` it sees no labels, but which rows are in which nodes, except where other
+parties split at ``max-depth``. Nodes need not be pure: rows with the same label tend to stay
+together. The attack is that of ``shared_nodes``, which defines success and chance.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ from simulations.attacks.targets import PASSIVE
 
 
 class Passive:
-    """A passive party that keeps where rows are when the forest is grown."""
+    """A passive party that records the nodes of rows when the forest is grown."""
 
     def __init__(self) -> None:
         self.nodes: list[Nodes] = []  # shape (n_trees, n_train)
 
     def note(self, heard: Heard) -> None:
-        """Look before the rows are forgotten."""
-        store = heard.site.store
+        store = heard.site.store  # after this message, the rows are deleted
         if isinstance(heard.request, PartitionRequest) and heard.request.last:
             self.nodes.append(np.array(store["nodes"][:, : store.facts["n_train"]]))
 
 
 def attacked(overrides: Overrides) -> Outcome:
-    """Guess labels by what the passive party has seen, and by its own columns."""
     passive = Passive()
     with trained({**COMMON, **overrides}, [PASSIVE], passive.note) as run:
         return outcome(passive.nodes, run)

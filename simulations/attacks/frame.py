@@ -1,9 +1,10 @@
-"""What every attack tells of itself: what the attacker holds, and how far it gets against chance.
+"""How attacks are described and run: what the attacker knows, and its success against chance.
 
-An attack is run on data sets, under settings that might stop it. Its success stands beside what the
-attacker would reach without the messages (``chance``), and beside the test AUC of the model, which
-is what a setting costs. Each attack is a command (``python -m simulations.attacks.NAME``), and
-``python -m simulations.attacks`` runs all of them and prints one table.
+An attack runs on data sets, under settings that might stop it. Each result compares its success
+with what the attacker would reach without the messages (``chance``), and shows the test AUC of the
+model, which is what a setting costs. Each attack is a command (``python -m
+simulations.attacks.NAME``); ``python -m simulations.attacks`` runs all of them and prints one
+table.
 """
 
 from __future__ import annotations
@@ -27,43 +28,25 @@ PLAIN = "default"  # the setting that changes nothing
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How far an attack got on one run.
+    """How far an attack got on one run."""
 
-    Parameters
-    ----------
-    success, chance : in the attack's measure; with the messages, and without them.
-    score : AUC of the model's test rows.
-    unfinished : share of what is attacked whose search ended without an answer.
-    """
-
-    success: float
-    chance: float
-    score: float
-    unfinished: float = 0.0
+    success: float  # in the attack's measure
+    chance: float  # the same without the messages
+    score: float  # test AUC of the model
+    unfinished: float = 0.0  # share of the targets whose search ended without an answer
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """What is attacked, and how.
+    """An attack, with the runs that it is tried on."""
 
-    Parameters
-    ----------
-    name : of the module and the command.
-    holder : who attacks, and from what.
-    measure : what ``success`` counts.
-    data : what a run config says for each data set.
-    ways : what it says for each setting that is tried.
-    run : the attack on a run of these settings.
-    quick : what ``--quick`` changes.
-    """
-
-    name: str
-    holder: str
-    measure: str
-    data: Mapping[str, Overrides]
-    ways: Mapping[str, Overrides]
+    name: str  # of the module and the command
+    holder: str  # who attacks, and from what
+    measure: str  # what ``success`` counts
+    data: Mapping[str, Overrides]  # settings of each data set
+    ways: Mapping[str, Overrides]  # settings that might stop the attack
     run: Callable[[Overrides], Outcome]
-    quick: Overrides = field(default_factory=dict)
+    quick: Overrides = field(default_factory=dict)  # further settings of ``--quick``
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,45 +71,46 @@ def results(
     output: Path = OUTPUT,
     tell: Tell = print,
 ) -> Iterator[Result]:
-    """The attack on each data set under each setting; ``quick``: the first set and two settings.
+    """Run an attack on each data set with each setting; ``quick``: the first set and two settings.
 
     Parameters
     ----------
-    seeds : runs of each; every seed holds other rows back.
-    data : the sets; empty: all.
-    output : folder of what is found, a file for each run.
-    tell : told of files that cannot serve again, or are of other code.
+    seeds : runs of each; every seed holds out other rows.
+    data : names of the sets; empty: all.
+    output : folder of the results, a file for each run.
+    tell : called with a line about each file that cannot be reused or is of other code.
     """
     sets = list(data or attack.data)[: 1 if quick else None]
     ways = list(attack.ways)[: 2 if quick else None]
     for name in sets:
         for way in ways:
-            given = {**attack.data[name], **attack.ways[way], **(attack.quick if quick else {})}
+            overrides = {**attack.data[name], **attack.ways[way]}
+            overrides |= attack.quick if quick else {}
             line = f"{name}, {way}, quick" if quick else f"{name}, {way}"
-            found = []
+            outcomes = []
             for seed in range(seeds):
                 path = output / attack.name / f"{line}, seed {seed}.json"
-                found.append(_found(attack, {**given, "seed": seed}, path, tell))
-            means = {part: statistics.mean(one[part] for one in found) for part in found[0]}
+                outcomes.append(_outcome(attack, {**overrides, "seed": seed}, path, tell))
+            means = {part: statistics.mean(one[part] for one in outcomes) for part in outcomes[0]}
             yield Result(attack.name, name, way, **means)
 
 
-def _found(attack: Attack, given: Overrides, path: Path, tell: Tell) -> dict[str, float]:
-    """The outcome of one run, with its seconds, from where it is kept or by running it."""
+def _outcome(attack: Attack, overrides: Overrides, path: Path, tell: Tell) -> dict[str, float]:
+    """The outcome of one run, with its seconds, cached in a file."""
 
     def run() -> list[dict[str, float]]:
         start = time.perf_counter()
-        outcome = asdict(attack.run(given))
+        outcome = asdict(attack.run(overrides))
         return [{**outcome, "seconds": time.perf_counter() - start}]
 
-    # What else a setting says is for the attack alone, and in the name of the file.
-    settings = load_settings({key: given[key] for key in given if key in defaults()})
-    (found,) = kept(path, settings, run, tell)
-    return found
+    # Other keys are options of the attack, and part of the file's name.
+    settings = load_settings({key: overrides[key] for key in overrides if key in defaults()})
+    (outcome,) = kept(path, settings, run, tell)
+    return outcome
 
 
 def table(lines: Iterable[Result]) -> str:
-    """Results as a table of Markdown."""
+    """Format results as a Markdown table."""
     rows = [
         f"| {one.attack} | {one.data} | {one.setting} | {one.success:.3f}"
         f"{f', {one.unfinished:.3f} unfinished' if one.unfinished else ''} | {one.chance:.3f} "
@@ -138,11 +122,11 @@ def table(lines: Iterable[Result]) -> str:
 
 
 def count(text: str) -> int:
-    """A number of runs.
+    """Parse a number of runs.
 
     Raises
     ------
-    argparse.ArgumentTypeError : it is no whole number of 1 or more.
+    argparse.ArgumentTypeError : it is not a whole number >= 1.
     """
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be >= 1, got {text}")
@@ -160,11 +144,11 @@ def command(*attacks: Attack) -> None:
         parser.add_argument("--data", nargs="+", choices=list(attacks[0].data), default=())
     parser.add_argument("--seeds", type=count, default=1)
     parser.add_argument("--quick", action="store_true", help="one data set, two settings")
-    given = vars(parser.parse_args())
-    chosen = [one for one in attacks if one.name in given.get("only", [one.name])]
+    options = vars(parser.parse_args())
+    chosen = [one for one in attacks if one.name in options.get("only", [one.name])]
     lines = []
     for attack in chosen:
-        for line in results(attack, given["seeds"], given["quick"], given.get("data", ())):
+        for line in results(attack, options["seeds"], options["quick"], options.get("data", ())):
             print(json.dumps(asdict(line)), flush=True)
             lines.append(line)
     print()
@@ -172,7 +156,7 @@ def command(*attacks: Attack) -> None:
         print(f"{attack.name}: {attack.holder}. Success: {attack.measure}.")
     print(f"\n{table(lines)}")
     folders = [OUTPUT / attack.name for attack in chosen]
-    kept_in = ", ".join(map(str, folders))
-    print(f"\n{time.perf_counter() - start:.0f} seconds; each run is kept in {kept_in}")
-    for told in filter(None, map(other_code, folders)):
-        print(told)
+    shown_folders = ", ".join(map(str, folders))
+    print(f"\n{time.perf_counter() - start:.0f} seconds; each run is kept in {shown_folders}")
+    for warning in filter(None, map(other_code, folders)):
+        print(warning)

@@ -1,8 +1,8 @@
 """Whether each attack's test fails where the guard against it is taken away.
 
-``python -m simulations.attacks.guards`` copies the checkout and takes away one guard at a time: the
-tests of the attack that it stops must fail then, as they must pass while it is there. Prints a JSON
-line a guard; the exit status is 1 if a guard was not missed.
+``python -m simulations.attacks.guards`` copies the checkout and removes one guard at a time: the
+tests of the attack must pass with the guard and fail without it. Prints a JSON line a guard; the
+exit status is 1 if the tests passed without one.
 """
 
 from __future__ import annotations
@@ -21,15 +21,7 @@ from simulations.bench.mutants import Mutant, fails, kill
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What stops an attack.
-
-    Parameters
-    ----------
-    attack : what somebody does whom it stops.
-    source : path in the checkout.
-    before, after : its text, which stands there once, and what stands there without it.
-    tests : of the attack, as pytest takes them.
-    """
+    """What stops an attack: the text ``before`` in a source; without it, ``after``."""
 
     attack: str
     source: str
@@ -38,11 +30,11 @@ class Guard:
     after: str = "if False:"
 
     def removed_from(self, root: Path) -> Mutant:
-        """The sources without it.
+        """The mutant of the sources without this guard.
 
         Raises
         ------
-        ValueError : its text does not stand there, or more than once.
+        ValueError : the text is not in the source exactly once.
         """
         text = (root / self.source).read_text()
         if text.count(self.before) != 1:
@@ -328,11 +320,10 @@ GUARDS = (
 
 
 def main() -> None:
-    """Take away each guard, run its tests, print a line of JSON each and the count."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="guards in sources whose path has this text")
-    given = parser.parse_args()
-    guards = [one for one in GUARDS if given.only in one.source]
+    options = parser.parse_args()
+    guards = [one for one in GUARDS if options.only in one.source]
     n_noticed = 0
     with tempfile.TemporaryDirectory() as folder:
         checkout = Path(folder) / "checkout"

@@ -1,7 +1,7 @@
-"""Runs of honest parties in this process, of whose messages some keep what they may read.
+"""Runs of honest parties in this process; some parties record what they may read.
 
-A party opens the letters that are for it with its own key, and reads its own state. Nobody sends
-anything else than it would anyway.
+A party opens the letters addressed to it with its key, and reads its own state. All messages are
+those of an honest run.
 """
 
 from __future__ import annotations
@@ -30,13 +30,10 @@ Note = Callable[["Heard"], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Heard:
-    """One message, to whoever listens.
+    """One message to a recording party.
 
-    Parameters
-    ----------
-    site : who answers, as it is before it does: an answer that ends a run deletes what it was.
-    request : what the coordinator sends.
-    mail : the letters that came with the request, opened.
+    ``site`` has the state from before the answer (an answer that ends a run deletes it); ``mail``
+    are the letters that came with the request, opened.
     """
 
     site: Site
@@ -46,12 +43,7 @@ class Heard:
 
 @contextmanager
 def listening(listeners: Collection[str], note: Note) -> Iterator[None]:
-    """Tell ``note`` of every message to some parties, before they answer it.
-
-    Parameters
-    ----------
-    listeners : names of the parties.
-    """
+    """Call ``note`` with every message to the parties in ``listeners``, before they answer it."""
 
     def answering(
         config: SiteConfig, kind: str, envelope: Envelope, content: Content, stores: Stores
@@ -74,27 +66,20 @@ def listening(listeners: Collection[str], note: Note) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """A finished run.
-
-    Parameters
-    ----------
-    settings, summary : of the run.
-    model : text of ``model.json``.
-    """
+    """A finished run."""
 
     settings: Settings
     summary: dict[str, Any]
-    model: str
+    model: str  # text of model.json
 
     @property
-    def score(self) -> float:
-        """AUC of the test rows."""
+    def score(self) -> float:  # test AUC
         return float(self.summary["metrics"]["test"]["auc"])
 
 
 @contextmanager
 def trained(overrides: Overrides, listeners: Collection[str], note: Note) -> Iterator[Trained]:
-    """One run, of which no file is left in the end."""
+    """Train while parties record their messages; delete the run's files at the end."""
     settings = load_settings(dict(overrides))
     with listening(listeners, note), temporary_run(settings) as run:
         yield Trained(settings, run.summary, (run.path / "model.json").read_text())

@@ -1,13 +1,13 @@
-"""How many training rows a passive party of a Federated Forest can group by label, unread.
+"""How many training rows a passive party of a Federated Forest can group by label.
 
-With ``labels=paillier`` a passive party is told no label, but the structure of the trees and which
-rows are where. CART splits a node above ``max-depth`` that is impure wherever some column differs
-in it, so one that stays whole, though a column of the party's own differs in it, has one label.
-Rows of such nodes are joined, tree after tree.
+With ``labels=paillier`` a passive party sees no labels, but it sees the structure of the trees and
+which rows are in which nodes. CART splits every impure node above ``max-depth`` in which some
+column varies. So a node that is not split, although a column of this party varies in it, has a
+single label. The attack joins the rows of such nodes, tree after tree.
 
-Success is the AUC of who knows one label of either of the two largest groups, gives it to the
-group, and takes all other rows to lie between; chance, 0.5, that of no messages. A forest whose
-nodes are left impure has no such groups, and is open to ``forest_nodes``.
+Success is the AUC of an attacker who knows one label of each of the two largest groups, assigns it
+to the group, and ranks all other rows between them; chance, 0.5, is without messages. A forest
+whose nodes are left impure has no such groups, but is open to ``forest_nodes``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from simulations.baselines import join_tables
 
 Ints = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.float32]
-NOWHERE = -1  # the leaf of a row that was split once more, nobody says where to
+NOWHERE = -1  # the leaf of a row that was split once more; its child is not sent
 COMMON = {
     **VERTICAL,
     "strategy": "federated-forest",
@@ -47,10 +47,11 @@ class Passive:
         self.groups = np.empty(0, dtype=np.int64)  # of each training row
 
     def note(self, heard: Heard) -> None:
-        """Look at the structure, and at who is where, before the rows are forgotten."""
+        """Read structure and nodes of rows before the rows are deleted."""
         request, store = heard.request, heard.site.store
         if not isinstance(request, PartitionRequest) or not request.last:
             return
+        # A leaf counts if CART would have split it: above max-depth and with enough rows.
         n_train, forest = store.facts["n_train"], store.facts["forest"]
         rules = fewest_rows(forest["min_samples_split"], forest["min_samples_leaf"])
         splits = store.record(Splits, "splits")
@@ -71,36 +72,30 @@ def pure_nodes(
     values: npt.NDArray[np.float32],
     fewest: int,
 ) -> Iterator[Ints]:
-    """Drawn rows of each leaf that would have been split, were it not pure.
+    """Yield the drawn rows of each leaf that would have been split were it not pure.
 
     Parameters
     ----------
-    lefts : left child of each node above ``max-depth`` of a tree, ``LEAF`` at one.
+    lefts : left child of each node above ``max-depth`` of a tree, ``LEAF`` at a leaf.
     leaves : shape (n_rows,): leaf of each row.
-    drawn : which rows the tree draws.
-    values : float32, shape (n_rows, n_columns): the passive party's columns.
-    fewest : rows that a node must have to be split.
+    values : shape (n_rows, n_columns): the passive party's columns.
+    fewest : rows that a node needs to be split.
     """
     for leaf in np.flatnonzero(lefts == LEAF):
         members = np.flatnonzero((leaves == leaf) & drawn)
-        known = np.nan_to_num(values[members], nan=-np.inf)  # missing is a value of its own
-        if len(members) >= fewest and (known != known[:1]).any():
+        filled = np.nan_to_num(values[members], nan=-np.inf)  # missing counts as a value
+        if len(members) >= fewest and (filled != filled[:1]).any():
             yield members
 
 
 def joined(groups: Ints, members: Ints) -> Ints:
-    """Groups with those of some rows made one."""
-    found = groups[members]
-    return np.where(np.isin(groups, found), found.min(), groups)
+    """Merge the groups of some rows."""
+    merged = groups[members]
+    return np.where(np.isin(groups, merged), merged.min(), groups)
 
 
 def guessed(groups: Ints, labels: Labels) -> float:
-    """AUC by the two largest groups.
-
-    Parameters
-    ----------
-    labels : of two classes, 0 and 1.
-    """
+    """AUC of the two largest groups; ``labels`` are 0 and 1."""
     scores = np.full(len(labels), 0.5)
     names, sizes = np.unique(groups, return_counts=True)
     for name in names[np.argsort(sizes)[-2:]]:
@@ -110,12 +105,11 @@ def guessed(groups: Ints, labels: Labels) -> float:
 
 
 def attacked(overrides: Overrides) -> Outcome:
-    """Join rows as the passive party can."""
     passive = Passive()
     with trained({**COMMON, **overrides}, [PASSIVE], passive.note) as run:
         table, _, _ = join_tables(run.settings)
-        found = guessed(passive.groups, table.labels[table.split.train])
-        return Outcome(found, 0.5, run.score)
+        auc = guessed(passive.groups, table.labels[table.split.train])
+        return Outcome(auc, 0.5, run.score)
 
 
 ATTACK = Attack(

@@ -1,21 +1,21 @@
 """How well a model's scores tell which rows trained it.
 
-An attacker has the finished model and rows with their labels, half of which have trained it, and
-takes those for these of whose labels the model is surest (Yeom et al. 2018, "Privacy Risk in
-Machine Learning"). The second attack asks how much surer it is than is usual for the row, under
-models of other halves of the rows, as an attacker with rows like these can train them (LiRA:
-Carlini et al. 2022, "Membership Inference Attacks From First Principles", arXiv:2112.03570). The
-margin of a row's label has a normal distribution over models that the row has trained, and another
-one over the rest. Departure: the models are ``SHADOWS``, too few for more than two means of each
-row. With one variance and one distance of the means for all rows the likelihood ratio grows with
-what a margin is above the middle of its row's two means.
+An attacker has the finished model and labelled rows, half of which trained it. The first attack
+takes the rows of whose labels the model is most certain (Yeom et al. 2018, "Privacy Risk in Machine
+Learning"). The second compares this certainty with what is usual for the row, under models of other
+halves of the rows, as an attacker with similar rows can train them (LiRA: Carlini et al. 2022,
+"Membership Inference Attacks From First Principles", arXiv:2112.03570). The margin of a row's label
+is normally distributed over models that the row trained, and again over the others. Departure:
+there are only ``SHADOWS`` models, enough for no more than two means of each row. With one variance
+and one distance of the means for all rows, the likelihood ratio grows with the distance of a margin
+from the middle of its row's two means.
 
-Two figures are told. The advantage is the largest difference between the share of training rows and
-the share of other rows that are taken, over all thresholds. A threshold that is chosen by the rows
-it is judged by finds something in noise too: the one that fits one half of the rows is measured on
-the other half, and the mean over many halves is told. Without anything to find it is 0 on average.
-The other figure is the share of training rows taken by the threshold that takes 1 % of the others:
-what is found out almost for certain. Without anything to find it is 0.01.
+Two figures are reported. The advantage is the largest difference between the share of training rows
+and the share of other rows that are taken, over all thresholds. A threshold chosen on the rows that
+it is judged by finds something in noise too, so the one that fits one half of the rows is measured
+on the other half, averaged over many halves; it is 0 on average if there is nothing to find. The
+other figure is the share of training rows taken by the threshold that takes 1 % of the others: what
+is identified almost with certainty; 0.01 if there is nothing to find.
 
 ``python -m simulations.attacks.membership`` trains PAX plainly, under secure aggregation and with
 an epsilon of 1 on half of each table, and prints a line for each.
@@ -52,43 +52,39 @@ HALVES, SHADOWS, RARE = 200, 16, 0.01
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Told:
-    """What a model says of the rows of a table.
+    """A model's margins of the rows of a table."""
 
-    Parameters
-    ----------
-    margins : float64, shape (n_rows,): of the row's label.
-    members : bool, shape (n_rows,): whether the row has trained the model.
-    """
-
-    margins: Doubles
-    members: Flags
+    margins: Doubles  # (n_rows,): of the row's label
+    members: Flags  # (n_rows,): whether the row trained the model
 
 
-def own_margins(found: Scored) -> Doubles:
-    """Margin of each row's own label, of two classes: the larger, the smaller the loss."""
-    return np.where(found.labels == 1, 1.0, -1.0) * found.margins[:, 0]
+def own_margins(scored: Scored) -> Doubles:
+    """Margin of each row's label, of two classes: the larger, the smaller the loss."""
+    return np.where(scored.labels == 1, 1.0, -1.0) * scored.margins[:, 0]
 
 
 def told(data: str, how: Mapping[str, Any], seed: int) -> Told:
     """Train on the half of a table that follows from the seed."""
     settings, model, _ = trained({"data": data, **USUAL, **HALF, **how, "seed": seed})
     _, rows = stacked_tables(settings)
-    found = score(settings, model)
-    places = {
+    scored = score(settings, model)
+    row_ids_of = {
         subset: np.concatenate([each[subset] for each in rows.values()])
         for subset in ("train", "test")
     }
-    n_rows = sum(map(len, places.values()))
+    n_rows = sum(map(len, row_ids_of.values()))
     margins, members = np.empty(n_rows), np.zeros(n_rows, dtype=bool)
-    for subset, own in places.items():
-        margins[own] = own_margins(found[subset])
-    members[places["train"]] = True
+    for subset, row_ids in row_ids_of.items():
+        margins[row_ids] = own_margins(scored[subset])
+    members[row_ids_of["train"]] = True
     return Told(margins, members)
 
 
 def above_usual(model: Told, shadows: Sequence[Told]) -> Told:
-    """Margins above the middle of the row's means over the shadow models that it has trained and
-    over the others, of the rows that have both."""
+    """Margins above the middle of a row's mean margins over shadow models with and without the row.
+
+    Only rows that have both.
+    """
     members = np.stack([each.members for each in shadows])
     both = members.any(axis=0) & ~members.all(axis=0)
     margins, within = np.stack([each.margins for each in shadows])[:, both], members[:, both]
@@ -97,14 +93,14 @@ def above_usual(model: Told, shadows: Sequence[Told]) -> Told:
 
 
 def advantage(model: Told, rng: np.random.Generator) -> float:
-    """Share of members taken less that of others, for the threshold that fits other rows best."""
+    """Share of members taken minus that of others, by the threshold that fits other rows best."""
     members, others = model.margins[model.members], model.margins[~model.members]
-    found = []
+    differences = []
     for _ in range(HALVES):
         first, second = _halves(members, rng), _halves(others, rng)
         threshold = _best_threshold(first[0], second[0])
-        found.append(np.mean(first[1] >= threshold) - np.mean(second[1] >= threshold))
-    return float(np.mean(found))
+        differences.append(np.mean(first[1] >= threshold) - np.mean(second[1] >= threshold))
+    return float(np.mean(differences))
 
 
 def _best_threshold(members: Doubles, others: Doubles) -> float:
@@ -127,36 +123,35 @@ def caught(model: Told) -> float:
 
 
 def attacked(data: str, how: Mapping[str, Any], seeds: int) -> dict[str, float]:
-    """Figures of both attacks, means over models of as many seeds."""
+    """Figures of both attacks, means over models of ``seeds`` seeds."""
     shadows = [told(data, how, 1000 + number) for number in range(SHADOWS)]
     figures = []
     for seed in range(seeds):
         model, rng = told(data, how, seed), np.random.default_rng(seed)
-        surer = above_usual(model, shadows)
+        relative = above_usual(model, shadows)
         figures.append(
             {
                 "threshold": advantage(model, rng),
-                "shadow": advantage(surer, rng),
+                "shadow": advantage(relative, rng),
                 "threshold, caught": caught(model),
-                "shadow, caught": caught(surer),
+                "shadow, caught": caught(relative),
             }
         )
     return {kind: statistics.mean(each[kind] for each in figures) for kind in figures[0]}
 
 
 def main() -> None:
-    """Print a JSON line for each table and way to train."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", nargs="+", default=["breast-cancer", "default-credit"])
     parser.add_argument("--seeds", type=int, default=5)
-    given = parser.parse_args()
-    for data in given.data:
+    options = parser.parse_args()
+    for data in options.data:
         for name, how in HOW.items():
             start = time.perf_counter()
-            found = attacked(data, how, given.seeds)
+            figures = attacked(data, how, options.seeds)
             seconds = round(time.perf_counter() - start)
-            line = {"attack": "membership", "data": data, "seeds": given.seeds, "how": name}
-            print(json.dumps({**line, **found, "seconds": seconds}), flush=True)
+            line = {"attack": "membership", "data": data, "seeds": options.seeds, "how": name}
+            print(json.dumps({**line, **figures, "seconds": seconds}), flush=True)
 
 
 if __name__ == "__main__":

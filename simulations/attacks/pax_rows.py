@@ -1,19 +1,18 @@
 """How many training rows a coordinator rebuilds from what honest parties send it in PAX.
 
 A bin of one row gives itself away: its sums are the row's gradient g and hessian h, and for
-logistic loss h = |g| (1 - |g|) holds for one row and for hardly any sum of more. As g is the same
-in every column of a round, it links the bins of a row; g < 0 is its label. Nodes that are not sent
-follow as the difference of their parent and sibling. What rows that are known add to all sums is
-subtracted, which leaves others alone in their bins, and so on until nothing new is found. Where
+logistic loss h = |g| (1 - |g|) holds for one row and for hardly any sum of several. As g is the
+same in every column of a round, it links the bins of a row; g < 0 reveals its label. Nodes that are
+not sent follow as the difference of their parent and sibling. The contributions of known rows are
+subtracted from all sums, which isolates other rows in their bins, until no new row is found. Where
 parties merge bins of few rows (``least-bin-rows``), a node that is not sent is also read between
-the bins that its sibling has told, where the difference of both is exact.
+the bins that its sibling has sent, where the difference of both is exact.
 
-``python -m simulations.attacks.pax_rows`` trains, reads the parties' own sums, then what is left to
-one who sees their sums over all parties alone; then it trains under secure aggregation, and reads
-what is seen there: sums over all parties in bins of all parties. ``--least-bin-rows`` sets the
-floor of all parties, ``--aggregation`` leaves out one of the runs. It prints a line for each: rows
-known in all columns and their label, up to the width of a bin, of all that train; and those rebuilt
-that are nobody's.
+``python -m simulations.attacks.pax_rows`` trains, reads each party's sums, then only their sums
+over all parties; then it trains under secure aggregation and reads what is visible there: sums over
+all parties in bins of all parties. ``--least-bin-rows`` sets the minimum of all parties,
+``--aggregation`` skips one of the runs. It prints a line for each: training rows known in all
+columns, up to the width of a bin, with their label; and rebuilt rows that do not exist.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -56,25 +56,21 @@ from strategies.pax import PAX
 Ints = npt.NDArray[np.int64]
 Sums = npt.NDArray[np.float64]
 Row = tuple[int, ...]  # a bin a column, then the label
-# Of the rounding of h, in units of g.
-TOLERANCE = 2.0**-22
-# A smaller hessian may be what rounding leaves.
-LEAST = 1e-9
-# Rows of a node whose pairs are tried.
-MOST_ALONE = 100
+TOLERANCE = 2.0**-22  # rounding of h, in units of g
+LEAST = 1e-9  # a smaller hessian may be a rounding error
+MOST_ALONE = 100  # rows of a node whose pairs are tried
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Level:
-    """What was asked of one level of a tree, and told; ``histograms`` has shape (n_wanted, n_bins,
-    2)."""
+    """Request and reply of one level of a tree."""
 
     request: GrowRequest
-    histograms: Sums
+    histograms: Sums  # (n_wanted, n_bins, 2)
 
 
 class CuriousPAX(PAX):
-    """The server's side of PAX, which asks as it should and keeps what it is told."""
+    """The server's side of PAX, which sends honest requests and records the replies."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -86,7 +82,6 @@ class CuriousPAX(PAX):
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
-        """As PAX's."""
         conversation = super().conversation(parties, saved)
         step = next(conversation)
         while True:
@@ -102,8 +97,8 @@ class CuriousPAX(PAX):
 
     def _listen(self, party: str, request: Request, reply: Reply) -> None:
         if isinstance(request, SketchRequest) and isinstance(reply, SketchReply):
-            own = (reply.representatives, reply.masses, reply.offsets, reply.maxima)
-            self.sketches[party] = Sketch(*own)
+            arrays = (reply.representatives, reply.masses, reply.offsets, reply.maxima)
+            self.sketches[party] = Sketch(*arrays)
             self.n_bins = max(self.n_bins, request.n_bins)
 
     def _ask_to_grow(
@@ -117,7 +112,6 @@ class CuriousPAX(PAX):
 
 
 def main() -> None:
-    """Print the lines."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", default="breast-cancer", help="of two classes")
     parser.add_argument("--parties", type=int, default=3)
@@ -125,37 +119,32 @@ def main() -> None:
     parser.add_argument("--max-bin", type=int, default=256)
     parser.add_argument("--least-bin-rows", type=int, default=0)
     parser.add_argument("--aggregation", choices=("plain", "secure", "both"), default="both")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         settings = load_settings(
             {
-                "data": given.data,
+                "data": options.data,
                 "objective": "binary:logistic",
-                "parties": given.parties,
-                "num-boost-round": given.rounds,
+                "parties": options.parties,
+                "num-boost-round": options.rounds,
                 "preset": "xgboost",
-                "max-bin": given.max_bin,
-                "least-bin-rows": given.least_bin_rows,
+                "max-bin": options.max_bin,
+                "least-bin-rows": options.least_bin_rows,
                 "run-dir": f"{folder}/run",
             }
         )
-        lines = list(attacked(settings)) if given.aggregation != "secure" else []
-        if given.aggregation != "plain":
-            lines.append(attacked_under_masks(_masked(settings)))
+        lines = list(attacked(settings)) if options.aggregation != "secure" else []
+        if options.aggregation != "plain":
+            sections = {name: dict(values) for name, values in settings.sections.items()}
+            sections["pax"]["aggregation"] = "secure"
+            changed = {"sections": sections, "run_dir": f"{settings.run_dir}-secure"}
+            lines.append(attacked_under_masks(settings.model_copy(update=changed)))
         for line in lines:
-            print(json.dumps({"attack": "pax_rows", **vars(given), **line}))
-
-
-def _masked(settings: Settings) -> Settings:
-    """The same run under secure aggregation, in a folder beside."""
-    sections = {name: dict(values) for name, values in settings.sections.items()}
-    sections["pax"]["aggregation"] = "secure"
-    changed = {"sections": sections, "run_dir": f"{settings.run_dir}-secure"}
-    return settings.model_copy(update=changed)
+            print(json.dumps({"attack": "pax_rows", **vars(options), **line}))
 
 
 def attacked(settings: Settings) -> Iterator[dict[str, Any]]:
-    """What is rebuilt of a run's training rows.
+    """Rebuild training rows from each party's sums, and from their sums over all parties.
 
     Yields
     ------
@@ -163,31 +152,38 @@ def attacked(settings: Settings) -> Iterator[dict[str, Any]]:
 
     Raises
     ------
-    ConfigError : an objective, or a share of columns, by which no gradient links the bins of a row.
+    ConfigError : gradients do not link the bins of a row, by the objective or a share of columns.
     """
     coordinator = _trained(settings)
     sketches, levels = coordinator.sketches, coordinator.levels
     truth = _truth(settings, {name: own_cuts(sketch) for name, sketch in sketches.items()})
     merged = settings.least_bin_rows > 0
-    own = [
+    by_party = [
         (all_rebuilt(levels[name], sketch, merged), truth[name])
         for name, sketch in sketches.items()
     ]
-    yield {"seen": "each party's sums", **_count(own)}
+    yield {"seen": "each party's sums", **_count(by_party)}
     cuts = fuse_sketches(tuple(sketches.values()), coordinator.n_bins)
     maps = coordinator.aggregation.places
-    pooled = [_pooled(found, maps, len(cuts.edges)) for found in _together(levels)]
+    pooled = []
+    for same_level in zip(*levels.values(), strict=True):
+        # Add up the parties' sums in the layout of the common cuts.
+        request = same_level[0].request
+        total = np.zeros((len(request.wanted_nodes), len(cuts.edges), 2))
+        for name, level in zip(levels, same_level, strict=True):
+            add_histograms(total, level.histograms, maps[name])
+        pooled.append(Level(request, total))
     rows = [
         _moved(row, sketches[name], maps[name], cuts.offsets)
         for name, all_rows in truth.items()
         for row in all_rows
     ]
-    known = all_rebuilt(pooled, _common_sketch(cuts), merged)
-    yield {"seen": "sums over all parties", **_count([(known, rows)])}
+    rebuilt_rows = all_rebuilt(pooled, _common_sketch(cuts), merged)
+    yield {"seen": "sums over all parties", **_count([(rebuilt_rows, rows)])}
 
 
 def attacked_under_masks(settings: Settings) -> dict[str, Any]:
-    """What is rebuilt where sums are masked: ``seen``, ``rows``, ``rebuilt`` and ``wrong``.
+    """Rebuild training rows where sums are masked: ``seen``, ``rows``, ``rebuilt`` and ``wrong``.
 
     Raises
     ------
@@ -199,46 +195,37 @@ def attacked_under_masks(settings: Settings) -> dict[str, Any]:
     cuts = coordinator.cuts
     truth = _truth(settings, dict.fromkeys(coordinator.parties, cuts))
     levels, merged = coordinator.levels[EVERYONE], settings.least_bin_rows > 0
-    known = all_rebuilt(levels, _common_sketch(cuts), merged)
-    rows = [row for own in truth.values() for row in own]
-    return {"seen": "sums under masks", **_count([(known, rows)])}
+    rebuilt_rows = all_rebuilt(levels, _common_sketch(cuts), merged)
+    rows = [row for party_rows in truth.values() for row in party_rows]
+    return {"seen": "sums under masks", **_count([(rebuilt_rows, rows)])}
 
 
 def _trained(settings: Settings) -> CuriousPAX:
-    """The coordinator of a finished run."""
     if settings.objective != "binary:logistic" or settings.colsample_bytree < 1:
-        raise ConfigError("pax_rows must be told of two classes and all columns, got another run")
+        raise ConfigError("the attacked run must have two classes and all columns, got another")
     coordinator = CuriousPAX.of_run(settings)
-    grid = LocalGrid(simulated_contexts(settings))
-    try:
+    with closing(LocalGrid(simulated_contexts(settings))) as grid:
         coordinator.start(grid)
-    finally:
-        grid.close()
     return coordinator
 
 
 def all_rebuilt(levels: Sequence[Level], sketch: Sketch, merged: bool) -> set[Row]:
-    """Rows that the sums of one sender, or of all together, give away.
-
-    Parameters
-    ----------
-    merged : whether parties merge bins of few rows.
-    """
+    """Rows that sums of one sender reveal; ``merged``: parties merge bins of few rows."""
     known: set[Row] = set()
-    left = levels
+    remaining = levels
     ways = (False, True) if merged else (False,)
-    while found := {row for way in ways for row in rebuilt(left, sketch.offsets, way)} - known:
-        known |= found
+    while new := {row for way in ways for row in rebuilt(remaining, sketch.offsets, way)} - known:
+        known |= new
         sums = _sums_of(sorted(known), levels, sketch)
-        left = [
-            Level(level.request, level.histograms - own)
-            for level, own in zip(levels, sums, strict=True)
+        remaining = [
+            Level(level.request, level.histograms - known_sums)
+            for level, known_sums in zip(levels, sums, strict=True)
         ]
     return known
 
 
 def _sums_of(rows: Sequence[Row], levels: Iterable[Level], sketch: Sketch) -> Iterator[Sums]:
-    """What rows add to the sums of each level: a party that had no others would send this."""
+    """Contribution of rows to the sums of each level: the reply of a party with only these rows."""
     store, table = Store(Path()), np.array(rows)
     store["codes"], store.facts["missing_code"] = table[:, :-1].astype(np.uint16), NO_CODE
     store["representatives"], store["offsets"] = sketch.representatives, sketch.offsets
@@ -257,97 +244,82 @@ def _sums_of(rows: Sequence[Row], levels: Iterable[Level], sketch: Sketch) -> It
 
 
 def rebuilt(levels: Iterable[Level], offsets: Ints, merged: bool = False) -> Iterator[Row]:
-    """Rows that lie alone in a bin of every column, in some node of the same round.
+    """Yield rows that are the only one in a bin of every column, in some node of the same round.
 
     Parameters
     ----------
     levels : in the order in which they were sent.
-    offsets : int64, shape (n_columns + 1,): the bins of each column.
+    offsets : shape (n_columns + 1,): the bins of each column.
     merged : whether nodes that are not sent are read between the bins of their siblings.
     """
     for _, of_round in groupby(levels, lambda level: level.request.round_id):
         places: dict[float, set[tuple[int, int]]] = defaultdict(set)  # column and bin by gradient
-        known: dict[int, Sums] = {}
+        earlier: dict[int, Sums] = {}
         for level in of_round:
             fresh = dict(zip(level.request.wanted_nodes.tolist(), level.histograms, strict=True))
             splits = (level.request.split_nodes.tolist(), level.request.split_lefts.tolist())
             for parent, left in zip(*splits, strict=True):
                 for child, sibling in ((left, left + 1), (left + 1, left)):
-                    if parent in known and sibling in fresh and child not in fresh:
-                        fresh[child] = known[parent] - fresh[sibling]
+                    if parent in earlier and sibling in fresh and child not in fresh:
+                        fresh[child] = earlier[parent] - fresh[sibling]
                         if merged:
                             fresh[child] = _between(fresh[child], fresh[sibling], offsets)
             for histogram in fresh.values():
                 _note(places, histogram, offsets)
-            known |= fresh
-        yield from _whole(places, len(offsets) - 1)
+            earlier |= fresh
+        n_columns = len(offsets) - 1
+        for gradient, pairs in places.items():
+            bins = dict(pairs)
+            if len(pairs) == len(bins) == n_columns:  # exactly one bin in every column
+                yield (*(bins[column] for column in range(n_columns)), int(gradient < 0))
 
 
 def _between(difference: Sums, sibling: Sums, offsets: Ints) -> Sums:
-    """Sums up to each bin that a sibling has told, from the last such one on; what comes after the
-    last one of a column as it is."""
-    told = sibling[:, 1] > LEAST
-    found = np.zeros_like(difference)
+    """Sums from one bin sent by the sibling to the next; unchanged after a column's last."""
+    is_sent = sibling[:, 1] > LEAST
+    between = np.zeros_like(difference)
     for begin, end in pairwise(offsets.tolist()):
-        ends = begin + np.flatnonzero(told[begin:end])
+        ends = begin + np.flatnonzero(is_sent[begin:end])
         first = ends[-1] + 1 if len(ends) else begin
-        found[first:end] = difference[first:end]
+        between[first:end] = difference[first:end]
         if len(ends):
+            # reduceat adds up to the next first; the last span ends before the end of the array.
             firsts = np.concatenate(([begin], ends[:-1] + 1))
-            found[ends] = np.add.reduceat(difference, firsts)[: len(ends)]
+            between[ends] = np.add.reduceat(difference, firsts)[: len(ends)]
             last = slice(firsts[-1], ends[-1] + 1)
-            found[ends[-1]] = difference[last].sum(axis=0)
-    return found
+            between[ends[-1]] = difference[last].sum(axis=0)
+    return between
 
 
 def _note(places: dict[float, set[tuple[int, int]]], histogram: Sums, offsets: Ints) -> None:
-    """Bins of a node that hold one row, or two that are alone elsewhere, by the rows' gradients."""
+    """Add bins of one row, or of two rows that are single elsewhere, by the rows' gradients."""
     gradients, hessians = histogram.T
+    # One row: h = |g| (1 - |g|) for logistic loss.
     sizes = np.abs(gradients)
     filled = hessians > LEAST
     is_one = filled & (np.abs(hessians - sizes * (1 - sizes)) <= TOLERANCE * sizes)
     columns = np.searchsorted(offsets, np.arange(len(histogram)), side="right") - 1
-    alone, first = np.unique(gradients[is_one].astype(np.float32), return_index=True)
+    singles, first_seen = np.unique(gradients[is_one].astype(np.float32), return_index=True)
     for place in np.flatnonzero(is_one):
         key = float(np.float32(gradients[place]))
         places[key].add((int(columns[place]), int(place - offsets[columns[place]])))
-    if not 1 < len(alone) <= MOST_ALONE:
+    if not 1 < len(singles) <= MOST_ALONE:
         return
-    own = histogram[is_one][first]
-    left, right = np.triu_indices(len(alone), 1)
-    pairs = own[left] + own[right]
+    single_sums = histogram[is_one][first_seen]
+    first_ids, second_ids = np.triu_indices(len(singles), 1)
+    pairs = single_sums[first_ids] + single_sums[second_ids]
     for place in np.flatnonzero(filled & ~is_one):
-        (found,) = np.nonzero((np.abs(pairs - histogram[place]) <= TOLERANCE).all(axis=1))
-        if len(found) == 1:
-            for key in (float(alone[left[found[0]]]), float(alone[right[found[0]]])):
+        (matches,) = np.nonzero((np.abs(pairs - histogram[place]) <= TOLERANCE).all(axis=1))
+        if len(matches) == 1:
+            for key in (
+                float(singles[first_ids[matches[0]]]),
+                float(singles[second_ids[matches[0]]]),
+            ):
                 places[key].add((int(columns[place]), int(place - offsets[columns[place]])))
 
 
-def _whole(places: dict[float, set[tuple[int, int]]], n_columns: int) -> Iterator[Row]:
-    """Rows of which every column has one bin."""
-    for gradient, found in places.items():
-        bins = dict(found)
-        if len(found) == len(bins) == n_columns:
-            yield (*(bins[column] for column in range(n_columns)), int(gradient < 0))
-
-
-def _together(levels: dict[str, list[Level]]) -> Iterator[dict[str, Level]]:
-    """The same level of all parties."""
-    for found in zip(*levels.values(), strict=True):
-        yield dict(zip(levels, found, strict=True))
-
-
-def _pooled(found: dict[str, Level], maps: dict[str, Ints], n_bins: int) -> Level:
-    """The parties' sums added up in the layout of the common cuts."""
-    request = next(iter(found.values())).request
-    total = np.zeros((len(request.wanted_nodes), n_bins, 2))
-    for name, level in found.items():
-        add_histograms(total, level.histograms, maps[name])
-    return Level(request, total)
-
-
 def _common_sketch(cuts: Cuts) -> Sketch:
-    """The common bins as those of one party: each begins at its representative."""
+    """The common bins as a sketch of one party: each starts at its representative."""
     starts = [
         np.concatenate([cuts.minima[[column]], cuts.column(column)[:-1]])
         for column in range(cuts.n_columns)
@@ -357,41 +329,36 @@ def _common_sketch(cuts: Cuts) -> Sketch:
 
 
 def _truth(settings: Settings, cuts: dict[str, Cuts]) -> dict[str, list[Row]]:
-    """Each party's training rows by their bins, with their labels.
-
-    Parameters
-    ----------
-    cuts : between the bins, by party.
-    """
+    """Each party's training rows as bins between its ``cuts``, with their labels."""
     table, rows = stacked_tables(settings)
     assert table.labels is not None
     labels = np.unique(table.labels, return_inverse=True)[1]
-    found = {}
-    for name, between in cuts.items():
-        own = rows[name]["train"]
-        codes, _ = digitise(table.values[own], between)
-        found[name] = [
-            (*code, int(label)) for code, label in zip(codes.tolist(), labels[own], strict=True)
+    rows_of = {}
+    for name, party_cuts in cuts.items():
+        train_rows = rows[name]["train"]
+        codes, _ = digitise(table.values[train_rows], party_cuts)
+        rows_of[name] = [
+            (*code, int(label))
+            for code, label in zip(codes.tolist(), labels[train_rows], strict=True)
         ]
-    return found
+    return rows_of
 
 
 def _moved(row: Row, sketch: Sketch, places: Ints, offsets: Ints) -> Row:
-    """A row by the common bins instead of its party's own."""
+    """Translate a row from its party's bins to the common bins."""
     *bins, label = row
-    own = sketch.offsets[:-1] + np.array(bins)
-    inside = own < sketch.offsets[1:]  # a missing value has no bin
-    common = places[np.where(inside, own, 0)] - offsets[:-1]
+    party_bins = sketch.offsets[:-1] + np.array(bins)
+    inside = party_bins < sketch.offsets[1:]  # a missing value has no bin
+    common = places[np.where(inside, party_bins, 0)] - offsets[:-1]
     return (*np.where(inside, common, -1).tolist(), label)
 
 
-def _count(found: Iterable[tuple[set[Row], list[Row]]]) -> dict[str, int]:
-    """Of rebuilt rows and true ones, over all who were looked at."""
-    pairs = list(found)
+def _count(known_and_true: Iterable[tuple[set[Row], list[Row]]]) -> dict[str, int]:
+    senders = list(known_and_true)
     return {
-        "rows": sum(len(rows) for _, rows in pairs),
-        "rebuilt": sum(row in known for known, rows in pairs for row in rows),
-        "wrong": sum(len(known - set(rows)) for known, rows in pairs),
+        "rows": sum(len(rows) for _, rows in senders),
+        "rebuilt": sum(row in rebuilt_rows for rebuilt_rows, rows in senders for row in rows),
+        "wrong": sum(len(rebuilt_rows - set(rows)) for rebuilt_rows, rows in senders),
     }
 
 

@@ -1,15 +1,15 @@
-"""What an active party of SecureBoost reads that breaks the rules: rows written into gradients.
+"""What a dishonest active party of SecureBoost reads by writing rows into gradients.
 
-Nobody sees what it encrypts. So it gives up the lowest digits of a gradient, which a tree does not
-miss, and writes a digit of its own there for one row each: in a sum that digit says whether the bin
-holds the row. Two numbers of ``DIGITS`` digits tell ``2 * DIGITS`` rows a round, in every column of
-every other party, and the trees stay as good as they were. That is the least it can read: nodes of
-a level share no row, so that below the root the same digits can serve other rows again. (Weng et
-al. 2020, "Practical Privacy Attacks on Vertical Federated Learning", arXiv:2011.09290, call it the
-reverse sum attack; theirs tells the order of the bins that rows are in.)
+Nobody sees what it encrypts. It gives up the lowest digits of a gradient, which a tree does not
+miss, and writes one digit for one row there: in a sum, that digit shows whether the bin holds the
+row. Two numbers of ``DIGITS`` digits read ``2 * DIGITS`` rows a round, in every column of every
+other party, and the trees stay as good as they were. This is a lower bound: nodes of a level share
+no row, so below the root the same digits could serve other rows. (Weng et al. 2020, "Practical
+Privacy Attacks on Vertical Federated Learning", arXiv:2011.09290, call it the reverse sum attack;
+theirs reads the order of the bins that rows are in.)
 
 Success is the share of values (rows times columns) whose bin is read, or guessed right as the
-largest bin where a row has had no turn; chance, that of guessing alone.
+largest bin for rows that were not written; chance is that of guessing only.
 """
 
 from __future__ import annotations
@@ -35,20 +35,16 @@ UNKNOWN = -1
 
 
 class Writer:
-    """An active party whose fixed-point numbers say which rows they are of.
-
-    Of the passive party it keeps the truth, which the attack is judged by and does not use.
-    """
+    """An active party that writes rows into fixed-point numbers; the true codes only judge it."""
 
     def __init__(self) -> None:
-        self.first = 0  # row whose turn is next
-        self.fresh = False  # rows are written, and their sums are still to come
+        self.first = 0  # next row to write
+        self.fresh = False  # rows are written and their sums not yet read
         self.bits: list[npt.NDArray[np.bool_]] = []  # of each round, shape (n_bins, 2 * DIGITS)
         self.widths = np.empty(0, dtype=np.int64)
         self.codes = np.empty((0, 0), dtype=np.int64)
 
     def note(self, heard: Heard) -> None:
-        """Note the columns; and the truth."""
         if (codes := true_bins(heard)) is not None:
             self.codes = codes
         if isinstance(heard.request, SplitRequest):
@@ -56,12 +52,10 @@ class Writer:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """While the context is open, rows are written into gradients and read from sums."""
+        """Write rows into gradients and read them from sums, while the context is open."""
         writer = self
 
         class Written(FixedPoint):
-            """Fixed-point numbers of a round."""
-
             __slots__ = ()
 
             @staticmethod
@@ -79,8 +73,13 @@ class Writer:
                 return integers
 
             def decode(self, sums: Sequence[Sequence[int]], n_outputs: int) -> Array:
-                if writer.fresh:  # of the root, where all rows are
-                    writer.bits.append(_digits(sums))
+                if writer.fresh:  # the first sums are of the root, which has all rows
+                    # The lowest digits of each pair of numbers, shape (n_bins, 2 * DIGITS)
+                    digits = [
+                        [int(number) >> digit & 1 for number in pair for digit in range(DIGITS)]
+                        for pair in sums
+                    ]
+                    writer.bits.append(np.array(digits, dtype=bool))
                     writer.fresh = False
                 return FixedPoint.decode(self, sums, n_outputs)
 
@@ -88,34 +87,30 @@ class Writer:
             yield
 
     def codes_read(self, n_rows: int) -> Ints:
-        """Bins of all rows; int64, shape (n_rows, n_columns); one past the last where no value is,
-        ``UNKNOWN`` where a row has had no turn."""
-        found = np.full((n_rows, len(self.widths)), UNKNOWN)
+        """Bins of all rows, int64, shape (n_rows, n_columns).
+
+        A missing value has the bin after the last; a row that was not written has ``UNKNOWN``.
+        """
+        codes = np.full((n_rows, len(self.widths)), UNKNOWN)
         ends = np.cumsum(self.widths)
         for number, bits in enumerate(self.bits):
             rows = np.arange(number * 2 * DIGITS, min((number + 1) * 2 * DIGITS, n_rows))
             for column, width in enumerate(self.widths.tolist()):
-                own = bits[ends[column] - width : ends[column], : len(rows)]
-                found[rows, column] = np.where(own.any(axis=0), own.argmax(axis=0), width)
-        return found
-
-
-def _digits(sums: Sequence[Sequence[int]]) -> npt.NDArray[np.bool_]:
-    """The lowest digits of pairs of numbers, shape (n_pairs, 2 * DIGITS)."""
-    digits = [[int(one) >> place & 1 for one in pair for place in range(DIGITS)] for pair in sums]
-    return np.array(digits, dtype=bool)
+                bins = bits[ends[column] - width : ends[column], : len(rows)]
+                codes[rows, column] = np.where(bins.any(axis=0), bins.argmax(axis=0), width)
+        return codes
 
 
 def attacked(overrides: Overrides) -> Outcome:
-    """Write and read rows; where one has had no turn, take the bin that is largest by others."""
+    """Write and read rows; guess the others by the bin that is largest over all rows."""
     writer = Writer()
     with (
         writer.writing(),
         trained({**SECUREBOOST, **overrides}, [ACTIVE, PASSIVE], writer.note) as run,
     ):
-        truth, found = writer.codes, writer.codes_read(len(writer.codes))
+        truth, codes = writer.codes, writer.codes_read(len(writer.codes))
         largest = np.array([np.bincount(column).argmax() for column in truth.T])
-        guesses = np.where(found == UNKNOWN, largest, found)
+        guesses = np.where(codes == UNKNOWN, largest, codes)
         chance = float((truth == largest).mean())
         return Outcome(float((guesses == truth).mean()), chance, run.score)
 

@@ -1,20 +1,21 @@
 """Which bin each row has in a passive party's columns, solved from the sums of SecureBoost.
 
 For each tree node, column and bin the active party decrypts the sums of gradients and hessians. It
-has both of every row, and knows which rows are in the node: each sum is an equation in which of
-these rows are in the bin. Rounds have other gradients, so equations add up. The share of a row in
-each bin is looked for that fits all of them, by accelerated projected gradients (Beck and Teboulle
-2009), from the shares of the bins on, which the first round tells: there all hessians are alike.
+has both for every row and knows which rows are in the node, so each sum is an equation in which of
+these rows are in the bin. Gradients change every round, so equations add up. The attack fits the
+share of each row in each bin to all equations, by accelerated projected gradients (Beck and
+Teboulle 2009). It starts at the shares of the bins, which the first round reveals: there all
+hessians are equal.
 
-Where the passive party merges bins (``least-bin-rows``), a node tells sums between the ends of its
-groups alone, of which those of the roots are the finest. Then the shares in these groups are looked
-for, by equations in which rows lie above an end, from the nodes that tell it.
+Where the passive party merges bins (``least-bin-rows``), a node sends sums only between the ends of
+its groups; those of the roots are the finest. Then the attack solves for shares in these groups,
+with equations in which rows lie above an end, from the nodes that sent it.
 
-Success is the share of values (rows times columns) whose group has the largest share in the end;
-chance, that of guessing the largest group of each column. Where nothing is merged a group is a bin.
-What a value loses because its bin is merged is no part of either: ``reverse_sums`` reads groups as
-they are, and counts bins. Rows that have been in the same leaves of all trees have one gradient,
-and nobody can tell them apart by sums.
+Success is the share of values (rows times columns) whose group gets the largest share; chance is
+guessing the largest group of each column. Without merging, a group is a bin. What a value loses
+because its bin is merged counts for neither: ``reverse_sums`` reads groups as they are, and counts
+bins. Rows that were in the same leaves of all trees have one gradient, and sums cannot separate
+them.
 """
 
 from __future__ import annotations
@@ -37,17 +38,14 @@ from simulations.attacks.targets import ACTIVE, BINNED, PASSIVE, SECUREBOOST, tr
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
-# Of singular values, of the largest. Sums are known to about 1e-10: what smaller ones tell is lost
-# in that, and would bring it into all shares.
+# Smallest singular value used, relative to the largest. Sums are exact to about 1e-10; smaller
+# singular values would amplify that error into all shares.
 RANK = 1e-6
-STEPS, STILL = 400, 1e-5  # no share moves more in a step: that was the last one
+STEPS, STILL = 400, 1e-5  # stop when no share moves more in a step
 
 
 class Active:
-    """An active party that keeps the equations which its sums are.
-
-    Of the passive party it also keeps the truth, which the attack is judged by and does not use.
-    """
+    """An active party that collects the equations; the true codes only judge it."""
 
     def __init__(self) -> None:
         self.coefficients: list[Array] = []  # shape (2 n_wanted, n_rows)
@@ -56,7 +54,7 @@ class Active:
         self.codes = np.empty((0, 0), dtype=np.int64)  # the truth: a bin more for missing values
 
     def note(self, heard: Heard) -> None:
-        """Decrypt what has come, as the party itself is about to."""
+        """Decrypt the sums, as the party is about to do itself."""
         if (codes := true_bins(heard)) is not None:
             self.codes = codes
         if not isinstance(heard.request, SplitRequest):
@@ -75,97 +73,99 @@ class Active:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Equations:
-    """What the same nodes tell of the rows in some sets of groups.
+    """Equations of the same nodes, over some sets of groups."""
 
-    Parameters
-    ----------
-    rows : float32, shape (n_equations, n_rows), orthonormal.
-    sums : float32, shape (n_equations, n_sets): of the rows in each set.
-    sets : int64, shape (n_sets,): which these are.
-    """
-
-    rows: Floats
-    sums: Floats
-    sets: Ints
+    rows: Floats  # (n_equations, n_rows), orthonormal
+    sums: Floats  # (n_equations, n_sets): of the rows in each set
+    sets: Ints  # (n_sets,)
 
 
 def solved(
     coefficients: Array, sums: Array, widths: Ints, merged: bool = False
 ) -> list[tuple[Ints, Ints]]:
-    """The group of bins that each row is in, of each column.
+    """Solve for the group of bins that each row is in, for each column.
 
     Parameters
     ----------
-    coefficients : float64, shape (n_equations, n_rows): of gradients and hessians in turn; the
-        second is of all rows' hessians, alike.
-    sums : float64, shape (n_equations, n_bins).
-    widths : bins of each column; one more is of missing values, whose sums are the rest.
-    merged : nodes merge bins, and tell of each group in its last one; no value is missing.
+    coefficients : shape (n_equations, n_rows): gradients and hessians in turn; the second is
+        of all rows' hessians, which are equal.
+    sums : shape (n_equations, n_bins).
+    widths : bins of each column; one more is for missing values, whose sums are the rest.
+    merged : nodes merge bins and send each group at its last bin; no value is missing.
 
     Returns
     -------
-    The last bin of each group, and the group of each row, int64, shape (n_rows,).
+    For each column the last bin of each group, and the group of each row, int64, shape (n_rows,).
     """
     scale = np.sqrt((coefficients**2).sum(axis=1)).clip(1e-300)[:, None]
     scaled, totals = coefficients / scale, coefficients.sum(axis=1)
     whitened: dict[bytes, tuple[Floats, Array]] = {}  # by which equations, of the last column
-    found = []
-    for own in np.split(sums, np.cumsum(widths)[:-1], axis=1):
-        full = own if merged else np.hstack([own, (totals - own.sum(axis=1))[:, None]])
-        told = np.repeat(full[1::2] > 0, 2, axis=0) if merged else np.ones(full.shape, dtype=bool)
-        ends = np.flatnonzero(told[0])
-        # Bins one by one where all nodes tell them; else those above each end but the last.
-        singly = not merged or len(ends) == 1
-        members = np.eye(len(ends)) if singly else np.triu(np.ones(2 * ends.shape), 1)[:-1]
+    solutions = []
+    for column_sums in np.split(sums, np.cumsum(widths)[:-1], axis=1):
+        full = (
+            column_sums
+            if merged
+            else np.hstack([column_sums, (totals - column_sums.sum(axis=1))[:, None]])
+        )
+        is_sent = (
+            np.repeat(full[1::2] > 0, 2, axis=0) if merged else np.ones(full.shape, dtype=bool)
+        )
+        ends = np.flatnonzero(is_sent[0])
+        # Single bins if all nodes send them; else the bins above each end but the last.
+        is_single = not merged or len(ends) == 1
+        members = np.eye(len(ends)) if is_single else np.triu(np.ones(2 * ends.shape), 1)[:-1]
         within = full[:, ends] @ members.T / scale
-        by = told[:, ends[: len(members)]].T
+        sent_by = is_sent[:, ends[: len(members)]].T
         whitened = {
             key: whitened.get(key) or _whitened(scaled[np.frombuffer(key, dtype=bool)])
-            for key in {one.tobytes() for one in by}
+            for key in {key_row.tobytes() for key_row in sent_by}
         }
         equations = []
         for key, (rows, weights) in whitened.items():
-            sets = np.flatnonzero([one.tobytes() == key for one in by])
-            known = within[np.ix_(np.frombuffer(key, dtype=bool), sets)]
-            equations.append(Equations(rows, (weights @ known).astype(np.float32), sets))
-        found.append((ends, _fitted(equations, members, full[1, ends] / totals[1]).argmax(axis=1)))
-    return found
+            sets = np.flatnonzero([key_row.tobytes() == key for key_row in sent_by])
+            known_sums = within[np.ix_(np.frombuffer(key, dtype=bool), sets)]
+            equations.append(Equations(rows, (weights @ known_sums).astype(np.float32), sets))
+        solutions.append(
+            (ends, _fitted(equations, members, full[1, ends] / totals[1]).argmax(axis=1))
+        )
+    return solutions
 
 
 def _whitened(equations: Array) -> tuple[Floats, Array]:
-    """Orthonormal combinations of equations, and their weights, shape (n_found, n_equations)."""
+    """Orthonormal combinations of equations, and their weights, shape (n_kept, n_equations)."""
     left, sizes, right = np.linalg.svd(equations, full_matrices=False)
-    kept = sizes > RANK * sizes[0]
-    return right[kept].astype(np.float32), left.T[kept] / sizes[kept, None]
+    is_large = sizes > RANK * sizes[0]
+    return right[is_large].astype(np.float32), left.T[is_large] / sizes[is_large, None]
 
 
 def _fitted(equations: Sequence[Equations], members: Array, shares: Array) -> Floats:
     """Shares of each row in the groups of a column, shape (n_rows, n_groups).
 
-    Parameters
-    ----------
-    members : shape (n_sets, n_groups): 1 where a set has a group.
-    shares : of all rows together, to begin with.
+    ``members``, shape (n_sets, n_groups), is 1 where a set has a group; ``shares`` start the
+    search.
     """
     within = members.astype(np.float32)
     step = np.float32(1 / np.linalg.norm(members, 2) ** 2)
-    found = ahead = np.tile(shares.astype(np.float32), (equations[0].rows.shape[1], 1))
+    fit = ahead = np.tile(shares.astype(np.float32), (equations[0].rows.shape[1], 1))
     speed = 1.0
     for _ in range(STEPS):
         inside = ahead @ within.T
         errors = np.empty_like(inside)
-        for one in equations:
-            errors[:, one.sets] = one.rows.T @ (one.rows @ inside[:, one.sets] - one.sums)
-        before, found = found, _to_shares(ahead - step * errors @ within)
-        if np.abs(found - before).max() < STILL:
+        for equation in equations:
+            errors[:, equation.sets] = equation.rows.T @ (
+                equation.rows @ inside[:, equation.sets] - equation.sums
+            )
+        previous, fit = fit, _to_shares(ahead - step * errors @ within)
+        if np.abs(fit - previous).max() < STILL:
             break
+        # Momentum: extrapolate along the last step.
         speed, last = (1 + np.sqrt(1 + 4 * speed**2)) / 2, speed
-        ahead = found + np.float32((last - 1) / speed) * (found - before)
-    return found
+        ahead = fit + np.float32((last - 1) / speed) * (fit - previous)
+    return fit
 
 
 def _to_shares(values: Floats) -> Floats:
-    """The nearest rows that are >= 0 and add up to 1 (Duchi et al. 2008)."""
+    """Project rows to the simplex: >= 0, sum 1 (Duchi et al. 2008)."""
     ordered = -np.sort(-values, axis=1)
     over = np.cumsum(ordered, axis=1) - 1
     counts = np.arange(1, values.shape[1] + 1, dtype=np.float32)
@@ -176,24 +176,26 @@ def _to_shares(values: Floats) -> Floats:
 
 
 def attacked(overrides: Overrides) -> Outcome:
-    """Solve for the bins of the passive party's training rows."""
     active = Active()
     with trained({**SECUREBOOST, **overrides}, [ACTIVE, PASSIVE], active.note) as run:
-        if not active.sums:  # all rounds were grown alone
+        if not active.sums:  # the active party grew all trees by itself
             chance = _largest(active.codes.T)
             return Outcome(chance, chance, run.score)
         sums = np.concatenate(active.coefficients), np.concatenate(active.sums)
-        found = solved(*sums, active.widths, merged=run.settings.least_bin_rows > 0)
+        solutions = solved(*sums, active.widths, merged=run.settings.least_bin_rows > 0)
         truth = [
-            np.searchsorted(ends, own) for (ends, _), own in zip(found, active.codes.T, strict=True)
+            np.searchsorted(ends, codes)
+            for (ends, _), codes in zip(solutions, active.codes.T, strict=True)
         ]
-        success = np.mean([own == groups for own, (_, groups) in zip(truth, found, strict=True)])
+        success = np.mean(
+            [codes == groups for codes, (_, groups) in zip(truth, solutions, strict=True)]
+        )
         return Outcome(float(success), _largest(truth), run.score)
 
 
 def _largest(columns: Iterable[Ints]) -> float:
     """Share of values in the largest group of their column."""
-    return float(np.mean([np.bincount(own).max() / len(own) for own in columns]))
+    return float(np.mean([np.bincount(column).max() / len(column) for column in columns]))
 
 
 ATTACK = Attack(

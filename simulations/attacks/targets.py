@@ -27,10 +27,10 @@ BINNED = {"ionosphere": IONOSPHERE, "default-credit": CREDIT}
 
 
 def true_bins(heard: Heard) -> npt.NDArray[np.int64] | None:
-    """The bin of each training row in each column of the passive party, one more for missing
-    values; None where a message is not to that party, or comes before it has bins.
+    """True bins of the passive party's training rows, int64, shape (n_rows, n_columns).
 
-    Attacks are judged by them and do not use them.
+    A missing value has the bin after the last. None unless the message is to that party and it has
+    bins. Attacks are judged by these bins and do not use them.
     """
     store = heard.site.store
     if heard.site.name != PASSIVE or "codes" not in store:

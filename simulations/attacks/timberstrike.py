@@ -4,24 +4,24 @@ Source: Di Gennaro et al. 2025, "TimberStrike: Dataset Reconstruction Attack Rev
 Leakage in Federated Tree-Based Systems" (arXiv:2506.07605), and its public code.
 
 The leaves of a tree are boxes. Before a party's first tree all rows have the same margin, so the
-weight of a leaf and its sum of hessians tell how many rows of each class it has: with these rows,
-each in its leaf's box, the attack begins. It deals them out to the leaves of each later tree, every
-row to a leaf whose box meets its own, so that the sums of gradients and hessians come as near as
-they can to those of the leaves; a row's box becomes the part that both share, and its margin moves
-by the leaf's value. By a tree of another party it moves by the mean of the leaves that are open to
-it, weighted by their hessians. Departures:
+weight of a leaf and its sum of hessians reveal how many rows of each class it has. The attack
+starts with these rows, each in its leaf's box. It assigns them to the leaves of each later tree,
+every row to a leaf whose box intersects its own, so that the sums of gradients and hessians are as
+close as possible to those of the leaves. A row's box becomes the intersection, and the leaf's value
+is added to its margin. For a tree of another party, the margin changes by the mean of the leaves
+open to the row, weighted by their hessians. Departures:
 
-- The paper has minutes of an integer solver for each tree. Here its problem is solved by shares of
-  rows, at a vertex, where all but a few rows are in one leaf; the rest is rounded.
-- A value is drawn evenly from its range, where the paper takes the middle: rows whose ranges are
-  the same are then not the same, and more of them are matched.
-- Where no hessians are told, the rows of a leaf of the first tree are those whose weight is next to
-  the leaf's, and a leaf of a later tree gives one equation in place of two.
+- The paper runs an integer solver for minutes for each tree. Here its problem is solved by shares
+  of rows, at a vertex, where all but a few rows are in one leaf; the remaining shares are rounded.
+- A value is drawn uniformly from its range; the paper takes the middle. Rows with the same ranges
+  then differ, and more of them are matched.
+- Without hessians, the rows of a leaf of the first tree are those with the nearest weight, and a
+  leaf of a later tree gives one equation instead of two.
 
-Success is the paper's measure: the share of values, labels among them, that are within 0.319
-standard deviations of the true ones, when rebuilt and true rows are matched so that most are. That
-raises what a guess has, too; an attacker that knows which row is which is judged without it, row by
-row. Chance is a guess without trees by whoever knows as much besides (``Knows``), in the same
+Success is the paper's measure: the share of values, including labels, within 0.319 standard
+deviations of the true ones, when rebuilt and true rows are matched to maximise it. Matching raises
+the score of a guess, too; an attacker that knows which row is which is judged without it, row by
+row. Chance is a guess without trees with the same background knowledge (``Knows``), in the same
 measure.
 """
 
@@ -42,19 +42,19 @@ from simulations.attacks.frame import Attack, Outcome, Overrides, command
 from simulations.attacks.heard import Trained, trained
 from simulations.rows import stacked_tables
 
-HESSIANS, KNOWS = "tells hessians", "attacker knows"  # no settings of a run
+HESSIANS, KNOWS = "tells hessians", "attacker knows"  # options of the attack, not of a run
 TOLERANCE = 0.319  # standard deviations; a quarter of the values of a normal column are as near
-LIKE = 4  # power of the share of trees that put two rows into one leaf; 2 to 8 find as much
+LIKE = 4  # power of the share of trees that put two rows into one leaf; 2 to 8 work equally well
 
 
 class Knows(Enum):
-    """What the attacker knows beside the trees, and the numbers of rows of each class.
+    """What the attacker knows besides the trees and the number of rows of each class.
 
-    ``BOUNDS`` of each column, as in the paper. ``VALUES``: rows like those attacked, none of which
-    has trained, and as many; each is moved into the rebuilt box that it is nearest to, and guessed
-    as it is. ``ROWS``: the same rows, and the label of each row attacked and its leaf in every
-    tree, as no attack finds out; values are those that are likeliest in the row's box, and chance
-    the likeliest of the label.
+    ``BOUNDS`` of each column, as in the paper. ``VALUES``: as many similar rows, which did not
+    train; each is moved into the nearest rebuilt box; chance takes them unchanged. ``ROWS``: the
+    same rows, and for each attacked row its label and its leaf in every tree, which no attack can
+    find out; the guess is the most likely value in the row's box, and chance the most likely of the
+    label.
     """
 
     BOUNDS = "bounds"
@@ -62,73 +62,65 @@ class Knows(Enum):
     ROWS = "rows"
 
 
-def drawn(rows: Rows, own: Array, rng: np.random.Generator) -> Array:
-    """A value of each row in each column, evenly from its range, and its label.
+def drawn(rows: Rows, known_rows: Array, rng: np.random.Generator) -> Array:
+    """Draw a value of each row in each column uniformly from its range, and append its label.
 
-    Parameters
-    ----------
-    own : float64, shape (n_own, n_columns + 1): rows whose bounds are known, the labels last.
-
-    Returns
-    -------
+    ``known_rows``, shape (n_known, n_columns + 1), give the bounds; the labels are last. Returns
     float64, shape (n_rows, n_columns + 1).
     """
-    lowest, highest = own[:, :-1].min(axis=0), own[:, :-1].max(axis=0)
+    lowest, highest = known_rows[:, :-1].min(axis=0), known_rows[:, :-1].max(axis=0)
     lows = np.where(np.isfinite(rows.lows), rows.lows, np.minimum(lowest, rows.highs))
     highs = np.where(np.isfinite(rows.highs), rows.highs, np.maximum(highest, lows))
     return np.column_stack([rng.uniform(lows, highs), rows.labels])
 
 
-def likeliest(rows: Rows, own: Array, likeness: Array, tolerances: Array) -> Array:
-    """The same by the own value in each range that has most own values within the tolerance.
+def likeliest(rows: Rows, known_rows: Array, likeness: Array, tolerances: Array) -> Array:
+    """As ``drawn``, but choose the known value that has most known values within the tolerance.
 
-    Those in the range count, of rows of the label, as much as their rows are like the row. Where
-    there are none, the median is moved into the range. Without ranges and likeness it is the best
-    constant of each label.
-
-    Parameters
-    ----------
-    likeness : float64, shape (n_rows, n_own), at least 0.
-    tolerances : float64, shape (n_columns + 1,).
+    Rows of the label count, weighted by ``likeness``, shape (n_rows, n_own), >= 0, if their value
+    is in the range; without any, the median is moved into the range. With unlimited ranges and
+    equal weights this is the best constant for each label.
     """
-    alike = np.where(rows.labels[:, None] == own[:, -1], likeness + 1e-9, 0.0)
-    found = np.empty_like(rows.lows)
-    for column, (values, tolerance) in enumerate(zip(own[:, :-1].T, tolerances, strict=False)):
+    weights = np.where(rows.labels[:, None] == known_rows[:, -1], likeness + 1e-9, 0.0)
+    guesses = np.empty_like(rows.lows)
+    for column, (values, tolerance) in enumerate(
+        zip(known_rows[:, :-1].T, tolerances, strict=False)
+    ):
         lows, highs = rows.lows[:, [column]], rows.highs[:, [column]]
-        inside = np.where((lows <= values) & (values < highs), alike, 0.0)
+        inside = np.where((lows <= values) & (values < highs), weights, 0.0)
         near = np.abs(values[:, None] - values) <= tolerance
         best = np.where(inside > 0, inside @ near, 0.0).argmax(axis=1)
         median = np.clip(np.median(values), lows[:, 0], highs[:, 0])
-        found[:, column] = np.where(inside.any(axis=1), values[best], median)
-    return np.column_stack([found, rows.labels])
+        guesses[:, column] = np.where(inside.any(axis=1), values[best], median)
+    return np.column_stack([guesses, rows.labels])
 
 
-def moved(rows: Rows, own: Array) -> Array:
-    """The same by the own row that is nearest to each box, moved into it, of the label where there
-    are enough; each own row is taken once."""
-    deviations = own.std(axis=0)
-    far = len(deviations) * 10.0 * (rows.labels[:, None] != own[:, -1])
+def moved(rows: Rows, known_rows: Array) -> Array:
+    """As ``drawn``, but move the nearest known row into each box; each known row is used once.
+
+    Rows of the same label are preferred.
+    """
+    deviations = known_rows.std(axis=0)
+    # A wrong label costs as much as 10 deviations in every column.
+    distances = len(deviations) * 10.0 * (rows.labels[:, None] != known_rows[:, -1])
     for column, deviation in enumerate(deviations[:-1]):
-        values = own[:, column]
-        short = rows.lows[:, [column]] - values, values - rows.highs[:, [column]]
-        far += np.maximum(0, np.maximum(*short)) / max(deviation, 1e-300)
-    taken = own[linear_sum_assignment(far)[1], :-1]
-    return np.column_stack([np.clip(taken, rows.lows, rows.highs), rows.labels])
+        values = known_rows[:, column]
+        gaps = rows.lows[:, [column]] - values, values - rows.highs[:, [column]]
+        distances += np.maximum(0, np.maximum(*gaps)) / max(deviation, 1e-300)
+    values_of_nearest = known_rows[linear_sum_assignment(distances)[1], :-1]
+    return np.column_stack([np.clip(values_of_nearest, rows.lows, rows.highs), rows.labels])
 
 
 def in_place(rebuilt: Array, truth: Array, tolerances: Array) -> float:
-    """Share of the true values that the rebuilt row in the same place has within the tolerance."""
+    """Share of the true values that the rebuilt row at the same index has within the tolerance."""
     return float((np.abs(rebuilt - truth) <= tolerances).mean())
 
 
 def accuracy(rebuilt: Array, truth: Array, tolerances: Array) -> float:
-    """The same when rows are matched one to one so that it is largest.
+    """The same share when rows are matched one to one so that it is largest.
 
-    Parameters
-    ----------
-    rebuilt, truth : float64, shape (n, n_columns + 1); of more rebuilt rows than true ones some
-        are drawn.
-    tolerances : float64, shape (n_columns + 1,).
+    ``rebuilt`` and ``truth`` have shape (n, n_columns + 1); excess rebuilt rows are dropped at
+    random.
     """
     rebuilt = np.random.default_rng(0).permutation(rebuilt)[: len(truth)]
     right = np.zeros((len(rebuilt), len(truth)), dtype=np.int64)
@@ -139,23 +131,17 @@ def accuracy(rebuilt: Array, truth: Array, tolerances: Array) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """What is attacked.
+    """Trees and rows of one attack."""
 
-    Parameters
-    ----------
-    trees : in the order in which they were grown, each with whether the rows have grown it.
-    margin : of all rows before the first tree.
-    truth, own : float64, shape (n_rows, n_columns + 1), the labels last: rows that have grown the
-        trees, and as many of the attacker's.
-    """
-
-    trees: Sequence[tuple[Leaves, bool]]
-    margin: float
+    trees: Sequence[tuple[Leaves, bool]]  # in order, each with whether the rows have grown it
+    margin: float  # of all rows before the first tree
+    # (n_rows, n_columns + 1), the labels last: rows that have grown the trees, and as many known
+    # to the attacker
     truth: Array
     own: Array
 
     def rebuilt(self, reg_lambda: float) -> Rows:
-        """Rows rebuilt from the trees; the first tree must be one that they have grown."""
+        """Rows rebuilt from the trees; they must have grown the first one."""
         (first, _), *later = self.trees
         rows = Rows.in_first(first, self.margin, reg_lambda, len(self.truth))
         for leaves, is_theirs in later:
@@ -166,7 +152,7 @@ class Target:
         return rows
 
     def true_boxes(self) -> Rows:
-        """The rows in the boxes of the leaves that they are in."""
+        """The rows in the boxes of their true leaves."""
         rows = self.blind()
         for leaves, is_theirs in self.trees:
             if is_theirs:
@@ -174,8 +160,7 @@ class Target:
         return rows
 
     def likeness(self) -> Array:
-        """By the share of trees that put a row and an own one into the same leaf (the proximity of
-        random forests: Breiman 2001), float64, shape (n_rows, n_own)."""
+        """Proximity of random forests (Breiman 2001) to known rows, shape (n_rows, n_own)."""
         same = [
             leaves.reached(self.truth[:, :-1])[:, None] == leaves.reached(self.own[:, :-1])
             for leaves, is_theirs in self.trees
@@ -184,24 +169,30 @@ class Target:
         return np.asarray(np.mean(same, axis=0) ** LIKE)
 
     def blind(self) -> Rows:
-        """Rows of which the labels alone are known."""
+        """Rows of which only the labels are known."""
         ends = np.full((len(self.truth), self.truth.shape[1] - 1), np.inf)
         return Rows(-ends, ends, self.truth[:, -1], np.full(len(ends), self.margin))
 
     def outcome(
         self, reg_lambda: float, score: float, knows: Knows, rng: np.random.Generator
     ) -> Outcome:
-        """How much of the truth the attack finds, and a guess."""
-        own, tolerances, judged = self.own, TOLERANCE * self.truth.std(axis=0), accuracy
+        """Score the attack, and a guess."""
+        own, tolerances, measure = self.own, TOLERANCE * self.truth.std(axis=0), accuracy
         if knows is Knows.ROWS:
-            judged, likeness = in_place, self.likeness()
-            found = likeliest(self.true_boxes(), own, likeness, tolerances)
+            measure, likeness = in_place, self.likeness()
+            reconstruction = likeliest(self.true_boxes(), own, likeness, tolerances)
             guess = likeliest(self.blind(), own, np.ones_like(likeness), tolerances)
         elif knows is Knows.VALUES:
-            found, guess = moved(self.rebuilt(reg_lambda), own), own
+            reconstruction, guess = moved(self.rebuilt(reg_lambda), own), own
         else:
-            found, guess = drawn(self.rebuilt(reg_lambda), own, rng), drawn(self.blind(), own, rng)
-        success, chance = (judged(each, self.truth, tolerances) for each in (found, guess))
+            reconstruction, guess = (
+                drawn(self.rebuilt(reg_lambda), own, rng),
+                drawn(self.blind(), own, rng),
+            )
+        # Without trees, the guess has the same background knowledge.
+        success, chance = (
+            measure(rows, self.truth, tolerances) for rows in (reconstruction, guess)
+        )
         return Outcome(success, chance, score)
 
 
@@ -210,38 +201,41 @@ def target_of(run: Trained, tells_hessians: bool) -> Target:
     settings, is_pax = run.settings, run.settings.strategy == "pax"
     table, shares = stacked_tables(settings)
     names, eta, share = sorted(shares), settings.eta, 1.0
-    theirs = names if is_pax else names[:1]
+    attacked_parties = names if is_pax else names[:1]
     if settings.strategy == "fedxgbllr":
         model = stacked.from_json(run.model)
         bare, grown = model.bare, [(tree, True) for tree in model.ensembles[0]]
         eta = float(settings.sections["fedxgbllr"]["eta"])
     else:
         bare = boosted.from_json(run.model)
-        grown = [(tree, is_pax or not place % len(names)) for place, tree in enumerate(bare.trees)]
+        grown = [(tree, is_pax or not index % len(names)) for index, tree in enumerate(bare.trees)]
     if settings.strategy == "bagging":
         share = len(shares[names[0]]["train"]) / sum(len(each["train"]) for each in shares.values())
-    last = [place for place, (_, is_theirs) in enumerate(grown) if is_theirs][-1]
+    last_grown = [index for index, (_, is_theirs) in enumerate(grown) if is_theirs][-1]
     n_columns = len(bare.columns)
-    # What the others' weights are does not matter.
+    # The weights are wrong for the trees of other parties, which do not use them.
     trees = [
         (Leaves.of(tree, n_columns, eta * share, tells_hessians), is_theirs)
-        for tree, is_theirs in grown[: last + 1]
+        for tree, is_theirs in grown[: last_grown + 1]
     ]
     assert table.labels is not None
     labels = class_ids(table.labels, bare.classes)
     numbers = np.column_stack([table.values, labels]).astype(np.float64)
-    of_theirs = np.concatenate([shares[name]["train"] for name in theirs])
+    attacked_rows = np.concatenate([shares[name]["train"] for name in attacked_parties])
     held_back = np.concatenate([shares[name]["test"] for name in names])
-    own = np.random.default_rng(settings.seed).permutation(held_back)
-    own = np.resize(own, len(of_theirs))  # of too few, some twice
-    return Target(trees, float(bare.base_margin[0]), numbers[of_theirs], numbers[own])
+    known_rows = np.random.default_rng(settings.seed).permutation(held_back)
+    known_rows = np.resize(known_rows, len(attacked_rows))  # of too few, some twice
+    return Target(trees, float(bare.base_margin[0]), numbers[attacked_rows], numbers[known_rows])
 
 
 def attacked(overrides: Overrides) -> Outcome:
     """Rebuild the rows of a party from the trees of a run."""
-    given = {**HORIZONTAL, **overrides}
-    tells_hessians, knows = bool(given.pop(HESSIANS, True)), Knows(given.pop(KNOWS, Knows.BOUNDS))
-    with trained(given, (), lambda _: None) as run:
+    options = {**HORIZONTAL, **overrides}
+    tells_hessians, knows = (
+        bool(options.pop(HESSIANS, True)),
+        Knows(options.pop(KNOWS, Knows.BOUNDS)),
+    )
+    with trained(options, (), lambda _: None) as run:
         rng = np.random.default_rng(run.settings.seed)
         target = target_of(run, tells_hessians)
         return target.outcome(run.settings.reg_lambda, run.score, knows, rng)

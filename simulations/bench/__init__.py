@@ -1,7 +1,7 @@
-"""How fast and how large: the result is held against a reference first, then measured.
+"""Speed and memory: compare a result with a reference, then measure.
 
-A bench is a module with sizes and seed at the top and a ``main(words)``, which prints a table and
-JSON lines: ``tell`` writes one. ``simulations.bench.all`` runs them all.
+A bench is a module with sizes and seed at the top and a ``main(words)`` that prints a table and
+JSON lines, written by ``tell``. ``simulations.bench.all`` runs them all.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from rich.table import Table as Grid
 from fedapp.packages import versions
 
 STATUS = "/proc/{process}/status"
-WIDTH = 160  # letters of a line that no terminal shows
+WIDTH = 160  # characters of a line in a file
 SEED = 42
-# What runs that are measured have in common.
+# Settings that all measured runs share.
 BINARY = {"objective": "binary:logistic", "valid-fraction": 0.0, "seed": SEED}
 T = TypeVar("T")
 
 
 def peak_bytes(process: int | str = "self") -> int:
-    """Peak memory of this process, in bytes, shared libraries included; on Linux also of another.
+    """Peak memory of this process, in bytes, including shared libraries; on Linux also of another.
 
-    On Linux ``getrusage`` will not do: a process inherits the peak of the one that started it.
+    On Linux, ``getrusage`` would report the peak inherited from the parent process.
     """
     status = Path(STATUS.format(process=process))
     if status.exists() or process != "self":
@@ -45,15 +45,15 @@ def peak_bytes(process: int | str = "self") -> int:
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process, all its threads and the processes that it has waited for."""
+    """CPU seconds of all threads and of the child processes that have ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def apart(function: Callable[..., T], *given: Any) -> T:
-    """A call in a process of its own, whose peak memory is its own."""
+def apart(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in a new process, so that its peak memory is its own."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(function, given)
+        return pool.apply(function, arguments)
 
 
 @contextmanager
@@ -77,32 +77,27 @@ def looking(look: Callable[[], None], seconds: float) -> Iterator[None]:
 
 
 def exponent(figures: tuple[float, float], sizes: tuple[float, float]) -> float:
-    """By which a figure grows with a size, from before to after: 1 where it doubles with it."""
+    """Exponent with which a figure grows with a size: 1 if both double together."""
     return math.log(figures[1] / figures[0]) / math.log(sizes[1] / sizes[0])
 
 
 def show(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table, whose first column is of words and the others of numbers."""
+    """Print a table; the first column is text, the others are numbers."""
     grid = Grid(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for place, name in enumerate(header):
-        grid.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for column, name in enumerate(header):
+        grid.add_column(name, justify="right" if column else "left", no_wrap=True)
     for row in rows:
         grid.add_row(*row)
     console = Console()
-    # A file is as wide as the table.
-    console = console if console.is_terminal else Console(width=WIDTH)
-    console.print(grid)
+    (console if console.is_terminal else Console(width=WIDTH)).print(grid)
 
 
-def tell(bench: str, packages: Iterable[str], **found: Any) -> None:
-    """Print a bench's JSON line.
+def tell(bench: str, packages: Iterable[str], **figures: Any) -> None:
+    """Print a bench's JSON line, with the versions of ``packages``.
 
-    Parameters
-    ----------
-    packages : whose versions matter.
-    found : sizes and figures. Of several lines each is a dict in ``lines``, and ``by`` names the
-        entries that tell one from another.
+    A line with several results has a dictionary for each in ``lines``; ``by`` names the entries
+    that identify a result.
     """
-    # Above the number of cores, somebody else had them as well.
-    line = {"bench": bench, **found, "load": os.getloadavg()[0], "versions": versions(packages)}
+    # A load above the number of cores: other programs used them as well.
+    line = {"bench": bench, **figures, "load": os.getloadavg()[0], "versions": versions(packages)}
     print(json.dumps(line), flush=True)

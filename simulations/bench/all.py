@@ -1,16 +1,16 @@
 """Every bench, one after the other, and what they found in one folder.
 
-``python -m simulations.bench.all --quick`` takes minutes, by small tables and keys; ``--full``
-takes an hour or so and is what ``simulations/README.md`` quotes. For each bench the folder
-(``--folder``, by default ``runs/bench-quick`` or ``runs/bench-full``) receives
+``python -m simulations.bench.all --quick`` takes minutes, with small tables and keys; ``--full``
+takes about an hour and gives the figures that ``simulations/README.md`` quotes. For each bench the
+folder (``--folder``, by default ``runs/bench-quick`` or ``runs/bench-full``) receives
 
-- ``NAME.jsonl``: a line for each figure: ``bench``, ``run`` (the words it was asked with), ``of``
-  (what tells it from others of its name), ``figure``, ``value``;
+- ``NAME.jsonl``: a line for each figure: ``bench``, ``run`` (its arguments), ``of`` (which of
+  several results), ``figure``, ``value``;
 - ``NAME.md``: the same as a table, with the ratios to peers that are installed;
 - ``NAME.txt``: what it printed.
 
-Each bench runs in a process of its own. One that has finished with the same words is not run again:
-a repeated command goes on with the others. ``--only NAME ...`` runs these alone.
+Each bench runs in its own process. One that has finished with the same arguments is not run again,
+so an interrupted command can be repeated. ``--only NAME ...`` selects benches.
 """
 
 from __future__ import annotations
@@ -34,18 +34,11 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A module of this package: the words that it is asked with, a run each.
-
-    Parameters
-    ----------
-    full : of the figures that are quoted.
-    quick : of a run that takes a minute or so; none where there is no such run.
-    by : entries that tell one JSON line from another, of a bench that prints several.
-    """
+    """A module of this package, and the arguments of each run."""
 
     full: tuple[str, ...] = ("",)
-    quick: tuple[str, ...] = ("",)
-    by: tuple[str, ...] = ()
+    quick: tuple[str, ...] = ("",)  # a minute or so; empty if there is no such run
+    by: tuple[str, ...] = ()  # entries that identify a JSON line, of a bench that prints several
 
 
 PARTIES = "--methods pax --parties 10 --columns 28 --trees 10 --rows 100000 1000000 10000000"
@@ -73,34 +66,37 @@ BENCHES: Mapping[str, Bench] = {
     "exchange": Bench(quick=("--rounds 3",)),
     "across": Bench(quick=(), by=("strategy",)),
 }
-# Entries of a JSON line that are no figures.
+# Entries of a JSON line that are not figures.
 NO_FIGURES = {"bench", "by", "lines", "sizes", "seed", "versions"}
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the benches that have not finished yet; ends with status 1 where one failed."""
+    """Run the benches that have not finished yet; exit with status 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--quick", action="store_true", help="minutes")
     how.add_argument("--full", action="store_true", help="an hour or so")
     parser.add_argument("--only", nargs="+", choices=BENCHES, default=list(BENCHES), metavar="NAME")
     parser.add_argument("--folder", type=Path)
-    given = parser.parse_args(words)
-    size = "quick" if given.quick else "full"
-    folder = given.folder or Path("runs") / f"bench-{size}"
+    options = parser.parse_args(words)
+    size = "quick" if options.quick else "full"
+    folder = options.folder or Path("runs") / f"bench-{size}"
     folder.mkdir(parents=True, exist_ok=True)
-    failed = [name for name in given.only if not carried_out(name, size, folder)]
-    print(f"tables and figures lie in {folder}")
+    failed = [name for name in options.only if not carried_out(name, size, folder)]
+    print(f"tables and figures are in {folder}")
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}; NAME.txt says why")
 
 
 def carried_out(name: str, size: str, folder: Path) -> bool:
-    """Run a bench, unless it has finished; False where it failed."""
-    runs = runs_of(name, size)
-    if not runs or finished(folder / f"{name}.jsonl") == runs:
+    """Run a bench unless it has finished; False if it failed."""
+    without_peer = " --without-plugin" if name == "pax_speed" and not has_plugin() else ""
+    runs = [f"{asked}{without_peer}".strip() for asked in getattr(BENCHES[name], size)]
+    path = folder / f"{name}.jsonl"
+    records = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+    if not runs or list(dict.fromkeys(record["run"] for record in records)) == runs:
         return True
-    began, lines, printed = time.monotonic(), list[tuple[str, Record]](), list[str]()
+    start, lines, printed = time.monotonic(), list[tuple[str, Record]](), list[str]()
     for asked in runs:
         print(f"{name} {asked}".rstrip(), flush=True)
         command = [sys.executable, "-m", f"simulations.bench.{name}", *shlex.split(asked)]
@@ -109,59 +105,39 @@ def carried_out(name: str, size: str, folder: Path) -> bool:
         if done.returncode:
             printed.append(done.stderr)
             break
-        lines += [(asked, line) for line in json_lines(done.stdout)]
+        json_lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        lines += [(asked, json.loads(line)) for line in json_lines]
     write_whole(folder / f"{name}.txt", "\n".join(printed).encode())
     if done.returncode:
         print(f"  failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
         return False
     write_whole(folder / f"{name}.md", table(name, lines).encode())
     by = BENCHES[name].by
-    told = [
+    texts = [
         json.dumps(figure) + "\n" for asked, line in lines for figure in figures(asked, line, by)
     ]
-    write_whole(folder / f"{name}.jsonl", "".join(told).encode())  # last: it says that all is done
-    print(f"  {time.monotonic() - began:.0f} s")
+    write_whole(path, "".join(texts).encode())  # last: it marks the end
+    print(f"  {time.monotonic() - start:.0f} s")
     return True
 
 
-def runs_of(name: str, size: str) -> list[str]:
-    """The words of each run of a bench; without a peer that is not installed."""
-    runs: tuple[str, ...] = getattr(BENCHES[name], size)
-    alone = " --without-plugin" if name == "pax_speed" and not has_plugin() else ""
-    return [f"{asked}{alone}".strip() for asked in runs]
-
-
-def finished(path: Path) -> list[str]:
-    """The runs whose figures a file has, in their order."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return list(dict.fromkeys(json.loads(line)["run"] for line in lines))
-
-
-def json_lines(printed: str) -> list[Record]:
-    """The JSON objects among the lines that a bench has printed."""
-    return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
-
-
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Numbers and texts of a JSON value, by their paths."""
+    """Numbers and texts of a JSON value, with their paths."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if name or key not in NO_FIGURES:
                 yield from flat(inner, f"{name}, {key}" if name else key)
     elif isinstance(value, list):
-        for place, inner in enumerate(value):
-            yield from flat(inner, f"{name}, {place}")
+        for index, inner in enumerate(value):
+            yield from flat(inner, f"{name}, {index}")
     elif value is not None:
         yield name, value
 
 
 def figures(asked: str, line: Record, own: Sequence[str] = ()) -> Iterator[Record]:
-    """A record for each number of a JSON line.
+    """Yield a record for each number of a JSON line.
 
-    Parameters
-    ----------
-    asked : the words of the run.
-    own : entries that tell the line from others of the run.
+    ``asked`` are the arguments of the run; ``own`` names the entries that identify the line.
     """
     common = {"bench": line.get("bench", ""), "run": asked}
     parts = [(own, line), *((line["by"], each) for each in line.get("lines", []))]
@@ -173,30 +149,31 @@ def figures(asked: str, line: Record, own: Sequence[str] = ()) -> Iterator[Recor
 
 
 def table(name: str, lines: Sequence[tuple[str, Record]]) -> str:
-    """A Markdown table of a bench: a row for each line that it tells, or, where it tells of a run
-    as a whole, a row for each figure and a column for each run."""
-    told = [(asked, each) for asked, line in lines for each in line.get("lines", [])]
-    if not told and len(lines) > 2:
-        told = [(asked, dict(flat(line))) for asked, line in lines]
-    if told:
-        keys = list(dict.fromkeys(key for _, each in told for key in each))
-        rows = [[asked, *(each.get(key, "") for key in keys)] for asked, each in told]
+    """Format the lines of a bench as a Markdown table.
+
+    A row for each entry of ``lines``; without these, a row for each figure and a column a run.
+    """
+    results = [(asked, record) for asked, line in lines for record in line.get("lines", [])]
+    if not results and len(lines) > 2:
+        results = [(asked, dict(flat(line))) for asked, line in lines]
+    if results:
+        keys = list(dict.fromkeys(key for _, record in results for key in record))
+        rows = [[asked, *(record.get(key, "") for key in keys)] for asked, record in results]
         return f"# {name}\n\n{markdown(['run', *keys], rows)}"
-    found = [dict(flat(line)) for _, line in lines]
-    keys = list(dict.fromkeys(key for each in found for key in each))
-    rows = [[key, *(each.get(key, "") for each in found)] for key in keys]
+    flattened = [dict(flat(line)) for _, line in lines]
+    keys = list(dict.fromkeys(key for record in flattened for key in record))
+    rows = [[key, *(record.get(key, "") for record in flattened)] for key in keys]
     return f"# {name}\n\n{markdown(['figure', *(asked or name for asked, _ in lines)], rows)}"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table in Markdown; numbers with four digits that count."""
-    lines = [header, ["---"] * len(header), *([shown(each) for each in row] for row in rows)]
+    """Format a table in Markdown; numbers with four significant digits."""
+
+    def shown(value: Any) -> str:
+        return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+    lines = [header, ["---"] * len(header), *([shown(value) for value in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def shown(value: Any) -> str:
-    """A value as a table has it."""
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 if __name__ == "__main__":

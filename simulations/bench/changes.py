@@ -19,14 +19,14 @@ from fedapp.wire.codec import Envelope
 from fedapp.wire.content import Content
 from fedapp.wire.layout import from_bytes, to_bytes
 
-# Fields that say how much work a run is: any value is honest.
+# Fields that set how much work a run is: any value is honest.
 WORK = frozenset({"epochs", "n_rounds", "trees", "key_bits", "channels", "round_id", "max_depth"})
 MOST_ROWS, MOST_CELLS = 50_000, 2**21  # of a changed array
 NESTED = "nested"  # stands for lists in lists
 
 
 def change_content(content: Content, rng: random.Random) -> Content:
-    """One to three fields with other values, or one too few or too many."""
+    """Change one to three fields, or remove or add one."""
     scalars, arrays = dict(content.scalars), dict(content.arrays)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         names = sorted((scalars.keys() | arrays.keys()) - WORK)
@@ -45,7 +45,6 @@ def change_content(content: Content, rng: random.Random) -> Content:
 
 
 def change_scalar(value: Any, rng: random.Random) -> Any:
-    """Another value, mostly of the same type."""
     if rng.random() < 0.05:
         return rng.choice([True, 0, 1.5, "", ["a"], "x" * 2000])
     if isinstance(value, bool):
@@ -62,26 +61,26 @@ def change_scalar(value: Any, rng: random.Random) -> Any:
 
 
 def change_array(array: Array, rng: random.Random) -> Array:
-    """Other values, another length, shape or type."""
-    way, copy = rng.random(), np.array(array)
-    most = min(MOST_ROWS, MOST_CELLS // max(1, math.prod(copy.shape[1:])))
-    if way < 0.55 and copy.size:
+    """Change values, length, shape or type."""
+    draw, copy = rng.random(), np.array(array)
+    max_rows = min(MOST_ROWS, MOST_CELLS // max(1, math.prod(copy.shape[1:])))
+    if draw < 0.55 and copy.size:
         n_changed = rng.choice((1, 1, 2, copy.size))
-        places = [rng.randrange(copy.size) for _ in range(min(n_changed, 1000))]
-        for place in places:
-            copy.flat[place] = _edge(copy.dtype, rng)
+        indices = [rng.randrange(copy.size) for _ in range(min(n_changed, 1000))]
+        for index in indices:
+            copy.flat[index] = _edge(copy.dtype, rng)
         return copy
-    if way < 0.85 and copy.ndim:
+    if draw < 0.85 and copy.ndim:
         rows = list(range(len(copy)))
         lengths = [rows[:-1], rows[:1], [], rows + rows[-1:], rows[::-1], rows * 3]
-        lengths.append((rows * (1 + most // max(len(rows), 1)))[:most])
-        found = copy[np.array(rng.choice(lengths), dtype=np.int64)]
-        return np.ascontiguousarray(found)
-    if way < 0.93:
-        size = min(most, rng.choice((0, 1, 7, 5000)))
+        lengths.append((rows * (1 + max_rows // max(len(rows), 1)))[:max_rows])
+        changed = copy[np.array(rng.choice(lengths), dtype=np.int64)]
+        return np.ascontiguousarray(changed)
+    if draw < 0.93:
+        size = min(max_rows, rng.choice((0, 1, 7, 5000)))
         shape = (size, *copy.shape[1:]) if copy.ndim else ()
         return np.full(shape, _edge(copy.dtype, rng), dtype=copy.dtype)
-    if way < 0.97:
+    if draw < 0.97:
         return copy.reshape(-1, 1)
     return copy.astype(rng.choice(["uint8", "int32", "int64", "float32", "float64"]))
 
@@ -96,38 +95,40 @@ def _edge(dtype: np.dtype[Any], rng: random.Random) -> Any:
 
 
 def change_bytes(data: bytes, rng: random.Random) -> bytes:
-    """Some bytes changed, cut out, doubled, or left away at the end."""
+    """Change, cut out or duplicate some bytes, or cut off the end."""
     copy = bytearray(data)
     for _ in range(rng.choice((1, 2, 8))):
-        place = rng.randrange(len(copy)) if copy else 0
-        way = rng.random()
-        if way < 0.6 and copy:
-            copy[place] = rng.choice([0, 255, 48, 57, 34, copy[place] ^ (1 << rng.randrange(8))])
-        elif way < 0.75:
-            del copy[place : place + rng.choice((1, 8, 100))]
-        elif way < 0.9:
-            copy[place:place] = copy[place : place + rng.choice((1, 8, 100))]
+        position = rng.randrange(len(copy)) if copy else 0
+        draw = rng.random()
+        if draw < 0.6 and copy:
+            copy[position] = rng.choice(
+                [0, 255, 48, 57, 34, copy[position] ^ (1 << rng.randrange(8))]
+            )
+        elif draw < 0.75:
+            del copy[position : position + rng.choice((1, 8, 100))]
+        elif draw < 0.9:
+            copy[position:position] = copy[position : position + rng.choice((1, 8, 100))]
         else:
-            del copy[place:]
+            del copy[position:]
     return bytes(copy)
 
 
 def change_message(content: Content, rng: random.Random) -> Content:
-    """A changed message as it arrives; raises what its reading raises."""
+    """A changed message as it arrives; raises the errors of its parser."""
     if rng.random() < 0.2:
         return from_bytes(change_bytes(to_bytes(content), rng), "fuzz")
     changed = change_content(content, rng)
-    with suppress(FedappError):  # what no message has cannot be written; it is given as it is
+    with suppress(FedappError):  # an invalid message that cannot be written stays as it is
         return from_bytes(to_bytes(changed), "fuzz")
     return changed
 
 
 def change_records(records: RecordDict, rng: random.Random) -> RecordDict:
-    """Other values in the envelope, another array, or a record too few or too many."""
+    """Change the envelope or an array, or remove or add a record."""
     for _ in range(rng.choice((1, 1, 2))):
         configs, arrays = list(records.config_records), list(records.array_records)
-        way = rng.random()
-        if way < 0.6 and configs:
+        draw = rng.random()
+        if draw < 0.6 and configs:
             head = records.config_records[rng.choice(configs)]
             name = rng.choice(list(head)) if head else "new"
             values: list[Any] = [0, -1, 2**63 - 1, 1.5, True, "", "x" * 2000]
@@ -137,7 +138,7 @@ def change_records(records: RecordDict, rng: random.Random) -> RecordDict:
                 head[name] = change_bytes(value, rng)
             else:
                 head[name] = rng.choice(values)
-        elif way < 0.8:
+        elif draw < 0.8:
             shape = rng.choice([(), (0,), (3,), (-1,), (2**40,), (1, 3)])
             dtype = rng.choice(["|u1", "<f8", "object", ""])
             stype = rng.choice(["fedapp.raw", "numpy"])
@@ -150,7 +151,7 @@ def change_records(records: RecordDict, rng: random.Random) -> RecordDict:
 
 
 def change_envelope(envelope: Envelope, rng: random.Random) -> Envelope:
-    """Mostly as it was."""
+    """Change one field, in 5 % of the calls."""
     if rng.random() > 0.05:
         return envelope
     name = rng.choice(["step", "checkpoint", "attempt", "gap", "method", "model_id"])
@@ -160,7 +161,7 @@ def change_envelope(envelope: Envelope, rng: random.Random) -> Envelope:
 
 
 def change_document(text: str, rng: random.Random) -> str:
-    """JSON with other values at some places."""
+    """Change some values of a JSON document."""
     if rng.random() < 0.3:
         return change_bytes(text.encode(), rng).decode(errors="replace")
     document = json.loads(text)

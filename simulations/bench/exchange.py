@@ -1,11 +1,10 @@
 """What one exchange of a deployment consists of, and how long a training takes by it.
 
 ``python -m simulations.bench.exchange`` trains PAX through a SuperLink and three SuperNodes on this
-machine, holds the model against that of one process, and follows the messages to one site:
+machine, compares the model with that of one process, and follows the messages to one site:
 
-- when a message was sent and picked up, and its answer came: the SuperLink's database and the run's
-  ledger;
-- when its handler began and ended: the site's files (``lock`` is opened first, ``state.json``
+- when a message was sent, picked up and answered: the SuperLink's database and the run's ledger;
+- when its handler started and ended: the site's files (``lock`` is opened first, ``state.json``
   written last).
 
 Prints a table of the parts, one of the trainings, and a JSON line with both. With ``--stock``
@@ -44,7 +43,7 @@ SITES, WATCHED = ("bank", "insurer", "shop"), "bank"
 ROWS, ROUNDS, REPEATS = 200, 30, 5
 LOOK_SECONDS = 0.02
 PROGRAM = re.compile(r"fedapp\.deploy\.|flower-|flwr-")
-# In the order in which they pass; each lasts until the next one begins.
+# In time order; each part lasts until the next one starts.
 PARTS = {
     "sent": "until the SuperNode has it",
     "picked": "until a process of the site handles it",
@@ -52,14 +51,17 @@ PARTS = {
     "ended": "reply through the SuperNode and the SuperLink to the ServerApp",
     "received": "until the slowest site has answered, and the next request is sent",
 }
-# Exchanges of a run of so many parties, at most.
+# At most, of a run with settings ``s`` and ``n`` parties. In SecureBoost with one passive party,
+# two exchanges of a level travel as one.
 EXCHANGES: Mapping[str, Callable[[Settings, int], int]] = {
     "pax": lambda s, n: 4 + s.num_boost_round * s.max_depth,
     "fedxgbllr": lambda s, n: 7 + s.sections["fedxgbllr"]["rounds"],
     "bagging": lambda s, n: 4 + s.num_boost_round,
     "cyclic": lambda s, n: 4 + s.num_boost_round,
     "fedavg-linear": lambda s, n: 4 + s.sections["fedavg-linear"]["rounds"],
-    "secureboost": lambda s, n: 8 + n + s.num_boost_round * _secureboost_round(s.max_depth, n),
+    "secureboost": lambda s, n: (
+        8 + n + s.num_boost_round * (2 + 2 * s.max_depth if n == 2 else 1 + 3 * s.max_depth)
+    ),
     "federated-forest": lambda s, n: 6 + n + 2 * s.sections["federated-forest"]["max-depth"],
     "interactive": lambda s, n: 6 + n + 2 * s.max_depth,
     "one-round": lambda s, n: 6 + n,
@@ -68,77 +70,70 @@ EXCHANGES: Mapping[str, Callable[[Settings, int], int]] = {
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="trees, an exchange each")
     parser.add_argument("--stock", action="store_true", help="with Flower's own commands")
-    given = parser.parse_args()
+    options = parser.parse_args()
     # What ends the command ends what it has started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as name:
         os.environ["FEDAPP_HOME"] = f"{name}/home"
-        watch, lines = measured(Path(name), given.rounds, given.stock)
+        watch, lines = measured(Path(name), options.rounds, options.stock)
     if not lines:
         raise SystemExit("no exchange was seen from its beginning to its end")
     parts = {part: median(line[part] for line in lines) for part in PARTS}
-    whole = [
+    exchanges = [
         watch.messages[step + 1][0] - watch.messages[step][0]
-        for step in sorted(watch.messages)[2:]  # without greeting and hello
+        for step in sorted(watch.messages)[2:]  # the first two are greeting and hello
         if step + 1 in watch.messages
     ]
-    seconds = median(whole)
-    cpu = cpu_of_an_exchange(watch.cpu)
-    own, flower = cpu_seconds("import fedapp.client_app, clients.pax"), cpu_seconds("")
+    seconds = median(exchanges)
+    # CPU seconds of a step by program, without the first, before which sites import the app
+    first, *_, last = sorted(step for step in watch.cpu if step > 1)
+    cpu = watch.cpu[last].copy()
+    cpu.subtract(watch.cpu[first])
+    cpu = Counter({program: used / (last - first) for program, used in cpu.items()})
+    app, flower = cpu_seconds("import fedapp.client_app, clients.pax"), cpu_seconds("")
     print("| part of an exchange | seconds |\n|---|---|")
     for part, words in PARTS.items():
         print(f"| {words} | {parts[part]:.2f} |")
     print(f"| an exchange | {seconds:.2f} |\n")
     print("| program, all its processes | CPU seconds an exchange |\n|---|---|")
-    for program, used in cpu.most_common():
-        print(f"| {program} | {used:.3f} |")
+    for program, seconds_used in cpu.most_common():
+        print(f"| {program} | {seconds_used:.3f} |")
     print(f"| all | {cpu.total():.3f} |\n")
-    print(f"A process imports Flower in {flower:.2f} s of CPU, the app in {own - flower:.2f} s")
+    print(f"A process imports Flower in {flower:.2f} s of CPU, the app in {app - flower:.2f} s")
     print("beyond that\n")
-    counts = exchanges_by_default(2)
+    settings = load_settings({"num-boost-round": 50})
+    counts = {method: count(settings, 2) for method, count in EXCHANGES.items()}
     print("| run with the default settings, 2 parties | exchanges | minutes |\n|---|---|---|")
     for method, count in counts.items():
         print(f"| {method} | {count} | {count * seconds / 60:.0f} |")
-    found = {
-        "exchange": "stock" if given.stock else "deployment",
-        "exchanges measured": {"whole": len(whole), "parts": len(lines)},
+    record = {
+        "exchange": "stock" if options.stock else "deployment",
+        "exchanges measured": {"whole": len(exchanges), "parts": len(lines)},
         "seconds": round(seconds, 2),
         "parts": {part: round(value, 3) for part, value in parts.items()},
         "cpu": {
-            "exchange": {program: round(used, 3) for program, used in cpu.items()},
+            "exchange": {program: round(seconds_used, 3) for program, seconds_used in cpu.items()},
             "flower": flower,
-            "app": round(own - flower, 3),
+            "app": round(app - flower, 3),
         },
         "exchanges": counts,
     }
-    tell("exchange", ("fedapp", "flwr"), **found)
-
-
-def exchanges_by_default(n_parties: int) -> dict[str, int]:
-    """How many exchanges a run of each method takes with 50 rounds, at most."""
-    settings = load_settings({"num-boost-round": 50})
-    return {method: count(settings, n_parties) for method, count in EXCHANGES.items()}
-
-
-def _secureboost_round(depth: int, n_parties: int) -> int:
-    """Exchanges of a round: with one passive party two of them travel as one."""
-    return 2 + 2 * depth if n_parties == 2 else 1 + 3 * depth
+    tell("exchange", ("fedapp", "flwr"), **record)
 
 
 def cpu_seconds(code: str, repeats: int = REPEATS) -> float:
-    """CPU of a fresh interpreter that imports what Flower's process does, and more; the median."""
+    """Median CPU seconds of a new interpreter with Flower's imports that runs ``code``."""
     flower = "import flwr.supernode.cli.flwr_clientapp, flwr.clientapp, flwr.app"
     command = [sys.executable, "-c", f"{flower}\n{code}"]
-    found = []
+    seconds = []
     for _ in range(repeats + 1):
         before = _children_seconds()
         subprocess.run(command, check=True)
-        found.append(_children_seconds() - before)
-    return round(median(found[1:]), 3)
+        seconds.append(_children_seconds() - before)
+    return round(median(seconds[1:]), 3)
 
 
 def _children_seconds() -> float:
@@ -150,10 +145,14 @@ def _children_seconds() -> float:
 
 
 def measured(folder: Path, rounds: int, stock: bool) -> tuple[Watch, list[dict[str, float]]]:
-    """What was seen of a run, and seconds of each part of the exchanges of which all was seen."""
+    """Watch one run; also the seconds of each part of the exchanges that were seen completely."""
     deployment = Deployment(folder, example_nodes(folder, SITES, ROWS))
-    if stock:
-        _use_flowers_commands(folder)
+    if stock:  # the scripts start Flower's commands, and a SuperExec polls as often as the site's
+        for script in folder.glob("*/start-*.sh"):
+            text = re.sub(r"python -P -m fedapp\.deploy\.", "flower-", script.read_text())
+            script.write_text(text)
+            with (script.parent / "env.sh").open("a") as file:
+                file.write("export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.05\n")
     settings = {"strategy": "pax", "parties": len(SITES), "num-boost-round": rounds}
     settings |= {"max-depth": 1, "max-bin": 32}
     local = deployment.locally(folder / "local", settings)
@@ -161,51 +160,50 @@ def measured(folder: Path, rounds: int, stock: bool) -> tuple[Watch, list[dict[s
         run = deployment.train(folder / "across", settings)
     models = [(each.path / "model.json").read_bytes() for each in (run, local)]
     assert models[0] == models[1], "the model must be that of the local engine"
-    return watch, timelines(watch, _waits(run.ledger))
-
-
-def _use_flowers_commands(folder: Path) -> None:
-    """Have the scripts start them, and a SuperExec ask as often as the site's own."""
-    for script in folder.glob("*/start-*.sh"):
-        own = re.sub(r"python -P -m fedapp\.deploy\.", "flower-", script.read_text())
-        script.write_text(own)
-        with (script.parent / "env.sh").open("a") as file:
-            file.write("export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.05\n")
+    waits: dict[int, float] = {}  # seconds from a request to the receipt of its reply, by step
+    for line in map(json.loads, run.ledger.read_text().splitlines()):
+        if line["to"] == WATCHED:
+            waits[line["step"]] = -line["seconds"]
+        elif line["from"] == WATCHED:
+            waits[line["step"]] += line["seconds"]
+    return watch, timelines(watch, waits)
 
 
 @dataclass(slots=True)
 class Watch:
-    """What was seen of one site; moments in seconds since the epoch.
+    """What was seen of one site; times in seconds since the epoch."""
 
-    Parameters
-    ----------
-    messages : when a message was sent and picked up, by its step.
-    locks, states : when the site's files were written.
-    cpu : seconds of CPU that each program had used when a step was first seen, by step.
-    """
-
+    # When a message was sent and picked up, by step
     messages: dict[int, tuple[float, float]] = field(default_factory=dict)
-    locks: set[float] = field(default_factory=set)
+    locks: set[float] = field(default_factory=set)  # when the site's files were written
     states: set[float] = field(default_factory=set)
+    # CPU seconds that each program had used when a step was first seen, by step
     cpu: dict[int, Counter[str]] = field(default_factory=dict)
 
 
 @contextmanager
 def watched(deployment: Deployment) -> Iterator[Watch]:
-    """Look at one site again and again while the block runs."""
+    """Poll one site while the block runs."""
     watch = Watch()
     nodes = registered_sites(deployment.coordinator / "flower")
     node = next(int(number) for number, name in nodes.items() if name == WATCHED)
     site = deployment.folder / WATCHED / "home" / "sites" / WATCHED
     database = f"file:{deployment.coordinator / 'superlink.db'}?mode=ro"
-    # Only the thread that looks asks the database.
+    # The database numbers nodes by signed integers.
+    signed = node - 2**64 if node >= 2**63 else node
+    query = "SELECT group_id, created_at, delivered_at FROM message_ins WHERE dst_node_id = ?"
+    # Only the polling thread uses the connection.
     connection = sqlite3.connect(database, uri=True, check_same_thread=False)
 
     def look() -> None:
+        # Messages are deleted soon after they were delivered.
         with suppress(sqlite3.OperationalError):  # locked for a moment
-            _look_at_messages(watch, superlink, node)
-        if (step := max(watch.messages, default=0)) not in watch.cpu:
-            watch.cpu[step] = cpu_used(deployment)
+            for step, sent, picked in superlink.execute(query, (signed,)):
+                if picked:
+                    delivered = datetime.fromisoformat(picked).timestamp()
+                    watch.messages[int(step)] = (sent, delivered)
+        if (last := max(watch.messages, default=0)) not in watch.cpu:
+            watch.cpu[last] = cpu_used(deployment)
         watch.locks |= {path.stat().st_mtime for path in site.glob("*/lock")}
         watch.states |= {path.stat().st_mtime for path in site.glob("*/state.json")}
 
@@ -214,56 +212,20 @@ def watched(deployment: Deployment) -> Iterator[Watch]:
 
 
 def cpu_used(deployment: Deployment) -> Counter[str]:
-    """Seconds of CPU by program, of the scripts' processes and of those of theirs that ended.
-
-    The sites are those of ``SITES``.
-    """
-    found = Counter[str]()
+    """CPU seconds by program, of all sites' processes and of their children that have ended."""
+    seconds = Counter[str]()
     for process in chain.from_iterable(map(deployment.family, ("coordinator", *SITES))):
         with suppress(psutil.NoSuchProcess):
             words = (Path(word).name for word in process.cmdline()[:4])
             program = next((word for word in words if PROGRAM.match(word)), "other")
-            found[program] += sum(process.cpu_times()[:4])
-    return found
-
-
-def cpu_of_an_exchange(used: Mapping[int, Counter[str]]) -> Counter[str]:
-    """Seconds of CPU of each program from the second step to the last, for each step.
-
-    Before the second one the site's processes import the app.
-    """
-    first, *_, last = sorted(step for step in used if step > 1)
-    gone = used[last].copy()
-    gone.subtract(used[first])
-    return Counter({program: seconds / (last - first) for program, seconds in gone.items()})
-
-
-def _look_at_messages(watch: Watch, superlink: sqlite3.Connection, node: int) -> None:
-    """Note the messages to the site; they are deleted soon."""
-    # The database holds unsigned numbers of nodes as signed ones.
-    signed = node - 2**64 if node >= 2**63 else node
-    asked = "SELECT group_id, created_at, delivered_at FROM message_ins WHERE dst_node_id = ?"
-    for step, sent, picked in superlink.execute(asked, (signed,)):
-        if picked:
-            watch.messages[int(step)] = (sent, datetime.fromisoformat(picked).timestamp())
-
-
-def _waits(ledger: Path) -> dict[int, float]:
-    """Seconds from the site's request to the server's receipt of the reply, by step."""
-    found: dict[int, float] = {}
-    for line in map(json.loads, ledger.read_text().splitlines()):
-        if line["to"] == WATCHED:
-            found[line["step"]] = -line["seconds"]
-        elif line["from"] == WATCHED:
-            found[line["step"]] += line["seconds"]
-    return found
+            seconds[program] += sum(process.cpu_times()[:4])
+    return seconds
 
 
 def timelines(watch: Watch, waits: Mapping[int, float]) -> list[dict[str, float]]:
-    """Seconds of each part, a line an exchange of which all was seen.
+    """Seconds of each part, a line for each exchange that was seen completely.
 
-    The first one, in which the app is unpacked, is excluded, and so is the last, which none follows
-    that would show its end.
+    Excludes the first exchange, in which the app is unpacked, and the last, whose end is not seen.
     """
     lines = []
     for step in sorted(watch.messages)[1:-1]:

@@ -1,10 +1,10 @@
 """Kill processes of a deployment at random moments, and count how the runs end.
 
 ``python -m simulations.bench.faults --n 50`` trains PAX through three SuperNodes on this machine,
-a run a fault, and compares every model with that of an undisturbed run in one process. A run ends
-well with the same model, at once or after it was resumed (or begun again, where it had not begun),
-or with an error that names a party. Prints a JSON line a run, then the tally, in which runs that
-ended before their fault stand apart; the exit status is 1 if a run ended in any other way.
+one fault a run, and compares every model with that of an undisturbed run in one process. A run ends
+well with the same model, at once or after it was resumed (or restarted, if it had not begun), or
+with an error that names a party. Prints a JSON line a run, then the tally, in which runs that ended
+before their fault are counted separately; the exit status is 1 if a run ended in any other way.
 """
 
 from __future__ import annotations
@@ -56,53 +56,58 @@ GOOD = {SAME, f"{SAME}, resumed", f"{SAME}, begun again", "names a party", UNDIS
 
 
 def main() -> int:
-    """Run the faults and print the tally."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--n", type=int, default=10, help="runs")
     parser.add_argument("--seed", type=int, default=SEED, help="of the moments and the victims")
-    given = parser.parse_args()
+    options = parser.parse_args()
     # What ends the command ends what it has started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    rng, tally = random.Random(given.seed), Counter[str]()
+    rng, tally = random.Random(options.seed), Counter[str]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["FEDAPP_HOME"] = str(folder / "home")
-        # A run that is begun again counts twice.
-        limit = {"runs-per-day": 2 * given.n + 1}
+        # A run that is restarted counts twice.
+        limit = {"runs-per-day": 2 * options.n + 1}
         nodes = example_nodes(folder, SITES, ROWS)
         deployment = Deployment(folder, {name: {**node, **limit} for name, node in nodes.items()})
         expected = (deployment.locally(folder / "local", SETTINGS).path / "model.json").read_bytes()
         with deployment.running():
-            began = time.monotonic()
+            start = time.monotonic()
             deployment.train(folder / "undisturbed", SETTINGS)
-            seconds = time.monotonic() - began
-            for number in range(given.n):
-                run_dir, began = folder / f"run-{number}", time.monotonic()
+            seconds = time.monotonic() - start
+            for number in range(options.n):
+                run_dir, start = folder / f"run-{number}", time.monotonic()
                 outcome = _disturbed(deployment, run_dir, rng, seconds, expected)
                 tally[outcome] += 1
-                if outcome == UNDISTURBED:  # the machine may be busier or less than it was
-                    seconds = time.monotonic() - began
-    print(json.dumps({"runs": given.n, "seconds undisturbed": round(seconds, 1), **tally}))
+                if outcome == UNDISTURBED:  # the load of the machine may have changed
+                    seconds = time.monotonic() - start
+    print(json.dumps({"runs": options.n, "seconds undisturbed": round(seconds, 1), **tally}))
     return int(not GOOD.issuperset(tally))
 
 
 def _disturbed(
     deployment: Deployment, run_dir: Path, rng: random.Random, seconds: float, expected: bytes
 ) -> str:
-    """Kill a process during a run, print a line, and say how the run has ended."""
+    """Kill a process during a run, print a line, and return the outcome."""
     place, program = rng.choice(FAULTS)
-    moment, began = rng.uniform(0, seconds), time.monotonic()
-    run = deployment.begin(*RUN, *(anew := settings_of({**SETTINGS, "run-dir": run_dir})))
+    moment, start = rng.uniform(0, seconds), time.monotonic()
+    run = deployment.begin(*RUN, *(arguments := settings_of({**SETTINGS, "run-dir": run_dir})))
     with suppress(subprocess.TimeoutExpired):
         run.wait(moment)
-    killed = _kill_during(run, deployment, place, program)
+    killed = False  # stays so if the run ends before the process is there
+    while not killed and run.poll() is None:
+        if process := deployment.process(place, program):
+            process.kill()
+            killed = True
+        else:
+            time.sleep(0.02)
     outcome, shown = _outcome(run, run_dir / "model.json", expected)
     if outcome not in GOOD and place == "coordinator" and run.returncode:
-        begun = (run_dir / "config.toml").exists()
-        again = settings_of({"resume": run_dir}) if begun else anew
+        has_begun = (run_dir / "config.toml").exists()
+        again = settings_of({"resume": run_dir}) if has_begun else arguments
         run = deployment.begin(*RUN, *again)
         outcome, shown = _outcome(run, run_dir / "model.json", expected)
-        outcome += ", resumed" if begun else ", begun again"
+        outcome += ", resumed" if has_begun else ", begun again"
     if outcome == SAME and not killed:
         outcome = UNDISTURBED
     line = {
@@ -110,7 +115,7 @@ def _disturbed(
         "program": program,
         "killed": killed,
         "after": round(moment, 1),
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(time.monotonic() - start, 1),
         "outcome": outcome,
     }
     if outcome not in GOOD:
@@ -119,20 +124,8 @@ def _disturbed(
     return outcome
 
 
-def _kill_during(
-    run: subprocess.Popen[str], deployment: Deployment, place: str, program: str
-) -> bool:
-    """SIGKILL a process of a script, once it is there; whether it came before the run's end."""
-    while run.poll() is None:
-        if process := deployment.process(place, program):
-            process.kill()
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def _outcome(run: subprocess.Popen[str], model: Path, expected: bytes) -> tuple[str, str]:
-    """How a run ends, in a few words, and what it has printed."""
+    """How a run ends, and what it has printed."""
     try:
         shown, _ = run.communicate(timeout=RUN_SECONDS)
     except subprocess.TimeoutExpired:

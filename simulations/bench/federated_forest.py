@@ -38,7 +38,7 @@ from simulations.scored import temporary_run
 
 DATA, TIMES, PARTIES = "spambase", 10, 2
 TREES, DEPTH, MAX_FEATURES, SEED, REPEATS, THREADS = 32, 8, "sqrt", 42, 5, 2
-EXACT = 65535  # bins: a cut wherever scikit-learn may have one
+EXACT = 65535  # bins: a cut wherever scikit-learn may place one
 WORST_ACCURACY_DIFFERENCE = 0.01
 ALIGNMENTS = ("ordered", "psi")
 
@@ -47,29 +47,24 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: its wall time in seconds, summary and ledger, and the model if the master keeps it.
+    """Wall time, summary and ledger of a run, and its model."""
 
-    Parameters
-    ----------
-    seconds : from the call to its return.
-    """
-
-    seconds: float
+    seconds: float  # from the call to its return
     summary: Row
     ledger: list[Row]
-    model: str
+    model: str  # model.json, complete if the master keeps the model
 
 
 def write_rows(name: str, times: int, path: Path) -> None:
-    """A data set, its rows one after the other so many times, as Parquet with the label y."""
+    """Write a data set ``times`` times over as Parquet, with the label y."""
     table = read_source(name)
     assert table.labels is not None
-    columns = {f"x{place}": np.tile(column, times) for place, column in enumerate(table.values.T)}
+    columns = {f"x{number}": np.tile(column, times) for number, column in enumerate(table.values.T)}
     pa.parquet.write_table(pa.table({**columns, "y": np.tile(table.labels, times)}), path)
 
 
 def settings_of(data: Path, max_bin: int, align: str, keeps_model: bool = False) -> Settings:
-    """The run's settings; all rows train."""
+    """Settings of a run without test rows."""
     config = {
         "strategy": "federated-forest",
         "data": str(data),
@@ -91,7 +86,7 @@ def settings_of(data: Path, max_bin: int, align: str, keeps_model: bool = False)
 
 
 def run_once(settings: Settings) -> Run:
-    """Train in this process, and leave nothing on the disk."""
+    """Train in this process and leave no files."""
     start = time.perf_counter()
     with temporary_run(settings) as run:
         seconds = time.perf_counter() - start
@@ -103,7 +98,7 @@ def run_once(settings: Settings) -> Run:
 
 
 def check_same(model: BaggedForest, other: BaggedForest) -> int:
-    """Hold a forest against another one, node for node; number of nodes.
+    """Check that two forests are equal node for node; return the number of nodes.
 
     Raises
     ------
@@ -111,20 +106,20 @@ def check_same(model: BaggedForest, other: BaggedForest) -> int:
     """
     n_nodes = 0
     pairs = zip(model.trees, other.trees, model.values, other.values, strict=True)
-    for place, (ours, theirs, mine, yours) in enumerate(pairs):
+    for tree, (ours, theirs, mine, yours) in enumerate(pairs):
         same = len(ours) == len(theirs) and bool((mine == yours).all())
         if not same or (ours != theirs).any():
-            raise ValueError(f"trees must be those of the joined table, got another tree {place}")
+            raise ValueError(f"trees must be those of the joined table, got another tree {tree}")
         n_nodes += len(ours)
     return n_nodes
 
 
 def check_accuracy(ours: float, theirs: float) -> None:
-    """Hold the accuracy of the training rows against scikit-learn's.
+    """Compare the accuracy on the training rows with scikit-learn's.
 
     Raises
     ------
-    ValueError : it is another one.
+    ValueError : it differs by more than ``WORST_ACCURACY_DIFFERENCE``.
     """
     difference, limit = ours - theirs, WORST_ACCURACY_DIFFERENCE
     if abs(difference) > limit:
@@ -133,8 +128,7 @@ def check_accuracy(ours: float, theirs: float) -> None:
 
 def fit_theirs(
     values: npt.NDArray[np.float32], labels: npt.NDArray[np.float32], seed: int
-) -> tuple[float, float]:
-    """Seconds of scikit-learn's ``fit``, and the accuracy on the training rows."""
+) -> tuple[float, float]:  # seconds of scikit-learn's fit, accuracy on the training rows
     forest = RandomForestClassifier(
         TREES, max_depth=DEPTH, max_features=MAX_FEATURES, n_jobs=THREADS, random_state=seed
     )
@@ -147,7 +141,7 @@ def fit_theirs(
 
 
 def seconds_by_message(ledger: Sequence[Row]) -> dict[str, float]:
-    """Seconds in which some party had a message of a type; the rest is the server's own."""
+    """Seconds in which some party handled a message, by type."""
     spent: Counter[str] = Counter()
     for step in sorted({line["step"] for line in ledger}):
         lines = [line for line in ledger if line["step"] == step]
@@ -156,27 +150,26 @@ def seconds_by_message(ledger: Sequence[Row]) -> dict[str, float]:
 
 
 def measure(max_bin: int, align: str) -> Row:
-    """What the JSON line says."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.parquet"
         write_rows(DATA, TIMES, path)
-        kept = settings_of(path, max_bin, align, keeps_model=True)
-        table, _, _ = join_tables(kept)
+        exported = settings_of(path, max_bin, align, keeps_model=True)
+        table, _, _ = join_tables(exported)
         train = table.split.train
         values, labels = table.values[train], table.labels[train]
-        model = from_json(run_once(kept).model)
-        pooled, _, _ = pooled_forest(kept, model.columns, values, labels, table.weights[train])
+        model = from_json(run_once(exported).model)
+        pooled, _, _ = pooled_forest(exported, model.columns, values, labels, table.weights[train])
         n_nodes, timed = check_same(model, pooled), settings_of(path, max_bin, align)
         # In turn, so that a busy machine is one for both; the first of each warms up.
         pairs = [
-            (run_once(timed), fit_theirs(values, labels, SEED + place))
-            for place in range(REPEATS + 1)
+            (run_once(timed), fit_theirs(values, labels, SEED + repeat))
+            for repeat in range(REPEATS + 1)
         ]
     runs = [run for run, _ in pairs[1:]]
     accuracies = [accuracy for _, (_, accuracy) in pairs[1:]]
     accuracy = runs[-1].summary["metrics"]["train"]["accuracy"]
     check_accuracy(accuracy, statistics.fmean(accuracies))
-    found = compared(runs, [seconds for _, (seconds, _) in pairs[1:]])
+    costs = compared(runs, [seconds for _, (seconds, _) in pairs[1:]])
     return {
         "data": f"{DATA} x {TIMES}",
         "parties": PARTIES,
@@ -191,7 +184,7 @@ def measure(max_bin: int, align: str) -> Row:
         "nodes_as_pooled": n_nodes,
         "accuracy": accuracy,
         "accuracy_sklearn": accuracies,
-        **found,
+        **costs,
         # Of this process: the server, both parties, and scikit-learn.
         "peak_bytes": peak_bytes(),
     }
@@ -218,13 +211,12 @@ def compared(runs: Sequence[Run], theirs: Sequence[float]) -> Row:
 
 
 def main() -> None:
-    """Print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--max-bin", type=int, default=EXACT)
     parser.add_argument("--align", choices=ALIGNMENTS, default=ALIGNMENTS[0])
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     packages = "fedapp", "flwr", "scikit-learn", "numpy", "numba"
-    tell("federated_forest", packages, **measure(arguments.max_bin, arguments.align))
+    tell("federated_forest", packages, **measure(options.max_bin, options.align))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """XGBoost's own federated plugin on this machine: a server and one worker process a party.
 
 Source: ``xgboost.federated`` of the wheel (FederatedTracker, gRPC without TLS). Its server listens
-on every interface, whatever it is told; it lives as long as the benchmark's trainings.
+on every interface, whatever its settings, for as long as the benchmark trains.
 """
 
 from __future__ import annotations
@@ -34,38 +34,23 @@ POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """What a worker trains, and how often.
-
-    Parameters
-    ----------
-    values, labels : the party's rows.
-    test_values : the same at every worker.
-    parameters : XGBoost's, by name of the configuration.
-    n_rounds, max_bin : of every training.
-    repeats : timed trainings of each configuration, after a warm-up.
-    """
+    """What a worker trains; the test rows are the same at every worker."""
 
     values: Rows
     labels: Rows
     test_values: Rows
-    parameters: Parameters
+    parameters: Parameters  # by name of the configuration
     n_rounds: int
     max_bin: int
-    repeats: int
+    repeats: int  # timed trainings of each configuration, after a warm-up
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """Result of one configuration.
+    """Result of one configuration."""
 
-    Parameters
-    ----------
-    seconds : median over the repeats, from the barrier to the end of the last worker.
-    margins : of the test rows.
-    """
-
-    seconds: float
-    margins: Rows
+    seconds: float  # median over the repeats, from the barrier to the end of the last worker
+    margins: Rows  # of the test rows
 
 
 def has_plugin() -> bool:
@@ -74,11 +59,11 @@ def has_plugin() -> bool:
 
 
 def check_plugin() -> None:
-    """Hold, before anything is timed, that the installed XGBoost was built with the plugin.
+    """Check that the installed XGBoost was built with the plugin.
 
     Raises
     ------
-    SystemExit : it was not; says how to get one that was.
+    SystemExit : it was not; the message explains how to install one that was.
     """
     if not has_plugin():
         raise SystemExit(
@@ -89,11 +74,9 @@ def check_plugin() -> None:
 
 
 def train_federated(works: Sequence[Work]) -> tuple[dict[int, Trained], int]:
-    """Train at all workers together; see ``check_plugin``.
+    """Train at all workers together; call ``check_plugin`` first.
 
-    Returns
-    -------
-    The result by name of the configuration, and the largest peak memory of a worker in bytes.
+    Returns results by name of the configuration, and the largest peak memory of a worker in bytes.
     """
     spawn = multiprocessing.get_context("spawn")
     barrier, replies = spawn.Barrier(len(works)), spawn.Queue()
@@ -104,35 +87,35 @@ def train_federated(works: Sequence[Work]) -> tuple[dict[int, Trained], int]:
         ]
         for worker in workers:
             worker.start()
-        found = [replies.get() for _ in works]
+        results = [replies.get() for _ in works]
         for worker in workers:
             worker.join()
-    spans = {name: [spans[name] for spans, _, _ in found] for name in works[0].parameters}
-    margins = found[0][1]
-    return {
-        name: Trained(_median_span(spans[name]), margins[name]) for name in works[0].parameters
-    }, max(peak for _, _, peak in found)
-
-
-def _median_span(spans: Sequence[Sequence[tuple[float, float]]]) -> float:
-    """Seconds from the first start to the last end, of the middle repeat."""
-    lengths = [
-        max(end for _, end in repeat) - min(start for start, _ in repeat)
-        for repeat in zip(*spans, strict=True)
-    ]
-    return float(statistics.median(lengths))
+    trained = {}
+    for name in works[0].parameters:
+        # A repeat takes from the first start to the last end of a worker.
+        seconds = [
+            max(end for _, end in repeat) - min(start for start, _ in repeat)
+            for repeat in zip(*(spans[name] for spans, _, _ in results), strict=True)
+        ]
+        trained[name] = Trained(float(statistics.median(seconds)), results[0][1][name])
+    return trained, max(peak for _, _, peak in results)
 
 
 @contextmanager
 def _server(n_workers: int) -> Iterator[int]:
-    """A process that connects the workers; yields its port."""
+    """Run the process that connects the workers; yield its port."""
     (port,) = free_ports(1)
     spawn = multiprocessing.get_context("spawn")
     server = spawn.Process(target=_serve, args=(n_workers, port), daemon=True)
     server.start()
     deadline = time.monotonic() + SERVER_SECONDS
+
+    def is_listening() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((LOCALHOST, port)) == 0
+
     try:
-        while not _listens(port):
+        while not is_listening():
             if time.monotonic() > deadline or not server.is_alive():
                 raise RuntimeError(f"the federated server must listen within {SERVER_SECONDS} s")
             time.sleep(POLL_SECONDS)
@@ -142,21 +125,16 @@ def _server(n_workers: int) -> Iterator[int]:
         server.join()
 
 
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((LOCALHOST, port)) == 0
-
-
 def _serve(n_workers: int, port: int) -> None:
     from xgboost.federated import run_federated_server
 
-    # The server greets on standard output, which is for the benchmark's own lines.
+    # The server prints to standard output, which is for the benchmark's lines.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     run_federated_server(n_workers=n_workers, port=port)
 
 
 def _work(work: Work, rank: int, n_workers: int, port: int, barrier: Any, replies: Any) -> None:
-    """One worker: its spans of time and margins by configuration, and its peak memory."""
+    """Send a worker's time spans and margins by configuration, and its peak memory."""
     spans: dict[int, list[tuple[float, float]]] = {}
     margins = {}
     with xgboost.collective.CommunicatorContext(
@@ -176,9 +154,8 @@ def _work(work: Work, rank: int, n_workers: int, port: int, barrier: Any, replie
 def _train(
     work: Work, parameters: Mapping[str, Any], barrier: Any
 ) -> tuple[tuple[float, float], Any]:
-    """When one training began and ended, and its booster."""
     barrier.wait()
-    # perf_counter is the system's clock, so the times of processes can be compared.
+    # perf_counter is a clock of the system, so times of different processes are comparable.
     start = time.perf_counter()
     threads = parameters["nthread"]
     matrix = xgboost.QuantileDMatrix(

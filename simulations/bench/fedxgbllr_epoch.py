@@ -1,9 +1,9 @@
 """What an epoch of FedXGBllr's head takes, and how much memory 50,000 rows x 500 trees.
 
-Seconds: an epoch of ``fit_head`` against the loop that anybody would write in torch, with torch's
-own layers, over the same tensors in the same order; the two must end in the same weights. Memory:
-one party that has all rows runs from its table to its finished model in a process of its own; the
-peak is all that the process ever held, the server of the run and all libraries included.
+Seconds: an epoch of ``fit_head`` against a plain training loop with torch's own layers, over the
+same tensors in the same order; both must end in the same weights. Memory: one party that has all
+rows goes from its table to its finished model in a new process; the peak includes the server of the
+run and all libraries.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ console = Console()
 
 
 class PlainHead(nn.Module):
-    """The paper's heads in torch's own layers."""
+    """The paper's heads in torch's layers."""
 
     def __init__(self, shape: HeadShape, weights: Floats) -> None:
         super().__init__()
@@ -55,25 +55,24 @@ class PlainHead(nn.Module):
         self.second = nn.Linear(shape.n_hidden, 1)
         layers = list(split_weights(shape, weights))
         if not self.flat:
-            # The flattened hidden layer here is channel by channel, there party by party.
+            # torch flattens the hidden layer channel by channel, fedapp party by party.
             by_place = layers[2].reshape(1, shape.n_patches, shape.channels)
             layers[2] = by_place.transpose(0, 2, 1)
         for parameter, values in zip(self.parameters(), layers, strict=True):
             parameter.data = torch.tensor(np.ascontiguousarray(values)).reshape(parameter.shape)
 
-    def forward(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Margins, shape (n_rows, 1)."""
+    def forward(self, outputs: torch.Tensor) -> torch.Tensor:  # margins, (n_rows, 1)
         hidden = self.first(outputs if self.flat else outputs[:, None])
         margins: torch.Tensor = self.second(torch.relu(hidden).flatten(1))
         return margins
 
     def biases(self) -> Floats:
-        """Of both layers: all that lies in the same order as in fedapp's head."""
+        """Biases of both layers, the parameters whose order is the same as in fedapp's head."""
         return np.concatenate([p.detach().numpy() for p in self.parameters() if p.ndim == 1])
 
 
 def plain_epochs(shape: HeadShape, weights: Floats, rows: HeadRows) -> Floats:
-    """The plain loop; returns the biases."""
+    """Train by the plain loop; return the biases."""
     head = PlainHead(shape, weights)
     outputs, labels = torch.from_numpy(rows.outputs), torch.from_numpy(rows.labels)
     adam = torch.optim.Adam(head.parameters(), lr=0.001, betas=(0.5, 0.999))
@@ -91,7 +90,7 @@ def plain_epochs(shape: HeadShape, weights: Floats, rows: HeadRows) -> Floats:
 
 
 def our_epochs(shape: HeadShape, weights: Floats, rows: HeadRows) -> Floats:
-    """The same by ``fit_head``."""
+    """Train by ``fit_head``; return the biases."""
     training = Training(EPOCHS, BATCH, 0.001, 0.5, 0.999, 0, "cpu")
     rng = np.random.default_rng(SEED)
     fitted, _ = fit_head("binary:logistic", shape, weights, rows, training, rng)
@@ -99,15 +98,8 @@ def our_epochs(shape: HeadShape, weights: Floats, rows: HeadRows) -> Floats:
     return np.concatenate((first, second))
 
 
-def seconds_of(work: Callable[[], Floats]) -> float:
-    """Seconds of one call."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
 def measure_epoch(kind: Kind, all_rows: int) -> dict[str, float]:
-    """Seconds of an epoch, ours and the plain one's, medians taken in turn after a warm-up."""
+    """Median seconds of an epoch of each loop, run in turn after a warm-up."""
     torch.set_num_threads(1)
     shape = HeadShape(kind, N_PARTIES, N_TREES // N_PARTIES, 1, CHANNELS)
     rng, n_rows = np.random.default_rng(SEED), all_rows // PARTS_OF[kind]
@@ -117,27 +109,29 @@ def measure_epoch(kind: Kind, all_rows: int) -> dict[str, float]:
     rows = HeadRows(outputs, labels, ones, zero, one)
     weights = initial_weights(shape, SEED)
     loops = (our_epochs, plain_epochs)
-    # Ten steps: over an epoch a rounding error decides which side of a ReLU a row is on.
+    # Compare after ten steps: over an epoch, rounding errors can move a row across a ReLU's kink.
     n = 10 * BATCH
     few = HeadRows(outputs[:n], labels[:n], ones[:n], zero, one)
     ours, plain = (loop(shape, weights, few) for loop in loops)
     np.testing.assert_allclose(ours, plain, atol=1e-4)
     assert np.abs(ours).max() > 1e-3
-    times = [
-        [seconds_of(lambda loop=loop: loop(shape, weights, rows)) for loop in loops]  # type: ignore[misc]
-        for _ in range(REPEATS)
-    ]
-    mine, theirs = (statistics.median(column) for column in zip(*times, strict=True))
-    found = {"rows": n_rows, "seconds": mine, "plain_seconds": theirs, "ratio": mine / theirs}
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(REPEATS):
+        for loop, seconds in zip(loops, times, strict=True):
+            start = time.perf_counter()
+            loop(shape, weights, rows)
+            seconds.append(time.perf_counter() - start)
+    ours_took, plain_took = map(statistics.median, times)
+    ratio = ours_took / plain_took
     console.print(
-        f"{kind}: {mine:.3f} s an epoch of {n_rows} rows, plain torch {theirs:.3f} s, "
-        f"ratio {found['ratio']:.2f}"
+        f"{kind}: {ours_took:.3f} s an epoch of {n_rows} rows, plain torch {plain_took:.3f} s, "
+        f"ratio {ratio:.2f}"
     )
-    return found
+    return {"rows": n_rows, "seconds": ours_took, "plain_seconds": plain_took, "ratio": ratio}
 
 
 def train_party(n_rows: int) -> dict[str, Any]:
-    """What one run of one party with all rows takes, in this process."""
+    """Peak memory and seconds of a run of one party with all rows, in this process."""
     with tempfile.TemporaryDirectory() as folder:
         rng = np.random.default_rng(SEED)
         values = rng.standard_normal((N_COLUMNS, n_rows), dtype=np.float32)
@@ -153,23 +147,16 @@ def train_party(n_rows: int) -> dict[str, Any]:
     return {"peak_bytes": peak_bytes(), "seconds": summary["seconds"]["train"]}
 
 
-def measure_memory(n_rows: int) -> dict[str, Any]:
-    """The party's peak, from a process of its own."""
-    found = apart(train_party, n_rows)
-    peak, most = found["peak_bytes"], MOST_BYTES
-    within = "below" if peak < most else "ABOVE"
-    console.print(f"peak memory {peak / 2**20:.0f} MiB, {within} {most / 2**30:.0f} GiB")
-    return found
-
-
 def main(words: Sequence[str] | None = None) -> None:
-    """Print the figures and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=N_ROWS)
     n_rows = parser.parse_args(words).rows
-    memory = measure_memory(n_rows)
+    memory = apart(train_party, n_rows)
+    within = "below" if memory["peak_bytes"] < MOST_BYTES else "ABOVE"
+    peak = f"peak memory {memory['peak_bytes'] / 2**20:.0f} MiB"
+    console.print(f"{peak}, {within} {MOST_BYTES / 2**30:.0f} GiB")
     epochs = {kind: measure_epoch(kind, n_rows) for kind in KINDS}
-    worst = max(found["ratio"] for found in epochs.values())
+    worst = max(epoch["ratio"] for epoch in epochs.values())
     within = "within" if worst <= WORST_RATIO else "ABOVE"
     console.print(f"the worst ratio is {within} {WORST_RATIO}")
     tell(

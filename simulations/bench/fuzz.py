@@ -69,81 +69,76 @@ from simulations.bench.recorded import (
 )
 from simulations.local import LocalGrid, site_contexts
 
-SECONDS, CPU_SECONDS = 120, 2.0  # of a case: until it is ended; of work
+SECONDS, CPU_SECONDS = 120, 2.0  # of a case: until it is killed; of work
 MEMORY = 512 * 2**20
 BATCH = 50  # cases of a process
 KEPT = 3  # recorded messages of a class
 
-# Cases: each a function of its number, run in a process of its own
+# Cases, run in forked processes
 
-Case = Callable[[int], None]  # of the number of the case
+Case = Callable[[int], None]  # a function of the number of the case
 
 
 def request_case(seeds: list[Seed], seed: str, work: Path, letter: str = "") -> Case:
-    """A request to a site, or a letter that came with one."""
+    """Change a request to a site, or a letter that came with one."""
     unpacked: list[Path | None] = [None]
 
     def run(number: int) -> None:
         rng = random.Random(f"{seed} {number}")
-        chosen = seeds[number % len(seeds)]
-        if unpacked[0] != chosen.home:
+        recorded = seeds[number % len(seeds)]
+        if unpacked[0] != recorded.home:
             shutil.rmtree(work, ignore_errors=True)
-            shutil.copytree(chosen.home, work)
-            unpacked[0] = chosen.home
+            shutil.copytree(recorded.home, work)
+            unpacked[0] = recorded.home
         os.environ["FEDAPP_HOME"] = str(work)
-        envelope, content = chosen.envelope, from_bytes(chosen.data, "fuzz")
+        envelope, content = recorded.envelope, from_bytes(recorded.data, "fuzz")
 
-        def change(sender: str, found: Content) -> Content:
-            if found.name != letter:
-                return found
-            return change_message(found, rng)
+        def change(sender: str, content: Content) -> Content:
+            if content.name != letter:
+                return content
+            return change_message(content, rng)
 
-        config = site_config(chosen.node, {})
+        config = site_config(recorded.node, {})
         try:
             if not letter:
                 envelope, content = change_envelope(envelope, rng), change_message(content, rng)
             with watching_letters(change if letter else None):
-                answer(config, chosen.kind, envelope, content)
+                answer(config, recorded.kind, envelope, content)
         except FedappError:
             return
-        unpacked[0] = None  # it has gone on
+        unpacked[0] = None  # the site's state has changed
 
     return run
 
 
 def part_case(seeds: list[Seed], seed: str, work: Path) -> Case:
-    """A site's own part of a model, read where a request asks for predictions."""
+    """Change a site's part of a model, then request predictions."""
 
     def run(number: int) -> None:
         rng = random.Random(f"{seed} {number}")
-        chosen = seeds[number % len(seeds)]
+        recorded = seeds[number % len(seeds)]
         shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(chosen.home, work)
+        shutil.copytree(recorded.home, work)
         os.environ["FEDAPP_HOME"] = str(work)
-        path = last_part(work, str(chosen.node["name"]))
+        parts = work.glob(f"sites/{recorded.node['name']}/*/{PART_FILE}")
+        path = max(parts, key=lambda path: path.stat().st_mtime_ns)  # the last one written
         path.write_text(change_document(path.read_text(), rng))
-        config, content = site_config(chosen.node, {}), from_bytes(chosen.data, "fuzz")
+        config, content = site_config(recorded.node, {}), from_bytes(recorded.data, "fuzz")
         with suppress(FedappError):
-            answer(config, chosen.kind, chosen.envelope, content)
+            answer(config, recorded.kind, recorded.envelope, content)
 
     return run
 
 
-def last_part(folder: Path, name: str) -> Path:
-    """The part of a model that a site has written last."""
-    parts = folder.glob(f"sites/{name}/*/{PART_FILE}")
-    return max(parts, key=lambda path: path.stat().st_mtime_ns)
-
-
 def records_case(seeds: list[Seed], seed: str) -> Case:
-    """Flower's records, which are no message yet."""
+    """Change Flower's records before they are decoded."""
 
     def run(number: int) -> None:
         rng = random.Random(f"{seed} {number}")
-        chosen = seeds[number % len(seeds)]
-        content = from_bytes(chosen.data, "fuzz")
+        recorded = seeds[number % len(seeds)]
+        content = from_bytes(recorded.data, "fuzz")
         with suppress(FedappError):
-            from_records(change_records(to_records(content, chosen.envelope), rng), "fuzz")
+            from_records(change_records(to_records(content, recorded.envelope), rng), "fuzz")
 
     return run
 
@@ -186,7 +181,7 @@ class Replay(LocalGrid):
 def reply_case(
     places: list[tuple[Recorded, tuple[int, int]]], seed: str, work: Path, nodes: list[Context]
 ) -> Case:
-    """A reply to a strategy, which has taken all those before it."""
+    """Change a reply to a strategy that has received all replies before it."""
 
     def run(number: int) -> None:
         rng = random.Random(f"{seed} {number}")
@@ -201,7 +196,7 @@ def reply_case(
 
 
 def reader_case(text: str, seed: str) -> Case:
-    """The text of a model to its reader, and rows to what it gives."""
+    """Change the text of a model, read it, and predict."""
 
     def run(number: int) -> None:
         rng = random.Random(f"{seed} {number}")
@@ -218,7 +213,7 @@ def reader_case(text: str, seed: str) -> Case:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a class of cases came to."""
+    """Failures of a class of cases."""
 
     name: str
     cases: int
@@ -226,18 +221,17 @@ class Outcome:
 
 
 def run_cases(name: str, case: Case, numbers: range) -> Outcome:
-    """Run cases in processes that may die."""
-    found, next_one = Outcome(name, len(numbers)), numbers.start
+    outcome, next_one = Outcome(name, len(numbers)), numbers.start
     while next_one < numbers.stop:
         stop = min(next_one + BATCH, numbers.stop)
-        done, problem = _batch(case, range(next_one, stop))
-        found.failures += [f"case {number}: {text}" for number, text in problem]
+        done, problems = _batch(case, range(next_one, stop))
+        outcome.failures += [f"case {number}: {text}" for number, text in problems]
         next_one = done
-    return found
+    return outcome
 
 
 def _batch(case: Case, numbers: range) -> tuple[int, list[tuple[int, str]]]:
-    """Run cases in one process; the number to go on with, and what went wrong."""
+    """Run cases in one process; return the next number and the problems."""
     reading, writing = os.pipe()
     process = os.fork()
     if not process:
@@ -247,8 +241,7 @@ def _batch(case: Case, numbers: range) -> tuple[int, list[tuple[int, str]]]:
     problems, at, buffer = list[tuple[int, str]](), numbers.start, b""
     deadline = time.monotonic() + SECONDS
     while True:
-        ready = _readable(reading, deadline - time.monotonic())
-        if not ready:
+        if not select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
             os.kill(process, signal.SIGKILL)
             problems.append((at, f"no end within {SECONDS} s"))
             break
@@ -268,32 +261,25 @@ def _batch(case: Case, numbers: range) -> tuple[int, list[tuple[int, str]]]:
     return max(at, numbers.start) + (at < numbers.stop), problems
 
 
-def _readable(descriptor: int, seconds: float) -> bool:
-    return bool(select.select([descriptor], [], [], max(0.0, seconds))[0])
-
-
 def _child(case: Case, numbers: range, writing: int) -> None:
-    """Run cases, tell of each, and end."""
+    """Run cases, report each, and exit."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    most = _memory() + MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    # The first number is the size of the process in pages.
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = mapped + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     for number in numbers:
-        text, began = "", time.process_time()
+        text, start = "", time.process_time()
         try:
             case(number)
         except BaseException as error:
             lines = traceback.format_exception(error)
             text = f"{type(error).__name__}: {error}\n{''.join(lines[-6:])}"
-        took = time.process_time() - began
-        if took > CPU_SECONDS:
-            text = text or f"took {took:.1f} s of work"
+        seconds = time.process_time() - start
+        if seconds > CPU_SECONDS:
+            text = text or f"took {seconds:.1f} s of work"
         os.write(writing, (json.dumps([number, text[:4000]]) + "\n").encode())
     os._exit(0)
-
-
-def _memory() -> int:
-    """What this process has mapped, in bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 # All of it
@@ -303,16 +289,18 @@ def classes(folder: Path, seed: str, methods: str) -> dict[str, Case]:
     """Cases of every class of message and model."""
     seeds, runs, models = record(folder, methods)
     requests, letters = defaultdict(list), defaultdict(list)
-    for one in seeds:
-        requests[f"{one.kind} at {one.node['name']}"].append(one)
-        for letter in set(one.letters):
-            letters[f"{letter} in {one.kind} at {one.node['name']}"].append((letter, one))
-    work, found = folder / "work", dict[str, Case]()
-    for name, given in requests.items():
-        found[name] = request_case(_some(given), f"{seed} {name}", work)
+    for message in seeds:
+        requests[f"{message.kind} at {message.node['name']}"].append(message)
+        for letter in set(message.letters):
+            letters[f"{letter} in {message.kind} at {message.node['name']}"].append(
+                (letter, message)
+            )
+    work, cases = folder / "work", dict[str, Case]()
+    for name, recorded_messages in requests.items():
+        cases[name] = request_case(_some(recorded_messages), f"{seed} {name}", work)
     for name, pairs in letters.items():
-        given = _some([one for _, one in pairs])
-        found[name] = request_case(given, f"{seed} {name}", work, pairs[0][0])
+        recorded_messages = _some([message for _, message in pairs])
+        cases[name] = request_case(recorded_messages, f"{seed} {name}", work, pairs[0][0])
     replies: dict[str, list[tuple[Recorded, tuple[int, int]]]] = defaultdict(list)
     for run, recorded in runs.items():
         for at, data in recorded.replies.items():
@@ -321,27 +309,29 @@ def classes(folder: Path, seed: str, methods: str) -> dict[str, Case]:
             replies[f"{name}{asked} to {run}"].append((recorded, at))
     nodes = site_contexts([{"name": name} for name in NODES])
     for name, places in replies.items():
-        found[name] = reply_case(_some(places), f"{seed} {name}", work, nodes)
-    for name, given in requests.items():
-        if predicting := [one for one in given if one.envelope.method in PREDICTIONS]:
-            found[f"part.json in {name}"] = part_case(_some(predicting), f"{seed} {name}", work)
-    found["Flower's records"] = records_case(_some(seeds), f"{seed} records")
+        cases[name] = reply_case(_some(places), f"{seed} {name}", work, nodes)
+    for name, recorded_messages in requests.items():
+        if predicting := [
+            message for message in recorded_messages if message.envelope.method in PREDICTIONS
+        ]:
+            cases[f"part.json in {name}"] = part_case(_some(predicting), f"{seed} {name}", work)
+    cases["Flower's records"] = records_case(_some(seeds), f"{seed} records")
     for name, text in models.items():
-        found[f"model.json of {name}"] = reader_case(text, f"{seed} {name}")
-    return found
+        cases[f"model.json of {name}"] = reader_case(text, f"{seed} {name}")
+    return cases
 
 
-def _some(given: list[Any]) -> list[Any]:
-    """A few of many, the first and the last among them."""
-    n_kept = min(KEPT, len(given))
-    return [given[(len(given) - 1) * place // max(1, n_kept - 1)] for place in range(n_kept)]
+def _some(items: list[Any]) -> list[Any]:
+    """At most ``KEPT`` items, including the first and the last."""
+    n_chosen = min(KEPT, len(items))
+    return [items[(len(items) - 1) * index // max(1, n_chosen - 1)] for index in range(n_chosen)]
 
 
 def fuzz(
     n_cases: int, seed: str = "0", only: str = "", first: int = 0, methods: str = ""
 ) -> list[Outcome]:
-    """Run so many cases of every class; their failures."""
-    with suppress(AttributeError):  # one core: no helpers that a fork would share
+    """Run ``n_cases`` cases of every class; return the outcomes."""
+    with suppress(AttributeError):  # one core: no worker processes that a fork would share
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     outcomes = []
     with tempfile.TemporaryDirectory() as place:
@@ -369,9 +359,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="classes whose name has this text")
     parser.add_argument("--methods", default="", help="separated by commas; by default all")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    given = parser.parse_args()
+    options = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    outcomes = fuzz(given.cases, given.seed, given.only, given.first, given.methods)
+    outcomes = fuzz(options.cases, options.seed, options.only, options.first, options.methods)
     n_failures = sum(len(one.failures) for one in outcomes)
     n_cases = sum(one.cases for one in outcomes)
     print(f"{len(outcomes)} classes, {n_cases} cases, {n_failures} failures")

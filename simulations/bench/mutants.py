@@ -5,13 +5,13 @@
     python -m simulations.bench.mutants --n 40                        # by the default tests
     python -m simulations.bench.mutants --n 40 -- -m "" tests         # by all of them
 
-A mutant is a copy of the checkout in which one comparison, sum, constant, truth value or negation
-is another. It is killed where pytest fails. Mutants are drawn by ``--seed``, sources in order:
-two suites, or two commits that leave the sources alone, face the same ones. A fault that changes
-nothing (a bound that no value reaches) survives every suite: read the survivors.
+A mutant is a copy of the checkout with another comparison, sum, constant, truth value or negation.
+It is killed if pytest fails. ``--seed`` draws the mutants, from sources in order: two suites, or
+two commits that leave the sources alone, face the same ones. A mutant that behaves the same (a
+bound that no value reaches) survives every suite: read the survivors.
 
-The tests that import the mutated module run first, for most mutants die there; the rest only if
-those pass.
+Tests that import the mutated module run first, since they kill most mutants; the rest only if those
+pass.
 """
 
 from __future__ import annotations
@@ -43,15 +43,7 @@ LONGEST_SECONDS = 1800
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change of one source.
-
-    Parameters
-    ----------
-    source : path in the checkout.
-    line : counted from 1.
-    before, after : the expression as it is, and as it becomes.
-    start, end : bytes of the expression in the source.
-    """
+    """One change of one source: ``before`` becomes ``after`` in the bytes from start to end."""
 
     source: str
     line: int
@@ -62,7 +54,7 @@ class Mutant:
 
 
 def mutants_of(source: str, text: str) -> Iterator[Mutant]:
-    """Every mutant of a source, from its top to its end."""
+    """Every mutant of a source, from top to bottom."""
     lines = text.encode().splitlines(keepends=True)
     starts = [0]
     for line in lines:
@@ -78,7 +70,7 @@ def mutants_of(source: str, text: str) -> Iterator[Mutant]:
 
 
 def _expressions(tree: ast.AST) -> Iterator[ast.expr]:
-    """All expressions but those in f-strings, whose places Python 3.11 does not tell."""
+    """All expressions except those in f-strings, whose positions Python 3.11 does not report."""
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, ast.JoinedStr):
             if isinstance(node, ast.expr):
@@ -87,7 +79,7 @@ def _expressions(tree: ast.AST) -> Iterator[ast.expr]:
 
 
 def _changed(node: ast.expr) -> str | None:
-    """Another expression in place of one; None where there is none."""
+    """Replacement of an expression, or None."""
     match node:
         case ast.Compare(ops=[operator], comparators=[right]) if type(operator) in COMPARISONS:
             other = COMPARISONS[type(operator)]
@@ -105,34 +97,31 @@ def _changed(node: ast.expr) -> str | None:
 
 
 def draw(n: int, seed: int, root: Path) -> list[Mutant]:
-    """So many mutants, the same for the same sources and seed."""
+    """Draw ``n`` mutants, the same for the same sources and seed."""
     paths = sorted(path for package in PACKAGES for path in (root / package).rglob("*.py"))
-    found = [
+    mutants = [
         mutant
         for path in paths
         for mutant in mutants_of(path.relative_to(root).as_posix(), path.read_text())
     ]
-    return random.Random(seed).sample(found, min(n, len(found)))
+    return random.Random(seed).sample(mutants, min(n, len(mutants)))
 
 
 def kill(mutant: Mutant, checkout: Path, tests: Sequence[str], near_first: bool = True) -> bool:
-    """Whether pytest fails on a mutant; the checkout is left as it was."""
+    """Whether pytest fails on a mutant; the checkout is restored."""
     path = checkout / mutant.source
     whole = path.read_bytes()
     path.write_bytes(whole[: mutant.start] + mutant.after.encode() + whole[mutant.end :])
     try:
-        near = _near(mutant, checkout) if near_first else []
+        near = []
+        if near_first:  # the test files that import the mutated module
+            module = mutant.source.removesuffix(".py").replace("/", ".")
+            imports = (f"from {module} import", f"import {module}\n")
+            files = sorted((checkout / "tests").rglob("test_*.py"))
+            near = [str(f) for f in files if any(each in f.read_text() for each in imports)]
         return (bool(near) and fails(near, checkout)) or fails(tests, checkout)
     finally:
         path.write_bytes(whole)
-
-
-def _near(mutant: Mutant, checkout: Path) -> list[str]:
-    """The test files that import the mutated module."""
-    module = mutant.source.removesuffix(".py").replace("/", ".")
-    names = (f"from {module} import", f"import {module}\n")
-    files = sorted((checkout / "tests").rglob("test_*.py"))
-    return [str(file) for file in files if any(name in file.read_text() for name in names)]
 
 
 def fails(tests: Sequence[str], checkout: Path) -> bool:
@@ -148,22 +137,21 @@ def fails(tests: Sequence[str], checkout: Path) -> bool:
 
 
 def main() -> None:
-    """Draw mutants, run the tests on each, print a line of JSON each and the count."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--n", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("tests", nargs="*", help="arguments of pytest, after --")
-    given = parser.parse_args()
+    options = parser.parse_args()
     root, n_killed = app_folder(), 0
-    mutants = draw(given.n, given.seed, root)
+    mutants = draw(options.n, options.seed, root)
     with tempfile.TemporaryDirectory() as folder:
         checkout = Path(folder) / "checkout"
         shutil.copytree(root, checkout, ignore=shutil.ignore_patterns(".*", "runs", "build"))
         for mutant in mutants:
-            began = time.monotonic()
-            killed = kill(mutant, checkout, given.tests)
+            start = time.monotonic()
+            killed = kill(mutant, checkout, options.tests)
             n_killed += killed
-            line = {**asdict(mutant), "killed": killed, "seconds": time.monotonic() - began}
+            line = {**asdict(mutant), "killed": killed, "seconds": time.monotonic() - start}
             print(json.dumps(line), flush=True)
     print(f"{n_killed} of {len(mutants)} killed")
 

@@ -37,7 +37,7 @@ PHE_PAIRS, PHE_ADDITIONS = 10, 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """One tree's gradients, and the bins of a passive party's columns, the last for missing."""
+    """Gradients of one tree, and bins of a passive party's columns, the last for missing values."""
 
     gradients: npt.NDArray[np.float32]
     codes: npt.NDArray[np.uint8]
@@ -46,12 +46,11 @@ class Rows:
 
     @property
     def n_sums(self) -> int:
-        """Bins of all columns."""
         return int(self.offsets[-1])
 
 
 def draw_rows() -> Rows:
-    """Logistic gradients; bins of equal size, a row in 33 missing."""
+    """Logistic gradients, and bins of equal size; one row in 33 is missing."""
     rng = np.random.default_rng(SEED)
     predictions = rng.random(N_ROWS, dtype=np.float32)
     truth = (rng.random(N_ROWS) < predictions).astype(np.float32)
@@ -62,7 +61,7 @@ def draw_rows() -> Rows:
 
 
 def plain_sums(rows: Rows, scale: FixedPoint) -> npt.NDArray[np.float64]:
-    """The sums that must come back, from integers of any length."""
+    """The expected sums, computed with integers of any length."""
     fields = scale.encode(rows.gradients)[:, 0].astype(object)
     sums = np.zeros((rows.n_sums, 2), dtype=object)
     for column, start in enumerate(rows.offsets[:-1]):
@@ -73,7 +72,7 @@ def plain_sums(rows: Rows, scale: FixedPoint) -> npt.NDArray[np.float64]:
 def time_tree(
     key: PrivateKey, rows: Rows, workers: Workers, clock: Callable[[], float]
 ) -> dict[str, float]:
-    """Seconds of every step of one root level, whose sums are checked."""
+    """Seconds of every step of one root level; checks the sums."""
     seconds: dict[str, float] = {}
 
     def timed(step: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -90,25 +89,25 @@ def time_tree(
     places = (rows.codes, rows.offsets, rows.nodes, 1, workers)
     sums = timed("sum", sum_rows, public, ciphertexts, *places)
     reply = timed("pack", pack_sums, public, sums, layout, workers)
-    found = timed("read", read_sums, key, reply, layout, scale, rows.n_sums, workers)
-    if not np.array_equal(found, plain_sums(rows, scale)):
+    decrypted = timed("read", read_sums, key, reply, layout, scale, rows.n_sums, workers)
+    if not np.array_equal(decrypted, plain_sums(rows, scale)):
         raise RuntimeError("decrypted sums must equal the plain ones, got others")
     seconds["level"] = sum(seconds[step] for step in ("sum", "pack", "read"))
     return seconds
 
 
 def time_phe(key: PrivateKey, n_sums: int) -> dict[str, float]:
-    """Seconds that phe would take in one process, one pair to a ciphertext."""
+    """Extrapolated seconds of phe in one process, with one pair to a ciphertext."""
     public, private = key.to_phe().public_key, key.to_phe()
     start = time.perf_counter()
-    numbers = [public.encrypt(1 << (100 + place)) for place in range(PHE_PAIRS)]
+    numbers = [public.encrypt(1 << (100 + number)) for number in range(PHE_PAIRS)]
     encrypted = time.perf_counter()
     total = EncryptedNumber(public, 1)
-    for place in range(PHE_ADDITIONS):
-        total = total + numbers[place % PHE_PAIRS]
+    for number in range(PHE_ADDITIONS):
+        total = total + numbers[number % PHE_PAIRS]
     added = time.perf_counter()
-    for number in numbers:
-        private.decrypt(number)
+    for ciphertext in numbers:
+        private.decrypt(ciphertext)
     decrypted = time.perf_counter()
     return {
         "encrypt": (encrypted - start) / PHE_PAIRS * N_ROWS,
@@ -118,7 +117,7 @@ def time_phe(key: PrivateKey, n_sums: int) -> dict[str, float]:
 
 
 def measure(key_bits: int, n_workers: int) -> dict[str, Any]:
-    """The result: a first tree with cold workers, then the median of warm ones."""
+    """A first tree with cold workers, then medians of warm ones."""
     rows = draw_rows()
     key = generate_key(key_bits, insecure_small_key=True)
     self_test(key)
@@ -144,19 +143,18 @@ def measure(key_bits: int, n_workers: int) -> dict[str, Any]:
         "phe_seconds": phe,
         "phe_ratio": {step: phe[step] / seconds[step] for step in phe},
         "bytes": {"rows": N_ROWS * width, "reply": layout.n_plaintexts(rows.n_sums) * width},
-        # Of this process; each other worker holds tables of the same size.
+        # Of this process; every other worker has tables of the same size.
         "peak_bytes": peak_bytes(),
     }
 
 
 def main() -> None:
-    """Print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--key-bits", type=int, default=2048)
     parser.add_argument("--workers", type=int, default=N_WORKERS)
-    arguments = parser.parse_args()
-    found = measure(arguments.key_bits, arguments.workers)
-    tell("paillier", ("fedapp", "gmpy2", "phe", "numpy"), **found)
+    options = parser.parse_args()
+    record = measure(options.key_bits, options.workers)
+    tell("paillier", ("fedapp", "gmpy2", "phe", "numpy"), **record)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """How seconds, bytes and exchanges grow with the number of parties.
 
 A table of one size is split among more and more parties: its rows for PAX, its columns for
-SecureBoost. Seconds are of the training; CPU is of the whole run, processes that it starts
-included. ``growth`` is the exponent of the number of parties from one line of a method to its next:
-1 where twice as many parties take twice as much, 0 where they take the same.
+SecureBoost. Seconds are of training; CPU is of the whole run, including processes that it starts.
+``growth`` is the exponent of the number of parties from one line of a method to the next: 1 if
+costs double with the parties, 0 if they stay the same.
 
 ``python -m simulations.bench.parties`` prints a table and a JSON line; ``--quick`` takes fewer
-rows, trees and bits of the key.
+rows, trees and key bits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TEST_FRACTION = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a table and of the models that are trained on it."""
+    """Sizes of a table and of the models trained on it."""
 
     rows: int
     columns: int
@@ -55,7 +55,7 @@ QUICK = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One run."""
+    """Costs and score of one run."""
 
     method: str
     parties: int
@@ -68,7 +68,6 @@ class Line:
 
 
 def settings_of(data: str, method: str, sizes: Sizes, parties: int) -> Settings:
-    """A run's settings."""
     strategy = method.partition(",")[0]
     by_columns = {"columns": "even", "align": "ordered"} if strategy == "secureboost" else {}
     return load_settings(
@@ -89,19 +88,19 @@ def settings_of(data: str, method: str, sizes: Sizes, parties: int) -> Settings:
 
 
 def measure(method: str, sizes: Sizes) -> Iterator[Line]:
-    """A line for each number of parties, after a run that warms up."""
+    """One line for each number of parties, after a warm-up."""
     with tempfile.TemporaryDirectory() as folder:
         data = write_rows(Path(folder) / "rows.parquet", sizes.rows, sizes.columns)
         run_once(settings_of(data, method, sizes, sizes.parties[0]))
         for parties in sizes.parties:
-            began = cpu_seconds()
+            cpu_start = cpu_seconds()
             run = run_once(settings_of(data, method, sizes, parties))
-            used, summary = cpu_seconds() - began, run.summary
+            cpu, summary = cpu_seconds() - cpu_start, run.summary
             yield Line(
                 method,
                 parties,
                 summary["seconds"]["train"],
-                used,
+                cpu,
                 summary["exchanges"],
                 len(run.ledger),
                 sum(summary["bytes"].values()),
@@ -110,33 +109,32 @@ def measure(method: str, sizes: Sizes) -> Iterator[Line]:
 
 
 def growth(before: Line, after: Line, what: str) -> float:
-    """The exponent of the number of parties by which a figure grows from one line to another."""
+    """Exponent with which a figure grows with the number of parties."""
     figures = getattr(before, what), getattr(after, what)
     return exponent(figures, (before.parties, after.parties))
 
 
 def grown(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """Lines with their growth since the one before, None for the first of a method."""
-    found = []
-    for place, line in enumerate(lines):
-        before = lines[place - 1] if place and lines[place - 1].method == line.method else None
+    """Lines with their growth since the previous one; None for the first of a method."""
+    records = []
+    for index, line in enumerate(lines):
+        before = lines[index - 1] if index and lines[index - 1].method == line.method else None
         growths = {
             f"growth of {what}": round(growth(before, line, what), 2) if before else None
             for what in ("seconds", "cpu_seconds", "n_bytes")
         }
-        found.append({**asdict(line), **growths})
-    return found
+        records.append({**asdict(line), **growths})
+    return records
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Print the table and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="small tables and small keys")
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
-    given = parser.parse_args(words)
-    every = QUICK if given.quick else METHODS
-    lines = [line for method in given.only for line in measure(method, every[method])]
-    found = grown(lines)
+    options = parser.parse_args(words)
+    sizes_of = QUICK if options.quick else METHODS
+    lines = [line for method in options.only for line in measure(method, sizes_of[method])]
+    records = grown(lines)
     header = ["method", "parties", "seconds", "CPU", "exchanges", "messages", "MB", "AUC"]
     header += ["growth of seconds", "of CPU", "of bytes"]
     show(
@@ -152,13 +150,15 @@ def main(words: Sequence[str] | None = None) -> None:
                 str(line.messages),
                 f"{line.n_bytes / 1e6:.1f}",
                 f"{line.auc:.4f}",
-                *("" if value is None else f"{value:.2f}" for value in list(told.values())[-3:]),
+                *("" if value is None else f"{value:.2f}" for value in list(record.values())[-3:]),
             ]
-            for line, told in zip(lines, found, strict=True)
+            for line, record in zip(lines, records, strict=True)
         ),
     )
-    sizes = {method: asdict(every[method]) for method in given.only}
-    tell("parties", ("fedapp", "flwr", "numpy"), by=["method", "parties"], lines=found, sizes=sizes)
+    sizes = {method: asdict(sizes_of[method]) for method in options.only}
+    tell(
+        "parties", ("fedapp", "flwr", "numpy"), by=["method", "parties"], lines=records, sizes=sizes
+    )
 
 
 if __name__ == "__main__":

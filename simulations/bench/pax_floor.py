@@ -15,28 +15,27 @@ FLOORS = (0, 5, 20)
 
 
 def main() -> None:
-    """Print the lines."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", nargs="+", default=SETS, help="of two classes")
     parser.add_argument("--aggregation", nargs="+", default=("plain", "secure"))
     parser.add_argument("--parties", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=50)
-    given = parser.parse_args()
-    for data in given.data:
-        for aggregation in given.aggregation:
-            for least in FLOORS:
+    options = parser.parse_args()
+    for data in options.data:
+        for aggregation in options.aggregation:
+            for min_rows in FLOORS:
                 settings = {
                     "data": data,
                     "objective": "binary:logistic",
-                    "parties": given.parties,
-                    "num-boost-round": given.rounds,
+                    "parties": options.parties,
+                    "num-boost-round": options.rounds,
                     "preset": "xgboost",
-                    "least-bin-rows": least,
+                    "least-bin-rows": min_rows,
                     "pax.aggregation": aggregation,
                 }
                 auc = trained(settings)[2]["metrics"]["test"]["auc"]
-                line = {"data": data, "aggregation": aggregation, "parties": given.parties}
-                line |= {"rounds": given.rounds, "least_bin_rows": least, "auc": auc}
+                line = {"data": data, "aggregation": aggregation, "parties": options.parties}
+                line |= {"rounds": options.rounds, "least_bin_rows": min_rows, "auc": auc}
                 tell("pax_floor", ("fedapp", "numpy"), **line)
 
 

@@ -1,9 +1,8 @@
 """How much memory a party with a million rows takes to train PAX.
 
-The party runs in a process of its own, and its peak is all that the process ever held: Python and
-its libraries, the reading of the Parquet file, sketch and trees, and also the server of the run,
-which is in the same process. Pooled XGBoost, in another process, is what it is held against: its
-model node for node, its peak and its time.
+The party runs in a new process. Its peak memory includes Python and its libraries, reading the
+Parquet file, sketch and trees, and the server of the run, which is in the same process. Pooled
+XGBoost in another process is the reference for the model, node for node, for memory and for time.
 """
 
 from __future__ import annotations
@@ -39,32 +38,20 @@ console = Console()
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one process took.
+    """Model and costs of one process."""
 
-    Parameters
-    ----------
-    peak : bytes, of the whole process.
-    ready : bytes, peak before the first row was read: Python and its libraries.
-    seconds : of training, sketch included.
-    cpu : CPU seconds of all threads, from before the table is read to the end.
-    tree_seconds : of each tree; empty where it is not known.
-    sent : exchanges, messages and bytes of the run; empty for XGBoost.
-    model : in XGBoost's JSON.
-    """
-
-    peak: int
-    ready: int
-    seconds: float
-    cpu: float
-    tree_seconds: list[float]
-    sent: dict[str, int]
-    model: str
+    peak: int  # bytes
+    ready: int  # bytes, peak before the first row was read: Python and its libraries
+    seconds: float  # of training, including the sketch
+    cpu: float  # seconds of all threads, including reading the table
+    tree_seconds: list[float]  # empty if not known
+    sent: dict[str, int]  # exchanges, messages and bytes; empty for XGBoost
+    model: str  # XGBoost's JSON
 
 
 def write_table(path: Path, n_rows: int) -> None:
-    """Rows by chance, written a piece at a time."""
     rng = np.random.default_rng(SEED)
-    names = [f"x{place}" for place in range(N_COLUMNS)]
+    names = [f"x{column}" for column in range(N_COLUMNS)]
     schema = pa.schema([*((name, pa.float32()) for name in names), ("label", pa.float64())])
     with pa.parquet.ParquetWriter(path, schema) as writer:
         for _ in range(n_rows // CHUNK_ROWS):
@@ -75,7 +62,7 @@ def write_table(path: Path, n_rows: int) -> None:
 
 
 def settings_of(path: Path) -> Settings:
-    """One party that has the whole table."""
+    """Settings of one party that has the whole table."""
     config = {
         "strategy": "pax",
         **BINARY,
@@ -90,79 +77,75 @@ def settings_of(path: Path) -> Settings:
     return load_settings(config)
 
 
+def binned_bytes(n_rows: int) -> int:
+    """Size of the binned table that a party holds while it trains; no value is missing."""
+    dtype, _ = code_type(MAX_BIN, any_missing=False)
+    return n_rows * N_COLUMNS * np.dtype(dtype).itemsize
+
+
 def train_pax(path: Path) -> Measured:
-    """One run by the local engine."""
     from simulations.scored import temporary_run
 
-    ready, began = peak_bytes(), cpu_seconds()
+    ready, cpu_start = peak_bytes(), cpu_seconds()
     with temporary_run(settings_of(path)) as run:
-        used, summary = cpu_seconds() - began, run.summary
+        cpu, summary = cpu_seconds() - cpu_start, run.summary
         each = [json.loads(line)["seconds"] for line in run.rounds.read_text().splitlines()]
         n_messages = len(run.ledger.read_text().splitlines())
         model = (run.path / "model.xgb.json").read_text()
     sent = {"exchanges": summary["exchanges"], "messages": n_messages}
     sent["bytes"] = sum(summary["bytes"].values())
     seconds = summary["seconds"]["train"]
-    return Measured(peak_bytes(), ready, seconds, used, each, sent, model)
+    return Measured(peak_bytes(), ready, seconds, cpu, each, sent, model)
 
 
 def train_pooled(path: Path) -> Measured:
-    """XGBoost on the same table, by the run's settings."""
     import xgboost
 
     from fedapp.data.datasets import read_source
     from simulations.baselines import xgboost_parameters
 
-    settings, ready, before = settings_of(path), peak_bytes(), cpu_seconds()
+    settings, ready, cpu_start = settings_of(path), peak_bytes(), cpu_seconds()
     table = read_source(str(path), Roles(label="label"))
     parameters = xgboost_parameters(settings, table.labels, np.ones(table.n_rows), table.labels)
     start = time.perf_counter()
     matrix = xgboost.QuantileDMatrix(table.values, table.labels, max_bin=MAX_BIN)
     booster = xgboost.train(parameters, matrix, N_TREES)
-    seconds, used = time.perf_counter() - start, cpu_seconds() - before
-    return Measured(peak_bytes(), ready, seconds, used, [], {}, booster.save_raw("json").decode())
+    seconds, cpu = time.perf_counter() - start, cpu_seconds() - cpu_start
+    return Measured(peak_bytes(), ready, seconds, cpu, [], {}, booster.save_raw("json").decode())
 
 
 def print_both(party: Measured, pooled: Measured, n_rows: int) -> None:
-    """Print both, and what the table takes."""
     rows = []
-    for method, one in (("PAX, one party and server", party), ("XGBoost, pooled", pooled)):
-        peaks = [f"{n_bytes / 2**20:.0f}" for n_bytes in (one.peak, one.ready)]
-        ratios = [f"{one.seconds / pooled.seconds:.2f}", f"{one.cpu / pooled.cpu:.2f}"]
-        times = [f"{one.seconds:.2f}", f"{one.cpu:.2f}"]
+    for method, measured in (("PAX, one party and server", party), ("XGBoost, pooled", pooled)):
+        peaks = [f"{n_bytes / 2**20:.0f}" for n_bytes in (measured.peak, measured.ready)]
+        ratios = [f"{measured.seconds / pooled.seconds:.2f}", f"{measured.cpu / pooled.cpu:.2f}"]
+        times = [f"{measured.seconds:.2f}", f"{measured.cpu:.2f}"]
         rows.append([method, *peaks, *itertools.chain(*zip(times, ratios, strict=True))])
     title = f"{n_rows:,} x {N_COLUMNS} at one party, {N_TREES} trees of depth {DEPTH}"
     header = ("", "peak MiB", "of it libraries", "seconds", "/ pooled", "CPU", "/ pooled")
     show(title, header, rows)
-    seconds = ", ".join(f"{one:.2f}" for one in party.tree_seconds)
+    seconds = ", ".join(f"{measured:.2f}" for measured in party.tree_seconds)
     console.print(f"binned table {binned_bytes(n_rows) / 2**20:.0f} MiB; seconds a tree {seconds}")
     console.print("the first tree's include the sketch")
     within = "below" if party.peak < MOST_BYTES else "ABOVE"
     console.print(f"peak memory is {within} {MOST_BYTES / 2**30:.0f} GiB")
 
 
-def binned_bytes(n_rows: int) -> int:
-    """Size of the table as a party keeps it while it trains; no value is missing."""
-    kind, _ = code_type(MAX_BIN, any_missing=False)
-    return n_rows * N_COLUMNS * np.dtype(kind).itemsize
-
-
 def main(words: Sequence[str] | None = None) -> None:
-    """Print the table and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=N_ROWS, help=f"a multiple of {CHUNK_ROWS}")
-    given = parser.parse_args(words)
+    options = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.parquet"
-        write_table(path, given.rows)
+        write_table(path, options.rows)
         pooled, party = apart(train_pooled, path), apart(train_pax, path)
     n_nodes = count_same_nodes(json.loads(party.model), json.loads(pooled.model))
     console.print(f"the party's model equals pooled XGBoost in all {n_nodes} nodes")
-    print_both(party, pooled, given.rows)
+    print_both(party, pooled, options.rows)
     tell(
         "pax_memory",
         ("fedapp", "xgboost", "numpy", "flwr"),
-        rows=given.rows,
+        rows=options.rows,
         columns=N_COLUMNS,
         trees=N_TREES,
         depth=DEPTH,
@@ -171,7 +154,7 @@ def main(words: Sequence[str] | None = None) -> None:
         same_nodes=n_nodes,
         peak_bytes=party.peak,
         library_bytes=party.ready,
-        binned_bytes=binned_bytes(given.rows),
+        binned_bytes=binned_bytes(options.rows),
         seconds=party.seconds,
         cpu_seconds=party.cpu,
         tree_seconds=statistics.median(party.tree_seconds),

@@ -1,9 +1,8 @@
 """What secure aggregation costs PAX: seconds and bytes a tree, beside plain sums.
 
-Plain sums in bins by shares of the rows send less than those in as many bins as ``max-bin`` at
-every party, which is what sums under masks need. Runs of all three take turns, so that what else
-the machine does falls on all alike. Before that, the model under masks is held against that of one
-party with all rows, byte for byte.
+Bins by shares of the rows (``share``) send less than ``max-bin`` bins at every party (``equal``),
+which masked sums need. Runs of all three variants take turns, so that other load on the machine
+affects all alike. First, the model under masks is checked to equal that of one party with all rows.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ HOW = {
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one way of summing takes; ``begin_`` is what comes before the trees."""
+    """Costs of one way of summing; ``begin_``: before the first tree."""
 
     sums: str
     seconds_a_tree: float
@@ -43,7 +42,6 @@ class Cost:
 
 
 def settings_of(data: str, sums: str, parties: int, trees: int) -> Settings:
-    """A run's settings."""
     return load_settings(
         {
             "data": data,
@@ -59,15 +57,8 @@ def settings_of(data: str, sums: str, parties: int, trees: int) -> Settings:
     )
 
 
-def check_split(data: str, parties: int) -> None:
-    """Hold that the rows' split among parties leaves the model as it is."""
-    models = [run_pax(settings_of(data, SECURE, n, 2))[1] for n in (1, parties)]
-    if models[0] != models[1]:
-        raise RuntimeError(f"the model must be that of one party, got another with {parties}")
-
-
 def measure(data: str, parties: int, trees: int, repeats: int) -> Iterator[Cost]:
-    """Medians after a warm-up; one tree and all trees tell what comes before them."""
+    """Medians after a warm-up; runs of one tree and of all trees separate the set-up from trees."""
     runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for repeat in range(repeats + 1):
         for sums in HOW:
@@ -78,17 +69,17 @@ def measure(data: str, parties: int, trees: int, repeats: int) -> Iterator[Cost]
     for sums in HOW:
         first, last = runs[sums, 1], runs[sums, trees]
         short, whole = (
-            statistics.median(one["seconds"]["train"] for one in each) for each in (first, last)
+            statistics.median(summary["seconds"]["train"] for summary in each)
+            for each in (first, last)
         )
         sent, all_sent = (sum(each[0]["bytes"].values()) for each in (first, last))
         a_tree, bytes_a_tree = (whole - short) / (trees - 1), (all_sent - sent) / (trees - 1)
-        begin = short - a_tree, sent - bytes_a_tree
+        set_up = short - a_tree, sent - bytes_a_tree
         auc = last[0]["metrics"]["test"]["auc"]
-        yield Cost(sums, a_tree, bytes_a_tree, *begin, last[0]["exchanges"], auc)
+        yield Cost(sums, a_tree, bytes_a_tree, *set_up, last[0]["exchanges"], auc)
 
 
 def rows_of(costs: list[Cost]) -> Iterator[list[str]]:
-    """A line for each way, with the ratio to plain sums."""
     by_name = {cost.sums: cost for cost in costs}
     for cost in costs:
         ratios = [cost.seconds_a_tree / by_name[plain].seconds_a_tree for plain in (PLAIN, EQUAL)]
@@ -99,24 +90,26 @@ def rows_of(costs: list[Cost]) -> Iterator[list[str]]:
 
 
 def main() -> None:
-    """Print the table and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--columns", type=int, default=23, help="5 or more")
     parser.add_argument("--parties", type=int, default=3)
     parser.add_argument("--trees", type=int, default=20, help="2 or more")
     parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        data = write_rows(Path(folder) / "rows.parquet", given.rows, given.columns)
-        check_split(data, given.parties)
-        costs = list(measure(data, given.parties, given.trees, given.repeats))
+        data = write_rows(Path(folder) / "rows.parquet", options.rows, options.columns)
+        models = [run_pax(settings_of(data, SECURE, n, 2))[1] for n in (1, options.parties)]
+        if models[0] != models[1]:
+            parties = options.parties
+            raise RuntimeError(f"the model must be that of one party, got another with {parties}")
+        costs = list(measure(data, options.parties, options.trees, options.repeats))
     header = ["sums", "ms a tree", "/ share", "/ equal", "kB a tree", "s before", "MB before"]
-    heading = f"{given.parties} parties, {given.rows:,} x {given.columns}, depth {DEPTH}"
+    heading = f"{options.parties} parties, {options.rows:,} x {options.columns}, depth {DEPTH}"
     show(heading, [*header, "exchanges", "AUC"], rows_of(costs))
     lines = [asdict(cost) for cost in costs]
     packages = "fedapp", "numpy", "cryptography", "flwr"
-    tell("pax_secure", packages, **vars(given), by=["sums"], lines=lines)
+    tell("pax_secure", packages, **vars(options), by=["sums"], lines=lines)
 
 
 if __name__ == "__main__":

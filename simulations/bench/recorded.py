@@ -6,10 +6,11 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from flwr.app import Context, Error, Message
@@ -32,7 +33,7 @@ from simulations.local import LocalGrid, site_contexts
 
 N_ROWS = 60
 NODES = ("bank", "shop", "mill", "port")  # the first of them, as many as a run has
-PARTIES = 2  # where a run does not say otherwise
+PARTIES = 2  # by default
 VERTICAL = {"secureboost.key-bits": 512, "secureboost.insecure-small-key": True}
 FOREST = {
     "federated-forest.trees": 3,
@@ -63,33 +64,26 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "federated-forest": FOREST,
     "federated-forest paillier": {**FOREST, "federated-forest.labels": "paillier"},
 }
-# Step from which the last party of a run answers no more: the first sum of the second round.
+# Step from which the last party of a run no longer answers: the first sum of the second round.
 LOST_AT = {"pax shares": 17, "fedavg-linear shares": 11}
 PREDICTIONS = {"interactive": {}, "one-round": {}, "eini": EINI}
 
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """A recorded message.
-
-    Parameters
-    ----------
-    node : the site's node config.
-    home : copy of what the site had before it.
-    letters : classes of the letters that came with it.
-    """
+    """A recorded message."""
 
     kind: str
-    node: Mapping[str, Any]
+    node: Mapping[str, Any]  # the site's node config
     envelope: Envelope
     data: bytes
-    home: Path
-    letters: tuple[str, ...]
+    home: Path  # copy of the site's folder before the message
+    letters: tuple[str, ...]  # classes of the letters that came with it
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A run: its settings, what was asked at each step, and the replies by step and node."""
+    """A run: its settings, the request at each step, and the replies by step and node."""
 
     settings: Settings
     kinds: Mapping[int, str]
@@ -97,12 +91,9 @@ class Recorded:
 
 
 class Recorder(SiteApp):
-    """Sites of which every message is kept, with the site's folder before it.
+    """Sites that record every message, with the site's folder before it.
 
-    Parameters
-    ----------
-    lost : the site that is lost.
-    lost_at : from which step on; 0 where none is.
+    The site ``lost`` stops answering at step ``lost_at``; 0: never.
     """
 
     def __init__(self, folder: Path, lost: str = "", lost_at: int = 0) -> None:
@@ -117,7 +108,7 @@ class Recorder(SiteApp):
         envelope, content = from_records(message.content, name)
         if name == self._lost and 0 < self._lost_at <= envelope.step:
             return no_answer(message)
-        with self._lock:  # one site at a time, so that others' folders rest
+        with self._lock:  # one site at a time, so that other sites' folders do not change
             here = self.folder / f"{len(self.seeds)}"
             _copy_home(name, here)
             with watching_letters() as seen:
@@ -127,18 +118,18 @@ class Recorder(SiteApp):
             self.seeds.append(Seed(kind, node, envelope, data, here, tuple(seen)))
             self.kinds[envelope.step] = kind
         if not reply.has_error():
-            found = to_bytes(from_records(reply.content, name)[1])
-            self.replies[envelope.step, context.node_id] = found
+            reply_bytes = to_bytes(from_records(reply.content, name)[1])
+            self.replies[envelope.step, context.node_id] = reply_bytes
         return reply
 
 
 def no_answer(message: Message) -> Message:
-    """What comes from a party that is lost."""
+    """The reply of a lost party."""
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "lost"), reply_to=message)
 
 
 def _copy_home(name: str, to: Path) -> None:
-    """What a site has, and of the others on this machine the keys alone."""
+    """Copy a site's folder, and of the other sites on this machine only the keys."""
     (to / "sites").mkdir(parents=True)
     for folder in home().glob("sites/*"):
         if folder.name == name:
@@ -152,89 +143,84 @@ def _copy_home(name: str, to: Path) -> None:
 def watching_letters(
     change: Callable[[str, Content], Content] | None = None,
 ) -> Iterator[list[str]]:
-    """Have letters changed after they were opened; gives the classes of those that came."""
-    module, seen = vars(answer_module), list[str]()
-    honest = module["open_mail"]
+    """Change letters after they were opened; yield the classes of the letters."""
+    honest, seen = vars(answer_module)["open_mail"], list[str]()
 
-    def opened(*given: Any) -> Mail:
-        mail = honest(*given)
+    def opened(*arguments: Any) -> Mail:
+        mail = honest(*arguments)
         letters = mail._letters
         seen.extend(letter.name for _, letter in letters)
         changed = [(sender, change(sender, one) if change else one) for sender, one in letters]
         return Mail(mail._name, changed)
 
-    module["open_mail"] = opened
-    try:
+    with patch.object(answer_module, "open_mail", opened):
         yield seen
-    finally:
-        module["open_mail"] = honest
 
 
 def record(
     folder: Path, methods: str = ""
 ) -> tuple[list[Seed], dict[str, Recorded], dict[str, str]]:
-    """Small runs of all methods; messages, replies, and the texts of models by method."""
+    """Run all methods on small tables; messages, replies by run, and texts of models by method."""
     seeds, runs, models = list[Seed](), dict[str, Recorded](), dict[str, str]()
-    for name, given in METHODS.items():
-        method = str(given.get("strategy", name.split()[0]))
+    for name, overrides in METHODS.items():
+        method = str(overrides.get("strategy", name.split()[0]))
         if methods and name not in methods.split(","):
             continue
         settings = {"strategy": method, "parties": PARTIES, "num-boost-round": 2, "max-depth": 3}
-        found = {**settings, "max-bin": 16, "explain": "", **given}
-        names = NODES[: found["parties"]]
+        config = {**settings, "max-bin": 16, "explain": "", **overrides}
+        names = NODES[: config["parties"]]
         nodes = _write_tables(folder / name, method, names, "classes" in name)
-        if "min-parties" in found:
+        if "min-parties" in config:
             nodes = [{**node, "least-parties": 2} for node in nodes]
         contexts = site_contexts(nodes)
         predictions = PREDICTIONS if method in ("secureboost", "federated-forest") else {}
         if "paillier" in name or (method == "secureboost"):
-            predictions = {key: one for key, one in predictions.items() if key != "one-round"}
-        for run, more in {name: found, **predictions}.items():
+            predictions = {
+                key: settings_of_way
+                for key, settings_of_way in predictions.items()
+                if key != "one-round"
+            }
+        for run, more in {name: config, **predictions}.items():
             if run != name:
                 model = json.loads((folder / name / "run" / "summary.json").read_text())["model_id"]
                 base = {"strategy": run, "parties": PARTIES, "model": model, "explain": "r3,r9"}
                 more, run = {**base, **more}, f"{run} after {name}"
             app = Recorder(folder / name / f"homes {run}", names[-1], LOST_AT.get(run, 0))
-            made = load_settings({**more, "run-dir": str(folder / name / run.replace(name, "run"))})
-            grid = LocalGrid(contexts, app)
-            try:
-                trained = train(grid, made)
-            finally:
-                grid.close()
+            loaded = load_settings(
+                {**more, "run-dir": str(folder / name / run.replace(name, "run"))}
+            )
+            with closing(LocalGrid(contexts, app)) as grid:
+                trained = train(grid, loaded)
             if run in LOST_AT:
-                seeds += _record_resumed(folder / name, contexts, made)
+                seeds += _record_resumed(folder / name, contexts, loaded)
             seeds += app.seeds
-            runs[run] = Recorded(made, app.kinds, app.replies)
+            runs[run] = Recorded(loaded, app.kinds, app.replies)
             if run == name:
                 models[name] = (trained.path / "model.json").read_text()
     return seeds, runs, models
 
 
 def _record_resumed(folder: Path, contexts: list[Context], settings: Settings) -> list[Seed]:
-    """What parties are asked alone where a run under masks is resumed that may lose some."""
+    """Requests to single parties when a masked run that tolerates lost parties is resumed."""
     app = Recorder(folder / "homes resumed")
-    grid = LocalGrid(contexts, app)
-    try:
-        begun = settings.model_copy(update={"run_dir": str(folder / "resumed")})
+    with closing(LocalGrid(contexts, app)) as grid:
+        stopped = settings.model_copy(update={"run_dir": str(folder / "resumed")})
         with suppress(StoppedError):
-            train(grid, begun, on_round=lambda _: False)
-        train(grid, load_settings({"resume": begun.run_dir}))
-    finally:
-        grid.close()
+            train(grid, stopped, on_round=lambda _: False)
+        train(grid, load_settings({"resume": stopped.run_dir}))
     return [seed for seed in app.seeds if seed.kind == LeftRequest.kind]
 
 
 def _write_tables(
     folder: Path, method: str, names: Sequence[str], has_classes: bool
 ) -> list[dict[str, Any]]:
-    """A table for each site, and node configs that name them."""
     (folder / "tables").mkdir(parents=True)
     is_vertical, nodes = method in ("secureboost", "federated-forest"), []
-    for place, name in enumerate(names):
-        rng = np.random.default_rng(place)
+    for index, name in enumerate(names):
+        rng = np.random.default_rng(index)
         rows = rng.normal(size=(N_ROWS, 3)).round(2)
         labels = rng.integers(0, 3 if has_classes else 2, N_ROWS)
-        has_label = not (is_vertical and place)
+        has_label = not (is_vertical and index)
         header = ["id", *(f"{name if is_vertical else 'c'}{c}" for c in range(3))]
         lines = [",".join([*header, "y"] if has_label else header)]
         for number, row in enumerate(rows):

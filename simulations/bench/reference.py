@@ -1,11 +1,11 @@
 """What every method computes, as digests: two commits that compute the same have the same ones.
 
 ``python -m simulations.bench.reference --write FILE`` trains every method in this process, with a
-fixed seed, on built-in tables and under small keys, and predicts in every way. ``--check FILE``
-does so again, names what differs, and then ends with status 1.
+fixed seed, on built-in tables and with small keys, and predicts in every way. ``--check FILE``
+repeats this, prints what differs, and exits with status 1 if anything does.
 
-Digests hold on one machine and for one set of library versions. The sizes of messages may change
-and are not recorded; nor are the names and salts that a run draws at random.
+Digests are valid for one machine and one set of library versions. They exclude the sizes of
+messages, which may change, and the names and salts that a run draws at random.
 """
 
 from __future__ import annotations
@@ -28,20 +28,14 @@ from fedapp.site.part_file import PART_FILE
 from simulations.local import run_local
 
 DIGEST_BYTES = 16
-DRAWN = {"model_id", "salt", "parts"}  # by a run at random; "parts" are digests of salted files
+DRAWN = {"model_id", "salt", "parts"}  # random in every run; "parts" are digests of salted files
 BOOSTED = {"num-boost-round": 4, "eta": 0.3, "max-depth": 4, "max-bin": 32}
 SMALL_KEY = {"key-bits": 512, "insecure-small-key": True}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A training, and predictions by its model.
-
-    Parameters
-    ----------
-    settings : that differ from the defaults, the method's own in a table of its name.
-    inferences : ways to predict where the model's parts lie at the parties.
-    """
+    """A training with settings other than the defaults, and ways to predict by a divided model."""
 
     settings: Mapping[str, Any]
     inferences: Sequence[str] = ()
@@ -55,8 +49,8 @@ def _secureboost(parties: int) -> dict[str, Any]:
     return _boosted("secureboost", parties=parties, secureboost=SMALL_KEY)
 
 
-def _forest(**own: Any) -> dict[str, Any]:
-    forest = {**SMALL_KEY, "max-depth": 4, **own}
+def _forest(**more: Any) -> dict[str, Any]:
+    forest = {**SMALL_KEY, "max-depth": 4, **more}
     return {"strategy": "federated-forest", "parties": 2, "federated-forest": forest}
 
 
@@ -81,42 +75,41 @@ PLANS: Mapping[str, Plan] = {
 
 
 def main() -> None:
-    """Run the plans; write what they computed, or compare it with what was written."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=PLANS, default=list(PLANS), metavar="PLAN")
     way = parser.add_mutually_exclusive_group(required=True)
     way.add_argument("--write", type=Path, metavar="FILE")
     way.add_argument("--check", type=Path, metavar="FILE")
-    given = parser.parse_args()
-    found = {}
-    for name in given.only:
-        for what, value in computed(name):
-            print(f"{what}: {value}", flush=True)
-            found[what] = value
-    if given.write:
-        given.write.write_text(json.dumps(found, indent=2) + "\n")
+    options = parser.parse_args()
+    results = {}
+    for name in options.only:
+        for key, value in computed(name):
+            print(f"{key}: {value}", flush=True)
+            results[key] = value
+    if options.write:
+        options.write.write_text(json.dumps(results, indent=2) + "\n")
         return
     expected = {
-        what: value
-        for what, value in json.loads(given.check.read_text()).items()
-        if what.partition(":")[0] in given.only
+        key: value
+        for key, value in json.loads(options.check.read_text()).items()
+        if key.partition(":")[0] in options.only
     }
-    if lines := differences(expected, found):
-        raise SystemExit("\n".join(lines))
-    print(f"{len(found)} as in {given.check}")
+    if mismatches := differences(expected, results):
+        raise SystemExit("\n".join(mismatches))
+    print(f"{len(results)} as in {options.check}")
 
 
-def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """A line for everything that is not as expected."""
+def differences(expected: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
+    """One line for each value that differs."""
     return [
-        f"{what} must be {expected.get(what)}, got {found.get(what)}"
-        for what in sorted({*expected, *found})
-        if expected.get(what) != found.get(what)
+        f"{what} must be {expected.get(what)}, got {results.get(what)}"
+        for what in sorted({*expected, *results})
+        if expected.get(what) != results.get(what)
     ]
 
 
 def computed(name: str) -> Iterator[tuple[str, Any]]:
-    """Carry out a plan; yields what was computed, and its digest or number."""
+    """Execute a plan; yield what was computed, and its digest or number."""
     plan = PLANS[name]
     with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, FEDAPP_HOME=folder):
         settings = load_settings({**plan.settings, "run-dir": f"{folder}/run"})
@@ -137,7 +130,6 @@ def computed(name: str) -> Iterator[tuple[str, Any]]:
 def _predicted_together(
     name: str, trained: Settings, model_id: str, inference: str
 ) -> Iterator[tuple[str, Any]]:
-    """Have the parties predict the table that they trained on."""
     config = {key: getattr(trained, key) for key in ("data", "parties", "columns", "align", "seed")}
     config |= {"model": model_id, "strategy": inference, "eini": {**SMALL_KEY, "unguarded": True}}
     run = run_local(load_settings({**config, "run-dir": f"{trained.run_dir}-{inference}"}))
@@ -148,11 +140,11 @@ def _predicted_together(
 
 
 def digest_of(path: Path) -> str:
-    """Of a file; of a JSON object without what the run drew at random."""
+    """Digest of a file; of a JSON object, without what the run drew at random."""
     content = path.read_bytes()
     if path.suffix == ".json":
-        told = {key: value for key, value in json.loads(content).items() if key not in DRAWN}
-        content = json.dumps(told, sort_keys=True).encode()
+        fields = {key: value for key, value in json.loads(content).items() if key not in DRAWN}
+        content = json.dumps(fields, sort_keys=True).encode()
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
 
 

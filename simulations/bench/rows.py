@@ -56,84 +56,80 @@ Line = dict[str, Any]
 
 
 def made_table(n_rows: int, n_columns: int = sum(COLUMNS)) -> pa.Table:
-    """Rows by chance; their label follows columns of both parties."""
+    """Draw a random table; labels depend on columns of both parties."""
     rng = np.random.default_rng(SEED)
     values = rng.standard_normal((n_columns, n_rows), dtype=np.float32)
     margins = values[0] - values[10] + values[1] * values[11] + 0.5 * values[12]
     labels = rng.random(n_rows) < 1 / (1 + np.exp(-margins))
-    names = [f"x{place}" for place in range(len(values))]
+    names = [f"x{column}" for column in range(len(values))]
     table = pa.table([*values, labels.astype(np.float64)], names=[*names, "label"])
     return table.append_column("id", pa.array(range(n_rows)).cast(pa.string()))
 
 
 def config_of(method: str, n_trees: int, key_bits: int, parties: int = PARTIES) -> Line:
-    """The run's settings, whoever has the tables."""
     shared = {**BINARY, "parties": parties, "test-fraction": TEST_ROWS}
     if method == "pax":
-        own = {"strategy": "pax", "max-bin": PAX_BINS, "max-depth": PAX_DEPTH}
-        return {**shared, **own, "num-boost-round": n_trees}
+        method_settings = {"strategy": "pax", "max-bin": PAX_BINS, "max-depth": PAX_DEPTH}
+        return {**shared, **method_settings, "num-boost-round": n_trees}
     if method in ("federated-forest", "psi"):
         n_grown = 1 if method == "psi" else n_trees
         forest = {"trees": n_grown, "max-depth": DEPTH, "master-keeps-model": True}
-        own = {"strategy": "federated-forest", "align": "psi" if method == "psi" else "ordered"}
-        return {**shared, **own, "federated-forest": forest}
+        method_settings = {
+            "strategy": "federated-forest",
+            "align": "psi" if method == "psi" else "ordered",
+        }
+        return {**shared, **method_settings, "federated-forest": forest}
     boosted = {"strategy": "secureboost", "align": "ordered", "max-bin": MAX_BIN}
     boosted |= {"max-depth": DEPTH}
-    own = {"key-bits": key_bits, "insecure-small-key": True, "goss": method == "goss"}
-    return {**shared, **boosted, "num-boost-round": n_trees, "secureboost": own}
-
-
-def shared_table(folder: Path, method: str, n_rows: int, n_columns: int) -> Line:
-    """Settings of a run whose parties have columns, or rows, of one table, which is written."""
-    path = folder / "rows.parquet"
-    pa.parquet.write_table(made_table(n_rows, n_columns), path)
-    named = {"data": str(path), "label": "label", "id": "id"}
-    if method == "pax":
-        return named
-    return {**named, "columns": "sizes:" + ",".join(map(str, COLUMNS)), "allow-export": True}
+    method_settings = {"key-bits": key_bits, "insecure-small-key": True, "goss": method == "goss"}
+    return {**shared, **boosted, "num-boost-round": n_trees, "secureboost": method_settings}
 
 
 def sites_tables(folder: Path, method: str, n_rows: int) -> dict[str, dict[str, Any]]:
-    """Node configs of sites that have the columns, or the rows, of the table; theirs are
-    written."""
+    """Write each site's columns or rows of the table; return the node configs."""
     table, nodes = made_table(n_rows), {}
     by_columns = method != "pax"
-    for place, name in enumerate(SITES):
-        first = sum(COLUMNS[:place])
-        mine = [f"x{number}" for number in range(first, first + COLUMNS[place])]
-        own = table.select(["id", *mine, *(["label"] if not place else [])])
+    for index, name in enumerate(SITES):
+        first = sum(COLUMNS[:index])
+        names = [f"x{number}" for number in range(first, first + COLUMNS[index])]
+        site_table = table.select(["id", *names, *(["label"] if not index else [])])
         if not by_columns:
-            own = table.slice(place * (n_rows // 2), n_rows // 2)
-        pa.parquet.write_table(own, folder / f"{name}.parquet")
+            site_table = table.slice(index * (n_rows // 2), n_rows // 2)
+        pa.parquet.write_table(site_table, folder / f"{name}.parquet")
         nodes[name] = {"data": str(folder / f"{name}.parquet"), "id": "id", "allow-export": "true"}
-        nodes[name] |= {"label": "label"} if not (place and by_columns) else {}
+        nodes[name] |= {"label": "label"} if not (index and by_columns) else {}
         nodes[name] |= {"allow-insecure": "true", "allow": ALLOWED, **DRAWS}
     return nodes
 
 
-def train(asked: argparse.Namespace, method: str, n_rows: int) -> Line:
-    """One run, by the local engine in this process; by another engine once more, to the same
-    model."""
+def train(options: argparse.Namespace, method: str, n_rows: int) -> Line:
+    """Run by the local engine in this process, then by another one, to the same model."""
     from simulations.local import run_local
 
-    engine, n_trees, key_bits = asked.engine, asked.trees, asked.key_bits
-    settings = config_of(method, n_trees, key_bits, asked.parties)
+    engine, n_trees, key_bits = options.engine, options.trees, options.key_bits
+    settings = config_of(method, n_trees, key_bits, options.parties)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["FEDAPP_HOME"] = str(folder / "home")
         if engine == "deployment":
             if "federated-forest" in settings:
-                # Across sites the columns of a node are drawn by what the server alone knows.
+                # Across sites, the server draws the columns of a node by a secret seed.
                 settings["federated-forest"]["max-features"] = "all"
             deployment = Deployment(folder / "sites", sites_tables(folder, method, n_rows))
-            ready, began = peak_bytes(), time.process_time()
+            ready, cpu_start = peak_bytes(), time.process_time()
             run = deployment.locally(folder / "run", settings)
         else:
-            settings |= shared_table(folder, method, n_rows, asked.columns)
-            ready, began = peak_bytes(), time.process_time()
+            # One table, of which the parties have rows or columns
+            path = folder / "rows.parquet"
+            pa.parquet.write_table(made_table(n_rows, options.columns), path)
+            settings |= {"data": str(path), "label": "label", "id": "id"}
+            if method != "pax":
+                columns = "sizes:" + ",".join(map(str, COLUMNS))
+                settings |= {"columns": columns, "allow-export": True}
+            ready, cpu_start = peak_bytes(), time.process_time()
             run = run_local(load_settings({**settings, "run-dir": str(folder / "run")}))
-        told = figures(run)
-        told |= {"cpu_seconds": time.process_time() - began, "peak_bytes": peak_bytes()}
+        measured = figures(run)
+        measured |= {"cpu_seconds": time.process_time() - cpu_start, "peak_bytes": peak_bytes()}
         model = (run.path / "model.json").read_bytes()
         shutil.rmtree(folder / "home")
         if engine != "local":
@@ -143,30 +139,30 @@ def train(asked: argparse.Namespace, method: str, n_rows: int) -> Line:
                 run, peaks = deployed(deployment, settings, folder / "across")
             same = model == (run.path / "model.json").read_bytes()
             assert same, "the model must be that of the local engine"
-            told = {**figures(run), "local_seconds": told["seconds"], "peak_bytes": peaks}
+            measured = {**figures(run), "local_seconds": measured["seconds"], "peak_bytes": peaks}
     return {
         "engine": engine,
         "method": method,
         "rows": n_rows,
-        "columns": asked.columns,
-        "parties": asked.parties,
+        "columns": options.columns,
+        "parties": options.parties,
         "trees": n_trees,
         "key_bits": key_bits,
         "cores": n_cores(),
-        **told,
+        **measured,
         "ready_bytes": ready,
         "seed": SEED,
     }
 
 
 def figures(run: RunFolder) -> Line:
-    """What a run's folder tells of it."""
+    """Costs and score of a run, from its folder."""
     summary = run.summary
     seconds = [json.loads(line)["seconds"] for line in run.rounds.read_text().splitlines()]
     ledger = [json.loads(line) for line in run.ledger.read_text().splitlines()]
     return {
         "seconds": summary["seconds"]["total"],
-        # The first lays out tables of masks.
+        # The first tree also computes tables of masks.
         "seconds_a_tree": min(seconds[1:] or seconds, default=None),
         "exchanges": summary["exchanges"],
         "bytes": sum(summary["bytes"].values()),
@@ -176,20 +172,19 @@ def figures(run: RunFolder) -> Line:
 
 
 def simulated(settings: Line, run_dir: Path) -> tuple[RunFolder, Line]:
-    """The same run by Flower's simulation, and the peak of its largest process."""
-    from simulations.engines import run_simulation
+    """Run Flower's simulation; also the peak memory of its largest process."""
+    from simulations.engines import run_simulation  # not before the local run's memory is read
 
-    mine = psutil.Process()
-    with peaks_of(lambda: {"largest process": mine.children(recursive=True)}) as peaks:
+    process = psutil.Process()
+    with peaks_of(lambda: {"largest process": process.children(recursive=True)}) as peaks:
         run = run_simulation(load_settings({**settings, "run-dir": str(run_dir)}))
     return run, peaks
 
 
 def deployed(deployment: Deployment, settings: Line, run_dir: Path) -> tuple[RunFolder, Line]:
-    """The same run across sites, and the peak of the largest process of each, and of the
-    coordinator."""
+    """Run across sites; also the peak memory of the largest process of each and the coordinator."""
     words = {
-        name: str(value).lower() if value is True or value is False else value
+        name: str(value).lower() if isinstance(value, bool) else value
         for name, value in flatten(settings).items()
     }
 
@@ -204,55 +199,54 @@ def deployed(deployment: Deployment, settings: Line, run_dir: Path) -> tuple[Run
 def peaks_of(
     families: Callable[[], Mapping[str, Sequence[psutil.Process]]],
 ) -> Iterator[dict[str, int]]:
-    """Peak memory of the largest process of each family while the block runs, in bytes."""
-    found = dict[str, int]()
+    """Peak memory in bytes of the largest process of each family, while the block runs."""
+    peaks = dict[str, int]()
 
     def look() -> None:
         for name, members in families().items():
             for process in members:
                 with suppress(psutil.NoSuchProcess, FileNotFoundError, KeyError):
-                    found[name] = max(found.get(name, 0), peak_bytes(process.pid))
+                    peaks[name] = max(peaks.get(name, 0), peak_bytes(process.pid))
 
     with looking(look, LOOK_SECONDS):
-        yield found
+        yield peaks
 
 
 def exponents(lines: Sequence[Line]) -> list[Line]:
-    """Lines of one method with how each grew from the one before."""
-    found = [lines[0]]
+    """Add to each line of a method how it grew from the previous one."""
+    extended = [lines[0]]
     for before, line in pairwise(lines):
         sizes = before["rows"], line["rows"]
-        grown = {
+        growth = {
             f"exponent_of_{what}": exponent((before[what], line[what]), sizes)
             for what in ("seconds", "cpu_seconds", "peak_bytes", "bytes")
             if isinstance(line.get(what), int | float)
         }
-        found.append({**line, **grown})
-    return found
+        extended.append({**line, **growth})
+    return extended
 
 
 def main() -> None:
-    """Print a JSON line for each method and number of rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=GROWN)
     parser.add_argument("--engine", choices=ENGINES, default="local")
     parser.add_argument("--trees", type=int, default=N_TREES)
     parser.add_argument("--key-bits", type=int, default=2048)
-    few = "of PAX on one machine; others have 2 parties and 20 columns"
-    parser.add_argument("--parties", type=int, default=PARTIES, help=few)
-    parser.add_argument("--columns", type=int, default=sum(COLUMNS), help=f"{few}; 13 or more")
-    given = parser.parse_args()
-    sizes = given.parties, given.columns
-    is_pax_here = given.methods == ["pax"] and given.engine != "deployment"
+    note = "of PAX on one machine; others have 2 parties and 20 columns"
+    parser.add_argument("--parties", type=int, default=PARTIES, help=note)
+    parser.add_argument("--columns", type=int, default=sum(COLUMNS), help=f"{note}; 13 or more")
+    options = parser.parse_args()
+    sizes = options.parties, options.columns
+    is_pax_here = options.methods == ["pax"] and options.engine != "deployment"
     if sizes != (PARTIES, sum(COLUMNS)) and not is_pax_here:
-        parser.error(f"--parties and --columns are {few}")
+        parser.error(f"--parties and --columns are {note}")
     # What ends the command ends what it has started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    for method in given.methods:
+    for method in options.methods:
         lines: list[Line] = []
-        for n_rows in sorted(given.rows):
-            lines.append(apart(train, given, method, n_rows))
+        for n_rows in sorted(options.rows):
+            lines.append(apart(train, options, method, n_rows))
             tell("rows", ("fedapp", "flwr", "gmpy2", "numba"), **exponents(lines)[-1])
 
 

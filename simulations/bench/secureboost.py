@@ -54,10 +54,10 @@ from simulations.same_trees import count_same_nodes
 DATA, COLUMNS = "default-credit", (12, 11)  # active, passive
 TEST_FRACTION, MAX_BIN = 1 / 3, 32
 CHECK_TREES, CHECK_DEPTH = 10, 4
-# The first tree is excluded, for tables of masks are laid out in it, and so is the last one, after
-# which nothing is encrypted.
+# Excluded: the first tree, in which tables of masks are computed, and the last one, which no
+# encryption follows.
 N_TREES, DEPTH = 7, 3
-PRODUCTS, ROUNDS = 2000, 20  # of the bare cost: so many at once, the median of so many times
+PRODUCTS, ROUNDS = 2000, 20  # of the bare cost: products a measurement, measurements
 PARTS = {  # function of ``fedapp.crypto``, where it is called
     "encrypt": secureboost_round,
     "check_ciphertexts": secureboost_blocks,
@@ -71,18 +71,18 @@ Counts = Counter[str]  # multiplications by their modulus: n^2, p^2, n
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """One call of the arithmetic: when, how many multiplications, and seconds of counting them."""
+    """One call of the arithmetic."""
 
     part: str
     start: float
     end: float
     counts: Counts
-    counting: float
+    counting: float  # seconds that counting the multiplications took
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tree:
-    """One tree, from the encryption of its gradients to that of the next."""
+    """Seconds and calls from the encryption of a tree's gradients to that of the next tree."""
 
     seconds: float
     calls: tuple[Call, ...]
@@ -98,10 +98,10 @@ class Tree:
     @property
     def counts(self) -> dict[str, Counts]:
         """Multiplications by part."""
-        found: dict[str, Counts] = {part: Counter() for part in PARTS}
+        counts: dict[str, Counts] = {part: Counter() for part in PARTS}
         for call in self.calls:
-            found[call.part] += call.counts
-        return found
+            counts[call.part] += call.counts
+        return counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +112,6 @@ class Stopwatch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Time calls while the context is open."""
         with ExitStack() as stack:
             for name, module in PARTS.items():
                 timed = partial(self._call, name, getattr(module, name))
@@ -129,18 +128,17 @@ class Stopwatch:
 
     @property
     def trees(self) -> list[Tree]:
-        """All trees but the last, after which nothing is encrypted."""
-        starts = [place for place, call in enumerate(self.calls) if call.part == "encrypt"]
-        found = []
+        """All trees but the last, which no encryption follows."""
+        starts = [index for index, call in enumerate(self.calls) if call.part == "encrypt"]
+        trees = []
         for first, last in pairwise(starts):
             calls = tuple(self.calls[first:last])
             counting = sum(call.counting for call in calls)
-            found.append(Tree(self.calls[last].start - calls[0].start - counting, calls))
-        return found
+            trees.append(Tree(self.calls[last].start - calls[0].start - counting, calls))
+        return trees
 
 
 def settings_of(key_bits: int, n_trees: int, depth: int, run_dir: str) -> Settings:
-    """The run's settings."""
     config = {
         "strategy": "secureboost",
         **BINARY,
@@ -161,11 +159,11 @@ def settings_of(key_bits: int, n_trees: int, depth: int, run_dir: str) -> Settin
 
 
 def run_both(settings: Settings) -> tuple[int, RunFolder]:
-    """Train; number of nodes that are XGBoost's on the joined table, and the run's folder.
+    """Train, compare with XGBoost on the joined table; return the number of nodes and the run.
 
     Raises
     ------
-    ValueError : the joined model is another one.
+    ValueError : the joined model differs from XGBoost's.
     """
     run = run_local(settings)
     forget_model(run.summary["model_id"])
@@ -178,14 +176,9 @@ def run_both(settings: Settings) -> tuple[int, RunFolder]:
 
 
 def count_encrypt(key: PrivateKey, plaintexts: Sequence[int], *_: Any) -> Counts:
-    """Of each row: a mask's products mod p^2 and mod q^2, two plaintexts, one remainder."""
+    # Each row: a mask's products mod p^2 and mod q^2, two plaintexts, one remainder.
     n_tables = sum(table.n_tables for table in OwnerMasks(key).tables)
     return Counter({"p^2": len(plaintexts) * (n_tables + 3)})
-
-
-def count_check(_: PublicKey, ciphertexts: Sequence[Any]) -> Counts:
-    """Of each row one, mod n."""
-    return Counter({"n": len(ciphertexts)})
 
 
 def count_sums(
@@ -196,7 +189,7 @@ def count_sums(
     nodes: npt.NDArray[np.int32],
     *_: Any,
 ) -> Counts:
-    """Rows into joint cells, cells into bins; as if one process did it all."""
+    """Sum rows into joint cells and cells into bins, as if in one process."""
     rows = np.flatnonzero(nodes >= 0)
     bin_ids = nodes[rows, None].astype(np.int64) * offsets[-1] + offsets[:-1] + codes[rows]
     n_products = 0
@@ -209,7 +202,7 @@ def count_sums(
 
 
 def count_packing(key: PublicKey, sums: Sequence[Any], layout: PairLayout, *_: Any) -> Counts:
-    """Of each ciphertext: shifts and products of its slots, and a mask."""
+    # Each ciphertext: shifts and products of its slots, and a mask.
     n_ciphertexts = layout.n_plaintexts(len(sums))
     n_shifts = len(sums) - n_ciphertexts
     mask = PublicMasks(key).n_bases * BASE_BYTES
@@ -217,14 +210,14 @@ def count_packing(key: PublicKey, sums: Sequence[Any], layout: PairLayout, *_: A
 
 
 def count_reading(key: PrivateKey, ciphertexts: Sequence[Any], *_: Any) -> Counts:
-    """Of each ciphertext: a check mod n, and powers by p - 1 mod p^2 and by q - 1 mod q^2."""
+    # Each ciphertext: a check mod n, and powers by p - 1 mod p^2 and by q - 1 mod q^2.
     n_rows = len(ciphertexts)
     return Counter({"n": n_rows, "p^2": n_rows * key.public.bits})
 
 
 COUNTED: dict[str, Callable[..., Counts]] = {
     "encrypt": count_encrypt,
-    "check_ciphertexts": count_check,
+    "check_ciphertexts": lambda _, ciphertexts: Counter({"n": len(ciphertexts)}),
     "sum_rows": count_sums,
     "pack_sums": count_packing,
     "read_sums": count_reading,
@@ -232,7 +225,7 @@ COUNTED: dict[str, Callable[..., Counts]] = {
 
 
 def bare_seconds(bits: int) -> float:
-    """Seconds of one product of two random numbers modulo another one of so many bits."""
+    """Seconds of one product of two random numbers modulo another of ``bits`` bits."""
     modulus = mpz(secrets.randbits(bits)) | 1 | mpz(1) << (bits - 1)
     left, right = (
         [mpz(secrets.randbelow(int(modulus))) for _ in range(PRODUCTS)] for _ in range(2)
@@ -240,7 +233,7 @@ def bare_seconds(bits: int) -> float:
     seconds = []
     for _ in range(ROUNDS):
         start = time.perf_counter()
-        # The form of ``fedapp.crypto``.
+        # Written as in ``fedapp.crypto``.
         [first * second % modulus for first, second in zip(left, right, strict=True)]
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds) / PRODUCTS
@@ -249,8 +242,7 @@ def bare_seconds(bits: int) -> float:
 # The result
 
 
-def traffic(run: RunFolder) -> tuple[int, int]:
-    """Bytes and messages of a tree: the medians over the timed ones."""
+def traffic(run: RunFolder) -> tuple[int, int]:  # median bytes and messages of a timed tree
     rounds = [json.loads(line) for line in run.rounds.read_text().splitlines()]
     by_step = Counter(json.loads(line)["step"] for line in run.ledger.read_text().splitlines())
     sizes, numbers = [], []
@@ -262,20 +254,17 @@ def traffic(run: RunFolder) -> tuple[int, int]:
 
 
 def bare_of(counts: dict[str, Counts], each: dict[str, float]) -> dict[str, float]:
-    """Seconds of a tree's multiplications by part, spread over all cores."""
     return {
-        part: sum(n * each[modulus] for modulus, n in found.items()) / n_cores()
-        for part, found in counts.items()
+        part: sum(n * each[modulus] for modulus, n in numbers.items()) / n_cores()
+        for part, numbers in counts.items()
     }
 
 
 def medians(dicts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The median of each entry."""
     return {name: statistics.median(one[name] for one in dicts) for name in dicts[0]}
 
 
 def measure(key_bits: int, n_checked: int) -> dict[str, Any]:
-    """What the JSON line says."""
     watch, same, start = Stopwatch(), {}, 0.0
     with tempfile.TemporaryDirectory() as folder:
         if n_checked:
@@ -288,14 +277,19 @@ def measure(key_bits: int, n_checked: int) -> dict[str, Any]:
         n_bytes, n_messages = traffic(run)
         summary = run.summary
     first, *trees = watch.trees
-    each = {"n^2": bare_seconds(2 * key_bits), "p^2": bare_seconds(key_bits)}
-    each["n"] = each["p^2"]  # of the same length
+    unit_seconds = {"n^2": bare_seconds(2 * key_bits), "p^2": bare_seconds(key_bits)}
+    unit_seconds["n"] = unit_seconds["p^2"]  # of the same length
     counts = {
-        modulus: statistics.median(sum(c[modulus] for c in tree.counts.values()) for tree in trees)
-        for modulus in each
+        modulus: statistics.median(
+            sum(part_counts[modulus] for part_counts in tree.counts.values()) for tree in trees
+        )
+        for modulus in unit_seconds
     }
-    bare = medians([bare_of(tree.counts, each) for tree in trees])
-    seconds, a_tree = medians([t.parts for t in trees]), statistics.median(t.seconds for t in trees)
+    bare = medians([bare_of(tree.counts, unit_seconds) for tree in trees])
+    seconds, a_tree = (
+        medians([tree.parts for tree in trees]),
+        statistics.median(tree.seconds for tree in trees),
+    )
     return {
         "data": DATA,
         "key_bits": key_bits,
@@ -315,7 +309,7 @@ def measure(key_bits: int, n_checked: int) -> dict[str, Any]:
         "bytes_a_tree": n_bytes,
         "messages_a_tree": n_messages,
         "multiplications": counts,
-        "bare_seconds_each": each,
+        "bare_seconds_each": unit_seconds,
         "bare_seconds": bare,
         "ratio": a_tree / sum(bare.values()),
         "ratios": {part: seconds[part] / bare[part] for part in PARTS},
@@ -326,13 +320,12 @@ def measure(key_bits: int, n_checked: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--key-bits", type=int, default=2048)
     parser.add_argument("--checked-trees", type=int, default=CHECK_TREES)
-    arguments = parser.parse_args()
-    found = measure(arguments.key_bits, arguments.checked_trees)
-    tell("secureboost", ("fedapp", "flwr", "gmpy2", "xgboost"), **found)
+    options = parser.parse_args()
+    record = measure(options.key_bits, options.checked_trees)
+    tell("secureboost", ("fedapp", "flwr", "gmpy2", "xgboost"), **record)
 
 
 if __name__ == "__main__":

@@ -37,23 +37,22 @@ START_SECONDS = 60.0
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Measure, and print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rate", type=float, default=RATE)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--rounds", type=int, default=N_ROUNDS)
-    asked = parser.parse_args(words)
+    options = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         run = fedapp.run(
             "pax",
             data=DATA,
             parties=PARTIES,
-            num_boost_round=asked.rounds,
+            num_boost_round=options.rounds,
             run_dir=Path(folder) / "run",
         )
         with served(run.path) as port:
-            found = measured(run, port, asked.rate, asked.seconds)
-    tell("serve", ("fedapp", "fastapi", "uvicorn", "xgboost"), **found)
+            figures = measured(run, port, options.rate, options.seconds)
+    tell("serve", ("fedapp", "fastapi", "uvicorn", "xgboost"), **figures)
 
 
 def measured(run: fedapp.Run, port: int, rate: float, seconds: float) -> dict[str, Any]:
@@ -62,17 +61,20 @@ def measured(run: fedapp.Run, port: int, rate: float, seconds: float) -> dict[st
     rows = [
         dict(zip(table.columns, row, strict=True)) for row in table.values.astype(float).tolist()
     ]
-    batch = [rows[place % len(rows)] for place in range(BATCH_ROWS)]
+    batch = [rows[number % len(rows)] for number in range(BATCH_ROWS)]
     connection = http.client.HTTPConnection("127.0.0.1", port)
     bodies, body = [json.dumps(row).encode() for row in rows], json.dumps({"rows": batch}).encode()
-    check(run, _asked(connection, body))
+    expected = run.predict_proba(DATA)[:, 1].astype(float).tolist()
+    scores = [row["scores"]["probability_1"] for row in _asked(connection, body)["rows"]]
+    if scores[: len(expected)] != expected:  # to the last bit
+        raise SystemExit("scores must be those of fedapp predict, got others")
     for each in bodies[:WARM_UP]:
         _asked(connection, each)
     batches = []
     for _ in range(BATCHES):
-        began = time.perf_counter()
+        start = time.perf_counter()
         _asked(connection, body)
-        batches.append(time.perf_counter() - began)
+        batches.append(time.perf_counter() - start)
     single = steady(port, bodies, rate, int(rate * seconds))
     return {
         "rows": "one a request",
@@ -90,40 +92,32 @@ def measured(run: fedapp.Run, port: int, rate: float, seconds: float) -> dict[st
 def steady(port: int, bodies: Sequence[bytes], rate: float, n_requests: int) -> list[float]:
     """Seconds from when each request was due until it was answered."""
     due: SimpleQueue[float | None] = SimpleQueue()
-    found: list[float] = []
+    latencies: list[float] = []
 
     def ask() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port)
         while (at := due.get()) is not None:
-            _asked(connection, bodies[len(found) % len(bodies)])
-            found.append(time.perf_counter() - at)
+            _asked(connection, bodies[len(latencies) % len(bodies)])
+            latencies.append(time.perf_counter() - at)
 
     threads = [threading.Thread(target=ask) for _ in range(CONNECTIONS)]
     for thread in threads:
         thread.start()
-    began = time.perf_counter()
+    start = time.perf_counter()
     for number in range(n_requests):
-        at = began + number / rate
+        at = start + number / rate
         time.sleep(max(0.0, at - time.perf_counter()))
         due.put(at)
     for _ in threads:
         due.put(None)
     for thread in threads:
         thread.join()
-    return found
-
-
-def check(run: fedapp.Run, found: dict[str, Any]) -> None:
-    """Hold that scores are those of the model in this process, to the last bit."""
-    expected = run.predict_proba(DATA)[:, 1].astype(float).tolist()
-    scores = [row["scores"]["probability_1"] for row in found["rows"]]
-    if scores[: len(expected)] != expected:
-        raise SystemExit("scores must be those of fedapp predict, got others")
+    return latencies
 
 
 @contextmanager
 def served(run: Path) -> Iterator[int]:
-    """The port of a server of a run, in a process of its own."""
+    """Serve a run in another process; yield the port."""
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "fedapp", "serve", str(run), "--port", str(port)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -137,14 +131,13 @@ def served(run: Path) -> Iterator[int]:
 
 
 def _asked(connection: http.client.HTTPConnection, body: bytes) -> dict[str, Any]:
-    """The answer to a request to predict."""
     headers = {"Content-Type": "application/json"}
     connection.request("POST", "/predict", body, headers)
-    answer = connection.getresponse()
-    found: dict[str, Any] = json.loads(answer.read())
-    if answer.status != 200:
-        raise SystemExit(f"the server must answer with scores, got {answer.status}: {found}")
-    return found
+    response = connection.getresponse()
+    content: dict[str, Any] = json.loads(response.read())
+    if response.status != 200:
+        raise SystemExit(f"the server must answer with scores, got {response.status}: {content}")
+    return content
 
 
 def _ms(seconds: float) -> float:

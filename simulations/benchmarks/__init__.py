@@ -1,1 +1,1 @@
-"""Benchmarks that others have published, and our own of which method to take: one module each."""
+"""Published benchmarks, and a benchmark of which method to choose: one module each."""

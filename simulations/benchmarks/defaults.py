@@ -1,9 +1,9 @@
 """What the defaults give on every data set at hand, beside 50 rounds at XGBoost's own eta.
 
 ``python -m simulations.benchmarks.defaults`` prints a JSON line a set: the test score with 50
-rounds, eta 0.3 and no early stopping (``fixed``) and with the defaults, each the mean over the
-seeds. By default of XGBoost on all rows, which is what PAX with one party trains;
-``--parties 3`` trains PAX.
+rounds, eta 0.3 and no early stopping (``fixed``) and with the defaults, each averaged over the
+seeds. The default is XGBoost on all rows, which equals PAX with one party; ``--parties 3`` trains
+PAX.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ ROWS, SEEDS = 20_000, (42, 1, 2)
 
 
 def main() -> None:
-    """Print the lines."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", nargs="+", default=SETS)
     parser.add_argument("--rows", type=int, default=ROWS, help="at most, drawn from a larger set")
     parser.add_argument("--parties", type=int, default=1)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    given = parser.parse_args()
-    for data in given.data:
-        line: Row = {"data": data, "parties": given.parties}
+    options = parser.parse_args()
+    for data in options.data:
+        line: Row = {"data": data, "parties": options.parties}
         with tempfile.TemporaryDirectory() as folder:
-            table = drawn(data, given.rows, Path(folder)) | {"parties": given.parties}
+            table = drawn(data, options.rows, Path(folder)) | {"parties": options.parties}
             for name, how in (("fixed", FIXED), ("defaults", {})):
-                found = [scores({**table, **how, "seed": seed}) for seed in given.seeds]
+                all_scores = [scores({**table, **how, "seed": seed}) for seed in options.seeds]
                 line[name] = {
-                    key: round(float(np.mean([o[key] for o in found])), 4) for key in found[0]
+                    key: round(float(np.mean([o[key] for o in all_scores])), 4)
+                    for key in all_scores[0]
                 }
         tell("defaults", ("fedapp", "xgboost"), **line)
 
 
 def drawn(data: str, most: int, folder: Path) -> Row:
-    """Settings of a table of at most so many rows of a set."""
+    """Draw at most ``most`` rows of a set; the settings of their table."""
     frame, roles, _ = source_frame(data)
     rows = np.random.default_rng(0).permutation(frame.num_rows)[:most]
     pq.write_table(frame.take(np.sort(rows)), folder / "rows.parquet")
@@ -58,14 +58,14 @@ def drawn(data: str, most: int, folder: Path) -> Row:
 
 
 def scores(settings: Row) -> Row:
-    """The first two scores of the test rows, and of a federation what its run takes."""
+    """The first two test scores, and the costs of a federated run."""
     if settings["parties"] == 1:
-        found, costs = run_baselines(load_settings(settings))["pooled"], {}
+        test_scores, costs = run_baselines(load_settings(settings))["pooled"], {}
     else:
         summary = trained(settings)[2]
-        found = summary["metrics"]["test"]
+        test_scores = summary["metrics"]["test"]
         costs = {name: summary[name] for name in ("trees", "exchanges")}
-    return dict(list(found.items())[:2]) | costs
+    return dict(list(test_scores.items())[:2]) | costs
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A figure of a benchmark's page: a number over a few categories, a line a method."""
+"""A figure of a benchmark's page: a value over a few categories, one line a method."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from matplotlib.ticker import NullFormatter
 
 from fedapp.report.canvas import add_legend_below, line_style, new_canvas, new_pens, plain, to_svg
 
-_LEVEL = 6  # characters of a category's name that fit beside its neighbours'
+_LEVEL = 6  # longest category name that fits without rotation
 
 
 def lines(
@@ -17,29 +17,30 @@ def lines(
     labels: tuple[str, str],
     in_words: Callable[[float], str] | None = None,
 ) -> str:
-    """An SVG element.
+    """Draw an SVG element.
 
     Parameters
     ----------
-    values : a number a category, by the name of the line; nan where there is none.
-    categories : names, in the order of the axis.
-    labels : of the axis of categories, and of that of values.
-    in_words : how a value is written; given, the scale is logarithmic.
+    values : one number a category, by the name of the line; nan if missing.
+    labels : of the axis of categories, and of the axis of values.
+    in_words : formats a value; if given, the scale is logarithmic.
     """
     figure, ax = new_canvas()
-    places = range(len(categories))
-    for (name, found), (color, dash) in zip(values.items(), new_pens(), strict=False):
-        ax.plot(places, found, dash, color=color, label=plain(name), **line_style(found))
+    positions = range(len(categories))
+    for (name, line_values), (color, dash) in zip(values.items(), new_pens(), strict=False):
+        ax.plot(
+            positions, line_values, dash, color=color, label=plain(name), **line_style(line_values)
+        )
     names = [plain(name) for name in categories]
-    ax.set_xticks(places, names, parse_math=False)
+    ax.set_xticks(positions, names, parse_math=False)
     if max(map(len, names)) > _LEVEL:
         for text in ax.get_xticklabels():
             text.set(rotation=30, ha="right", rotation_mode="anchor")
     ax.set(xlabel=labels[0], ylabel=labels[1])
     if in_words:
-        shown = in_words
+        to_text = in_words
         ax.set_yscale("log")
-        ax.yaxis.set_major_formatter(lambda value, _: shown(value))
+        ax.yaxis.set_major_formatter(lambda value, _: to_text(value))
         ax.yaxis.set_minor_formatter(NullFormatter())
     add_legend_below(figure)
     return to_svg(figure)

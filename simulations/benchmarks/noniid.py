@@ -1,14 +1,14 @@
-"""Which horizontal method to take: rows that parties share unevenly, and 2 to 100 parties.
+"""Which horizontal method to choose: parties with uneven rows, and 2 to 100 parties.
 
-Every method is run on the same rows for every way to deal them out: by chance; by label, with
-shares from a Dirichlet distribution (Hsu et al. 2019, arXiv:1909.06335, and Li et al. 2022,
-arXiv:2102.02079, use 0.1 to 1); each party with half of the rows of the one before; by a column of
-the table, so that parties differ as branches do. Beside them stand XGBoost on all rows in one place
-and on each party's alone. A run that is finished is not made again.
+Every method runs on the same rows for every way to split them: randomly; by label, with shares from
+a Dirichlet distribution (Hsu et al. 2019, arXiv:1909.06335, and Li et al. 2022, arXiv:2102.02079,
+use 0.1 to 1); each party with half as many rows as the previous one; by a column of the table, so
+that parties differ like branches. References are XGBoost on all rows in one place and on each
+party's rows. Finished runs are not repeated.
 
-XGBoost's defaults take large steps and overfit a table like this, FedXGBllr's trees take small
-ones. So that no method wins by its steps alone, all take small ones here; ``--steps large`` runs
-them with their defaults.
+XGBoost's defaults take large steps and overfit such a table, while FedXGBllr's trees take small
+ones. So that steps do not decide, all methods take small ones here; ``--steps large`` runs them
+with their defaults.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from simulations.papers.tables import Row, console, costs, grouped, mean_of, new
 
 METHODS: dict[str, Row] = {
     "pax": {"strategy": "pax", "pax.bins": "share"},
-    # A party with a tenth of the rows has a tenth of the bins, unless all have as many.
+    # With "share", a party with a tenth of the rows has a tenth of the bins.
     "pax, equal bins": {"strategy": "pax", "pax.bins": "equal", "max-bin": 64},
     "pax, secure": {"strategy": "pax", "pax.aggregation": "secure"},
     "fedxgbllr": {"strategy": "fedxgbllr"},
@@ -49,17 +49,17 @@ BOOSTED: dict[str, Row] = {
     LARGE: {"preset": "xgboost", "max-depth": 6, "num-boost-round": 50},
     SMALL: {"preset": "xgboost", "eta": 0.1, "max-depth": 4, "num-boost-round": 100},
 }
-# Of strategies that have steps of their own. FedXGBllr's trees have an eta of 0.1 anyway.
+# Strategies whose steps are other settings. FedXGBllr's trees have an eta of 0.1 anyway.
 OWN_STEPS: dict[str, dict[str, Row]] = {
     "fedxgbllr": {LARGE: {}, SMALL: {"fedxgbllr.max-depth": 4}},
     "fedavg-linear": {LARGE: {}, SMALL: {}},
 }
-NATURAL = {"default-credit": "EDUCATION", "adult": "occupation"}  # what parties differ by
+NATURAL = {"default-credit": "EDUCATION", "adult": "occupation"}  # column that splits the rows
 N_PARTIES, COUNTS, QUICK_PARTIES, QUICK_COUNTS = 5, (2, 5, 10, 30, 100), 3, (2, 3)
 ALPHAS, QUICK_ALPHAS = (1.0, 0.3, 0.1), (0.3,)
 IID, HALVED = "by chance", "sizes halved"
 FIRST_SEED, QUICK_ROUNDS = 42, 5
-TEST = 0.5  # of the rows, so that the draw of them seldom moves a difference by 0.005
+TEST = 0.5  # of the rows, so that their draw rarely changes a difference by 0.005
 QUICK: Row = {"fedxgbllr.rounds": 2, "fedxgbllr.epochs": 2, "fedxgbllr.trees": 10}
 QUICK |= {"fedavg-linear.rounds": QUICK_ROUNDS}
 OUTPUT = Path("runs/benchmarks/noniid")
@@ -80,38 +80,29 @@ Rows by a column: its values are at one party each; the column itself is no feat
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One way to deal out the rows of a set.
+    """One way to split the rows of a set."""
 
-    Parameters
-    ----------
-    data : name of the set, of two classes.
-    name : of the way, for people.
-    partition : the setting.
-    parties : how many.
-    steps : of boosting, large or small.
-    """
-
-    data: str
-    name: str
-    partition: str
+    data: str  # name of a set with two classes
+    name: str  # of the way, for people
+    partition: str  # the setting
     parties: int
     steps: str = SMALL
 
     @property
     def folder(self) -> str:
-        """Of its runs, whatever the steps."""
+        """Folder of its runs, for all steps."""
         kind = self.partition.partition(":")[0] if self.name == HALVED else self.partition
         return f"{self.data}-{kind.replace(':', '-')}-{self.parties}"
 
 
 def halved(n_parties: int) -> str:
-    """Each party has half as many rows as the one before; the setting ``partition``."""
+    """Setting ``partition`` in which each party has half as many rows as the previous one."""
     sizes = 0.5 ** np.arange(n_parties)
     return "sizes:" + ",".join(f"{size:.9f}" for size in sizes / sizes.sum())
 
 
 def skews(data: str, quick: bool) -> list[Scenario]:
-    """Ways that differ in how unlike the parties are."""
+    """Scenarios that differ in how unlike the parties are."""
     n = QUICK_PARTIES if quick else N_PARTIES
     column = NATURAL[data]
     return [
@@ -126,30 +117,25 @@ def skews(data: str, quick: bool) -> list[Scenario]:
 
 
 def counts(data: str, quick: bool, most: int) -> list[Scenario]:
-    """Rows by chance among more and more parties."""
-    found = [n for n in (QUICK_COUNTS if quick else COUNTS) if n <= most]
-    return [Scenario(data, IID, "iid", n) for n in found]
+    """Random splits among more and more parties."""
+    numbers = [n for n in (QUICK_COUNTS if quick else COUNTS) if n <= most]
+    return [Scenario(data, IID, "iid", n) for n in numbers]
 
 
 def settings_of(scenario: Scenario, method: str, seed: int, quick: bool) -> Settings:
-    """Of one run."""
-    own: Row = {"data": scenario.data, "partition": scenario.partition, "test-fraction": TEST}
-    own |= {"parties": scenario.parties}
-    steps = steps_of(method, scenario.steps, quick)
+    """Settings of one run."""
+    table: Row = {"data": scenario.data, "partition": scenario.partition, "test-fraction": TEST}
+    table |= {"parties": scenario.parties}
+    if own_steps := OWN_STEPS.get(METHODS[method]["strategy"]):
+        steps = own_steps[scenario.steps]
+    else:
+        steps = BOOSTED[scenario.steps] | ({"num-boost-round": QUICK_ROUNDS} if quick else {})
     cut = QUICK if quick else {}
-    return load_settings({"seed": seed, **own, **steps, **cut, **METHODS[method]})
-
-
-def steps_of(method: str, steps: str, quick: bool = False) -> Row:
-    """Settings of a method's steps."""
-    own = OWN_STEPS.get(METHODS[method]["strategy"])
-    if own:
-        return own[steps]
-    return BOOSTED[steps] | ({"num-boost-round": QUICK_ROUNDS} if quick else {})
+    return load_settings({"seed": seed, **table, **steps, **cut, **METHODS[method]})
 
 
 def run_cell(scenario: Scenario, method: str, seed: int, quick: bool, output: Path) -> Row:
-    """Score and costs of one run, which is made unless it is there."""
+    """Score and costs of one run, unless it is finished."""
     settings = settings_of(scenario, method, seed, quick)
     name = f"{method.replace(', ', '-').replace(' ', '-')}-{scenario.steps}"
     folder = output / scenario.folder / name
@@ -166,20 +152,20 @@ def run_cell(scenario: Scenario, method: str, seed: int, quick: bool, output: Pa
 
 
 def run_beside(scenario: Scenario, seed: int, quick: bool, output: Path) -> list[Row]:
-    """Scores of XGBoost on all rows, and the mean of those on each party's alone."""
+    """Scores of XGBoost on all rows, and the mean of those on each party's rows."""
     path = output / scenario.folder / f"baselines-{scenario.steps}-{seed}.json"
     settings = settings_of(scenario, "pax", seed, quick)
 
     def baselines() -> list[Row]:
-        found = run_baselines(settings)
-        return [{"pooled": found["pooled"], "alone": found["alone"]}]
+        scores = run_baselines(settings)
+        return [{"pooled": scores["pooled"], "alone": scores["alone"]}]
 
     tell = partial(console.print, f"{scenario.data}, {scenario.name}, {scenario.parties} parties:")
-    (found,) = kept(path, settings, baselines, tell)
-    alone = float(np.mean([scores["auc"] for scores in found["alone"].values()]))
+    (cached,) = kept(path, settings, baselines, tell)
+    alone = float(np.mean([scores["auc"] for scores in cached["alone"].values()]))
     row = {**asdict(scenario), "seed": seed}
     return [
-        {**row, "method": POOLED, "score": found["pooled"]["auc"]},
+        {**row, "method": POOLED, "score": cached["pooled"]["auc"]},
         {**row, "method": ALONE, "score": alone},
     ]
 
@@ -187,9 +173,8 @@ def run_beside(scenario: Scenario, seed: int, quick: bool, output: Path) -> list
 def run_all(
     scenarios: Sequence[Scenario], seeds: Sequence[int], quick: bool, output: Path
 ) -> list[Row]:
-    """Every method on every scenario, each once."""
     rows = []
-    for seed in seeds:  # all of one seed before the next, so that an interrupted command has some
+    for seed in seeds:  # the outer loop, so that an interrupted command has complete seeds
         for scenario in dict.fromkeys(scenarios):
             rows += run_beside(scenario, seed, quick, output)
             rows += [run_cell(scenario, method, seed, quick, output) for method in METHODS]
@@ -197,7 +182,7 @@ def run_all(
 
 
 def show(rows: Sequence[Row], heading: str) -> None:
-    """Print what each method scores and costs on each scenario, the baselines below the methods."""
+    """Print scores and costs of each method on each scenario, with the baselines below."""
     names = ["data", "rows", "parties", "method", "AUC", "exchanges", "MB", "sec."]
     grid = new_grid(heading, names, 2)
     order = [*METHODS, POOLED, ALONE]
@@ -235,8 +220,8 @@ def main(
     if quick:
         console.print(CUT)
     drawn = range(FIRST_SEED, FIRST_SEED + (1 if quick else seeds))
-    found = [one for name in sets for one in (*skews(name, quick), *counts(name, quick, most))]
-    scenarios = [replace(one, steps=steps) for one in found]
+    scenarios = [one for name in sets for one in (*skews(name, quick), *counts(name, quick, most))]
+    scenarios = [replace(one, steps=steps) for one in scenarios]
     folder = output / ("quick" if quick else "full")
     folder.mkdir(parents=True, exist_ok=True)
     rows = run_all(scenarios, drawn, quick, folder)

@@ -1,4 +1,4 @@
-"""The page of ``noniid``: scores, costs and plots of all methods, and which one to take."""
+"""The page of ``noniid``: scores, costs and plots of all methods, and which one to choose."""
 
 from __future__ import annotations
 
@@ -18,45 +18,37 @@ COSTS: dict[str, Callable[[float], str]] = {
 
 
 def benchmark_page(
-    rows: Sequence[Row], methods: Sequence[str], found: Sequence[Verdict], notes: Sequence[str]
+    rows: Sequence[Row], methods: Sequence[str], answers: Sequence[Verdict], notes: Sequence[str]
 ) -> str:
     """The page, as HTML.
 
-    Parameters
-    ----------
-    rows : of all runs, those of the baselines included.
-    methods : that send messages, in order.
-    found : of each scenario.
-    notes : lines below the table of scores.
+    ``rows`` include those of the baselines; ``methods`` are the federated ones, in order.
     """
     sets = dict.fromkeys(str(row["data"]) for row in rows)
+    quiet_notes = f'<p class="quiet">{escaped(" ".join(notes))}</p>'
     sections = [
-        section("Which method should I take?", _answers(found)),
-        section("Test scores", _scores(rows, methods) + _quiet(notes)),
+        section("Which method should I take?", _answers(answers)),
+        section("Test scores", _scores(rows, methods) + quiet_notes),
         section("Costs", _costs(rows, methods)),
     ]
     for data in sets:
-        own = [row for row in rows if row["data"] == data]
-        sections.append(section(f"{data}, plots", figures(_figures(own, methods))))
+        of_data = [row for row in rows if row["data"] == data]
+        sections.append(section(f"{data}, plots", figures(_figures(of_data, methods))))
     return page("Uneven parties: which method to take", " · ".join(sets), sections)
 
 
-def _quiet(notes: Sequence[str]) -> str:
-    return f'<p class="quiet">{escaped(" ".join(notes))}</p>'
-
-
-def _answers(found: Sequence[Verdict]) -> str:
+def _answers(answers: Sequence[Verdict]) -> str:
     header = ["data", "rows", "parties", "best", arrow("auc"), "pooled", "alone", "as good"]
     header += ["fewest exchanges of these", "fewest bytes of these"]
     lines_of = [
         [
-            *(each.data, each.name, str(each.parties), each.best),
-            *(score_text(value) for value in (each.score, each.pooled, each.alone)),
-            ", ".join(name for name in each.good if name != each.best) or "none",
-            f"{each.fewest_exchanges} ({each.exchanges:g})",
-            f"{each.fewest_bytes} ({human_bytes(each.n_bytes)})",
+            *(answer.data, answer.name, str(answer.parties), answer.best),
+            *(score_text(value) for value in (answer.score, answer.pooled, answer.alone)),
+            ", ".join(name for name in answer.good if name != answer.best) or "none",
+            f"{answer.fewest_exchanges} ({answer.exchanges:g})",
+            f"{answer.fewest_bytes} ({human_bytes(answer.n_bytes)})",
         ]
-        for each in found
+        for answer in answers
     ]
     return table(header, lines_of, n_texts=len(header))
 
@@ -86,7 +78,7 @@ def _costs(rows: Sequence[Row], methods: Sequence[str]) -> str:
 
 
 def _figures(rows: Sequence[Row], methods: Sequence[str]) -> dict[str, str]:
-    """Scores by how unlike the parties are; scores and costs by their number."""
+    """Scores by how unlike the parties are; scores and costs by the number of parties."""
     by_count = [row for row in rows if row["partition"] == "iid"]
     usual = max(row["parties"] for row in rows if row["partition"] != "iid")
     by_skew = [row for row in rows if row["partition"] != "iid" or row["parties"] == usual]

@@ -1,8 +1,8 @@
-"""VertiBench's two ways to deal columns out to parties: by importance and by correlation.
+"""VertiBench's two ways to split columns among parties: by importance and by correlation.
 
 Source: Wu, Hou and He 2024 (arXiv:2307.02040), section 4. Departure: the search for a split of a
-given correlation exchanges columns pair by pair from several beginnings, in place of a genetic
-algorithm; both look for the same number.
+given correlation exchanges pairs of columns, from several random starts, instead of a genetic
+algorithm; both search for the same value.
 """
 
 from __future__ import annotations
@@ -15,32 +15,31 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 Split = tuple[tuple[int, ...], ...]  # columns of each party, ascending
-STARTS = 4  # beginnings of a search
+STARTS = 4  # random starts of a search
 
 
 def importance_split(
     n_columns: int, n_parties: int, alpha: float, rng: np.random.Generator
 ) -> Split:
-    """Columns by shares from a symmetric Dirichlet distribution; each party has one at least.
+    """Split columns by shares from a symmetric Dirichlet distribution; each party has at least one.
 
     Parameters
     ----------
     n_columns : >= n_parties.
-    n_parties : >= 2.
-    alpha : > 0; small: one party has nearly all columns, and with them what is important.
+    alpha : > 0; if small, one party has nearly all columns, and with them the important ones.
     """
-    first = rng.choice(n_columns, n_parties, replace=False)
+    first = rng.choice(n_columns, n_parties, replace=False)  # one column for each party
     parties = rng.choice(n_parties, n_columns, p=_shares(alpha, n_parties, rng))
     parties[first] = np.arange(n_parties)
     return _by_party(parties, n_parties)
 
 
 def _shares(alpha: float, n: int, rng: np.random.Generator) -> Array:
-    """Of a Dirichlet distribution, by its logarithms, which small alphas do not make 0 / 0."""
+    """Draw Dirichlet shares by their logarithms, which avoids 0 / 0 with a small alpha."""
     logs = np.log(rng.gamma(alpha + 1, size=n)) + np.log(rng.random(n)) / alpha
     shares = np.exp(logs - logs.max())
-    found: Array = shares / shares.sum()
-    return found
+    normalised: Array = shares / shares.sum()
+    return normalised
 
 
 def _by_party(parties: npt.NDArray[np.int64], n_parties: int) -> Split:
@@ -48,32 +47,25 @@ def _by_party(parties: npt.NDArray[np.int64], n_parties: int) -> Split:
 
 
 def rank_correlations(values: npt.NDArray[np.float32]) -> Array:
-    """Spearman's correlations of all columns; 0 where a column is constant.
-
-    Parameters
-    ----------
-    values : float32, shape (n_rows, n_columns); missing values rank first.
-    """
+    """Spearman's correlations of all columns; 0 for a constant one; missing values rank first."""
     filled = np.nan_to_num(values, nan=-np.inf, neginf=-np.inf, posinf=np.inf)
     ranks = np.stack([_ranks(column) for column in filled.T])
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.corrcoef(ranks)
-    return np.where(np.isfinite(found), found, 0.0)
+        correlations = np.corrcoef(ranks)
+    return np.where(np.isfinite(correlations), correlations, 0.0)
 
 
 def _ranks(column: npt.NDArray[np.float32]) -> Array:
-    """Places in order; equal values share the mean of theirs."""
+    """Ranks; equal values share their mean rank."""
     _, groups, counts = np.unique(column, return_inverse=True, return_counts=True)
-    found: Array = (np.cumsum(counts) - (counts - 1) / 2)[groups]
-    return found
+    ranks: Array = (np.cumsum(counts) - (counts - 1) / 2)[groups]
+    return ranks
 
 
 def partial_correlation(block: Array) -> float:
-    """Pcor of two parties: how unequal the singular values of their correlations are, in [0, 1].
+    """Pcor of two parties, in [0, 1]: how unequal the singular values of their correlations are.
 
-    Parameters
-    ----------
-    block : correlations, a row a column of the first party, a column one of the second.
+    ``block`` has a row for each column of the first party, and a column for each of the second.
     """
     values = np.linalg.svd(block, compute_uv=False)
     if len(values) < 2:
@@ -82,31 +74,24 @@ def partial_correlation(block: Array) -> float:
 
 
 def inter_correlation(correlations: Array, split: Split) -> float:
-    """Icor: mean over pairs of parties of Pcor between them less Pcor within the one.
-
-    Parameters
-    ----------
-    correlations : of all columns, symmetric.
-    split : of two parties or more.
-    """
-    own = [partial_correlation(correlations[np.ix_(party, party)]) for party in split]
+    """Icor: mean over pairs of parties of Pcor between them, minus the mean Pcor within parties."""
+    within = [partial_correlation(correlations[np.ix_(party, party)]) for party in split]
     between = [
         partial_correlation(correlations[np.ix_(one, other)])
         for one, other in combinations(split, 2)
     ]
-    return float(np.mean(between) - np.mean(own))
+    return float(np.mean(between) - np.mean(within))
 
 
 def correlation_split(
     correlations: Array, n_parties: int, beta: float, rng: np.random.Generator
 ) -> Split:
-    """Columns in equal numbers, with an Icor of ``beta`` between its smallest and its largest.
+    """Split columns in equal numbers, with an Icor of ``beta`` between the least and the largest.
 
     Parameters
     ----------
     correlations : shape (n_columns, n_columns), n_columns >= n_parties.
-    n_parties : >= 2.
-    beta : in [0, 1]; 0: what is correlated is at one party, 1: spread over all.
+    beta : in [0, 1]; 0: correlated columns are at one party, 1: spread over all.
     """
     least, most = icor_range(correlations, n_parties, rng)
     target = beta * most + (1 - beta) * least
@@ -123,43 +108,36 @@ def icor_range(
 
 
 def _search(
-    correlations: Array,
-    n_parties: int,
-    loss: Callable[[float], float],
-    rng: np.random.Generator,
+    correlations: Array, n_parties: int, loss: Callable[[float], float], rng: np.random.Generator
 ) -> Split:
-    """The split of least loss, of those that no exchange of two columns betters."""
-    found = [_descend(correlations, n_parties, loss, rng) for _ in range(STARTS)]
-    return min(found, key=lambda one: one[0])[1]
+    optima = [_descend(correlations, n_parties, loss, rng) for _ in range(STARTS)]
+    return min(optima, key=lambda optimum: optimum[0])[1]
 
 
 def _descend(
-    correlations: Array,
-    n_parties: int,
-    loss: Callable[[float], float],
-    rng: np.random.Generator,
+    correlations: Array, n_parties: int, loss: Callable[[float], float], rng: np.random.Generator
 ) -> tuple[float, Split]:
     n_columns = len(correlations)
     parties = rng.permutation(np.arange(n_columns) % n_parties)
 
-    def lost() -> float:
+    def current_loss() -> float:
         return loss(inter_correlation(correlations, _by_party(parties, n_parties)))
 
-    best, is_better = lost(), True
+    best, is_better = current_loss(), True
     while is_better:
         is_better = False
         for one, other in combinations(range(n_columns), 2):
             if parties[one] == parties[other]:
                 continue
             parties[[one, other]] = parties[[other, one]]
-            if (found := lost()) < best - 1e-12:
-                best, is_better = found, True
+            if (new_loss := current_loss()) < best - 1e-12:
+                best, is_better = new_loss, True
             else:
                 parties[[one, other]] = parties[[other, one]]
     return best, _by_party(parties, n_parties)
 
 
 def column_order(split: Split) -> tuple[Sequence[int], str]:
-    """Columns party by party, and the setting ``columns`` that then deals them out so."""
+    """Columns party by party, and the setting ``columns`` that splits them in this order."""
     order = [column for party in split for column in party]
     return order, "sizes:" + ",".join(str(len(party)) for party in split)

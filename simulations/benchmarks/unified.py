@@ -1,9 +1,9 @@
-"""UniFed's vertical scenarios with tree models, beside what it reports of other frameworks.
+"""UniFed's vertical scenarios with tree models, beside the scores it reports of other frameworks.
 
 Source: Liu et al. 2022 (arXiv:2207.10308), Table 7, and its leaderboard: two parties with the
 columns of FATE's example files, 64 trees of depth 6, 64 bins, learning rate 0.05
-(``paper_experiments/*.gbdt.json`` of its toolkit). SecureBoost grows XGBoost's trees, so the score
-is held against XGBoost's on the joined table. A run that was interrupted goes on.
+(``paper_experiments/*.gbdt.json`` of its toolkit). SecureBoost grows XGBoost's trees, so its score
+is compared with XGBoost's on the joined table. An interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -38,44 +38,32 @@ COMMON |= {"max-depth": DEPTH, "max-bin": BINS, "eta": ETA, "allow-export": True
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One of UniFed's vertical scenarios.
-
-    Parameters
-    ----------
-    name : UniFed's.
-    objective : of the boosting.
-    reported : best score of a tree model on its leaderboard: AUC, or mean squared error.
-    source : the table that is split in halves, or empty.
-    files : of the active and of the passive party, where there are two.
-    label, id : columns of the files.
-    test_fraction : 0 where the reported score is of the training rows.
-    """
+    """One of UniFed's vertical scenarios."""
 
     name: str
     objective: str
-    reported: float
-    source: str = ""
-    files: tuple[str, ...] = ()
+    reported: float  # best score of a tree model on UniFed's leaderboard: AUC, or MSE
+    source: str = ""  # the table that is split in halves; empty if there are files
+    files: tuple[str, ...] = ()  # of the active and of the passive party
     label: str = "y"
     id: str = "id"
-    test_fraction: float = 0.0
+    test_fraction: float = 0.0  # 0 if the reported score is of the training rows
 
     @property
     def subset(self) -> str:
-        """Which rows the reported score is of."""
+        """Rows of the reported score."""
         return "test" if self.test_fraction else "train"
 
     @property
     def metric(self) -> str:
-        """UniFed's name of it."""
         return "mse" if self.objective == REGRESSION else "auc"
 
     def data(self) -> Row:
-        """The settings that name the tables.
+        """Settings that name the tables.
 
         Raises
         ------
-        DataError : a file is not here.
+        DataError : a file is missing.
         """
         if self.source:
             return {"data": self.source}
@@ -126,36 +114,36 @@ Fedlearner's; gamma is 0, in FedTree 1. vehicle_scale and dvisits are not at han
 
 
 def settings_of(scenario: Scenario, trees: int, key_bits: int) -> Settings:
-    """Of one run."""
-    own: Row = {**scenario.data(), "objective": scenario.objective, "num-boost-round": trees}
-    own |= {"test-fraction": scenario.test_fraction, "secureboost.key-bits": key_bits}
-    own |= {"secureboost.insecure-small-key": key_bits < KEY_BITS}
-    return load_settings({**COMMON, **own})
+    """Settings of one run."""
+    config: Row = {**scenario.data(), "objective": scenario.objective, "num-boost-round": trees}
+    config |= {"test-fraction": scenario.test_fraction, "secureboost.key-bits": key_bits}
+    config |= {"secureboost.insecure-small-key": key_bits < KEY_BITS}
+    return load_settings({**COMMON, **config})
 
 
 def pooled_scores(settings: Settings) -> dict[str, float]:
-    """Scores of XGBoost on the joined table: of the run's rows, and of a fifth held back.
+    """Scores of XGBoost on the joined table: the run's train and test rows, and a held-out fifth.
 
-    Returns
-    -------
-    train, test : by the run's own split; test is absent where it holds no rows back.
-    held_out : of another model, on rows that did not train it.
+    ``held_out`` is of a model that was not trained on these rows; ``test`` is absent without test
+    rows.
     """
-    found = _pooled(settings)
-    if "test" in found:
-        return {**found, "held_out": found["test"]}
-    held = _pooled(settings.model_copy(update={"test_fraction": HELD_OUT}))
-    return {**found, "held_out": held["test"]}
+    scores = _pooled(settings)
+    if "test" in scores:
+        return {**scores, "held_out": scores["test"]}
+    other = _pooled(settings.model_copy(update={"test_fraction": HELD_OUT}))
+    return {**scores, "held_out": other["test"]}
 
 
 def _pooled(settings: Settings) -> dict[str, float]:
     rows = join_tables(settings)[0].in_table_order()
-    trained, found = train_boosted(settings, rows), {}
+    trained, scores = train_boosted(settings, rows), {}
     for subset in ("train", "test"):
-        if len(own := getattr(rows.split, subset)):
-            given = trained.margins(own), rows.labels[own], rows.weights[own]
-            found[subset] = score(settings.objective, metrics.pooled(settings.objective, *given))
-    return found
+        if len(row_ids := getattr(rows.split, subset)):
+            predictions = trained.margins(row_ids), rows.labels[row_ids], rows.weights[row_ids]
+            scores[subset] = score(
+                settings.objective, metrics.pooled(settings.objective, *predictions)
+            )
+    return scores
 
 
 def score(objective: str, scores: Mapping[str, float]) -> float:
@@ -164,7 +152,7 @@ def score(objective: str, scores: Mapping[str, float]) -> float:
 
 
 def run_scenario(scenario: Scenario, trees: int, key_bits: int, output: Path) -> Row:
-    """Scores and costs of one scenario, whose run is made unless it is there."""
+    """Scores and costs of one scenario, unless it is finished."""
     settings = settings_of(scenario, trees, key_bits)
     tell = partial(console.print, f"{scenario.name}:")
     folder = output / f"{scenario.name}-{trees}-{key_bits}"
@@ -186,7 +174,6 @@ def run_scenario(scenario: Scenario, trees: int, key_bits: int, output: Path) ->
 
 
 def show(rows: Sequence[Row]) -> None:
-    """Print scores and costs, and what UniFed reports of the frameworks."""
     names = ["scenario", "score", "rows", "trees", "bits", "ours", "pooled", "UniFed", "held out"]
     names += ["sec.", "MB", "exchanges"]
     grid = new_grid(f"UniFed, trees of depth {DEPTH}, {BINS} bins, eta {ETA:g}", names, 2)
@@ -208,27 +195,27 @@ def row_check(scenarios: Sequence[Scenario], trees: int) -> list[Row]:
     grid = new_grid(f"Which rows UniFed's scores are of; XGBoost, {trees} trees", names, 2)
     rows = []
     for scenario in scenarios:
-        found = pooled_scores(settings_of(scenario, trees, KEY_BITS))
-        rows.append({"scenario": scenario.name, "reported": scenario.reported, **found})
-        scores = scenario.reported, found["train"], found["held_out"]
-        grid.add_row(scenario.name, scenario.metric, *(f"{one:.4g}" for one in scores))
+        scores = pooled_scores(settings_of(scenario, trees, KEY_BITS))
+        rows.append({"scenario": scenario.name, "reported": scenario.reported, **scores})
+        texts = scenario.reported, scores["train"], scores["held_out"]
+        grid.add_row(scenario.name, scenario.metric, *(f"{one:.4g}" for one in texts))
     console.print(grid)
     return rows
 
 
 def chosen(names: str) -> list[Scenario]:
-    """Scenarios by their names, separated by commas; all of them where there is none.
+    """Scenarios by their names, separated by commas; all if there is none.
 
     Raises
     ------
-    ConfigError : there is no such scenario.
+    ConfigError : a name is unknown.
     """
-    known = {one.name: one for one in SCENARIOS}
+    by_name = {one.name: one for one in SCENARIOS}
     asked = listed(names)
     for name in asked:
-        if name not in known:
-            raise ConfigError(f"scenarios must be of {', '.join(known)}, got {name!r}")
-    return [known[name] for name in asked] or list(SCENARIOS)
+        if name not in by_name:
+            raise ConfigError(f"scenarios must be of {', '.join(by_name)}, got {name!r}")
+    return [by_name[name] for name in asked] or list(SCENARIOS)
 
 
 def main(
@@ -245,16 +232,16 @@ def main(
     start = time.monotonic()
     trees = trees or (QUICK_TREES if quick else TREES)
     key_bits = key_bits or (QUICK_BITS if quick else KEY_BITS)
-    found = chosen(scenarios)
-    for scenario in found:  # so that a file that is not here is missed before the first run
+    selected = chosen(scenarios)
+    for scenario in selected:  # so that a missing file is noticed before the first run
         settings_of(scenario, trees, key_bits)
     if rows_only:
-        row_check(found, trees)
+        row_check(selected, trees)
         return
     if key_bits < KEY_BITS:
         console.print(f"Keys of {key_bits} bits: insecure, for these figures alone")
     output.mkdir(parents=True, exist_ok=True)
-    rows = [run_scenario(scenario, trees, key_bits, output) for scenario in found]
+    rows = [run_scenario(scenario, trees, key_bits, output) for scenario in selected]
     show(rows)
     console.print(NOTES)
     tables: Row = {"rows": rows, "frameworks": FRAMEWORKS, "notes": NOTES}

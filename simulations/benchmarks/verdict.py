@@ -1,4 +1,4 @@
-"""What a benchmark says of which method to take: the best score, and the cheapest of the good."""
+"""What a benchmark recommends: the method with the best score, and the cheapest good one."""
 
 from __future__ import annotations
 
@@ -9,39 +9,29 @@ from fedapp.report.summary import human_bytes
 from simulations.papers.tables import Row, grouped, mean_of
 
 POOLED, ALONE = "pooled", "alone"
-GOOD = 0.005  # of AUC below the best: what the seed alone moves a score by
+GOOD = 0.005  # of AUC below the best; the seed changes a score by as much
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of one scenario.
-
-    Parameters
-    ----------
-    data, name, parties : the scenario.
-    best : method with the best mean score.
-    score, pooled, alone : mean scores of that method and of the baselines.
-    good : methods within 0.005 of the best, itself included.
-    fewest_exchanges, fewest_bytes : of these, the cheapest.
-    n_bytes, exchanges : what they cost.
-    """
+    """The recommendation for one scenario."""
 
     data: str
     name: str
     parties: int
     best: str
-    score: float
+    score: float  # mean of the best method
     pooled: float
     alone: float
-    good: tuple[str, ...]
-    fewest_exchanges: str
+    good: tuple[str, ...]  # methods within 0.005 of the best, including the best
+    fewest_exchanges: str  # the cheapest of these
     exchanges: float
     fewest_bytes: str
     n_bytes: float
 
     @property
     def text(self) -> str:
-        """In a line."""
+        """The verdict in one line."""
         return (
             f"{self.data}, {self.name}, {self.parties} parties: {self.best} {self.score:.4f} "
             f"(pooled {self.pooled:.4f}, alone {self.alone:.4f}); within {GOOD:g}: "
@@ -51,12 +41,10 @@ class Verdict:
 
 
 def verdicts(rows: Sequence[Row]) -> list[Verdict]:
-    """One of each scenario, in order of appearance.
+    """One verdict for each scenario, in order of appearance.
 
-    Parameters
-    ----------
-    rows : with data, name, parties, method, score; of methods that send messages also exchanges and
-        bytes. Seeds are averaged.
+    ``rows`` have data, name, parties, method and score; those of federated methods also exchanges
+    and bytes. Seeds are averaged.
     """
     return [
         _verdict(str(data), str(name), int(parties), group)
@@ -74,5 +62,5 @@ def _verdict(data: str, name: str, parties: int, rows: Sequence[Row]) -> Verdict
     n_bytes = {method: mean_of(groups[method], "bytes") for method in good}
     fewest = min(exchanges, key=lambda method: exchanges[method])
     smallest = min(n_bytes, key=lambda method: n_bytes[method])
-    found = (tuple(good), fewest, exchanges[fewest], smallest, n_bytes[smallest])
-    return Verdict(data, name, parties, best, scores[best], pooled, alone, *found)
+    costs = (fewest, exchanges[fewest], smallest, n_bytes[smallest])
+    return Verdict(data, name, parties, best, scores[best], pooled, alone, tuple(good), *costs)

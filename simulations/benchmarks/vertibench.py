@@ -1,9 +1,9 @@
-"""Vertical methods over VertiBench's splits of columns: scores must not move, costs do.
+"""Vertical methods over VertiBench's splits of columns: scores must not change, costs do.
 
 Source: Wu, Hou and He 2024 (arXiv:2307.02040). Four parties, the first of which has the labels;
-alpha says how unevenly columns are dealt out by importance, beta how correlated parties are. Both
-methods grow what one table would grow, so every score is held against the same model pooled. A
-score moves with the order of columns alone: two splits of equal gain go to the first of them.
+alpha sets how unevenly columns are split by importance, beta how correlated parties are. Both
+methods grow the same trees as on one table, so every score is compared with the pooled model's.
+Only the order of columns can change a score: of two splits with equal gain, the first is chosen.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ COMMON |= {"valid-fraction": 0.0, "max-bin": BINS, "eta": 0.3}
 FOREST_TREES, FOREST_DEPTH = 32, 8
 METHODS: dict[str, Row] = {
     "SecureBoost": {"strategy": "secureboost", "max-depth": DEPTH},
-    # All columns are looked at in every node, or the draw would follow the order of the columns.
+    # All columns in every node: a draw would depend on the order of the columns.
     "Federated Forest": {
         "strategy": "federated-forest",
         "federated-forest.trees": FOREST_TREES,
@@ -76,22 +76,15 @@ covtype are not at hand."""
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One split of the columns of a set.
+    """One split of the columns of a set."""
 
-    Parameters
-    ----------
-    data : name of the set.
-    kind : "importance" or "correlation".
-    value : alpha, or beta.
-    """
-
-    data: str
-    kind: str
-    value: float
+    data: str  # name of the set
+    kind: str  # "importance" or "correlation"
+    value: float  # alpha, or beta
 
     @property
     def name(self) -> str:
-        """For a file."""
+        """Name of its files."""
         return f"{self.data}-{KINDS[self.kind]}-{self.value:g}"
 
 
@@ -107,31 +100,31 @@ def points(sets: Sequence[str], quick: bool) -> list[Point]:
 
 
 def drawn_table(data: str, n_rows: int) -> Table:
-    """So many rows of a set by chance, in the order of the set."""
+    """Draw ``n_rows`` rows of a set, in the order of the set."""
     whole = read_source(data)
     rows = np.random.default_rng(SEED).permutation(whole.n_rows)[:n_rows]
     return whole.take(np.sort(rows))
 
 
-def split_of(point: Point, found: Table) -> Split:
-    """The columns of each party."""
+def split_of(point: Point, table: Table) -> Split:
+    """Columns of each party."""
     rng = np.random.default_rng(SEED)
     if point.kind == "importance":
-        return importance_split(len(found.columns), N_PARTIES, point.value, rng)
-    return correlation_split(rank_correlations(found.values), N_PARTIES, point.value, rng)
+        return importance_split(len(table.columns), N_PARTIES, point.value, rng)
+    return correlation_split(rank_correlations(table.values), N_PARTIES, point.value, rng)
 
 
 def settings_of(point: Point, method: str, path: str, columns: str, quick: bool) -> Settings:
-    """Of one run."""
+    """Settings of one run."""
     bits = QUICK_BITS if quick else KEY_BITS
-    own: Row = {"data": path, "columns": columns, **METHODS[method]}
-    own |= {"objective": OBJECTIVES[find_dataset(point.data).task]}
-    own |= {"num-boost-round": QUICK_TREES if quick else TREES, "secureboost.key-bits": bits}
-    return load_settings({**COMMON, **own, "secureboost.insecure-small-key": bits < KEY_BITS})
+    config: Row = {"data": path, "columns": columns, **METHODS[method]}
+    config |= {"objective": OBJECTIVES[find_dataset(point.data).task]}
+    config |= {"num-boost-round": QUICK_TREES if quick else TREES, "secureboost.key-bits": bits}
+    return load_settings({**COMMON, **config, "secureboost.insecure-small-key": bits < KEY_BITS})
 
 
 def run_point(point: Point, whole: Table, quick: bool, output: Path) -> list[Row]:
-    """Scores and costs of both methods on one split, whose runs are made unless they are there."""
+    """Scores and costs of both methods on one split, unless they are finished."""
     split = split_of(point, whole)
     order, columns = column_order(split)
     names = tuple(whole.columns[place] for place in order)
@@ -167,12 +160,11 @@ def run_point(point: Point, whole: Table, quick: bool, output: Path) -> list[Row
 
 
 def pooled_scores(settings: Settings) -> list[Row]:
-    """Scores of the model of the joined table, as the one row."""
     return [run_baselines(settings)["pooled"]]
 
 
 def differences(rows: Sequence[Row]) -> list[Row]:
-    """Of each set and method: how far scores of all splits are apart, and from the pooled ones."""
+    """By set and method: largest differences between splits, and from the pooled score."""
     return [
         {
             "data": data,
@@ -184,7 +176,7 @@ def differences(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def show(rows: Sequence[Row], found: Sequence[Row]) -> None:
+def show(rows: Sequence[Row], largest: Sequence[Row]) -> None:
     """Print every run, and the largest differences."""
     names = ["data", "method", "split", "columns", "Icor", "score", "pooled"]
     grid = new_grid("VertiBench", [*names, "sec.", "MB", "exchanges"], 4)
@@ -196,30 +188,20 @@ def show(rows: Sequence[Row], found: Sequence[Row]) -> None:
         grid.add_row(row["data"], row["method"], split, sizes, *scores, *spent)
     console.print(grid)
     grid = new_grid("Largest differences", ["data", "method", "between splits", "from pooled"], 2)
-    for row in found:
+    for row in largest:
         apart = f"{row['between_splits']:.4f}", f"{row['from_pooled']:.4f}"
         grid.add_row(row["data"], row["method"], *apart)
     console.print(grid)
 
 
-def benchmark_page(rows: Sequence[Row], found: Sequence[Row], given: str) -> str:
-    """Scores, differences and plots of costs, as HTML.
-
-    Parameters
-    ----------
-    given : what this run has of its own, in words.
-    """
+def benchmark_page(rows: Sequence[Row], largest: Sequence[Row], description: str) -> str:
+    """Scores, differences and plots of costs, as HTML; ``description`` is of this run."""
     header = ["data", "method", "between splits", "from pooled"]
     apart = [
-        [
-            row["data"],
-            row["method"],
-            f"{row['between_splits']:.4f}",
-            f"{row['from_pooled']:.4f}",
-        ]
-        for row in found
+        [row["data"], row["method"], f"{row['between_splits']:.4f}", f"{row['from_pooled']:.4f}"]
+        for row in largest
     ]
-    notes = f'<p class="quiet">{escaped(f"{given}. {NOTES}")}</p>'
+    notes = f'<p class="quiet">{escaped(f"{description}. {NOTES}")}</p>'
     sections = [section("Largest differences of a score", table(header, apart, n_texts=2) + notes)]
     for (data,), group in grouped(rows, "data").items():
         sections.append(section(data, figures(_figures(group))))
@@ -232,17 +214,19 @@ def benchmark_page(rows: Sequence[Row], found: Sequence[Row], given: str) -> str
 
 
 def _figures(rows: Sequence[Row]) -> dict[str, str]:
-    drawn = {}
+    figures_of = {}
     for (kind,), group in grouped(rows, "kind").items():
         letter = KINDS[str(kind)]
         categories = [f"{value:g}" for (value,) in grouped(group, "value")]
         methods = grouped(group, "method").items()
         for field, in_words in DRAWN.items():
-            values = {str(name): [row[field] for row in own] for (name,), own in methods}
+            values = {
+                str(name): [row[field] for row in group_rows] for (name,), group_rows in methods
+            }
             label = group[0]["metric"] if field == "score" else field
             caption = f"{label.capitalize()} by {letter}, the split by {kind}"
-            drawn[caption] = lines(values, categories, (letter, label), in_words)
-    return drawn
+            figures_of[caption] = lines(values, categories, (letter, label), in_words)
+    return figures_of
 
 
 def main(
@@ -255,10 +239,10 @@ def main(
     n_rows, n_trees, bits = (ROWS, TREES, KEY_BITS)
     if quick:
         n_rows, n_trees, bits = (QUICK_ROWS, QUICK_TREES, QUICK_BITS)
-    given = (
+    description = (
         f"{n_rows:,} rows of each set, a fifth of which tests; {n_trees} rounds, {bits}-bit keys"
     )
-    console.print(given)
+    console.print(description)
     sets = listed(data) or tuple(QUICK_DATA if quick else DATA)
     tables = {name: drawn_table(name, n_rows) for name in sets}
     folder = output / ("quick" if quick else "full")
@@ -269,11 +253,11 @@ def main(
             for point in points(sets, quick)
             for row in run_point(point, tables[point.data], quick, folder)
         ]
-    found = differences(rows)
-    show(rows, found)
+    largest = differences(rows)
+    show(rows, largest)
     console.print(NOTES)
-    RunFolder(folder).write("vertibench.html", benchmark_page(rows, found, given))
-    written: Row = {"rows": rows, "differences": found, "notes": NOTES}
+    RunFolder(folder).write("vertibench.html", benchmark_page(rows, largest, description))
+    written: Row = {"rows": rows, "differences": largest, "notes": NOTES}
     write_tables(folder, "benchmarks.vertibench", start, ["gmpy2", "xgboost"], written)
 
 

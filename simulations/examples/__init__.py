@@ -1,1 +1,1 @@
-"""Flower apps on fedapp's strategies, each a folder for ``flwr run``."""
+"""Flower apps that use fedapp's strategies, each a folder for ``flwr run``."""

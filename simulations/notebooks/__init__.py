@@ -1,2 +1,1 @@
-"""Notebooks in the percent format: Jupyter opens them through jupytext, Python runs them as they
-are."""
+"""Notebooks in the percent format, for Jupyter with jupytext; Python runs them as scripts."""

@@ -4,11 +4,11 @@
 # # Three lenders, one model
 #
 # Three lenders record the same columns about different customers. They train PAX, a boosted model
-# that grows from sums of gradients, and hold it against two others: XGBoost on all rows in one
-# place, which they may not do, and XGBoost on each lender's rows alone, which they can do today.
+# that grows from sums of gradients, and compare it with two others: XGBoost on all rows in one
+# place, which is not allowed, and XGBoost on each lender's rows, which is what they can do today.
 #
-# With `FEDAPP_DATA` set the table is `default-credit` (card holders; 1 is default next month). From
-# a clean clone it is scikit-learn's `breast-cancer`, which is always there: other columns, same
+# With `FEDAPP_DATA` set, the table is `default-credit` (card holders; 1 is default next month).
+# Otherwise it is scikit-learn's `breast-cancer`, which is always available: other columns, same
 # code. `NOTEBOOK_OUTPUT` names a folder for the pictures, `NOTEBOOK_ROUNDS` the boosting rounds.
 
 # %%
@@ -34,8 +34,8 @@ SEED = 1
 # %% [markdown]
 # ## Who has which rows
 #
-# A large lender, a middle one and a small one. Each has a frame of its own; pandas and polars
-# frames are taken as well.
+# A large lender, a medium one and a small one. Each has a data frame; pandas and polars frames
+# work as well.
 
 # %%
 table = load_dataset(DATA)
@@ -53,8 +53,8 @@ for name, frame in frames.items():
 # %% [markdown]
 # ## Train
 #
-# The parties run in this process; the messages are those of a deployment. `baselines=True` trains
-# the models to compare with, and scores all on the same test rows.
+# The parties run in this process; the messages are those of a deployment. `baselines=True` also
+# trains the models to compare with, and scores all of them on the same test rows.
 
 # %%
 settings: dict[str, Any] = {"label": "default", "num_boost_round": ROUNDS, "max_depth": 4}
@@ -70,8 +70,8 @@ print(f"{summary['exchanges']} exchanges, {sum(summary['bytes'].values()) / 1e6:
 # %% [markdown]
 # ## What it is worth
 #
-# The test rows of all parties score every line. On few rows the order may change with the seed:
-# `fedapp run pax --folds 5` tells how much.
+# Every score is on the test rows of all parties. With few rows the order may change with the seed:
+# `fedapp run pax --folds 5` shows how much.
 
 # %%
 lines = {"PAX, together": summary["metrics"]["test"]["auc"]}
@@ -92,9 +92,9 @@ figure.savefig(OUTPUT / "scores.png", dpi=120)
 # %% [markdown]
 # ## Round by round
 #
-# PAX is scored on the validation rows of all lenders, a lender alone on its own, of which a small
-# lender has a handful: look at where a curve turns up, not at which is lowest. `run.rounds` is a
-# pandas DataFrame where pandas is installed, else a list of records.
+# PAX is scored on the validation rows of all lenders, a single lender on its own few: look at where
+# a curve turns up, not at which is lowest. `run.rounds` is a pandas DataFrame if pandas is
+# installed, else a list of records.
 
 
 # %%
@@ -116,10 +116,10 @@ axis.legend(frameon=False)
 figure.savefig(OUTPUT / "rounds.png", dpi=120)
 
 # %% [markdown]
-# ## What the model goes by, and whether its probabilities can be taken at their word
+# ## Which columns matter, and whether the probabilities are calibrated
 #
 # Importance is the total gain of all splits on a column. In the calibration plot a point is a group
-# of test rows with similar predictions; on the diagonal, as many of them have label 1 as predicted.
+# of test rows with similar predictions; on the diagonal, the share of label 1 is as predicted.
 
 # %%
 gains = dict(sorted(summary["importance"]["total_gain"].items(), key=lambda item: -item[1])[:10])
@@ -144,11 +144,11 @@ figure.savefig(OUTPUT / "model.png", dpi=120)
 # %% [markdown]
 # ## Use it
 #
-# The model is an XGBoost model: stock XGBoost loads it, and `explain` gives its SHAP values. The
-# report is one HTML page that loads nothing from elsewhere.
+# The model is an XGBoost model: stock XGBoost loads it, and `explain` computes its SHAP values. The
+# report is one self-contained HTML page.
 #
-# PAX as it ran here shows the coordinator sums of single lenders, from which rows can be rebuilt;
-# with `pax={"aggregation": "secure"}` it sees the sums over all of them alone. Read
+# Here PAX sends the coordinator the sums of each lender, from which rows can be rebuilt; with
+# `pax={"aggregation": "secure"}` the coordinator sees only sums over all lenders. Read
 # `fedapp/messages/README.md` before you use either on real rows.
 
 # %%

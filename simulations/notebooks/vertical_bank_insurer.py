@@ -3,16 +3,16 @@
 # %% [markdown]
 # # A bank and an insurer
 #
-# The bank knows who paid back, and how accounts move. The insurer knows other things about some of
-# the same customers. Neither may hand rows over. They find the customers that both have by private
-# set intersection, and train SecureBoost: the trees that XGBoost would build on the joined table.
+# The bank knows who repaid and how accounts develop. The insurer knows other facts about some of
+# the same customers. Neither may share rows. They find their common customers by private set
+# intersection and train SecureBoost: the trees that XGBoost would build on the joined table.
 #
 # **Keys are small here (512 bits), so that this notebook takes seconds.** They protect nothing. The
-# default is 2048 bits, and a site refuses less unless it is told to allow it.
+# default is 2048 bits, and a site refuses less unless its settings allow it.
 #
-# With `FEDAPP_DATA` set the rows are those of `default-credit`; from a clean clone, those of
-# scikit-learn's `breast-cancer`, whose columns stand in for those of a bank and an insurer.
-# `NOTEBOOK_OUTPUT` names a folder for the pictures, `NOTEBOOK_ROUNDS` the boosting rounds.
+# With `FEDAPP_DATA` set, the rows are those of `default-credit`; otherwise those of scikit-learn's
+# `breast-cancer`, whose columns represent those of a bank and an insurer. `NOTEBOOK_OUTPUT` names a
+# folder for the pictures, `NOTEBOOK_ROUNDS` the boosting rounds.
 
 # %%
 import os
@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 OUTPUT = Path(os.environ.get("NOTEBOOK_OUTPUT") or tempfile.mkdtemp(prefix="fedapp-"))
-# Each party keeps its part of the model below this folder, as a site of its own would.
+# Each party keeps its part of the model below this folder, as a real site would.
 os.environ.setdefault("FEDAPP_HOME", str(OUTPUT / "home"))
 
 import matplotlib.pyplot as plt  # noqa: E402
@@ -40,8 +40,8 @@ SEED = 1
 # %% [markdown]
 # ## Who has what
 #
-# Both have a column `customer`. The insurer does not know one customer in ten, has some that the
-# bank does not know, and its rows are in another order. The bank alone has the label.
+# Both have a column `customer`. The insurer lacks one customer in ten, has some that the bank
+# lacks, and its rows are in another order. Only the bank has the label.
 
 # %%
 table = load_dataset(DATA)
@@ -52,11 +52,11 @@ at_bank, at_insurer = rows[: int(0.95 * len(rows))], rng.permutation(rows[int(0.
 half = len(table.columns) // 2
 
 
-def part(own: np.ndarray, columns: slice) -> dict[str, object]:
+def part(row_ids: np.ndarray, columns: slice) -> dict[str, object]:
     """Some columns of some customers."""
-    values = table.values[own, columns].T
+    values = table.values[row_ids, columns].T
     names = table.columns[columns]
-    return {"customer": [f"c{row}" for row in own], **dict(zip(names, values, strict=True))}
+    return {"customer": [f"c{row}" for row in row_ids], **dict(zip(names, values, strict=True))}
 
 
 bank = pa.table({**part(at_bank, slice(half)), "default": table.labels[at_bank].astype(int)})
@@ -67,8 +67,9 @@ for name, frame in {"bank": bank, "insurer": insurer}.items():
 # %% [markdown]
 # ## Align and train
 #
-# No id leaves a party, not even hashed: each id becomes a point on a curve under the secrets of
-# both. Then the bank sends encrypted gradients, and the insurer answers with encrypted sums.
+# No id leaves a party, not even hashed: each id becomes a point on a curve, blinded with secrets of
+# both parties. Then the bank sends encrypted gradients, and the insurer replies with encrypted
+# sums.
 
 # %%
 run = fedapp.run(
@@ -90,10 +91,10 @@ print(f"{summary['exchanges']} exchanges, {sum(summary['bytes'].values()) / 1e6:
 # %% [markdown]
 # ## What it is worth to the bank
 #
-# On the same cuts, XGBoost on the joined table builds the same trees. With few bins, as the 32
-# here, XGBoost's cuts depend on the order of the rows, and alignment brings them into another one:
-# scores may differ a little either way (with `max_bin=256` there is no such difference on tables of
-# this size). What the insurer adds is the distance to the bank's columns alone.
+# With the same cuts, XGBoost on the joined table builds the same trees. With few bins, as the 32
+# here, XGBoost's cuts depend on the order of the rows, which alignment changes: scores may differ
+# slightly either way (with `max_bin=256` there is no such difference on tables of this size). The
+# difference to the score of only the bank's columns is what the insurer adds.
 
 # %%
 lines = {"SecureBoost": summary["metrics"]["test"]["auc"]}
@@ -106,10 +107,10 @@ for line, auc in lines.items():
 # %% [markdown]
 # ## What each learns
 #
-# The text that stands beside the messages, and is checked by tests. One thing to watch is how pure
-# the trees' leaves are: who sees which rows share a leaf may guess labels from it. With
-# `secureboost={"first_trees": 1}` the first tree is built from the bank's columns alone, and nobody
-# else sees it; later trees tell nearly as much (`python -m simulations.attacks.shared_nodes`).
+# The documentation of the messages says who learns what; tests check it. Watch how pure the trees'
+# leaves are: whoever sees which rows share a leaf may guess labels from it. With
+# `secureboost={"first_trees": 1}` the first tree is built only from the bank's columns, and nobody
+# else sees it; later trees reveal nearly as much (`python -m simulations.attacks.shared_nodes`).
 
 # %%
 print((secureboost.__doc__ or "").strip())
@@ -131,13 +132,13 @@ figure.savefig(OUTPUT / "vertical.png", dpi=120)
 # %% [markdown]
 # ## Predict together
 #
-# The model is divided: the bank has leaf values and its own splits, the insurer its own. Customers
-# are predicted in two ways. Interactively, the bank asks the insurer at every split of its. With
-# Fed-EINI it sends encrypted leaves, the insurer keeps those that its columns leave open, and the
-# bank decrypts a sum: it does not learn which way a customer went at the insurer's splits.
+# The model is divided: the bank has the leaf values and its splits, the insurer its splits. There
+# are two ways to predict. Interactively, the bank asks the insurer at each of the insurer's splits.
+# With Fed-EINI it sends encrypted leaves, the insurer keeps those that its columns leave open, and
+# the bank decrypts a sum: it does not learn which way a customer went at the insurer's splits.
 #
-# Fed-EINI refuses rows that have so few paths through the trees that the sum would tell them. Few
-# small trees, as here, allow few paths; `unguarded` takes the guard away, which is for trials.
+# Fed-EINI refuses rows with so few paths through the trees that the sum would reveal the path. A
+# few small trees, as here, allow few paths; `unguarded` disables this check, which is for trials.
 
 # %%
 both = np.intersect1d(at_bank, at_insurer)[:40]

@@ -1,1 +1,1 @@
-"""The tables of the papers, computed again: one module a paper."""
+"""The papers' tables and figures, reproduced: one module a paper."""

@@ -1,9 +1,9 @@
 """Fed-EINI against its paper: scores beside interactive inference, seconds, and the crossover.
 
-Source: Chen et al. 2021 (arXiv:2105.09540), section 5: Table 2 and Figure 10, by its settings: two
-parties, 5 columns at the active one, 60/20/20 of the rows, 100 trees of depth 4, Paillier with 512
-bits, which hides nothing today (fedapp asks for 2048). Beside the paper: a forest in Table 2, and
-in Figure 10 both interactive ways, tree by tree as in the paper and all trees at once.
+Source: Chen et al. 2021 (arXiv:2105.09540), section 5: Table 2 and Figure 10, with its settings:
+two parties, 5 columns at the active one, 60/20/20 of the rows, 100 trees of depth 4, Paillier with
+512 bits, which is insecure today (fedapp's default is 2048). Additions: a forest in Table 2, and in
+Figure 10 both interactive ways, tree by tree as in the paper and all trees at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from simulations.local import run_local
 from simulations.papers.tables import Row, console, grouped, new_grid, write_tables
 from strategies.eini import Eini
 
-CREDITS = {  # Table 1 of the paper without JDYM; columns of the active party and of the other
+CREDITS = {  # Table 1 of the paper without JDYM; columns of the active and the passive party
     "Credit 1": ("default-credit", "sizes:5,18"),
     "Credit 2": ("give-me-some-credit", "sizes:5,5"),
 }
@@ -59,7 +59,7 @@ Way = str | int
 PLAIN = {AT_ONCE: 0, TREE_BY_TREE: 1}  # interactive.trees-at-once
 HALF = 0.5  # of the interactive seconds, in simulation: the paper's claim
 ENGINES: dict[str, Engine] = {"local": run_local, "simulation": run_simulation}
-NO_SHARE = np.finfo(np.float64).eps  # of a forest, whose margin would be infinite
+NO_SHARE = np.finfo(np.float64).eps  # a share of 0 in a forest would be an infinite margin
 SHARES, CLOSE = (10, 20, 40, 80, 100), 1e-9  # Table 2, percent of the test rows
 PRINTED = {  # Table 2, (set, share): AUC, KS; the sets as they fit Table 1, see NOTES
     ("Credit 1", 10): (0.757504, 42.9700),
@@ -74,7 +74,7 @@ PRINTED = {  # Table 2, (set, share): AUC, KS; the sets as they fit Table 1, see
     ("Credit 2", 100): (0.854866, 54.9461),
 }
 ROWS = (30, 100, 300)  # Figure 10; the paper's are those of Table 2
-# Seconds of an exchange between sites: near ones, far ones, and by Flower's own commands
+# Seconds of an exchange between sites: near ones, far ones, and with Flower's commands
 # (``simulations.bench.exchange``, ``--stock``).
 DEPLOYED = (0.2, 1.0, 13.0)
 N_TIMED, N_REPEATS = 200, 5
@@ -105,24 +105,24 @@ begin (key, tables), are less than the exchanges saved, which were counted; each
 
 
 def trained(credit: str, kind: str, n_trees: int, output: Path) -> Row:
-    """Summary of the model of a set, which is trained unless it is there."""
+    """Summary of the model of a set, which is trained unless it exists."""
     data, columns = CREDITS[credit]
-    own: Row = {"strategy": KINDS[kind], "data": data, "columns": columns}
-    own |= {"num-boost-round": n_trees, "federated-forest.trees": n_trees}
-    settings = load_settings({**FEDERATION, **TRAINING, **own})
+    config: Row = {"strategy": KINDS[kind], "data": data, "columns": columns}
+    config |= {"num-boost-round": n_trees, "federated-forest.trees": n_trees}
+    settings = load_settings({**FEDERATION, **TRAINING, **config})
     tell = partial(console.print, f"{credit}:")
     return finished_cell(settings, output / f"{data}-{n_trees}", run_local, tell)
 
 
 def drawn_rows(credit: str, n_rows: int = 0) -> Table:
-    """So many test rows of the training in a random order; 0: all."""
+    """Draw ``n_rows`` test rows of the training in random order; 0: all."""
     table = read_source(CREDITS[credit][0])
     test = split_rows(table.n_rows, TEST, VALID, SEED).test
     return table.take(np.random.default_rng(SEED).permutation(test)[: n_rows or None])
 
 
 def run_and_keep(engine: Engine, settings: Settings) -> RunFolder:
-    """Predict; the predictions go into the run's folder, and the sites keep nothing."""
+    """Predict; move the predictions to the run's folder and delete the sites' files."""
     summary = (folder := engine(settings)).summary
     site = home() / "sites" / summary["active"] / summary["model_id"]
     shutil.copy(site / "predictions.parquet", folder.path)
@@ -131,17 +131,17 @@ def run_and_keep(engine: Engine, settings: Settings) -> RunFolder:
 
 
 def predicted(credit: str, model: str, n_rows: int, way: Way, engine: str, output: Path) -> Row:
-    """One inference, which is made unless it is there; by a key of so many bits, or interactive."""
+    """Run one inference unless it is finished; ``way`` is key bits, or an interactive way."""
     data, columns = CREDITS[credit]
     method, rows = "interactive" if way in PLAIN else "eini", drawn_rows(credit, n_rows)
     key_bits = 0 if isinstance(way, str) else way
     folder = output / f"{data}-{model}-{n_rows}-{engine}-{way}".replace(" ", "-")
     path = (output / f"{data}-{n_rows}.csv").resolve()
-    given = {**FEDERATION, "columns": columns, "id": "id", "model": model, "output": ".parquet"}
-    own = {"key-bits": key_bits or KEY_BITS, "insecure-small-key": True, "unguarded": True}
-    given |= {f"eini.{name}": value for name, value in own.items()}
-    given |= {"interactive.trees-at-once": PLAIN.get(str(way), 0)}
-    settings = load_settings({**given, "strategy": method, "data": str(path)})
+    config = {**FEDERATION, "columns": columns, "id": "id", "model": model, "output": ".parquet"}
+    eini = {"key-bits": key_bits or KEY_BITS, "insecure-small-key": True, "unguarded": True}
+    config |= {f"eini.{name}": value for name, value in eini.items()}
+    config |= {"interactive.trees-at-once": PLAIN.get(str(way), 0)}
+    settings = load_settings({**config, "strategy": method, "data": str(path)})
     values = dict(zip(rows.columns, np.ascontiguousarray(rows.values.T), strict=True))
     pa.csv.write_csv(pa.table({"id": [f"row-{row}" for row in range(n_rows)], **values}), path)
     tell = partial(console.print, f"{credit}, {n_rows} rows, {engine}, {way}:")
@@ -154,13 +154,13 @@ def predicted(credit: str, model: str, n_rows: int, way: Way, engine: str, outpu
 
 
 def spent(ledger: Sequence[Row]) -> Row:
-    """Seconds, bytes and exchanges of the inference proper; seconds of each idle exchange."""
-    own = [line for line in ledger if line["type"].startswith("evaluate.")]
+    """Seconds, bytes and exchanges of the inference; seconds of each idle exchange."""
+    messages = [line for line in ledger if line["type"].startswith("evaluate.")]
     idle = grouped((line for line in ledger if ".alignment_" in line["type"]), "step").values()
-    found = {"seconds": own[-1]["seconds"] - own[0]["seconds"]}
-    found |= {"bytes": sum(line["bytes"] for line in own)}
-    found |= {"exchanges": len({line["step"] for line in own})}
-    return {**found, "idle": [lines[-1]["seconds"] - lines[0]["seconds"] for lines in idle]}
+    costs = {"seconds": messages[-1]["seconds"] - messages[0]["seconds"]}
+    costs |= {"bytes": sum(line["bytes"] for line in messages)}
+    costs |= {"exchanges": len({line["step"] for line in messages})}
+    return {**costs, "idle": [lines[-1]["seconds"] - lines[0]["seconds"] for lines in idle]}
 
 
 def table_2(kind: str, *runs: Row) -> list[Row]:
@@ -170,7 +170,7 @@ def table_2(kind: str, *runs: Row) -> list[Row]:
         frame = pa.parquet.read_table(Path(run["folder"]) / "predictions.parquet")
         shares = np.asarray(frame[frame.column_names[-1]], dtype=np.float64)
         both.append(np.clip(shares, NO_SHARE, 1 - NO_SHARE))
-    found, ones = [], np.ones(table.n_rows, np.float32)
+    results, ones = [], np.ones(table.n_rows, np.float32)
     for share in SHARES:
         n = max(1, table.n_rows * share // 100)
         labels = np.asarray(table.labels, np.float32)[:n]
@@ -178,12 +178,11 @@ def table_2(kind: str, *runs: Row) -> list[Row]:
         scores = [metrics.pooled("binary:logistic", each, labels, ones[:n]) for each in margins]
         row = {"credit": runs[0]["credit"], "model": kind, "share": share, "rows": n}
         row |= {name: [each[name] for each in scores] for name in ("auc", "ks")}
-        found.append({**row, "difference": float(np.abs(both[0] - both[1])[:n].max())})
-    return found
+        results.append({**row, "difference": float(np.abs(both[0] - both[1])[:n].max())})
+    return results
 
 
 def show_table_2(rows: Sequence[Row]) -> None:
-    """Print both ways side by side."""
     names = ("data", "model", "subset", "rows", "AUC", "KS", "AUC", "KS", "difference")
     grid = new_grid(
         "Table 2: interactive, then Fed-EINI; largest difference", [*names, f"{CLOSE:g}"], 2
@@ -192,13 +191,13 @@ def show_table_2(rows: Sequence[Row]) -> None:
         pairs = zip(row["auc"], row["ks"], strict=True)
         scores = [text for auc, ks in pairs for text in (f"{auc:.6f}", f"{100 * ks:.4f}")]
         met = "met" if row["difference"] <= CLOSE else "missed"
-        shown = [f"{row['share']} %", str(row["rows"]), *scores, f"{row['difference']:.1e}", met]
-        grid.add_row(row["credit"], row["model"], *shown)
+        texts = [f"{row['share']} %", str(row["rows"]), *scores, f"{row['difference']:.1e}", met]
+        grid.add_row(row["credit"], row["model"], *texts)
     console.print(grid)
 
 
 def show_figure_10(rows: Sequence[Row]) -> None:
-    """Print seconds of all ways, Fed-EINI's share of the paper's one, and what it sends."""
+    """Print seconds of all ways, Fed-EINI's ratio to the paper's way, and what it sends."""
     names = ["data", "engine", "rows", *PLAIN, "bits", "Fed-EINI", "ratio", "half"]
     heading = "Figure 10: seconds; ratio to tree by tree; ciphertexts and kB of a row"
     grid = new_grid(heading, [*names, "sent", "kB", "batches"], 2)
@@ -215,29 +214,29 @@ def show_figure_10(rows: Sequence[Row]) -> None:
 
 
 def draw_figure_10(rows: Sequence[Row]) -> bytes:
-    """Seconds over the rows, a set below the other, a colour a way and a dash an engine, as PNG."""
+    """Plot seconds over rows as PNG: one set below the other, color by way, dash by engine."""
     sets, ways = grouped(rows, "credit"), dict.fromkeys(row["way"] for row in rows)
     colors, dashes = (
         dict(zip(ways, PALETTE, strict=False)),
         dict(zip(ENGINES, DASHES, strict=False)),
     )
     figure, _ = new_canvas(8, 3.6 * len(sets), rows=len(sets))
-    for ax, ((credit,), found) in zip(figure.axes, sets.items(), strict=True):
-        for (engine, way), line in grouped(found, "engine", "way").items():
+    for ax, ((credit,), of_set) in zip(figure.axes, sets.items(), strict=True):
+        for (engine, way), line in grouped(of_set, "engine", "way").items():
             label = f"interactive, {way}" if way in PLAIN else f"Fed-EINI, {way} bits"
             label += f", {engine}"
-            places, seconds = zip(*((row["rows"], row["seconds"]) for row in line), strict=True)
-            pen = {"color": colors[way], "linestyle": dashes[engine], **line_style(places)}
-            ax.plot(places, seconds, label=label, **pen)
+            sizes, seconds = zip(*((row["rows"], row["seconds"]) for row in line), strict=True)
+            pen = {"color": colors[way], "linestyle": dashes[engine], **line_style(sizes)}
+            ax.plot(sizes, seconds, label=label, **pen)
         ax.set(xscale="log", yscale="log", xlabel=f"rows of {credit}", ylabel="seconds")
         ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return to_png(figure)
 
 
 def encryption(key_bits: int) -> float:
-    """CPU microseconds of one, with the private key."""
+    """CPU microseconds of one encryption with the private key."""
     key, workers, times = generate_key(key_bits, insecure_small_key=True), Workers(1), []
-    for _ in range(1 + N_REPEATS):  # the first draws up tables of powers
+    for _ in range(1 + N_REPEATS):  # the first computes tables of powers
         start = time.process_time()
         encrypt(key, list(range(N_TIMED)), workers)
         times.append(time.process_time() - start)
@@ -245,38 +244,39 @@ def encryption(key_bits: int) -> float:
 
 
 def crossover(asked: int, exchange: float, row: Row) -> int:
-    """Rows up to which Fed-EINI is faster than so many exchanges of so many seconds; 0: never."""
-    most = 0
+    """Rows up to which Fed-EINI is faster than ``asked`` exchanges; 0: never."""
+    # Fed-EINI takes an exchange a party and a batch; the exchanges saved pay for set-up and rows.
+    best = 0
     for n_batches in range(1, asked - PARTIES):
-        left = (asked - PARTIES - n_batches) * exchange - row["to_begin"]
-        most = max(most, min(n_batches * row["batch_rows"], int(left / row["per_row"])))
-    return most
+        remaining = (asked - PARTIES - n_batches) * exchange - row["to_begin"]
+        best = max(best, min(n_batches * row["batch_rows"], int(remaining / row["per_row"])))
+    return best
 
 
 def crossovers(rows: Sequence[Row]) -> list[Row]:
-    """Of every set, engine and key: seconds of an exchange and a row, and the crossover."""
-    found = []
+    """By set, engine and key: seconds of an exchange and of a row, and the crossover."""
+    records = []
     for (credit, engine, bits), line in grouped(rows, "credit", "engine", "key_bits").items():
         if not bits or len(line) < 2:
             continue
-        plain = [row for row in rows if (row["credit"], row["engine"]) == (credit, engine)]
-        ways = {way: max(row["exchanges"] for row in plain if row["way"] == way) for way in PLAIN}
-        idle = [one for row in rows if row["engine"] == engine for one in row["idle"]]
+        group = [row for row in rows if (row["credit"], row["engine"]) == (credit, engine)]
+        ways = {way: max(row["exchanges"] for row in group if row["way"] == way) for way in PLAIN}
+        idle = [each for row in rows if row["engine"] == engine for each in row["idle"]]
         exchange, first, last = statistics.median(idle), line[0], line[-1]
-        net = [one["seconds"] - one["exchanges"] * exchange for one in (first, last)]
+        net = [each["seconds"] - each["exchanges"] * exchange for each in (first, last)]
         per_row = max((net[1] - net[0]) / (last["rows"] - first["rows"]), 1e-9)
         row = {"credit": credit, "engine": engine, "key_bits": bits, "per_row": per_row}
         row |= {"to_begin": max(0.0, net[0] - first["rows"] * per_row)}
         row |= {"microseconds": per_row / first["entries"] * 1e6}
         row |= {"batch_rows": max(1, BATCH_BYTES // (first["entries"] * (bits // 4)))}
-        for each in (exchange, *DEPLOYED):
-            below = {way: [asked, crossover(asked, each, row)] for way, asked in ways.items()}
-            found.append({**row, "exchange": each, **below})
-    return found
+        for seconds in (exchange, *DEPLOYED):
+            below = {way: [asked, crossover(asked, seconds, row)] for way, asked in ways.items()}
+            records.append({**row, "exchange": seconds, **below})
+    return records
 
 
 def show_crossovers(rows: Sequence[Row], costs: Mapping[int, float]) -> None:
-    """Print what bounds Fed-EINI, the crossover and the advice."""
+    """Print what bounds Fed-EINI, the crossover and a recommendation."""
     console.print(f"CPU microseconds to encrypt a weight, by bits of the key: {costs}")
     names = ["data", "engine", "bits", "us a weight", "begin", "exchange"]
     names += ["at once", "rows", "tree by tree", "rows"]
@@ -298,18 +298,18 @@ def show_crossovers(rows: Sequence[Row], costs: Mapping[int, float]) -> None:
 
 def compared(credit: str, n_trees: int, n_rows: int, output: Path) -> list[Row]:
     """Table 2 of a set, by a boosted model and by a forest."""
-    found = []
+    rows = []
     for kind in KINDS:
         model = trained(credit, kind, n_trees, output)["model_id"]
         run = partial(predicted, credit, model, n_rows, engine="local", output=output)
-        found += table_2(kind, run(AT_ONCE), run(KEY_BITS))
-    return found
+        rows += table_2(kind, run(AT_ONCE), run(KEY_BITS))
+    return rows
 
 
 def timed(
     credit: str, n_trees: int, points: Mapping[str, Sequence[int]], bits: list[int], output: Path
 ) -> list[Row]:
-    """Figure 10 of a set: all ways, at so many rows, by engine."""
+    """Figure 10 of a set: all ways, by engine and number of rows."""
     model = trained(credit, "boosted", n_trees, output)["model_id"]
     ways: list[Way] = [*PLAIN, *bits]
     return [
@@ -332,12 +332,12 @@ def main(
     """Compute Table 2 and Figure 10, print them, and write them as JSON and PNG."""
     start, names = time.monotonic(), [engine] if engine else list(ENGINES)
     credits = [credit] if credit else list(CREDITS)
-    for name, given, known in (("engine", names, ENGINES), ("credit", credits, CREDITS)):
-        if not set(given) <= set(known):
-            raise ConfigError(f"{name} must be one of {', '.join(known)}, got {given[0]!r}")
+    for name, chosen, allowed in (("engine", names, ENGINES), ("credit", credits, CREDITS)):
+        if not set(chosen) <= set(allowed):
+            raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {chosen[0]!r}")
     for size in (bits := [int(part) for part in key_bits.split(",")]):
-        own = {"eini.key-bits": size, "eini.insecure-small-key": True, "model": "0" * 16}
-        Eini.own_settings(load_settings(own))
+        config = {"eini.key-bits": size, "eini.insecure-small-key": True, "model": "0" * 16}
+        Eini.own_settings(load_settings(config))
     output.mkdir(parents=True, exist_ok=True)
     console.print(CUT if quick else "Credit 1 takes 20 minutes on 2 cores, Credit 2 hours")
     n_trees, most = (QUICK_TREES, QUICK_ROWS) if quick else (TREES, rows)
@@ -345,12 +345,12 @@ def main(
     if quick:
         points = {name: QUICK_POINTS[: 1 if name == "simulation" else None] for name in names}
     second, figure = [], []
-    for place, each in enumerate(credits):
-        n_rows = drawn_rows(each, most).n_rows
-        second += [] if figure_10 else compared(each, n_trees, n_rows, output)
-        figure += [] if quick and place else timed(each, n_trees, points, bits, output)
+    for index, credit_name in enumerate(credits):
+        n_rows = drawn_rows(credit_name, most).n_rows
+        second += [] if figure_10 else compared(credit_name, n_trees, n_rows, output)
+        figure += [] if quick and index else timed(credit_name, n_trees, points, bits, output)
         if "local" in names and not quick and not figure_10:
-            figure += timed(each, n_trees, {"local": (n_rows,)}, [KEY_BITS], output)
+            figure += timed(credit_name, n_trees, {"local": (n_rows,)}, [KEY_BITS], output)
     costs, crossed = {n: encryption(n) for n in bits}, crossovers(figure)
     if second:
         show_table_2(second)

@@ -44,7 +44,7 @@ from simulations.papers.tables import Row, console, mean_of, new_grid, write_tab
 from strategies.federated_forest import WARNINGS
 
 REPEATS, QUICK_REPEATS = 40, 10
-# The paper names neither trees nor depth of Table 1: the largest ones of its Figures 4 and 5.
+# Table 1 names neither trees nor depth; these are the largest of the paper's Figures 4 and 5.
 TREES, DEPTH, TEST = 32, 16, 0.2
 
 # Table 1
@@ -101,7 +101,7 @@ Flower's workers, a good part of what one round takes. The paper names no rows f
 
 @contextmanager
 def warned_once() -> Iterator[None]:
-    """Tell the warning of every run once, for all of them."""
+    """Print the warning of every run only once."""
     log = logging.getLogger("fedapp")
     before = log.level
     console.print(WARNINGS["encoded"])
@@ -116,7 +116,7 @@ def warned_once() -> Iterator[None]:
 
 
 def source_of(data: str, output: Path) -> Row:
-    """The settings that name a set's table: of kddcup99 a drawn part, written here."""
+    """Settings that name a set's table; of kddcup99 a random part, written here."""
     if data != "kddcup99":
         return {"data": data}
     table = read_source(data)
@@ -126,7 +126,7 @@ def source_of(data: str, output: Path) -> Row:
 
 
 def drawn_rows(labels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Some rows by chance, without those of classes that have too few of them."""
+    """Draw rows at random, without those of classes that have too few of them."""
     rows = np.random.default_rng(SEED).permutation(len(labels))[:KDD_ROWS]
     names, counts = np.unique(labels[rows], return_counts=True)
     return rows[np.isin(labels[rows], names[counts >= KDD_CLASS])]
@@ -135,24 +135,23 @@ def drawn_rows(labels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 def repeat(data: str, source: Row, seed: int, output: Path) -> Row:
     """All columns of Table 1 for one draw."""
     objective = OBJECTIVES[find_dataset(data).task]
-    more = {**source, "columns": "random", "test-fraction": TEST, "seed": seed}
-    settings = load_settings({**own_settings(objective, TREES, DEPTH), **more})
+    table_settings = {**source, "columns": "random", "test-fraction": TEST, "seed": seed}
+    settings = load_settings({**own_settings(objective, TREES, DEPTH), **table_settings})
     tell = partial(console.print, f"{data}:")
     summary = finished_cell(settings, output / data, run_and_tidy, tell)
     path = output / data / f"others-{seed}.json"
-    (beside,) = kept(path, settings, lambda: [others(settings)], tell)
+    (other_scores,) = kept(path, settings, lambda: [others(settings)], tell)
     name = score_name(objective)
     row = {"data": data, "seed": seed, "FF": summary["metrics"]["test"][name]}
-    return {**row, **beside}
+    return {**row, **other_scores}
 
 
 def score_name(objective: str) -> str:
-    """What Table 1 shows."""
     return "rmse" if objective == REGRESSION else "accuracy"
 
 
 def others(settings: Settings) -> Row:
-    """Scores of what Federated Forest is held against, on the same rows."""
+    """Scores of the models that Federated Forest is compared with, on the same rows."""
     table, _, active = join_tables(settings)
     columns = {
         "RF1": table.values[:, active],
@@ -160,55 +159,55 @@ def others(settings: Settings) -> Row:
         "NonFF": table.values,
     }
     name = score_name(settings.objective)
-    found = {
+    scores = {
         kind: forest_scores(settings, replace(table, values=np.ascontiguousarray(values)))[name]
         for kind, values in columns.items()
     }
-    return {**found, "LR": linear_score(settings.objective, table)}
+    return {**scores, "LR": linear_score(settings.objective, table)}
 
 
 def linear_score(objective: str, table: Pooled) -> float | None:
-    """Accuracy or RMSE of a linear model of the joined table; none of more classes than two."""
+    """Accuracy or RMSE of a linear model of the joined table; None with more than two classes."""
     if objective == OBJECTIVES["multiclass"]:
         return None
     is_regression, train, test = objective == REGRESSION, table.split.train, table.split.test
-    last = LinearRegression() if is_regression else LogisticRegression(max_iter=1000)
-    model = make_pipeline(StandardScaler(), last).fit(table.values[train], table.labels[train])
-    found = model.predict(table.values[test])
+    estimator = LinearRegression() if is_regression else LogisticRegression(max_iter=1000)
+    model = make_pipeline(StandardScaler(), estimator).fit(table.values[train], table.labels[train])
+    predictions = model.predict(table.values[test])
     if is_regression:
-        return float(np.sqrt(np.mean((found - table.labels[test]) ** 2)))
-    return float(np.mean(found == table.labels[test]))
+        return float(np.sqrt(np.mean((predictions - table.labels[test]) ** 2)))
+    return float(np.mean(predictions == table.labels[test]))
 
 
 def p_value(first: tuple[float, float], second: tuple[float, float], n: int) -> float:
-    """Two-sided Z-test of two means, each of ``n`` draws: (mean, standard deviation)."""
+    """Two-sided Z-test of two means of ``n`` draws each: (mean, standard deviation)."""
     return p_of(first[0] - second[0], math.hypot(first[1], second[1]), n)
 
 
 def p_of(difference: float, deviation: float, n: int) -> float:
-    """Chance of so large a mean of ``n`` normal draws with this deviation around 0."""
+    """Probability of a mean at least this large of ``n`` normal draws around 0."""
     if not deviation:
         return 0.0 if difference else 1.0
+    # P(|Z| >= z) = erfc(z / sqrt(2)), with z = |difference| / (deviation / sqrt(n)).
     return math.erfc(abs(difference) / deviation * math.sqrt(n / 2))
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 def tested(rows: Sequence[Row]) -> Row:
-    """Means of one set's repeats, and both tests."""
-    found: Row = {"data": rows[0]["data"], "repeats": len(rows)}
-    found |= {name: mean_of(rows, name) for name in ALONE if rows[0][name] is not None}
-    found |= {name: spread([row[name] for row in rows]) for name in FORESTS}
+    """Means over one set's repeats, and both tests."""
+    means: Row = {"data": rows[0]["data"], "repeats": len(rows)}
+    means |= {name: mean_of(rows, name) for name in ALONE if rows[0][name] is not None}
+    means |= {name: spread([row[name] for row in rows]) for name in FORESTS}
     differences = spread([row["FF"] - row["NonFF"] for row in rows])
-    found["p"] = p_value(found["NonFF"], found["FF"], len(rows))
-    return {**found, "difference": differences, "paired": p_of(*differences, len(rows))}
+    means["p"] = p_value(means["NonFF"], means["FF"], len(rows))
+    return {**means, "difference": differences, "paired": p_of(*differences, len(rows))}
 
 
 def show_table_1(rows: Sequence[Row]) -> None:
-    """Print means, deviations and tests; below each set the paper's."""
+    """Print means, deviations and tests, with the paper's below each set."""
     names = ("data", *ALONE, *FORESTS, "p", "FF - NonFF", "paired")
     grid = new_grid(f"Table 1: means of {rows[0]['repeats']} repeats", names, 1)
     for row in rows:
@@ -222,7 +221,6 @@ def show_table_1(rows: Sequence[Row]) -> None:
 
 
 def as_text(row: Mapping[str, Any]) -> list[str]:
-    """Scores of a line, and p."""
     alone = [f"{row[name]:.3f}" if name in row else "-" for name in ALONE]
     pairs = [f"{mean:.4f} ± {deviation:.4f}" for mean, deviation in (row[n] for n in FORESTS)]
     return [*alone, *pairs, f"{row['p']:.3f}"]
@@ -235,14 +233,14 @@ def domains_of(table: Table, n_domains: int) -> tuple[Table, str]:
     """A table with the columns of the first domains, and the setting ``columns``."""
     order = np.random.default_rng(SEED).permutation(len(table.columns))
     shares = np.array_split(order, N_DOMAINS)[:n_domains]
-    kept = np.concatenate(shares)
-    names = tuple(table.columns[place] for place in kept)
+    columns = np.concatenate(shares)
+    names = tuple(table.columns[column] for column in columns)
     sizes = ",".join(str(len(share)) for share in shares)
-    return replace(table, columns=names, values=table.values[:, kept]), f"sizes:{sizes}"
+    return replace(table, columns=names, values=table.values[:, columns]), f"sizes:{sizes}"
 
 
 def domains(n_domains: int, n_seeds: int, output: Path) -> Row:
-    """Accuracy, and seconds of training and prediction, of so many parties."""
+    """Accuracy, and seconds of training and prediction, with ``n_domains`` parties."""
     table, columns = domains_of(read_source(DOMAIN_DATA), n_domains)
     config: Row = {**own_settings(OBJECTIVES["binary"], TREES, DEPTH), "columns": columns}
     config |= {"parties": n_domains, "label": "y"}
@@ -257,24 +255,23 @@ def domains(n_domains: int, n_seeds: int, output: Path) -> Row:
     write_rows(path, table, np.tile(rows, TIMES))
     seconds = domain_seconds(config, folder / "many", tell)
     path.unlink()
-    found = {"domains": n_domains, "columns": len(table.columns), "accuracy": spread(scores)}
-    return {**found, **seconds}
+    record = {"domains": n_domains, "columns": len(table.columns), "accuracy": spread(scores)}
+    return {**record, **seconds}
 
 
 def domain_seconds(config: Row, folder: Path, tell: Callable[[str], None]) -> Row:
     """Seconds of training on all rows, and of one-round prediction of all rows."""
     settings = load_settings({**config, "test-fraction": 0.0, "seed": SEED})
     model = finished_cell(settings, folder, run_local, tell)
-    given = {**COMMON, "strategy": ONE_ROUND, "model": model["model_id"], "output": ".parquet"}
-    given |= {name: config[name] for name in ("parties", "data")}
+    prediction = {**COMMON, "strategy": ONE_ROUND, "model": model["model_id"], "output": ".parquet"}
+    prediction |= {name: config[name] for name in ("parties", "data")}
     keep = partial(run_and_keep, run_local)
-    finished_cell(load_settings({**given, "seed": SEED}), folder, keep, tell)
+    finished_cell(load_settings({**prediction, "seed": SEED}), folder, keep, tell)
     ledger = read_run(folder / f"{ONE_ROUND}-{SEED}").ledger
     return {"train": model["seconds"]["train"], "predict": spent(ledger)["seconds"]}
 
 
 def show_figure_3(rows: Sequence[Row]) -> None:
-    """Print accuracy and seconds by the number of domains."""
     names = ("domains", "columns", "accuracy", "training, sec.", "prediction, sec.")
     grid = new_grid(f"Figure 3: {DOMAIN_DATA}, {TREES} trees of depth {DEPTH}", names, 0)
     for row in rows:
@@ -285,22 +282,22 @@ def show_figure_3(rows: Sequence[Row]) -> None:
 
 
 def draw_figure_3(rows: Sequence[Row]) -> bytes:
-    """Accuracy above seconds, as PNG."""
+    """Plot accuracy above seconds, as PNG."""
     figure, upper = new_canvas(7.5, 5, rows=2)
-    lower, places, pens = figure.axes[1], [row["domains"] for row in rows], new_pens()
+    lower, positions, pens = figure.axes[1], [row["domains"] for row in rows], new_pens()
     means, deviations = zip(*(row["accuracy"] for row in rows), strict=True)
     color, _ = next(pens)
-    upper.errorbar(places, means, yerr=deviations, color=color, capsize=3, **line_style(rows))
+    upper.errorbar(positions, means, yerr=deviations, color=color, capsize=3, **line_style(rows))
     for name, label in (("train", "training"), ("predict", "one-round prediction")):
         color, dash = next(pens)
         seconds = [row[name] for row in rows]
-        lower.plot(places, seconds, dash, color=color, label=label, **line_style(rows))
+        lower.plot(positions, seconds, dash, color=color, label=label, **line_style(rows))
     upper.set_ylabel("accuracy")
     lower.set(xlabel="domains", ylabel="seconds")
     lower.set_ylim(bottom=0)
     lower.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     for ax in (upper, lower):
-        ax.xaxis.set_major_locator(FixedLocator(places))
+        ax.xaxis.set_major_locator(FixedLocator(positions))
     return to_png(figure)
 
 
@@ -317,7 +314,7 @@ def main(
         raise ConfigError("repeats must be 2 at least, or 0, got 1")
     output.mkdir(parents=True, exist_ok=True)
     console.print(CUT if quick else "About an hour on 2 cores")
-    # Read now, so that a file that is not here is missed before the first run.
+    # Read now, so that a missing file is noticed before the first run.
     sources = {data: source_of(data, output) for data in DATA}
     seeds = range(SEED, SEED + (repeats or (QUICK_REPEATS if quick else REPEATS)))
     with warned_once():

@@ -1,16 +1,16 @@
 """FedXGBllr against its paper: quality, bytes and heads, beside pooled XGBoost.
 
 Source: Ma et al. 2023, section 4: Table 2 (quality), Table 3 (bytes, Eq. 6) and Table 4 (heads at 5
-clients), by the settings of section 4.1, which are fedapp's defaults. Table 1 counts the rows of
-LIBSVM's training files alone, so their ``-test`` files are excluded here too, and one file is split
-0.75 : 0.25 by chance.
+clients), with the settings of section 4.1, which are fedapp's defaults. Table 1 counts only the
+rows of LIBSVM's training files, so their ``-test`` files are excluded here too, and one file is
+split 0.75 : 0.25 at random.
 
-The paper's errors for abalone seem to be of rows that were trained on. Its centralized 1.3 is what
-XGBoost, fitted to three quarters of the rows, gives on *all* rows (column "all rows"); on the rest
-it gives 5.2. Its 3.6, 4.4, 4.9 rise with the clients, as errors on all rows do: the mean of their
+The paper's errors for abalone seem to include training rows. Its centralized 1.3 is the error of
+XGBoost, fitted to three quarters of the rows, on *all* rows (column "all rows"); on the other rows
+it is 5.2. Its 3.6, 4.4, 4.9 rise with the clients, as errors on all rows do: the mean of their
 ensembles has 3.5, 4.2, 4.6 with the parameters of Flower's hfedxgboost (alpha 5, gamma 5, subsample
-0.8), and 2.3, 3.5, 4.1 with those used here; on test rows 4.5 to 4.8 for any number. No one setting
-gave all four figures. hfedxgboost reports 5.5, 6.9, 7.5.
+0.8), and 2.3, 3.5, 4.1 with those used here; on test rows 4.5 to 4.8 for any number. No single
+setting reproduced all four figures. hfedxgboost reports 5.5, 6.9, 7.5.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ TEST_FRACTION, N_ROUNDS, FIRST_SEED = 0.25, 10, 42
 POOLED = {"num-boost-round": 500, "max-depth": 8, "eta": 0.1}
 USES = {"fit": "trees", "share": "trees", "average": "head"}  # of messages train.fedxgbllr_*
 QUICK_ROWS = 10_000
-# Of a run, and of 1,000 rows in it; measured on 2 cores.
+# Of a run, plus those of 1,000 rows; measured on 2 cores.
 RUN_SECONDS, ROW_SECONDS = 3.0, {"cnn": 0.25, "cnn3": 3.0, "fcnn": 0.6}
 OUTPUT = Path("runs/papers/fedxgbllr")
 CUT = f"--quick: 1 seed; sets above {QUICK_ROWS} rows with one number of clients, not in Table 4"
@@ -84,12 +84,11 @@ class Cell:
     seed: int
 
     def folder(self, output: Path) -> Path:
-        """Where ``simulations.compare`` puts it."""
         return output / f"{self.data}-{self.clients}-{self.head}" / f"fedxgbllr-{self.seed}"
 
 
 def settings_of(data: str, seed: int, more: Row) -> Settings:
-    """What runs of a set share, and more."""
+    """Settings shared by the runs of a set, and ``more``."""
     how = {"objective": OBJECTIVES[find_dataset(data).task], "test-fraction": TEST_FRACTION}
     return load_settings({"data": data, "seed": seed, **how, **more})
 
@@ -97,7 +96,7 @@ def settings_of(data: str, seed: int, more: Row) -> Settings:
 def planned(
     sizes: Mapping[str, int], clients: Sequence[int], seeds: Iterable[int], quick: bool
 ) -> tuple[list[Cell], list[Cell]]:
-    """Runs of Tables 2 and 3, and of Table 4; --quick cuts the larger sets."""
+    """Runs of Tables 2 and 3, and of Table 4; with --quick fewer of the larger sets."""
     second, fourth = [], []
     for seed in seeds:
         for data, n_rows in sizes.items():
@@ -108,16 +107,16 @@ def planned(
 
 
 def minutes_left(cells: Iterable[Cell], sizes: Mapping[str, int], output: Path) -> float:
-    """What the runs that are not finished will take, about."""
+    """Estimated minutes of the unfinished runs."""
     waiting = [one for one in set(cells) if not (one.folder(output) / "summary.json").exists()]
     seconds = [RUN_SECONDS + sizes[one.data] / 1000 * ROW_SECONDS[one.head] for one in waiting]
     return sum(seconds) / 60
 
 
 def run_cell(cell: Cell, output: Path) -> Row:
-    """Score, bytes and seconds of one run, which is made unless it is there."""
-    own = {"strategy": "fedxgbllr", "parties": cell.clients, "fedxgbllr.head": cell.head}
-    folder, settings = cell.folder(output), settings_of(cell.data, cell.seed, own)
+    """Score, bytes and seconds of one run, unless it is finished."""
+    config = {"strategy": "fedxgbllr", "parties": cell.clients, "fedxgbllr.head": cell.head}
+    folder, settings = cell.folder(output), settings_of(cell.data, cell.seed, config)
     tell = partial(console.print, f"{folder.parent.name}:")
     summary = finished_cell(settings, folder.parent, run_and_tidy, tell)
     return {
@@ -129,7 +128,7 @@ def run_cell(cell: Cell, output: Path) -> Row:
 
 
 def run_and_tidy(settings: Settings) -> RunFolder:
-    """Train in this process; the sites keep nothing."""
+    """Train in this process; delete the sites' parts of the model."""
     folder = run_local(settings)
     forget_model(folder.summary["model_id"])
     return folder
@@ -141,7 +140,7 @@ def score(objective: str, scores: Mapping[str, float]) -> float:
 
 
 def bytes_by_use(ledger: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Bytes both ways that carry trees, the head, and all else."""
+    """Bytes both ways that carry trees, the head, and anything else."""
     totals = {"head": 0, "trees": 0, "other": 0}
     for line in ledger:
         totals[USES.get(line["type"].removeprefix("train.fedxgbllr_"), "other")] += line["bytes"]
@@ -149,22 +148,21 @@ def bytes_by_use(ledger: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def run_pooled(data: str, seed: int, output: Path) -> Row:
-    """XGBoost on all rows but the test rows: its score on these, and on all rows."""
+    """XGBoost on all rows except the test rows: its score on these, and on all rows."""
     path, settings = output / f"{data}-pooled-{seed}.json", settings_of(data, seed, POOLED)
-    (found,) = kept(path, settings, lambda: [pooled_scores(settings)], console.print)
-    return {"data": data, "seed": seed, **found}
+    (scores,) = kept(path, settings, lambda: [pooled_scores(settings)], console.print)
+    return {"data": data, "seed": seed, **scores}
 
 
 def pooled_scores(settings: Settings) -> dict[str, float]:
-    """Fit XGBoost once, score it twice."""
     whole = settings.model_copy(update={"valid_fraction": 0.0, "asked_parties": 1})
     rows, objective = baseline_rows(whole)[0], settings.objective
     trained = train_boosted(settings, rows)
-    found = {}
-    for name, of in {"test": rows.split.test, "all": np.arange(len(rows.labels))}.items():
-        given = trained.margins(of), rows.labels[of], rows.weights[of]
-        found[name] = score(objective, metrics.pooled(objective, *given))
-    return found
+    scores = {}
+    for name, row_ids in {"test": rows.split.test, "all": np.arange(len(rows.labels))}.items():
+        predictions = trained.margins(row_ids), rows.labels[row_ids], rows.weights[row_ids]
+        scores[name] = score(objective, metrics.pooled(objective, *predictions))
+    return scores
 
 
 def is_error(data: str) -> bool:
@@ -173,55 +171,54 @@ def is_error(data: str) -> bool:
 
 
 def beside_paper(data: str, n_clients: int, ours: float) -> tuple[str, str]:
-    """Points above the paper, or times its MSE; and of 2 clients whether the target is met."""
+    """Points above the paper, or ratio of the MSE; and for 2 clients whether the target is met."""
     paper = PAPER.get(data, {}).get(n_clients)
     if paper is None:
         return "", ""
-    shown = f"x {ours / paper:.2f}" if is_error(data) else f"{ours - paper:+.2f}"
-    met = ours <= MOST_RATIO * paper if is_error(data) else ours >= paper - MOST_POINTS
-    return shown, "" if n_clients != 2 else "met" if met else "missed"
+    text = f"x {ours / paper:.2f}" if is_error(data) else f"{ours - paper:+.2f}"
+    is_met = ours <= MOST_RATIO * paper if is_error(data) else ours >= paper - MOST_POINTS
+    return text, "" if n_clients != 2 else "met" if is_met else "missed"
 
 
 def eq_6(n_clients: int) -> str:
-    """MB, by the size of the head in Table 5; the trees take none."""
+    """MB by the paper's formula: the size of the head in Table 5, and nothing for trees."""
     size = HEAD_MB.get(n_clients)
     return f"{2 * n_clients * N_ROUNDS * size:.1f}" if size else ""
 
 
 def written(data: str, value: float | None) -> str:
-    """A score with as many digits as it deserves."""
     return "" if value is None else f"{value:.4g}" if is_error(data) else f"{value:.2f}"
 
 
 def show_table_2(rows: Sequence[Row], pooled: Sequence[Row], how: str) -> None:
-    """Print quality beside the paper and XGBoost."""
+    """Print quality beside the paper's and XGBoost's."""
     names = ["data", "clients", "ours", "paper", "ours-paper", "target"]
     names += ["pooled", "paper's", "all rows", "sec."]
     grid = new_grid(f"Table 2: accuracy in %, or MSE; {how}", names, 1)
     baselines = grouped(pooled, "data")
     for (data, n_clients), group in grouped(rows, "data", "clients").items():
-        ours, same, paper = mean_of(group, "score"), baselines[(data,)], PAPER.get(data, {})
+        ours, baseline, paper = mean_of(group, "score"), baselines[(data,)], PAPER.get(data, {})
         scores = [written(data, ours), written(data, paper.get(n_clients))]
         scores += beside_paper(data, n_clients, ours)
-        others = (mean_of(same, "test"), paper.get(1), mean_of(same, "all"))
-        scores += [written(data, one) for one in others]
+        others = (mean_of(baseline, "test"), paper.get(1), mean_of(baseline, "all"))
+        scores += [written(data, score) for score in others]
         grid.add_row(data, str(n_clients), *scores, f"{mean_of(group, 'seconds'):.0f}")
     console.print(grid)
 
 
 def show_table_3(rows: Sequence[Row]) -> None:
-    """Print bytes beside the paper's formula."""
+    # Measured bytes, beside the paper's formula
     names = ("data", "clients", "Eq. 6", "head", "trees", "other", "all", "per client")
     grid = new_grid("Table 3: MB both ways, all clients together", names, 1)
     for (data, n_clients), group in grouped(rows, "data", "clients").items():
-        found = [mean_of(group, f"{use}_bytes") / 1e6 for use in ("head", "trees", "other")]
-        shown = [f"{one:.2f}" for one in (*found, sum(found), sum(found) / n_clients)]
-        grid.add_row(data, str(n_clients), eq_6(n_clients), *shown)
+        totals = [mean_of(group, f"{use}_bytes") / 1e6 for use in ("head", "trees", "other")]
+        texts = [f"{total:.2f}" for total in (*totals, sum(totals), sum(totals) / n_clients)]
+        grid.add_row(data, str(n_clients), eq_6(n_clients), *texts)
     console.print(grid)
 
 
 def show_table_4(rows: Sequence[Row], how: str) -> None:
-    """Print the heads side by side, each beside the paper."""
+    """Print the heads side by side, each with the paper's score."""
     names = ["data", *(name for head in HEADS for name in (head, "paper"))]
     heading = f"Table 4: heads at {HEADS_CLIENTS} clients; {how}"
     grid = new_grid(heading, [*names, "sec. of each"], 1)
@@ -229,14 +226,14 @@ def show_table_4(rows: Sequence[Row], how: str) -> None:
         of_head = grouped(group, "head")
         ours = [mean_of(of_head[(head,)], "score") for head in HEADS]
         paper = PAPER_HEADS.get(data, (None,) * len(HEADS))
-        pairs = [one for pair in zip(ours, paper, strict=True) for one in pair]
+        pairs = [score for pair in zip(ours, paper, strict=True) for score in pair]
         spent = " / ".join(f"{mean_of(of_head[(head,)], 'seconds'):.0f}" for head in HEADS)
-        grid.add_row(data, *(written(data, one) for one in pairs), spent)
+        grid.add_row(data, *(written(data, score) for score in pairs), spent)
     console.print(grid)
 
 
 def numbers(text: str) -> list[int]:
-    """Numbers of clients, from a text."""
+    """Parse numbers of clients."""
     if not all(part.strip().isdecimal() and int(part) > 0 for part in text.split(",")):
         raise ConfigError(f"clients must be whole numbers >= 1 and commas, got {text!r}")
     return list(dict.fromkeys(map(int, text.split(","))))
@@ -251,16 +248,16 @@ def main(
 ) -> None:
     """Compute the tables, print them, and write every run as JSON."""
     start, n_seeds = time.monotonic(), 1 if quick else seeds
-    drawn = range(FIRST_SEED, FIRST_SEED + n_seeds)
-    # Read now, so that a file that is not here is missed before the first run.
+    seeds_run = range(FIRST_SEED, FIRST_SEED + n_seeds)
+    # Read now, so that a missing file is noticed before the first run.
     sizes = {name.strip(): read_source(name.strip()).n_rows for name in sets.split(",")}
     output.mkdir(parents=True, exist_ok=True)
-    second, fourth = planned(sizes, numbers(clients), drawn, quick)
+    second, fourth = planned(sizes, numbers(clients), seeds_run, quick)
     console.print(f"About {minutes_left([*second, *fourth], sizes, output):.0f} minutes on 2 cores")
     if quick:
         console.print(CUT)
     how = f"{n_seeds} seed(s) from {FIRST_SEED}{', --quick' if quick else ''}"
-    pooled = [run_pooled(name, seed, output) for name in sizes for seed in drawn]
+    pooled = [run_pooled(name, seed, output) for name in sizes for seed in seeds_run]
     rows = [run_cell(cell, output) for cell in second]
     show_table_2(rows, pooled, how)
     show_table_3(rows)

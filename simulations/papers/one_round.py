@@ -33,7 +33,7 @@ from simulations.papers.tables import Row, console, grouped, new_grid
 
 Point = tuple[int, int, float]  # trees, depth, share of the rows
 
-SEED, EXACT = 42, 65535  # bins: a cut at every value
+SEED, EXACT = 42, 65535  # EXACT bins: a cut at every value
 COMMON: Row = {"strategy": "federated-forest", "parties": 2, "align": "ordered"}
 COMMON |= {"valid-fraction": 0.0, "max-bin": EXACT}
 
@@ -58,25 +58,25 @@ FASTER = 10  # times: the target in the simulation engine
 
 
 def write_rows(path: Path, table: Table, rows: npt.NDArray[Any], labelled: bool = True) -> str:
-    """Some rows of a table as Parquet, with the label y; the setting ``data``."""
+    """Write some rows of a table as Parquet, with the label y; return the setting ``data``."""
     columns = zip(table.columns, table.values[rows].T, strict=True)
-    found: Row = {name: np.ascontiguousarray(column) for name, column in columns}
+    arrays: Row = {name: np.ascontiguousarray(column) for name, column in columns}
     if labelled:
         assert table.labels is not None
-        found["y"] = table.labels[rows]
-    pa.parquet.write_table(pa.table(found), path)
+        arrays["y"] = table.labels[rows]
+    pa.parquet.write_table(pa.table(arrays), path)
     return str(path.resolve())
 
 
 def own_settings(objective: str, trees: int, depth: int) -> Row:
-    """How forests are grown."""
+    """Settings that grow a forest."""
     config = {**COMMON, "objective": objective, "federated-forest.trees": trees}
     config["federated-forest.max-features"] = "all" if objective == REGRESSION else "sqrt"
     return config | {"federated-forest.max-depth": depth}
 
 
 def model_of(data: str, trees: int, depth: int, output: Path) -> str:
-    """Id of the model of a set, which is trained unless it is there."""
+    """Id of the model of a set, which is trained unless it exists."""
     config = own_settings(OBJECTIVES[find_dataset(data).task], trees, depth)
     more = {"data": data, "columns": "even", "test-fraction": TEST, "seed": SEED}
     folder, tell = output / f"{data}-{trees}-{depth}", partial(console.print, f"{data}:")
@@ -85,71 +85,71 @@ def model_of(data: str, trees: int, depth: int, output: Path) -> str:
 
 
 def predicted(data: str, point: Point, way: str, engine: str, n: int, output: Path) -> Row:
-    """Seconds of one way at one point, the median of ``n`` runs; and where predictions lie."""
+    """Median seconds of one way at one point over ``n`` runs, and the folder of its predictions."""
     trees, depth, share = point
     table, (method, at_once) = read_source(data), WAYS[way]
     test = split_rows(table.n_rows, TEST, 0.0, SEED).test
     rows = np.random.default_rng(SEED).permutation(test)[: round(share * table.n_rows)]
     path = output / f"{data}-{share}.parquet"
-    given = {**COMMON, "strategy": method, "data": write_rows(path, table, rows, labelled=False)}
-    given |= {"model": model_of(data, trees, depth, output), "output": ".parquet"}
-    given |= {"interactive.trees-at-once": at_once}
+    config = {**COMMON, "strategy": method, "data": write_rows(path, table, rows, labelled=False)}
+    config |= {"model": model_of(data, trees, depth, output), "output": ".parquet"}
+    config |= {"interactive.trees-at-once": at_once}
     names = data, *map(str, point), way.replace(" ", "-"), engine.replace(" ", "-")
-    folder, found = output / "-".join(names), []
+    folder, costs = output / "-".join(names), []
     tell = partial(
         console.print, f"{data}, {trees} trees, depth {depth}, {share}, {way}, {engine}:"
     )
     for seed in range(SEED, SEED + n):
         keep = partial(run_and_keep, ENGINES[engine])
-        finished_cell(load_settings({**given, "seed": seed}), folder, keep, tell)
-        found.append(spent(read_run(folder / f"{method}-{seed}").ledger))
+        finished_cell(load_settings({**config, "seed": seed}), folder, keep, tell)
+        costs.append(spent(read_run(folder / f"{method}-{seed}").ledger))
     path.unlink()
     row = {"data": data, "engine": engine, "way": way, "rows": len(rows), "repeats": n}
-    row |= dict(zip(AXES, point, strict=True)) | {"bytes": found[0]["bytes"]}
-    row |= {"seconds": statistics.median(one["seconds"] for one in found)}
-    return {**row, "exchanges": found[0]["exchanges"], "folder": str(folder / f"{method}-{SEED}")}
+    row |= dict(zip(AXES, point, strict=True)) | {"bytes": costs[0]["bytes"]}
+    row |= {"seconds": statistics.median(one["seconds"] for one in costs)}
+    return {**row, "exchanges": costs[0]["exchanges"], "folder": str(folder / f"{method}-{SEED}")}
 
 
 def check_same(rows: Sequence[Row]) -> None:
-    """Hold that all ways and engines predict the same at each point.
+    """Check that all ways and engines predict the same at each point.
 
     Raises
     ------
     ValueError : two do not.
     """
-    for place, group in grouped(rows, "data", *AXES).items():
-        first, *rest = (
+    for point, group in grouped(rows, "data", *AXES).items():
+        first, *others = (
             pa.parquet.read_table(Path(row["folder"]) / "predictions.parquet") for row in group
         )
-        for row, other in zip(group[1:], rest, strict=True):
+        for row, other in zip(group[1:], others, strict=True):
             if not other.equals(first):
-                raise ValueError(f"predictions must be alike, got others {row['way']} at {place}")
+                raise ValueError(f"predictions must be alike, got others {row['way']} at {point}")
 
 
 def planned(quick: bool) -> list[tuple[str, Point, str, str, int]]:
     """All points of the figures, once each: set, point, way, engine, runs."""
-    timed, found = QUICK_TIMED if quick else TIMED, []
+    timed, runs = QUICK_TIMED if quick else TIMED, []
     for engine, data in ((engine, data) for engine in ENGINES for data in PREDICTED):
         is_cut = quick and engine != IN_PROCESS
         if is_cut and data != PREDICTED[0]:
             continue
         ways = [way for way in WAYS if not (is_cut and way == AT_ONCE)]
         points = dict.fromkeys(p for name in FIGURES for p in points_of(name, quick))
-        found += [(data, p, way, engine, timed[engine]) for p in points for way in ways]
-    return found
+        runs += [(data, p, way, engine, timed[engine]) for p in points for way in ways]
+    return runs
 
 
 def points_of(figure: str, quick: bool) -> list[Point]:
-    """Points of a figure; --quick takes its ends."""
+    """Points of a figure; with --quick its ends."""
     points = FIGURES[figure][1]
     return [points[0], points[-1]] if quick else points
 
 
 def rows_of(figure: str, rows: Sequence[Row]) -> list[Row]:
-    """What was measured at a figure's points, in their order."""
+    """Rows measured at a figure's points, in order."""
     name, points = FIGURES[figure]
-    found = [row for row in rows if tuple(row[axis] for axis in AXES) in points]
-    return sorted(found, key=lambda row: row[name])
+    own_rows = [row for row in rows if tuple(row[axis] for axis in AXES) in points]
+    return sorted(own_rows, key=lambda row: row[name])
 
 
 def show_figures(rows: Sequence[Row]) -> None:
@@ -168,8 +168,8 @@ def show_figures(rows: Sequence[Row]) -> None:
 
 
 def verdicts(rows: Sequence[Row]) -> list[Row]:
-    """Of each engine: how much faster one round is at least, and how it grows with the axes."""
-    found = []
+    """By engine: how much faster one round is at least, and how seconds grow with the axes."""
+    verdict_rows = []
     for (engine,), group in grouped(rows, "engine").items():
         ratios = {}
         for point, of_point in grouped(group, "data", *AXES).items():
@@ -182,12 +182,12 @@ def verdicts(rows: Sequence[Row]) -> list[Row]:
                 lines = grouped((r for r in rows_of(figure, group) if r["way"] == way), "data")
                 ends = [line[-1]["seconds"] / line[0]["seconds"] for line in lines.values()]
                 row["growth"][f"{way}, {name}"] = max(ends)
-        found.append(row)
-    return found
+        verdict_rows.append(row)
+    return verdict_rows
 
 
 def show_verdicts(rows: Sequence[Row]) -> None:
-    """Print whether one round is as fast as it should be."""
+    """Print whether one round is as fast as the target."""
     for row in rows:
         met = f", target {FASTER}: {'met' if row['least'] >= FASTER else 'missed'}"
         target = met if row["engine"] == SIMULATION else ""
@@ -195,27 +195,27 @@ def show_verdicts(rows: Sequence[Row]) -> None:
         times = f"{row['least']:.1f} ({data}, {trees} trees, depth {depth}, share {share})"
         times += f" to {row['most']:.1f} times faster than classical{target}"
         console.print(f"{row['engine']}: one-round is {times}", soft_wrap=True)
-        for place, (name, points) in enumerate(FIGURES.values()):
-            grown = [f"{way} x {row['growth'][f'{way}, {name}']:.2f}" for way in COMPARED]
-            ends = f"{name} {points[0][place]} to {points[-1][place]}"
-            console.print(f"  seconds, {ends}: {', '.join(grown)} at most")
+        for axis, (name, points) in enumerate(FIGURES.values()):
+            growth = [f"{way} x {row['growth'][f'{way}, {name}']:.2f}" for way in COMPARED]
+            ends = f"{name} {points[0][axis]} to {points[-1][axis]}"
+            console.print(f"  seconds, {ends}: {', '.join(growth)} at most")
 
 
 def draw(figure: str, rows: Sequence[Row]) -> bytes:
-    """Seconds of all ways, a set below the other, as PNG."""
+    """Plot seconds of all ways, one set below the other, as PNG."""
     name, sets = FIGURES[figure][0], grouped(rows_of(figure, rows), "data")
     canvas, _ = new_canvas(7.5, 3.2 * len(sets), rows=len(sets))
     pens = dict(
         zip(((way, engine) for engine in ENGINES for way in WAYS), new_pens(), strict=False)
     )
-    for ax, ((data,), found) in zip(canvas.axes, sets.items(), strict=True):
-        for (way, engine), line in grouped(found, "way", "engine").items():
+    for ax, ((data,), of_data) in zip(canvas.axes, sets.items(), strict=True):
+        for (way, engine), line in grouped(of_data, "way", "engine").items():
             color, dash = pens[way, engine]
-            places, seconds = [row[name] for row in line], [row["seconds"] for row in line]
+            positions, seconds = [row[name] for row in line], [row["seconds"] for row in line]
             ax.plot(
-                places, seconds, dash, color=color, label=f"{way}, {engine}", **line_style(line)
+                positions, seconds, dash, color=color, label=f"{way}, {engine}", **line_style(line)
             )
-            ax.xaxis.set_major_locator(FixedLocator(places))
+            ax.xaxis.set_major_locator(FixedLocator(positions))
         ax.set(yscale="log", xlabel=f"{AXES[name]}, {data}", ylabel="seconds")
         ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return to_png(canvas)

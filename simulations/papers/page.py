@@ -1,7 +1,7 @@
 """One page for all papers: the figures they print, ours, and those of pooled rows side by side.
 
-``python -m simulations.papers.page`` reads what the commands of this package have written, as far
-as they have been run, and says where ours and the paper's differ, and why.
+``python -m simulations.papers.page`` reads the results of this package's other commands, as far as
+they have been run, and shows where ours differ from the paper's, and why.
 """
 
 from __future__ import annotations
@@ -20,32 +20,23 @@ from simulations.papers import fed_eini, federated_forest, fedxgbllr, pax
 from simulations.papers.tables import Row, console, grouped, mean_of, new_grid
 
 Tables = Mapping[str, Any]
-SHARE, PERCENT, TIMES = 0.01, 1.0, 1.1  # from where on figures differ: of 1, of 100, a ratio
+SHARE, PERCENT, TIMES = 0.01, 1.0, 1.1  # differences count above these: of 1, of 100, a ratio
 OUTPUT = Path("runs/papers")
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A figure of a paper beside ours.
+    """A figure of a paper beside ours."""
 
-    Parameters
-    ----------
-    what : set, setting and score.
-    paper, ours, pooled : None where there is none; ours is a mean over the seeds.
-    far : difference from which on two figures differ; of errors, the ratio.
-    is_error : whether less is better.
-    """
-
-    what: str
+    what: str  # set, setting and score
     paper: float | None
-    ours: float
+    ours: float  # mean over the seeds
     pooled: float | None
-    far: float = SHARE
-    is_error: bool = False
+    far: float = SHARE  # difference from which figures differ; of errors, the ratio
+    is_error: bool = False  # whether less is better
 
     @property
     def differs(self) -> bool:
-        """Whether ours is far from the paper's."""
         if self.paper is None:
             return False
         if self.is_error:
@@ -54,30 +45,21 @@ class Compared:
 
     @property
     def cells(self) -> list[str]:
-        """What, paper, ours, pooled, and ours against the paper's."""
-        shown = ["" if one is None else f"{one:.4g}" for one in (self.paper, self.ours)]
-        shown.append("" if self.pooled is None else f"{self.pooled:.4g}")
+        texts = ["" if value is None else f"{value:.4g}" for value in (self.paper, self.ours)]
+        texts.append("" if self.pooled is None else f"{self.pooled:.4g}")
         if self.paper is None:
-            return [self.what, *shown, ""]
-        beside = self.ours / self.paper if self.is_error else self.ours - self.paper
-        return [self.what, *shown, f"x {beside:.2f}" if self.is_error else f"{beside:+.4f}"]
+            return [self.what, *texts, ""]
+        comparison = self.ours / self.paper if self.is_error else self.ours - self.paper
+        return [self.what, *texts, f"x {comparison:.2f}" if self.is_error else f"{comparison:+.4f}"]
 
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """What a command has written.
-
-    Parameters
-    ----------
-    title : of the paper.
-    rows : its figures.
-    why : where and why they differ, as the command says it.
-    command : that made them.
-    """
+    """Results of a command."""
 
     title: str
     rows: tuple[Compared, ...]
-    why: str
+    why: str  # where and why figures differ, as the command prints it
     command: str
 
 
@@ -116,7 +98,7 @@ def _by_task(
 
 
 def of_secureboost(tables: Tables) -> Iterator[Compared]:
-    """Table 3, whose figures are not at hand: AUC of the first tree and of all."""
+    """Table 3, whose figures are not available: AUC of the first tree and of all."""
     for row in tables["tables_2_and_3"]:
         for part in ("first_tree", "all_trees"):
             what = f"{row['credit']}, {row['method']}, {part.replace('_', ' ')}, AUC"
@@ -152,15 +134,15 @@ PAPERS: dict[str, tuple[str, Callable[[Tables], Iterator[Compared]]]] = {
 
 
 def read(folder: Path) -> list[Paper]:
-    """The papers whose commands have been run into ``folder``."""
-    found = []
+    """Papers whose commands have been run into ``folder``."""
+    papers = []
     for name, (title, compare) in PAPERS.items():
         path = folder / name / "tables.json"
         if path.exists():
             tables = json.loads(path.read_text())
             why = tables.get("notes") or "\n".join(tables["differs"])
-            found.append(Paper(title, tuple(compare(tables)), why, tables["command"]))
-    return found
+            papers.append(Paper(title, tuple(compare(tables)), why, tables["command"]))
+    return papers
 
 
 def papers_page(papers: Sequence[Paper]) -> str:
@@ -169,7 +151,8 @@ def papers_page(papers: Sequence[Paper]) -> str:
     sections = []
     for paper in papers:
         rows = [
-            [Strong(cell) for cell in one.cells] if one.differs else one.cells for one in paper.rows
+            [Strong(cell) for cell in figure.cells] if figure.differs else figure.cells
+            for figure in paper.rows
         ]
         why = f'<p class="quiet">{escaped(paper.command)}</p><p>{escaped(paper.why)}</p>'
         sections.append(section(paper.title, table(header, rows) + why))
@@ -181,21 +164,19 @@ def papers_page(papers: Sequence[Paper]) -> str:
     return page("The papers' figures beside ours", note, sections)
 
 
-def main(
-    folder: Annotated[Path, typer.Option(help="Of the papers' commands.")] = OUTPUT,
-) -> None:
+def main(folder: Annotated[Path, typer.Option(help="Of the papers' commands.")] = OUTPUT) -> None:
     """Print what differs, and write papers.html into the folder."""
     papers = read(folder)
     if not papers:
         console.print(f"no tables.json below {folder}: run simulations.papers.pax, say, first")
         raise typer.Exit(1)
     for paper in papers:
-        printed = [one for one in paper.rows if one.paper is not None]
-        differing = [one for one in printed if one.differs]
-        heading = f"{paper.title}: {len(differing)} of {len(printed)} printed figures differ"
+        comparable = [figure for figure in paper.rows if figure.paper is not None]
+        differing = [figure for figure in comparable if figure.differs]
+        heading = f"{paper.title}: {len(differing)} of {len(comparable)} printed figures differ"
         grid = new_grid(heading, ["", "paper", "ours", "pooled", "difference"], 1)
-        for one in differing:
-            grid.add_row(*one.cells)
+        for figure in differing:
+            grid.add_row(*figure.cells)
         console.print(grid)
     RunFolder(folder).write("papers.html", papers_page(papers))
     console.print(f"{folder / 'papers.html'}", soft_wrap=True)

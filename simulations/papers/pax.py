@@ -35,16 +35,12 @@ OUTPUT = Path("runs/papers/pax")
 COMMON = {"strategy": "pax", "parties": 3, "valid-fraction": 0.0, "max-depth": 6, "eta": 0.3}
 QUALITY = {**COMMON, "max-bin": 255, "test-fraction": 0.2}
 
-# Spread: what pooled XGBoost's own AUC does when max-bin alone takes these values.
+# Spread: standard deviation of pooled XGBoost's AUC over these values of max-bin.
 NEARBY_BINS = (251, 252, 253, 254, 256, 257, 258, 259)
 
 # Section 5.1: 255 bins, 100 rounds, 3,000 rows to train and 1,000 to test.
 N_TRAIN, N_TEST = 3000, 1000
-PAPER = {
-    **COMMON,
-    "max-bin": 255,
-    "test-fraction": N_TEST / (N_TRAIN + N_TEST),
-}
+PAPER = {**COMMON, "max-bin": 255, "test-fraction": N_TEST / (N_TRAIN + N_TEST)}
 DRAWS = ("random", "balanced")
 PARTITIONS = (  # Table 1
     (1000, 1000, 1000),
@@ -73,16 +69,16 @@ DIFFERENCES = (
 
 
 def own_config(common: Row, data: str, seed: int, n_trees: int) -> Row:
-    """Settings of the runs of one table."""
     return {**common, "data": data, "seed": seed, "num-boost-round": n_trees}
 
 
 def quality(data: str, seed: int, n_trees: int) -> list[Row]:
-    """PAX by both rules for bins, and XGBoost, on the same rows of one data set."""
+    """PAX with both rules for bins, and XGBoost, on the same rows of one data set."""
     config = own_config(QUALITY, data, seed, n_trees)
     baselines = run_baselines(load_settings(config))
     pooled = baselines["pooled"]["auc"]
-    spread = pooled_spread(config)
+    nearby = [load_settings({**config, "parties": 1, "max-bin": n_bins}) for n_bins in NEARBY_BINS]
+    spread = float(np.std([run_baselines(near)["pooled"]["auc"] for near in nearby], ddof=1))
     alone = float(np.mean([scores["auc"] for scores in baselines["alone"].values()]))
     rows = []
     for bins in BINS:
@@ -94,21 +90,13 @@ def quality(data: str, seed: int, n_trees: int) -> list[Row]:
     return rows
 
 
-def pooled_spread(config: Mapping[str, Any]) -> float:
-    """Standard deviation of pooled XGBoost's test AUC over near values of max-bin."""
-    settings = (
-        load_settings({**config, "parties": 1, "max-bin": n_bins}) for n_bins in NEARBY_BINS
-    )
-    return float(np.std([run_baselines(one)["pooled"]["auc"] for one in settings], ddof=1))
-
-
 def draw_rows(labels: npt.NDArray[Any], draw: str, rng: np.random.Generator) -> npt.NDArray[Any]:
-    """Rows of section 5.1.3: by chance, or as many of each label by chance."""
+    """Draw rows as in section 5.1.3: randomly, or as many of each label."""
     n_rows = N_TRAIN + N_TEST
     if draw == "random":
         return rng.choice(len(labels), n_rows, replace=False)
     classes = np.unique(labels)
-    members = [np.flatnonzero(labels == one) for one in classes]
+    members = [np.flatnonzero(labels == label) for label in classes]
     return np.concatenate([rng.choice(rows, n_rows // len(classes), False) for rows in members])
 
 
@@ -120,14 +108,14 @@ def partitions(table: Table, draw: str, seed: int, n_trees: int) -> list[Row]:
         path = write_rows(Path(folder) / "airline.parquet", table, rows)
         config = {**own_config(PAPER, path, seed, n_trees), "label": "y"}
         pooled = run_baselines(load_settings(config))["pooled"]
-        found = [{"draw": draw, "partition": "pooled", "seed": seed, **_picked(pooled)}]
+        results = [{"draw": draw, "partition": "pooled", "seed": seed, **_picked(pooled)}]
         for number, sizes in enumerate(PARTITIONS, 1):
             partition = "sizes:" + ",".join(map(str, sizes))
             summary = trained({**config, "partition": partition})[2]
             row: Row = {"draw": draw, "partition": number, "seed": seed}
             row["parties"] = [party["rows"] for party in summary["parties"]]
-            found.append({**row, **_picked(summary["metrics"]["test"]), **costs(summary)})
-    return found
+            results.append({**row, **_picked(summary["metrics"]["test"]), **costs(summary)})
+    return results
 
 
 def _picked(scores: Mapping[str, float]) -> Row:
@@ -135,7 +123,7 @@ def _picked(scores: Mapping[str, float]) -> Row:
 
 
 def show_quality(rows: Sequence[Row], heading: str) -> None:
-    """Print test AUC beside that of pooled rows; worst is over the seeds."""
+    """Print test AUC beside that of pooled rows; "worst" is over the seeds."""
     names = ["data", "bins", "PAX", "pooled", "PAX-pool"]
     names += ["worst", "spread", "alone", "sec.", "MB"]
     grid = new_grid(heading, names, 2)
@@ -150,7 +138,7 @@ def show_quality(rows: Sequence[Row], heading: str) -> None:
 
 
 def show_partitions(rows: Sequence[Row], heading: str) -> None:
-    """Print every score, and below it the paper's."""
+    """Print every score, with the paper's below."""
     names = ("draw", "partition", "rows", "ACC", "PRE", "REC", "AUC", "F1", "sec.")
     grid = new_grid(heading, names, 3)
     for (draw, partition), group in grouped(rows, "draw", "partition").items():
@@ -170,14 +158,14 @@ def main(
     output: Annotated[Path, typer.Option(help="Finished rows in it are not made again.")] = OUTPUT,
 ) -> None:
     """Compute both tables, print them, and write every run as JSON."""
-    start, drawn = time.monotonic(), range(FIRST_SEED, FIRST_SEED + (1 if quick else seeds))
-    how = f"{len(drawn)} seed(s) from {FIRST_SEED}{', --quick' if quick else ''}"
+    start, seeds_run = time.monotonic(), range(FIRST_SEED, FIRST_SEED + (1 if quick else seeds))
+    how = f"{len(seeds_run)} seed(s) from {FIRST_SEED}{', --quick' if quick else ''}"
     trees = QUICK_TREES if quick else TREES
     (cells := output / "rows").mkdir(parents=True, exist_ok=True)
     scores = [
         row
         for data in DATA
-        for seed in drawn
+        for seed in seeds_run
         for row in kept(
             cells / f"quality-{data}-{seed}-{trees}.json",
             load_settings(own_config(QUALITY, data, seed, trees)),
@@ -189,10 +177,10 @@ def main(
     console.print(f"spread: of pooled XGBoost alone, max-bin {NEARBY_BINS[0]} to {NEARBY_BINS[-1]}")
     trees = QUICK_TREES if quick else PAPER_TREES
     table = read_source(AIRLINE)
-    dealt = [
+    partition_rows = [
         row
         for draw in DRAWS
-        for seed in drawn
+        for seed in seeds_run
         for row in kept(
             cells / f"partitions-{draw}-{seed}-{trees}.json",
             load_settings(own_config(PAPER, AIRLINE, seed, trees)),
@@ -200,10 +188,15 @@ def main(
             console.print,
         )
     ]
-    show_partitions(dealt, f"Airline, {trees} trees, {how}")
+    show_partitions(partition_rows, f"Airline, {trees} trees, {how}")
     for line in DIFFERENCES:
         console.print(line, soft_wrap=True)
-    tables: Row = {"quick": quick, "quality": scores, "partitions": dealt, "differs": DIFFERENCES}
+    tables: Row = {
+        "quick": quick,
+        "quality": scores,
+        "partitions": partition_rows,
+        "differs": DIFFERENCES,
+    }
     write_tables(output, "papers.pax", start, ["xgboost"], tables)
 
 

@@ -1,8 +1,8 @@
 """SecureBoost against its paper: alignment, scaling, leaf purity, Completely SecureBoost.
 
-Source: Cheng et al. 2019 (arXiv:1901.08755), "Experiments": Table 1, Figure 5, Tables 2 and 3, by
+Source: Cheng et al. 2019 (arXiv:1901.08755), "Experiments": Table 1, Figure 5, Tables 2 and 3, with
 its settings: two parties with half of the columns each, 2/3 of the rows to train, depth 3,
-subsample 0.8, eta 0.3, Paillier with 512 bits, which hides nothing today (fedapp asks for 2048).
+subsample 0.8, eta 0.3, Paillier with 512 bits, which is insecure today (fedapp's default is 2048).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -66,14 +67,15 @@ COMMON = {
     "secureboost.key-bits": KEY_BITS,
     "secureboost.insecure-small-key": True,
 }
-METHODS = {"SecureBoost": 0, "Completely SecureBoost": 1}  # trees of the active party alone
+METHODS = {"SecureBoost": 0, "Completely SecureBoost": 1}  # trees of only the active party
 METRICS = ("accuracy", "auc", "f1")
 
 # Table 1, ids a party.
 N_IDS, MANY_IDS = (1000, 10_000, 100_000), 1_000_000
 # Figure 5; the paper goes on to 5000 columns.
 DEPTHS, N_COLUMNS, QUICK_COLUMNS, N_ROWS = range(3, 9), (50, 500, 1000), (50, 500), (5000, 10000, 0)
-# The first tree takes the run's set-up with it, the last one no encryption of another.
+# Not timed: the first tree, which includes the run's set-up, and the last, which no encryption
+# follows.
 STAGES, QUICK_STAGES = 7, 3
 AXES = {"depth": "depth", "columns": "columns", "rows": "rows of the table"}
 
@@ -101,7 +103,7 @@ label. "First tree": the same model after one tree."""
 
 
 class Alignment(VerticalStrategy):
-    """Finds the common rows, and does nothing with them."""
+    """A strategy that only matches the parties' rows."""
 
     method = "secureboost"
     reads = SecureBoost.reads
@@ -109,13 +111,12 @@ class Alignment(VerticalStrategy):
     def conversation(
         self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
     ) -> Conversation[Summary]:
-        """The first exchanges of every vertical run."""
         rows = yield from align(parties, Mailbox(parties), self.settings)
         return {"common": sum(rows.values())}
 
 
 def write_ids(folder: Path, sizes: Sequence[int]) -> str:
-    """Two tables that share half of the smaller one's ids; the setting ``data``."""
+    """Write two tables that share half of the smaller one's ids; return the setting ``data``."""
     first, second = sizes
     start = first - min(sizes) // 2
     paths = [folder / "a.parquet", folder / "b.parquet"]
@@ -129,7 +130,7 @@ def write_ids(folder: Path, sizes: Sequence[int]) -> str:
 
 
 def id_pairs(quick: bool, million: bool) -> list[tuple[int, int]]:
-    """Ids of both parties."""
+    """Numbers of ids of both parties."""
     largest = N_IDS[-1]
     pairs = list(itertools.product(N_IDS, N_IDS))
     if quick:
@@ -141,43 +142,39 @@ def alignment(n_first: int, n_second: int) -> Row:
     """Seconds and bytes from the first message of the alignment to the last."""
     sizes = (n_first, n_second)
     with tempfile.TemporaryDirectory() as folder:
-        own = {"data": write_ids(Path(folder), sizes), "id": "id", "label": "label"}
-        settings = load_settings({**COMMON, **own, "align": "psi"})
+        table = {"data": write_ids(Path(folder), sizes), "id": "id", "label": "label"}
+        settings = load_settings({**COMMON, **table, "align": "psi"})
         strategy = Alignment.of_run(settings)
         strategy.ledger.path = Path(folder) / "ledger.jsonl"
-        grid = LocalGrid(simulated_contexts(settings))
-        try:
+        with closing(LocalGrid(simulated_contexts(settings))) as grid:
             strategy.start(grid)
-        finally:
-            grid.close()
-        lines = strategy.ledger.path.read_text().splitlines()
-        sent = [one for one in map(json.loads, lines) if ".alignment_" in one["type"]]
+        ledger_lines = strategy.ledger.path.read_text().splitlines()
+        messages = [line for line in map(json.loads, ledger_lines) if ".alignment_" in line["type"]]
     forget_model(strategy.state.model_id)
     assert strategy.outcome is not None
-    seconds = sent[-1]["seconds"] - sent[0]["seconds"]
+    seconds = messages[-1]["seconds"] - messages[0]["seconds"]
     return {
         "ids": sizes,
         "common": strategy.outcome["common"],
         "seconds": seconds,
-        "bytes": sum(one["bytes"] for one in sent),
+        "bytes": sum(line["bytes"] for line in messages),
     }
 
 
-def kept_alignment(n_first: int, n_second: int, output: Path) -> Row:
-    """The same, which is measured unless it is there."""
+def cached_alignment(n_first: int, n_second: int, output: Path) -> Row:
     path = output / f"alignment-{n_first}-{n_second}.json"
     settings = load_settings({**COMMON, "align": "psi"})
     return kept(path, settings, lambda: [alignment(n_first, n_second)], console.print)[0]
 
 
 def show_table_1(rows: Sequence[Row]) -> None:
-    """Print seconds, a line an A and a column a B."""
+    """Print seconds, one line for each size of A and one column for each of B."""
     sizes = sorted({n for row in rows for n in row["ids"]})
     names = ["ids of A", *(f"B: {n}" for n in sizes)]
     grid = new_grid("Table 1: seconds", names, 1)
-    found = {tuple(row["ids"]): f"{row['seconds']:.2f}" for row in rows}
+    seconds = {tuple(row["ids"]): f"{row['seconds']:.2f}" for row in rows}
     for first in sizes:
-        grid.add_row(str(first), *(found.get((first, second), "") for second in sizes))
+        grid.add_row(str(first), *(seconds.get((first, second), "") for second in sizes))
     console.print(grid)
 
 
@@ -186,47 +183,48 @@ def show_table_1(rows: Sequence[Row]) -> None:
 
 def product_columns(values: Matrix, n_columns: int) -> Matrix:
     """The table's columns, then products of two, then of three, until there are enough."""
-    own = range(values.shape[1])
-    factors = (itertools.combinations_with_replacement(own, n) for n in (1, 2, 3))
+    columns = range(values.shape[1])
+    factors = (itertools.combinations_with_replacement(columns, n) for n in (1, 2, 3))
     chosen = itertools.islice(itertools.chain.from_iterable(factors), n_columns)
-    return np.stack([values[:, list(each)].prod(axis=1) for each in chosen], axis=1)
+    return np.stack(
+        [values[:, list(factors_of_column)].prod(axis=1) for factors_of_column in chosen], axis=1
+    )
 
 
 def points(quick: bool, n_rows: int) -> list[tuple[str, int]]:
-    """What varies in each of the three parts, and its values; 0 rows are all."""
+    """What varies in each of the three parts, and its values; the last part ends with all rows."""
     columns = QUICK_COLUMNS if quick else N_COLUMNS
-    found = [("depth", depth) for depth in DEPTHS] + [("columns", n) for n in columns]
-    return found + [("rows", n or n_rows) for n in N_ROWS]
+    varied = [("depth", depth) for depth in DEPTHS] + [("columns", n) for n in columns]
+    return varied + [("rows", n or n_rows) for n in N_ROWS]
 
 
 def stage(part: str, value: int, n_stages: int, output: Path) -> Row:
-    """Seconds of one boosting stage where one thing varies."""
+    """Seconds of one boosting stage at one point."""
     folder, tell = output / f"{part}-{value}-{n_stages}", partial(console.print, f"{part} {value}:")
-    own: Row = {"data": CREDITS["Credit 2"], "num-boost-round": n_stages}
+    config: Row = {"data": CREDITS["Credit 2"], "num-boost-round": n_stages}
     path = output / f"{part}-{value}.parquet"
     if part == "depth":
-        own |= {"max-depth": value}
+        config |= {"max-depth": value}
     else:
-        own |= {"data": str(path), "label": "y"}
+        config |= {"data": str(path), "label": "y"}
         table = read_source(CREDITS["Credit 2"])
-        drawn = np.random.default_rng(SEED).permutation(table.n_rows)
-        rows = np.sort(drawn[: value if part == "rows" else None])
+        order = np.random.default_rng(SEED).permutation(table.n_rows)
+        rows = np.sort(order[: value if part == "rows" else None])
         n_columns = value if part == "columns" else table.values.shape[1]
         names = tuple(f"x{place}" for place in range(n_columns))
         table = replace(table, columns=names, values=product_columns(table.values, n_columns))
         write_rows(path, table, rows)
-    summary = finished_cell(load_settings({**COMMON, **own}), folder, run_and_tidy, tell)
+    summary = finished_cell(load_settings({**COMMON, **config}), folder, run_and_tidy, tell)
     path.unlink(missing_ok=True)
     rounds = read_run(folder / f"secureboost-{SEED}").rounds[1:-1]
-    seconds = [each["seconds"] for each in rounds]
-    sizes = [sum(each["bytes"].values()) for each in rounds]
-    found = {"part": part, "value": value, "stages": len(seconds)}
-    found |= {"seconds": statistics.median(seconds), "bytes": statistics.median(sizes)}
-    return {**found, "train_rows": summary["matched_rows"]["train"]}
+    seconds = [round_record["seconds"] for round_record in rounds]
+    sizes = [sum(round_record["bytes"].values()) for round_record in rounds]
+    record = {"part": part, "value": value, "stages": len(seconds)}
+    record |= {"seconds": statistics.median(seconds), "bytes": statistics.median(sizes)}
+    return {**record, "train_rows": summary["matched_rows"]["train"]}
 
 
 def show_figure_5(rows: Sequence[Row]) -> None:
-    """Print the points of all three parts."""
     names = ("part", "value", "rows to train", "sec. a stage", "MB a stage")
     grid = new_grid(f"Figure 5: a boosting stage on Credit 2, {KEY_BITS}-bit key", names, 1)
     for row in rows:
@@ -237,13 +235,13 @@ def show_figure_5(rows: Sequence[Row]) -> None:
 
 
 def draw_figure_5(rows: Sequence[Row]) -> bytes:
-    """The three parts one above the other, as PNG."""
+    """Plot the three parts one above the other, as PNG."""
     figure, _ = new_canvas(height=7.5, rows=len(AXES))
     for ax, (part, label) in zip(figure.axes, AXES.items(), strict=True):
-        found = [row for row in rows if row["part"] == part]
-        places = [row["value"] for row in found]
-        ax.plot(places, [row["seconds"] for row in found], color=BLUE, **line_style(found))
-        ax.xaxis.set_major_locator(FixedLocator(places))
+        of_part = [row for row in rows if row["part"] == part]
+        positions = [row["value"] for row in of_part]
+        ax.plot(positions, [row["seconds"] for row in of_part], color=BLUE, **line_style(of_part))
+        ax.xaxis.set_major_locator(FixedLocator(positions))
         ax.set_ylim(bottom=0)
         ax.set(xlabel=label, ylabel="seconds a stage")
     return to_png(figure)
@@ -253,22 +251,23 @@ def draw_figure_5(rows: Sequence[Row]) -> bytes:
 
 
 def balanced_purity(labels: npt.NDArray[Any], leaves: npt.NDArray[Any]) -> float:
-    """Leaf purity with both classes weighted alike: 0.5 where leaves tell nothing of the label."""
+    """Leaf purity with equally weighted classes: 0.5 if leaves reveal nothing about the label."""
     shares = [
-        np.bincount(leaves[labels == one], minlength=leaves.max() + 1) / np.sum(labels == one) / 2
-        for one in (0, 1)
+        np.bincount(leaves[labels == label], minlength=leaves.max() + 1)
+        / np.sum(labels == label)
+        / 2
+        for label in (0, 1)
     ]
     return float(np.maximum(*shares).sum())
 
 
 def scores_of(booster: xgboost.Booster, rows: Pooled, n_trees: int) -> dict[str, float]:
-    """Test scores of the first trees of a model."""
     test = rows.split.test
     matrix = xgboost.DMatrix(rows.values[test])
     margins = booster.predict(matrix, output_margin=True, iteration_range=(0, n_trees))
     column = margins.reshape(-1, 1).astype(np.float32)
-    found = metrics.pooled("binary:logistic", column, rows.labels[test], rows.weights[test])
-    return {name: found[name] for name in METRICS}
+    scores = metrics.pooled("binary:logistic", column, rows.labels[test], rows.weights[test])
+    return {name: scores[name] for name in METRICS}
 
 
 def purities_of(booster: xgboost.Booster, rows: Pooled, summary: Mapping[str, Any]) -> Row:
@@ -286,15 +285,15 @@ def purities_of(booster: xgboost.Booster, rows: Pooled, summary: Mapping[str, An
 
 
 def trained(credit: str, method: str, n_trees: int, output: Path) -> Row:
-    """One method on one set: purity of two trees, scores of the first and of all."""
-    own = {"data": CREDITS[credit], "num-boost-round": n_trees}
-    settings = load_settings({**COMMON, **own, "secureboost.first-trees": METHODS[method]})
+    """Train one method on one set: purity of two trees, scores of the first and of all."""
+    config = {"data": CREDITS[credit], "num-boost-round": n_trees}
+    settings = load_settings({**COMMON, **config, "secureboost.first-trees": METHODS[method]})
     name = f"{CREDITS[credit]}-{METHODS[method]}-{n_trees}"
     tell = partial(console.print, f"{credit}, {method}:")
     summary = finished_cell(settings, output / name, run_and_tidy, tell)
     booster = xgboost.Booster()
     booster.load_model(output / name / f"secureboost-{SEED}" / "model.xgb.json")
-    # The matrices below have no names.
+    # The matrices of ``scores_of`` and ``purities_of`` have no column names.
     booster.feature_names = None
     rows, _, _ = join_tables(settings)
     return {
@@ -308,18 +307,16 @@ def trained(credit: str, method: str, n_trees: int, output: Path) -> Row:
 
 
 def show_table_2(rows: Sequence[Row]) -> None:
-    """Print purity of the first tree and of the second."""
     names = ("data", "method", "first", "2nd", "seen", "2nd", "balanced", "2nd", "larger")
     grid = new_grid("Table 2: leaf purity on the training rows, first and second tree", names, 2)
     for row in rows:
-        found = [*row["purity"], *row["seen"], *row["balanced"], row["larger_class"]]
-        grid.add_row(row["credit"], row["method"], *(f"{one:.4f}" for one in found))
+        purities = [*row["purity"], *row["seen"], *row["balanced"], row["larger_class"]]
+        grid.add_row(row["credit"], row["method"], *(f"{one:.4f}" for one in purities))
     console.print(grid)
     console.print('"seen": as the passive party tells rows apart; "larger": share of that class')
 
 
 def show_table_3(rows: Sequence[Row], n_trees: int) -> None:
-    """Print scores of the first tree and of all."""
     names = ("data", "trees", "method", "accuracy", "AUC", "F1", "sec.")
     grid = new_grid(f"Table 3: test scores, {n_trees} trees", names, 3)
     for row in rows:
@@ -341,9 +338,9 @@ def main(
     console.print(f"Keys of {KEY_BITS} bits, as the paper's: insecure, for these figures alone")
     if quick:
         console.print(CUT)
-    # Read now, so that a file that is not here is missed before the first run.
+    # Read now, so that a missing file is noticed before the first run.
     n_rows = {credit: read_source(data).n_rows for credit, data in CREDITS.items()}
-    first = [kept_alignment(*pair, output) for pair in id_pairs(quick, million)]
+    first = [cached_alignment(*pair, output) for pair in id_pairs(quick, million)]
     show_table_1(first)
     stages = QUICK_STAGES if quick else STAGES
     figure = [stage(*point, stages, output) for point in points(quick, n_rows["Credit 2"])]

@@ -1,4 +1,4 @@
-"""What papers' experiments and benchmarks share: rows of results, tables printed and in a file."""
+"""Shared by papers and benchmarks: rows of results, and tables that are printed and written."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ console = Console() if sys.stdout.isatty() else Console(width=100)
 
 
 def mean_of(rows: Sequence[Row], name: str) -> float:
-    """Mean over the seeds."""
+    """Mean of a field, usually over the seeds."""
     return float(np.mean([row[name] for row in rows]))
 
 
 def costs(summary: Mapping[str, Any]) -> Row:
-    """Seconds of training, bytes both ways, exchanges."""
+    """Seconds of training, bytes both ways, and exchanges."""
     return {
         "seconds": summary["seconds"]["train"],
         "bytes": sum(summary["bytes"].values()),
@@ -36,7 +36,7 @@ def costs(summary: Mapping[str, Any]) -> Row:
 
 
 def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows by the values of some fields, in order of appearance."""
+    """Group rows by the values of some fields, in order of appearance."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
@@ -44,10 +44,10 @@ def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]
 
 
 def new_grid(heading: str, names: Sequence[str], n_texts: int) -> Grid:
-    """An empty table narrow enough for 80 characters; columns after the texts are numbers."""
+    """An empty table for 80 characters; columns after the first ``n_texts`` are numbers."""
     grid = Grid(title=heading, box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for place, name in enumerate(names):
-        grid.add_column(name, justify="left" if place < n_texts else "right", no_wrap=True)
+    for column, name in enumerate(names):
+        grid.add_column(name, justify="left" if column < n_texts else "right", no_wrap=True)
     return grid
 
 
@@ -59,21 +59,17 @@ def write_tables(
     tables: Mapping[str, Any],
     runs: Path | None = None,
 ) -> None:
-    """Write ``tables.json``: with the command, and the versions of packages; print where, and which
-    results were kept that are of other code.
+    """Write ``tables.json`` with the command and package versions, and print where.
 
-    Parameters
-    ----------
-    output : folder.
-    module : of the command, below ``simulations``.
-    start : of the command, by ``time.monotonic``.
-    runs : folder of the runs, where it is another one.
+    Also prints which cached results are of other code. ``module`` is the command below
+    ``simulations``, ``start`` a value of ``time.monotonic``; ``runs`` is the folder of the runs, if
+    it is another one.
     """
     command = " ".join([f"python -m simulations.{module}", *sys.argv[1:]])
-    found = versions(("fedapp", "flwr", "numpy", *packages))
-    document = {**tables, "command": command, "versions": found}
+    package_versions = versions(("fedapp", "flwr", "numpy", *packages))
+    document = {**tables, "command": command, "versions": package_versions}
     RunFolder(output).write_json("tables.json", document)
     spent = f"{time.monotonic() - start:.0f} seconds"
     console.print(f"{spent}; written to {output / 'tables.json'}", soft_wrap=True)
-    if told := other_code(runs or output):
-        console.print(told, soft_wrap=True)
+    if warning := other_code(runs or output):
+        console.print(warning, soft_wrap=True)

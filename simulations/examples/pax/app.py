@@ -1,4 +1,4 @@
-"""PAX in an app of one's own: hospitals with different patients.
+"""PAX in a Flower app: hospitals with different patients.
 
 ``flwr run simulations/examples/pax --stream``
 """
@@ -24,7 +24,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def patients(hospital: int, n_hospitals: int) -> dict[str, Any]:
-    """The rows of one hospital: every ``n_hospitals``-th, with all columns."""
+    """Rows of one hospital: every ``n_hospitals``-th, with all columns."""
     data = load_breast_cancer()
     table = dict(zip(data.feature_names, data.data[hospital::n_hospitals].T, strict=True))
     return {**table, "benign": data.target[hospital::n_hospitals]}

@@ -1,4 +1,4 @@
-"""SecureBoost in an app of one's own: hospitals with different columns of the same patients.
+"""SecureBoost in a Flower app: hospitals with different columns of the same patients.
 
 ``flwr run simulations/examples/secureboost --stream``
 """
@@ -24,7 +24,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def columns(hospital: int, n_hospitals: int) -> dict[str, Any]:
-    """The columns of one hospital: every ``n_hospitals``-th; the first one has the label."""
+    """Columns of one hospital: every ``n_hospitals``-th; the first hospital has the label."""
     data = load_breast_cancer()
     names, values = data.feature_names, data.data.T
     table = dict(zip(names[hospital::n_hospitals], values[hospital::n_hospitals], strict=True))
