@@ -233,7 +233,7 @@ TOLD_SERVER: list[tuple[str, str, Mapping[str, Change], str]] = [
         "federated-forest",
         "PartitionReply",
         {"set_bits": last_bit},
-        "set_bits sets must hold no cat",
+        "set_bits sets must contain only cat",
     ),
     ("federated-forest", "PartitionReply", {"set_bits": lambda b: b[1:]}, "set_bits sets must be"),
     (
