@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
 from fedapp.data.partition import SUBSETS, Holdout
-from fedapp.errors import DataError, ProtocolError, blaming
+from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.messages.alignment import (
     CommonRows,
     MaskedList,
@@ -97,7 +97,7 @@ def match(site: Site, request: MatchRequest, mail: Mail) -> tuple[MatchReply, Le
             raise ProtocolError(missing, "MaskedList", "owner", "must be every party once, whole")
         lists = {name: lists[name] for name in store.facts["peers"]}
         for name, points in lists.items():
-            with blaming(name, "MaskedList", "points"):
+            with as_protocol_error(name, "MaskedList", "points"):
                 intersect([points])
         shared = intersect(list(lists.values()))
         rows = store["shuffle"][places(lists[site.name], shared)]
@@ -187,7 +187,7 @@ def _check_list(site: Site, sender: str, letter: MaskedList) -> None:
 
 
 def _masked(sender: str, letter: MaskedList, scalar: bytes) -> Array:
-    with blaming(sender, "MaskedList", "points"):
+    with as_protocol_error(sender, "MaskedList", "points"):
         return mask(letter.points, scalar)
 
 

@@ -12,7 +12,7 @@ from fedapp.data.categories import Categories, as_categories, entries_of, names_
 from fedapp.data.partition import SUBSETS
 from fedapp.data.schema import listed
 from fedapp.data.table import Table
-from fedapp.errors import DataError, blaming
+from fedapp.errors import DataError, as_protocol_error
 from fedapp.messages.dictionary import (
     JointCoding,
     dictionary_digest,
@@ -101,7 +101,7 @@ def recode(site: Site, request: JointCoding) -> Array:
     joint, local = read_categories(site.name, request, n_columns), _from_bytes(store[OWN])
     digests = store.facts["hello"]["digests"]
     unseen = np.zeros(n_columns if joint else 0, dtype=np.int64)
-    with blaming(site.name, message, "categories"):
+    with as_protocol_error(site.name, message, "categories"):
         coded = [column for column, names in enumerate(local) if names]
         for column, digest in zip(coded, digests, strict=True):
             if digest and names_of(joint, column) != local[column]:

@@ -26,7 +26,7 @@ import numpy as np
 from clients.inference import ActivePart, OwnPart, own_part
 from fedapp.data.categories import names_of
 from fedapp.data.predictions import named_predictions
-from fedapp.home import write_whole
+from fedapp.home import write_atomically
 from fedapp.messages.explain import ExplainReply, ExplainRequest
 from fedapp.messages.fields import Array, Request
 from fedapp.site.answer import Handler, Site
@@ -182,8 +182,8 @@ def _write(site: Site, splits: str, rows: Mapping[str, Entry]) -> None:
         "rows": rows,
     }
     folder = site.store.folder
-    write_whole(folder / f"{NAME}.json", (json.dumps(document, indent=1) + "\n").encode())
-    write_whole(folder / f"{NAME}.txt", _text(document).encode())
+    write_atomically(folder / f"{NAME}.json", (json.dumps(document, indent=1) + "\n").encode())
+    write_atomically(folder / f"{NAME}.txt", _text(document).encode())
 
 
 def _text(document: Mapping[str, Any]) -> str:

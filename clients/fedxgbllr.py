@@ -17,8 +17,8 @@ from clients.margins import check_outputs
 from clients.scoring import score_fields
 from fedapp import metrics
 from fedapp.data.partition import SUBSETS, WATCHED
-from fedapp.errors import DataError, ProtocolError, blaming
-from fedapp.home import write_whole
+from fedapp.errors import DataError, ProtocolError, as_protocol_error
+from fedapp.home import write_atomically
 from fedapp.messages.fedxgbllr import (
     AverageReply,
     AverageRequest,
@@ -56,7 +56,7 @@ def fit(site: Site, request: FitRequest) -> FitReply:
     if request.n_outputs != run_outputs(store):
         raise ProtocolError(site.name, "FitRequest", "n_outputs", "must be those of the run")
     check_outputs(site, request, "base_score")
-    with blaming(site.name, "FitRequest", "parameters"):
+    with as_protocol_error(site.name, "FitRequest", "parameters"):
         grown = _fit_trees(site, request)
     square_sum = 0.0
     if LOSSES[store.facts["objective"]].link is IDENTITY:
@@ -115,7 +115,7 @@ def share(site: Site, request: ShareRequest) -> ShareReply:
     store["base_score"] = request.base_score
     scalars = ("n_outputs", "head", "channels", "classes", "unit")
     store.facts["model"] = {name: getattr(request, name) for name in scalars}
-    with blaming(site.name, "ShareRequest", "trees"):
+    with as_protocol_error(site.name, "ShareRequest", "trees"):
         (ensembles, sets), shape = _ensembles(store), _shape(store)
     for subset in SUBSETS:
         values = store[f"{subset}.values"]
@@ -163,7 +163,7 @@ def _train(site: Site, request: AverageRequest, shape: HeadShape) -> tuple[Array
     training = Training(**{name: getattr(request, name) for name in settings})
     rng = site.random(request.seed, request.round_id)
     held_back = rows["valid"] if store["valid.weights"].any() else None
-    with blaming(site.name, "AverageRequest", "parameters"):
+    with as_protocol_error(site.name, "AverageRequest", "parameters"):
         fit_inputs = objective, shape, request.weights, rows["train"], training, rng, held_back
         return fit_head(*fit_inputs, loss_parameters(store))
 
@@ -208,7 +208,7 @@ def final(site: Site, request: FinalRequest) -> FinalReply:
         sets,
         kept_categories(store),
     )
-    write_whole(store.folder / "model.json", to_json(model).encode())
+    write_atomically(store.folder / "model.json", to_json(model).encode())
     store.forget()
     return FinalReply(**scores)
 

@@ -17,7 +17,7 @@ from fedapp.data.labels import Labels, class_names, is_few, untrained_classes
 from fedapp.data.notes import notes_on_leaks
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.table import Table
-from fedapp.errors import ConfigError, DataError, ProtocolError, blaming
+from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.home import home, secret_at
 from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply, HelloRequest
@@ -73,7 +73,7 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
 
 def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[str, Table]]:
     """Read a site's table and check it against the rules of a run; nothing is stored."""
-    with blaming(config.name, "HelloRequest", "objective"):
+    with as_protocol_error(config.name, "HelloRequest", "objective"):
         check_objective(request.objective, AUTO)
         check_held(request.objective)
     subsets = _subsets(config, request)

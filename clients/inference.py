@@ -19,7 +19,7 @@ from fedapp.data.predictions import (
     write_predictions,
 )
 from fedapp.errors import DataError
-from fedapp.home import write_whole
+from fedapp.home import write_atomically
 from fedapp.messages.fields import Array
 from fedapp.site.answer import Site
 from fedapp.site.part_file import part_digest, read_part
@@ -112,7 +112,7 @@ def write_rows(site: Site, part: ActivePart, predictions: Array, suffix: str) ->
     finite_scores = {name: None if np.isnan(value) else value for name, value in scores.items()}
     summary = {"rows": len(order), "not_matched": unmatched, "scores": finite_scores}
     text = json.dumps({**summary, "note": note}, indent=1) + "\n"
-    write_whole(store.folder / f"{OUTPUT}.json", text.encode())
+    write_atomically(store.folder / f"{OUTPUT}.json", text.encode())
     store.forget()
 
 

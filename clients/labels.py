@@ -19,7 +19,7 @@ from fedapp.data.labels import (
     untrained_classes,
 )
 from fedapp.data.partition import SUBSETS
-from fedapp.errors import ProtocolError, blaming
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.labels import LabelsReply, LabelsRequest, Terms
 from fedapp.metrics import check_metrics
 from fedapp.site.answer import Handler, Site
@@ -42,7 +42,7 @@ def keep_coding(site: Site, request: Terms) -> dict[str, Any]:
     facts = site.store.facts
     if CLASSES in facts:
         raise ProtocolError(site.name, type(request).__name__, CLASSES, "must be sent once")
-    with blaming(site.name, type(request).__name__, CLASSES):
+    with as_protocol_error(site.name, type(request).__name__, CLASSES):
         if facts["objective"] == AUTO:
             if not request.classes and site.store["train.labels"].dtype.kind == "U":
                 raise ValueError("classes must be those of text labels, got none")

@@ -9,7 +9,7 @@ from clients.labels import CLASSES, loss_parameters
 from clients.margins import begin_margins, check_outputs, told_trees
 from clients.scoring import score_fields
 from fedapp.data.partition import WATCHED
-from fedapp.errors import ProtocolError, blaming
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array
 from fedapp.messages.parameters import parameters_of
 from fedapp.messages.trees import BoostOrder
@@ -51,7 +51,7 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
         "subsample": check_share(site.config, rows[2], request.subsample),
         "seed": int(seeds.generate_state(1)[0] >> 1),  # XGBoost wants 31 bits
     }
-    with blaming(site.name, type(request).__name__, "parameters"):
+    with as_protocol_error(site.name, type(request).__name__, "parameters"):
         margins, loss = store["train.margins"], loss_parameters(store)
         grown = grow_trees(
             objective, request.n_classes, parameters, rows, margins, request.n_rounds, widths, loss

@@ -6,7 +6,7 @@ import numpy as np
 
 from clients.labels import run_outputs
 from fedapp.data.partition import WATCHED
-from fedapp.errors import ProtocolError, blaming
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array
 from fedapp.messages.trees import Trees, arrays_of
 from fedapp.site.answer import Site
@@ -19,7 +19,7 @@ from fedapp.trees.sets import Ints
 def told_trees(site: Site, request: Trees, widths: Ints) -> Grown:
     """Trees of a request, checked; ``widths``: categories of each column, 0 if numeric."""
     message, width = type(request).__name__, run_outputs(site.store)
-    with blaming(site.name, message, "trees"):
+    with as_protocol_error(site.name, message, "trees"):
         grown = unpack_trees(arrays_of(request), widths)
     if len(grown.trees) % width:
         rule = f"must be a multiple of {width}, got {len(grown.trees)}"

@@ -13,7 +13,7 @@ import numpy as np
 from clients.alignment import check_order
 from clients.explain import explain_scores
 from clients.inference import ActivePart, active_part, own_digest, own_part, write_rows
-from fedapp.errors import DataError, ProtocolError, blaming
+from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.messages.fields import Request
 from fedapp.messages.one_round import (
     IntersectReply,
@@ -62,9 +62,9 @@ def intersect(site: Site, request: IntersectRequest, mail: Mail) -> tuple[Inters
         records = np.where(is_local & (lefts >= 0), part.records[number], -1)
         leaf_sets = walk(lefts, own_sides(records, part.lookup, columns), n_rows)
         for name, sets in others.items():
-            with blaming(name, "LeafSets", "sets"):
+            with as_protocol_error(name, "LeafSets", "sets"):
                 leaf_sets &= decompress(next(sets), len(leaf_sets), n_rows)
-        with blaming(site.name, "LeafSets", "sets"):
+        with as_protocol_error(site.name, "LeafSets", "sets"):
             leaves[number] = leaves_of(leaf_sets, lefts, n_rows)
     predictions = part.model.predictions(leaves)
     explain_scores(site, part, predictions, leaves)

@@ -27,7 +27,7 @@ from clients.pax_sums import (
 )
 from clients.scoring import score_fields
 from fedapp.data.partition import WATCHED
-from fedapp.errors import ProtocolError, blaming
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.bins import digitise, with_categories
 from fedapp.histograms.build import build_all_histograms
 from fedapp.histograms.floor import merge_sketch
@@ -179,7 +179,7 @@ def _route(site: Site, request: GrowRequest) -> None:
     routes["default_left"] = request.split_defaults
     widths = store["set_widths"][routes["column"]]
     routes["set"] = set_numbers(widths)
-    with blaming(site.name, "GrowRequest", "split_sets"):
+    with as_protocol_error(site.name, "GrowRequest", "split_sets"):
         sets = CategorySets(request.split_sets, widths[widths > 0])
     if not n_splits:
         return

@@ -14,9 +14,9 @@ from clients.margins import base_margins
 from fedapp import metrics
 from fedapp.data.categories import Categories
 from fedapp.data.partition import SUBSETS
-from fedapp.errors import DataError, ProtocolError, blaming
+from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.sketch import surrogates
-from fedapp.home import write_whole
+from fedapp.home import write_atomically
 from fedapp.messages.fields import Array
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
 from fedapp.metrics.adders import DOUBLES, Adder, WholeNumbers
@@ -103,7 +103,7 @@ def score_subsets(
         scores |= score_fields(
             site, subset, model.objective, margins, request.score_bins, center, widest, adder
         )
-    write_whole(site.store.folder / "model.json", request.model.tobytes())
+    write_atomically(site.store.folder / "model.json", request.model.tobytes())
     return scores
 
 
@@ -124,7 +124,7 @@ def score_fields(
     """
     labels, weights = site.store[f"{subset}.labels"], site.store[f"{subset}.weights"]
     settings = n_bins, residual_range, center, site.config.min_bin_rows, site.store.facts[METRICS]
-    with blaming(site.name, "message", "model"):  # its margins may be NaN
+    with as_protocol_error(site.name, "message", "model"):  # its margins may be NaN
         statistics = metrics.statistics(objective, margins, labels, weights, *settings, adder)
     if subset == "test" and "test.values" in site.store and not site.config.simulated:
         values = np.concatenate([batch[0] for batch in _batches(site.store, "train")])

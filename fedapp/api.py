@@ -14,7 +14,7 @@ from typing import Any, Literal, overload
 from fedapp.errors import ConfigError
 from fedapp.finished import Run
 from fedapp.frames import Data, drop_frames, holds_frames, placed
-from fedapp.home import RUNS, private_folder, shown
+from fedapp.home import RUNS, display_path, private_folder
 from fedapp.keywords import check_functions, functions_of, settings_of, told_in_python
 from fedapp.run_folder import RunFolder, new_run_dir
 from fedapp.session import Training
@@ -270,8 +270,8 @@ def _noting(training: Training) -> Iterator[None]:
     except BaseException as error:
         path = training.folder.path if training.folder else None
         if path and (path / "config.toml").exists() and not (path / "summary.json").exists():
-            again = f"fedapp.run({training.strategy!r}, resume={shown(path)!r})"
-            error.add_note(f"the run is kept in {shown(path)}; {again} goes on from there")
+            again = f"fedapp.run({training.strategy!r}, resume={display_path(path)!r})"
+            error.add_note(f"the run is kept in {display_path(path)}; {again} goes on from there")
         raise
 
 

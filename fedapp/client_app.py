@@ -19,9 +19,15 @@ from flwr.clientapp.client_app import DEFAULT_ACTION
 from flwr.clientapp.typing import Mod
 
 from fedapp.deploy.bundle import check_bundle
-from fedapp.errors import ConfigError, DivergedError, FedappError, ProtocolError, WaitingError
+from fedapp.errors import (
+    ConfigError,
+    DivergedError,
+    FedappError,
+    ProtocolError,
+    WaitingError,
+    did_you_mean,
+)
 from fedapp.messages.methods import message_kinds
-from fedapp.names import near
 from fedapp.site.answer import ON_DISK, answered
 from fedapp.site.answers import noted
 from fedapp.site.config import SiteConfig, config_in_memory, site_config
@@ -84,7 +90,9 @@ class SiteApp(ClientApp):
         self._configs: dict[int, tuple[Context, SiteConfig]] = {}
         kinds = message_kinds()
         if unknown := sorted(set(kind_mods) - set(kinds)):
-            rule = f"must name kinds of messages, got {unknown[0]!r}{near(unknown[0], kinds)}"
+            rule = (
+                f"must name kinds of messages, got {unknown[0]!r}{did_you_mean(unknown[0], kinds)}"
+            )
             raise ConfigError(f"kind_mods {rule}")
         for kind in kinds:
             category, _, action = kind.partition(".")

@@ -25,12 +25,11 @@ from pydantic import (
 from fedapp.data.categories import MOST_CATEGORIES
 from fedapp.data.partition import Holdout, check_fold
 from fedapp.data.sources import party_sources
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, did_you_mean_setting, listed, setting_of
+from fedapp.home import read_toml
 from fedapp.messages.fields import MOST_FOLDS
 from fedapp.messages.parameters import MOST_DEPTH
 from fedapp.metrics.names import check_metrics, own_metrics, watched_metric
-from fedapp.names import listed, near_setting, setting_of
-from fedapp.toml import read_toml
 from fedapp.trees.base_score import check_base_margin
 from fedapp.trees.boosted.constraints import parse_interactions, parse_monotone
 from fedapp.trees.custom import CUSTOM
@@ -403,7 +402,7 @@ def check_names(names: Iterable[str], method: str = "") -> None:
     """Raise ConfigError for an unknown setting, with a hint to a similar one of the method."""
     for name in names:
         if name not in defaults():
-            hint = near_setting(name, defaults(), method)
+            hint = did_you_mean_setting(name, defaults(), method)
             raise ConfigError(f"{name} is not a setting{hint}")
 
 

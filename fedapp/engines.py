@@ -10,10 +10,9 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from fedapp.config import Settings
-from fedapp.errors import ConfigError, RunFailedError, StoppedError
-from fedapp.names import near
+from fedapp.errors import ConfigError, RunFailedError, StoppedError, did_you_mean
+from fedapp.home import read_toml
 from fedapp.run_folder import RunFolder
-from fedapp.toml import read_toml
 from fedapp.watch import OnRound
 
 if TYPE_CHECKING:
@@ -48,7 +47,9 @@ def check_engine(name: str) -> None:
     engines = [*SIMULATED, *superlinks()]
     if name not in engines:
         rule = f"must be {', '.join(engines)}, or another SuperLink in {flower_config()}"
-        hint = near(name, engines) or "; a coordinator first sources its own: . FOLDER/env.sh"
+        hint = (
+            did_you_mean(name, engines) or "; a coordinator first sources its own: . FOLDER/env.sh"
+        )
         raise ConfigError(f"engine {rule}, got {name!r}{hint}")
 
 

@@ -34,7 +34,7 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.evaluated import evaluate_rounds
 from fedapp.finished import Run
 from fedapp.frames import ArrowStream, Interchange, array_names, as_arrow, drop_frames, placed
-from fedapp.home import private_folder, write_whole
+from fedapp.home import private_folder, write_atomically
 from fedapp.housekeeping import forget_model
 from fedapp.keywords import check_functions, functions_of, settings_of, told_in_python
 from fedapp.predict import PredictedRows, predicted_rows
@@ -333,7 +333,7 @@ class Federated(BaseEstimator):
                 self, shutil.rmtree, self._place, ignore_errors=True
             )
             for name, content in self._files.items():
-                write_whole(self._place / name, content)
+                write_atomically(self._place / name, content)
         return Run(self._place)
 
     def get_booster(self) -> Any:

@@ -22,7 +22,7 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.finished_folder import FinishedFolder
 from fedapp.frames import Data, Source, placed
-from fedapp.home import home, shown
+from fedapp.home import display_path, home
 from fedapp.keywords import settings_of
 from fedapp.packages import check_package
 from fedapp.predict import (
@@ -340,7 +340,7 @@ class Run(FinishedFolder):
         """Method, scores and folder, for a notebook."""
         from fedapp.report.notebook import run_html
 
-        return run_html(self.summary, shown(self.path))
+        return run_html(self.summary, display_path(self.path))
 
     def _predicted(
         self, data: Data, id_column: str, inference: str, settings: Mapping[str, Any]

@@ -7,9 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedapp.errors import ConfigError
-from fedapp.home import RUNS, shown
-from fedapp.names import near_path
+from fedapp.errors import ConfigError, did_you_mean_path
+from fedapp.home import RUNS, display_path
 
 
 class FinishedFolder:
@@ -23,8 +22,8 @@ class FinishedFolder:
         missing = [name for name in self._files if not (self.path / name).is_file()]
         if missing:
             rule = f"path must be the folder of a {self._kind} that has finished"
-            hint = near_path(Path(path), RUNS)
-            raise ConfigError(f"{rule}, got {shown(self.path)} without {missing[0]}{hint}")
+            hint = did_you_mean_path(Path(path), RUNS)
+            raise ConfigError(f"{rule}, got {display_path(self.path)} without {missing[0]}{hint}")
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -33,4 +32,4 @@ class FinishedFolder:
         return content
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({shown(self.path)!r})"
+        return f"{type(self).__name__}({display_path(self.path)!r})"

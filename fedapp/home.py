@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
-from collections.abc import Callable
-from contextlib import suppress
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
+
+from fedapp.errors import ConfigError
 
 RUNS = Path("runs")  # where a command writes runs, below the working folder
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
@@ -19,7 +23,7 @@ def home() -> Path:
     return Path(os.environ.get("FEDAPP_HOME") or Path.home() / ".fedapp").expanduser()
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """A path to print: relative if it is below the working folder, else absolute."""
     whole, here = path.absolute(), Path.cwd()
     return str(whole.relative_to(here) if whole.is_relative_to(here) else whole)
@@ -55,7 +59,7 @@ def write_new(
             os.fsync(descriptor)
 
 
-def write_whole(
+def write_atomically(
     path: Path, content: bytes | memoryview, mode: int = PRIVATE, lasting: bool = False
 ) -> None:
     """Write a file atomically, with its mode from the start.
@@ -88,3 +92,112 @@ def secret_at(path: Path, draw: Callable[[], bytes]) -> bytes:
             os.link(drawn, path)
         drawn.unlink()
     return path.read_bytes()
+
+
+# Locks on a run's folder: many processes can hold it, one writes it, or one deletes it.
+
+LOCK = ".lock"
+
+
+@contextmanager
+def shared_lock(folder: Path) -> Iterator[None]:
+    """Make a folder and share its lock during the block."""
+    descriptor = _shared(folder)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def writer_lock(folder: Path) -> Iterator[None]:
+    """Be the only writer of a folder during the block; raise ConfigError if there is another."""
+    with shared_lock(folder):
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, PRIVATE)
+        try:
+            _lock_alone(descriptor, folder, may_lack_locks=True)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def exclusive_lock(folder: Path) -> Iterator[None]:
+    """Lock a folder exclusively, to delete it; raise ConfigError if anybody holds it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        _lock_alone(descriptor, folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process on this machine holds a folder; True if the file system has no locks."""
+    try:
+        with exclusive_lock(folder):
+            return False
+    except ConfigError:
+        return True
+
+
+def check_free(folder: Path) -> None:
+    """Raise ConfigError if another process writes a folder."""
+    with suppress(FileNotFoundError):
+        descriptor = os.open(folder / LOCK, os.O_RDONLY)
+        try:
+            _lock_alone(descriptor, folder, may_lack_locks=True)
+        finally:
+            os.close(descriptor)
+
+
+def _lock_alone(descriptor: int, folder: Path, may_lack_locks: bool = False) -> None:
+    """Lock an open file or folder exclusively, without waiting."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        rule = "must be free, got one that another process writes"
+        raise ConfigError(f"run folder {rule}: {folder}") from None
+    except OSError:
+        if not may_lack_locks:
+            rule = "must be on a file system with locks to be deleted"
+            raise ConfigError(f"run folder {rule}, got {folder}") from None
+
+
+def _shared(folder: Path) -> int:
+    """Open a folder and share its lock."""
+    while True:
+        private_folder(folder)
+        descriptor = os.open(folder, os.O_RDONLY)
+        with suppress(OSError):  # of a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        # The previous owner of the lock may have deleted the folder.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), folder.stat()):
+                return descriptor
+        os.close(descriptor)
+
+
+# Parse TOML of untrusted files and commands.
+
+DEEPEST = 32  # nesting of tables and lists; fedapp's files have 4 levels at most
+
+
+def read_toml(text: str, rule: str) -> dict[str, Any]:
+    """Parse TOML; a ConfigError that begins with the rule if it is invalid or nested too deeply."""
+    try:
+        content = tomllib.loads(text)
+        _check_depth(content, DEEPEST)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        why = error if isinstance(error, ValueError) else f"nested at most {DEEPEST} deep"
+        raise ConfigError(f"{rule}: {why}") from None
+    return content
+
+
+def _check_depth(value: Any, deepest: int) -> None:
+    """Refuse deep nesting by dotted keys; the parser itself only refuses deep lists."""
+    if deepest < 0:
+        raise RecursionError
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            _check_depth(each, deepest - 1)

@@ -14,15 +14,13 @@ from typing import Any
 
 from fedapp.config import defaults, flatten
 from fedapp.errors import ConfigError
-from fedapp.folder_locks import LOCK, alone
-from fedapp.home import home, shown
+from fedapp.home import LOCK, display_path, exclusive_lock, home, read_toml
 from fedapp.metrics import watched_metric
 from fedapp.run_folder import MADE_FROM, RunFolder, State
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.part_file import PART_FILE
 from fedapp.site.stores import KEEP_DAYS, SECONDS_A_DAY
 from fedapp.studies import CLAIM, COMPARISON, FOLDS, SEARCH
-from fedapp.toml import read_toml
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+?)(-\d+)?")  # as ``new_run_dir`` makes it
 UNFINISHED = frozenset({State.FAILED, State.INTERRUPTED, State.RESUMABLE})
@@ -106,7 +104,7 @@ def _skipping(path: Path, tell: Tell) -> Iterator[None]:
     try:
         yield
     except BROKEN as error:
-        tell(f"skipped: {shown(path)}: {error}")
+        tell(f"skipped: {display_path(path)}: {error}")
 
 
 def delete_run(path: Path, as_found: FoundRun | None = None) -> None:
@@ -117,7 +115,7 @@ def delete_run(path: Path, as_found: FoundRun | None = None) -> None:
     ConfigError : it has changed since it was listed as ``as_found``, or is in use.
     """
     check_own(path)
-    with alone(path):
+    with exclusive_lock(path):
         _check_flat(path)
         run = _listed_run(path, RunFolder(path).state_of_files)
         if run.state not in UNFINISHED or (as_found and run != as_found):
@@ -180,7 +178,7 @@ def _folders(parent: Path, deep: bool, tell: Tell) -> Iterator[Path]:
         if not path.is_dir():
             continue
         if path.is_symlink():
-            tell(f"skipped: {shown(path)}: a symbolic link")
+            tell(f"skipped: {display_path(path)}: a symbolic link")
             continue
         yield path
         if deep:

@@ -25,13 +25,12 @@ from fedapp.data.schema import Roles
 from fedapp.data.sources import by_party, own_file, sources_to_predict
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, as_plain
-from fedapp.home import shown
+from fedapp.home import display_path, read_toml
 from fedapp.linear import KIND as LINEAR
 from fedapp.linear import LinearModel, linear_from_json, predict_linear
 from fedapp.run_folder import schema_copy
 from fedapp.site.joined import read_joined
 from fedapp.site.node_config import table_settings
-from fedapp.toml import read_toml
 from fedapp.trees.divided.lookup import DIVIDED
 from fedapp.trees.forest import model as bagged
 from fedapp.trees.model import KIND as BOOSTED
@@ -195,7 +194,7 @@ def read_as_trained(run_dir: Path, data: str, party: str = "") -> dict[str, Any]
     schema = own_file(str(trained.get("schema", "")), party)
     if schema and not Path(schema).is_file():
         rule = "must be in the folder of a run that has read its tables by a schema"
-        way = f"copy the schema there as it was in training: {shown(Path(schema))}"
+        way = f"copy the schema there as it was in training: {display_path(Path(schema))}"
         raise ConfigError(f"{Path(schema).name} {rule}, got none: {way}")
     return table_settings({**trained, "data": data, "schema": schema}, is_shared=True)
 

@@ -16,16 +16,14 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from fedapp import folder_locks
+from fedapp import home as locks
 from fedapp.config import Settings, defaults, flatten, load_settings
 from fedapp.conversation import Checkpoint
 from fedapp.data.sources import by_party
-from fedapp.errors import ConfigError, DataError, DivergedError, StoppedError
-from fedapp.home import RUNS, home, open_private, private_folder, write_whole
-from fedapp.names import near_path
+from fedapp.errors import ConfigError, DataError, DivergedError, StoppedError, did_you_mean_path
+from fedapp.home import RUNS, home, open_private, private_folder, read_toml, write_atomically
 from fedapp.run_state import RunState
 from fedapp.stage import Stage
-from fedapp.toml import read_toml
 
 # Errors of a run that was stopped from outside.
 INTERRUPTIONS = frozenset({"SystemExit", "KeyboardInterrupt", StoppedError.__name__})
@@ -75,7 +73,7 @@ class RunFolder:
         self.write_settings(settings)
         for party, file in by_party(settings.schema_file).items():
             if (schema := Path(file)).is_file():
-                write_whole(schema_copy(self.path, party), schema.read_bytes())
+                write_atomically(schema_copy(self.path, party), schema.read_bytes())
 
     def write_settings(self, settings: Settings) -> None:
         """Write ``config.toml``."""
@@ -92,11 +90,11 @@ class RunFolder:
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
             whole = [line for line in lines if line.endswith("\n")]
             before = [line for line in whole if json.loads(line)[key] <= last]
-            write_whole(path, "".join(before).encode())
+            write_atomically(path, "".join(before).encode())
 
     def write(self, name: str, text: str) -> None:
         """Write one file of the folder."""
-        write_whole(self.path / name, text.encode())
+        write_atomically(self.path / name, text.encode())
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write one JSON file; NaN becomes null."""
@@ -172,16 +170,16 @@ class RunFolder:
 
     def held(self) -> AbstractContextManager[None]:
         """Mark the run as running during the block, while this process lives; shared."""
-        return folder_locks.held(self.path)
+        return locks.shared_lock(self.path)
 
     def written(self) -> AbstractContextManager[None]:
         """Like ``held``, for the only process that writes the folder; a second is refused."""
-        return folder_locks.written(self.path)
+        return locks.writer_lock(self.path)
 
     @property
     def is_held(self) -> bool:
         """Whether the run is running on this machine; True if the file system has no locks."""
-        return folder_locks.is_held(self.path)
+        return locks.is_held(self.path)
 
     @property
     def state(self) -> State:
@@ -305,7 +303,7 @@ def resumed_settings(settings: Settings) -> Settings:
         return settings
     path = Path(settings.resume).resolve() / "config.toml"
     if not path.is_file():
-        hint = near_path(Path(settings.resume), RUNS)
+        hint = did_you_mean_path(Path(settings.resume), RUNS)
         raise ConfigError(f"resume must be the folder of a run, got {settings.resume}{hint}")
     RunFolder(path.parent).check_unfinished()
     stored = flatten(read_toml(path.read_text(), "config.toml of the run must be TOML"))

@@ -17,9 +17,8 @@ from fedapp import log_lines
 from fedapp.config import Settings, flatten, load_settings
 from fedapp.conversation import Checkpoint
 from fedapp.deploy.warm import serverapp
-from fedapp.errors import ConfigError, FedappError, in_words
+from fedapp.errors import ConfigError, FedappError, alias, did_you_mean, in_words
 from fedapp.messages.methods import all_methods, module_of_group
-from fedapp.names import alias, near
 from fedapp.packages import versions
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
 from fedapp.run_state import RunState
@@ -201,7 +200,7 @@ def load_strategy(name: str) -> type[TreeStrategy[Any]]:
     if strategy is None:
         methods = [method for method, found in all_methods().items() if found.trains]
         rule = f"must be one of {', '.join(methods)}"
-        raise ConfigError(f"strategy {rule}, got {name!r}{near(name, methods)}")
+        raise ConfigError(f"strategy {rule}, got {name!r}{did_you_mean(name, methods)}")
     return strategy
 
 

@@ -15,9 +15,8 @@ from typing import Any
 from fedapp.config import Settings, load_settings, settings_named
 from fedapp.engines import SIMULATED, check_engine, engine_of, told
 from fedapp.errors import ConfigError, FedappError
-from fedapp.folder_locks import check_free
 from fedapp.frames import drop_frames, named_frames
-from fedapp.home import RUNS, private_folder, shown
+from fedapp.home import RUNS, check_free, display_path, private_folder
 from fedapp.logs import Logs, check_packages, logged
 from fedapp.packages import check_extra
 from fedapp.report.summary import worse_than_alone
@@ -136,7 +135,7 @@ def passing(run_dir: str, stays: bool) -> Iterator[None]:
         yield
     except FedappError as error:
         if run_dir:
-            error.add_note(f"the run that failed is kept in {shown(Path(run_dir))}")
+            error.add_note(f"the run that failed is kept in {display_path(Path(run_dir))}")
         raise
     if run_dir and not stays:
         shutil.rmtree(run_dir)

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedapp.finished import Run, as_frame
 from fedapp.finished_folder import FinishedFolder
-from fedapp.home import write_whole
+from fedapp.home import write_atomically
 from fedapp.metrics import larger_is_better
 
 # Summaries; the page of a comparison; trials of a search, and the folder of its best run.
@@ -93,7 +93,7 @@ def read_trials(folder: Path) -> list[Trial]:
     text = path.read_text() if path.is_file() else ""
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
-        write_whole(path, "".join(lines[:-1]).encode())
+        write_atomically(path, "".join(lines[:-1]).encode())
     return [Trial(**json.loads(line)) for line in lines if line.endswith("\n")]
 
 

@@ -22,13 +22,12 @@ from fedapp.data.labels import check_weights, class_names, number_labels
 from fedapp.data.load import column_names
 from fedapp.data.partition import SUBSETS
 from fedapp.data.table import Table
-from fedapp.errors import ConfigError, DataError
+from fedapp.errors import ConfigError, DataError, did_you_mean
 from fedapp.messages.fields import Introduction
 from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.messages.labels import LabelsReply
 from fedapp.messages.methods import all_methods
 from fedapp.messages.vertical import VerticalHelloRequest
-from fedapp.names import near
 from fedapp.server_app import load_strategy
 from fedapp.site.columns import split_common
 from fedapp.site.config import SiteConfig
@@ -111,7 +110,7 @@ def _check_settings(settings: Settings, configs: Sequence[SiteConfig]) -> None:
         for name in names:
             if name and files and name not in columns:
                 rule = f"{role} column '{name}' must be in the table of a party"
-                raise DataError(f"{rule}, got none that has it{near(name, columns)}")
+                raise DataError(f"{rule}, got none that has it{did_you_mean(name, columns)}")
 
 
 def _check_labels(settings: Settings, looked: Mapping[str, Looked]) -> None:

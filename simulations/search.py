@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.config import Settings, Value, defaults, load_settings, parse_overrides
-from fedapp.errors import ConfigError
-from fedapp.names import near, setting_of
+from fedapp.errors import ConfigError, did_you_mean, setting_of
 from fedapp.packages import check_package
 from fedapp.server_app import load_strategy
 from strategies.settings import HELD_BACK, ReadsSettings
@@ -128,7 +127,7 @@ def space_of(settings: Settings, given: Mapping[str, Value], asked: Mapping[str,
         if name not in read or name in NOT_SEARCHED:
             searchable = [one for one in read if one not in NOT_SEARCHED]
             rule = f"space must name settings that {settings.strategy} reads and that decide on no "
-            raise ConfigError(f"{rule}rows, got {name}{near(name, searchable)}")
+            raise ConfigError(f"{rule}rows, got {name}{did_you_mean(name, searchable)}")
         if name in given:
             raise ConfigError(f"space must not name a setting that is given too, got {name}")
     default_space = {

@@ -41,7 +41,7 @@ from fedapp.errors import (
     ProtocolError,
     StoppedError,
     as_plain,
-    blaming,
+    as_protocol_error,
 )
 from fedapp.messages.fields import Introduction, Reply, Request
 from fedapp.messages.greet import GreetReply, GreetRequest
@@ -296,7 +296,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
                 self._leave_out(party, error)
         if relay := self._pending.relay:
             for party, parcels in parcels_from.items():
-                with blaming(party, self._pending.reply.__name__, "parcels"):
+                with as_protocol_error(party, self._pending.reply.__name__, "parcels"):
                     relay.collect(party, parcels)
         steps = self._pending.requests if self._is_step else ()
         asked = {**self._state.asked, **dict.fromkeys(steps, self._state.step)}

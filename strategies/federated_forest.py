@@ -34,7 +34,7 @@ from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, Progress
 from fedapp.crypto.speed import seconds_to_encrypt
 from fedapp.data.categories import Categories, side_by_side
-from fedapp.errors import ConfigError, ProtocolError, blaming
+from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.messages.dictionary import read_categories
 from fedapp.messages.federated_forest import (
     ENCODED,
@@ -408,7 +408,7 @@ def _own_sets(
     if not fits or (category_counts(categories, n_columns)[part.columns] != part.widths).any():
         rule = "must be those of the categories of each split's column"
         raise ProtocolError(party, type(part).__name__, "widths", rule)
-    with blaming(party, type(part).__name__, "set_bits"):
+    with as_protocol_error(party, type(part).__name__, "set_bits"):
         return categories, CategorySets(part.set_bits, part.widths[part.widths > 0])
 
 

@@ -32,7 +32,7 @@ from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, ask
 from fedapp.data.partition import WATCHED
 from fedapp.data.schema import first
-from fedapp.errors import ProtocolError, blaming
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fedxgbllr import (
     AverageReply,
     AverageRequest,
@@ -326,7 +326,7 @@ def _history(settings: Settings, scores: Sequence[float] = ()) -> History:
 
 def _check_fit(party: str, reply: FitReply, widths: Ints, request: FitRequest) -> None:
     """Check a party's trees against the table and the number asked for."""
-    with blaming(party, "FitReply", "trees"):
+    with as_protocol_error(party, "FitReply", "trees"):
         n_trees = len(unpack_trees(arrays_of(reply), widths).trees)
     most, width = request.n_rounds * request.n_outputs, request.n_outputs
     if not 0 < n_trees <= most or n_trees % width:

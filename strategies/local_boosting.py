@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fedapp.config import Settings
 from fedapp.conversation import Check, Checkpoint, Conversation, Parties
 from fedapp.data.partition import WATCHED
-from fedapp.errors import ProtocolError, blaming
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.parameters import parameters_of
@@ -220,7 +220,7 @@ def check_report(
 ) -> None:
     """Check number and size of a party's new trees; ``widths`` are categories by column."""
     name = type(reply).__name__
-    with blaming(party, name, "trees"):
+    with as_protocol_error(party, name, "trees"):
         trees = trees_of(reply, widths).trees
     if len(trees) != n_trees:
         raise ProtocolError(party, name, "trees", f"must be {n_trees}, got {len(trees)}")

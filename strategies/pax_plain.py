@@ -9,7 +9,7 @@ import numpy as np
 
 from fedapp.config import Section, Settings
 from fedapp.conversation import Check, Conversation, Parties, ask
-from fedapp.errors import blaming
+from fedapp.errors import as_protocol_error
 from fedapp.histograms.bins import Cuts, Ints, with_categories
 from fedapp.histograms.sketch import Sketch, bin_map, fuse_sketches, used_categories
 from fedapp.messages.fields import fields_of
@@ -121,7 +121,7 @@ class PlainSums:
             if party not in self._claims:
                 bins = self.places[party], self.weights[party], parties[party].merges_bins
                 self._claims[party] = Claims(boosting.cuts, *bins, loss)
-            with blaming(party, "GrowReply", "histograms"):
+            with as_protocol_error(party, "GrowReply", "histograms"):
                 self._claims[party].check(request, reply, boosting.routes, boosting.route_sets)
 
         return (yield from ask(parties.all(request), GrowReply, check_claims))

@@ -14,7 +14,7 @@ from fedapp.config import Settings
 from fedapp.conversation import Check, Conversation, ModelFiles, Parties, Progress, ask
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.data.typed import columns_json
-from fedapp.errors import ConfigError, DataError, ProtocolError, blaming
+from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
@@ -78,7 +78,7 @@ def check_scores(
         if sums.shape != form.sums.shape or len(scores) != len(form.histogram):
             rule = f"must be {len(form.sums)} sums and {len(form.histogram)} rows of scores"
             raise ProtocolError(party, type(reply).__name__, f"{subset}_sums", rule)
-        with blaming(party, type(reply).__name__, f"{subset}_scores"):
+        with as_protocol_error(party, type(reply).__name__, f"{subset}_scores"):
             metrics.check_statistics(objective, own_statistics(reply, subset))
 
 

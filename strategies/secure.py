@@ -11,7 +11,7 @@ from fedapp.conversation import Check, Conversation, Parties, ask
 from fedapp.crypto.fixed_point import SPARE_BITS, Bounds, Whole, power_above
 from fedapp.crypto.pairwise import n_words, total
 from fedapp.crypto.shamir import join
-from fedapp.errors import ProtocolError, blaming
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, Reply, Request
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.secure import (
@@ -147,7 +147,7 @@ class MaskedSums:
         enough = dict(list(holders.items())[: self.threshold])
         added, subtracted = list[bytes](), list[bytes]()
         for row, name in enumerate(names):
-            with blaming(name, "UnmaskReply", "shares"):
+            with as_protocol_error(name, "UnmaskReply", "shares"):
                 added.append(join({i: reply.shares[row].tobytes() for i, reply in enough.items()}))
         for name in names:
             for row, peer in enumerate(lost):

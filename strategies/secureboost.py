@@ -22,7 +22,7 @@ from pydantic import Field
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Parties, Progress
 from fedapp.crypto.speed import seconds_to_encrypt
-from fedapp.errors import ConfigError, blaming
+from fedapp.errors import ConfigError, as_protocol_error
 from fedapp.messages.fields import Request
 from fedapp.messages.parameters import loss_fields, parameters_of
 from fedapp.messages.parcels import SentReply
@@ -275,7 +275,7 @@ class SecureBoost(VerticalStrategy):
         reply = (yield from finishing)[active]
         if len(reply.model):  # all parties allow the export of the whole model
             model = from_json(reply.model.tobytes().decode())
-            with blaming(active, "FinishReply", "kinds"):
+            with as_protocol_error(active, "FinishReply", "kinds"):
                 files = model_files(model, reply.kinds)
             yield files
         else:

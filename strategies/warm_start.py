@@ -14,9 +14,8 @@ from typing import Any
 
 from fedapp.config import Settings
 from fedapp.data.categories import Categories
-from fedapp.errors import ConfigError, as_plain
+from fedapp.errors import ConfigError, as_plain, did_you_mean_path
 from fedapp.home import RUNS
-from fedapp.names import near_path
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import LossParameters
 
@@ -62,7 +61,7 @@ def read_init_model(
     path = place / "model.json" if place.is_dir() else place
     if not path.is_file():
         rule = "must be a run's folder or its model.json"
-        raise ConfigError(f"init-model {rule}, got {place}{near_path(place, RUNS)}")
+        raise ConfigError(f"init-model {rule}, got {place}{did_you_mean_path(place, RUNS)}")
     model = load_model(path)
     pairs = {
         "objective": (settings.objective, model.objective),
@@ -88,7 +87,7 @@ def init_model_id(settings: Settings) -> str:
     path = (folder if folder.is_dir() else folder.parent) / "summary.json"
     if not path.is_file():
         rule = "must be the folder of a finished run"
-        raise ConfigError(f"init-model {rule}, got {folder}{near_path(folder, RUNS)}")
+        raise ConfigError(f"init-model {rule}, got {folder}{did_you_mean_path(folder, RUNS)}")
     summary = json.loads(path.read_text())
     if (method := summary.get("strategy")) != settings.strategy:
         rule = f"must be a run of {settings.strategy}, whose model is divided among the parties"

@@ -19,8 +19,7 @@ import fedapp
 from fedapp.client_app import SiteApp
 from fedapp.config import Settings, load_settings
 from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError, ProtocolError
-from fedapp.folder_locks import LOCK
-from fedapp.home import home
+from fedapp.home import LOCK, home
 from fedapp.messages.fields import Reply
 from fedapp.messages.pax import GrowReply, SketchReply
 from fedapp.run_folder import RunFolder

@@ -14,10 +14,9 @@ from fedapp.cli import cli
 from fedapp.commands.data import data_app
 from fedapp.config import app_folder, defaults, load_settings, parse_overrides
 from fedapp.engines import told
-from fedapp.errors import ConfigError
+from fedapp.errors import ALIASES, SYNONYMS, ConfigError, did_you_mean
 from fedapp.keywords import settings_of
 from fedapp.messages.methods import all_methods
-from fedapp.names import ALIASES, SYNONYMS, near
 from fedapp.server_app import load_strategy
 
 TRAINING = [name for name, method in all_methods().items() if method.trains]
@@ -98,8 +97,8 @@ def test_a_short_option_or_a_space_given_twice_is_refused(words: list[str], rule
 
 def test_a_name_that_begins_as_one_is_meant_by_it() -> None:
     known = ["ID", "SEX", "default.payment.next.month"]
-    assert near("defaults", known) == "; did you mean default.payment.next.month?"
-    assert near("def", known) == ""  # three letters begin many names
+    assert did_you_mean("defaults", known) == "; did you mean default.payment.next.month?"
+    assert did_you_mean("def", known) == ""  # three letters begin many names
 
 
 def test_a_name_that_is_like_none_gets_no_advice() -> None:

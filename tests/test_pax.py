@@ -14,7 +14,7 @@ from flwr.app import Message
 from fedapp.config import Settings
 from fedapp.conversation import Checkpoint, ModelFiles, Parties
 from fedapp.errors import ConfigError
-from fedapp.folder_locks import LOCK
+from fedapp.home import LOCK
 from fedapp.messages import pax
 from fedapp.messages import scoring as booster
 from fedapp.messages.hello import HelloReply

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from fedapp.errors import DataError, ProtocolError
-from fedapp.home import home, write_whole
+from fedapp.home import home, write_atomically
 from fedapp.messages.fields import Array, Form, Range, Reply, Request
 from fedapp.messages.plan import Plan
 from fedapp.site import store as store_module
@@ -287,7 +287,7 @@ def test_a_site_that_dies_before_its_state_is_renamed_keeps_the_old_state(
     def die(path: Path, content: bytes | memoryview, lasting: bool) -> None:
         if path.name == "state.json":
             raise OSError("no space left on device")
-        write_whole(path, content, lasting=lasting)
+        write_atomically(path, content, lasting=lasting)
 
     with monkeypatch.context() as patch:
         patch.setattr(store_module, "write_whole", die)

@@ -23,7 +23,7 @@ from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier import check_ciphertexts
 from fedapp.crypto.sums import choose, pack_sums, sum_rows
 from fedapp.crypto.workers import shared_workers
-from fedapp.errors import DataError, ProtocolError, blaming
+from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.messages.eini import Elements, Ready, StepReply, StepRequest, Structure, Totals
 from fedapp.messages.fields import Array, Request
 from fedapp.site.answer import Handler, Site
@@ -75,9 +75,9 @@ def _keep_structure(site: Site, part: OwnPart, letter: Structure, request: StepR
     is_unique = len(np.unique(local)) == len(local)
     if not (fits and is_unique and (local < len(part.lookup.columns)).all()):
         raise ProtocolError(active, "Structure", "lefts", "must be trees of this model, sent once")
-    with blaming(active, "Structure", "lefts"):
+    with as_protocol_error(active, "Structure", "lefts"):
         check_trees(letter.lefts, np.concatenate(([0], letter.ends)))
-    with blaming(active, "Structure", "n"):
+    with as_protocol_error(active, "Structure", "n"):
         insecure = request.insecure_small_key
         key = read_public_key(letter.n, request.key_bits, insecure_small_key=insecure)
         SumLayout(key.bits, letter.n_terms, letter.n_outputs, 0)
@@ -111,7 +111,7 @@ def _choose(site: Site, sender: str, letter: Elements) -> Elements | Totals:
     if n_sent != chosen.size:
         rule = f"must be {chosen.shape[1]} for each of {letter.n_rows} rows, got {n_sent}"
         raise ProtocolError(sender, "Elements", "ciphertexts", rule)
-    with blaming(sender, "Elements", "ciphertexts"):
+    with as_protocol_error(sender, "Elements", "ciphertexts"):
         check_ciphertexts(key, letter.ciphertexts)
     if site.name == chain(store)[-1]:
         return _totals(site, letter, key, chosen)

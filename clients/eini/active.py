@@ -20,7 +20,7 @@ from fedapp.crypto.keys import PrivateKey
 from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier import check_ciphertexts, decrypt, encrypt
 from fedapp.crypto.workers import shared_workers
-from fedapp.errors import DataError, ProtocolError, blaming
+from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.messages.eini import Elements, Ready, StepReply, StepRequest, Structure, Totals
 from fedapp.messages.fields import Array
 from fedapp.site.answer import Site
@@ -225,7 +225,7 @@ def _take_totals(site: Site, mail: Mail) -> None:
             raise ProtocolError(sender, "Totals", "n_rows", f"must be {end - first}")
         key = PrivateKey.from_array(store["key"])
         layout = SumLayout(key.public.bits, *store.facts["layout"])
-        with blaming(sender, "Totals", "ciphertexts"):
+        with as_protocol_error(sender, "Totals", "ciphertexts"):
             check_ciphertexts(key.public, letter.ciphertexts)
             plain = decrypt(key, letter.ciphertexts, shared_workers())
             terms = layout.unpack(plain, letter.n_rows)

@@ -25,7 +25,7 @@ from clients.labels import number_rows
 from clients.vertical_scores import compare, rows_of, told_scores
 from fedapp import metrics
 from fedapp.data.partition import SUBSETS, WATCHED
-from fedapp.errors import ConfigError, DataError, blaming
+from fedapp.errors import ConfigError, DataError, as_protocol_error
 from fedapp.messages.federated_forest import (
     FinishReply,
     FinishRequest,
@@ -64,7 +64,7 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> Letters:
 
 def _code_labels(site: Site, request: SetupRequest) -> Labels:
     store, n_train = site.store, site.store.facts["n_train"]
-    with blaming(site.name, "SetupRequest", "objective"):
+    with as_protocol_error(site.name, "SetupRequest", "objective"):
         check_objective(request.objective)
     classes, labels = number_rows(site, request.objective)
     weights = store["weights"][:n_train]

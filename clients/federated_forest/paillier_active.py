@@ -24,7 +24,7 @@ from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.sealed import LARGEST_CONTENT
 from fedapp.crypto.sums import read_terms
 from fedapp.crypto.workers import shared_workers
-from fedapp.errors import DataError, ProtocolError, blaming
+from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.messages.federated_forest import (
     ColumnSums,
     EncryptedLabels,
@@ -204,7 +204,7 @@ def _sums(
         for r, listing in zip(read, listings, strict=True)
     ]
     layout = _layout(key.public, fields)
-    with blaming(party, "ColumnSums", "ciphertexts"):
+    with as_protocol_error(party, "ColumnSums", "ciphertexts"):
         plain = read_terms(key, ciphertexts, layout, wanted, shared_workers())
     for (listing, totals), sums, columns, used in zip(pairs, plain, read, wanted, strict=True):
         matches = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]

@@ -23,7 +23,7 @@ from fedapp.crypto.packing import SumLayout, whole_layout
 from fedapp.crypto.paillier import check_ciphertexts
 from fedapp.crypto.sums import Terms, pack_terms
 from fedapp.crypto.workers import shared_workers
-from fedapp.errors import ProtocolError, blaming
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.federated_forest import ColumnSums, EncryptedLabels, SumRequest, Won
 from fedapp.messages.fields import fields_of
 from fedapp.site.answer import Site
@@ -43,7 +43,7 @@ def take_labels(site: Site, mail: Mail) -> None:
     store, name = site.store, EncryptedLabels.__name__
     n_train, forest, active = (store.facts[name] for name in ("n_train", "forest", "active"))
     letter = mail.one(EncryptedLabels, active)
-    with blaming(active, name, "n"):
+    with as_protocol_error(active, name, "n"):
         agreed = forest["key_bits"], forest["insecure_small_key"]
         key = read_public_key(letter.n, agreed[0], insecure_small_key=agreed[1])
         whole_layout(key.bits, n_train, letter.n_fields, letter.bits)
@@ -52,7 +52,7 @@ def take_labels(site: Site, mail: Mail) -> None:
     if len(letter.ciphertexts) != len(weighted):
         rule = f"must be {len(weighted)}, got {len(letter.ciphertexts)}"
         raise ProtocolError(active, name, "ciphertexts", rule)
-    with blaming(active, name, "ciphertexts"):
+    with as_protocol_error(active, name, "ciphertexts"):
         check_ciphertexts(key, letter.ciphertexts)
     store["n"], store["weighted"] = letter.n, weighted
     store["ciphertexts"] = letter.ciphertexts
@@ -95,7 +95,7 @@ def _won(site: Site, level: Told, mail: Mail) -> Candidates:
         raise ProtocolError(active, "Won", "listed", "must be the party's splits of this level")
     candidates.columns[local], candidates.defaults[local] = listing.columns[listed], letter.defaults
     unordered, sizes = np.flatnonzero(listing.unordered[listed]), listing.n_bins[listed]
-    with blaming(active, "Won", "set_bits"):
+    with as_protocol_error(active, "Won", "set_bits"):
         sets = CategorySets(letter.set_bits, sizes[unordered])
         n_rights = np.array([sets.members(number).sum() for number in range(len(sets))])
         is_one_sided = (n_rights == 0) | (n_rights == sets.widths)

@@ -54,7 +54,7 @@ from clients.walking import ask_on, begin_trees, take_answers
 from fedapp import metrics
 from fedapp.crypto.packing import PRECISION, grouped_layouts
 from fedapp.data.labels import check_mean, check_weights
-from fedapp.errors import ConfigError, ProtocolError, blaming
+from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import digitise
 from fedapp.messages.fields import fields_of
 from fedapp.messages.parcels import SentReply
@@ -89,9 +89,9 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Let
     store.facts["boost"] = {
         name: value for name, value in settings.items() if not isinstance(value, np.ndarray | tuple)
     }
-    with blaming(site.name, "SetupRequest", "objective"):
+    with as_protocol_error(site.name, "SetupRequest", "objective"):
         check_objective(request.objective)
-    with blaming(site.name, "SetupRequest", "eval_metrics"):
+    with as_protocol_error(site.name, "SetupRequest", "eval_metrics"):
         metrics.check_metrics(request.objective, request.eval_metrics)
     store.facts["eval_metrics"] = list(request.eval_metrics)
     width = _code_labels(site, request)

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from fedapp.crypto.keys import PublicKey
 from fedapp.crypto.paillier import check_ciphertexts
-from fedapp.errors import ProtocolError, blaming
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array
 from fedapp.messages.secureboost import EncryptedGradients, MoreGradients
 from fedapp.site.store import Store
@@ -24,7 +23,7 @@ def begin_blocks(store: Store, n_wanted: int) -> None:
     store.facts[ENDS], store.facts[WANTED] = [0], n_wanted
 
 
-def keep_block(store: Store, key: PublicKey, letter: EncryptedGradients | MoreGradients) -> None:
+def keep_block(store: Store, key: Key, letter: EncryptedGradients | MoreGradients) -> None:
     """Check a block and store it."""
     active, kind = store.facts["active"], type(letter).__name__
     ends, wanted = store.facts[ENDS], store.facts[WANTED]
@@ -32,7 +31,7 @@ def keep_block(store: Store, key: PublicKey, letter: EncryptedGradients | MoreGr
     if len(letter.ciphertexts) > n_left:
         rule = f"must be {n_left} at most, of {wanted}, got {len(letter.ciphertexts)}"
         raise ProtocolError(active, kind, "ciphertexts", rule)
-    with blaming(active, kind, "ciphertexts"):
+    with as_protocol_error(active, kind, "ciphertexts"):
         check_ciphertexts(key, letter.ciphertexts)
     store[f"{BLOCKS}.{len(ends) - 1}"] = letter.ciphertexts
     store.facts[ENDS] = [*ends, ends[-1] + len(letter.ciphertexts)]

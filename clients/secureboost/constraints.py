@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.errors import ConfigError, DataError, ProtocolError, blaming
+from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array
 from fedapp.messages.secureboost import SetupRequest
 from fedapp.site.answer import Site
@@ -71,7 +71,9 @@ class Held:
 
 def wanted_of(site: Site, request: SetupRequest) -> Wanted:
     """Constraints of the run config; raises a ProtocolError."""
-    with blaming(site.name, "SetupRequest", "monotone_constraints, interaction_constraints"):
+    with as_protocol_error(
+        site.name, "SetupRequest", "monotone_constraints, interaction_constraints"
+    ):
         return Wanted.of(request.monotone_constraints, request.interaction_constraints)
 
 

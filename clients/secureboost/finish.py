@@ -13,7 +13,7 @@ from clients.secureboost.scores import margins_after, scores_of
 from clients.secureboost.view import Ints, View
 from clients.vertical_scores import compare, told_scores
 from fedapp.data.categories import Categories, side_by_side
-from fedapp.errors import ProtocolError, blaming
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.dictionary import read_categories
 from fedapp.messages.fields import Array
 from fedapp.messages.secureboost import FinishReply, FinishRequest, PartKept, Records
@@ -139,7 +139,7 @@ def _records(view: View, mail: Mail, party: str) -> tuple[Lookup, list[str], Cat
     if not fits or not np.array_equal(letter.widths, counts[letter.columns]):
         rule = "must be of the party's columns and their categories"
         raise ProtocolError(party, "Records", "widths", rule)
-    with blaming(party, "Records", "set_bits"):
+    with as_protocol_error(party, "Records", "set_bits"):
         sets = CategorySets(letter.set_bits, letter.widths[letter.widths > 0])
     lookup = Lookup.of(letter.columns, letter.thresholds, letter.defaults, letter.widths, sets)
     return lookup, list(letter.names), categories

@@ -24,7 +24,7 @@ from fedapp.crypto.packing import PairLayout, grouped_layouts
 from fedapp.crypto.rings import ring
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import shared_workers
-from fedapp.errors import DataError, ProtocolError, blaming
+from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import digitise
 from fedapp.histograms.build import slots_by_node
 from fedapp.histograms.joint import sum_jobs
@@ -174,7 +174,7 @@ def _meet(store: Store, mail: Mail) -> None:
     if "n" in store:
         raise ProtocolError(store.facts["active"], "PublicKey", "letter", "must come once")
     bits, insecure = store.facts["key"]
-    with blaming(store.facts["active"], "PublicKey", "n"):
+    with as_protocol_error(store.facts["active"], "PublicKey", "n"):
         read_public_key(letter.n, bits, insecure_small_key=insecure)
         grouped_layouts(bits, n_rows, letter.n_outputs, letter.precision)
     store["n"] = letter.n
@@ -229,7 +229,7 @@ def _take_splits(site: Site, letter: Splits) -> Letters:
     if not len(local):
         return []
     widths = np.asarray(store["set_widths"])[letter.columns[local]]
-    with blaming(active, "Splits", "set_bits"):
+    with as_protocol_error(active, "Splits", "set_bits"):
         sets = CategorySets(letter.set_bits, widths[widths > 0])
     if site.config.least_bin_rows:
         letter, sets = between_groups(site, letter, local, sets)

@@ -19,7 +19,7 @@ from fedapp.crypto.packing import FixedPoint
 from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.sums import read_sums
 from fedapp.crypto.workers import shared_workers
-from fedapp.errors import ProtocolError, blaming
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.build import Histogram, build_all_histograms
 from fedapp.histograms.joint import sum_jobs
 from fedapp.messages.fields import Array
@@ -217,7 +217,7 @@ def read_party_sums(view: View, mail: Mail, party: str, growth: Growth) -> tuple
         rule = f"must be of shape {(len(wanted), len(columns))}, got {letter.missing.shape}"
         raise ProtocolError(party, "EncryptedSums", "missing", rule)
     n_bins = int(view.joint.widths[party][columns].sum())
-    with blaming(party, "EncryptedSums", "ciphertexts"):
+    with as_protocol_error(party, "EncryptedSums", "ciphertexts"):
         key, layouts = view.key, view.layouts
         first, second = view.store.facts["scale"]
         scale = FixedPoint((first, second))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedapp.commands.common import say
-from fedapp.home import RUNS, shown
+from fedapp.home import RUNS, display_path
 
 if TYPE_CHECKING:
     from fedapp.housekeeping import Cleaning
@@ -61,7 +61,7 @@ def _list(cleaning: Cleaning) -> None:
     from fedapp.report.summary import human_bytes
 
     for run in cleaning.runs:
-        say(f"{shown(run.path)}  {run.state}, {run.method}, {human_bytes(run.n_bytes)}")
+        say(f"{display_path(run.path)}  {run.state}, {run.method}, {human_bytes(run.n_bytes)}")
     for title, is_part in (("states of old runs", False), ("parts of models", True)):
         sizes: dict[str, list[int]] = {}
         for one in cleaning.states:

@@ -9,7 +9,7 @@ import typer
 
 from fedapp.commands.common import console
 from fedapp.errors import ConfigError
-from fedapp.home import open_private, write_whole
+from fedapp.home import open_private, write_atomically
 
 SUFFIXES = {"onnx": "model.onnx", "xgboost": "model.xgb.json", "sklearn": "model.joblib"}
 
@@ -29,7 +29,7 @@ def export(
     run = load(run_dir)
     file = output or run.path / SUFFIXES[to]
     if to == "onnx":
-        write_whole(file, run.to_onnx())
+        write_atomically(file, run.to_onnx())
     elif to == "sklearn":
         from joblib import dump
 
@@ -38,5 +38,5 @@ def export(
     else:
         run.to_xgboost()
         if file.resolve() != run.path / SUFFIXES[to]:
-            write_whole(file, (run.path / SUFFIXES[to]).read_bytes())
+            write_atomically(file, (run.path / SUFFIXES[to]).read_bytes())
     console.print(f"{file}", soft_wrap=True, highlight=False)

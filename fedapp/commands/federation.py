@@ -10,7 +10,7 @@ import typer
 from fedapp.commands.common import say
 from fedapp.commands.help import Command
 from fedapp.commands.targets import Target, how_started
-from fedapp.names import listed
+from fedapp.errors import listed
 
 federation_app = typer.Typer(help="A coordinator: write what it needs.", no_args_is_help=True)
 

@@ -26,10 +26,10 @@ def trust(
     fingerprint: Annotated[list[str], typer.Argument(help="As fedapp key prints it there.")],
 ) -> None:
     """Trust the key of another site from now on, and no other key of that site."""
-    from fedapp.home import home, shown
+    from fedapp.home import display_path, home
     from fedapp.site.trust import PINNED, pin
 
     before = pin(home(), name, "".join(fingerprint))
-    place = shown(home() / PINNED)
+    place = display_path(home() / PINNED)
     replaced = f", instead of {before}" if before else ""
     console.print(f"{name} is trusted by its key{replaced}: {place}", highlight=False)

@@ -12,9 +12,8 @@ import typer
 from fedapp.commands.common import Overrides, console, interruptible, new_follower, say
 from fedapp.config import parse_overrides
 from fedapp.engines import SIMULATED
-from fedapp.errors import ConfigError, FedappError
+from fedapp.errors import ConfigError, FedappError, did_you_mean_path
 from fedapp.home import RUNS, open_private
-from fedapp.names import near_path
 from fedapp.report.summary import print_warning
 
 if TYPE_CHECKING:
@@ -74,7 +73,9 @@ def predict(
 
     if not (model := run_dir / "model.json").is_file():
         rule = "of a run that has finished; failure.json says why one has not"
-        raise ConfigError(f"model must be a file {rule}, got {model}{near_path(run_dir, RUNS)}")
+        raise ConfigError(
+            f"model must be a file {rule}, got {model}{did_you_mean_path(run_dir, RUNS)}"
+        )
     parts, verbose_folder = parts_of(run_dir), run_dir if verbose else None
     _check_tables(
         engine,
@@ -124,7 +125,7 @@ def _predict_together(
     verbose_folder: Path | None,
 ) -> None:
     """Let the parties predict; the active one writes the predictions."""
-    from fedapp.home import home, shown
+    from fedapp.home import display_path, home
     from fedapp.together import predict_together, settings_to_predict
 
     settings = settings_to_predict(run_dir, parts, overrides, output, engine)
@@ -141,7 +142,9 @@ def _predict_together(
             _say_of(
                 missing, f"{len(missing):,} to be explained are not among the rows", verbose_folder
             )
-    where = shown(home() / "sites") if result.predicted else "home/sites of its site's folder"
+    where = (
+        display_path(home() / "sites") if result.predicted else "home/sites of its site's folder"
+    )
     if settings.explain:
         console.print(f"Each party's explanation.txt is in {where}.", soft_wrap=True)
     if result.predicted is None:

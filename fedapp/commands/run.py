@@ -21,7 +21,7 @@ from fedapp.commands.common import (
 )
 from fedapp.config import parse_overrides
 from fedapp.engines import SIMULATED
-from fedapp.home import shown
+from fedapp.home import display_path
 from fedapp.metrics import AT_THRESHOLD
 from fedapp.report.progress import kept_text
 from fedapp.report.summary import (
@@ -77,14 +77,14 @@ def _cross_validate(
     def left() -> str:
         if all_folds.folder is None:
             return NOTHING_SAVED
-        where = shlex.quote(shown(all_folds.folder.path))
+        where = shlex.quote(display_path(all_folds.folder.path))
         return f"finished folds are saved; the same command with -c run-dir={where} goes on"
 
     with interruptible(left), follower.alive():
         all_folds.given = folded(parse_overrides(config or []), folds)
         folder = all_folds.carry_out()
     console.print(_fold_table(Folds(folder.path).scores))
-    where = shown(folder.path / FOLDS)
+    where = display_path(folder.path / FOLDS)
     console.print(f"mean ± standard deviation over {folds} folds: {where}", soft_wrap=True)
     if warning := other_code(folder.path):
         print_warning(console, warning)
@@ -108,7 +108,7 @@ def _fold_table(scores: Mapping[str, Any]) -> Table:
 def what_now(training: Training) -> str:
     """What an interrupted command has saved, and the command that resumes it."""
     folder, engine = training.folder, training.engine
-    where = shown(folder.path) if folder else ""
+    where = display_path(folder.path) if folder else ""
     if folder and (folder.path / "summary.json").exists():
         again = shlex.join(["fedapp", "report", where])
         return f"the run is complete and saved in {where}; its page is written by\n  {again}"

@@ -9,9 +9,8 @@ import typer
 
 from fedapp.commands.common import Overrides, console, interruptible, new_follower, say
 from fedapp.config import defaults, parse_overrides
-from fedapp.errors import ConfigError
-from fedapp.home import shown
-from fedapp.names import setting_of
+from fedapp.errors import ConfigError, setting_of
+from fedapp.home import display_path
 
 TRIALS_SAVED = "finished trials are saved; the same command goes on after them"
 
@@ -72,7 +71,7 @@ def tune(
         f"{name} {value:.4f}" for name, value in summary["test"].items() if value is not None
     )
     say(f"test scores of the best, trial {summary['best']}: {test}")
-    say(f"its model: {shown(folder / BEST)}; in all {summary['exchanges']:,} exchanges")
+    say(f"its model: {display_path(folder / BEST)}; in all {summary['exchanges']:,} exchanges")
     say(f"to repeat it:\n  {repeating(summary)}")
 
 

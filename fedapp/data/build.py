@@ -34,8 +34,7 @@ from fedapp.data.typed import (
     typed,
     values_of,
 )
-from fedapp.errors import DataError
-from fedapp.names import near
+from fedapp.errors import DataError, did_you_mean
 
 MISSING_GROUP = "missing"
 MARKS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "blanks"}
@@ -190,11 +189,11 @@ def _check_columns(frame: Any, roles: Roles) -> None:
     for role, name in roles.named().items():
         if name not in names:
             rule = f"{role} column {{}} must be in the table, got columns {{}}"
-            raise _absent(rule, listed([name]), listed(names), hint=near(name, names))
+            raise _absent(rule, listed([name]), listed(names), hint=did_you_mean(name, names))
     absent = [name for name in roles.drop if name not in names]
     if absent:
         rule = "drop-columns must be columns of the table ({}), got {}"
-        raise _absent(rule, listed(names), listed(absent), hint=near(absent[0], names))
+        raise _absent(rule, listed(names), listed(absent), hint=did_you_mean(absent[0], names))
     if frame.num_rows == 0:
         raise DataError("table must have at least one row, got 0")
 

@@ -26,9 +26,8 @@ from fedapp.data.load import load_table, read_frame
 from fedapp.data.registry import BUILT_IN, REGISTRY, DataFile, DataSet, bare_name
 from fedapp.data.schema import NO_ROLES, PACKINGS, PLAIN, Reader, Roles
 from fedapp.data.table import Table
-from fedapp.errors import ConfigError, DataError
+from fedapp.errors import ConfigError, DataError, did_you_mean_path
 from fedapp.home import home
-from fedapp.names import near_path
 
 Progress = Callable[[int, int], None]
 
@@ -87,7 +86,7 @@ def check_source(data: str) -> None:
         try:
             _check_file(data)
         except ConfigError as error:
-            raise ConfigError(f"{error}{near_path(Path(data))}") from None
+            raise ConfigError(f"{error}{did_you_mean_path(Path(data))}") from None
 
 
 def source_frame(

@@ -51,8 +51,7 @@ from fedapp.data.typed import (
     with_point,
     without,
 )
-from fedapp.errors import DataError
-from fedapp.names import near
+from fedapp.errors import DataError, did_you_mean
 
 LIBSVM_LABEL = "label"
 FORMATS = {".csv": "csv", ".txt": "csv", ".tsv": "csv", ".data": "csv"}
@@ -164,7 +163,7 @@ def _renamed(names: Iterable[str], reader: Reader) -> list[str]:
     absent = [one.name for one in reader.declared if one.name not in present]
     if absent and not reader.tolerant:
         rule = "columns of the schema must be in the table, got {} that are not; the table has {}"
-        hint = near(absent[0], present)
+        hint = did_you_mean(absent[0], present)
         outside = DataError.naming(rule, *absent[:1], listed(present)).outside
         raise DataError(rule.format(listed(absent), listed(present)) + hint, outside=outside)
     return [reader.of_column(name).rename or name for name in present]

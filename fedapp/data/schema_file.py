@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from fedapp.data.categories import MOST_CATEGORIES
 from fedapp.data.schema import Declared, Reader, Roles
 from fedapp.errors import ConfigError
-from fedapp.toml import read_toml
+from fedapp.home import read_toml
 
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "blank": " "}
 RULES = {

@@ -35,7 +35,7 @@ from fedapp.deploy.processes import Federation, Site
 from fedapp.deploy.scripts import env_script, register_script, scripts_federation, scripts_site
 from fedapp.deploy.systemd import units_federation, units_site
 from fedapp.errors import ConfigError
-from fedapp.home import write_new, write_whole
+from fedapp.home import write_atomically, write_new
 from fedapp.messages.methods import Method, all_methods
 from fedapp.site.config import SiteConfig
 from fedapp.site.node_config import Value
@@ -141,7 +141,7 @@ def add_user(folder: Path, name: str) -> Path:
     (link,) = (link for link in config["superlink"].values() if isinstance(link, dict))
     link["address"] = f"{name}:{password}@{link['address']}"
     path = folder / "users" / f"{name}.toml"
-    write_whole(path, tomli_w.dumps(config).encode(), SECRET)
+    write_atomically(path, tomli_w.dumps(config).encode(), SECRET)
     # Appended, since a container keeps the mounted inode: a replaced file would be invisible.
     with users.open("a") as file:
         file.write(line)
@@ -166,9 +166,9 @@ def renew_certificates(folder: Path) -> datetime:
     ca = KeyPair(paths["ca.key"].read_bytes(), paths["ca.crt"].read_bytes())
     authority = renewed_authority(ca)
     server = server_certificate(authority, hosts_of(paths["server.crt"].read_bytes()))
-    write_whole(paths["ca.crt"], authority.files().public, PUBLIC)
-    write_whole(paths["server.key"], server.secret, SECRET)
-    write_whole(paths["server.crt"], server.public, PUBLIC)
+    write_atomically(paths["ca.crt"], authority.files().public, PUBLIC)
+    write_atomically(paths["server.key"], server.secret, SECRET)
+    write_atomically(paths["server.crt"], server.public, PUBLIC)
     return authority.certificate.not_valid_after_utc
 
 

@@ -16,7 +16,7 @@ from importlib import import_module
 from fedapp.config import Settings, flatten
 from fedapp.errors import ConfigError, StoppedError, as_plain
 from fedapp.frames import named_frames
-from fedapp.home import private_folder, shown
+from fedapp.home import display_path, private_folder
 from fedapp.logs.logger import LoggedRun, Logger, without_password
 from fedapp.packages import check_package, versions
 from fedapp.report.progress import Rounds
@@ -157,7 +157,7 @@ def _described(settings: Settings, folder: RunFolder, engine: str) -> LoggedRun:
         "parties": str(settings.parties),
         "engine": engine,
         "version": versions(("fedapp",))["fedapp"],
-        "folder": shown(folder.path),
+        "folder": display_path(folder.path),
     }
     params = {name: value for name, value in values.items() if value != ""}
     return LoggedRun(folder.path, params, {f"fedapp.{name}": value for name, value in tags.items()})

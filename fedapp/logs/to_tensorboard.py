@@ -17,7 +17,7 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text import metadata as of_text
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from fedapp.home import shown
+from fedapp.home import display_path
 from fedapp.logs.logger import LoggedRun, final_tags, final_values, round_values
 from fedapp.report.card import CARD
 from fedapp.run_folder import RunFolder
@@ -31,7 +31,7 @@ class ToTensorBoard:
 
     def __init__(self, run: LoggedRun, run_id: str) -> None:
         path = run.path / FOLDER
-        self.run_id, self.place = FOLDER, f"tensorboard --logdir {shown(path)}"
+        self.run_id, self.place = FOLDER, f"tensorboard --logdir {display_path(path)}"
         self._writer = EventFileWriter(str(path))
         if not run_id:
             self._add(hparams_pb(dict(run.params)), 0)

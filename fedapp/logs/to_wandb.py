@@ -11,7 +11,7 @@ from pathlib import Path
 
 import wandb
 
-from fedapp.home import shown
+from fedapp.home import display_path
 from fedapp.logs.logger import LoggedRun, files_of, final_tags, final_values, round_values
 from fedapp.run_folder import RunFolder
 from fedapp.watch import RoundInfo
@@ -43,7 +43,7 @@ class ToWandb:
             ),
         )
         self.run_id = str(self._run.id)
-        offline = f"{shown(Path(self._run.settings.sync_dir))}, to be sent by wandb sync"
+        offline = f"{display_path(Path(self._run.settings.sync_dir))}, to be sent by wandb sync"
         self.place = offline if self._run.offline else str(self._run.url)
 
     def round(self, info: RoundInfo) -> None:

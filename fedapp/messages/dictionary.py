@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from fedapp.data.categories import MOST_CATEGORIES, Categories
-from fedapp.errors import blaming
+from fedapp.errors import as_protocol_error
 from fedapp.messages.fields import Array, Form, Range
 
 NUMBERS = -1  # in place of a number of categories
@@ -77,7 +77,7 @@ def dictionary_digest(names: Sequence[str]) -> str:
 
 def read_categories(party: str, message: Any, n_columns: int) -> Categories:
     """``unpack_categories`` of a message's fields; a ProtocolError names the party."""
-    with blaming(party, type(message).__name__, "categories"):
+    with as_protocol_error(party, type(message).__name__, "categories"):
         return unpack_categories(message.category_counts, message.categories, n_columns)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedapp.config import defaults, flatten
 from fedapp.errors import DataError
-from fedapp.home import open_private, write_whole
+from fedapp.home import open_private, write_atomically
 from fedapp.report import comparison, model, plots
 from fedapp.report.card import CARD, model_card
 from fedapp.report.markup import (
@@ -61,7 +61,7 @@ def write_report(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
     if output is None:
         output = runs[0].path / "report.html" if is_single else Path("comparison.html")
     if is_single:
-        write_whole(runs[0].path / CARD, model_card(runs[0]).encode())
+        write_atomically(runs[0].path / CARD, model_card(runs[0]).encode())
     with open_private(output, "w") as file:
         file.write(text)
     return output

@@ -15,11 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedapp.data.notes import FACT
-from fedapp.errors import ConfigError, DataError
-from fedapp.home import RUNS, shown
+from fedapp.errors import ConfigError, DataError, did_you_mean_path
+from fedapp.home import RUNS, display_path, read_toml
 from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, larger_is_better, watched_metric
-from fedapp.names import near_path
-from fedapp.toml import read_toml
 from fedapp.trees.objective import AUTO
 
 Fields: TypeAlias = dict[str, Any]
@@ -66,7 +64,9 @@ def read_run(run_dir: Path) -> Run:
     """Read a run's folder; DataError if a file is missing, invalid, or lacks a required field."""
     try:
         if not run_dir.is_dir():
-            raise DataError(f"run folder must be a folder, got none{near_path(run_dir, RUNS)}")
+            raise DataError(
+                f"run folder must be a folder, got none{did_you_mean_path(run_dir, RUNS)}"
+            )
         names = ("config.toml", "summary.json", "rounds.jsonl", "ledger.jsonl")
         settings, summary, rounds, ledger = (_text(run_dir, name) for name in names)
         return Run(
@@ -270,7 +270,7 @@ def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
         promised = f"epsilon {privacy['epsilon']:g}, delta {privacy['delta']:g}"
         facts["privacy"] = f"{promised} for each row; scores have noise"
     if path is not None:
-        facts["run"] = shown(path)
+        facts["run"] = display_path(path)
     return fact_grid(facts)
 
 

@@ -20,10 +20,9 @@ from pyarrow import parquet
 from fedapp.client_app import SiteApp
 from fedapp.config import Settings
 from fedapp.engines import SIMULATED
-from fedapp.errors import ConfigError, DataError, PartyError
-from fedapp.home import RUNS, home, private_folder, shown
+from fedapp.errors import ConfigError, DataError, PartyError, did_you_mean, did_you_mean_path
+from fedapp.home import RUNS, display_path, home, private_folder
 from fedapp.housekeeping import predictions_folder
-from fedapp.names import near, near_path
 from fedapp.predict import parts_of, summary_of
 from fedapp.serve.scorer import (
     Row,
@@ -164,7 +163,7 @@ class DividedScorer:
         for name in row:
             if name not in self.parties:
                 rule = f"row {number} must name parties of the model ({parties}), got {name!r}"
-                raise RowError(rule + near(name, self.parties), None, number, name)
+                raise RowError(rule + did_you_mean(name, self.parties), None, number, name)
         for name in self.parties:
             if name not in row:
                 rule = (
@@ -235,7 +234,7 @@ def open_scorer(
     path = run_dir / "model.json"
     if not path.is_file():
         rule = "model must be a file of a run that has finished"
-        raise ConfigError(f"{rule}, got {shown(path)}{near_path(run_dir, RUNS)}")
+        raise ConfigError(f"{rule}, got {display_path(path)}{did_you_mean_path(run_dir, RUNS)}")
     if parts := parts_of(run_dir):
         return DividedScorer(run_dir, parts, inference, overrides)
     for name, value in {"--inference": inference, "-c": overrides}.items():

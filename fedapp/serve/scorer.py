@@ -17,8 +17,7 @@ import pyarrow as pa
 from fedapp.data.categories import Categories, names_of
 from fedapp.data.predictions import by_class, columns_of_frame, in_codes_of, named_predictions
 from fedapp.data.schema import Roles
-from fedapp.errors import DataError
-from fedapp.names import near
+from fedapp.errors import DataError, did_you_mean
 from fedapp.predict import Model, load_model, notes_on_range, read_as_trained, summary_of
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import Array
@@ -154,7 +153,7 @@ def as_frame(rows: Sequence[Row], columns: Sequence[str], party: str | None = No
         for name in row:
             if name not in columns:
                 rule = f"row {number} must have only columns of {owner}, got {name!r}"
-                raise RowError(rule + near(name, columns), name, number, party)
+                raise RowError(rule + did_you_mean(name, columns), name, number, party)
         name = next(name for name in columns if name not in row)
         rule = f"row {number} must have all columns of {owner} (null: missing), lacks {name!r}"
         raise RowError(rule, name, number, party)

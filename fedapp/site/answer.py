@@ -28,7 +28,7 @@ from importlib import import_module
 
 import numpy as np
 
-from fedapp.errors import DataError, ProtocolError, blaming
+from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.home import home, secret_at
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.methods import module_of_group
@@ -186,7 +186,7 @@ def _handled(
     try:
         check_planned(site.config, site.store, request)
         if request.carries_letters:
-            with blaming(site.name, content.name, "parcels"):
+            with as_protocol_error(site.name, content.name, "parcels"):
                 parcels = enclosed(content)
             mail.append(open_mail(site.name, site.store, envelope, parcels))
         with _values_stay_local(site.config):

@@ -37,7 +37,7 @@ from fedapp.crypto.sealed import (
     unseal,
 )
 from fedapp.data.names import NAME, NAME_RULE
-from fedapp.errors import ProtocolError, blaming
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, Letter, Request
 from fedapp.messages.parcels import Parcel
 from fedapp.site.config import SiteConfig
@@ -185,7 +185,7 @@ def session_secret(name: str, store: Store, envelope: Envelope, peer: str) -> by
         raise ProtocolError(name, "parcel", "key", "must be there, the site has ended the run")
     private = Keys(identity(name), bytes.fromhex(facts["session"]))
     context = (envelope.model_id, envelope.method, facts["told"])
-    with blaming(peer, "parcel", "key"):
+    with as_protocol_error(peer, "parcel", "key"):
         public = Keys(*map(bytes.fromhex, facts["peers"][peer]))
         return agree(private, public, prefixed(*(text.encode() for text in context)))
 
@@ -274,7 +274,7 @@ def seal_mail(
     """Seal the letters of ``write_letters`` for the exchange that is being answered."""
     parcels = []
     for receiver, content in letters:
-        with blaming(name, "parcel", "step"):
+        with as_protocol_error(name, "parcel", "step"):
             start = (envelope.step, envelope.attempt, since(store, envelope.attempt))
             address = Address(name, receiver, *start, last=store.finished)
         head = HEAD.pack(address.step, 2 * address.attempt + address.last)

@@ -14,7 +14,7 @@ from fedapp.data.names import NAME
 from fedapp.data.schema import Reader
 from fedapp.data.schema_file import Schema, check_encoding, read_schema
 from fedapp.errors import ConfigError
-from fedapp.toml import read_toml
+from fedapp.home import read_toml
 from fedapp.trees.boosted.constraints import parse_interactions, parse_monotone
 
 Value = bool | int | float | str

@@ -22,8 +22,8 @@ from fedapp.crypto.budget import Budget
 from fedapp.crypto.fixed_point import Whole
 from fedapp.crypto.noise import KEY_BYTES, MOST_VARIANCE, Source, discrete_gaussian
 from fedapp.crypto.sealed import prefixed
-from fedapp.errors import ConfigError, ProtocolError, blaming
-from fedapp.home import write_whole
+from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
+from fedapp.home import write_atomically
 from fedapp.messages.fields import Request
 from fedapp.messages.private import Promise
 from fedapp.site.config import SiteConfig
@@ -57,7 +57,7 @@ def promise(
     if terms.delta * n_train >= 1:
         rule = f"must be below 1 / {n_train}, the training rows of {config.name}"
         raise ConfigError(f"privacy.delta {rule}, got {terms.delta:g}")
-    with blaming(config.name, name, "multiplier"):
+    with as_protocol_error(config.name, name, "multiplier"):
         budget.check()
     store.facts[PROMISED] = {**asdict(budget), "clip": terms.clip}
 
@@ -109,7 +109,7 @@ def noised(
             rule = f"must be what it was when {kind} {number} was disclosed; noise is drawn once"
             raise ProtocolError(name, message, "content", f"{rule}: begin a new run")
     # Written before any noise is used, so that a crash cannot lead to a second draw.
-    write_whole(store.folder / NOISE, json.dumps(record).encode(), lasting=store.lasting)
+    write_atomically(store.folder / NOISE, json.dumps(record).encode(), lasting=store.lasting)
     key = bytes.fromhex(record["key"])
     sources = {
         slot: Source(key, prefixed(*(str(part).encode() for part in (*slot, asked))))

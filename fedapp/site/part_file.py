@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapp.errors import DataError
-from fedapp.home import PRIVATE, write_whole
+from fedapp.home import PRIVATE, write_atomically
 from fedapp.trees.divided.lookup import FORMAT
 from fedapp.trees.text import UNREADABLE
 
@@ -26,7 +26,7 @@ def write_part(folder: Path, document: Mapping[str, Any]) -> None:
     """
     salt = secrets.token_bytes(SALT_BYTES)
     document = {**document, "salt": (salt + _check(salt, document)).hex()}
-    write_whole(folder / PART_FILE, (json.dumps(document) + "\n").encode(), PRIVATE)
+    write_atomically(folder / PART_FILE, (json.dumps(document) + "\n").encode(), PRIVATE)
 
 
 def read_part(folder: Path) -> dict[str, Any]:

@@ -26,7 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from fedapp.crypto.budget import Budget, composed
-from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError, WaitingError, blaming
+from fedapp.errors import (
+    ConfigError,
+    DataError,
+    FedappError,
+    ProtocolError,
+    WaitingError,
+    as_protocol_error,
+)
 from fedapp.home import home, sync_folder, write_new
 from fedapp.messages.fields import Request
 from fedapp.messages.methods import method_of
@@ -107,7 +114,7 @@ def admit(config: SiteConfig, model_id: str, method: str, request: Request) -> N
     settings = {key: list(one) if isinstance(one, tuple) else one for key, one in values.items()}
     run = Run(model_id, method, config.data, time.time(), settings)
     if request.epsilon:
-        with blaming(name, message, "multiplier"):
+        with as_protocol_error(name, message, "multiplier"):
             run.budget.check()
     with _transaction(home() / "sites" / name) as register:
         run = _noted(config, register, run)

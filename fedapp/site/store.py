@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedapp.errors import DataError
-from fedapp.home import sync_folder, write_whole
+from fedapp.home import sync_folder, write_atomically
 from fedapp.messages.fields import Array
 
 FORMAT = 3
@@ -245,7 +245,7 @@ class Store:
             else:
                 self._files[name] = f"{name}-{self.attempt}-{self.step}{RAW}"
                 path = self.folder / self._files[name]
-                write_whole(path, array.data, lasting=self.lasting)
+                write_atomically(path, array.data, lasting=self.lasting)
         self._unwritten.clear()
         self._write(STATE)
         if self.finished:
@@ -287,7 +287,7 @@ class Store:
             "small": self._small,
             "kept": self._kept,
         }
-        write_whole(self.folder / name, json.dumps(state).encode(), lasting=self.lasting)
+        write_atomically(self.folder / name, json.dumps(state).encode(), lasting=self.lasting)
         if self.lasting:
             sync_folder(self.folder)
 

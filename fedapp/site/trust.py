@@ -18,10 +18,9 @@ from pathlib import Path
 from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
 from fedapp.data.names import NAME
 from fedapp.errors import ProtocolError
-from fedapp.home import PRIVATE, home, private_folder, secret_at, write_whole
+from fedapp.home import PRIVATE, home, private_folder, read_toml, secret_at, write_atomically
 from fedapp.site.config import SiteConfig
 from fedapp.site.node_config import pinned_key
-from fedapp.toml import read_toml
 
 IDENTITY = "identity.key"
 PINNED = "trusted.toml"
@@ -57,7 +56,7 @@ def pin(place: Path, name: str, fingerprint: str) -> str:
     entries = sorted({**pins, name: fingerprint}.items())
     lines = [f"{json.dumps(each)} = {json.dumps(key)}\n" for each, key in entries]
     private_folder(place)
-    write_whole(place / PINNED, "".join(lines).encode(), PRIVATE)
+    write_atomically(place / PINNED, "".join(lines).encode(), PRIVATE)
     return before
 
 

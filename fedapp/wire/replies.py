@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from flwr.app import Error, Message
 
-from fedapp.errors import DivergedError, FedappError, PartyError, as_plain, blaming
+from fedapp.errors import DivergedError, FedappError, PartyError, as_plain, as_protocol_error
 from fedapp.messages.fields import Reply
 from fedapp.messages.parcels import Parcel
 from fedapp.wire.codec import DIVERGED, FAILED, REFUSED, WAITING, from_records
@@ -30,7 +30,7 @@ def read_reply(
     if (envelope.model_id, envelope.step) != (model_id, step):
         raise PartyError(party, step, f"answered step {envelope.step} of another exchange")
     decoded = put_together(reply, content, party)
-    with blaming(party, content.name, "parcels"):
+    with as_protocol_error(party, content.name, "parcels"):
         return decoded, enclosed(content)
 
 

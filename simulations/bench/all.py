@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedapp.home import write_whole
+from fedapp.home import write_atomically
 from simulations.bench.federated_plugin import has_plugin
 
 Record = dict[str, Any]
@@ -107,16 +107,16 @@ def carried_out(name: str, size: str, folder: Path) -> bool:
             break
         json_lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         lines += [(asked, json.loads(line)) for line in json_lines]
-    write_whole(folder / f"{name}.txt", "\n".join(printed).encode())
+    write_atomically(folder / f"{name}.txt", "\n".join(printed).encode())
     if done.returncode:
         print(f"  failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
         return False
-    write_whole(folder / f"{name}.md", table(name, lines).encode())
+    write_atomically(folder / f"{name}.md", table(name, lines).encode())
     by = BENCHES[name].by
     texts = [
         json.dumps(figure) + "\n" for asked, line in lines for figure in figures(asked, line, by)
     ]
-    write_whole(path, "".join(texts).encode())  # last: it marks the end
+    write_atomically(path, "".join(texts).encode())  # last: it marks the end
     print(f"  {time.monotonic() - start:.0f} s")
     return True
 

@@ -22,7 +22,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from sklearn.metrics import roc_auc_score
 
-from fedapp.home import write_whole
+from fedapp.home import write_atomically
 from fedapp.packages import versions
 from fedapp.report.canvas import add_legend, line_style, new_canvas, new_pens, to_png
 from simulations import bench
@@ -160,8 +160,8 @@ def main() -> None:
     text = json.dumps({"bench": "privacy", **lines, "versions": package_versions})
     print(text)
     options.output.mkdir(parents=True, exist_ok=True)
-    write_whole(options.output / "privacy.json", text.encode())
-    write_whole(options.output / "privacy.png", to_png(drawing(all_cells)))
+    write_atomically(options.output / "privacy.json", text.encode())
+    write_atomically(options.output / "privacy.png", to_png(drawing(all_cells)))
 
 
 if __name__ == "__main__":

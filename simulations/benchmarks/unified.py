@@ -21,8 +21,7 @@ from fedapp import metrics
 from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import NOT_PUBLIC, locate
 from fedapp.data.registry import DataFile
-from fedapp.errors import ConfigError, DataError
-from fedapp.names import listed
+from fedapp.errors import ConfigError, DataError, listed
 from fedapp.trees.objective import REGRESSION
 from simulations.baselines import join_tables, train_boosted
 from simulations.compare import finished_cell
