@@ -12,12 +12,12 @@ from typing import cast
 import numpy as np
 
 from clients.dictionary import JOINT, keep_own, own_categories, told_categories
-from fedapp.crypto.fixed_point import power_above
 from fedapp.data.labels import Labels, class_names, is_few, untrained_classes
 from fedapp.data.notes import notes_on_leaks
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
+from fedapp.histograms.fixed_point import power_above
 from fedapp.home import home, secret_at
 from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply, HelloRequest

@@ -30,8 +30,12 @@ from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.bins import digitise, with_categories
 from fedapp.histograms.build import build_all_histograms
-from fedapp.histograms.floor import merge_sketch
-from fedapp.histograms.sketch import own_cuts, sketch_and_code, used_categories
+from fedapp.histograms.sketch import (
+    merge_sketch_bins,
+    sketch_and_code,
+    sketch_cuts,
+    used_categories,
+)
 from fedapp.messages.fields import Array, Request
 from fedapp.messages.pax import (
     CountRequest,
@@ -77,10 +81,10 @@ def sketch(site: Site, request: SketchRequest) -> SketchReply:
     categories = category_counts(kept_categories(store), values.shape[1])
     summary, codes, missing_code = sketch_and_code(values, weights, request.n_bins, categories)
     if least := site.config.least_bin_rows:
-        summary, values = merge_sketch(summary, values, weights, least)
+        summary, values = merge_sketch_bins(summary, values, weights, least)
     full = summary.with_categories(categories)
     if least or categories.any():
-        cuts = with_categories(own_cuts(full), categories, used_categories([full], categories))
+        cuts = with_categories(sketch_cuts(full), categories, used_categories([full], categories))
         codes, missing_code = digitise(values, cuts)
     store["codes"], store.facts["missing_code"] = codes, missing_code
     store["representatives"], store["offsets"] = full.representatives, full.offsets

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedapp.errors import ProtocolError
 from fedapp.histograms.build import build_all_histograms, slots_by_node
-from fedapp.histograms.floor import cell_starts, cells_of, gather, group
+from fedapp.histograms.sketch import cell_starts, cells_of, group, merge_group_sums
 from fedapp.messages.fields import Array
 from fedapp.messages.pax import GrowRequest
 from fedapp.site.answer import Site
@@ -89,7 +89,7 @@ def sum_nodes(store: Store, request: GrowRequest, terms: Array) -> tuple[Array, 
         sums.append(np.zeros((len(nodes), 2), dtype=kind))
         np.add.at(sums[-1], slots[slots >= 0], terms[tree][slots >= 0])
     totals = np.concatenate(sums)
-    gather(histograms, missing, totals, store[ENDS][rows], columns, cell_starts(widths))
+    merge_group_sums(histograms, missing, totals, store[ENDS][rows], columns, cell_starts(widths))
     return histograms, missing
 
 

@@ -11,12 +11,11 @@ import numpy as np
 from clients.dictionary import kept_categories
 from clients.labels import keep_coding, loss_parameters
 from clients.secure import join, label_sums
-from fedapp.crypto.fixed_point import Bounds, Whole, to_whole
 from fedapp.crypto.pairwise import SIZES
 from fedapp.errors import ConfigError, DivergedError, ProtocolError
 from fedapp.histograms.bins import Cuts, digitise, with_categories
-from fedapp.histograms.descent import N_DIGITS, Descent, digit_counts
-from fedapp.histograms.sketch import LARGEST
+from fedapp.histograms.fixed_point import Bounds, Whole, to_fixed
+from fedapp.histograms.sketch import LARGEST, N_DIGITS, Descent, digit_counts
 from fedapp.messages.fields import Array
 from fedapp.messages.pax import CountRequest, OpenRequest
 from fedapp.messages.private import PrivateCountRequest
@@ -137,7 +136,7 @@ def whole_weights(store: Store, bounds: Bounds) -> Whole:
     """Weights of the training rows in units of counts; at least 1 if above 0."""
     weights = store["train.weights"]
     exponent = bounds.exponent(0, store.facts[COUNT_BYTES])
-    return np.maximum(to_whole(weights, exponent), weights > 0)
+    return np.maximum(to_fixed(weights, exponent), weights > 0)
 
 
 def _count_once(site: Site, request: OpenRequest | CountRequest, digit: int) -> None:

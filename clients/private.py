@@ -17,12 +17,11 @@ from clients.margins import begin_margins, check_outputs, told_trees
 from clients.pax_sums import COUNT_BYTES, check_prefixes, take_cuts, whole_weights
 from clients.scoring import score_subsets
 from clients.secure import join, label_sums
-from fedapp.crypto.fixed_point import Whole, power_above
 from fedapp.data.partition import HELD_OUT
 from fedapp.errors import ConfigError, ProtocolError
-from fedapp.histograms.build import build_all_histograms
-from fedapp.histograms.descent import Descent, digit_counts
-from fedapp.histograms.noisy_sums import sums_by_column
+from fedapp.histograms.build import build_all_histograms, sums_by_column
+from fedapp.histograms.fixed_point import Whole, power_above
+from fedapp.histograms.sketch import Descent, digit_counts
 from fedapp.messages.fields import Array, Request
 from fedapp.messages.private import (
     COUNTED_ROWS,

@@ -8,9 +8,9 @@ from dataclasses import asdict
 import numpy as np
 
 from clients.labels import CLASSES
-from fedapp.crypto.fixed_point import Bounds, Whole, power_above, to_whole
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ProtocolError
+from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
 from fedapp.messages.fields import Request
 from fedapp.messages.secure import (
     KeysReply,
@@ -89,10 +89,10 @@ def label_sums(store: Store, bounds: Bounds) -> Whole:
     labels, weights = (store[f"train.{name}"].astype(np.float64) for name in ("labels", "weights"))
     exponent, sums = bounds.exponent(label_power(*run, bounds)), np.zeros(n_outputs(*run), np.int64)
     if len(sums) > 1:
-        np.add.at(sums, labels.astype(np.int64), to_whole(weights, exponent))
+        np.add.at(sums, labels.astype(np.int64), to_fixed(weights, exponent))
     else:
-        sums += to_whole(labels * weights, exponent).sum()
-    return np.append(sums, to_whole(weights, bounds.exponent(0)).sum())
+        sums += to_fixed(labels * weights, exponent).sum()
+    return np.append(sums, to_fixed(weights, bounds.exponent(0)).sum())
 
 
 HANDLERS: Mapping[type[Request], Handler] = {

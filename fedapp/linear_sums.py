@@ -11,16 +11,16 @@ import math
 
 import numpy as np
 
-from fedapp.crypto.fixed_point import (
+from fedapp.data.categories import Categories, entries_of
+from fedapp.histograms.fixed_point import (
     Bounds,
     Whole,
+    from_fixed,
     from_parts,
-    from_whole,
     power_above,
+    to_fixed,
     to_parts,
-    to_whole,
 )
-from fedapp.data.categories import Categories, entries_of
 from fedapp.linear import Floats, Rows, expanded, row_slices
 from fedapp.trees.objective import REGRESSION, Objective
 
@@ -137,7 +137,7 @@ def _exponents(powers: Whole, bounds: Bounds) -> Exponents:
 
 def whole_weight(weights: Rows, bounds: Bounds) -> int:
     """Weight of a party's training rows, by which its model is weighted."""
-    return int(to_whole(weights, bounds.exponent(0)).sum())
+    return int(to_fixed(weights, bounds.exponent(0)).sum())
 
 
 def whole_model(
@@ -159,7 +159,7 @@ def whole_model(
     if not (np.abs(theta) <= math.ldexp(1.0, power)).all():
         rule = f"must be <= {math.ldexp(1.0, power):g} in size, got a larger one"
         raise ValueError(f"every weight of the model {rule}")
-    return to_whole(theta * _share(weight, weight_power, bounds), _model_exponent(power))
+    return to_fixed(theta * _share(weight, weight_power, bounds), _model_exponent(power))
 
 
 def read_model(
@@ -167,7 +167,7 @@ def read_model(
 ) -> Floats:
     """Weighted mean of the models, from sums of ``whole_model`` and ``whole_weight``."""
     exponent = _model_exponent(_model_power(objective, bounds))
-    return from_whole(sums, exponent) / _share(weight, weight_power, bounds)
+    return from_fixed(sums, exponent) / _share(weight, weight_power, bounds)
 
 
 def _share(weight: int, weight_power: int, bounds: Bounds) -> float:

@@ -175,7 +175,9 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher) -> None:
             is_boosted = all_methods()[settings.strategy].baseline == "boosted"
             clients = f"clients.{settings.strategy.replace('-', '_')}"
             if is_boosted:
-                load_ahead([clients, "xgboost"], ("fedapp.trees.forest", "fedapp.histograms.floor"))
+                load_ahead(
+                    [clients, "xgboost"], ("fedapp.trees.forest", "fedapp.histograms.sketch")
+                )
             else:
                 load_ahead([clients], ("fedapp.histograms", "fedapp.trees.boosted"))
         for text in check_tables(settings):

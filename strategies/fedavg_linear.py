@@ -24,9 +24,9 @@ from pydantic import Field
 
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Check, Checkpoint, Conversation, ModelFiles, Parties, ask
-from fedapp.crypto.fixed_point import power_above
 from fedapp.data.partition import WATCHED
 from fedapp.errors import DataError
+from fedapp.histograms.fixed_point import power_above
 from fedapp.linear import (
     ARRAYS,
     STEEPEST,

@@ -6,7 +6,7 @@ one. The leaves are summed again, with less noise (see ``strategies.pax_private`
 
 Source: Maddock, Cormode, Wang, Maple and Jha 2022, "Federated Boosted Decision Trees with
 Differential Privacy" (arXiv:2210.02910): splits by histograms. Departures: sums are made consistent
-(see ``fedapp.histograms.noisy_sums``), a side of a split must stand out from noise, and leaves do
+(see ``fedapp.histograms.build``), a side of a split must stand out from noise, and leaves do
 not follow from the histograms.
 """
 
@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from fedapp.conversation import Conversation, Parties
-from fedapp.crypto.fixed_point import Whole, from_whole
-from fedapp.histograms.gain import Penalties
-from fedapp.histograms.noisy_sums import agree
+from fedapp.histograms.build import make_sums_consistent
+from fedapp.histograms.fixed_point import Whole, from_fixed
+from fedapp.histograms.split import Penalties
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.private import PrivateSplitsRequest
 from fedapp.trees.boosted.drawn import SHRINKING
@@ -76,8 +76,8 @@ def grow_greedily(
         )
         shapes = (n_wanted, int(widths.sum()), 2), (n_wanted, len(columns), 2)
         summed = yield from MaskedSums().ask(parties, request, *shapes)
-        histograms, missing = (from_whole(sums, exponents) for sums in summed)
-        agreed = agree(histograms, missing, widths, deviation)
+        histograms, missing = (from_fixed(sums, exponents) for sums in summed)
+        agreed = make_sums_consistent(histograms, missing, widths, deviation)
         if first:
             growth.set_roots(agreed.totals)
         # Back to the layout of all columns: 0 in those that were not drawn.

@@ -20,12 +20,12 @@ from pydantic import Field
 from fedapp.config import NotNegative, Section, Settings, check
 from fedapp.conversation import Check, Conversation, Parties, Progress
 from fedapp.crypto.budget import Budget, budget_for, check_installed
-from fedapp.crypto.fixed_point import Bounds, from_whole, power_above
 from fedapp.data.partition import HELD_OUT
 from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Cuts, Ints, with_categories
-from fedapp.histograms.descent import BASE, N_DIGITS, Descent
-from fedapp.histograms.noisy_counts import CLEAR, settle
+from fedapp.histograms.build import CLEAR, make_consistent
+from fedapp.histograms.fixed_point import Bounds, from_fixed, power_above
+from fedapp.histograms.sketch import BASE, N_DIGITS, Descent
 from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.labels import LabelsReply
@@ -166,12 +166,12 @@ class NoisedSums:
         descent = Descent(categories == 0, self._most_bins, lightest)
         n_sums = 2 if self._width == 1 else 1
         sums, counts = yield from MaskedSums().ask(parties, request, (n_sums,), (n_numbers, BASE))
-        descent.take(settle(counts, None, deviation))
+        descent.take(make_consistent(counts, None, deviation))
         while descent.digit < N_DIGITS:
             prefixes, offsets = descent.wanted()
             count = PrivateCountRequest(descent.digit, prefixes, offsets)
             (counts,) = yield from MaskedSums().ask(parties, count, (len(prefixes), BASE))
-            descent.take(settle(counts, descent.masses, deviation))
+            descent.take(make_consistent(counts, descent.masses, deviation))
         cuts = with_categories(descent.cuts(), categories, categories)
         return {EVERYONE: self._labels(sums, table.n_coded_columns)}, cuts
 
@@ -216,7 +216,7 @@ class NoisedSums:
         boosting.add(
             weighed(
                 grown,
-                from_whole(sums, exponents),
+                from_fixed(sums, exponents),
                 settings.eta,
                 boosting.shape.penalties,
                 self._leaf_deviation(row) / row.scale,
@@ -342,7 +342,7 @@ class NoisedSums:
         regression = is_regression(self._settings().objective)
         power = self._bounds.largest if regression else power_above(self._n_classes)
         exponents = np.array([self._bounds.exponent(power), self._bounds.exponent(0)])
-        *label_sums, weight_sum = from_whole(sums, exponents[-len(sums) :]).tolist()
+        *label_sums, weight_sum = from_fixed(sums, exponents[-len(sums) :]).tolist()
         row = math.ldexp(1.0, self._bounds.heaviest) / 2
         weight_sum = max(weight_sum, 2 * row)
         if self._width > 1:

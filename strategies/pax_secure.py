@@ -14,12 +14,12 @@ import numpy as np
 
 from fedapp.config import Settings
 from fedapp.conversation import Check, Conversation, Parties
-from fedapp.crypto.fixed_point import from_whole
 from fedapp.crypto.pairwise import SIZES
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Cuts, Ints, with_categories
-from fedapp.histograms.descent import BASE, N_DIGITS, Descent
+from fedapp.histograms.fixed_point import from_fixed
+from fedapp.histograms.sketch import BASE, N_DIGITS, Descent
 from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.labels import LabelsReply
@@ -134,10 +134,10 @@ class SecureSums:
         parameters = LossParameters.of(self._settings())
         exponents = np.array(gradient_exponents(boosting.objective, self._run.bounds, parameters))
         reply = GrowReply(
-            from_whole(histograms, exponents),
+            from_fixed(histograms, exponents),
             missing.astype(np.int32),
             rows,
-            from_whole(root_sums, exponents),
+            from_fixed(root_sums, exponents),
             *self._run.scores(of_scores),
         )
         check(EVERYONE, reply)

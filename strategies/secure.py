@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from fedapp.conversation import Check, Conversation, Parties, ask
-from fedapp.crypto.fixed_point import SPARE_BITS, Bounds, Whole, power_above
 from fedapp.crypto.pairwise import n_words, total
 from fedapp.crypto.shamir import join
 from fedapp.errors import ProtocolError, as_protocol_error
+from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, power_above
 from fedapp.messages.fields import Array, Reply, Request
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.secure import (

@@ -11,9 +11,9 @@ import numpy as np
 from fedapp import metrics
 from fedapp.config import Settings
 from fedapp.conversation import Check, Conversation, Parties, ask
-from fedapp.crypto.fixed_point import Bounds, Whole, from_whole
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError
+from fedapp.histograms.fixed_point import Bounds, Whole, from_fixed
 from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.labels import LabelsReply
@@ -117,8 +117,8 @@ class SecuredRun:
     def labels(self, sums: Whole, unseen: Whole) -> LabelsReply:
         """A reply from sums of labels and weights, shape (n_outputs + 1,), and unseen values."""
         power = label_power(self._settings().objective, self._n_classes, self.bounds)
-        label_sums = from_whole(sums[:-1], self.bounds.exponent(power))
-        (weight_sum,) = from_whole(sums[-1:], self.bounds.exponent(0)).tolist()
+        label_sums = from_fixed(sums[:-1], self.bounds.exponent(power))
+        (weight_sum,) = from_fixed(sums[-1:], self.bounds.exponent(0)).tolist()
         return LabelsReply(label_sums, weight_sum, unseen)
 
     def score_shapes(self, subsets: Sequence[str], n_bins: int) -> list[tuple[int, ...]]:

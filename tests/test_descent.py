@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fedapp.histograms.bins import Cuts, digitise
-from fedapp.histograms.descent import Descent, digit_counts, ordered, quantiles, values_of
-from fedapp.histograms.sketch import LARGEST
+from fedapp.histograms.sketch import LARGEST, Descent, digit_counts, ordered, quantiles, values_of
 
 RNG = np.random.default_rng(5)
 

@@ -13,8 +13,13 @@ from clients import pax_floors
 from fedapp.config import Settings
 from fedapp.errors import ConfigError, FedappError
 from fedapp.histograms.bins import digitise
-from fedapp.histograms.floor import cell_starts, group, merge_sketch
-from fedapp.histograms.sketch import own_cuts, sketch_and_code
+from fedapp.histograms.sketch import (
+    cell_starts,
+    group,
+    merge_sketch_bins,
+    sketch_and_code,
+    sketch_cuts,
+)
 from fedapp.messages.pax import GrowRequest
 from fedapp.site.config import site_config
 from fedapp.site.policy import check_policy
@@ -77,10 +82,12 @@ def test_a_sketch_has_so_many_rows_a_bin_and_no_smallest_or_largest_value() -> N
     values = RNG.normal(size=(97, 3)).astype(np.float32)
     values[4:, 1] = np.nan
     weights = np.ones(97, np.float32)
-    merged, kept = merge_sketch(sketch_and_code(values, weights, 64)[0], values, weights, LEAST)
+    merged, kept = merge_sketch_bins(
+        sketch_and_code(values, weights, 64)[0], values, weights, LEAST
+    )
     assert np.diff(merged.offsets)[1] == 0 < np.diff(merged.offsets)[0] <= 19
     assert np.isnan(kept[:, 1]).all()
-    codes, _ = digitise(kept, own_cuts(merged))
+    codes, _ = digitise(kept, sketch_cuts(merged))
     for column in (0, 2):
         assert np.bincount(codes[:, column]).min() >= LEAST
         points, _ = merged.column(column)

@@ -11,19 +11,24 @@ from hypothesis import strategies as st
 
 from fedapp.histograms.bins import Cuts, digitise, ragged, with_categories
 from fedapp.histograms.build import add_histograms, build_all_histograms, build_histograms
-from fedapp.histograms.gain import Penalties, node_weight
 from fedapp.histograms.sketch import (
     Sketch,
     bin_map,
     fuse_sketches,
-    own_cuts,
     prune,
     quantile_cuts,
     sketch_and_code,
+    sketch_cuts,
     surrogates,
     used_categories,
 )
-from fedapp.histograms.split import CategoryRules, best_splits, right_categories
+from fedapp.histograms.split import (
+    CategoryRules,
+    Penalties,
+    best_splits,
+    node_weight,
+    right_categories,
+)
 from tests.reference import naive_histogram
 
 RNG = np.random.default_rng(0)
@@ -64,7 +69,7 @@ def test_256_bins_without_missing_values_take_one_byte() -> None:
 
 def test_histograms_equal_the_sums_row_by_row() -> None:
     values = some_values(300, 4)
-    cuts = own_cuts(sketch_and_code(values, np.ones(300, np.float32), 16)[0])
+    cuts = sketch_cuts(sketch_and_code(values, np.ones(300, np.float32), 16)[0])
     codes, missing_code = digitise(values, cuts)
     gradients = RNG.normal(size=(300, 2)).astype(np.float32)
     nodes = RNG.integers(0, 5, 300).astype(np.int32)
@@ -132,7 +137,7 @@ def test_a_sketch_keeps_all_mass_and_bins_hold_their_representatives(
     assert masses.sum() == len(values)
     assert (np.diff(representatives) > 0).all()
     assert set(representatives) <= set(values[:, 0])
-    codes, missing_code = digitise(values, own_cuts(sketch))
+    codes, missing_code = digitise(values, sketch_cuts(sketch))
     stands_for = surrogates(codes, missing_code, sketch.representatives, sketch.offsets)
     assert (stands_for <= values).all()
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedapp.crypto.fixed_point import Bounds, from_parts, power_above, to_parts
+from fedapp.histograms.fixed_point import Bounds, from_parts, power_above, to_parts
 from fedapp.linear import Moments, moments
 from fedapp.linear_sums import (
     LEAST_POWER,

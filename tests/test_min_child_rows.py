@@ -13,8 +13,7 @@ import pytest
 from fedapp.config import Settings
 from fedapp.errors import ConfigError, FedappError
 from fedapp.histograms.bins import Cuts, ragged, with_categories
-from fedapp.histograms.gain import Penalties
-from fedapp.histograms.split import CategoryRules, best_splits
+from fedapp.histograms.split import CategoryRules, Penalties, best_splits
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import check_read
 from fedapp.site.config import site_config

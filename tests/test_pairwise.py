@@ -7,8 +7,8 @@ import secrets
 import numpy as np
 import pytest
 
-from fedapp.crypto.fixed_point import Bounds, from_whole, power_above, to_whole
 from fedapp.crypto.pairwise import MOST_NUMBERS, SIZES, hide, n_words, stream, total
+from fedapp.histograms.fixed_point import Bounds, from_fixed, power_above, to_fixed
 
 NAMES = ("bank", "insurer", "shop")
 RNG = np.random.default_rng(2)
@@ -84,14 +84,14 @@ def test_sums_of_the_largest_terms_fit() -> None:
         for n_bytes in SIZES:
             bounds = Bounds(n_rows, heaviest=3)
             exponent = bounds.exponent(-2, n_bytes)
-            largest = int(to_whole(np.array([bounds.most(-2)]), exponent)[0]) if exponent > 0 else 0
+            largest = int(to_fixed(np.array([bounds.most(-2)]), exponent)[0]) if exponent > 0 else 0
             assert largest * n_rows <= 2 ** (8 * n_bytes - 2)
 
 
 def test_whole_numbers_are_read_as_they_were_written() -> None:
     values = np.array([0.0, 1.0, -0.375, 2.0**-30])
-    assert from_whole(to_whole(values, 40), 40).tolist() == values.tolist()
-    assert to_whole(np.float32([0.1]), 62 - 3)[0] == int(np.float32(0.1) * 2.0**59)
+    assert from_fixed(to_fixed(values, 40), 40).tolist() == values.tolist()
+    assert to_fixed(np.float32([0.1]), 62 - 3)[0] == int(np.float32(0.1) * 2.0**59)
 
 
 def test_powers_are_those_above() -> None:

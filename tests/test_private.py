@@ -15,11 +15,11 @@ from scipy.stats import chi2
 from fedapp import metrics
 from fedapp.config import Settings
 from fedapp.crypto.budget import Budget
-from fedapp.crypto.fixed_point import Bounds
 from fedapp.errors import ConfigError, FedappError, PartyError, ProtocolError
 from fedapp.histograms.bins import Cuts
-from fedapp.histograms.descent import Descent, digit_counts
-from fedapp.histograms.noisy_counts import CLEAR, settle
+from fedapp.histograms.build import CLEAR, make_consistent
+from fedapp.histograms.fixed_point import Bounds
+from fedapp.histograms.sketch import Descent, digit_counts
 from fedapp.messages import greet, hello, private, secure
 from fedapp.messages.pax import CountRequest
 from fedapp.messages.private import COUNTED_ROWS
@@ -369,7 +369,7 @@ def test_cuts_of_noised_counts_ascend_and_lie_near_the_quantiles() -> None:
     while descent.digit < 4:
         counts = digit_counts(values, weights, *descent.wanted(), descent.digit)
         noisy = counts + np.rint(rng.normal(0, deviation, counts.shape)).astype(np.int64)
-        descent.take(settle(noisy, descent.masses if descent.digit else None, deviation))
+        descent.take(make_consistent(noisy, descent.masses if descent.digit else None, deviation))
     cuts = descent.cuts()
     for column in range(2):
         edges = cuts.column(column)
@@ -382,10 +382,10 @@ def test_cuts_of_noised_counts_ascend_and_lie_near_the_quantiles() -> None:
 
 def test_settled_counts_are_whole_and_add_up() -> None:
     noisy = np.array([[-5, 3, 900, 101], [-5, -8, 30, 2], [0, 500, 0, 500]])
-    found = settle(noisy, np.array([70, 11, 101]), deviation=20.0)
+    found = make_consistent(noisy, np.array([70, 11, 101]), deviation=20.0)
     assert found.sum(axis=1).tolist() == [70, 11, 101]
     assert found.tolist() == [[0, 0, 62, 8], [2, 3, 3, 3], [0, 50, 0, 51]]
-    assert settle(noisy, None, 20.0).tolist()[1:] == [[0, 0, 0, 0], [0, 500, 0, 500]]
+    assert make_consistent(noisy, None, 20.0).tolist()[1:] == [[0, 0, 0, 0], [0, 500, 0, 500]]
 
 
 # Drawn trees

@@ -13,7 +13,7 @@ import pytest
 from clients.private import own_bounds, splits
 from fedapp.crypto.budget import Budget, budget_for
 from fedapp.errors import ConfigError, PartyError
-from fedapp.histograms.noisy_sums import agree, sums_by_column
+from fedapp.histograms.build import make_sums_consistent, sums_by_column
 from fedapp.messages.private import PrivateSplitsRequest
 from fedapp.messages.secure import MaskedReply
 from fedapp.report.card import model_card
@@ -214,7 +214,7 @@ def test_sums_without_noise_stay_as_they_are() -> None:
     other = np.stack((cells[:, 0], cells[:, 1] / 2, cells[:, 1] / 4), axis=1)
     missing = np.stack((np.zeros((4, 2)), cells[:, 1] / 4), axis=1)
     whole = np.concatenate((cells, other), axis=1)
-    found = agree(whole, missing, widths, deviation=0.0)
+    found = make_sums_consistent(whole, missing, widths, deviation=0.0)
     np.testing.assert_allclose(found.histograms, whole)
     np.testing.assert_allclose(found.totals, cells.sum(axis=1))
     assert found.has_missing.tolist() == [[False, True]] * 4
@@ -225,7 +225,7 @@ def test_sums_with_noise_agree_and_are_nearer_to_the_truth() -> None:
     truth = np.repeat(rng.uniform(50, 90, (300, 4, 2)), 2, axis=1)
     whole = np.concatenate([truth, truth[:, ::-1], truth[:, ::2] + truth[:, 1::2]], axis=1)
     noisy = whole + rng.normal(0, 5, whole.shape)
-    found = agree(noisy, np.zeros((300, 3, 2)), widths, deviation=5.0)
+    found = make_sums_consistent(noisy, np.zeros((300, 3, 2)), widths, deviation=5.0)
     totals = np.repeat(found.totals[:, None], 3, axis=1)
     np.testing.assert_allclose(sums_by_column(found.histograms, widths), totals)
     for n_cells in (4, 7, 8):

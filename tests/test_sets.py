@@ -12,8 +12,7 @@ import xgboost
 
 from fedapp.errors import DataError
 from fedapp.histograms.bins import Cuts, with_categories
-from fedapp.histograms.gain import Penalties
-from fedapp.histograms.split import CategoryRules
+from fedapp.histograms.split import CategoryRules, Penalties
 from fedapp.trees.boosted.from_xgboost import trees_from_xgboost, typed_columns
 from fedapp.trees.boosted.grow import Growth, Shape
 from fedapp.trees.boosted.routes import ROUTE, route_codes, route_values

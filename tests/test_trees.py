@@ -10,8 +10,7 @@ import pytest
 
 from fedapp.errors import DataError
 from fedapp.histograms.bins import Cuts
-from fedapp.histograms.gain import Penalties
-from fedapp.histograms.split import CategoryRules
+from fedapp.histograms.split import CategoryRules, Penalties
 from fedapp.trees.base_score import base_margin
 from fedapp.trees.boosted.grow import Growth, Shape
 from fedapp.trees.boosted.rounds import Sampling

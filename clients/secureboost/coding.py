@@ -11,7 +11,7 @@ import numpy as np
 
 from clients.dictionary import keep_categories, kept_categories
 from fedapp.data.categories import recoded, trained_first
-from fedapp.histograms.bins import Cuts, Ints, numbers_alone, with_categories
+from fedapp.histograms.bins import Cuts, Ints, with_categories, without_categories
 from fedapp.histograms.sketch import quantile_cuts
 from fedapp.site.store import Store
 from fedapp.trees.sets import category_counts
@@ -32,7 +32,7 @@ def code_categories(store: Store) -> Ints:
 def keep_cuts(store: Store, max_bin: int, categories: Ints) -> Cuts:
     """Compute and store the cuts of the training rows; ``categories`` as above."""
     train = np.asarray(store["values"][: store.facts["n_train"]])
-    values = numbers_alone(train, categories)
+    values = without_categories(train, categories)
     # Unweighted: only the active party knows the weights.
     cuts = quantile_cuts(values, None, max_bin) if train.shape[1] else NO_CUTS
     cuts = with_categories(cuts, categories, categories)

@@ -1,7 +1,7 @@
 """SecureBoost at a passive party with ``least-bin-rows``: no reported bin has fewer drawn rows.
 
 In each node, neighbouring bins of a column are merged until every group has at least that many of
-the round's drawn rows, or none (see ``fedapp.histograms.floor``). A group is summed in its last
+the round's drawn rows, or none (see ``fedapp.histograms.sketch``). A group is summed in its last
 bin, and splits go between groups, so a side's sums are of exactly the rows that go there. Missing
 values go where their group goes.
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from fedapp.errors import ProtocolError
 from fedapp.histograms.bins import Ints
-from fedapp.histograms.floor import Cells, cell_starts, group
+from fedapp.histograms.sketch import Cells, cell_starts, group
 from fedapp.messages.fields import Array
 from fedapp.messages.secureboost import Splits
 from fedapp.site.answer import Site

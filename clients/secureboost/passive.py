@@ -26,8 +26,7 @@ from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import digitise
-from fedapp.histograms.build import slots_by_node
-from fedapp.histograms.joint import sum_jobs
+from fedapp.histograms.build import slots_by_node, sum_jobs
 from fedapp.messages.dictionary import pack_categories
 from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
@@ -272,7 +271,7 @@ def _check_splits(site: Site, letter: Splits) -> None:
 
 
 def _encrypted_sums(site: Site) -> EncryptedSums:
-    """Sums of the wanted nodes, job by job; see ``fedapp.histograms.joint.sum_jobs``."""
+    """Sums of the wanted nodes, job by job; see ``fedapp.histograms.build.sum_jobs``."""
     store, key, level = site.store, _key(site.store), site.store.facts["level"]
     trees, nodes = store["wanted.trees"], store["wanted.nodes"]
     drawn, columns = store["drawn"], store["columns"]

@@ -20,8 +20,7 @@ from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.sums import read_sums
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import ProtocolError, as_protocol_error
-from fedapp.histograms.build import Histogram, build_all_histograms
-from fedapp.histograms.joint import sum_jobs
+from fedapp.histograms.build import Histogram, build_all_histograms, sum_jobs
 from fedapp.messages.fields import Array
 from fedapp.messages.secureboost import (
     EncryptedGradients,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedapp.crypto.keys import PrivateKey
 from fedapp.crypto.packing import PairLayout, grouped_layouts
-from fedapp.histograms.joint import JointColumns
+from fedapp.histograms.build import JointColumns
 from fedapp.site.answer import Site
 from fedapp.site.store import Store
 from fedapp.trees.boosted.grow import Growth, Shape

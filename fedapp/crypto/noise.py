@@ -26,8 +26,8 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-from fedapp.crypto.fixed_point import Whole
 from fedapp.crypto.sealed import prefixed
+from fedapp.histograms.fixed_point import Whole
 
 LABEL = b"fedapp noise v1"
 KEY_BYTES, NONCE_BYTES, WORD_BYTES = 32, 16, 8

@@ -32,8 +32,8 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-from fedapp.crypto.fixed_point import Whole
 from fedapp.crypto.sealed import prefixed
+from fedapp.histograms.fixed_point import Whole
 
 Masked = npt.NDArray[np.uint64]
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Codes, Ints
+from fedapp.histograms.bins import Codes, Cuts, Ints, ragged
+from fedapp.histograms.fixed_point import Whole
 from fedapp.kernels import kernel
 
 Histogram = npt.NDArray[np.float64]
@@ -152,3 +156,162 @@ def add_histograms(total: Any, added: Any, places: Any) -> None:
         for bin_id in range(added.shape[1]):
             total[node, places[bin_id], 0] += added[node, bin_id, 0]
             total[node, places[bin_id], 1] += added[node, bin_id, 1]
+
+
+# One histogram over the columns of several parties; each party keeps its thresholds private.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JointColumns:
+    """Columns of all parties side by side."""
+
+    widths: Mapping[str, Ints]  # by party, sorted by name: number of bins of each column
+    categorical: Mapping[str, npt.NDArray[np.bool_]]  # by party; a bin is a category
+
+    @property
+    def cuts(self) -> Cuts:
+        """Layout of the joint histogram; a threshold is the number of bins that go left."""
+        flat = np.concatenate(list(self.widths.values()))
+        edges, offsets = ragged([np.arange(1, width + 1, dtype=np.float32) for width in flat])
+        is_category = np.concatenate([self.categorical[party] for party in self.widths])
+        categories = np.where(is_category, flat, 0) if is_category.any() else flat[:0]
+        return Cuts(edges, offsets, np.zeros(len(flat), dtype=np.float32), categories)
+
+    @property
+    def firsts(self) -> dict[str, int]:
+        """Number of each party's first column."""
+        counts = [len(widths) for widths in self.widths.values()]
+        starts = np.cumsum([0, *counts[:-1]]).tolist()
+        return dict(zip(self.widths, starts, strict=True))
+
+    def owner(self, column: int) -> tuple[str, int]:
+        """Party of a column, and the column's number at that party."""
+        party, first = next(
+            (party, first) for party, first in reversed(self.firsts.items()) if first <= column
+        )
+        return party, column - first
+
+    def own(self, party: str, columns: npt.NDArray[np.int64]) -> Ints:
+        """Those of the columns that are the party's, as numbers at the party."""
+        local = columns - self.firsts[party]
+        return local[(local >= 0) & (local < len(self.widths[party]))]
+
+    def bins(self, party: str, columns: Sequence[int] | Ints) -> Ints:
+        """Places in the joint histogram of the bins of some of a party's columns."""
+        offsets, first = self.cuts.offsets, self.firsts[party]
+        bins = [np.arange(offsets[first + c], offsets[first + c + 1]) for c in columns]
+        return np.concatenate([*bins, np.empty(0, dtype=np.int64)]).astype(np.int64)
+
+
+class Group(Protocol):
+    """Trees whose gradients share a ciphertext."""
+
+    @property
+    def n_outputs(self) -> int: ...
+
+
+def sum_jobs(
+    groups: Sequence[Group],
+    level: int,
+    trees: npt.NDArray[np.int32],
+    nodes: npt.NDArray[np.int32],
+) -> Iterator[tuple[int, int, npt.NDArray[np.int32]]]:
+    """Order in which wanted nodes are summed, so that both sides read the sums alike.
+
+    Yields the group of trees whose gradients share ciphertexts, a tree, and its nodes. At the root
+    all trees of a group have the same rows, so the first tree represents all.
+    """
+    first = 0
+    for number, group in enumerate(groups):
+        members = range(first, first + group.n_outputs)
+        first += group.n_outputs
+        for tree in members if level else members[:1]:
+            wanted = nodes[trees == tree]
+            if len(wanted):
+                yield number, tree, wanted
+
+
+# Make noised counts of digits consistent, so that ``Descent`` can use them.
+
+# With 256 empty cells, none passes with a probability of 0.98.
+CLEAR = 4.0  # standard deviations
+
+
+def make_consistent(noised: Whole, masses: Whole | None, deviation: float) -> Whole:
+    """Consistent counts for a descent: int64, shape of ``noised``, >= 0, rows add up to the masses.
+
+    Parameters
+    ----------
+    noised : int64, shape (n_prefixes, n_cells), n_cells a power of two.
+    masses : int64, shape (n_prefixes,), >= 0: weight of each prefix; None if unknown.
+    deviation : standard deviation of the noise of a cell.
+    """
+    n_prefixes, n_cells = noised.shape
+    if masses is None:
+        clear = _clear(noised, deviation).sum(axis=1)
+        masses = np.maximum(clear, _clear(noised.sum(axis=1), deviation * math.sqrt(n_cells)))
+    consistent: Whole = masses[:, None]
+    size = n_cells
+    while size > 1:
+        size //= 2
+        halves = noised.reshape(n_prefixes, n_cells // size // 2, 2, size).sum(axis=-1)
+        shares = _clear(halves, deviation * math.sqrt(size)).astype(np.float64)
+        shares[~shares.any(axis=-1)] = 1
+        lefts = np.floor(consistent * (shares[..., 0] / shares.sum(axis=-1))).astype(np.int64)
+        consistent = np.stack((lefts, consistent - lefts), axis=-1).reshape(
+            n_prefixes, n_cells // size
+        )
+    return consistent
+
+
+def _clear(counts: Whole, deviation: float) -> Whole:
+    """The counts, 0 where they may be noise."""
+    clear: Whole = np.where(counts > CLEAR * deviation, counts, 0)
+    return clear
+
+
+# Make noised sums of gradients and hessians by bin consistent.
+
+Doubles = npt.NDArray[np.float64]
+Sum = TypeVar("Sum", np.float64, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConsistentSums:
+    """Consistent sums."""
+
+    histograms: Doubles  # (n_nodes, n_bins, 2), columns one after the other
+    has_missing: npt.NDArray[np.bool_]  # (n_nodes, n_columns): missing rows exceed the noise
+    totals: Doubles  # (n_nodes, 2): sum of the bins and missing rows of every column
+
+
+def make_sums_consistent(
+    histograms: Doubles, missing: Doubles, widths: Ints, deviation: float
+) -> ConsistentSums:
+    """Make noised sums consistent.
+
+    Parameters
+    ----------
+    histograms : as in ``Agreed``.
+    missing : float64, shape (n_nodes, n_columns, 2): sums of rows without a value.
+    widths : int64, shape (n_columns,): bins of each column, >= 1.
+    deviation : standard deviation of the noise of a cell's hessians.
+    """
+    has_missing = missing[..., 1] > CLEAR * deviation
+    column_totals = sums_by_column(histograms, widths) + np.where(
+        has_missing[..., None], missing, 0
+    )
+    n_cells = (widths + has_missing)[..., None]
+    # Weighted by precision: the variance of a column's total is proportional to its cells.
+    totals = (column_totals / n_cells).sum(axis=1) / (1 / n_cells).sum(axis=1)
+    shares = (totals[:, None] - column_totals) / n_cells
+    return ConsistentSums(histograms + np.repeat(shares, widths, axis=1), has_missing, totals)
+
+
+def sums_by_column(histograms: npt.NDArray[Sum], widths: Ints) -> npt.NDArray[Sum]:
+    """Sums over the bins of each column, (n_nodes, n_columns, 2); widths may be 0."""
+    ends = np.cumsum(widths)
+    before = np.zeros_like(histograms, shape=(len(histograms), 1, 2))
+    sums = np.concatenate((before, np.cumsum(histograms, axis=1)), axis=1)
+    column_sums: npt.NDArray[Sum] = sums[:, ends] - sums[:, ends - widths]
+    return column_sums

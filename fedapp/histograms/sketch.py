@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Codes, Cuts, Floats, Ints, digitise, numbers_alone, ragged
-from fedapp.histograms.search import column_ranges, sum_weights
-from fedapp.kernels import frozen
+from fedapp.histograms.bins import (
+    Codes,
+    Cuts,
+    Floats,
+    Ints,
+    column_ranges,
+    digitise,
+    ragged,
+    sum_weights,
+    without_categories,
+)
+from fedapp.histograms.fixed_point import Whole
+from fedapp.kernels import frozen, kernel
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -95,7 +107,7 @@ def sketch_and_code(
     """
     n_categories = np.zeros(values.shape[1], dtype=np.int64) if categories is None else categories
     highest = _highest_codes(values, n_categories)
-    values = numbers_alone(values, n_categories)
+    values = without_categories(values, n_categories)
     cuts = quantile_cuts(values, weights, max_bin)
     # Rows without weight are ignored, as in XGBoost's sketch.
     lows, maxima = column_ranges(*frozen(values, weights))
@@ -108,7 +120,7 @@ def sketch_and_code(
     ]
     points, offsets = ragged(lowest)
     without_masses = Sketch(points, np.zeros(len(points), dtype=np.float32), offsets, maxima)
-    codes, missing_code = digitise(values, own_cuts(without_masses))
+    codes, missing_code = digitise(values, sketch_cuts(without_masses))
     masses = np.zeros(len(points))
     sum_weights(codes, missing_code, weights, offsets[:-1], masses)
     maxima = np.where(n_categories > 0, highest, maxima)
@@ -124,11 +136,11 @@ def _highest_codes(values: Floats, categories: Ints) -> Floats:
     return np.where(highest < 0, np.float32(np.nan), highest)
 
 
-def own_cuts(sketch: Sketch) -> Cuts:
+def sketch_cuts(sketch: Sketch) -> Cuts:
     """The cuts of a sketch: a bin begins at its representative."""
     n_columns = len(sketch.maxima)
     edges = [
-        np.append(sketch.column(column_id)[0][1:], beyond(sketch.maxima[column_id]))
+        np.append(sketch.column(column_id)[0][1:], upper_edge(sketch.maxima[column_id]))
         if len(sketch.column(column_id)[0])
         else np.empty(0, dtype=np.float32)
         for column_id in range(n_columns)
@@ -178,11 +190,11 @@ def _fuse_column(
     points = np.concatenate([representatives for representatives, _ in columns])
     masses = np.concatenate([mass for _, mass in columns])
     if not len(points):
-        return np.array([beyond(np.float32(0))], dtype=np.float32), -beyond(np.float32(0))
+        return np.array([upper_edge(np.float32(0))], dtype=np.float32), -upper_edge(np.float32(0))
     points, places = np.unique(points, return_inverse=True)
     cut_points = prune(np.bincount(places, weights=masses).astype(np.float64), n_bins)
     top = np.nanmax([sketch.maxima[column_id] for sketch in sketches])
-    return np.append(points[cut_points], beyond(np.float32(top))), -beyond(-points[0])
+    return np.append(points[cut_points], upper_edge(np.float32(top))), -upper_edge(-points[0])
 
 
 def prune(masses: npt.NDArray[np.float64], n_bins: int) -> npt.NDArray[np.int64]:
@@ -202,7 +214,7 @@ def prune(masses: npt.NDArray[np.float64], n_bins: int) -> npt.NDArray[np.int64]
     return np.unique(nearest) + 1
 
 
-def beyond(value: np.float32) -> np.float32:
+def upper_edge(value: np.float32) -> np.float32:
     """A float32 above ``value``: the last edge that XGBoost gives a column (summed in float64)."""
     above = float(value) + (abs(float(value)) + float(np.float32(1e-5)))
     return np.float32(min(above, LARGEST))
@@ -217,3 +229,326 @@ def bin_map(sketch: Sketch, cuts: Cuts) -> Ints:
             for column_id in range(cuts.n_columns)
         ]
     ).astype(np.int64)
+
+
+# Exact quantiles of the union of several tables, from counts over all of them.
+
+Keys = npt.NDArray[np.uint32]
+
+N_DIGITS, BASE, DIGIT_BITS = 4, 256, 8
+_SIGN = np.uint32(1 << 31)
+_SMALLEST = np.finfo(np.float32).tiny
+
+
+def ordered(values: Floats) -> Keys:
+    """Unsigned integers in the order of the values; NaN is not allowed."""
+    bits = np.ascontiguousarray(values + np.float32(0)).view(np.uint32)  # -0.0 becomes 0.0
+    return np.where(bits & _SIGN, ~bits, bits | _SIGN).astype(np.uint32)
+
+
+def values_of(keys: Keys) -> Floats:
+    """Undo ``ordered``."""
+    bits = np.where(keys & _SIGN, keys & ~_SIGN, ~keys).astype(np.uint32)
+    return bits.view(np.float32)
+
+
+def digit_counts(
+    values: Floats, weights: Whole, prefixes: Keys, offsets: Ints, digit: int
+) -> Whole:
+    """Weights of the rows by their next digit; int64, shape (n_prefixes, 256).
+
+    Parameters
+    ----------
+    values : float32, shape (n_rows, n_columns); NaN is missing.
+    weights : int64, shape (n_rows,), >= 0.
+    prefixes : uint32, shape (n_prefixes,), ascending within a column: rows are counted if their
+        first digits are one of these.
+    offsets : int64, shape (n_columns + 1,): prefixes of column f are ``offsets[f]`` to
+        ``offsets[f+1]``.
+    digit : number of digits of a prefix, 0 to 3.
+    """
+    counts = np.zeros(len(prefixes) * BASE, dtype=np.int64)
+    for column, (begin, end) in enumerate(pairwise(offsets)):
+        column_prefixes = prefixes[begin:end]
+        present = ~np.isnan(values[:, column]) & (weights > 0)
+        if not len(column_prefixes) or not present.any():
+            continue
+        keys = ordered(values[present, column]).astype(np.uint64)
+        heads = (keys >> np.uint64(DIGIT_BITS * (N_DIGITS - digit))).astype(np.uint32)
+        places = np.minimum(np.searchsorted(column_prefixes, heads), len(column_prefixes) - 1)
+        is_counted = column_prefixes[places] == heads
+        digits = (keys >> np.uint64(DIGIT_BITS * (N_DIGITS - 1 - digit))).astype(np.int64) % BASE
+        np.add.at(
+            counts, ((begin + places) * BASE + digits)[is_counted], weights[present][is_counted]
+        )
+    return counts.reshape(-1, BASE)
+
+
+@dataclass(slots=True, eq=False)
+class _Column:
+    """State of the descent into one column; all weights are of the union of the tables."""
+
+    prefixes: Keys  # uint32, ascending: first digits of the values looked at
+    below: Whole  # weight below each prefix
+    masses: Whole  # weight of the rows with each prefix
+    whole: bool  # whether the prefixes cover all values of the column
+    targets: Whole  # weights at which to cut, as far as not yet resolved
+    total: int  # weight of all rows with a value
+    cuts: Keys  # resolved cuts, as ordered integers
+    under: Whole  # weight below each cut
+
+
+class Descent:
+    """Quantile search of the requesting side: which prefixes to count next, and the cuts.
+
+    Parameters
+    ----------
+    is_number : bool, shape (n_columns,): only numeric columns have quantiles.
+    n_bins : maximum bins of a column, >= 2.
+    lightest : a prefix of at most this weight is not resolved further.
+    """
+
+    def __init__(self, is_number: npt.NDArray[np.bool_], n_bins: int, lightest: int = 0) -> None:
+        self._n_bins, self._lightest, self._digit = n_bins, lightest, 0
+        none = np.empty(0, dtype=np.int64)
+        first, zero = np.zeros(1, dtype=np.uint32), np.zeros(1, dtype=np.int64)
+        nothing = np.empty(0, dtype=np.uint32)
+        self._columns = [
+            _Column(first, zero, zero, True, none, 0, nothing, none)
+            if has_quantiles
+            else _Column(nothing, none, none, True, none, 0, nothing, none)
+            for has_quantiles in is_number.tolist()
+        ]
+
+    @property
+    def digit(self) -> int:
+        """Number of known digits, 0 to 4."""
+        return self._digit
+
+    @property
+    def masses(self) -> Whole:
+        """Weight of the rows with each requested prefix; int64, shape (n_prefixes,)."""
+        return np.concatenate([column.masses for column in self._columns])
+
+    def wanted(self) -> tuple[Keys, Ints]:
+        """``prefixes`` and ``offsets`` for the next ``digit_counts``."""
+        sizes = [len(column.prefixes) for column in self._columns]
+        offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+        return np.concatenate([column.prefixes for column in self._columns]), offsets
+
+    def take(self, counts: Whole) -> None:
+        """Continue with the next digit, from the tables' ``digit_counts``, added up."""
+        offsets = self.wanted()[1]
+        self._columns = [
+            self._down(column, counts[begin:end])
+            for column, (begin, end) in zip(self._columns, pairwise(offsets), strict=True)
+        ]
+        self._digit += 1
+
+    def _down(self, column: _Column, counts: Whole) -> _Column:
+        filled = counts > 0
+        digits = np.arange(BASE, dtype=np.uint32)
+        prefixes = ((column.prefixes[:, None] << np.uint32(DIGIT_BITS)) | digits)[filled]
+        below = (column.below[:, None] + np.cumsum(counts, axis=1) - counts)[filled]
+        masses = counts[filled]
+        total = column.total if self._digit else int(masses.sum())
+        targets = column.targets if self._digit else quantiles(total, self._n_bins)
+        if column.whole and len(masses) <= self._n_bins:
+            done = column.cuts, column.under
+            return _Column(prefixes, below, masses, True, targets, total, *done)
+        # Which prefix contains each target. Only these are counted by the next digit.
+        prefix_ids = np.searchsorted(below, targets, side="right") - 1
+        n_digits = self._digit + 1
+        is_last = n_digits == N_DIGITS
+        is_resolved = is_last | (masses[prefix_ids] <= self._lightest)
+        resolved = prefix_ids[is_resolved]
+        span = below[resolved], below[resolved] + masses[resolved]
+        cuts, under = _nearest(prefixes[resolved], n_digits, *span, targets[is_resolved], total)
+        ids = np.unique(prefix_ids[~is_resolved])
+        unresolved = prefixes[ids], below[ids], masses[ids], False, targets[~is_resolved], total
+        cuts = np.concatenate((column.cuts, cuts))
+        return _Column(*unresolved, cuts, np.concatenate((column.under, under)))
+
+    def cuts(self) -> Cuts:
+        """Cuts at the quantiles, once all digits are known."""
+        columns = [_edges(column) for column in self._columns]
+        edges, offsets = ragged(columns)
+        minima = np.full(len(columns), -np.float32(LARGEST), dtype=np.float32)
+        return Cuts(edges, offsets, minima)
+
+
+def quantiles(total: int, n_bins: int) -> Whole:
+    """Integer parts of j total / n_bins, j = 1 to n_bins - 1; empty for a total of 0."""
+    if not total:
+        return np.empty(0, dtype=np.int64)
+    whole, remainder = divmod(total, n_bins)
+    numbers = np.arange(1, n_bins, dtype=np.int64)
+    return numbers * whole + numbers * remainder // n_bins
+
+
+def _nearest(
+    prefixes: Keys, n_digits: int, below: Whole, above: Whole, targets: Whole, total: int
+) -> tuple[Keys, Whole]:
+    """Cuts before or after a whole prefix, nearest to the targets, and the weight below each."""
+    shift = np.uint64(DIGIT_BITS * (N_DIGITS - n_digits))
+    # ``below`` is the weight below the prefix, ``above`` the weight up to its end. A cut must have
+    # rows on both sides.
+    nearer = targets - below < above - targets
+    first, last = below == 0, above == total
+    before = (nearer | last) & ~first
+    is_cut = ~(first & last)
+    ends = prefixes.astype(np.uint64) + np.where(before, 0, 1).astype(np.uint64)
+    return (ends << shift).astype(np.uint32)[is_cut], np.where(before, below, above)[is_cut]
+
+
+def _edges(column: _Column) -> Floats:
+    """Upper edges of the bins of a column; the last is above every value."""
+    if column.whole:
+        cuts = values_of(column.prefixes)[1:]
+    else:
+        # Of cuts with the same rows below the highest: more often it is a value of the column.
+        order = np.lexsort((column.cuts, column.under))
+        under = column.under[order]
+        cuts = values_of(column.cuts[order][np.append(under[1:] != under[:-1], True)[: len(under)]])
+        # Some processors flush subnormal numbers to 0.
+        cuts = np.unique(np.where((cuts > 0) & (cuts < _SMALLEST), _SMALLEST, cuts))
+    return np.append(cuts, np.float32(LARGEST)).astype(np.float32)
+
+
+# Merge bins until every non-empty bin of every node has at least ``min_rows`` rows.
+
+Cells = npt.NDArray[np.int64]
+
+
+def cell_starts(widths: Ints) -> Ints:
+    """First cell of each column, and the number of cells; int64, shape (n_columns + 1,)."""
+    return np.concatenate(([0], np.cumsum(widths + 1))).astype(np.int64)
+
+
+def cells_of(histogram: npt.NDArray[Any], missing: npt.NDArray[Any], starts: Ints) -> Cells:
+    """Counts, (n_nodes, n_bins) and (n_nodes, n_columns), as cells, (n_nodes, n_cells)."""
+    cells = np.zeros((len(histogram), int(starts[-1])), dtype=np.int64)
+    is_bin = np.ones(cells.shape[1], dtype=bool)
+    is_bin[starts[:-1]] = False
+    cells[:, is_bin], cells[:, starts[:-1]] = histogram, missing
+    return cells
+
+
+@kernel
+def group(ends: Any, counts: Any, starts: Any, least: int) -> Any:
+    """Merge neighbouring cells until each group has at least ``least`` rows, or none, in each node.
+
+    Parameters
+    ----------
+    ends : int64, shape (n_cells,): last cell of each cell's group so far.
+    counts : int64, shape (n_nodes, n_cells): rows; each node has at least ``least``, or none.
+    starts : from ``cell_starts``.
+
+    Returns
+    -------
+    As ``ends``. Cells are joined greedily from the first of each column.
+    """
+    found = ends.copy()
+    n_nodes, longest = counts.shape[0], np.diff(starts).max()
+    first, last = np.empty(longest, np.int64), np.empty(longest, np.int64)
+    sums = np.empty((longest, n_nodes), np.int64)
+    for column in range(len(starts) - 1):
+        n_groups, cell = 0, starts[column]
+        while cell < starts[column + 1]:
+            is_open = n_groups > 0 and _is_few(sums[n_groups - 1], least)
+            if not is_open:
+                first[n_groups] = cell
+                sums[n_groups] = 0
+                n_groups += 1
+            end = ends[cell]
+            last[n_groups - 1] = end
+            while cell <= end:
+                sums[n_groups - 1] += counts[:, cell]
+                cell += 1
+        while n_groups > 1 and _is_few(sums[n_groups - 1], least):
+            n_groups -= 1
+            sums[n_groups - 1] += sums[n_groups]
+            last[n_groups - 1] = last[n_groups]
+        for number in range(n_groups):
+            found[first[number] : last[number] + 1] = last[number]
+    return found
+
+
+@kernel
+def _is_few(counts: Any, least: int) -> bool:
+    """Whether any node has rows in a group, but fewer than ``least``."""
+    few: bool = ((counts > 0) & (counts < least)).any()
+    return few
+
+
+@kernel
+def merge_group_sums(
+    histograms: Any, missing: Any, totals: Any, ends: Any, columns: Any, starts: Any
+) -> None:
+    """Move the sums of each group into its last cell.
+
+    Parameters
+    ----------
+    histograms : shape (n_nodes, n_bins of the columns, 2), changed in place.
+    missing : int32, shape (n_nodes, n_drawn), changed in place.
+    totals : shape (n_nodes, 2): sums over all rows of each node.
+    ends : int64, shape (n_nodes, n_cells): from ``group``.
+    columns : int64, shape (n_drawn,).
+    starts : from ``cell_starts``.
+    """
+    for node in range(histograms.shape[0]):
+        first = 0
+        for place in range(len(columns)):
+            begin = starts[columns[place]]
+            width = starts[columns[place] + 1] - begin - 1
+            own = histograms[node, first : first + width]
+            known = own.sum(axis=0)
+            target = ends[node, begin] - begin - 1
+            for bin_id in range(width):
+                end = ends[node, begin + 1 + bin_id] - begin - 1
+                if end != bin_id:
+                    own[end] += own[bin_id]
+                    own[bin_id] = 0
+            if target >= 0 and missing[node, place]:
+                own[target] += totals[node] - known
+                missing[node, place] = 0
+            first += width
+
+
+def merge_sketch_bins(
+    summary: Sketch, values: Floats, weights: Floats, least: int
+) -> tuple[Sketch, Floats]:
+    """Merge the bins of a sketch to at least ``least`` rows; hide the extreme values.
+
+    Parameters
+    ----------
+    summary : without bins of columns of categories, whose maxima are kept.
+    values : float32, shape (n_rows, n_columns); NaN is missing.
+    weights : float32, shape (n_rows,); rows without weight do not count.
+
+    Returns
+    -------
+    The sketch, and the values, all missing in columns with fewer than ``least`` values.
+    """
+    points, masses, maxima = [], [], summary.maxima.copy()
+    kept_values = values.copy()
+    for column in range(values.shape[1]):
+        lowest, mass = summary.column(column)
+        present = np.sort(values[(weights > 0) & ~np.isnan(values[:, column]), column])
+        if len(lowest) and len(present) < least:
+            lowest, mass, maxima[column] = lowest[:0], mass[:0], np.nan
+            kept_values[:, column] = np.nan
+        elif len(lowest):
+            below = np.append(np.searchsorted(present, lowest[1:]), len(present))
+            counts = np.diff(np.concatenate(([0], below)))
+            cells, starts = np.arange(len(counts)), np.array([0, len(counts)])
+            ends = np.unique(group(cells, counts[None].astype(np.int64), starts, least))
+            firsts = np.concatenate(([0], ends[:-1] + 1))
+            lowest, mass = lowest[firsts].copy(), np.add.reduceat(mass, firsts)
+            # Neither minimum nor maximum is disclosed.
+            lowest[0] = present[least - 1]
+            maxima[column] = lowest[-1]
+        points.append(lowest)
+        masses.append(mass.astype(np.float32))
+    flat, offsets = ragged(points)
+    return Sketch(flat, ragged(masses)[0], offsets, maxima), kept_values

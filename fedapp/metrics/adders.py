@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapp.crypto.fixed_point import Bounds, from_whole, to_whole
+from fedapp.histograms.fixed_point import Bounds, from_fixed, to_fixed
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -65,11 +65,11 @@ class WholeNumbers:
         power = self._power(size)
         self.exponents.append(exponent := self.bounds.exponent(power))
         most = float(np.ldexp(1.0, power))
-        return int(to_whole(weights * np.clip(terms, -most, most), exponent).sum())
+        return int(to_fixed(weights * np.clip(terms, -most, most), exponent).sum())
 
     def cells(self, rows: Ints, columns: Ints, weights: Array, shape: tuple[int, int]) -> Ints:
         flat = np.zeros(shape[0] * shape[1], dtype=np.int64)
-        np.add.at(flat, rows * shape[1] + columns, to_whole(weights, self.cell_exponent))
+        np.add.at(flat, rows * shape[1] + columns, to_fixed(weights, self.cell_exponent))
         return flat.reshape(shape)
 
     def _power(self, size: str) -> int:
@@ -84,6 +84,6 @@ def read_sums(sums: Ints, adder: WholeNumbers, histogram: Ints) -> tuple[Array, 
     """Sums and a histogram, as ``adder`` has added them up, as doubles; also of several parties."""
     exponents = adder.exponents + [adder.cell_exponent] * (len(sums) - len(adder.exponents))
     return (
-        from_whole(sums, np.array(exponents, dtype=np.int64)),
-        from_whole(histogram, adder.cell_exponent),
+        from_fixed(sums, np.array(exponents, dtype=np.int64)),
+        from_fixed(histogram, adder.cell_exponent),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapp.crypto.fixed_point import Bounds
+from fedapp.histograms.fixed_point import Bounds
 from fedapp.metrics.adders import Array, Ints, WholeNumbers
 from fedapp.metrics.sums import N_OWN_SUMS, Statistics
 from fedapp.trees.objective import is_regression

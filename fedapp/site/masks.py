@@ -22,10 +22,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedapp.crypto.fixed_point import Bounds, Whole
 from fedapp.crypto.pairwise import hide
 from fedapp.crypto.sealed import prefixed
 from fedapp.errors import ProtocolError
+from fedapp.histograms.fixed_point import Bounds, Whole
 from fedapp.messages.fields import Request
 from fedapp.messages.secure import SEALED_BYTES, Among, MaskedReply
 from fedapp.site.mail import pair_secrets, since

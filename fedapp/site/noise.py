@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from fedapp.crypto.budget import Budget
-from fedapp.crypto.fixed_point import Whole
 from fedapp.crypto.noise import KEY_BYTES, MOST_VARIANCE, Source, discrete_gaussian
 from fedapp.crypto.sealed import prefixed
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
+from fedapp.histograms.fixed_point import Whole
 from fedapp.home import write_atomically
 from fedapp.messages.fields import Request
 from fedapp.messages.private import Promise

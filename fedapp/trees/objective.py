@@ -15,8 +15,8 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.crypto.fixed_point import Bounds, Whole, power_above, to_whole
 from fedapp.errors import DivergedError
+from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
 from fedapp.trees.custom import CUSTOM, custom_pairs, holds_objective
 
 Array = npt.NDArray[np.float32]
@@ -385,7 +385,7 @@ def whole_gradients(
         most = bounds.most(power)
         if not (np.abs(pairs[..., place]) <= most).all():
             raise ValueError(f"every {name} must be <= {most:g} in size, got a larger one")
-        numbers[..., place] = to_whole(pairs[..., place], bounds.exponent(power))
+        numbers[..., place] = to_fixed(pairs[..., place], bounds.exponent(power))
     # A row with weight must count, however certain its prediction is.
     numbers[..., 1] = np.maximum(numbers[..., 1], pairs[..., 1] > 0)
     return numbers

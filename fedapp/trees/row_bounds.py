@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedapp.crypto.fixed_point import Bounds, Whole, power_above, to_whole
+from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
 from fedapp.trees.objective import LOSSES, LossParameters, Objective
 
 BOUNDED = "binary:logistic", "reg:logistic", "multi:softprob"
@@ -56,7 +56,7 @@ class RowBounds:
         ):
             finite = np.nan_to_num(pairs[..., place].astype(np.float64), nan=0.0)
             clipped = np.clip(finite, -most, most)
-            numbers[..., place] = to_whole(clipped * weights[:, None], exponent)
+            numbers[..., place] = to_fixed(clipped * weights[:, None], exponent)
         return numbers
 
 

@@ -38,7 +38,7 @@ from fedapp.conversation import Checkpoint, Conversation, Exchange, Parties
 from fedapp.errors import ConfigError
 from fedapp.histograms.bins import NO_CODE, Cuts, digitise
 from fedapp.histograms.build import add_histograms
-from fedapp.histograms.sketch import Sketch, fuse_sketches, own_cuts
+from fedapp.histograms.sketch import Sketch, fuse_sketches, sketch_cuts
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
@@ -156,7 +156,7 @@ def attacked(settings: Settings) -> Iterator[dict[str, Any]]:
     """
     coordinator = _trained(settings)
     sketches, levels = coordinator.sketches, coordinator.levels
-    truth = _truth(settings, {name: own_cuts(sketch) for name, sketch in sketches.items()})
+    truth = _truth(settings, {name: sketch_cuts(sketch) for name, sketch in sketches.items()})
     merged = settings.least_bin_rows > 0
     by_party = [
         (all_rebuilt(levels[name], sketch, merged), truth[name])

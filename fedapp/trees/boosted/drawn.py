@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.histograms.bins import Cuts
-from fedapp.histograms.gain import Penalties, node_weight
+from fedapp.histograms.split import Penalties, node_weight
 from fedapp.trees.model import LEAF, NODE, Grown, Tree
 from fedapp.trees.sets import NO_SET, CategorySets, Members
 

@@ -11,8 +11,15 @@ import numpy.typing as npt
 
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
-from fedapp.histograms.gain import Penalties, node_weight
-from fedapp.histograms.split import NO_BOUNDS, NO_ROWS, CategoryRules, best_splits, right_categories
+from fedapp.histograms.split import (
+    NO_BOUNDS,
+    NO_ROWS,
+    CategoryRules,
+    Penalties,
+    best_splits,
+    node_weight,
+    right_categories,
+)
 from fedapp.trees.boosted.limits import WIDEST, Limits, NodeId
 from fedapp.trees.boosted.routes import ROUTE, Routes
 from fedapp.trees.model import LEAF, NODE, Grown, Tree, in_order, split_trees, stack_trees

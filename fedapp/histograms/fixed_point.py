@@ -53,7 +53,7 @@ def power_above(value: float) -> int:
     return exponent - 1 if mantissa == 0.5 else exponent
 
 
-def to_whole(values: npt.NDArray[np.floating], exponent: int | Whole) -> Whole:
+def to_fixed(values: npt.NDArray[np.floating], exponent: int | Whole) -> Whole:
     """Values below 2^(62 - exponent) as the nearest multiples of 2^-exponent, in units of that.
 
     There is one exponent, or one for each place of the last axis.
@@ -63,7 +63,7 @@ def to_whole(values: npt.NDArray[np.floating], exponent: int | Whole) -> Whole:
     return whole
 
 
-def from_whole(whole: Whole, exponent: int | Whole) -> Doubles:
+def from_fixed(whole: Whole, exponent: int | Whole) -> Doubles:
     """Inverse of ``to_whole``, also for sums of its results; float64, rounded once."""
     values: Doubles = whole.astype(np.float64)
     values *= np.ldexp(1.0, -np.asarray(exponent))
@@ -75,12 +75,12 @@ def to_parts(values: Doubles, exponents: tuple[Whole, Whole]) -> tuple[Whole, Wh
 
     Exponents of both units are one for each place of the last axis; see ``Bounds.finer``.
     """
-    coarse = to_whole(values, exponents[0])
-    return coarse, to_whole(values - from_whole(coarse, exponents[0]), exponents[1])
+    coarse = to_fixed(values, exponents[0])
+    return coarse, to_fixed(values - from_fixed(coarse, exponents[0]), exponents[1])
 
 
 def from_parts(parts: Whole, exponents: tuple[Whole, Whole]) -> Doubles:
     """Inverse of ``to_parts``, also for sums; shape (..., 2, n), the coarse part first."""
     pairs = zip((0, 1), exponents, strict=True)
-    coarse, fine = (from_whole(parts[..., place, :], exponent) for place, exponent in pairs)
+    coarse, fine = (from_fixed(parts[..., place, :], exponent) for place, exponent in pairs)
     return coarse + fine
