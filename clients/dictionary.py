@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.data.categories import Categories, as_categories, entries_of, names_of, recoded
 from fedapp.data.partition import SUBSETS
 from fedapp.data.schema import listed
 from fedapp.data.table import Table
@@ -23,6 +22,7 @@ from fedapp.messages.fields import Array
 from fedapp.site.answer import Site
 from fedapp.site.config import SiteConfig
 from fedapp.site.store import Store
+from fedapp.trees.sets import Categories, as_categories, entries_of, names_of, recoded
 from fedapp.wire.content import LONGEST, UNPRINTABLE
 
 OWN, JOINT = "own_categories", "categories"  # JSON, in bytes: an array file is written once

@@ -24,15 +24,14 @@ from typing import Any
 import numpy as np
 
 from clients.inference import ActivePart, OwnPart, own_part
-from fedapp.data.categories import names_of
 from fedapp.data.predictions import named_predictions
 from fedapp.home import write_atomically
 from fedapp.messages.explain import ExplainReply, ExplainRequest
 from fedapp.messages.fields import Array, Request
 from fedapp.site.answer import Handler, Site
-from fedapp.trees.divided.lookup import categories_of
-from fedapp.trees.divided.paths import open_splits, path_to
+from fedapp.trees.divided import categories_of, open_splits, path_to
 from fedapp.trees.model import LEAF, Ensemble
+from fedapp.trees.sets import names_of
 
 NAME = "explanation"
 Entry = dict[str, Any]

@@ -13,16 +13,6 @@ from clients.scoring import score_fields, score_model, score_model_sums
 from clients.secure import join, label_sums
 from fedapp.data.partition import WATCHED
 from fedapp.errors import DataError, ProtocolError
-from fedapp.linear import Descent, LinearModel, descend, linear_from_json, moments, predict_linear
-from fedapp.linear_sums import (
-    count_powers,
-    largest_powers,
-    of_inputs,
-    sum_squares,
-    sum_values,
-    whole_model,
-    whole_weight,
-)
 from fedapp.messages.fedavg_linear import (
     AverageReply,
     AverageRequest,
@@ -41,6 +31,21 @@ from fedapp.metrics.adders import DOUBLES, Adder, WholeNumbers
 from fedapp.site.answer import Handler, Site
 from fedapp.site.masks import Sums, bounds_of
 from fedapp.site.store import Store
+from fedapp.trees.linear import (
+    Descent,
+    LinearModel,
+    count_powers,
+    descend,
+    largest_powers,
+    linear_from_json,
+    moments,
+    per_input,
+    predict_linear,
+    sum_squares,
+    sum_values,
+    whole_model,
+    whole_weight,
+)
 from fedapp.trees.objective import Objective
 from fedapp.trees.sets import category_counts
 
@@ -151,7 +156,7 @@ def means(site: Site, request: MeansRequest) -> Sums:
         rule = f"must be no less than those of {site.name}"
         raise ProtocolError(site.name, "MeansRequest", POWERS, rule)
     categories = kept_categories(store)
-    store[POWERS] = powers = of_inputs(request.powers, categories)
+    store[POWERS] = powers = per_input(request.powers, categories)
     return Sums([sum_values(*rows, categories, powers, bounds_of(store))], follows=True)
 
 

@@ -35,15 +35,20 @@ from fedapp.messages.trees import arrays_of
 from fedapp.site.answer import Handler, Site
 from fedapp.site.policy import check_share
 from fedapp.site.store import Store
-from fedapp.trees.base_score import base_margin
-from fedapp.trees.boosted.from_xgboost import for_xgboost, trees_from_xgboost, typed_columns
-from fedapp.trees.model import Grown, Tree
-from fedapp.trees.objective import IDENTITY, LOSSES, Objective
-from fedapp.trees.packed import TREES, pack_trees, unpack_trees
+from fedapp.trees.model import TREES, Grown, Tree, pack_trees, unpack_trees
+from fedapp.trees.objective import IDENTITY, LOSSES, Objective, base_margin
 from fedapp.trees.sets import CategorySets, category_counts
-from fedapp.trees.stacked.head import HeadShape, head_margins, learned_rates, weights_in_unit
-from fedapp.trees.stacked.model import StackedModel, split_ensembles, to_json
-from fedapp.trees.stacked.outputs import tree_outputs
+from fedapp.trees.stacked import (
+    HeadShape,
+    StackedModel,
+    head_margins,
+    learned_rates,
+    split_ensembles,
+    to_json,
+    tree_outputs,
+    weights_in_unit,
+)
+from fedapp.trees.xgboost import for_xgboost, trees_from_xgboost, typed_columns
 
 THREADS = 1  # the same trees whatever the machine
 
@@ -148,7 +153,7 @@ def average(site: Site, request: AverageRequest) -> AverageReply:
 
 
 def _train(site: Site, request: AverageRequest, shape: HeadShape) -> tuple[Array, float]:
-    from fedapp.trees.stacked.fit import HeadRows, Training, fit_head
+    from fedapp.trees.stacked import HeadRows, Training, fit_head
 
     store = site.store
     objective, base, unit = _scale(store)

@@ -29,7 +29,7 @@ from fedapp.site.plan import keep_plan
 from fedapp.site.policy import check_subsets
 from fedapp.site.rows import fingerprint, read_subsets
 from fedapp.site.stores import KEEP_DAYS, drop_abandoned
-from fedapp.trees.objective import AUTO, check_held, check_objective
+from fedapp.trees.objective import AUTO, check_custom_is_set, check_objective
 
 log = logging.getLogger("fedapp.site")
 
@@ -75,7 +75,7 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
     """Read a site's table and check it against the rules of a run; nothing is stored."""
     with as_protocol_error(config.name, "HelloRequest", "objective"):
         check_objective(request.objective, AUTO)
-        check_held(request.objective)
+        check_custom_is_set(request.objective)
     subsets = _subsets(config, request)
     n_rows = {name: table.n_rows for name, table in subsets.items()}
     rule = "table must have at least {} {} rows, got {}"

@@ -24,8 +24,14 @@ from fedapp.messages.labels import LabelsReply, LabelsRequest, Terms
 from fedapp.metrics import check_metrics
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
-from fedapp.trees.base_score import label_sums
-from fedapp.trees.objective import AUTO, LossParameters, Objective, check_classes, n_outputs
+from fedapp.trees.objective import (
+    AUTO,
+    LossParameters,
+    Objective,
+    check_classes,
+    label_sums,
+    n_outputs,
+)
 
 log = logging.getLogger("fedapp.site")
 # Facts of a store: the run's classes, extra metrics, parameters of the loss.

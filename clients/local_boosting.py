@@ -15,12 +15,11 @@ from fedapp.messages.parameters import parameters_of
 from fedapp.messages.trees import BoostOrder
 from fedapp.site.answer import Site
 from fedapp.site.policy import check_share
-from fedapp.trees.boosted.from_xgboost import grow_trees
-from fedapp.trees.model import check_range
+from fedapp.trees.model import EXPLAINED, check_range, pack_trees
 from fedapp.trees.objective import Objective
-from fedapp.trees.packed import EXPLAINED, pack_trees
 from fedapp.trees.predict import add_trees
 from fedapp.trees.sets import category_counts
+from fedapp.trees.xgboost import grow_trees
 
 
 def boost(site: Site, request: BoostOrder) -> dict[str, Array]:

@@ -11,11 +11,18 @@ import numpy as np
 from clients.dictionary import kept_categories
 from fedapp.messages.fields import Array
 from fedapp.site.answer import Site
-from fedapp.trees.boosted.from_xgboost import grow_trees
-from fedapp.trees.custom import CUSTOM
-from fedapp.trees.objective import PLAIN, LossParameters, Objective, margins_of, one_hot, transform
+from fedapp.trees.objective import (
+    CUSTOM,
+    PLAIN,
+    LossParameters,
+    Objective,
+    margins_of,
+    one_hot,
+    transform,
+)
 from fedapp.trees.predict import add_trees
 from fedapp.trees.sets import category_counts
+from fedapp.trees.xgboost import grow_trees
 
 log = logging.getLogger("fedapp.site")
 ROUNDS, MOST_ROWS = 50, 2**14  # takes about a second

@@ -11,8 +11,7 @@ from fedapp.messages.fields import Array
 from fedapp.messages.trees import Trees, arrays_of
 from fedapp.site.answer import Site
 from fedapp.site.store import Store
-from fedapp.trees.model import Grown
-from fedapp.trees.packed import unpack_trees
+from fedapp.trees.model import Grown, unpack_trees
 from fedapp.trees.sets import Ints
 
 

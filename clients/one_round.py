@@ -24,7 +24,7 @@ from fedapp.messages.one_round import (
 )
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import Letters, Mail
-from fedapp.trees.divided.leaf_sets import compress, decompress, leaves_of, own_sides, walk
+from fedapp.trees.divided import compress, decompress, leaves_of, party_sides, reachable_leaves
 
 
 def answer(site: Site, request: LeafSetsRequest, mail: Mail) -> tuple[LeafSetsReply, Letters]:
@@ -39,8 +39,8 @@ def answer(site: Site, request: LeafSetsRequest, mail: Mail) -> tuple[LeafSetsRe
     columns = np.ascontiguousarray(store["values"].T)
     sets = []
     for tree in part.document["trees"]:
-        sides = own_sides(np.array(tree["records"]), part.lookup, columns)
-        sets.append(compress(walk(np.array(tree["lefts"]), sides, columns.shape[1])))
+        sides = party_sides(np.array(tree["records"]), part.lookup, columns)
+        sets.append(compress(reachable_leaves(np.array(tree["lefts"]), sides, columns.shape[1])))
     letter = LeafSets(
         own_digest(site),
         np.cumsum([len(each) for each in sets], dtype=np.int64),
@@ -60,7 +60,7 @@ def intersect(site: Site, request: IntersectRequest, mail: Mail) -> tuple[Inters
     for number, tree in enumerate(part.model.trees):
         lefts, is_local = tree["left"], np.array(part.owners[number]) == site.name
         records = np.where(is_local & (lefts >= 0), part.records[number], -1)
-        leaf_sets = walk(lefts, own_sides(records, part.lookup, columns), n_rows)
+        leaf_sets = reachable_leaves(lefts, party_sides(records, part.lookup, columns), n_rows)
         for name, sets in others.items():
             with as_protocol_error(name, "LeafSets", "sets"):
                 leaf_sets &= decompress(next(sets), len(leaf_sets), n_rows)

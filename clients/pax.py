@@ -52,7 +52,7 @@ from fedapp.site.answer import Handler, Site
 from fedapp.site.masks import Sums
 from fedapp.site.policy import check_sample_size
 from fedapp.site.store import Store
-from fedapp.trees.boosted.routes import (
+from fedapp.trees.grow import (
     ROUTE,
     children_of,
     each_once_among,

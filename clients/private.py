@@ -37,8 +37,8 @@ from fedapp.site.masks import Sums, bounds_of
 from fedapp.site.noise import PROMISED, Noise, budget_of, promise
 from fedapp.site.store import Store
 from fedapp.trees.model import LEAF, Grown, Tree, from_json
+from fedapp.trees.objective import RowBounds, row_bounds, row_pairs
 from fedapp.trees.predict import find_leaves, predict_margins
-from fedapp.trees.row_bounds import RowBounds, row_bounds, row_pairs
 from fedapp.trees.sets import category_counts
 
 

@@ -12,7 +12,6 @@ from clients.labels import CLASSES, METRICS, loss_parameters
 from clients.local_model import warn_if_worse
 from clients.margins import base_margins
 from fedapp import metrics
-from fedapp.data.categories import Categories
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.sketch import surrogates
@@ -23,10 +22,10 @@ from fedapp.metrics.adders import DOUBLES, Adder, WholeNumbers
 from fedapp.site.answer import Handler, Site
 from fedapp.site.masks import Sums, bounds_of
 from fedapp.site.store import Store
-from fedapp.trees.model import from_json
+from fedapp.trees.model import Described, from_json
 from fedapp.trees.objective import Objective
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.text import Described
+from fedapp.trees.sets import Categories
 
 BATCH_ROWS = 2**16
 

@@ -28,7 +28,7 @@ from fedapp.site.part_file import read_part
 from fedapp.site.plan import keep_plan
 from fedapp.site.rows import fingerprint
 from fedapp.site.stores import KEEP_DAYS, drop_abandoned
-from fedapp.trees.divided.lookup import categories_of, quantiles_of
+from fedapp.trees.divided import categories_of, quantiles_of
 from fedapp.trees.objective import AUTO
 
 log = logging.getLogger("fedapp.site")

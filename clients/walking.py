@@ -16,7 +16,7 @@ from fedapp.site.bits import sent_bits
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
 from fedapp.trees.model import LEAF
-from fedapp.trees.sides import moved, rows_of, slots_of
+from fedapp.trees.predict import move_rows, rows_of, slots_of
 
 Asked = dict[str, list[tuple[int, int, int]]]  # by party: place of the tree, node, record
 Rows = list[npt.NDArray[np.int32]]
@@ -104,4 +104,4 @@ def take_answers(site: Site, mail: Mail, part: ActivePart) -> None:
     trees_walked = part.model.trees[store.facts["first_tree"] :]
     lefts = np.array([trees_walked[tree]["left"][node] for tree, node, _ in places], dtype=np.int32)
     firsts = np.cumsum(sizes) - sizes
-    store["nodes"] = moved(store["nodes"], lefts, slots, firsts, np.concatenate(sides))
+    store["nodes"] = move_rows(store["nodes"], lefts, slots, firsts, np.concatenate(sides))

@@ -19,7 +19,7 @@ from fedapp.keywords import check_functions, functions_of, settings_of, told_in_
 from fedapp.run_folder import RunFolder, new_run_dir
 from fedapp.session import Training
 from fedapp.studies import Compared, Folds, Tuned
-from fedapp.trees.custom import held
+from fedapp.trees.objective import functions_in_use
 from fedapp.watch import OnRound, Silent, Watcher
 
 __all__ = ["Data", "Folds", "OnRound", "Run", "Tuned", "Watcher", "compare", "load", "run", "tune"]
@@ -123,10 +123,15 @@ def run(
     if folds and "fold" not in overrides:
         from simulations.folds import CrossValidation
 
-        with told_in_python(), held(functions), _placing(strategy, data, overrides):
+        with told_in_python(), functions_in_use(functions), _placing(strategy, data, overrides):
             return Folds(CrossValidation(strategy, *arguments).carry_out().path)
     training = Training(strategy, *arguments)
-    with told_in_python(), held(functions), _noting(training), _placing(strategy, data, overrides):
+    with (
+        told_in_python(),
+        functions_in_use(functions),
+        _noting(training),
+        _placing(strategy, data, overrides),
+    ):
         folder = training.carry_out()
     if folder is None:
         rule = "must be on this machine to be loaded: give run_dir"

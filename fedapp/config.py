@@ -22,7 +22,6 @@ from pydantic import (
     model_validator,
 )
 
-from fedapp.data.categories import MOST_CATEGORIES
 from fedapp.data.partition import Holdout, check_fold
 from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError, did_you_mean_setting, listed, setting_of
@@ -30,10 +29,9 @@ from fedapp.home import read_toml
 from fedapp.messages.fields import MOST_FOLDS
 from fedapp.messages.parameters import MOST_DEPTH
 from fedapp.metrics.names import check_metrics, own_metrics, watched_metric
-from fedapp.trees.base_score import check_base_margin
-from fedapp.trees.boosted.constraints import parse_interactions, parse_monotone
-from fedapp.trees.custom import CUSTOM
-from fedapp.trees.objective import AUTO, LOSSES, Objective
+from fedapp.trees.grow import parse_interactions, parse_monotone
+from fedapp.trees.objective import AUTO, CUSTOM, LOSSES, Objective, check_base_margin
+from fedapp.trees.sets import MOST_CATEGORIES
 
 Value = bool | int | float | str
 # Tools that log runs; ``fedapp.logs`` has a module for each.

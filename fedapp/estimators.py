@@ -40,8 +40,8 @@ from fedapp.keywords import check_functions, functions_of, settings_of, told_in_
 from fedapp.predict import PredictedRows, predicted_rows
 from fedapp.run_folder import RunFolder
 from fedapp.session import Training
-from fedapp.trees.custom import CUSTOM, ObjectiveFunction, held
-from fedapp.trees.text import model_text
+from fedapp.trees.model import model_text
+from fedapp.trees.objective import CUSTOM, ObjectiveFunction, functions_in_use
 
 if TYPE_CHECKING:  # scikit-learn has no types; these are the ones used here
 
@@ -214,7 +214,7 @@ class Federated(BaseEstimator):
             patience = given.pop("early-stopping-rounds", 0) if eval_set else 0
             functions = functions_of(self.get_params())[1]
             check_functions(functions, self.engine)
-            with held(functions), _warned_once(), self._folder() as place:
+            with functions_in_use(functions), _warned_once(), self._folder() as place:
                 given |= {"data": placed(tables, place), "run-dir": str(place)}
                 has_page = self.run_dir is not None
                 Training(self.method, given, self.engine, with_page=has_page).carry_out()

@@ -11,10 +11,10 @@ import numpy as np
 from fedapp import metrics
 from fedapp.predict import PredictedRows
 from fedapp.run_folder import RunFolder
-from fedapp.trees.boosted.xgboost_json import to_xgboost_json
-from fedapp.trees.model import Ensemble, importance, in_order, to_json
+from fedapp.trees.model import Ensemble, importance, ordered_sets, to_json
 from fedapp.trees.objective import Array
 from fedapp.trees.predict import add_trees
+from fedapp.trees.xgboost import to_xgboost_json
 from strategies.scoring import History
 
 
@@ -54,7 +54,7 @@ def evaluate_rounds(
             break
     if patience:
         best = history.best_round
-        model = model.with_trees(in_order(model.trees[: ends[best - 1]], model.sets))
+        model = model.with_trees(ordered_sets(model.trees[: ends[best - 1]], model.sets))
         folder.write("model.json", to_json(model))
         folder.write("model.xgb.json", to_xgboost_json(model))
         at_best = {"train": lines[best - 1]["train"], "valid": scores[-1][best - 1], "test": {}}

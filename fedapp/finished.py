@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.config import flatten
-from fedapp.data.categories import entries_of
 from fedapp.data.labels import class_values
 from fedapp.data.predictions import by_class
 from fedapp.data.table import Table
@@ -34,8 +33,9 @@ from fedapp.predict import (
     trained_settings,
 )
 from fedapp.site.part_file import read_part
-from fedapp.trees.divided.lookup import model_of
-from fedapp.trees.text import json_of, model_text
+from fedapp.trees.divided import model_of
+from fedapp.trees.model import json_of, model_text
+from fedapp.trees.sets import entries_of
 from fedapp.watch import Silent
 
 Array = npt.NDArray[Any]
@@ -313,8 +313,7 @@ class Run(FinishedFolder):
         >>> run.to_sklearn()
         RandomForestClassifier(n_estimators=5)
         """
-        from fedapp.trees.forest.model import BaggedForest
-        from fedapp.trees.forest.to_sklearn import to_sklearn
+        from fedapp.trees.forest.model import BaggedForest, to_sklearn
 
         if not isinstance(self.model, BaggedForest):
             rule = "must be of a forest that is whole in the run's folder"

@@ -12,8 +12,7 @@ import numpy as np
 
 from fedapp.config import Value, defaults, flatten, settings_named
 from fedapp.errors import ConfigError
-from fedapp.trees.custom import CUSTOM, Functions, metric_name
-from fedapp.trees.objective import AUTO
+from fedapp.trees.objective import AUTO, CUSTOM, Functions, metric_name
 
 # Names in Python that are not the setting's with underscores.
 IN_PYTHON = {"lambda": "reg_lambda", "alpha": "reg_alpha"}

@@ -26,20 +26,19 @@ from fedapp.data.sources import by_party, own_file, sources_to_predict
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, as_plain
 from fedapp.home import display_path, read_toml
-from fedapp.linear import KIND as LINEAR
-from fedapp.linear import LinearModel, linear_from_json, predict_linear
 from fedapp.run_folder import schema_copy
 from fedapp.site.joined import read_joined
 from fedapp.site.node_config import table_settings
-from fedapp.trees.divided.lookup import DIVIDED
+from fedapp.trees import stacked
+from fedapp.trees.divided import DIVIDED
 from fedapp.trees.forest import model as bagged
+from fedapp.trees.linear import KIND as LINEAR
+from fedapp.trees.linear import LinearModel, linear_from_json, predict_linear
 from fedapp.trees.model import KIND as BOOSTED
-from fedapp.trees.model import Ensemble, from_json
+from fedapp.trees.model import Ensemble, from_json, json_of, kind_of, model_text
 from fedapp.trees.objective import Array, transform
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import NO_SET
-from fedapp.trees.stacked import model as stacked
-from fedapp.trees.text import json_of, kind_of, model_text
 
 Model = Ensemble | bagged.BaggedForest | stacked.StackedModel | LinearModel
 # (model, rows with NaN for missing, base margins or None) -> predictions

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from fedapp.estimators import Classes, Federated, Horizontal, Numbers, Vertical
-from fedapp.trees.custom import MetricFunction
+from fedapp.trees.objective import MetricFunction
 
 Metrics = str | MetricFunction | Sequence[str | MetricFunction] | None
 Constraints = Mapping[str, int] | str | None

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from fedapp import metrics
 from fedapp.config import Settings
-from fedapp.data.categories import Categories, chosen, recoded, side_by_side, trained_first
 from fedapp.data.labels import class_ids, class_names, positive_last
 from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.table import Table
@@ -25,18 +24,37 @@ from fedapp.messages.parameters import parameters_of
 from fedapp.server_app import load_strategy
 from fedapp.site.columns import read_columns, row_ids, split_common
 from fedapp.site.rows import Rows
-from fedapp.trees.base_score import base_margin, base_score, label_sums
-from fedapp.trees.boosted.constraints import constraints_of
-from fedapp.trees.boosted.from_xgboost import for_xgboost, typed_columns
-from fedapp.trees.divided.lookup import joint_names
+from fedapp.trees.divided import joint_names
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
-from fedapp.trees.forest.draws import column_seeds, n_features, row_counts
-from fedapp.trees.forest.label_codes import class_codes, number_codes
 from fedapp.trees.forest.levels import Rows as TreeRows
+from fedapp.trees.forest.levels import (
+    class_codes,
+    column_seeds,
+    n_features,
+    number_codes,
+    row_counts,
+)
 from fedapp.trees.forest.model import BaggedForest, grow, leaf_values
-from fedapp.trees.objective import REGRESSION, LossParameters, margins_of, n_outputs
-from fedapp.trees.sets import category_counts
-from fedapp.trees.sides import Nodes
+from fedapp.trees.grow import constraints_of
+from fedapp.trees.objective import (
+    REGRESSION,
+    LossParameters,
+    base_margin,
+    base_score,
+    label_sums,
+    margins_of,
+    n_outputs,
+)
+from fedapp.trees.predict import Nodes
+from fedapp.trees.sets import (
+    Categories,
+    category_counts,
+    chosen,
+    recoded,
+    side_by_side,
+    trained_first,
+)
+from fedapp.trees.xgboost import for_xgboost, typed_columns
 from simulations.rows import PartRows, party_configs, settled, stacked_tables
 from simulations.same_trees import same_nodes
 from strategies.scoring import FINAL_BINS, found_scores, half_range

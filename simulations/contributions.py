@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.config import Settings
-from fedapp.data.categories import chosen, recoded
 from fedapp.messages.methods import all_methods
-from fedapp.trees.boosted.from_xgboost import typed_columns
 from fedapp.trees.model import Ensemble, load_model
-from fedapp.trees.sets import category_counts
+from fedapp.trees.sets import category_counts, chosen, recoded
+from fedapp.trees.xgboost import typed_columns
 from simulations.baselines import join_tables
 from simulations.rows import stacked_tables
 

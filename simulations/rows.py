@@ -8,7 +8,6 @@ from typing import cast
 import numpy as np
 
 from fedapp.config import Settings, flatten
-from fedapp.data.categories import joint_categories, recoded
 from fedapp.data.labels import Labels, auto_objective, class_names, label_texts
 from fedapp.data.partition import SUBSETS
 from fedapp.data.table import Table
@@ -17,6 +16,7 @@ from fedapp.site.columns import read_columns
 from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.rows import Rows, read_table, share_rows
 from fedapp.trees.objective import AUTO
+from fedapp.trees.sets import joint_categories, recoded
 from strategies.horizontal import check_same_columns
 
 PartRows = Mapping[str, Rows]  # row numbers by subset: train, valid, test

@@ -27,7 +27,7 @@ from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.messages.bagging import BagReply, BagRequest
 from fedapp.messages.hello import HelloReply
-from fedapp.trees.model import Grown, scaled, together
+from fedapp.trees.model import Grown, concatenated, scaled
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy
 from strategies.local_boosting import Boosted, begin, finish, trees_of
@@ -94,7 +94,7 @@ def mean_step(boosted: Boosted, replies: Mapping[str, BagReply]) -> Grown:
     """
     weights = shares(boosted.weights, replies)
     steps = {party: trees_of(reply, boosted.widths) for party, reply in replies.items()}
-    return together(
+    return concatenated(
         Grown(tuple(scaled(tree, weights[party]) for tree in step.trees), step.sets)
         for party, step in steps.items()
     )

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedapp.data.categories import MOST_CATEGORIES, Categories, joint_categories, names_of
 from fedapp.data.schema import first, listed
 from fedapp.data.typed import ENCODINGS
 from fedapp.errors import DataError, ProtocolError, as_plain
 from fedapp.messages.dictionary import dictionary_digest, read_categories
 from fedapp.messages.hello import HelloReply
+from fedapp.trees.sets import MOST_CATEGORIES, Categories, joint_categories, names_of
 
 DIGEST = re.compile(r"([0-9a-f]{64})?")
 Names = tuple[str, ...]

@@ -27,24 +27,6 @@ from fedapp.conversation import Check, Checkpoint, Conversation, ModelFiles, Par
 from fedapp.data.partition import WATCHED
 from fedapp.errors import DataError
 from fedapp.histograms.fixed_point import power_above
-from fedapp.linear import (
-    ARRAYS,
-    STEEPEST,
-    Floats,
-    LinearModel,
-    Moments,
-    input_names,
-    linear_to_json,
-    merge_moments,
-)
-from fedapp.linear_sums import (
-    N_POWERS,
-    largest_powers,
-    of_inputs,
-    read_model,
-    read_squares,
-    read_values,
-)
 from fedapp.messages.fedavg_linear import (
     AverageReply,
     AverageRequest,
@@ -63,7 +45,23 @@ from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.scoring import EvaluateReply
 from fedapp.messages.secure import EVERYONE
-from fedapp.trees.base_score import base_margin
+from fedapp.trees.linear import (
+    ARRAYS,
+    N_POWERS,
+    STEEPEST,
+    Floats,
+    LinearModel,
+    Moments,
+    decode_model,
+    input_names,
+    largest_powers,
+    linear_to_json,
+    merge_moments,
+    per_input,
+    read_squares,
+    read_values,
+)
+from fedapp.trees.objective import base_margin
 from fedapp.trees.sets import category_counts
 from strategies.base import Summary
 from strategies.horizontal import CommonTable, HorizontalStrategy, mean_label
@@ -162,7 +160,7 @@ class MaskedAverages:
         )
         labels, powers = self._run.labels(of_labels, unseen), largest_powers(counts, is_number)
         self._weight_power = power_above(labels.weight_sum)
-        of_each = of_inputs(powers, table.categories)
+        of_each = per_input(powers, table.categories)
         shape = 2, len(of_each)
         (values,) = yield from sums.ask(parties, MeansRequest(powers), (2, *shape), may_fail=0)
         weights, means = read_values(values, of_each, bounds)
@@ -196,7 +194,7 @@ class MaskedAverages:
         if not weight[0] > 0:
             raise DataError("weight must be > 0 in some row of some party")
         objective = self._settings().objective
-        theta = read_model(models, int(weight[0]), self._weight_power, objective, run.bounds)
+        theta = decode_model(models, int(weight[0]), self._weight_power, objective, run.bounds)
         reply = AverageReply(theta[:-1], theta[-1], *run.scores(scores))
         check(EVERYONE, reply)
         return {EVERYONE: reply}

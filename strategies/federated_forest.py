@@ -33,7 +33,6 @@ from pydantic import Field
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, Progress
 from fedapp.crypto.speed import seconds_to_encrypt
-from fedapp.data.categories import Categories, side_by_side
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.messages.dictionary import read_categories
 from fedapp.messages.federated_forest import (
@@ -53,13 +52,26 @@ from fedapp.messages.federated_forest import (
 from fedapp.messages.fields import Array
 from fedapp.messages.parcels import SentReply
 from fedapp.messages.vertical import VerticalHelloReply
-from fedapp.trees.divided.lookup import joint_names
+from fedapp.trees.divided import joint_names
 from fedapp.trees.forest.cart import Criterion
-from fedapp.trees.forest.draws import column_seeds, n_features
-from fedapp.trees.forest.levels import Splits, draw_columns, number, winners
+from fedapp.trees.forest.levels import (
+    Splits,
+    column_seeds,
+    draw_columns,
+    n_features,
+    number_children,
+    winners,
+)
 from fedapp.trees.forest.model import BaggedForest, branches, to_json
 from fedapp.trees.objective import AUTO, REGRESSION
-from fedapp.trees.sets import NO_SETS, CategorySets, category_counts, set_numbers
+from fedapp.trees.sets import (
+    NO_SETS,
+    Categories,
+    CategorySets,
+    category_counts,
+    set_numbers,
+    side_by_side,
+)
 from strategies.alignment import align
 from strategies.base import Summary
 from strategies.settings import HELD_BACK
@@ -190,7 +202,7 @@ class FederatedForest(VerticalStrategy):
         while not self.grown:
             yield self._checkpoint(mailbox)
             won = yield from search(parties, mailbox)
-            self.last, self.n_nodes = number(*won, self.n_nodes)
+            self.last, self.n_nodes = number_children(*won, self.n_nodes)
             self.splits, self.level = self.splits.plus(self.last), self.level + 1
             won_by = [name for i, name in enumerate(parties) if (self.last.owners == i).any()]
             if self.encrypted:

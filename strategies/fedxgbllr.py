@@ -50,15 +50,16 @@ from fedapp.messages.hello import HelloReply
 from fedapp.messages.parameters import MOST_DEPTH, parameters_of
 from fedapp.messages.trees import arrays_of
 from fedapp.metrics import loss_metric, scored_names
-from fedapp.trees.base_score import alike
-from fedapp.trees.model import together
-from fedapp.trees.objective import n_outputs
-from fedapp.trees.packed import pack_trees, unpack_trees
+from fedapp.trees.model import concatenated, pack_trees, unpack_trees
+from fedapp.trees.objective import hide_class_shares, n_outputs
 from fedapp.trees.sets import Ints, category_counts
-from fedapp.trees.stacked.head import Floats, HeadShape, Kind, initial_weights
-from fedapp.trees.stacked.model import (
+from fedapp.trees.stacked import (
+    Floats,
+    HeadShape,
+    Kind,
     StackedModel,
     from_arrays,
+    initial_weights,
     rates_by_party,
     split_ensembles,
     to_arrays,
@@ -177,7 +178,7 @@ class FedXGBllr(HorizontalStrategy):
             )
         weight_sum = sum(reply.weight_sum for reply in labels.values())
         # With several classes the base score is the same for all: the head learns their shares.
-        mean = alike(mean_label(labels, 0, self.settings))
+        mean = hide_class_shares(mean_label(labels, 0, self.settings))
         own = self.own
         tree_parameters = {"max_depth": own.max_depth, "eta": own.eta}
         request = FitRequest(
@@ -195,7 +196,7 @@ class FedXGBllr(HorizontalStrategy):
         )
         self.names = tuple(fits)
         by_party = [unpack_trees(arrays_of(fit), widths) for fit in fits.values()]
-        grown, counts = together(by_party), [len(part.trees) for part in by_party]
+        grown, counts = concatenated(by_party), [len(part.trees) for part in by_party]
         shape = HeadShape.over(own.head, counts, request.n_outputs, own.channels)
         # 0 for classification, and where all training labels are the same.
         deviation = np.sqrt(sum(fit.square_sum for fit in fits.values()) / weight_sum)

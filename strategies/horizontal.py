@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from fedapp.config import Settings
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
-from fedapp.data.categories import Categories
 from fedapp.data.labels import (
     auto_objective,
     check_mean,
@@ -31,9 +30,16 @@ from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.messages.labels import LabelsReply, LabelsRequest, check_coded
 from fedapp.messages.parameters import loss_fields
-from fedapp.trees.base_score import base_score, check_base_margin
 from fedapp.trees.model import Ensemble
-from fedapp.trees.objective import LossParameters, Objective, is_regression, n_outputs
+from fedapp.trees.objective import (
+    LossParameters,
+    Objective,
+    base_score,
+    check_base_margin,
+    is_regression,
+    n_outputs,
+)
+from fedapp.trees.sets import Categories
 from strategies.base import TreeStrategy
 from strategies.dictionary import alike_names, joint_dictionary, joint_kinds
 from strategies.settings import HELD_BACK, OWN_TABLES

@@ -21,14 +21,15 @@ from fedapp.trees.model import (
     NO_TREES,
     Ensemble,
     Grown,
-    in_order,
+    concatenated,
+    ordered_sets,
+    pack_trees,
     split_trees,
     stack_trees,
     to_json,
-    together,
+    unpack_trees,
 )
 from fedapp.trees.objective import LossParameters
-from fedapp.trees.packed import pack_trees, unpack_trees
 from fedapp.trees.sets import CategorySets, Ints, category_counts
 from strategies.base import Summary
 from strategies.horizontal import CommonTable, HorizontalStrategy, mean_label
@@ -68,7 +69,7 @@ class Boosted:
     def after(self, n_rounds: int) -> Ensemble:
         """The model after ``n_rounds`` rounds."""
         n_trees = self.ends[n_rounds - 1] if n_rounds else 0
-        return self.model.with_trees(in_order(self.grown.trees[:n_trees], self.grown.sets))
+        return self.model.with_trees(ordered_sets(self.grown.trees[:n_trees], self.grown.sets))
 
     def order(self, n_rounds: int) -> dict[str, Any]:
         """The fields of a ``BoostOrder`` for ``n_rounds`` rounds."""
@@ -107,7 +108,7 @@ class Boosted:
 
     def add(self, grown: Grown) -> None:
         """Finish a round."""
-        self.grown = together([self.grown, grown])
+        self.grown = concatenated([self.grown, grown])
         self.ends.append(len(self.grown.trees))
 
     def checkpoint(self, **more: Any) -> Checkpoint:

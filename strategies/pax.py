@@ -30,14 +30,10 @@ from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.parameters import parameters_of
 from fedapp.messages.pax import GrowReply, GrowRequest, InitReply, InitRequest, check_grow
-from fedapp.trees.base_score import alike, base_margin
-from fedapp.trees.boosted.constraints import check_without_categories, constraints_of
-from fedapp.trees.boosted.grow import Growth, Rows, Shape
-from fedapp.trees.boosted.limits import Limits
-from fedapp.trees.boosted.rounds import Boosting, Sampling, kept_cuts
-from fedapp.trees.model import to_json
-from fedapp.trees.objective import LossParameters
-from fedapp.trees.packed import pack_trees
+from fedapp.trees.grow import Growth, Limits, Rows, Shape, check_without_categories, constraints_of
+from fedapp.trees.model import pack_trees, to_json
+from fedapp.trees.objective import LossParameters, base_margin, hide_class_shares
+from fedapp.trees.rounds import Boosting, Sampling, stored_cuts
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy, mean_label
 from strategies.pax_plain import PaxSettings, PlainSums
@@ -159,7 +155,7 @@ class PAX(HorizontalStrategy):
         self.note_coding(labels)
         mean = mean_label(labels, len(self.table.classes), self.settings)
         if self.noised:
-            mean = alike(mean)
+            mean = hide_class_shares(mean)
         if init_model is None:
             return self._boosting(mean, cuts)
         boosting = self._boosting(init_model.base_score, cuts)
@@ -347,7 +343,7 @@ class PAX(HorizontalStrategy):
         self.aggregation.weights = _by_party(arrays, "weights ")
         self.history = History.of(self.settings, saved.facts["history"])
         self.begun = Begun(*saved.facts["begun"])
-        boosting = self._boosting(*kept_cuts(arrays))
+        boosting = self._boosting(*stored_cuts(arrays))
         boosting.restore(arrays)
         return boosting
 

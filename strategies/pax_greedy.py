@@ -25,12 +25,9 @@ from fedapp.histograms.fixed_point import Whole, from_fixed
 from fedapp.histograms.split import Penalties
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.private import PrivateSplitsRequest
-from fedapp.trees.boosted.drawn import SHRINKING
-from fedapp.trees.boosted.grow import Growth
-from fedapp.trees.boosted.limits import Limits
-from fedapp.trees.boosted.rounds import Boosting
-from fedapp.trees.model import Grown
-from fedapp.trees.packed import pack_trees
+from fedapp.trees.grow import Growth, Limits
+from fedapp.trees.model import Grown, pack_trees
+from fedapp.trees.rounds import SHRINKING, Boosting
 from strategies.secure import MaskedSums
 
 # Most bins of a column: with more, a side of a split has more noise. At an epsilon of 1, 16 and 32

@@ -16,9 +16,8 @@ from fedapp.messages.fields import fields_of
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.labels import LabelsReply
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest, check_sketch
-from fedapp.trees.boosted.claims import Claims, Doubles
-from fedapp.trees.boosted.rounds import Boosting
 from fedapp.trees.objective import is_regression, n_outputs
+from fedapp.trees.rounds import Boosting, Doubles, HistogramChecks
 from fedapp.trees.sets import category_counts
 from strategies.horizontal import CommonTable
 from strategies.scoring import ask_to_score
@@ -55,7 +54,7 @@ class PlainSums:
         self._settings, self._own, self._warn, self._bins = settings, own, warn, own.bins
         self.places: dict[str, Ints] = {}  # global bin of each bin of a reply, by party
         self.weights: dict[str, Doubles] = {}  # of a party's bins and all its rows, see ``Claims``
-        self._claims: dict[str, Claims] = {}
+        self._claims: dict[str, HistogramChecks] = {}
 
     def begin(
         self, parties: Parties[HelloReply], table: CommonTable, terms: Mapping[str, Any]
@@ -120,7 +119,7 @@ class PlainSums:
             check(party, reply)
             if party not in self._claims:
                 bins = self.places[party], self.weights[party], parties[party].merges_bins
-                self._claims[party] = Claims(boosting.cuts, *bins, loss)
+                self._claims[party] = HistogramChecks(boosting.cuts, *bins, loss)
             with as_protocol_error(party, "GrowReply", "histograms"):
                 self._claims[party].check(request, reply, boosting.routes, boosting.route_sets)
 

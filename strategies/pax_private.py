@@ -1,6 +1,6 @@
 """PAX with differential privacy: sums over all parties, to which each has added noise.
 
-Source: Maddock et al. 2022 (arXiv:2210.02910); see ``fedapp.trees.boosted.drawn`` for the trees and
+Source: Maddock et al. 2022 (arXiv:2210.02910); see ``fedapp.trees.rounds`` for the trees and
 ``fedapp.crypto.budget`` for what is released about a row. A tree takes one exchange: its structure
 is drawn, and its leaves are summed. With ``privacy.trees=greedy`` it takes one more a level (see
 ``strategies.pax_greedy``).
@@ -41,13 +41,16 @@ from fedapp.messages.secure import EVERYONE
 from fedapp.metrics import Statistics, statistics
 from fedapp.metrics.adders import read_sums
 from fedapp.metrics.noised import ClippedNumbers, plausible
-from fedapp.trees.base_score import base_margin
-from fedapp.trees.boosted.drawn import CYCLIC, Kind, draw_trees, weighed
-from fedapp.trees.boosted.rounds import Boosting, n_leaves
-from fedapp.trees.model import LEAF
-from fedapp.trees.objective import LossParameters, is_regression, n_outputs
-from fedapp.trees.packed import pack_trees
-from fedapp.trees.row_bounds import RowBounds, row_bounds
+from fedapp.trees.model import LEAF, pack_trees
+from fedapp.trees.objective import (
+    LossParameters,
+    RowBounds,
+    base_margin,
+    is_regression,
+    n_outputs,
+    row_bounds,
+)
+from fedapp.trees.rounds import CYCLIC, Boosting, Kind, draw_trees, n_leaves, with_leaf_weights
 from fedapp.trees.sets import category_counts
 from strategies.horizontal import CommonTable
 from strategies.pax_greedy import LEAST_SIDE, SPLIT_BINS, grow_greedily, side_deviation
@@ -214,7 +217,7 @@ class NoisedSums:
         request = PrivateTreesRequest(**fields)
         (sums,) = yield from MaskedSums().ask(parties, request, (n_leaves(grown.trees), 2))
         boosting.add(
-            weighed(
+            with_leaf_weights(
                 grown,
                 from_fixed(sums, exponents),
                 settings.eta,

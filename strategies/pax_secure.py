@@ -25,8 +25,8 @@ from fedapp.messages.hello import HelloReply
 from fedapp.messages.labels import LabelsReply
 from fedapp.messages.pax import CountRequest, GrowReply, GrowRequest, GrowSumsRequest, OpenRequest
 from fedapp.messages.secure import EVERYONE
-from fedapp.trees.boosted.rounds import Boosting
 from fedapp.trees.objective import LossParameters, gradient_exponents
+from fedapp.trees.rounds import Boosting
 from fedapp.trees.sets import category_counts
 from strategies.horizontal import CommonTable
 from strategies.pax_plain import PaxSettings

@@ -19,11 +19,10 @@ from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secure import EVERYONE
-from fedapp.trees.boosted.rounds import n_leaves
-from fedapp.trees.boosted.xgboost_json import to_xgboost_json
-from fedapp.trees.model import Ensemble, Tree, importance, to_json
+from fedapp.trees.model import Described, Ensemble, Tree, importance, to_json
 from fedapp.trees.objective import AUTO
-from fedapp.trees.text import Described
+from fedapp.trees.rounds import n_leaves
+from fedapp.trees.xgboost import to_xgboost_json
 from strategies.base import Summary
 from strategies.dictionary import joint_kinds
 

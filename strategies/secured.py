@@ -21,8 +21,7 @@ from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresReq
 from fedapp.messages.secure import EVERYONE, LeftReply, LeftRequest
 from fedapp.metrics import is_custom
 from fedapp.metrics.adders import WholeNumbers, read_sums
-from fedapp.trees.custom import CUSTOM
-from fedapp.trees.objective import label_power, n_outputs
+from fedapp.trees.objective import CUSTOM, label_power, n_outputs
 from strategies.secure import MaskedSums, exchange_keys
 
 FEWEST_PRIVATE = 3  # parties: of two, each can subtract its part from the sum

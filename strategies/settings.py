@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Self
 from fedapp.config import Section, Settings, Value, defaults, flatten, load_settings
 from fedapp.errors import ConfigError
 from fedapp.keywords import python_name, settings_of, told_in_python
-from fedapp.trees.custom import CUSTOM
-from fedapp.trees.objective import AUTO, LOSSES, check_held
+from fedapp.trees.objective import AUTO, CUSTOM, LOSSES, check_custom_is_set
 
 # General settings of XGBoost's trees.
 TREE_SETTINGS = frozenset(
@@ -151,7 +150,7 @@ class ReadsSettings:
             got = "a function" if settings.objective == CUSTOM else settings.objective
             raise ConfigError(f"objective {rule}, got {got}")
         try:
-            check_held(settings.objective)
+            check_custom_is_set(settings.objective)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         cls.own_settings(settings)

@@ -19,7 +19,7 @@ from fedapp.messages.parameters import MOST_DEPTH
 from fedapp.messages.parcels import Parcel
 from fedapp.messages.vertical import FinalScores, VerticalHelloReply, VerticalHelloRequest
 from fedapp.metrics import threshold_rows
-from fedapp.trees.divided.lookup import DIVIDED
+from fedapp.trees.divided import DIVIDED
 from fedapp.trees.model import importance_of
 from fedapp.trees.objective import AUTO, Objective
 from strategies.base import TreeStrategy

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from fedapp.config import Settings
-from fedapp.data.categories import Categories
 from fedapp.errors import ConfigError, as_plain, did_you_mean_path
 from fedapp.home import RUNS
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import LossParameters
+from fedapp.trees.sets import Categories
 
 
 @dataclass(frozen=True, slots=True)

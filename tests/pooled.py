@@ -11,7 +11,6 @@ import numpy as np
 import xgboost
 
 from fedapp.config import Settings
-from fedapp.data.categories import chosen, in_secret_order, recoded, side_by_side
 from fedapp.data.datasets import read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.load import load_table
@@ -21,9 +20,9 @@ from fedapp.data.table import Table
 from fedapp.run_folder import RunFolder
 from fedapp.site.columns import common_order, split_common
 from fedapp.site.rows import Holdout
-from fedapp.trees.boosted.from_xgboost import typed_columns
 from fedapp.trees.model import LEAF, Ensemble, load_model
-from fedapp.trees.sets import category_counts
+from fedapp.trees.sets import category_counts, chosen, in_secret_order, recoded, side_by_side
+from fedapp.trees.xgboost import typed_columns
 from simulations.baselines import xgboost_parameters
 from tests.reference import compare_trees
 

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fedapp.trees.boosted.from_xgboost import grow_trees
 from fedapp.trees.model import LEAF, NODE, Tree
 from fedapp.trees.predict import find_leaves
+from fedapp.trees.xgboost import grow_trees
 from simulations.attacks.boxes import Leaves, Rows, dealt, first_counts
 from simulations.attacks.timberstrike import (
     KNOWS,

@@ -19,8 +19,8 @@ from fedapp.errors import ConfigError, PartyError
 from fedapp.run_folder import RunFolder
 from fedapp.site.config import SiteConfig
 from fedapp.site.rows import Holdout, read_subsets
-from fedapp.trees.base_score import base_score, label_sums
 from fedapp.trees.model import Ensemble, load_model
+from fedapp.trees.objective import base_score, label_sums
 from fedapp.trees.predict import predict_margins
 from simulations.baselines import xgboost_parameters
 from simulations.local import run_local, simulated_contexts

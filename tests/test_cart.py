@@ -21,13 +21,18 @@ from hypothesis import strategies as st
 from sklearn import datasets
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from fedapp.data.categories import Categories
 from fedapp.data.datasets import read_source
 from fedapp.trees.forest.cart import NO_RANK, Rules, between, bin_columns, code_columns
-from fedapp.trees.forest.draws import bootstrap_counts, column_keys, n_features
-from fedapp.trees.forest.levels import Rows, draw_columns, search
+from fedapp.trees.forest.levels import (
+    Rows,
+    bootstrap_counts,
+    column_keys,
+    draw_columns,
+    n_features,
+    search,
+)
 from fedapp.trees.forest.model import BaggedForest, from_json, grow, leaf_values, to_json
-from fedapp.trees.sets import category_counts
+from fedapp.trees.sets import Categories, category_counts
 
 SEEDS = range(6)
 EXACT = 65535

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedapp.data.categories import chosen, joint_categories, recoded, side_by_side
 from fedapp.errors import DataError
+from fedapp.trees.sets import chosen, joint_categories, recoded, side_by_side
 
 NAN = np.nan
 

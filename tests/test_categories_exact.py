@@ -16,10 +16,10 @@ from fedapp.data.table import Table
 from fedapp.run_folder import RunFolder
 from fedapp.site.config import SiteConfig
 from fedapp.site.rows import Holdout, read_subsets
-from fedapp.trees.boosted.from_xgboost import typed_columns
 from fedapp.trees.model import LEAF, Ensemble, load_model
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import category_counts
+from fedapp.trees.xgboost import typed_columns
 from simulations.baselines import xgboost_parameters
 from simulations.local import run_local
 from tests.reference import compare_trees

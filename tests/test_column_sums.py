@@ -16,11 +16,18 @@ from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.sums import Terms, pack_terms, read_terms
 from fedapp.crypto.workers import Workers
 from fedapp.trees.forest.cart import NO_RANK, Rules, bin_columns, code_columns
-from fedapp.trees.forest.column_sums import NodeTotals, choose_cuts
-from fedapp.trees.forest.draws import bootstrap_counts
-from fedapp.trees.forest.label_codes import RowFields, exact_products, exact_weights, number_codes
-from fedapp.trees.forest.levels import Rows, columns_of, inside_of, search
-from fedapp.trees.forest.listing import Listing, list_columns
+from fedapp.trees.forest.encrypted import Listing, NodeTotals, best_cuts, list_columns
+from fedapp.trees.forest.levels import (
+    RowFields,
+    Rows,
+    bootstrap_counts,
+    columns_of,
+    exact_products,
+    exact_weights,
+    inside_of,
+    number_codes,
+    search,
+)
 
 N_ROWS, N_COLUMNS, N_NODES = 90, 5, 4
 
@@ -79,7 +86,7 @@ def test_cuts_by_sums_are_those_by_rows(
     totals = NodeTotals.of(fields, rows.targets, counts, inside, (4, min_leaf))
     if len(sums):
         np.testing.assert_array_equal(listing.per_column(sums), totals.totals[listing.nodes])
-    by_sums = choose_cuts(listing, sums, totals, fields.units, rules)
+    by_sums = best_cuts(listing, sums, totals, fields.units, rules)
 
     np.testing.assert_array_equal(by_sums.improvements, by_rows.improvements)
     np.testing.assert_array_equal(by_sums.ranks, by_rows.ranks)

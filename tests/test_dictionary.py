@@ -14,7 +14,6 @@ import xgboost
 
 from clients.hello import look
 from fedapp.conversation import Checkpoint
-from fedapp.data.categories import Categories
 from fedapp.errors import DataError, PartyError, ProtocolError
 from fedapp.messages.dictionary import (
     MOST_LETTERS,
@@ -26,6 +25,7 @@ from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
 from fedapp.site.config import site_config
+from fedapp.trees.sets import Categories
 from simulations.local import run_local
 from strategies.dictionary import alike_names, joint_dictionary
 from strategies.horizontal import common_table

@@ -23,8 +23,7 @@ from fedapp.home import home
 from fedapp.messages import eini
 from fedapp.site import mail
 from fedapp.site.answer import Site
-from fedapp.trees.divided.candidates import candidates, skeleton
-from fedapp.trees.divided.lookup import Lookup
+from fedapp.trees.divided import Lookup, candidates, skeleton
 from fedapp.trees.model import check_trees
 from fedapp.wire.codec import from_records
 from fedapp.wire.content import enclosed

@@ -21,8 +21,7 @@ from fedapp.report.page import write_report
 from fedapp.run_folder import RunFolder
 from fedapp.site.config import SiteConfig
 from fedapp.site.policy import check_policy
-from fedapp.trees.divided.lookup import model_of
-from fedapp.trees.divided.paths import open_splits, path_to
+from fedapp.trees.divided import model_of, open_splits, path_to
 from fedapp.trees.model import load_model
 from simulations.local import run_local
 from strategies.eini import Eini

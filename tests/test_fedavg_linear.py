@@ -18,7 +18,11 @@ from fedapp.data.datasets import read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, PartyError, ProtocolError
-from fedapp.linear import (
+from fedapp.messages.fedavg_linear import MomentsReply, check_moments
+from fedapp.predict import predict_table
+from fedapp.run_folder import RunFolder
+from fedapp.site.rows import Holdout, share_rows
+from fedapp.trees.linear import (
     LinearModel,
     Moments,
     linear_from_json,
@@ -26,12 +30,8 @@ from fedapp.linear import (
     predict_linear,
     standardised,
 )
-from fedapp.messages.fedavg_linear import MomentsReply, check_moments
-from fedapp.predict import predict_table
-from fedapp.run_folder import RunFolder
-from fedapp.site.rows import Holdout, share_rows
+from fedapp.trees.model import model_text
 from fedapp.trees.objective import transform
-from fedapp.trees.text import model_text
 from simulations.local import run_local, simulated_contexts
 from strategies.fedavg_linear import FedAvgLinear
 from tests.network import die, fails_from, resumed, run

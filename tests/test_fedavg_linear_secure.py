@@ -13,7 +13,6 @@ import pytest
 from fedapp.config import Settings
 from fedapp.crypto.pairwise import total
 from fedapp.errors import ConfigError, FedappError, PartyError, ProtocolError
-from fedapp.linear import LinearModel, linear_from_json
 from fedapp.messages import fedavg_linear, greet, hello, secure
 from fedapp.messages.fedavg_linear import (
     AverageSumsRequest,
@@ -23,7 +22,8 @@ from fedapp.messages.fedavg_linear import (
 )
 from fedapp.run_folder import RunFolder
 from fedapp.site.config import site_config
-from fedapp.trees.text import model_text
+from fedapp.trees.linear import LinearModel, linear_from_json
+from fedapp.trees.model import model_text
 from simulations.local import run_local, simulated_contexts
 from strategies.fedavg_linear import FedAvgLinear
 from tests.conftest import MakeSettings, Simulate, WriteTable
@@ -305,7 +305,7 @@ def test_sites_with_tables_of_their_own_train(made: MakeRun, three: Callable[...
 def test_a_model_beyond_what_holds_for_all_is_refused(
     made: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedapp.linear_sums.MODEL_POWER", -5)
+    monkeypatch.setattr("fedapp.trees.linear.MODEL_POWER", -5)
     rule = r"every weight of the model must be <= 0\.03125 in size, got a larger one; a smaller fed"
     with pytest.raises(PartyError, match=rule):
         run_local(made())

@@ -22,7 +22,7 @@ from fedapp.messages import federated_forest as messages
 from fedapp.messages.parcels import SentReply
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
-from fedapp.trees.forest.label_codes import class_codes, number_codes
+from fedapp.trees.forest.levels import class_codes, number_codes
 from fedapp.trees.forest.model import from_json, to_json
 from simulations.local import run_local, simulated_contexts
 from strategies.federated_forest import FederatedForest

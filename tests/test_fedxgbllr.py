@@ -25,9 +25,8 @@ from fedapp.report.page import write_report
 from fedapp.run_folder import RunFolder
 from fedapp.site.rows import Holdout, share_rows
 from fedapp.site.store import RAW
-from fedapp.trees.packed import pack_trees
-from fedapp.trees.stacked.model import StackedModel, from_json
-from fedapp.trees.text import model_text
+from fedapp.trees.model import model_text, pack_trees
+from fedapp.trees.stacked import StackedModel, from_json
 from simulations.local import run_local
 from strategies.horizontal import untrained_by_class
 from tests.network import die, fails_from, resumed, run

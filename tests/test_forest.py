@@ -12,10 +12,19 @@ import xgboost
 
 from fedapp.errors import ProtocolError
 from fedapp.messages.bagging import BagReply
-from fedapp.trees.boosted.from_xgboost import trees_from_xgboost
-from fedapp.trees.model import LEAF, NODE, Ensemble, Tree, check_trees, scaled
-from fedapp.trees.packed import EXPLAINED, pack_trees, unpack_trees
+from fedapp.trees.model import (
+    EXPLAINED,
+    LEAF,
+    NODE,
+    Ensemble,
+    Tree,
+    check_trees,
+    pack_trees,
+    scaled,
+    unpack_trees,
+)
 from fedapp.trees.predict import add_trees
+from fedapp.trees.xgboost import trees_from_xgboost
 from strategies.local_boosting import check_report
 from tests.reference import compare_trees
 

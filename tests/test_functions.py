@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import fedapp
 from fedapp.cli import cli
 from fedapp.errors import FedappError
-from fedapp.trees import custom
+from fedapp.trees import objective
 from fedapp.trees.model import LEAF
 from simulations.local import run_local
 from tests.conftest import MakeSettings
@@ -206,17 +206,17 @@ def test_functions_are_refused_where_they_cannot_be_called(
 def test_what_a_function_returns_is_checked(rows: Any, given: dict[str, Any], told: str) -> None:
     with pytest.raises(FedappError, match=told):
         train("pax", rows, **{"objective": "reg:logistic", "base_margin": "", **given})
-    assert not custom.holds_objective()
-    assert not custom.holds_metric()
+    assert not objective.has_objective()
+    assert not objective.has_metric()
 
 
 def test_the_command_knows_no_functions_and_a_second_run_has_to_wait() -> None:
     done = CliRunner().invoke(cli, ["run", "pax", "-c", "objective=custom"])
     assert "a function is never sent" in str(done.exception)
     with (
-        custom.held(custom.Functions(logistic)),
+        objective.functions_in_use(objective.Functions(logistic)),
         pytest.raises(fedapp.ConfigError, match="while another run of this process uses"),
-        custom.held(custom.Functions(logistic)),
+        objective.functions_in_use(objective.Functions(logistic)),
     ):
         pass
 

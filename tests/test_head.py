@@ -16,23 +16,23 @@ from fedapp import metrics
 from fedapp.config import Settings
 from fedapp.data.datasets import read_source
 from fedapp.site.rows import Holdout, share_rows
-from fedapp.trees.base_score import base_margin
-from fedapp.trees.boosted.from_xgboost import trees_from_xgboost
-from fedapp.trees.model import Tree
-from fedapp.trees.objective import n_outputs
-from fedapp.trees.packed import pack_trees, unpack_trees
-from fedapp.trees.stacked.fit import HeadRows, Training, fit_head, forward
-from fedapp.trees.stacked.head import (
+from fedapp.trees.model import Tree, model_text, pack_trees, unpack_trees
+from fedapp.trees.objective import base_margin, n_outputs
+from fedapp.trees.stacked import (
+    HeadRows,
     HeadShape,
+    Training,
+    fit_head,
+    forward,
+    from_json,
     head_margins,
     initial_weights,
     learned_rates,
     split_weights,
+    tree_outputs,
     weights_in_unit,
 )
-from fedapp.trees.stacked.model import from_json
-from fedapp.trees.stacked.outputs import tree_outputs
-from fedapp.trees.text import model_text
+from fedapp.trees.xgboost import trees_from_xgboost
 from simulations.local import run_local
 
 MakeSettings = Callable[..., Settings]

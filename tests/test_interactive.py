@@ -23,7 +23,7 @@ from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
 from fedapp.site.part_file import PART_FILE, write_part
 from fedapp.trees.model import LEAF, load_model
-from fedapp.trees.sides import goes_left
+from fedapp.trees.predict import goes_left
 from simulations.local import run_local
 from strategies.interactive import Interactive
 from tests.forests import joined, part_of

@@ -54,7 +54,7 @@ DEFAULTS = {
     "fedapp/finished.py": ["interactive"] * 3,
     "fedapp/commands/predict.py": ["interactive"],
     "fedapp/serve/divided.py": ["one_round", "interactive"],
-    "fedapp/trees/boosted/drawn.py": ["cyclic"] * 2,  # a way to draw trees
+    "fedapp/trees/rounds.py": ["cyclic"] * 2,  # a way to draw trees
 }
 
 

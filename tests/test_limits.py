@@ -10,8 +10,7 @@ import pytest
 from fedapp.config import load_settings
 from fedapp.errors import ConfigError
 from fedapp.server_app import check_read
-from fedapp.trees.boosted.constraints import interactions_of, monotone_of
-from fedapp.trees.boosted.limits import Limits
+from fedapp.trees.grow import Limits, interactions_of, monotone_of
 from fedapp.trees.model import LEAF, NODE, load_model
 from simulations.local import run_local
 from tests.conftest import MakeSettings

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedapp.errors import DataError
-from fedapp.linear import (
+from fedapp.trees.linear import (
     Descent,
     LinearModel,
     descend,

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedapp.histograms.fixed_point import Bounds, from_parts, power_above, to_parts
-from fedapp.linear import Moments, moments
-from fedapp.linear_sums import (
+from fedapp.trees.linear import (
     LEAST_POWER,
     MODEL_POWER,
+    Moments,
     count_powers,
+    decode_model,
     largest_powers,
-    of_inputs,
-    read_model,
+    moments,
+    per_input,
     read_squares,
     read_values,
     sum_squares,
@@ -38,7 +39,7 @@ def summed(values: Any, weights: Any, categories: Any, splits: list[int]) -> Mom
     is_number = np.array([own is None for own in names])
     parties = list(zip(np.split(values, splits), np.split(weights, splits), strict=True))
     counts = sum(count_powers(*rows, is_number) for rows in parties)
-    powers = of_inputs(largest_powers(np.asarray(counts), is_number), categories)
+    powers = per_input(largest_powers(np.asarray(counts), is_number), categories)
     rest = powers, bounds
     sums = sum(sum_values(*rows, categories, *rest) for rows in parties)
     found, means = read_values(np.asarray(sums), *rest)
@@ -132,7 +133,7 @@ def test_the_mean_of_models_is_weighted_by_rows() -> None:
         whole_model(theta, weight, *rest)  # type: ignore[arg-type]
         for theta, weight in zip(models, weights, strict=True)
     )
-    found = read_model(np.asarray(sums), sum(weights), *rest)  # type: ignore[arg-type]
+    found = decode_model(np.asarray(sums), sum(weights), *rest)  # type: ignore[arg-type]
     shares = [own.sum(dtype=float) for own in rows]
     expected = sum(share * theta for share, theta in zip(shares, models, strict=True)) / sum(shares)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11)

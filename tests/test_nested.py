@@ -17,8 +17,8 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.predict import load_model, parts_of, trained_settings
 from fedapp.site.node_config import parse_node_config
 from fedapp.site.trust import PINNED, pins_in
-from fedapp.trees.divided.lookup import DIVIDED
-from fedapp.trees.text import MOST_BYTES
+from fedapp.trees.divided import DIVIDED
+from fedapp.trees.model import MOST_BYTES
 
 DEEP = 20_000
 NESTED = {

@@ -20,7 +20,7 @@ from fedapp.messages import one_round as messages
 from fedapp.run_folder import RunFolder
 from fedapp.site.part_file import PART_FILE
 from fedapp.site.store import Store
-from fedapp.trees.divided.leaf_sets import compress, decompress, leaves_of, walk
+from fedapp.trees.divided import compress, decompress, leaves_of, reachable_leaves
 from simulations.local import run_local
 from strategies.one_round import OneRound
 from tests.forests import joined
@@ -220,7 +220,7 @@ def test_a_rows_leaf_is_the_one_that_all_parties_leave_open(
     found = None
     for party in range(n_parties):
         own = {node: np.packbits(sides[node]) for node in range(3) if owners[node] == party}
-        sets = walk(LEFTS, own, n_rows)
+        sets = reachable_leaves(LEFTS, own, n_rows)
         again = decompress(compress(sets), 4, n_rows)
         found = again if found is None else found & again
     assert found is not None
@@ -231,7 +231,7 @@ def test_a_rows_leaf_is_the_one_that_all_parties_leave_open(
 
 
 def test_a_row_in_two_leaves_or_none_is_refused() -> None:
-    sets = walk(LEFTS, {}, 9)
+    sets = reachable_leaves(LEFTS, {}, 9)
     with pytest.raises(ValueError, match="must leave every row in one leaf"):
         leaves_of(sets, LEFTS, 9)
     with pytest.raises(ValueError, match="must leave every row in one leaf"):

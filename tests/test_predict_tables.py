@@ -26,7 +26,7 @@ from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.site.joined import read_joined
 from fedapp.site.likeness import check_range, quantiles, unlike_columns
-from fedapp.trees.divided.lookup import joint_names
+from fedapp.trees.divided import joint_names
 from simulations.contributions import contributions
 from simulations.local import run_local
 from tests.transcript import summary_of

@@ -30,10 +30,9 @@ from fedapp.run_folder import RunFolder
 from fedapp.site import answer, noise
 from fedapp.site.noise import Noise, check_noised, noised
 from fedapp.site.store import NOISE, Store
-from fedapp.trees.boosted.drawn import draw_trees
 from fedapp.trees.model import LEAF, check_trees, load_model
-from fedapp.trees.objective import CUSTOM, LOSSES, PLAIN, n_outputs
-from fedapp.trees.row_bounds import BOUNDED, row_bounds, row_pairs
+from fedapp.trees.objective import BOUNDED, CUSTOM, LOSSES, PLAIN, n_outputs, row_bounds, row_pairs
+from fedapp.trees.rounds import draw_trees
 from simulations.local import run_local, simulated_contexts
 from strategies.pax_private import budget_for
 from strategies.secure import exchange_keys

@@ -23,8 +23,8 @@ from fedapp.site import answer
 from fedapp.site.masks import bounds_of
 from fedapp.site.noise import noised
 from fedapp.site.store import Store
-from fedapp.trees.base_score import alike
 from fedapp.trees.model import LEAF, load_model
+from fedapp.trees.objective import hide_class_shares
 from simulations.local import run_local, simulated_contexts
 from strategies import pax
 from strategies.horizontal import mean_label
@@ -53,7 +53,7 @@ def test_without_noise_splits_are_those_of_all_rows(
     assert summary_of(runs[0])["exchanges"] == 2 + 1 + 4 + 2 * (2 + 1) + 1
     without = {"privacy__epsilon": 0.0, "privacy__clip": 0.0}
     # With noise, classes start alike.
-    monkeypatch.setattr(pax, "mean_label", lambda *given: alike(mean_label(*given)))
+    monkeypatch.setattr(pax, "mean_label", lambda *given: hide_class_shares(mean_label(*given)))
     exact = run_local(made(objective, num_boost_round=2, max_depth=2, **without))
     assert first_splits(runs[0]) == first_splits(exact)
 

@@ -19,11 +19,11 @@ from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError
 from fedapp.metrics import stopping_metric
 from fedapp.run_folder import RunFolder
-from fedapp.trees.boosted.from_xgboost import typed_columns
-from fedapp.trees.boosted.rounds import Sampling
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import predict_margins
+from fedapp.trees.rounds import Sampling
 from fedapp.trees.sets import NO_SET, category_counts
+from fedapp.trees.xgboost import typed_columns
 from simulations.local import run_local
 from strategies.secureboost import SecureBoost
 from tests.claims import claims

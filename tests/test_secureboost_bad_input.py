@@ -13,8 +13,8 @@ from flwr.app import Context
 
 from fedapp.config import Settings
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
-from fedapp.trees.boosted.rounds import Sampling
 from fedapp.trees.model import LEAF, load_model
+from fedapp.trees.rounds import Sampling
 from simulations.local import run_local
 from tests.network import die, resumed, run
 from tests.pooled import made_columns, write_rows

@@ -21,9 +21,8 @@ from fedapp.messages import alignment, secureboost
 from fedapp.messages.parcels import SentReply
 from fedapp.run_folder import RunFolder
 from fedapp.site.mail import HEAD
-from fedapp.trees.base_score import base_margin, base_score
 from fedapp.trees.model import Ensemble, from_json
-from fedapp.trees.objective import gradients
+from fedapp.trees.objective import base_margin, base_score, gradients
 from tests.letters import Opened, letters_sent, parcels_of, raw_of, texts_of, written
 from tests.network import run
 from tests.pooled import Pooled, in_order, write_rows

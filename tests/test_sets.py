@@ -13,14 +13,22 @@ import xgboost
 from fedapp.errors import DataError
 from fedapp.histograms.bins import Cuts, with_categories
 from fedapp.histograms.split import CategoryRules, Penalties
-from fedapp.trees.boosted.from_xgboost import trees_from_xgboost, typed_columns
-from fedapp.trees.boosted.grow import Growth, Shape
-from fedapp.trees.boosted.routes import ROUTE, route_codes, route_values
-from fedapp.trees.model import LEAF, Ensemble, Grown, from_json, in_order, to_json, together
-from fedapp.trees.packed import EXPLAINED, pack_trees, unpack_trees
-from fedapp.trees.predict import find_leaves, predict_margins
+from fedapp.trees.grow import ROUTE, Growth, Shape, route_codes, route_values
+from fedapp.trees.model import (
+    EXPLAINED,
+    LEAF,
+    Ensemble,
+    Grown,
+    concatenated,
+    from_json,
+    ordered_sets,
+    pack_trees,
+    to_json,
+    unpack_trees,
+)
+from fedapp.trees.predict import find_leaves, move_rows, predict_margins, sides_of, slots_of
 from fedapp.trees.sets import NO_SET, CategorySets, sets_of_codes
-from fedapp.trees.sides import moved, sides_of, slots_of
+from fedapp.trees.xgboost import trees_from_xgboost, typed_columns
 from tests.reference import compare_trees
 
 WIDTHS = np.array([0, 3, 11, 0])
@@ -171,14 +179,14 @@ def test_some_of_the_trees_keep_their_own_sets(boosted: Any) -> None:
     shorter = model.first_rounds(2)
     assert len(shorter.sets) == sum(int((tree["set"] != NO_SET).sum()) for tree in model.trees[:2])
     np.testing.assert_array_equal(from_json(to_json(shorter)).trees[1], shorter.trees[1])
-    parts = [in_order(model.trees[start : start + 2], model.sets) for start in (0, 2, 4)]
-    whole = together(parts)
+    parts = [ordered_sets(model.trees[start : start + 2], model.sets) for start in (0, 2, 4)]
+    whole = concatenated(parts)
     assert whole.sets.codes() == model.sets.codes()
     for tree, other in zip(model.trees, whole.trees, strict=True):
         np.testing.assert_array_equal(tree, other)
     later = unpack_trees(pack_trees(model.trees[3:], sets=model.sets), WIDTHS)
-    assert later.sets.codes() == in_order(model.trees[3:], model.sets).sets.codes()
-    assert together([]) == Grown((), together([]).sets)
+    assert later.sets.codes() == ordered_sets(model.trees[3:], model.sets).sets.codes()
+    assert concatenated([]) == Grown((), concatenated([]).sets)
 
 
 def test_all_ways_to_move_rows_agree(boosted: Any) -> None:
@@ -208,7 +216,7 @@ def test_all_ways_to_move_rows_agree(boosted: Any) -> None:
             at["set"],
             model.sets,
         )
-        by_side = moved(by_side, at["left"], slots, np.cumsum(sizes) - sizes, sides)
+        by_side = move_rows(by_side, at["left"], slots, np.cumsum(sizes) - sizes, sides)
         by_value = route_values(by_value, routes, values, model.sets)
     for nodes in (by_value, by_side, by_code):
         np.testing.assert_array_equal(nodes[0], leaves)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedapp.trees.sides import moved, rows_of, sides_of, slots_of
+from fedapp.trees.predict import move_rows, rows_of, sides_of, slots_of
 
 NODES = np.array([[1, 2, 2, 1, 0, 2], [0, 0, 3, 0, 3, 0]], dtype=np.int32)
 VALUES = np.array([[1, 5], [2, np.nan], [3, 5], [np.nan, 6], [5, 7], [6, 8]], dtype=np.float32)
@@ -43,6 +43,6 @@ def test_rows_are_moved_one_split_at_a_time_or_all_at_once() -> None:
             expected[tree, row] = left if goes_left else left + 1
     slots, sizes = slots_of(NODES, trees, split)
     sides = sides_of(VALUES, columns, thresholds, defaults, slots, sizes)
-    found = moved(NODES, lefts, slots, np.cumsum(sizes) - sizes, sides)
+    found = move_rows(NODES, lefts, slots, np.cumsum(sizes) - sizes, sides)
     assert np.array_equal(found, expected)
     assert not np.array_equal(found, NODES)

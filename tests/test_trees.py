@@ -11,12 +11,11 @@ import pytest
 from fedapp.errors import DataError
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.split import CategoryRules, Penalties
-from fedapp.trees.base_score import base_margin
-from fedapp.trees.boosted.grow import Growth, Shape
-from fedapp.trees.boosted.rounds import Sampling
+from fedapp.trees.grow import Growth, Shape
 from fedapp.trees.model import LEAF, NODE, Ensemble, from_json, importance, load_model, to_json
-from fedapp.trees.objective import gradients, transform
+from fedapp.trees.objective import base_margin, gradients, transform
 from fedapp.trees.predict import predict_margins
+from fedapp.trees.rounds import Sampling
 from fedapp.trees.sets import NO_SET
 
 ONE = np.ones(1, np.float32)

@@ -19,8 +19,7 @@ from fedapp.home import home
 from fedapp.messages.pax import InitRequest
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import check_read
-from fedapp.trees.model import load_model, to_json
-from fedapp.trees.packed import pack_trees
+from fedapp.trees.model import load_model, pack_trees, to_json
 from simulations.comparable import check_comparable
 from simulations.local import run_local, simulated_contexts
 from strategies import pax

@@ -29,7 +29,7 @@ from fedapp.messages.fields import Array, Request
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
-from fedapp.trees.divided.candidates import candidates
+from fedapp.trees.divided import candidates
 from fedapp.trees.model import check_trees
 
 Bools = npt.NDArray[np.bool_]

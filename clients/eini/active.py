@@ -26,7 +26,7 @@ from fedapp.messages.fields import Array
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
-from fedapp.trees.divided.candidates import Skeleton, candidates, skeleton
+from fedapp.trees.divided import Skeleton, candidates, skeleton
 from fedapp.trees.model import LEAF
 
 BATCH_BYTES = 2**26

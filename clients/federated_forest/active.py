@@ -37,9 +37,8 @@ from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.part_file import write_part
 from fedapp.site.store import Store
-from fedapp.trees.divided.lookup import joint_names
-from fedapp.trees.forest.label_codes import class_codes, number_codes
-from fedapp.trees.forest.levels import Splits
+from fedapp.trees.divided import joint_names
+from fedapp.trees.forest.levels import Splits, class_codes, number_codes
 from fedapp.trees.forest.model import BaggedForest, branches, leaf_values, to_json
 from fedapp.trees.objective import REGRESSION, check_objective, margins_of, n_outputs
 

@@ -21,12 +21,11 @@ from fedapp.messages.fields import fields_of
 from fedapp.site.answer import Site
 from fedapp.site.mail import Mail
 from fedapp.site.store import Store
-from fedapp.trees.divided.lookup import Lookup
+from fedapp.trees.divided import Lookup
 from fedapp.trees.forest.cart import Bins, Candidates, Rules, bin_columns, code_columns
-from fedapp.trees.forest.draws import row_counts
-from fedapp.trees.forest.levels import Rows, Splits, search
+from fedapp.trees.forest.levels import Rows, Splits, row_counts, search
+from fedapp.trees.predict import Places
 from fedapp.trees.sets import category_counts
-from fedapp.trees.sides import Places
 
 
 def begin(site: Site, request: SetupRequest) -> None:

@@ -37,10 +37,23 @@ from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
 from fedapp.trees.forest.cart import DRAWN, NO_RANK, Ints
-from fedapp.trees.forest.column_sums import Choices, NodeTotals, Sums, choose_cuts
-from fedapp.trees.forest.label_codes import RowFields
-from fedapp.trees.forest.levels import Splits, by_tree, inside_of, number, winners
-from fedapp.trees.forest.listing import Flags, Listing, Places
+from fedapp.trees.forest.encrypted import (
+    Choices,
+    Flags,
+    Listing,
+    NodeTotals,
+    Places,
+    Sums,
+    best_cuts,
+)
+from fedapp.trees.forest.levels import (
+    RowFields,
+    Splits,
+    by_tree,
+    inside_of,
+    number_children,
+    winners,
+)
 from fedapp.trees.sets import sets_of_rows
 
 SPARE_BYTES = 2**24  # of a letter, for all but its ciphertexts, such as a bit per row
@@ -79,7 +92,7 @@ def choose(site: Site, request: SplitRequest, mail: Mail) -> tuple[Splits, Lette
     local, peers = search_level(site, request), list(store.facts["peers"])
     best = winners([local if name == site.name else sums[name][1] for name in peers])
     won = np.flatnonzero(best >= 0)
-    splits, _ = number(trees[won], nodes[won], best[won], np.asarray(store["n_nodes"]))
+    splits, _ = number_children(trees[won], nodes[won], best[won], np.asarray(store["n_nodes"]))
     store.put("chosen", splits)
     make_own(site, splits)
     is_told = len(own_among(site, splits)) and not request.last
@@ -138,7 +151,7 @@ def _read_offers(
         listings = [listing.of_nodes(*span) for span in spans]
         sums = _sums(store, name, ciphertexts, fields, listings, totals)
         choices = [
-            (of_tree, choose_cuts(of_tree, tree_sums, tree_totals, fields.units, rules))
+            (of_tree, best_cuts(of_tree, tree_sums, tree_totals, fields.units, rules))
             for of_tree, tree_sums, tree_totals in zip(listings, sums, totals, strict=True)
         ]
         offers[name] = listing, Choices.joined(choices)

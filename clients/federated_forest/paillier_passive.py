@@ -32,10 +32,10 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.site.phases import phase_of
 from fedapp.site.store import Store
 from fedapp.trees.forest.cart import LOWEST, Bins, Candidates, Ints
+from fedapp.trees.forest.encrypted import Listing, OwnerColumns, list_columns
 from fedapp.trees.forest.levels import by_tree, columns_of, inside_of
-from fedapp.trees.forest.listing import Listing, OwnColumns, list_columns
+from fedapp.trees.predict import Places
 from fedapp.trees.sets import CategorySets
-from fedapp.trees.sides import Places
 
 
 def take_labels(site: Site, mail: Mail) -> None:
@@ -137,7 +137,7 @@ def sum_columns(site: Site, request: SumRequest) -> ColumnSums:
 
 def _list_tree(
     store: Store, tree: int, nodes: Places, n_drawn: Ints
-) -> tuple[Listing, OwnColumns, Terms]:
+) -> tuple[Listing, OwnerColumns, Terms]:
     """Columns to list for the open nodes of one tree, and the terms to sum."""
     n_train, forest = store.facts["n_train"], store.facts["forest"]
     counts, weighted = store["counts"][tree], store["weighted"]

@@ -20,9 +20,9 @@ from fedapp.site.answer import Site
 from fedapp.site.mail import Letters
 from fedapp.site.part_file import part_digest, write_part
 from fedapp.site.store import Store
-from fedapp.trees.divided.lookup import Lookup
+from fedapp.trees.divided import Lookup
 from fedapp.trees.forest.cart import Ints
-from fedapp.trees.forest.levels import Splits, number
+from fedapp.trees.forest.levels import Splits, number_children
 from fedapp.trees.model import LEAF
 
 
@@ -53,7 +53,7 @@ def hand_over(site: Site, request: PartitionRequest) -> tuple[PartitionReply, Le
     """Store the party's part of the model, and drop the rows."""
     store, letter = site.store, own_partition(site)
     last = request.trees, request.nodes, request.owners
-    note_splits(store, *number(*last, np.asarray(store["n_nodes"])))
+    note_splits(store, *number_children(*last, np.asarray(store["n_nodes"])))
     splits, n_nodes = store.record(Splits, "splits"), np.asarray(store["n_nodes"])
     is_local = splits.owners == list(store.facts["peers"]).index(site.name)
     lefts = splits.spread(splits.lefts, n_nodes, LEAF)

@@ -16,11 +16,11 @@ from fedapp.site.answer import Site
 from fedapp.site.bits import sent_bits
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store
-from fedapp.trees.divided.lookup import Lookup
+from fedapp.trees.divided import Lookup
 from fedapp.trees.forest.cart import Candidates, Ints
-from fedapp.trees.forest.levels import Splits, number
+from fedapp.trees.forest.levels import Splits, number_children
+from fedapp.trees.predict import Bits, Places, move_rows, sides_of, slots_of
 from fedapp.trees.sets import sets_of_rows
-from fedapp.trees.sides import Bits, Places, moved, sides_of, slots_of
 
 Told = LevelSplits | Splits
 
@@ -110,7 +110,7 @@ def take_splits(site: Site, level: Told) -> None:
     store = site.store
     check_splits(site, level)
     n_nodes = np.asarray(store["n_nodes"])
-    splits, n_nodes = number(level.trees, level.nodes, level.owners, n_nodes)
+    splits, n_nodes = number_children(level.trees, level.nodes, level.owners, n_nodes)
     slots, sizes = slots_of(store["nodes"], splits.trees, splits.nodes)
     names = list(store.facts["peers"])
     sides, n_known = list[Bits](), 0
@@ -123,7 +123,7 @@ def take_splits(site: Site, level: Told) -> None:
             raise ProtocolError(party, "Partition", "letter", f"must reach {site.name}")
         sides += sent_bits(party, "Partition", "bits", store[f"bits.{party}"], [n_rows])
         n_known += len(sides[-1])
-    store["nodes"] = moved(store["nodes"], splits.lefts, slots, firsts, np.concatenate(sides))
+    store["nodes"] = move_rows(store["nodes"], splits.lefts, slots, firsts, np.concatenate(sides))
     note_splits(store, splits, n_nodes)
 
 

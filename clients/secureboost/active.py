@@ -74,9 +74,16 @@ from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.phases import enter, phase_of
 from fedapp.site.plan import FIRST_ROUND, check_within
-from fedapp.trees.base_score import base_margin, base_score, check_base_margin, label_sums
 from fedapp.trees.model import check_range, stack_trees
-from fedapp.trees.objective import LossParameters, Objective, check_objective
+from fedapp.trees.objective import (
+    LossParameters,
+    Objective,
+    base_margin,
+    base_score,
+    check_base_margin,
+    check_objective,
+    label_sums,
+)
 
 BINS_A_COLUMN = 16  # on average, of most-columns: 26 MB of sums in a node with the usual 100,000
 

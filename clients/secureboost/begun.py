@@ -18,10 +18,10 @@ from fedapp.messages.fields import Array
 from fedapp.messages.secureboost import SetupRequest
 from fedapp.site.answer import MODEL_ID, Site
 from fedapp.site.store import Store
-from fedapp.trees.boosted.rounds import n_leaves
-from fedapp.trees.divided.lookup import Lookup, categories_of
+from fedapp.trees.divided import Lookup, categories_of
 from fedapp.trees.model import Ensemble, stack_trees
 from fedapp.trees.objective import LossParameters, n_outputs
+from fedapp.trees.rounds import n_leaves
 
 INIT_MODEL = "init_model"  # a fact: the model's id
 

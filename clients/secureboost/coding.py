@@ -10,11 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from clients.dictionary import keep_categories, kept_categories
-from fedapp.data.categories import recoded, trained_first
 from fedapp.histograms.bins import Cuts, Ints, with_categories, without_categories
 from fedapp.histograms.sketch import quantile_cuts
 from fedapp.site.store import Store
-from fedapp.trees.sets import category_counts
+from fedapp.trees.sets import category_counts, recoded, trained_first
 
 NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.float32))
 

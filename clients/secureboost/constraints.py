@@ -17,7 +17,7 @@ from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_err
 from fedapp.messages.fields import Array
 from fedapp.messages.secureboost import SetupRequest
 from fedapp.site.answer import Site
-from fedapp.trees.boosted.constraints import (
+from fedapp.trees.grow import (
     check_without_categories,
     constraints_of,
     parse_interactions,

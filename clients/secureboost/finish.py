@@ -12,7 +12,6 @@ from clients.dictionary import kept_categories
 from clients.secureboost.scores import margins_after, scores_of
 from clients.secureboost.view import Ints, View
 from clients.vertical_scores import compare, told_scores
-from fedapp.data.categories import Categories, side_by_side
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.dictionary import read_categories
 from fedapp.messages.fields import Array
@@ -21,9 +20,9 @@ from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.part_file import write_part
 from fedapp.site.store import Store
-from fedapp.trees.divided.lookup import Lookup, joined, joint_names
+from fedapp.trees.divided import Lookup, joint_names, whole_model
 from fedapp.trees.model import Ensemble, importance, split_trees, to_json
-from fedapp.trees.sets import CategorySets, category_counts
+from fedapp.trees.sets import Categories, CategorySets, category_counts, side_by_side
 
 
 def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply, Letters]:
@@ -122,7 +121,7 @@ def _whole(view: View, mail: Mail, model: Ensemble, records: list[Ints]) -> Arra
             raise ProtocolError(party, "Records", "thresholds", rule)
     names = joint_names({party: parts[party][1] for party in order})
     coded = side_by_side((parts[party][2], len(parts[party][1])) for party in order)
-    text = to_json(joined(model, records, owners, lookups, names, coded))
+    text = to_json(whole_model(model, records, owners, lookups, names, coded))
     return np.frombuffer(text.encode(), dtype=np.uint8)
 
 

@@ -53,10 +53,10 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.site.part_file import part_digest, write_part
 from fedapp.site.phases import enter, phase_of
 from fedapp.site.store import Store
-from fedapp.trees.boosted.routes import children_of, each_once_among
-from fedapp.trees.divided.lookup import Lookup
+from fedapp.trees.divided import Lookup
+from fedapp.trees.grow import children_of, each_once_among
+from fedapp.trees.predict import pack_bits
 from fedapp.trees.sets import CategorySets
-from fedapp.trees.sides import pack_bits
 
 
 def setup(site: Site, request: SetupRequest) -> tuple[SentReply, Letters]:

@@ -33,14 +33,12 @@ from fedapp.messages.secureboost import (
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.policy import check_sample_size
-from fedapp.trees.boosted.grow import Growth, Shape
-from fedapp.trees.boosted.purity import last_seen, mean_purity
-from fedapp.trees.boosted.rounds import Sampling, n_leaves
-from fedapp.trees.boosted.routes import Routes
+from fedapp.trees.grow import Growth, Routes, Shape, last_seen, mean_purity
 from fedapp.trees.model import split_trees, stack_trees
 from fedapp.trees.objective import gradients, is_regression
+from fedapp.trees.predict import pack_bits
+from fedapp.trees.rounds import Sampling, n_leaves
 from fedapp.trees.sets import NO_SET, CategorySets
-from fedapp.trees.sides import pack_bits
 
 ROWS_AT_ONCE = 1 << 15  # packed and encrypted; bounds the Python integers in memory
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from fedapp.errors import ProtocolError
 from fedapp.site.bits import sent_bits
 from fedapp.site.store import Store
-from fedapp.trees.divided.lookup import Lookup
+from fedapp.trees.divided import Lookup
+from fedapp.trees.predict import Bits, Ints, Nodes, Places, move_rows, sides_of, slots_of
 from fedapp.trees.sets import CategorySets, set_numbers
-from fedapp.trees.sides import Bits, Ints, Nodes, Places, moved, sides_of, slots_of
 
 Sent = tuple[str, Ints, npt.NDArray[np.uint8]]  # sender, indices of the splits, their bits
 
@@ -68,4 +68,4 @@ def nodes_after(
     if len(sides) != len(sizes):
         raise ProtocolError(sent[0][0], "Partition", "bits_of", "must leave no split out")
     went_left = np.concatenate([np.empty(0, dtype=bool), *(sides[n] for n in range(len(sizes)))])
-    return moved(nodes, lefts, slots, np.cumsum(sizes) - sizes, went_left)
+    return move_rows(nodes, lefts, slots, np.cumsum(sizes) - sizes, went_left)

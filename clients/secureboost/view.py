@@ -14,8 +14,7 @@ from fedapp.crypto.packing import PairLayout, grouped_layouts
 from fedapp.histograms.build import JointColumns
 from fedapp.site.answer import Site
 from fedapp.site.store import Store
-from fedapp.trees.boosted.grow import Growth, Shape
-from fedapp.trees.boosted.limits import Limits
+from fedapp.trees.grow import Growth, Limits, Shape
 from fedapp.trees.objective import LossParameters, Objective, n_outputs
 
 Ints = npt.NDArray[np.int64]

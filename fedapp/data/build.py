@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedapp.data.categories import as_categories
 from fedapp.data.faults import many_names, mixed_types, no_numbers, not_utf8
 from fedapp.data.notes import (
     Note,
@@ -35,6 +34,7 @@ from fedapp.data.typed import (
     values_of,
 )
 from fedapp.errors import DataError, did_you_mean
+from fedapp.trees.sets import as_categories
 
 MISSING_GROUP = "missing"
 MARKS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "blanks"}

@@ -13,8 +13,14 @@ from fedapp.data.places import is_number, is_number_somehow, quoted
 from fedapp.data.schema import listed
 from fedapp.data.typed import is_nearly_distinct
 from fedapp.errors import DataError
-from fedapp.trees.base_score import check_base_score
-from fedapp.trees.objective import AUTO, LOSSES, REGRESSION, Objective, is_regression
+from fedapp.trees.objective import (
+    AUTO,
+    LOSSES,
+    REGRESSION,
+    Objective,
+    check_base_score,
+    is_regression,
+)
 
 Labels = npt.NDArray[np.float64] | npt.NDArray[np.str_]
 

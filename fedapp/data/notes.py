@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.categories import Categories, names_of
 from fedapp.data.schema import MISSING_ELSEWHERE, first, listed
 from fedapp.errors import LONGEST, WITHHELD, as_plain
+from fedapp.trees.sets import Categories, names_of
 
 if TYPE_CHECKING:
     from fedapp.data.table import Table

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from fedapp import metrics
 from fedapp.data.build import build_table, is_unlabelled, notes_on_file
-from fedapp.data.categories import Categories, chosen, recoded
 from fedapp.data.datasets import dataset_names, read_source
 from fedapp.data.labels import class_ids, label_texts
 from fedapp.data.load import read_frame, text_file
@@ -23,6 +22,7 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import open_private
 from fedapp.trees.objective import Objective, margins_of
+from fedapp.trees.sets import Categories, chosen, recoded
 
 Array = npt.NDArray[Any]
 SUFFIXES = (".csv", ".parquet")

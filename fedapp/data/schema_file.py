@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from fedapp.data.categories import MOST_CATEGORIES
 from fedapp.data.schema import Declared, Reader, Roles
 from fedapp.errors import ConfigError
 from fedapp.home import read_toml
+from fedapp.trees.sets import MOST_CATEGORIES
 
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "blank": " "}
 RULES = {

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.categories import Categories, chosen
 from fedapp.data.notes import Note
+from fedapp.trees.sets import Categories, chosen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +25,7 @@ class Table:
     groups: npt.NDArray[np.str_] | None = None  # (n_rows,): the column of a natural partition
     # warnings about the whole table, also if these are some of its rows
     notes: tuple[Note, ...] = ()
-    categories: Categories = ()  # of each column, see ``fedapp.data.categories``
+    categories: Categories = ()  # of each column, see ``fedapp.trees.sets``
     # columns whose categories come from a schema, not from the rows
     given: frozenset[str] = frozenset()
     base_margins: npt.NDArray[np.float32] | None = None  # (n_rows,): initial margins

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedapp.data.categories import MOST_CATEGORIES, Categories
 from fedapp.errors import as_protocol_error
 from fedapp.messages.fields import Array, Form, Range
+from fedapp.trees.sets import MOST_CATEGORIES, Categories
 
 NUMBERS = -1  # in place of a number of categories
 MOST_NAMES = 2**20  # of all columns together

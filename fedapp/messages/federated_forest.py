@@ -22,7 +22,7 @@ Reveals, with ``labels=encoded``:
   ``approve=ask``) reveal fewer. A site refuses trees that draw or leave out fewer rows than its
   ``min-rows``.
 - A passive party learns codes of the labels of the training rows: which rows share a class (so two
-  classes up to a swap), or numbers up to an affine map (``fedapp.trees.forest.label_codes``). With
+  classes up to a swap), or numbers up to an affine map (``fedapp.trees.forest.levels``). With
   sample weights it learns these too, and with ``min-impurity-decrease`` above 0 the scale of the
   numbers.
 - A passive party learns which rows each tree draws, the structure of the trees, who made each split
@@ -256,7 +256,7 @@ class EncryptedLabels(Letter):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnSums(Letter):
-    """Passive to active: sums of the open nodes; see ``fedapp.trees.forest.listing.Listing``."""
+    """Passive to active: sums of the open nodes; see ``fedapp.trees.forest.encrypted.Listing``."""
 
     level: Annotated[int, Range(0, 1000)]
     ranks: Annotated[Array, Form("int64", "n_open", low=0)]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fedapp.data.categories import MOST_CATEGORIES
 from fedapp.messages.fields import Array, Form, Range, SiteLimit, fields_of
+from fedapp.trees.sets import MOST_CATEGORIES
 
 MOST_DEPTH = 15
 MOST_NODES = 2 ** (MOST_DEPTH + 1)  # of a tree

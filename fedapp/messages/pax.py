@@ -32,7 +32,7 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
 - A server that breaks the rules and keeps the gradients constant, by trees whose leaves are 0, may
   solve for the rows from sums over many draws, with many times more rounds than rows.
 - The server compares a party's sums with its sketch and with each other (see
-  ``fedapp.trees.boosted.claims``), and excludes a party that sends sums that no such rows have.
+  ``fedapp.trees.rounds``), and excludes a party that sends sums that no such rows have.
   Sums of other rows within the same weights pass, as of flipped labels, and may ruin the model.
 - A party learns the trees as they grow, and of the other parties only what the trees contain. With
   ``init-model`` it also learns the trees of that model, without gains and hessians, whichever party

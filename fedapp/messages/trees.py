@@ -1,4 +1,4 @@
-"""Trees in a message, in the layout of ``fedapp.trees.packed``.
+"""Trees in a message, in the layout of ``fedapp.trees.model``.
 
 6 bytes a node and 5 a split, and one bit a category where a split is by categories.
 

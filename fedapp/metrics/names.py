@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedapp.trees.custom import CUSTOM, holds_metric
-from fedapp.trees.objective import AUTO, LOSSES, REGRESSION, check_objective, is_regression
+from fedapp.trees.objective import (
+    AUTO,
+    CUSTOM,
+    LOSSES,
+    REGRESSION,
+    check_objective,
+    has_metric,
+    is_regression,
+)
 
 _OF_NUMBERS = ("rmse", "mae", "r2")
 NAMES = {  # the default score of a run comes first
@@ -114,7 +121,7 @@ def check_metrics(objective: str, names: Sequence[str]) -> None:
         if is_custom(name):
             if objective == "multi:softprob":
                 raise ValueError(f"eval-metric must be a name for {objective}, got a function")
-            if not holds_metric():
+            if not has_metric():
                 raise ValueError(
                     "eval-metric must be a name where no function is given: a function is never "
                     "sent, and fedapp.run(..., eval_metric=function) runs it by the local engine, "

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedapp.metrics.adders import Adder
 from fedapp.metrics.names import NAMES, WITH_POWER, is_custom
-from fedapp.trees.custom import custom_sum
+from fedapp.trees.objective import custom_sum
 
 Array = NDArray[np.float64]
 

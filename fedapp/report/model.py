@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.linear import KIND as LINEAR
-from fedapp.linear import linear_from_json
 from fedapp.metrics import AT_THRESHOLD
 from fedapp.report import curve_plots, plots
 from fedapp.report.markup import Name, Strong, arrow, escaped, figures, folded, quiet, table, titled
@@ -22,8 +20,10 @@ from fedapp.report.summary import (
     scores_by_party,
 )
 from fedapp.report.tree import first_tree, tree_html
-from fedapp.trees.divided.lookup import DIVIDED
-from fedapp.trees.text import kind_of
+from fedapp.trees.divided import DIVIDED
+from fedapp.trees.linear import KIND as LINEAR
+from fedapp.trees.linear import linear_from_json
+from fedapp.trees.model import kind_of
 
 Fields = Mapping[str, Any]
 

@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.data.categories import Categories, names_of
 from fedapp.report.canvas import plain
 from fedapp.report.markup import escaped
+from fedapp.trees import stacked
 from fedapp.trees.forest import model as bagged
 from fedapp.trees.model import KIND as BOOSTED
-from fedapp.trees.model import LEAF, NODE, Tree, from_json
+from fedapp.trees.model import LEAF, NODE, Tree, from_json, kind_of
 from fedapp.trees.objective import LOG, LOGIT, LOSSES
-from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets
-from fedapp.trees.stacked import model as stacked
-from fedapp.trees.text import kind_of
+from fedapp.trees.sets import NO_SET, NO_SETS, Categories, CategorySets, names_of
 
 DEEPEST = 4  # levels below the root that are drawn
 _LONGEST_NAME = 18

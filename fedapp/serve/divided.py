@@ -38,7 +38,7 @@ from fedapp.site.part_file import read_part
 from fedapp.site.store import Store
 from fedapp.site.stores import LiveStores, locked
 from fedapp.together import settings_to_predict
-from fedapp.trees.divided.lookup import categories_of, model_of
+from fedapp.trees.divided import categories_of, model_of
 from fedapp.trees.forest.model import BaggedForest
 
 FOREST, BOOSTED = "one-round", "interactive"  # default inference

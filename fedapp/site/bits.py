@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Array
-from fedapp.trees.sides import Bits, unpack_bits
+from fedapp.trees.predict import Bits, unpack_bits
 
 
 def sent_bits(

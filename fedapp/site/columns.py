@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.categories import Categories, chosen, in_secret_order
 from fedapp.data.load import column_names
 from fedapp.data.partition import SUBSETS, Holdout, Split, partition_columns
 from fedapp.data.predictions import columns_of_frame, in_codes_of, read_columns_of
@@ -20,6 +19,7 @@ from fedapp.data.table import Table
 from fedapp.errors import DataError
 from fedapp.site.config import SiteConfig
 from fedapp.site.rows import read_once, read_table
+from fedapp.trees.sets import Categories, chosen, in_secret_order
 
 Rows = npt.NDArray[np.int64]
 ORDER_BYTES = 16

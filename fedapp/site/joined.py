@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fedapp.data.categories import Categories, as_categories, chosen, entries_of
 from fedapp.data.datasets import dataset_names, read_source
 from fedapp.data.load import column_names
 from fedapp.data.predictions import read_columns_of
@@ -18,6 +17,7 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.site.columns import row_ids
 from fedapp.site.config import SiteConfig
+from fedapp.trees.sets import Categories, as_categories, chosen, entries_of
 
 
 def read_joined(

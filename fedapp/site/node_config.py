@@ -15,7 +15,7 @@ from fedapp.data.schema import Reader
 from fedapp.data.schema_file import Schema, check_encoding, read_schema
 from fedapp.errors import ConfigError
 from fedapp.home import read_toml
-from fedapp.trees.boosted.constraints import parse_interactions, parse_monotone
+from fedapp.trees.grow import parse_interactions, parse_monotone
 
 Value = bool | int | float | str
 PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")  # as in Flower

@@ -11,8 +11,8 @@ from typing import Any
 
 from fedapp.errors import DataError
 from fedapp.home import PRIVATE, write_atomically
-from fedapp.trees.divided.lookup import FORMAT
-from fedapp.trees.text import UNREADABLE
+from fedapp.trees.divided import PART_FORMAT
+from fedapp.trees.model import UNREADABLE
 
 PART_FILE = "part.json"
 SALT_BYTES = CHECK_BYTES = 16
@@ -43,8 +43,8 @@ def read_part(folder: Path) -> dict[str, Any]:
     if not is_whole:
         rule = "model's part must be as fedapp wrote it, got a file that was changed or is older"
         raise DataError(f"{rule}: restore {PART_FILE}, or train the model again")
-    if document.get("format") != FORMAT:
-        raise DataError(f"model must be of format {FORMAT}, got {document.get('format')!r}")
+    if document.get("format") != PART_FORMAT:
+        raise DataError(f"model must be of format {PART_FORMAT}, got {document.get('format')!r}")
     return document
 
 

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.categories import Categories
-from fedapp.errors import DivergedError
-from fedapp.trees.base_score import base_margin, check_base_score, read_base_score
-from fedapp.trees.objective import PLAIN, LossParameters, Objective, exact_predictions, n_outputs
-from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, Ints, category_counts, sets_of_codes
-from fedapp.trees.text import (
-    Opening,
-    exact,
-    model_text,
-    read_categories,
-    read_model,
-    write_model,
-    written_categories,
+from fedapp.errors import DataError, DivergedError, as_plain
+from fedapp.trees.objective import (
+    PLAIN,
+    LossParameters,
+    Objective,
+    base_margin,
+    check_base_score,
+    check_classes,
+    exact_predictions,
+    n_outputs,
+    read_base_score,
+)
+from fedapp.trees.sets import (
+    NO_SET,
+    NO_SETS,
+    Categories,
+    CategorySets,
+    Ints,
+    category_counts,
+    sets_of_codes,
 )
 
 KIND = ""  # the text of a boosted model has no kind
@@ -135,7 +144,7 @@ class Ensemble:
 
     def first_rounds(self, n_rounds: int) -> Ensemble:
         """The model as it was after ``n_rounds`` boosting rounds."""
-        return self.with_trees(in_order(self.trees[: n_rounds * self.n_outputs], self.sets))
+        return self.with_trees(ordered_sets(self.trees[: n_rounds * self.n_outputs], self.sets))
 
     def with_trees(self, grown: Grown) -> Ensemble:
         """The model with other trees."""
@@ -186,7 +195,7 @@ def split_trees(nodes: Tree, offsets: npt.NDArray[np.int64]) -> tuple[Tree, ...]
     return tuple(nodes[a:b] for a, b in pairwise(offsets))
 
 
-def in_order(trees: Sequence[Tree], sets: CategorySets, kind: np.dtype[Any] = NODE) -> Grown:
+def ordered_sets(trees: Sequence[Tree], sets: CategorySets, kind: np.dtype[Any] = NODE) -> Grown:
     """The trees with only the sets that they use, in the order of their splits."""
     if not len(sets):
         return Grown(tuple(trees))
@@ -197,7 +206,7 @@ def in_order(trees: Sequence[Tree], sets: CategorySets, kind: np.dtype[Any] = NO
     return Grown(split_trees(nodes, offsets), used_sets)
 
 
-def together(parts: Iterable[Grown]) -> Grown:
+def concatenated(parts: Iterable[Grown]) -> Grown:
     """Trees of several parts, one part after the other."""
     trees: list[Tree] = []
     sets = NO_SETS
@@ -293,11 +302,11 @@ def to_json(model: Ensemble) -> str:
 def from_json(text: str) -> Ensemble:
     """Read a model that ``to_json`` wrote; raises DataError for any other text."""
 
-    def build(header: Opening, document: dict[str, Any]) -> Ensemble:
+    def build(header: ModelHeader, document: dict[str, Any]) -> Ensemble:
         categories = read_categories(document, len(header.columns))
         raw_trees = [read_tree(tree, len(header.columns), NODE) for tree in document["trees"]]
         widths = category_counts(categories, len(header.columns))
-        trees, sets = with_sets(raw_trees, document.get("sets", []), widths)
+        trees, sets = trees_with_sets(raw_trees, document.get("sets", []), widths)
         width = n_outputs(header.objective, len(header.classes))
         if len(trees) % width:
             raise ValueError("trees must be one for every output")
@@ -313,7 +322,7 @@ def from_json(text: str) -> Ensemble:
     return read_model(text, KIND, build)
 
 
-def with_sets(
+def trees_with_sets(
     trees: Sequence[Tree],
     codes: Sequence[Sequence[int]],
     widths: Ints,
@@ -344,3 +353,201 @@ def read_tree(
 def load_model(path: Path) -> Ensemble:
     """Read a boosted model's ``model.json``; raises DataError for a missing or other file."""
     return from_json(model_text(path))
+
+
+# The text format of models of any kind.
+
+FORMAT = 1
+# Half the size of the largest message. Parsed, the file takes about ten times the memory.
+MOST_BYTES = 2**30
+_BEGINS = re.compile(r'\{"format":\d+,"kind":"([^"]*)"')
+M = TypeVar("M")
+# Raised for JSON of an unexpected form, or nested too deeply.
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+class Described(Protocol):
+    """A model of any kind."""
+
+    @property
+    def objective(self) -> Objective: ...
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+
+class ModelHeader(NamedTuple):
+    """The fields that every kind of model begins with."""
+
+    objective: Objective
+    columns: tuple[str, ...]
+    classes: tuple[str, ...]
+
+
+def write_model(
+    kind: str,
+    model: Described,
+    content: Mapping[str, Any],
+    base_score: npt.NDArray[np.float32] | None = None,
+    ensure_ascii: bool = True,
+) -> str:
+    """The model as text; deterministic.
+
+    ``kind`` is empty for a boosted model; floats in ``content`` come from ``exact``. A base score
+    of one output is written as a number, else as a list.
+    """
+    scores = [] if base_score is None else [exact(score) for score in base_score]
+    document = {
+        "format": FORMAT,
+        **({"kind": kind} if kind else {}),
+        "objective": model.objective,
+        **({"base_score": scores[0] if len(scores) == 1 else scores} if scores else {}),
+        "columns": list(model.columns),
+        "classes": list(model.classes),
+        **content,
+    }
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=ensure_ascii) + "\n"
+
+
+def read_model(text: str, kind: str, build: Callable[[ModelHeader, dict[str, Any]], M]) -> M:
+    """Undo ``write_model`` by ``build(header, document)``; DataError for any other text."""
+    try:
+        document = json.loads(text)
+        identity = document["format"], document.get("kind", ""), document["objective"]
+        if identity[:2] != (FORMAT, kind) or identity[2] not in get_args(Objective):
+            raise ValueError("format {}, kind {!r}, objective {}".format(*identity))
+        names = (_names(document, key) for key in ("columns", "classes"))
+        header = ModelHeader(cast(Objective, identity[2]), *names)
+        check_classes(header.objective, len(header.classes))
+        return build(header, document)
+    except UNREADABLE as error:
+        got = as_plain(repr(error))
+        raise DataError(f"model must be JSON of fedapp's format {FORMAT}, got {got}") from error
+
+
+def _names(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """A list of texts."""
+    names = document[key]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{key} must be a list of texts")
+    return tuple(names)
+
+
+def written_categories(categories: Categories, sets: CategorySets) -> dict[str, Any]:
+    """JSON fields for categories: names by column, and the codes each split sends right."""
+    if not categories:
+        return {}
+    names = [None if column_names is None else list(column_names) for column_names in categories]
+    return {"categories": names, "sets": sets.codes()}
+
+
+def read_categories(document: Mapping[str, Any], n_columns: int) -> Categories:
+    """Undo ``written_categories``: names by column. Raises ValueError for any other form."""
+    categories = document.get("categories", [])
+    if not isinstance(categories, list) or len(categories) not in {0, n_columns}:
+        raise ValueError(f"categories must be {n_columns}, one a column")
+    for names in (names for names in categories if names is not None):
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError("categories must be lists of texts")
+        if len(set(names)) < len(names):
+            raise ValueError("categories must differ within a column")
+    return tuple(None if names is None else tuple(names) for names in categories)
+
+
+def exact(value: Any) -> Any:
+    """A JSON number that reads back to the same bits."""
+    return float(str(value)) if isinstance(value, np.floating) else value.item()
+
+
+def kind_of(text: str) -> str:
+    """Kind of a model's text, by its beginning."""
+    begins = _BEGINS.match(text)
+    return begins[1] if begins else ""
+
+
+def json_of(text: str) -> dict[str, Any]:
+    """A model's text, parsed; DataError if it is not JSON, or nested too deeply."""
+    try:
+        document: dict[str, Any] = json.loads(text)
+    except UNREADABLE as error:
+        raise DataError(f"model must be JSON, got {as_plain(repr(error))}") from None
+    return document
+
+
+def model_text(path: Path) -> str:
+    """Text of a ``model.json`` of any kind; DataError if it is missing or too large."""
+    if not path.is_file():
+        raise DataError(f"model must be a file, got {path}")
+    if (n_bytes := path.stat().st_size) > MOST_BYTES:
+        raise DataError(f"model must be a file of <= {MOST_BYTES:,} bytes, got {n_bytes:,}: {path}")
+    return path.read_text()
+
+
+# Trees as compact arrays, for messages, stores and stacked models.
+
+Array = npt.NDArray[Any]
+TREES: Mapping[str, type[np.generic]] = {
+    "sizes": np.int32,
+    "lefts": np.uint16,
+    "values": np.float32,
+    "columns": np.int32,
+    "defaults": np.uint8,
+    "sets": np.uint8,
+}
+EXPLAINED = ("gains", "hessians", "weights")
+SPLIT_ARRAYS = ("columns", "defaults", "gains")  # one value per split; all others per node
+MOST_NODES = 2**16  # per tree: a left child fits in 16 bits
+NO_CHILD = 0  # node 0 is the root and nobody's child
+
+
+def pack_trees(
+    trees: Sequence[Tree], explained: Sequence[str] = (), sets: CategorySets = NO_SETS
+) -> dict[str, Array]:
+    """Pack trees of at most 2^16 nodes each; ``explained`` selects arrays of ``EXPLAINED``."""
+    trees, sets = ordered_sets(trees, sets)
+    nodes, offsets = stack_trees(trees)
+    sizes = np.diff(offsets)
+    assert (sizes <= MOST_NODES).all()
+    inner = nodes["left"] != LEAF
+    arrays = {
+        "sizes": sizes,
+        "lefts": np.where(inner, nodes["left"], NO_CHILD),
+        "values": np.where(inner, nodes["threshold"], nodes["value"]),
+        "columns": nodes["column"][inner],
+        "defaults": nodes["default_left"][inner],
+        "sets": sets.bits,
+    }
+    packed = {name: array.astype(TREES[name]) for name, array in arrays.items()}
+    for name in explained:
+        node_values = nodes[name.removesuffix("s")]
+        packed[name] = node_values[inner] if name in SPLIT_ARRAYS else node_values.copy()
+    return packed
+
+
+def unpack_trees(arrays: Mapping[str, Array], widths: Ints) -> Grown:
+    """Unpack trees of a known table; they are checked as by ``check_trees``.
+
+    Missing arrays of ``EXPLAINED`` are read as 0. ``widths`` is the number of categories of each
+    column, 0 for a numeric one. Raises ValueError naming the array and the broken rule.
+    """
+    inner = arrays["lefts"] != NO_CHILD
+    nodes = np.zeros(len(inner), dtype=NODE)
+    present = {name: arrays[name] for name in (*TREES, *EXPLAINED) if name in arrays}
+    for name, array in present.items():
+        wanted = np.count_nonzero(inner) if name in SPLIT_ARRAYS else len(inner)
+        if name not in {"sizes", "sets"} and len(array) != wanted:
+            raise ValueError(f"{name} must be {wanted}, got {len(array)}")
+    offsets = np.concatenate(([0], np.cumsum(arrays["sizes"], dtype=np.int64)))
+    nodes["left"] = np.where(inner, arrays["lefts"].astype(np.int32), LEAF)
+    check_trees(nodes["left"], offsets, arrays["columns"], len(widths))
+    nodes["parent"] = parents_of(nodes["left"], offsets)
+    nodes["column"][inner], nodes["default_left"][inner] = arrays["columns"], arrays["defaults"]
+    nodes["threshold"][inner] = arrays["values"][inner]
+    nodes["value"][~inner] = arrays["values"][~inner]
+    for name in present.keys() & set(EXPLAINED):
+        nodes[name.removesuffix("s")][inner if name in SPLIT_ARRAYS else slice(None)] = present[
+            name
+        ]
+    sets = CategorySets(arrays["sets"], number_sets(nodes, widths))
+    return Grown(split_trees(nodes, offsets), sets)

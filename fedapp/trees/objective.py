@@ -8,16 +8,149 @@ Source: Chen and Guestrin 2016 (arXiv:1603.02754v3), Eq. 2, and XGBoost's docume
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from threading import Lock
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.errors import DivergedError
+from fedapp.errors import ConfigError, DivergedError
 from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
-from fedapp.trees.custom import CUSTOM, custom_pairs, holds_objective
+from fedapp.kernels import frozen, kernel
+
+# Custom objective and metric: functions of the process that runs a simulation.
+
+AnyArray = npt.NDArray[Any]
+# Margins and labels of one party's rows, shape (n_rows,), to gradients and hessians.
+ObjectiveFunction = Callable[[AnyArray, AnyArray], tuple[Any, Any]]
+# Labels and predictions to the metric's mean over rows, or to a name and the mean.
+MetricFunction = Callable[[AnyArray, AnyArray], Any]
+
+CUSTOM: Final = "custom"
+TOLERANCE = 1e-6  # relative, between a mean over rows and the mean of means over parts
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """Custom functions of a run; None where it has a named one."""
+
+    objective: ObjectiveFunction | None = None
+    metric: MetricFunction | None = None
+
+
+_NONE = Functions()
+_active = _NONE
+_lock = Lock()
+
+
+@contextmanager
+def functions_in_use(functions: Functions) -> Iterator[None]:
+    """Use these functions while the block runs; ConfigError if another run uses functions."""
+    global _active
+    if functions == _NONE:
+        yield
+        return
+    if not _lock.acquire(blocking=False):
+        raise ConfigError(
+            "objective and eval-metric must be names while another run of this process uses "
+            "functions, got functions; processes have one such run each"
+        )
+    _active = functions
+    try:
+        yield
+    finally:
+        _active = _NONE
+        _lock.release()
+
+
+def has_objective() -> bool:
+    """Whether this process has a custom objective."""
+    return _active.objective is not None
+
+
+def has_metric() -> bool:
+    """Whether this process has a custom metric."""
+    return _active.metric is not None
+
+
+def metric_name(metric: MetricFunction) -> str:
+    """Name of a custom metric in a run: ``custom@`` and the function's name."""
+    name = getattr(metric, "__name__", type(metric).__name__)
+    return f"{CUSTOM}@{re.sub(r'[^A-Za-z0-9_]', '_', name)[:40]}"
+
+
+def custom_pairs(margins: AnyArray, labels: AnyArray) -> tuple[AnyArray, AnyArray]:
+    """Gradients and hessians of the custom objective, without weights; float32, (n_rows, 1).
+
+    ``margins`` is float32, shape (n_rows, 1), ``labels`` (n_rows,). Raises ConfigError if there is
+    no function, it fails, or it returns anything else.
+    """
+    if _active.objective is None:
+        raise ConfigError("objective must be a function of this process, which has none")
+    try:
+        returned = _active.objective(margins[:, 0].copy(), labels.copy())
+        gradients, hessians = (np.asarray(each, dtype=np.float32) for each in returned)
+    except Exception as error:
+        rule = "objective must return gradients and hessians"
+        raise ConfigError(f"{rule}, got {type(error).__name__}: {error}") from error
+    for name, array in (("gradients", gradients), ("hessians", hessians)):
+        if array.shape != labels.shape:
+            rule = f"must be of shape {labels.shape}, one a row"
+            raise ConfigError(f"{name} of the objective {rule}, got {array.shape}")
+        if not np.isfinite(array).all():
+            raise DivergedError(f"{name} of the objective must be finite, got others")
+    if (hessians < 0).any():
+        raise ConfigError("hessians of the objective must be >= 0, got others")
+    return gradients[:, None], hessians[:, None]
+
+
+def custom_sum(labels: AnyArray, predictions: AnyArray, weights: AnyArray) -> float:
+    """A party's term of the custom metric: the mean over its rows times their weight.
+
+    All arrays are float64, shape (n_rows,). Raises ConfigError if there is no function, it fails,
+    it is not a mean over rows, or weights differ between rows, which it does not receive.
+    """
+    if not len(labels):
+        return 0.0
+    if (weights != weights[0]).any():
+        raise ConfigError(
+            "eval-metric must be a name where rows have weights, got a function, which does not "
+            "receive them"
+        )
+    # A mean over rows must add up over parts, also for predictions shifted to other rows.
+    for shift in (0, len(labels) // 3 + 1):
+        shifted = np.roll(predictions, shift)
+        parts = np.arange(len(labels)) % 3 == 0
+        part_means = [
+            _mean(labels[part], shifted[part]) * part.mean()
+            for part in (parts, ~parts)
+            if part.any()
+        ]
+        whole = _mean(labels, shifted)
+        if not math.isclose(whole, sum(part_means), rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+            raise ConfigError(
+                "eval-metric must be a mean over rows, which parties can add up, got a function "
+                f"whose value for all rows is {whole:g} and by parts of them {sum(part_means):g}"
+            )
+    return _mean(labels, predictions) * float(weights.sum())
+
+
+def _mean(labels: AnyArray, predictions: AnyArray) -> float:
+    """Value of the metric."""
+    if _active.metric is None:
+        raise ConfigError("eval-metric must be a function of this process, which has none")
+    try:
+        returned = _active.metric(labels.copy(), predictions.copy())
+        value = float(returned[1] if isinstance(returned, Sequence) else returned)
+    except Exception as error:
+        rule = "eval-metric must return a number, or a name and a number"
+        raise ConfigError(f"{rule}, got {type(error).__name__}: {error}") from error
+    return value
+
 
 Array = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -109,9 +242,8 @@ class Loss:
 
 def _exp(powers: Array) -> Array:
     """Exponentials with XGBoost's rounding."""
-    from fedapp.trees import c_math  # compiled, so imported only when used
 
-    return c_math.exp(powers)
+    return exp32(powers)
 
 
 def _exp_within(powers: Array) -> Array:
@@ -304,9 +436,9 @@ def check_objective(objective: str, *others: str) -> None:
         raise ValueError(f"objective must be one of {listed}, got {objective}")
 
 
-def check_held(objective: str) -> None:
+def check_custom_is_set(objective: str) -> None:
     """Raise ValueError if the objective is a function but this process has none."""
-    if objective == CUSTOM and not holds_objective():
+    if objective == CUSTOM and not has_objective():
         raise ValueError(
             "objective must be a name where no function is given: a function is never sent, and "
             "fedapp.run(..., objective=function) runs it by the local engine, got custom"
@@ -411,3 +543,203 @@ def one_hot(labels: Array, margins: Array) -> Array:
     """1 in the column of the row's class, 0 elsewhere; float32, shape of ``margins``."""
     hot: Array = (labels[:, None] == np.arange(margins.shape[1])).astype(np.float32)
     return hot
+
+
+# Exponentials and logarithms of float32, rounded as by the C library, which XGBoost calls.
+
+
+def exp32(powers: Array) -> Array:
+    """``expf`` of each number."""
+    results = np.empty(powers.shape, dtype=np.float32)
+    _exp_each(*(*frozen(np.ascontiguousarray(powers).ravel()), results.ravel()))
+    return results
+
+
+def log32(values: Array) -> Array:
+    """``logf`` of numbers > 0; shape (n,)."""
+    results = np.empty(values.shape, dtype=np.float32)
+    _log_each(*(*frozen(values), results))
+    return results
+
+
+@kernel
+def _exp_each(powers: Any, found: Any) -> None:
+    for place in range(len(powers)):
+        found[place] = math.exp(powers[place])
+
+
+@kernel
+def _log_each(values: Any, found: Any) -> None:
+    for place in range(len(values)):
+        found[place] = math.log(values[place])
+
+
+# The base score, the prediction before the first tree, by XGBoost's rules.
+
+# Margin of every class if class shares are not disclosed or not used; it cancels in the softmax.
+EQUAL_MARGIN = np.float32(0.5)
+# XGBoost adds it to a class's share before taking the logarithm.
+SHARE_OFFSET = np.float32(1e-6)
+# XGBoost's intercept for a custom objective.
+CUSTOM_INTERCEPT = 0.5
+
+
+def label_sums(objective: Objective, labels: Array, weights: Array, n_classes: int) -> Doubles:
+    """Weighted label sum of each output, for softmax the weight of each class; float64.
+
+    Classes are summed in float32, row by row, as XGBoost does. With fractional weights, another
+    order of rows or several parties may change the last bits; counts and integer weights are exact
+    up to 2^24. ``n_classes`` is 0 for regression.
+    """
+    if objective != "multi:softprob":
+        return np.array([labels.astype(np.float64) @ weights])
+    sums = np.zeros(n_classes, dtype=np.float32)
+    np.add.at(sums, labels.astype(np.int64), weights)
+    return sums.astype(np.float64)
+
+
+def base_score(
+    objective: Objective,
+    label_sums: Doubles,
+    weight_sum: float,
+    parameters: LossParameters = PLAIN,
+) -> Array:
+    """Base score of all parties: the weighted mean of the labels; float32, shape (n_outputs,).
+
+    As in XGBoost 3.2, ``multi:softprob`` has a margin per class: the logarithm of its share of the
+    rows, centred over the classes. A custom objective has 0.5. With a ``scale_pos_weight``, the
+    score is one Newton step from 0.
+
+    ``label_sums``, shape (n_outputs,), and ``weight_sum``, > 0, are over all rows.
+    """
+    if objective == "multi:softprob":
+        # The mean is summed in float32, in the order of XGBoost on one thread.
+        shares = (label_sums * (1 / weight_sum)).astype(np.float32) + SHARE_OFFSET
+        logs = np.log(shares, dtype=np.float64).astype(np.float32)
+        mean = np.add.accumulate(logs / np.float32(len(logs)))[-1]
+        centred: Array = logs - mean
+        return centred
+    if objective == CUSTOM:
+        return np.array([CUSTOM_INTERCEPT], dtype=np.float32)
+    if objective == "binary:logistic" and parameters.scale_pos_weight != 1:
+        positives = parameters.scale_pos_weight * label_sums
+        negatives = weight_sum - label_sums
+        return LOGIT.predict(
+            (2 * (positives - negatives) / (positives + negatives)).astype(np.float32)
+        )
+    return (label_sums / weight_sum).astype(np.float32)
+
+
+def hide_class_shares(scores: Array) -> Array:
+    """A base score that discloses nothing about class shares; unchanged for one output."""
+    return scores if len(scores) == 1 else np.full_like(scores, EQUAL_MARGIN)
+
+
+def read_base_score(scores: Any, n_outputs: int) -> Array:
+    """A base score as read from a model's text; one number applies to all outputs."""
+    return np.broadcast_to(np.asarray(scores, dtype=np.float32), (n_outputs,)).copy()
+
+
+def check_base_score(objective: Objective, scores: Array) -> None:
+    """Raise ValueError unless the link can produce these predictions."""
+    link = LOSSES[objective].link
+    for score in scores:
+        if not link.low < score < link.high:
+            rule = f"between {link.low:g} and {link.high:g} for {objective}"
+            raise ValueError(f"base_score must be {rule}, got {score}")
+
+
+def check_base_margin(objective: Objective) -> None:
+    """Raise ValueError if the objective has several margins per row, so no base-margin column."""
+    if objective == "multi:softprob":
+        raise ValueError(
+            f"base-margin must be omitted for {objective}, got a column: it is one number a row, "
+            "and here a row has a margin for every class; drop-columns excludes the column"
+        )
+
+
+def base_margin(objective: Objective, scores: Array) -> Array:
+    """``base_score`` on the scale of the margins, to the last bit of XGBoost; shape
+    (n_outputs,).
+    """
+
+    if LOSSES[objective].link is LOGIT:
+        return -log32(np.float32(1) / scores - np.float32(1))
+    if LOSSES[objective].link is LOG:
+        return log32(scores)
+    return scores
+
+
+# How much one row can change the sums of gradients and hessians, and clipping to that.
+
+BOUNDED = "binary:logistic", "reg:logistic", "multi:softprob"
+# Factor of a hessian in the joint L2 norm. For logistic loss with prediction p,
+# g^2 + 9 h^2 <= max(p^2 + 9 p^2 (1 - p)^2) = 1, so at this scale hessians add nothing to the norm
+# (from 3.4 on they would). For softmax, h = 2 p (1 - p): at scale 1 each class adds at most its p,
+# or 1 - p for the row's class, so a row's squared norm is at most 2.
+LOGISTIC_SCALE, SOFTMAX_SCALE = 3.0, 1.0
+# With clipped gradients, the largest hessian counts half as much as the largest gradient.
+CLIPPED_SHARE = 0.5
+# Upper bound of what rounding adds to a row's norm: half a unit for each of up to 2000 numbers,
+# the largest of which has at least 2^21 units.
+ROUNDING = 2.0**-16
+
+
+@dataclass(frozen=True, slots=True)
+class RowBounds:
+    """Bounds of a row of weight 1."""
+
+    # gradient, hessian: largest absolute values; beyond, they are clipped
+    gradient: float
+    hessian: float
+    scale: float  # factor of hessians in the norm
+    norm: float  # largest L2 norm of all gradients and scaled hessians of a row
+
+    def exponents(self, bounds: Bounds) -> tuple[int, int]:
+        """Fractional bits of integer gradients and hessians."""
+        powers = power_above(self.gradient), power_above(self.hessian)
+        return bounds.exponent(powers[0]), bounds.exponent(powers[1])
+
+    def sensitivities(self, bounds: Bounds) -> tuple[float, float]:
+        """The norm in units of integer gradients, and of integer hessians."""
+        heaviest = math.ldexp(self.norm * (1 + ROUNDING), bounds.heaviest)
+        gradient_bits, hessian_bits = self.exponents(bounds)
+        return math.ldexp(heaviest, gradient_bits), math.ldexp(heaviest / self.scale, hessian_bits)
+
+    def whole(self, pairs: np.ndarray, weights: np.ndarray, bounds: Bounds) -> Whole:
+        """Clipped and weighted gradients and hessians as integers; int64, shape of ``pairs``.
+
+        ``pairs`` is float32, shape (n_rows, n_outputs, 2), without weights. NaN, which only a
+        dishonest run's leaves can cause, becomes 0.
+        """
+        numbers = np.empty(pairs.shape, dtype=np.int64)
+        for place, (most, exponent) in enumerate(
+            zip((self.gradient, self.hessian), self.exponents(bounds), strict=True)
+        ):
+            finite = np.nan_to_num(pairs[..., place].astype(np.float64), nan=0.0)
+            clipped = np.clip(finite, -most, most)
+            numbers[..., place] = to_fixed(clipped * weights[:, None], exponent)
+        return numbers
+
+
+def row_bounds(objective: Objective, parameters: LossParameters, clip: float) -> RowBounds:
+    """Bounds of a row; ValueError unless ``clip`` is given exactly where none follow."""
+    if (objective in BOUNDED) == bool(clip):
+        rule = "be 0, for gradients have a bound" if clip else "be > 0, for gradients have no bound"
+        raise ValueError(f"must {rule} with {objective}, got {clip:g}")
+    if objective == "multi:softprob":
+        return RowBounds(1.0, 0.5, SOFTMAX_SCALE, math.sqrt(2))
+    if objective in BOUNDED:
+        heavier = max(parameters.scale_pos_weight, 1.0)
+        return RowBounds(heavier, heavier / 4, LOGISTIC_SCALE, heavier)
+    hessian = 1.0 if objective == "reg:squarederror" else clip
+    return RowBounds(
+        clip, hessian, CLIPPED_SHARE * clip / hessian, clip * math.hypot(1, CLIPPED_SHARE)
+    )
+
+
+def row_pairs(
+    objective: Objective, margins: np.ndarray, labels: np.ndarray, parameters: LossParameters
+) -> np.ndarray:
+    """Gradients and hessians without weights; float32, shape (n_rows, n_outputs, 2)."""
+    return np.stack(LOSSES[objective].pairs(margins, labels, parameters), axis=-1)

@@ -10,7 +10,155 @@ import numpy.typing as npt
 
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.model import LEAF, Ensemble, Margins, Tree, stack_trees
-from fedapp.trees.sets import NO_SETS, CategorySets, goes_left_by_set, walked_sets
+from fedapp.trees.sets import NO_SETS, CategorySets, goes_left_by_set, kernel_sets
+
+# Partitions: which rows of a node a split sends left, as bits, and the nodes they move to.
+
+Nodes = npt.NDArray[np.int32]  # shape (n_trees, n_rows): node of each row in each tree
+Places = npt.NDArray[np.int32]  # numbers of trees, or of nodes within a tree
+Ints = npt.NDArray[np.int64]
+Bits = npt.NDArray[np.bool_]  # rows of one node, ascending; True goes left
+
+
+def goes_left(
+    column: npt.NDArray[np.float32],
+    threshold: np.float32 | npt.NDArray[np.float32],
+    default_left: bool | npt.NDArray[np.bool_],
+) -> npt.NDArray[np.bool_]:
+    """Whether each value goes left, by one split or by a split per value; NaN by default side."""
+    sides: npt.NDArray[np.bool_] = np.where(np.isnan(column), default_left, column < threshold)
+    return sides
+
+
+def rows_of(nodes: Nodes, tree: int, node: int) -> npt.NDArray[np.int64]:
+    """Rows of one node, ascending."""
+    return np.flatnonzero(nodes[tree] == node)
+
+
+def pack_bits(sides: Sequence[Bits]) -> npt.NDArray[np.uint8]:
+    """Bits of several splits, concatenated, each padded to whole bytes."""
+    packed = [np.packbits(side) for side in sides]
+    return np.concatenate([*packed, np.empty(0, dtype=np.uint8)])
+
+
+def unpack_bits(packed: npt.NDArray[np.uint8], sizes: Sequence[int]) -> list[Bits]:
+    """Undo ``pack_bits``, by the rows of each split's node; raises ValueError."""
+    ends = np.cumsum([-(-size // 8) for size in sizes], dtype=np.int64).tolist()
+    if len(packed) != (ends[-1] if ends else 0):
+        raise ValueError(f"bits must be {ends[-1] if ends else 0} bytes, got {len(packed)}")
+    sides = []
+    for start, end, size in zip([0, *ends], ends, sizes, strict=False):
+        bits = np.unpackbits(packed[start:end]).astype(bool)
+        if bits[size:].any():
+            raise ValueError(f"bits must be 0 past the {size} rows")
+        sides.append(bits[:size])
+    return sides
+
+
+def slots_of(nodes: Nodes, trees: Places, wanted: Places) -> tuple[Nodes, Ints]:
+    """Which of some nodes each row is in, and the number of rows of each of these nodes.
+
+    ``trees`` and ``wanted``, shape (n_wanted,), name the nodes in any order. Returns slots, shape
+    (n_trees, n_rows), indices among the nodes or -1; and sizes, shape (n_wanted,).
+    """
+    slots = np.full(nodes.shape, -1, dtype=np.int32)
+    numbers = np.full(int(nodes.max(initial=0)) + 1, -1, dtype=np.int32)
+    sizes = np.zeros(len(wanted) + 1, dtype=np.int64)  # the last counts slot -1
+    order = np.argsort(trees, kind="stable")
+    order = order[wanted[order] < len(numbers)]  # others have no rows
+    _find(*(*frozen(nodes, trees[order], wanted[order], order), numbers, slots, sizes))
+    return slots, sizes[:-1]
+
+
+@kernel
+def _find(
+    nodes: Any, trees: Any, wanted: Any, places: Any, numbers: Any, slots: Any, sizes: Any
+) -> None:
+    end = 0
+    while end < len(trees):
+        tree, first = trees[end], end
+        while end < len(trees) and trees[end] == tree:
+            numbers[wanted[end]] = places[end]
+            end += 1
+        for row in range(nodes.shape[1]):
+            slots[tree, row] = numbers[nodes[tree, row]]
+            sizes[slots[tree, row]] += 1
+        for each in range(first, end):
+            numbers[wanted[each]] = -1
+
+
+def sides_of(
+    values: npt.NDArray[np.float32],
+    columns: Ints,
+    thresholds: npt.NDArray[np.float32],
+    defaults: npt.NDArray[np.uint8],
+    slots: Nodes,
+    sizes: Ints,
+    numbers: npt.NDArray[Any] | None = None,
+    sets: CategorySets = NO_SETS,
+) -> Bits:
+    """Which rows go left: one bit per row of the nodes, node by node, rows ascending.
+
+    Parameters
+    ----------
+    values : float32, shape (n_rows, n_columns).
+    columns, thresholds, defaults : of the split of each node.
+    slots, sizes : see ``slots_of``.
+    numbers : set number of each split, ``NO_SET`` for a threshold; None if all have thresholds.
+    """
+    sides = np.empty(sizes.sum(), dtype=np.bool_)
+    arrays = frozen(values, columns, thresholds, defaults, slots)
+    _cut(*(*arrays, kernel_sets(numbers, sets), np.cumsum(sizes) - sizes, sides))
+    return sides
+
+
+@kernel
+def _cut(
+    values: Any,
+    columns: Any,
+    thresholds: Any,
+    defaults: Any,
+    slots: Any,
+    sets: Any,
+    ends: Any,
+    sides: Any,
+) -> None:
+    for tree in range(slots.shape[0]):
+        for row in range(slots.shape[1]):
+            slot = slots[tree, row]
+            if slot >= 0:
+                value = values[row, columns[slot]]
+                if len(sets) and sets[0][slot] >= 0:
+                    left = goes_left_by_set(value, defaults[slot], sets[0][slot], sets)
+                else:
+                    left = defaults[slot] if np.isnan(value) else value < thresholds[slot]
+                sides[ends[slot]] = left
+                ends[slot] += 1
+
+
+def move_rows(nodes: Nodes, lefts: Places, slots: Nodes, firsts: Ints, sides: Bits) -> Nodes:
+    """The nodes of rows after some splits.
+
+    Parameters
+    ----------
+    lefts : int32, shape (n_splits,): left child of each; the right child is the next.
+    slots : of the split nodes, see ``slots_of``.
+    firsts : int64, shape (n_splits,): where the bits of each split begin in ``sides``.
+    """
+    children = nodes.copy()
+    arrays = frozen(sides, np.ascontiguousarray(lefts))
+    _move(*(*frozen(slots), firsts.copy(), *arrays, children))
+    return children
+
+
+@kernel
+def _move(slots: Any, ends: Any, sides: Any, lefts: Any, nodes: Any) -> None:
+    for tree in range(slots.shape[0]):
+        for row in range(slots.shape[1]):
+            slot = slots[tree, row]
+            if slot >= 0:
+                nodes[tree, row] = lefts[slot] if sides[ends[slot]] else lefts[slot] + 1
+                ends[slot] += 1
 
 
 def predict_margins(
@@ -72,7 +220,7 @@ def _walked(nodes: npt.NDArray[Any], sets: CategorySets) -> list[Any]:
     """Arrays that a walk reads: contiguous fields of the nodes, and the sets if any."""
     names = ("left", "column", "threshold", "default_left")
     fields = frozen(*(np.ascontiguousarray(nodes[name]) for name in names))
-    return [*fields, walked_sets(nodes["set"] if len(sets) else None, sets)]
+    return [*fields, kernel_sets(nodes["set"] if len(sets) else None, sets)]
 
 
 @kernel

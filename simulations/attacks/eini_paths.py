@@ -33,8 +33,7 @@ from fedapp.crypto.workers import shared_workers
 from fedapp.data.datasets import read_source
 from fedapp.messages.eini import Structure, Totals
 from fedapp.site.answer import Site
-from fedapp.trees.divided.candidates import candidates
-from fedapp.trees.divided.lookup import Lookup
+from fedapp.trees.divided import Lookup, candidates
 from simulations.attacks.frame import Attack, Outcome, Overrides, command
 from simulations.attacks.heard import Heard, listening, trained
 from simulations.attacks.targets import ACTIVE, CREDIT, PASSIVE, SECUREBOOST

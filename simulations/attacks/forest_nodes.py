@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedapp.messages.federated_forest import PartitionRequest
-from fedapp.trees.sides import Nodes
+from fedapp.trees.predict import Nodes
 from simulations.attacks import label_groups
 from simulations.attacks.frame import Attack, Outcome, Overrides, command
 from simulations.attacks.heard import Heard, trained

@@ -46,8 +46,8 @@ from fedapp.messages.secure import EVERYONE
 from fedapp.site.answer import Site
 from fedapp.site.config import SiteConfig
 from fedapp.site.store import Store
-from fedapp.trees.boosted.rounds import Boosting
 from fedapp.trees.objective import PLAIN
+from fedapp.trees.rounds import Boosting
 from simulations.local import LocalGrid, simulated_contexts
 from simulations.rows import stacked_tables
 from strategies.base import Summary

@@ -33,7 +33,7 @@ from clients.secureboost.phases import TOLD
 from fedapp.messages.secureboost import EncryptedGradients, HandOverRequest, Splits
 from fedapp.site.phases import phase_of
 from fedapp.site.store import Store
-from fedapp.trees.sides import Nodes, slots_of, unpack_bits
+from fedapp.trees.predict import Nodes, slots_of, unpack_bits
 from simulations.attacks.frame import PLAIN, Attack, Outcome, Overrides, command
 from simulations.attacks.heard import Heard, Trained, trained
 from simulations.attacks.targets import CREDIT, PASSIVE, SECUREBOOST

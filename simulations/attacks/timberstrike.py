@@ -36,7 +36,7 @@ from scipy.optimize import linear_sum_assignment
 
 from fedapp.data.labels import class_ids
 from fedapp.trees import model as boosted
-from fedapp.trees.stacked import model as stacked
+from fedapp.trees import stacked
 from simulations.attacks.boxes import Array, Leaves, Rows
 from simulations.attacks.frame import Attack, Outcome, Overrides, command
 from simulations.attacks.heard import Trained, trained

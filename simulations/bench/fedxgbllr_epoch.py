@@ -24,8 +24,16 @@ from rich.console import Console
 from torch import nn
 
 from fedapp.config import load_settings
-from fedapp.trees.stacked.fit import HeadRows, Training, fit_head
-from fedapp.trees.stacked.head import Floats, HeadShape, Kind, initial_weights, split_weights
+from fedapp.trees.stacked import (
+    Floats,
+    HeadRows,
+    HeadShape,
+    Kind,
+    Training,
+    fit_head,
+    initial_weights,
+    split_weights,
+)
 from simulations.bench import apart, peak_bytes, tell
 from simulations.local import run_local
 

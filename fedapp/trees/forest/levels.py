@@ -6,6 +6,7 @@ the tree.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,9 +17,7 @@ import numpy.typing as npt
 
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.forest.cart import Bins, Candidates, Codes, Ints, Rules, best_splits
-from fedapp.trees.forest.draws import column_keys
-from fedapp.trees.forest.label_codes import exact_products, exact_weights
-from fedapp.trees.sides import Bits, Nodes, Places
+from fedapp.trees.predict import Bits, Nodes, Places
 
 KEYS_AT_ONCE = 2**22  # column keys in memory: 32 MB, however many columns a party claims
 
@@ -72,7 +71,9 @@ class Splits:
         return tuple(np.split(node_values, ends[:-1]))
 
 
-def number(trees: Places, nodes: Places, owners: Ints, n_nodes: Ints) -> tuple[Splits, Ints]:
+def number_children(
+    trees: Places, nodes: Places, owners: Ints, n_nodes: Ints
+) -> tuple[Splits, Ints]:
     """Number the children of a level's splits, which are sorted by tree.
 
     ``n_nodes``, shape (n_trees,), is the nodes of each tree so far. Returns the splits, and the
@@ -178,7 +179,7 @@ def columns_of(column_seeds: Ints, tree: int, wanted: Places) -> tuple[Ints, Int
     return columns, np.take_along_axis(keys, columns, axis=1)
 
 
-class Offer(Protocol):
+class BestSplits(Protocol):
     """Improvements and ranks of a party's best splits, as in ``Candidates``."""
 
     @property
@@ -187,7 +188,7 @@ class Offer(Protocol):
     def ranks(self) -> Ints: ...
 
 
-def winners(offers: Sequence[Offer]) -> Ints:
+def winners(offers: Sequence[BestSplits]) -> Ints:
     """Number of the party whose split each open node gets; -1 if it becomes a leaf.
 
     The largest improvement on a drawn column wins, the first party's if equal. If all drawn columns
@@ -229,3 +230,162 @@ def draw_columns(
             for party in range(n_parties):
                 counts[party, places] = (owners[order] == party).sum(axis=1)
     return counts
+
+
+# Random draws of a forest: rows per tree, columns per node, the same at every party.
+
+Words = npt.NDArray[np.uint64]
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def mix(words: Words) -> Words:
+    """A bijective hash of each word.
+
+    Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", Figure 16
+    (the constants are those of Java's SplittableRandom).
+    """
+    z = words + GAMMA
+    z = (z ^ (z >> np.uint64(30))) * _FIRST
+    z = (z ^ (z >> np.uint64(27))) * _SECOND
+    mixed: Words = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+def column_keys(column_seeds: Ints, tree: int, nodes: npt.NDArray[np.int32]) -> Ints:
+    """Keys that select columns for the nodes of a tree: the smallest are drawn.
+
+    ``column_seeds`` is int64, shape (n_columns,), >= 0; each is known to the column's owner.
+    Returns int64, shape (n_nodes, n_columns), 1 to 2**63 - 2.
+    """
+    places = mix((np.uint64(tree) << np.uint64(32)) | nodes.astype(np.uint64))
+    words = mix(column_seeds.astype(np.uint64)[None, :] ^ places[:, None])
+    return (words >> np.uint64(1)).astype(np.int64).clip(1, 2**63 - 2)
+
+
+def row_counts(bootstrap: bool, seed: int, n_trees: int, n_rows: int) -> npt.NDArray[np.uint8]:
+    """How often each tree draws each row (1 without bootstrap); uint8, shape (n_trees, n_rows)."""
+    if bootstrap:
+        return bootstrap_counts(seed, n_trees, n_rows)
+    return np.ones((n_trees, n_rows), dtype=np.uint8)
+
+
+def column_seeds(seed: int, n_columns: int) -> npt.NDArray[np.int64]:
+    """Seeds of all parties' columns, from which they are drawn for nodes."""
+    return np.random.default_rng([seed, 2]).integers(0, 2**63 - 1, (n_columns,))
+
+
+def bootstrap_counts(seed: int, n_trees: int, n_rows: int) -> npt.NDArray[np.uint8]:
+    """How often each tree draws each row, in ``n_rows`` draws with replacement."""
+    roots = mix(np.uint64(seed) ^ mix(np.arange(n_trees, dtype=np.uint64)))
+    counts = np.zeros((n_trees, n_rows), dtype=np.uint8)
+    for tree in range(n_trees):
+        words = mix(roots[tree] ^ mix(np.arange(n_rows, dtype=np.uint64)))
+        _count(words, counts[tree])
+    return counts
+
+
+@kernel
+def _count(words: Any, counts: Any) -> None:
+    """Draw one row per word: its upper half as a fraction of 2**32."""
+    for word in words:
+        row = np.int64(((word >> np.uint64(32)) * np.uint64(len(counts))) >> np.uint64(32))
+        if counts[row] < 255:
+            counts[row] += 1
+
+
+def n_features(rule: str | float, n_columns: int) -> int:
+    """Columns drawn per node; ``rule`` is all, sqrt, log2, or a share of the columns."""
+    if rule == "all":
+        return n_columns
+    if rule in ("sqrt", "log2"):
+        root_or_log = np.sqrt(n_columns) if rule == "sqrt" else np.log2(n_columns)
+        return max(1, int(root_or_log))
+    return max(1, int(float(rule) * n_columns))
+
+
+# Labels as codes that determine the best splits and disclose as little else as possible.
+
+LabelCodes = npt.NDArray[np.float64]
+MOST_BITS = 40
+
+
+def class_codes(labels: npt.NDArray[Any]) -> LabelCodes:
+    """Class of each row, classes numbered by their first row; float64, shape (n_rows,)."""
+    _, firsts, places = np.unique(labels, return_index=True, return_inverse=True)
+    codes: LabelCodes = np.argsort(np.argsort(firsts))[places].astype(np.float64)
+    return codes
+
+
+def number_codes(labels: npt.NDArray[np.float32]) -> tuple[LabelCodes, float]:
+    """Integer codes of numbers, up to an affine map that is not disclosed, and their unit.
+
+    They are so small that their float64 sums are exact in any order, so ties are broken alike
+    everywhere. ``labels`` must not all be equal. A step of 1 is ``unit`` in labels.
+    """
+    distances = labels.astype(np.float64) - float(labels[0])
+    bits = min(MOST_BITS, 52 - math.ceil(math.log2(len(labels))))
+    unit = np.abs(distances).max() / 2.0**bits
+    # The first row that differs from row 0 is above it, whatever the direction of the labels.
+    sign = np.sign(distances[np.flatnonzero(distances)[0]])
+    return np.round(distances * sign / unit), float(unit)
+
+
+def exact_weights(weights: LabelCodes) -> LabelCodes:
+    """Round weights, >= 0, so that their float64 sum is exact in any order.
+
+    They become multiples of about 2^-52 of the total weight. For 30,000 rows, float32 weights
+    change if they are 2^13 times smaller than the largest. Weights above 0 stay above 0.
+    """
+    step = _step(weights)
+    return np.ceil(weights / step) * step
+
+
+def exact_products(weights: LabelCodes, codes: LabelCodes) -> LabelCodes:
+    """Weights times codes, rounded like ``exact_weights``."""
+    products = weights * codes
+    step = _step(products)
+    return np.round(products / step) * step
+
+
+def _step(values: LabelCodes) -> float:
+    """A power of two; a sum of this many values has fewer than 2^53 multiples of it."""
+    exponent = math.frexp(np.abs(values).max(initial=0))[1]
+    return math.ldexp(1.0, exponent + len(values).bit_length() - 52)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowFields:
+    """What each row adds to the sums that determine splits, as integers."""
+
+    # (n_rows, n_fields): weight in the field of the row's class, else 0; or weight, and weight
+    # times number
+    numbers: LabelCodes
+    units: LabelCodes  # (n_fields,): size of a step of 1; powers of two
+    weights: LabelCodes  # (n_rows,): see ``exact_weights``
+
+    @classmethod
+    def of(cls, codes: LabelCodes, weights: LabelCodes, n_classes: int) -> RowFields:
+        """From labels as codes; ``n_classes`` is 0 for numbers."""
+        exact = exact_weights(weights)
+        unit = _unit(exact)
+        if n_classes:
+            is_class = codes[:, None] == np.arange(n_classes)
+            return cls(is_class * (exact / unit)[:, None], np.full(n_classes, unit), exact)
+        products = exact_products(exact, codes)
+        units = np.array([unit, _unit(products)])
+        return cls(np.stack((exact, products), axis=1) / units, units, exact)
+
+    @property
+    def bits(self) -> int:
+        """No number exceeds 2^bits in absolute value."""
+        return (int(np.abs(self.numbers).max(initial=1)) - 1).bit_length()
+
+
+def _unit(values: LabelCodes) -> float:
+    """The largest power of two that divides all values."""
+    fractions, exponents = np.frexp(values[values != 0])
+    digits = np.ldexp(fractions, 53).astype(np.int64)
+    # digits & -digits is the lowest set bit of each mantissa.
+    lowest = exponents - 53 + np.log2(digits & -digits)
+    return float(2.0 ** lowest.min(initial=1023)) if len(lowest) else 1.0

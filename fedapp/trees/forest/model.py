@@ -9,16 +9,33 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.categories import Categories
+from fedapp.data.labels import class_values
+from fedapp.errors import ConfigError
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.forest.cart import Ints, Rules
-from fedapp.trees.forest.levels import Rows, Splits, draw_columns, number, search, winners
-from fedapp.trees.model import LEAF, Grown, in_order, read_tree, with_sets
+from fedapp.trees.forest.levels import Rows, Splits, draw_columns, number_children, search, winners
+from fedapp.trees.model import (
+    LEAF,
+    Grown,
+    ModelHeader,
+    ordered_sets,
+    read_categories,
+    read_model,
+    read_tree,
+    trees_with_sets,
+    write_model,
+    written_categories,
+)
 from fedapp.trees.objective import Objective, n_outputs
-from fedapp.trees.predict import find_leaves
-from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, category_counts, sets_of_rows
-from fedapp.trees.sides import Nodes, moved, sides_of, slots_of
-from fedapp.trees.text import Opening, read_categories, read_model, write_model, written_categories
+from fedapp.trees.predict import Nodes, find_leaves, move_rows, sides_of, slots_of
+from fedapp.trees.sets import (
+    NO_SET,
+    NO_SETS,
+    Categories,
+    CategorySets,
+    category_counts,
+    sets_of_rows,
+)
 
 KIND = "bagged"
 BRANCH = np.dtype(
@@ -108,7 +125,7 @@ def branches(
         ("column", "threshold", "default_left", "set"), cuts, strict=False
     ):
         nodes[name] = split_values
-    return in_order(splits.spread(nodes, n_nodes, leaf), sets, BRANCH)
+    return ordered_sets(splits.spread(nodes, n_nodes, leaf), sets, BRANCH)
 
 
 def leaf_values(
@@ -182,12 +199,12 @@ def grow(
         won = np.flatnonzero(winners([best]) >= 0)
         if not len(won):
             break
-        splits, n_nodes = number(open_nodes[0][won], open_nodes[1][won], won * 0, n_nodes)
+        splits, n_nodes = number_children(open_nodes[0][won], open_nodes[1][won], won * 0, n_nodes)
         cut = best.columns[won], best.thresholds[won], best.defaults[won]
         slots, sizes = slots_of(nodes, splits.trees, splits.nodes)
         numbers, level_sets = sets_of_rows(best.widths[won], best.rights[won])
         sides = sides_of(values, *cut, slots, sizes, numbers, level_sets)
-        nodes = moved(nodes, splits.lefts, slots, np.cumsum(sizes) - sizes, sides)
+        nodes = move_rows(nodes, splits.lefts, slots, np.cumsum(sizes) - sizes, sides)
         all_splits, open_nodes = all_splits.plus(splits), splits.children()
         level_cuts.append((*cut, np.where(numbers == NO_SET, NO_SET, numbers + len(sets))))
         sets = sets.plus(level_sets)
@@ -208,7 +225,7 @@ def to_json(model: BaggedForest) -> str:
 def from_json(text: str) -> BaggedForest:
     """Read a model that ``to_json`` wrote; raises DataError for any other text."""
 
-    def build(header: Opening, document: dict[str, Any]) -> BaggedForest:
+    def build(header: ModelHeader, document: dict[str, Any]) -> BaggedForest:
         width = n_outputs(header.objective, len(header.classes))
         categories = read_categories(document, len(header.columns))
         trees = tuple(read_tree(tree, len(header.columns), BRANCH) for tree in document["trees"])
@@ -217,7 +234,87 @@ def from_json(text: str) -> BaggedForest:
             for fields, tree in zip(document["trees"], trees, strict=True)
         )
         widths = category_counts(categories, len(header.columns))
-        grown = with_sets(trees, document.get("sets", []), widths, BRANCH)
+        grown = trees_with_sets(trees, document.get("sets", []), widths, BRANCH)
         return BaggedForest(*header, grown.trees, values, grown.sets, categories)
 
     return read_model(text, KIND, build)
+
+
+# A forest as a scikit-learn estimator with the same predictions.
+
+NO_SPLIT = -2  # scikit-learn's column and threshold of a leaf
+
+
+def to_sklearn(model: BaggedForest) -> Any:
+    """A fitted random forest of scikit-learn; ConfigError for columns of categories."""
+    from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+    from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+    categorical = [
+        name for name, names in zip(model.columns, model.categories, strict=False) if names
+    ]
+    if categorical:
+        rule = "must be of a forest of numeric columns only, as scikit-learn's trees have no"
+        raise ConfigError(
+            f"to_sklearn {rule} splits by sets of categories, got categories in "
+            f"{', '.join(categorical[:5])}"
+        )
+    forest_of, tree_of = RandomForestRegressor, DecisionTreeRegressor
+    if model.classes:
+        forest_of, tree_of = RandomForestClassifier, DecisionTreeClassifier
+    trees = [
+        _fitted(tree_of(), model, _tree(branches, _shares(model, values), len(model.columns)))
+        for branches, values in zip(model.trees, model.values, strict=True)
+    ]
+    forest = _fitted(forest_of(n_estimators=len(trees)), model)
+    forest.feature_names_in_ = np.array(model.columns, dtype=object)
+    forest.estimator_, forest.estimators_ = tree_of(), trees
+    if model.classes:
+        forest.classes_ = class_values(model.classes)
+    return forest
+
+
+def _fitted(estimator: Any, model: BaggedForest, tree: Any = None) -> Any:
+    """The estimator with the attributes that ``fit`` sets for columns and classes."""
+    estimator.n_features_in_, estimator.n_outputs_ = len(model.columns), 1
+    if model.classes:
+        estimator.n_classes_ = len(model.classes)
+        estimator.classes_ = np.arange(len(model.classes))  # trees of a forest use class ids
+    if tree is not None:
+        estimator.tree_ = tree
+    return estimator
+
+
+def _shares(model: BaggedForest, values: Values) -> Values:
+    """One share per class at each node, also for two classes; or a number."""
+    is_binary = model.classes and values.shape[1] == 1
+    return np.hstack([1 - values, values]) if is_binary else values
+
+
+def _tree(branches: Branches, values: Values, n_columns: int) -> Any:
+    """One tree in scikit-learn's representation."""
+    from sklearn.tree._tree import NODE_DTYPE, Tree
+
+    is_leaf = branches["left"] == LEAF
+    nodes = np.zeros(len(branches), dtype=NODE_DTYPE)
+    nodes["left_child"] = branches["left"]
+    nodes["right_child"] = np.where(is_leaf, LEAF, branches["left"] + 1)
+    nodes["feature"] = np.where(is_leaf, NO_SPLIT, branches["column"])
+    with np.errstate(over="ignore"):  # below the lowest number is no number, where missing go left
+        below = np.nextafter(branches["threshold"], np.float32(-np.inf))
+    nodes["threshold"] = np.where(is_leaf, NO_SPLIT, below.astype(np.float64))
+    nodes["missing_go_to_left"] = branches["default_left"] & ~is_leaf
+    width = values.shape[1]
+    tree = Tree(n_columns, np.array([width], dtype=np.intp), 1)
+    depths = np.zeros(len(branches), dtype=np.int64)
+    for node, left in enumerate(branches["left"].tolist()):
+        if left != LEAF:
+            depths[left : left + 2] = depths[node] + 1
+    state = {
+        "max_depth": int(depths.max(initial=0)),
+        "node_count": len(nodes),
+        "nodes": nodes,
+        "values": np.ascontiguousarray(values[:, None, :]),
+    }
+    tree.__setstate__(state)
+    return tree

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,23 +11,32 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.categories import Categories
 from fedapp.errors import DataError
+from fedapp.kernels import kernel
 from fedapp.trees.forest import model as bagged
 from fedapp.trees.forest.model import BaggedForest
-from fedapp.trees.model import LEAF, Ensemble, Tree, from_json, in_order
+from fedapp.trees.model import (
+    LEAF,
+    Ensemble,
+    Tree,
+    from_json,
+    kind_of,
+    ordered_sets,
+    read_categories,
+    written_categories,
+)
+from fedapp.trees.predict import goes_left
 from fedapp.trees.sets import (
     NO_SET,
     NO_SETS,
+    Categories,
     CategorySets,
     lefts_by_sets,
     set_numbers,
     sets_of_codes,
 )
-from fedapp.trees.sides import goes_left
-from fedapp.trees.text import kind_of, read_categories, written_categories
 
-FORMAT = 1
+PART_FORMAT = 1
 DIVIDED = "parts"  # kind of a model.json that lists where a divided model's parts are
 Ints = npt.NDArray[np.int64]
 NO_QUANTILES = np.empty((0, 0), dtype=np.float32)
@@ -120,7 +130,7 @@ class Lookup:
         coding = written_categories(categories, self.sets)
         widths = {"widths": self.widths.tolist()} if coding else {}
         return {
-            "format": FORMAT,
+            "format": PART_FORMAT,
             "columns": list(names),
             # JSON has no NaN.
             "quantiles": [
@@ -198,7 +208,7 @@ def joint_names(names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     return tuple(prefixed)
 
 
-def joined(
+def whole_model(
     model: Ensemble,
     records: Sequence[Ints],
     owners: Sequence[Ints],
@@ -228,6 +238,178 @@ def joined(
             if numbers[party][record] != NO_SET:
                 copy["set"][node] = firsts[party] + numbers[party][record]
         trees.append(copy)
-    grown = in_order(trees, all_sets)
+    grown = ordered_sets(trees, all_sets)
     names = tuple(columns)
     return replace(model, columns=names, trees=grown.trees, sets=grown.sets, categories=categories)
+
+
+# Rows that may end in each leaf of a tree, by only some of its splits.
+
+Sets = npt.NDArray[np.uint8]  # shape (n_leaves, n_bytes)
+LEVEL = 1  # of zlib: higher levels cost more time than they save
+
+
+def reachable_leaves(lefts: npt.NDArray[Any], sides: Mapping[int, Sets], n_rows: int) -> Sets:
+    """Rows that may end in each leaf, leaves in the order of their nodes.
+
+    ``lefts``, shape (n_nodes,), are left children, LEAF at leaves; ``sides`` has packed bits of the
+    rows that go left at each known split. At others rows go both ways.
+    """
+    node_sets: Sets = np.empty((len(lefts), -(-n_rows // 8)), dtype=np.uint8)
+    node_sets[0] = np.packbits(np.ones(n_rows, dtype=bool))
+    # Children come after their parents.
+    for node in np.flatnonzero(lefts != LEAF).tolist():
+        left, inside = int(lefts[node]), node_sets[node]
+        if node in sides:
+            np.bitwise_and(inside, sides[node], out=node_sets[left])
+            np.bitwise_and(inside, ~sides[node], out=node_sets[left + 1])
+        else:
+            node_sets[left] = node_sets[left + 1] = inside
+    at_leaves: Sets = node_sets[lefts == LEAF]
+    return at_leaves
+
+
+def party_sides(
+    records: npt.NDArray[np.int64], lookup: Lookup, columns: npt.NDArray[np.float32]
+) -> dict[int, Sets]:
+    """Packed bits of rows that go left, by node; ``records`` are record ids, -1 elsewhere."""
+    return {
+        node: np.packbits(lookup.sides(records[node], columns.T))
+        for node in np.flatnonzero(records >= 0).tolist()
+    }
+
+
+def leaves_of(sets: Sets, lefts: npt.NDArray[Any], n_rows: int) -> npt.NDArray[np.int32]:
+    """The leaf of each row, int32; ValueError if a row is in no leaf, or in several."""
+    counts, leaves = np.zeros(n_rows, dtype=np.int32), np.zeros(n_rows, dtype=np.int32)
+    _note(sets, np.flatnonzero(lefts == LEAF), counts, leaves)
+    if (counts != 1).any():
+        raise ValueError("leaf sets must leave every row in one leaf")
+    return leaves
+
+
+@kernel
+def _note(sets: Any, at: Any, counts: Any, leaves: Any) -> None:
+    """Write the leaf of every row that is in one; most bytes are 0."""
+    for place in range(len(sets)):
+        for first in range(sets.shape[1]):
+            byte = sets[place, first]
+            if byte == 0:
+                continue
+            for bit in range(8):
+                row = 8 * first + bit
+                if byte & (128 >> bit) and row < len(leaves):
+                    counts[row] += 1
+                    leaves[row] = at[place]
+
+
+def compress(sets: Sets) -> bytes:
+    """Sets of one tree as bytes."""
+    return zlib.compress(sets.tobytes(), LEVEL)
+
+
+def decompress(data: bytes, n_leaves: int, n_rows: int) -> Sets:
+    """Undo ``compress``, with bounded memory; raises ValueError for other bytes."""
+    n_wanted = n_leaves * -(-n_rows // 8)
+    reader = zlib.decompressobj()
+    try:
+        unpacked = reader.decompress(data, n_wanted + 1)
+    except zlib.error as error:
+        raise ValueError(f"sets must be compressed by zlib: {error}") from error
+    if len(unpacked) != n_wanted or not reader.eof or reader.unused_data:
+        raise ValueError(f"sets must be {n_wanted} bytes, of {n_leaves} leaves and {n_rows} rows")
+    return np.frombuffer(unpacked, dtype=np.uint8).reshape(n_leaves, -1)
+
+
+# Leaves of a tree that a row may reach, by the splits that one party knows.
+
+Sides = npt.NDArray[np.bool_]  # shape (n_rows,): True goes left
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Skeleton:
+    """A tree cut at its entries; node 0 is the root, children come after their parents."""
+
+    lefts: Ints  # (n_nodes,): left child, -1 at an entry; the right child is the next
+    sources: Ints  # (n_nodes,): the node in the whole tree
+
+    @property
+    def entries(self) -> Ints:
+        """Nodes that are entries, ascending."""
+        return np.flatnonzero(self.lefts == LEAF)
+
+
+def skeleton(lefts: npt.NDArray[np.int32], is_passive: npt.NDArray[np.bool_]) -> Skeleton:
+    """A tree in which every subtree without a passive split becomes one entry.
+
+    Parameters
+    ----------
+    lefts : int32, shape (n_nodes,): left child, -1 at a leaf; the right child is the next.
+    is_passive : bool, shape (n_nodes,): splits of passive parties.
+    """
+    has_passive = is_passive.copy()
+    for node in range(len(lefts) - 1, -1, -1):
+        if lefts[node] != LEAF:
+            has_passive[node] |= has_passive[lefts[node]] | has_passive[lefts[node] + 1]
+    sources, new_lefts = [0], []
+    for node in sources:  # the list grows in the loop
+        new_lefts.append(len(sources) if has_passive[node] else LEAF)
+        if has_passive[node]:
+            sources += [int(lefts[node]), int(lefts[node]) + 1]
+    return Skeleton(np.array(new_lefts, dtype=np.int64), np.array(sources, dtype=np.int64))
+
+
+def candidates(lefts: Ints, sides: Mapping[int, Sides], n_rows: int) -> npt.NDArray[np.bool_]:
+    """Entries that rows may reach by one party's splits; bool, shape (n_rows, n_entries).
+
+    ``lefts`` is of a ``Skeleton``; ``sides`` has the party's splits by node. At others a row may go
+    either way.
+    """
+    reached: dict[int, Sides] = {0: np.ones(n_rows, dtype=bool)}
+    entries = []
+    for node, left in enumerate(lefts.tolist()):
+        inside = reached.pop(node)
+        if left == LEAF:
+            entries.append(inside)
+            continue
+        is_known = node in sides
+        reached[left] = inside & sides[node] if is_known else inside
+        reached[left + 1] = inside & ~sides[node] if is_known else inside
+    return np.stack(entries, axis=1)
+
+
+# Splits of a tree that decide about one row, as an observer can see them.
+
+Lefts = npt.NDArray[Any]  # left child of each node, LEAF at a leaf; the right child is the next
+
+
+def open_splits(
+    lefts: Lefts, known: npt.NDArray[np.int64], goes_left: npt.NDArray[np.bool_]
+) -> list[int]:
+    """Splits that a row may reach, each after its parent; ``goes_left`` is by known node."""
+    sides = dict(zip(known.tolist(), goes_left.tolist(), strict=True))
+    reachable, splits = [0], []
+    for node in reachable:  # the list grows in the loop
+        left = int(lefts[node])
+        if left == LEAF:
+            continue
+        splits.append(node)
+        if sides.get(node, True):
+            reachable.append(left)
+        if not sides.get(node, False):
+            reachable.append(left + 1)
+    return splits
+
+
+def path_to(lefts: Lefts, leaf: int) -> list[tuple[int, bool]]:
+    """Nodes from the root to above a leaf, and whether the path goes left there."""
+    parents = {}
+    for node in np.flatnonzero(lefts != LEAF).tolist():
+        left = int(lefts[node])
+        parents[left], parents[left + 1] = (node, True), (node, False)
+    path = []
+    node = leaf
+    while node:
+        path.append(parents[node])
+        node = parents[node][0]
+    return path[::-1]

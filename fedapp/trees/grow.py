@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Cuts
+from fedapp.histograms.bins import Codes, Cuts
 from fedapp.histograms.build import Histogram
 from fedapp.histograms.split import (
     NO_BOUNDS,
@@ -20,10 +21,228 @@ from fedapp.histograms.split import (
     node_weight,
     right_categories,
 )
-from fedapp.trees.boosted.limits import WIDEST, Limits, NodeId
-from fedapp.trees.boosted.routes import ROUTE, Routes
-from fedapp.trees.model import LEAF, NODE, Grown, Tree, in_order, split_trees, stack_trees
-from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets
+from fedapp.kernels import kernel
+from fedapp.trees.model import LEAF, NODE, Grown, Tree, ordered_sets, split_trees, stack_trees
+from fedapp.trees.predict import Nodes
+from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, goes_left_by_set, kernel_sets
+
+# Splits of a level as every party receives them, and moving rows by them.
+
+# A split as parties receive it: node (tree, node) is split into left and left + 1.
+ROUTE = np.dtype(
+    [
+        ("tree", np.int32),
+        ("node", np.int32),
+        ("left", np.int32),
+        ("column", np.int32),
+        ("threshold", np.float32),
+        ("default_left", np.bool_),
+        ("set", np.int32),  # of a categorical split: number of the set that goes right
+    ]
+)
+
+Routes = npt.NDArray[np.void]
+Places = npt.NDArray[Any]  # integers: numbers of trees, or of nodes within a tree
+NodeList = tuple[Places, Places]  # trees and nodes, each of shape (n_nodes,)
+
+
+def route_values(
+    nodes: npt.NDArray[np.int32],
+    routes: Routes,
+    values: npt.NDArray[np.float32],
+    sets: CategorySets = NO_SETS,
+) -> npt.NDArray[np.int32]:
+    """Node of each row after the splits, by its values; int32, shape (n_trees, n_rows).
+
+    Parameters
+    ----------
+    nodes : int32, shape (n_trees, n_rows): node of each row before.
+    routes : ``ROUTE``.
+    values : float32, shape (n_rows, n_columns).
+    """
+    return _routed(nodes, routes, routes["threshold"], values, np.float32(np.nan), sets)
+
+
+def route_codes(
+    nodes: npt.NDArray[np.int32],
+    routes: Routes,
+    first_right: npt.NDArray[np.int64],
+    codes: Codes,
+    missing_code: int,
+    sets: CategorySets = NO_SETS,
+) -> npt.NDArray[np.int32]:
+    """``route_values`` by bins instead of values: a bin moves as a whole.
+
+    Parameters
+    ----------
+    first_right : int64, shape (n_routes,): lowest bin of the column that goes right.
+    codes : uint8 or uint16, shape (n_rows, n_columns).
+    missing_code : the code of a missing value, or -1.
+    """
+    return _routed(nodes, routes, first_right, codes, missing_code, sets)
+
+
+def each_once_among(wanted: NodeList, known: NodeList) -> bool:
+    """Whether all nodes are among the known ones, none of them twice."""
+    asked = _keys(wanted).tolist()
+    once = set(asked)  # few nodes: sets are faster than numpy
+    return len(once) == len(asked) and once.issubset(_keys(known).tolist())
+
+
+def children_of(trees: Places, lefts: Places) -> NodeList:
+    """Both children of some splits, from their left ones."""
+    return np.concatenate((trees, trees)), np.concatenate((lefts, lefts + 1))
+
+
+def roots_of(n_trees: int) -> NodeList:
+    """The root of every tree."""
+    return np.arange(n_trees), np.zeros(n_trees, dtype=np.int64)
+
+
+def _keys(nodes: NodeList) -> npt.NDArray[np.int64]:
+    return (nodes[0].astype(np.int64) << 32) | nodes[1].astype(np.int64)
+
+
+def _routed(
+    nodes: npt.NDArray[np.int32],
+    routes: Routes,
+    firsts: npt.NDArray[Any],
+    cells: npt.NDArray[Any],
+    missing: int | np.float32,
+    sets: CategorySets,
+) -> npt.NDArray[np.int32]:
+    """Rows moved; a cell goes left if it is below its split's entry of ``firsts``."""
+    moved = nodes.copy()
+    lefts, columns, default_lefts = (
+        np.ascontiguousarray(routes[name]) for name in ("left", "column", "default_left")
+    )
+    by_set, firsts = kernel_sets(routes["set"], sets), np.ascontiguousarray(firsts)
+    for tree in range(len(nodes)):
+        # Index of each node's route, -1 for nodes that were not split.
+        n_nodes = int(nodes[tree].max(initial=0)) + 1
+        split_at = np.full(n_nodes, -1, dtype=np.int64)
+        ids = np.flatnonzero((routes["tree"] == tree) & (routes["node"] < n_nodes))
+        split_at[routes["node"][ids]] = ids
+        _move(moved[tree], split_at, lefts, columns, default_lefts, firsts, cells, missing, by_set)
+    return moved
+
+
+@kernel
+def _move(
+    nodes: Any,
+    split_at: Any,
+    lefts: Any,
+    columns: Any,
+    default_lefts: Any,
+    firsts: Any,
+    cells: Any,
+    missing: Any,
+    sets: Any,
+) -> None:
+    """Change the nodes of one tree in place. NaN, which is not a code, differs from itself."""
+    for row in range(nodes.shape[0]):
+        split = split_at[nodes[row]]
+        if split < 0:
+            continue
+        cell = cells[row, columns[split]]
+        if cell == missing or cell != cell:
+            goes_left = default_lefts[split]
+        elif len(sets) and sets[0][split] >= 0:
+            goes_left = goes_left_by_set(cell, default_lefts[split], sets[0][split], sets)
+        else:
+            goes_left = cell < firsts[split]
+        nodes[row] = lefts[split] + (0 if goes_left else 1)
+
+
+# Which columns may split a node, and the bounds of its leaf weights.
+
+Bools = npt.NDArray[np.bool_]
+NodeId = tuple[int, int]  # tree, node
+LEVEL, NODE_DRAW = 2, 3  # streams of draws, so that no two share a seed
+WIDEST = np.finfo(np.float32).max
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Limits:
+    """Limits of the nodes of a round."""
+
+    # seed, round_id: of the draws
+    seed: int = 0
+    round_id: int = 0
+    # bylevel, bynode: shares of a tree's columns drawn per level, and of these per node, in (0, 1]
+    bylevel: float = 1.0
+    bynode: float = 1.0
+    # (n_columns,): 1 if predictions must not fall as the column grows, -1 if not rise; or empty
+    monotone: npt.NDArray[np.int8] = field(default_factory=lambda: np.empty(0, dtype=np.int8))
+    interactions: tuple[frozenset[int], ...] = ()  # columns that may share a path; empty: all
+    min_child_rows: int = 0  # minimum rows on each side of a split; 0: rows are not counted
+    both_children: bool = False  # with bins merged by node, no sibling follows from its parent
+
+    def columns(
+        self, level: int, places: Sequence[NodeId], trees: Sequence[Tree], allowed: Bools
+    ) -> Bools:
+        """Columns that may split each node, (n_nodes, n_columns), from those allowed by tree."""
+        masks = allowed[[tree for tree, _ in places]]
+        if self.bylevel < 1:
+            drawn = [
+                self._drawn(columns, self.bylevel, LEVEL, tree, level)
+                for tree, columns in enumerate(allowed)
+            ]
+            masks = np.stack([drawn[tree] for tree, _ in places])
+        if self.bynode < 1:
+            pairs = zip(masks, places, strict=True)
+            masks = np.stack(
+                [self._drawn(columns, self.bynode, NODE_DRAW, *place) for columns, place in pairs]
+            )
+        if self.interactions:
+            for mask, (tree, node) in zip(masks, places, strict=True):
+                mask &= self._compatible(trees[tree], node, len(mask))
+        return masks
+
+    def _drawn(self, allowed: Bools, share: float, *stream: int) -> Bools:
+        """Draw a share of some columns, at least one."""
+        columns, drawn = np.flatnonzero(allowed), np.zeros_like(allowed)
+        if len(columns):
+            rng = np.random.default_rng([self.seed, self.round_id, *stream])
+            n_drawn = max(1, int(share * len(columns)))
+            drawn[rng.choice(columns, n_drawn, replace=False)] = True
+        return drawn
+
+    def _compatible(self, nodes: Tree, node: int, n_columns: int) -> Bools:
+        """Columns that may be on a path with those above a node."""
+        used = {int(nodes["column"][above]) for above, _ in _path(nodes, node)}
+        if not used:
+            return np.ones(n_columns, dtype=bool)
+        mask = np.zeros(n_columns, dtype=bool)
+        for group in (used, *(each for each in self.interactions if used <= each)):
+            mask[list(group)] = True
+        return mask
+
+    def bounds(self, nodes: Tree, node: int) -> tuple[np.float32, np.float32]:
+        """Lowest and highest weight of a leaf below a node."""
+        low, high = -WIDEST, WIDEST
+        if not len(self.monotone):
+            return low, high
+        for above, below in _path(nodes, node):
+            direction, left = self.monotone[nodes["column"][above]], nodes["left"][above]
+            if not direction:
+                continue
+            middle = (nodes["weight"][left] + nodes["weight"][left + 1]) / np.float32(2)
+            if (below == left) == (direction > 0):
+                high = middle
+            else:
+                low = middle
+        return low, high
+
+
+def _path(nodes: Tree, node: int) -> list[tuple[int, int]]:
+    """Pairs (ancestor, next node on the path), from the root to a node."""
+    steps = []
+    while (above := int(nodes["parent"][node])) >= 0:
+        steps.append((above, node))
+        node = above
+    return steps[::-1]
+
 
 FREE = Limits()
 Rows = npt.NDArray[np.int64]
@@ -159,7 +378,7 @@ class Growth:
 
     def grown(self) -> Grown:
         """The trees so far."""
-        return in_order([nodes.copy() for nodes in self._nodes], self._sets)
+        return ordered_sets([nodes.copy() for nodes in self._nodes], self._sets)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """All that ``restored`` needs to resume from here."""
@@ -318,3 +537,104 @@ def _leaves(n_nodes: int, parent: int) -> Tree:
 
 def _pairs(array: npt.NDArray[Any]) -> list[NodeId]:
     return [(int(tree), int(node)) for tree, node in array]
+
+
+# Monotone and interaction constraints, as texts and as column numbers.
+
+
+def parse_monotone(text: str) -> dict[str, int]:
+    """Directions by column, from ``age:1,income:-1``; raises ValueError."""
+    directions: dict[str, int] = {}
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        name, colon, direction = (each.strip() for each in part.rpartition(":"))
+        if not colon or not name or direction not in ("1", "0", "-1"):
+            rule = "must be columns with 1, 0 or -1, as age:1,income:-1"
+            raise ValueError(f"monotone-constraints {rule}, got {part}")
+        if name in directions:
+            raise ValueError(f"monotone-constraints must name a column once, got {name} twice")
+        directions[name] = int(direction)
+    return directions
+
+
+def parse_interactions(text: str) -> tuple[tuple[str, ...], ...]:
+    """Groups of columns, from ``[age,income],[income,sex]``; raises ValueError."""
+    if not text.strip():
+        return ()
+    if not re.fullmatch(r"\s*\[[^\[\]]+\]\s*(,\s*\[[^\[\]]+\]\s*)*", text):
+        rule = "must be groups of columns, as [age,income],[income,sex]"
+        raise ValueError(f"interaction-constraints {rule}, got {text}")
+    groups = re.findall(r"\[([^\[\]]+)\]", text)
+    return tuple(tuple(name.strip() for name in group.split(",")) for group in groups)
+
+
+def constraints_of(
+    monotone: str, interactions: str, columns: Sequence[str]
+) -> tuple[npt.NDArray[np.int8], tuple[frozenset[int], ...]]:
+    """Both constraints by column numbers, from their texts; raises ValueError."""
+    directions = monotone_of(parse_monotone(monotone), columns)
+    return directions, interactions_of(parse_interactions(interactions), columns)
+
+
+def monotone_of(directions: Mapping[str, int], columns: Sequence[str]) -> npt.NDArray[np.int8]:
+    """Directions in the order of the columns; empty without constraints. ValueError if unknown."""
+    _check_known("monotone-constraints", directions, columns)
+    if not any(directions.values()):
+        return np.empty(0, dtype=np.int8)
+    return np.array([directions.get(name, 0) for name in columns], dtype=np.int8)
+
+
+def interactions_of(
+    groups: Sequence[Sequence[str]], columns: Sequence[str]
+) -> tuple[frozenset[int], ...]:
+    """Groups as column numbers; raises ValueError for an unknown column."""
+    for group in groups:
+        _check_known("interaction-constraints", group, columns)
+    places = {name: place for place, name in enumerate(columns)}
+    return tuple(frozenset(places[name] for name in group) for group in groups)
+
+
+def check_without_categories(monotone: Sequence[int] | Any, has_categories: bool) -> None:
+    """Raise ValueError for monotone constraints beside columns of categories."""
+    if len(monotone) and has_categories:
+        raise ValueError(
+            "monotone-constraints must be empty where a column has categories; exclude these "
+            "with drop-columns, or give them as numbers"
+        )
+
+
+def _check_known(setting: str, names: Any, columns: Sequence[str]) -> None:
+    existing = set(columns)
+    if missing := [name for name in names if name not in existing]:
+        raise ValueError(f"{setting} must name columns of the table, got {', '.join(missing[:5])}")
+
+
+# Purity of leaves: how well a party could infer labels from rows that share a node.
+
+
+def mean_purity(labels: npt.NDArray[np.int64], nodes: Nodes) -> float:
+    """Share of the majority class in a node, weighted by rows and averaged over trees.
+
+    Source: Cheng et al. 2019 (arXiv:1901.08755), "Performance of Completely SecureBoost": the sum
+    over leaves of n_i / n * p_i. ``labels`` are int64 class ids; ``nodes``, int32, shape (n_trees,
+    n_rows), is where each row ends, or is last seen.
+    """
+    return float(np.mean([_purity(labels, tree) for tree in nodes]))
+
+
+def last_seen(before: Nodes, after: Nodes, splits: npt.NDArray[np.int64]) -> Nodes:
+    """Nodes of rows as seen by an observer who knows only some of the last splits.
+
+    ``before`` and ``after`` are the nodes before and after the last splits; ``splits``, shape
+    (n_known, 2), are tree and node of the known ones.
+    """
+    seen = np.array(before)
+    for tree, node in splits:
+        rows = before[tree] == node
+        seen[tree, rows] = after[tree, rows]
+    return seen
+
+
+def _purity(labels: npt.NDArray[np.int64], nodes: npt.NDArray[np.int32]) -> float:
+    counts = np.zeros((int(nodes.max(initial=0)) + 1, int(labels.max(initial=0)) + 1))
+    np.add.at(counts, (nodes, labels), 1)
+    return float(counts.max(axis=1).sum() / len(labels))

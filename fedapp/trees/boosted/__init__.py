@@ -1,1 +1,0 @@
-"""Boosted trees, as XGBoost grows and writes them."""

@@ -1,1 +1,0 @@
-"""Divided models: each party holds the thresholds of its own columns."""

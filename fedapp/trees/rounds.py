@@ -1,0 +1,469 @@
+"""Boosting state between rounds: the trees, and splits and leaf values not yet sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.histograms.bins import Cuts, Ints
+from fedapp.histograms.split import Penalties, node_weight
+from fedapp.kernels import frozen, kernel
+from fedapp.trees.grow import FREE, ROUTE, Growth, Limits, Routes, Shape
+from fedapp.trees.model import (
+    LEAF,
+    NO_TREES,
+    NODE,
+    Ensemble,
+    Grown,
+    Tree,
+    check_range,
+    concatenated,
+    split_trees,
+    stack_trees,
+)
+from fedapp.trees.objective import (
+    BOUNDED,
+    PLAIN,
+    REGRESSION,
+    LossParameters,
+    Objective,
+    n_outputs,
+    row_bounds,
+)
+from fedapp.trees.sets import NO_SET, NO_SETS, Categories, CategorySets, Members
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Random draws of a run."""
+
+    seed: int
+    colsample: float  # share of the columns each tree may split, in (0, 1]
+
+    def columns(self, round_id: int, n_trees: int, n_columns: int) -> npt.NDArray[np.bool_]:
+        """Columns of each tree, at least one; bool, shape (n_trees, n_columns)."""
+        n_drawn = max(1, int(self.colsample * n_columns))
+        if n_drawn == n_columns:
+            return np.ones((n_trees, n_columns), dtype=bool)
+        rng = np.random.default_rng([self.seed, round_id])
+        allowed = np.zeros((n_trees, n_columns), dtype=bool)
+        for tree in allowed:
+            tree[rng.choice(n_columns, n_drawn, replace=False)] = True
+        return allowed
+
+
+@dataclass(slots=True, eq=False)
+class Boosting:
+    """Boosting, round by round."""
+
+    # objective, base_score, columns, classes, categories, margin_column: as in ``Ensemble``
+    objective: Objective
+    base_score: npt.NDArray[np.float32]
+    columns: tuple[str, ...]
+    classes: tuple[str, ...]
+    cuts: Cuts  # layout of the histograms
+    shape: Shape  # limits of a tree
+    sampling: Sampling
+    categories: Categories = ()
+    parameters: LossParameters = PLAIN  # of the objective
+    limits: Limits = FREE  # of single nodes; the round's number is set for each round
+    margin_column: str = ""
+    grown: Grown = NO_TREES  # trees of all finished rounds, with their sets
+    # routes, route_sets: splits of the last round that parties do not know yet, with their sets
+    routes: Routes = field(default_factory=lambda: np.empty(0, dtype=ROUTE))
+    route_sets: CategorySets = NO_SETS
+    leaves_told: bool = True  # whether parties know the leaf values of the last round
+
+    @property
+    def width(self) -> int:
+        """Trees per round."""
+        return n_outputs(self.objective, len(self.classes))
+
+    @property
+    def n_rounds(self) -> int:
+        """Finished rounds."""
+        return len(self.grown.trees) // self.width
+
+    @property
+    def last_trees(self) -> tuple[Tree, ...]:
+        """The trees of the last finished round."""
+        return self.grown.trees[-self.width :]
+
+    @property
+    def model(self) -> Ensemble:
+        """The model so far."""
+        return Ensemble(
+            self.objective,
+            self.base_score,
+            self.columns,
+            self.classes,
+            *self.grown,
+            self.categories,
+            self.parameters,
+            self.margin_column,
+        )
+
+    def growth(self) -> Growth:
+        """The trees of the next round, not yet grown."""
+        n_columns = len(self.columns)
+        allowed = self.sampling.columns(self.n_rounds, self.width, n_columns)
+        limits = replace(self.limits, round_id=self.n_rounds)
+        return Growth(self.width, self.cuts, allowed, self.shape, limits)
+
+    def tell(self, routes: Routes, sets: CategorySets) -> None:
+        """Store the splits of a level, not yet sent."""
+        self.routes, self.route_sets = routes, sets
+
+    def add(self, grown: Grown) -> None:
+        """Finish a round; its last splits and leaf values are not yet sent."""
+        check_range(grown.trees)
+        self.grown = concatenated([self.grown, grown])
+        self.leaves_told = False
+
+    def told(self) -> None:
+        """Mark all splits and leaf values as sent."""
+        self.routes, self.route_sets = np.empty(0, dtype=ROUTE), NO_SETS
+        self.leaves_told = True
+
+    def untold_leaves(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """Unsent leaf values of the last round, one per node, and the start of each tree."""
+        if self.leaves_told:
+            return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
+        nodes, offsets = stack_trees(self.last_trees)
+        return np.ascontiguousarray(nodes["value"]), offsets
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """All that changes from round to round, and the cuts, for storage."""
+        nodes, offsets = stack_trees(self.grown.trees)
+        return {
+            "base_score": self.base_score,
+            "edges": self.cuts.edges,
+            "offsets": self.cuts.offsets,
+            "minima": self.cuts.minima,
+            "categories": self.cuts.categories,
+            "nodes": nodes,
+            "tree_offsets": offsets,
+            "sets": self.grown.sets.bits,
+            "set_widths": self.grown.sets.widths,
+            "routes": self.routes,
+            "route_sets": self.route_sets.bits,
+            "route_set_widths": self.route_sets.widths,
+            "leaves_told": np.array(self.leaves_told),
+        }
+
+    def restore(self, arrays: Arrays) -> None:
+        """Undo ``arrays``."""
+        trees = split_trees(arrays["nodes"], arrays["tree_offsets"])
+        self.grown = Grown(trees, CategorySets(arrays["sets"], arrays["set_widths"]))
+        self.routes, self.leaves_told = arrays["routes"], bool(arrays["leaves_told"])
+        self.route_sets = CategorySets(arrays["route_sets"], arrays["route_set_widths"])
+
+
+def stored_cuts(arrays: Arrays) -> tuple[npt.NDArray[np.float32], Cuts]:
+    """Base score and cuts from ``Boosting.arrays``."""
+    cuts = Cuts(arrays["edges"], arrays["offsets"], arrays["minima"], arrays["categories"])
+    return arrays["base_score"], cuts
+
+
+def n_leaves(trees: Iterable[Tree]) -> int:
+    """Number of leaves of some trees."""
+    return sum(int((tree["left"] == LEAF).sum()) for tree in trees)
+
+
+# Trees with random structure; only their leaf values depend on rows.
+
+Kind = Literal["cyclic", "random"]
+CYCLIC: Kind = "cyclic"
+# Standard deviations of noise that are added to hessians, so that leaves of few rows do not follow
+# their noise. On adult, 3 beat 0 and 1 for trees with many leaves, and was as good for others.
+SHRINKING = 3.0
+
+
+@dataclass(slots=True)
+class _Open:
+    """A node that may be split, and the bins of each column that reach it."""
+
+    node: int
+    bins: dict[int, npt.NDArray[np.int64]]
+
+
+def draw_trees(
+    kind: Kind, cuts: Cuts, allowed: npt.NDArray[np.bool_], max_depth: int, seed: int, round_id: int
+) -> Grown:
+    """Structures of a round's trees; ``allowed``, (n_trees, n_columns), are columns to split."""
+    categories = cuts.categories if len(cuts.categories) else np.zeros_like(cuts.widths)
+    widths = np.where(categories > 0, categories, cuts.widths)
+    trees: list[Tree] = []
+    sets: list[Members] = []
+    for number, tree_columns in enumerate(allowed):
+        columns = np.flatnonzero(tree_columns & (widths > 1)).tolist()
+        # Every column once, in random order, then all again in another order.
+        if kind == CYCLIC and columns:
+            turns, place = divmod(round_id, len(columns))
+            columns = [int(np.random.default_rng([seed, turns]).permutation(columns)[place])]
+        rng = np.random.default_rng([seed, round_id, number])
+        bins = {column: np.arange(widths[column]) for column in columns}
+        trees.append(_draw_tree(cuts, bins, max_depth, rng, sets))
+    return Grown(tuple(trees), CategorySets.of(sets))
+
+
+def _draw_tree(
+    cuts: Cuts,
+    bins: dict[int, npt.NDArray[np.int64]],
+    max_depth: int,
+    rng: np.random.Generator,
+    sets: list[Members],
+) -> Tree:
+    """One tree, level by level; appends the sets of its splits to ``sets``."""
+    nodes = [_leaf(parent=-1)]
+    level = [_Open(0, bins)]
+    for _ in range(max_depth):
+        below = []
+        for at in level:
+            columns = [column for column, column_bins in at.bins.items() if len(column_bins) > 1]
+            if not columns:
+                continue
+            column = int(rng.choice(columns))
+            right = _draw_right(at.bins[column], bool(cuts.by_category[column]), rng)
+            split = nodes[at.node]
+            split["left"], split["column"] = len(nodes), column
+            split["default_left"] = rng.random() < 0.5
+            if cuts.by_category[column]:
+                members = np.zeros(cuts.categories[column], dtype=bool)
+                members[at.bins[column][right]] = True
+                split["set"] = len(sets)
+                sets.append(members)
+            else:
+                first_right = at.bins[column][right][0]
+                split["threshold"] = cuts.column(column)[first_right - 1]
+            for side in (~right, right):
+                below.append(_Open(len(nodes), {**at.bins, column: at.bins[column][side]}))
+                nodes.append(_leaf(at.node))
+        level = below
+    return np.concatenate(nodes)
+
+
+def _draw_right(
+    bins: npt.NDArray[np.int64], by_category: bool, rng: np.random.Generator
+) -> npt.NDArray[np.bool_]:
+    """Which of at least two bins go right, never none or all; numeric bins: the upper ones."""
+    n_right = int(rng.integers(1, len(bins)))
+    if not by_category:
+        return np.arange(len(bins)) >= len(bins) - n_right
+    right = rng.random(len(bins)) < 0.5
+    if right.all() or not right.any():
+        right[rng.integers(len(bins))] ^= True
+    return right
+
+
+def _leaf(parent: int) -> Tree:
+    leaf = np.zeros(1, dtype=NODE)
+    leaf["left"], leaf["parent"], leaf["set"] = LEAF, parent, NO_SET
+    return leaf
+
+
+def with_leaf_weights(
+    grown: Grown,
+    sums: npt.NDArray[np.float64],
+    eta: float,
+    penalties: Penalties,
+    deviation: float,
+    most: float,
+) -> Grown:
+    """The trees with leaf weights (Chen and Guestrin 2016, Eq. 5).
+
+    Parameters
+    ----------
+    sums : float64, shape (n_leaves, 2): noised gradients and hessians, leaves of all trees in turn.
+    deviation : standard deviation of the noise of a sum of hessians.
+    most : upper bound of a leaf's absolute weight.
+    """
+    firmer = replace(
+        penalties,
+        reg_lambda=penalties.reg_lambda + SHRINKING * deviation,
+        min_child_weight=0.0,
+        max_delta_step=min(penalties.max_delta_step or most, most),
+    )
+    trees, first = [], 0
+    for structure in grown.trees:
+        tree, leaves = structure.copy(), np.flatnonzero(structure["left"] == LEAF)
+        totals = np.zeros((len(tree), 2))
+        totals[leaves] = sums[first : first + len(leaves)]
+        first += len(leaves)
+        totals[leaves, 1] = np.maximum(totals[leaves, 1], penalties.min_child_weight)
+        # Children come after their parents: sums of inner nodes, from the leaves up.
+        for node in range(len(tree) - 1, 0, -1):
+            totals[tree["parent"][node]] += totals[node]
+        weights = [node_weight(gradient, hessian, firmer) for gradient, hessian in totals.tolist()]
+        tree["hessian"], tree["weight"] = totals[:, 1], weights
+        tree["value"][leaves] = tree["weight"][leaves] * np.float32(eta)
+        scores = totals[:, 0] ** 2 / (totals[:, 1] + max(firmer.reg_lambda, 1e-12))
+        gains, splits = np.zeros(len(tree)), np.flatnonzero(tree["left"] != LEAF)
+        lefts = tree["left"][splits]
+        gains[splits] = np.maximum(scores[lefts] + scores[lefts + 1] - scores[splits], 0)
+        tree["gain"] = gains
+        trees.append(tree)
+    return Grown(tuple(trees), grown.sets)
+
+
+# Check one party's histograms against its sketch, its totals and the parents' histograms.
+
+Doubles = npt.NDArray[np.float64]
+Loss = tuple[Objective, LossParameters]
+LARGEST = float(np.finfo(np.float64).max)
+ROUNDED = 1e-6  # gradients, weights and masses are float32, each rounded by up to 2^-24
+# Float64 sums of n rows in another order differ by up to n 2^-53 of the sum of absolute values.
+SLACK = 1e-9
+RULES = (
+    "",
+    "gradients and hessians that the weight of its rows allows",
+    "the same total in every column, rows without a value included",
+    "children that add up to their parents",
+)
+
+
+@kernel
+def _divide(nodes: Any, parents: Any, goes_left: Any, route: Any, sent: Any, rows: Any) -> Any:
+    """Sums, missing rows and totals of both children; an unsent one is parent minus sibling."""
+    # nodes: sums, missing rows and totals by node; sent: sums and missing rows by row
+    # goes_left: bool, (n_splits, n_bins); route: (first bin, end, whether missing goes left)
+    # rows: int64, (n_splits, 2): row in ``sent`` of each child, -1 if it was not sent
+    n_splits = len(parents)
+    sums = np.empty((n_splits, 2, *nodes[0].shape[1:]))
+    missing = np.empty((n_splits, 2, nodes[1].shape[1]), dtype=np.int32)
+    totals = np.empty((n_splits, 2, 2))
+    for split in range(n_splits):
+        parent, (first, end, default_left) = parents[split], route[split]
+        for part in range(2):
+            left, known = 0.0, 0.0
+            for place in range(first, end):
+                known += nodes[0][parent, place, part]
+                if goes_left[split, place]:
+                    left += nodes[0][parent, place, part]
+            total = nodes[2][parent, part]
+            left += default_left * (total - known)
+            totals[split, 0, part], totals[split, 1, part] = left, total - left
+        for side in range(2):
+            row, other = rows[split, side], rows[split, 1 - side]
+            for place in range(sums.shape[2]):
+                for part in range(2):
+                    rest = nodes[0][parent, place, part] - sent[0][other, place, part]
+                    sums[split, side, place, part] = sent[0][row, place, part] if row >= 0 else rest
+            for column in range(missing.shape[2]):
+                few = nodes[1][parent, column] - sent[1][other, column]
+                missing[split, side, column] = sent[1][row, column] if row >= 0 else few
+    return sums, missing, totals
+
+
+@kernel
+def _broken_rule(above: Any, parents: Any, children: Any, layout: Any) -> int:
+    """Index of the rule that some nodes or their children break, or 0."""
+    (pairs, missing, totals), (weights, absent, starts, how) = children, layout
+    most_g, most_h, slack_g, slack_h = how
+    for node in range(len(parents)):
+        parent, left, right = above[parents[node]], pairs[node, 0], pairs[node, 1]
+        for place in range(len(parent)):
+            g, h = left[place, 0] + right[place, 0], left[place, 1] + right[place, 1]
+            size = abs(left[place, 0]) + abs(right[place, 0])
+            if size > most_g * weights[place] + slack_g or h > most_h * weights[place] + slack_h:
+                return 1
+            if abs(parent[place, 0] - g) > slack_g or abs(parent[place, 1] - h) > slack_h:
+                return 3
+            if min(left[place, 1], right[place, 1]) < -slack_h:
+                return 3
+        for side in range(2):
+            # A total of NaN is replaced by that of the first column without missing values.
+            total_g, total_h = totals[node, side]
+            for column in range(len(absent)):
+                g, h = 0.0, 0.0
+                for place in range(starts[column], starts[column + 1]):
+                    g, h = g + pairs[node, side, place, 0], h + pairs[node, side, place, 1]
+                most = absent[column] if missing[node, side, column] else 0.0
+                if not most and np.isnan(total_g):
+                    total_g, total_h = g, h
+                if abs(total_g - g) > most_g * most + slack_g:
+                    return 2
+                if total_h - h < -slack_h or total_h - h > most_h * most + slack_h:
+                    return 2
+    return 0
+
+
+class HistogramChecks:
+    """Checks a party's histograms, level by level.
+
+    Parameters
+    ----------
+    cuts, places : layout of all parties' histograms, and the place of each of the party's bins.
+    weights : float64, shape (n_bins + 1,): upper bound of each bin's weight, then of all rows.
+    merges : whether the party merges bins node by node, so children do not follow from parents.
+    loss : the objective and its parameters.
+    """
+
+    def __init__(
+        self, cuts: Cuts, places: Ints, weights: Doubles, merges: bool, loss: Loss
+    ) -> None:
+        self._merges, self._weight = merges, float(weights[-1])
+        self._weights = weights[:-1] * (1 + ROUNDED)
+        self._columns = np.searchsorted(cuts.offsets, places, side="right") - 1
+        self._edges = cuts.edges[places]
+        column_weights = np.bincount(self._columns, weights[:-1], cuts.n_columns)
+        column_weights[cuts.by_category | merges] = 0
+        self._absent = np.maximum(self._weight - column_weights, 0) + ROUNDED * self._weight
+        self._most = LARGEST, 1.0 if loss[0] == REGRESSION else LARGEST
+        if loss[0] in BOUNDED:
+            bounds = row_bounds(*loss, clip=0.0)
+            self._most = bounds.gradient, bounds.hessian
+        self._layout: tuple[Any, ...] = ()  # of a round; below, the sums of its last level
+        self._nodes: tuple[Any, ...] = ()
+        self._rows: dict[tuple[int, int], int] = {}
+
+    def check(self, request: Any, reply: Any, routes: Routes, sets: CategorySets) -> None:
+        """Check the reply to a ``GrowRequest``; ValueError if sums break one of ``RULES``."""
+        level, columns, sent = request.level, request.columns, (reply.histograms, reply.missing)
+        if level == 0:
+            hessian, size = reply.root_sums[:, 1].max(), self._weight * self._most[0]
+            if self._most[0] == LARGEST:  # unbounded: use the sum of absolute errors
+                size = np.abs(sent[0][..., 0]).sum(axis=1).max() + hessian
+                size += self._weight + reply.train_sums[2]
+            how = np.array([*self._most, SLACK * size, SLACK * hessian])
+            drawn = np.isin(self._columns, columns)
+            starts = np.searchsorted(self._columns[drawn], np.append(columns, len(self._absent)))
+            # (weight by bin, missing weight by column, first bin of each column, limits)
+            layout = self._weights[drawn], self._absent[columns], starts, how
+            self._layout = tuple(frozen(*layout))
+            self._drawn = self._edges[drawn]
+        trees, nodes = request.wanted_trees.tolist(), request.wanted_nodes.tolist()
+        wanted = list(zip(trees, nodes, strict=True))
+        if level == 0 or self._merges:
+            # No parent: the sums are compared with themselves, as if the sibling were empty.
+            keys = [key for one in wanted for key in (one, (-1, -1))]
+            total = np.full((len(wanted), 2), np.nan) if level else reply.root_sums
+            children = tuple(np.stack((each, 0 * each), axis=1) for each in (*sent, total))
+            above, parents = sent[0], np.arange(len(wanted))
+        else:
+            places = routes[["tree", "node", "left"]].tolist()
+            keys = [(tree, left + side) for tree, _, left in places for side in (0, 1)]
+            parents = np.array([self._rows[tree, node] for tree, node, _ in places])
+            rows = {key: row for row, key in enumerate(wanted)}
+            pairs = np.array([rows.get(key, -1) for key in keys]).reshape(-1, 2)
+            goes_left = self._drawn <= routes["threshold"][:, None]
+            starts, first = self._layout[2], np.searchsorted(columns, routes["column"])
+            for split in np.flatnonzero(routes["set"] != NO_SET):
+                cells = slice(*starts[first[split] : first[split] + 2])
+                codes = self._drawn[cells].astype(np.int64) - 1  # a category's edge is its code + 1
+                goes_left[split, cells] = ~sets.members(routes["set"][split])[codes]
+            route = np.stack((starts[first], starts[first + 1], routes["default_left"]), axis=1)
+            above = self._nodes[0]
+            children = _divide(self._nodes, parents, goes_left, route, tuple(frozen(*sent)), pairs)
+        (above,), children = frozen(above), tuple(frozen(*children))
+        if rule := _broken_rule(above, parents, children, self._layout):
+            raise ValueError(f"must have {RULES[rule]}, got others at level {level}")
+        # An explicit size: -1 cannot be inferred if a party has no bins.
+        self._nodes = tuple(each.reshape(2 * len(each), *each.shape[2:]) for each in children)
+        self._rows = {key: row for row, key in enumerate(keys)}

@@ -1,0 +1,634 @@
+"""A model of several ensembles under one head, and its form on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedapp.trees.model import (
+    TREES,
+    Ensemble,
+    ModelHeader,
+    Tree,
+    exact,
+    pack_trees,
+    read_categories,
+    read_model,
+    trees_with_sets,
+    unpack_trees,
+    write_model,
+    written_categories,
+)
+from fedapp.trees.objective import (
+    PLAIN,
+    REGRESSION,
+    LossParameters,
+    Objective,
+    base_margin,
+    n_outputs,
+    read_base_score,
+)
+from fedapp.trees.predict import add_outputs
+from fedapp.trees.sets import NO_SETS, Categories, CategorySets, category_counts
+
+# The output of every tree of several ensembles for every row.
+
+Floats = npt.NDArray[np.float32]
+
+
+def tree_outputs(
+    ensembles: Sequence[Sequence[Tree]],
+    n_trees: int,
+    values: npt.NDArray[np.float32],
+    sets: CategorySets = NO_SETS,
+) -> Floats:
+    """Leaf value of every tree for every row; float32, shape (n_rows, n_ensembles * n_trees).
+
+    ::
+
+        columns   | ensemble 0                  | ensemble 1      ...
+                  | round 0      | round 1 ...  |
+                  | class 0, 1 . |              |
+
+    Parameters
+    ----------
+    ensembles : trees of each party, as XGBoost orders them: one per class per round.
+    n_trees : columns of each ensemble; one with fewer trees is padded with zeros.
+    values : float32, shape (n_rows, n_columns); NaN is missing.
+    """
+    outputs = np.zeros((len(values), len(ensembles) * n_trees), dtype=np.float32)
+    trees = [tree for ensemble in ensembles for tree in ensemble]
+    places = [
+        place * n_trees + tree_id
+        for place, ensemble in enumerate(ensembles)
+        for tree_id in range(len(ensemble))
+    ]
+    add_outputs(trees, np.array(places, dtype=np.int64), values, outputs, sets)
+    return outputs
+
+
+# The network over the outputs of all trees: shape, initial weights, predictions, rates.
+
+Kind = Literal["cnn", "cnn3", "fcnn"]
+Layers: TypeAlias = tuple[Floats, Floats, Floats, Floats]  # first, its bias, second, its bias
+
+FCNN_WIDTH = 256  # as in the paper's section 4.3
+KERNEL = 3  # of cnn3, in boosting rounds
+BATCH_NUMBERS = 2**22  # size of the arrays of a batch of predictions
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Shape of a head."""
+
+    kind: Kind  # see the module
+    n_parties: int  # ensembles under the head
+    n_rounds: int  # boosting rounds of each; with k outputs a round has k trees
+    n_outputs: int  # margins per row
+    channels: int  # of the convolution; ignored for ``fcnn``
+
+    @classmethod
+    def over(cls, kind: Kind, counts: Sequence[int], n_outputs: int, channels: int) -> HeadShape:
+        """The head over padded ensembles; ValueError unless all have whole rounds, one at least."""
+        if not len(counts) or max(counts) < 1 or any(count % n_outputs for count in counts):
+            raise ValueError(f"trees of a party must be a positive multiple of {n_outputs}")
+        return cls(kind, len(counts), int(max(counts)) // n_outputs, n_outputs, channels)
+
+    @property
+    def n_trees(self) -> int:
+        """Columns of one party in the tree outputs."""
+        return self.n_rounds * self.n_outputs
+
+    @property
+    def n_columns(self) -> int:
+        """Columns of the tree outputs."""
+        return self.n_parties * self.n_trees
+
+    @property
+    def n_patches(self) -> int:
+        """Number of patches."""
+        counts = {"cnn": self.n_parties, "cnn3": self.n_parties * self.n_rounds, "fcnn": 1}
+        return counts[self.kind]
+
+    @property
+    def patch_size(self) -> int:
+        """Tree outputs in a patch."""
+        sizes = {"cnn": self.n_trees, "cnn3": KERNEL * self.n_outputs, "fcnn": self.n_columns}
+        return sizes[self.kind]
+
+    @property
+    def n_hidden(self) -> int:
+        """Size of the hidden layer."""
+        return self.n_patches * self.width
+
+    @property
+    def width(self) -> int:
+        """Hidden units per patch."""
+        return FCNN_WIDTH if self.kind == "fcnn" else self.channels
+
+    @property
+    def layers(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of first, its bias, second and its bias, in the order of the flat weights."""
+        first = (self.width, self.patch_size)
+        return first, first[:1], (self.n_outputs, self.n_hidden), (self.n_outputs,)
+
+    @property
+    def n_weights(self) -> int:
+        """Number of parameters."""
+        return sum(prod(shape) for shape in self.layers)
+
+
+def split_weights(shape: HeadShape, weights: Floats) -> Layers:
+    """Views of the flat weights, float32, shape (n_weights,), one per layer."""
+    sizes = [prod(layer) for layer in shape.layers]
+    pieces = np.split(weights, np.cumsum(sizes)[:-1])
+    first, bias, second, last = (
+        piece.reshape(layer) for piece, layer in zip(pieces, shape.layers, strict=True)
+    )
+    return first, bias, second, last
+
+
+def initial_weights(shape: HeadShape, seed: int) -> Floats:
+    """Kaiming initialisation: variance 2 / fan-in, biases 0 (arXiv:1502.01852, Eq. 10)."""
+    rng = np.random.default_rng(seed)
+    weights = np.zeros(shape.n_weights, dtype=np.float32)
+    for layer in split_weights(shape, weights):
+        if layer.ndim == 2:
+            deviation = np.float32(np.sqrt(2 / layer.shape[1]))
+            layer[:] = rng.standard_normal(layer.shape, dtype=np.float32) * deviation
+    return weights
+
+
+def weights_in_unit(shape: HeadShape, weights: Floats, unit: np.float32) -> Floats:
+    """Weights of ``outputs -> unit * head(outputs / unit)``: only the biases change."""
+    scaled = weights.copy()
+    for layer in split_weights(shape, scaled):
+        if layer.ndim == 1:
+            layer *= unit
+    return scaled
+
+
+def head_margins(shape: HeadShape, weights: Floats, outputs: Floats) -> Floats:
+    """Margins of tree outputs, float32, shape (n_rows, n_columns) to (n_rows, n_outputs)."""
+    _, _, second, last = split_weights(shape, weights)
+    margins = np.empty((len(outputs), shape.n_outputs), dtype=np.float32)
+    for rows in _batches(shape, len(outputs)):
+        margins[rows] = _hidden(shape, weights, outputs[rows]) @ second.T + last
+    return margins
+
+
+def learned_rates(shape: HeadShape, weights: Floats, outputs: Floats) -> npt.NDArray[np.float64]:
+    """How much the head amplifies each tree: mean over rows of d margin / d tree output.
+
+    A tree of class k counts for margin k; a plain sum of trees has 1 everywhere. ReLU switches
+    channels off by row, so a rate is a sum over channels: (share of rows with the channel on) x
+    (its weight at the party) x (weight of the tree in it). Returns float64, shape (n_parties,
+    n_trees).
+    """
+    active = np.zeros(shape.n_hidden)
+    for rows in _batches(shape, len(outputs)):
+        active += (_hidden(shape, weights, outputs[rows]) > 0).sum(axis=0)
+    active /= max(1, len(outputs))
+    first, _, second, _ = split_weights(shape, weights.astype(np.float64))
+    by_patch = (second * active).reshape(shape.n_outputs, shape.n_patches, shape.width) @ first
+    rates = _unpatched(shape, by_patch)
+    columns = np.arange(shape.n_columns)
+    return rates[columns % shape.n_outputs, columns].reshape(shape.n_parties, shape.n_trees)
+
+
+def _batches(shape: HeadShape, n_rows: int) -> Iterator[slice]:
+    """Slices of rows that fit in memory."""
+    size = max(1, BATCH_NUMBERS // max(shape.n_hidden, shape.n_patches * shape.patch_size))
+    return (slice(start, start + size) for start in range(0, n_rows, size))
+
+
+def _hidden(shape: HeadShape, weights: Floats, outputs: Floats) -> Floats:
+    """Hidden layer: float32, shape (n_rows, n_hidden)."""
+    first, bias, _, _ = split_weights(shape, weights)
+    patches = _patches(shape, outputs).reshape(-1, shape.patch_size)
+    hidden = patches @ first.T
+    hidden += bias
+    np.maximum(hidden, 0, out=hidden)
+    return hidden.reshape(len(outputs), shape.n_hidden)
+
+
+def _patches(shape: HeadShape, outputs: Floats) -> Floats:
+    """Tree outputs by patch: float32, shape (n_rows, n_patches, patch_size)."""
+    if shape.kind != "cnn3":
+        return outputs.reshape(len(outputs), shape.n_patches, shape.patch_size)
+    padded = np.pad(outputs, ((0, 0), (shape.n_outputs, shape.n_outputs)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, shape.patch_size, axis=1)
+    return windows[:, :: shape.n_outputs]
+
+
+def _unpatched(shape: HeadShape, by_patch: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Sum over the patches of each column: float64, shape (n_outputs, n_columns)."""
+    if shape.kind != "cnn3":
+        return by_patch.reshape(shape.n_outputs, shape.n_columns)
+    n_outputs, n_patches = shape.n_outputs, shape.n_patches
+    padded = np.zeros((n_outputs, n_patches + KERNEL - 1, n_outputs))
+    # Overlapping patches: tap ``step`` of patch p belongs to padded round p + step.
+    for step in range(KERNEL):
+        taps = slice(step * n_outputs, (step + 1) * n_outputs)
+        padded[:, step : step + n_patches] += by_patch[..., taps]
+    return padded[:, 1:-1].reshape(n_outputs, shape.n_columns)
+
+
+KIND = "trees under a head"
+PREDICT_NUMBERS = 2**23  # tree outputs in memory at once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StackedModel:
+    """Ensembles with a head that turns tree outputs into margins.
+
+    ``margin = base_margin + unit * head(tree outputs / unit)``
+    """
+
+    # objective, base_score, columns, classes, categories: as in ``Ensemble``
+    objective: Objective
+    base_score: Floats
+    columns: tuple[str, ...]
+    classes: tuple[str, ...]
+    unit: np.float32  # > 0: scale of the margins; 1 for classification
+    ensembles: tuple[tuple[Tree, ...], ...]  # trees of each party, by party name
+    shape: HeadShape
+    weights: Floats  # (shape.n_weights,)
+    sets: CategorySets = NO_SETS  # of all trees, one party after the other
+    categories: Categories = ()
+
+    @property
+    def n_outputs(self) -> int:
+        """Margins per row."""
+        return self.shape.n_outputs
+
+    @property
+    def trees(self) -> tuple[Tree, ...]:
+        """Trees of all parties, one party after the other."""
+        return tuple(tree for trees in self.ensembles for tree in trees)
+
+    @property
+    def counts(self) -> npt.NDArray[np.int32]:
+        """Number of trees of each party."""
+        return np.array([len(trees) for trees in self.ensembles], dtype=np.int32)
+
+    @property
+    def bare(self) -> Ensemble:
+        """The trees without the head, for statistics over trees."""
+        return Ensemble(
+            self.objective,
+            self.base_score,
+            self.columns,
+            self.classes,
+            self.trees,
+            self.sets,
+            self.categories,
+        )
+
+    def predict_margins(self, values: Floats) -> Floats:
+        """Margins of rows, in batches; ``values`` is float32, NaN where missing."""
+        size = max(1, PREDICT_NUMBERS // self.shape.n_columns)
+        batches = [
+            self.margins(
+                tree_outputs(
+                    self.ensembles, self.shape.n_trees, values[start : start + size], self.sets
+                )
+            )
+            for start in range(0, len(values), size)
+        ]
+        return np.concatenate([*batches, np.empty((0, self.n_outputs), dtype=np.float32)])
+
+    def margins(self, outputs: Floats) -> Floats:
+        """Margins of tree outputs, float32, shape (n_rows, shape.n_columns)."""
+        weights = weights_in_unit(self.shape, self.weights, self.unit)
+        base = base_margin(self.objective, self.base_score)
+        return base + head_margins(self.shape, weights, outputs)
+
+
+def to_arrays(model: StackedModel) -> dict[str, npt.NDArray[Any]]:
+    """Everything that was trained, for storage."""
+    return {
+        **pack_trees(model.trees, ["gains"], model.sets),
+        "counts": model.counts,
+        "base_score": model.base_score,
+        "unit": np.array(model.unit),
+        "weights": model.weights,
+    }
+
+
+def from_arrays(
+    arrays: Mapping[str, npt.NDArray[Any]],
+    objective: Objective,
+    columns: tuple[str, ...],
+    classes: tuple[str, ...],
+    head: tuple[Kind, int],
+    categories: Categories = (),
+) -> StackedModel:
+    """Undo ``to_arrays``; ``head`` is its kind and channels. ValueError if arrays do not match."""
+    named = {name: arrays[name] for name in (*TREES, "gains")}
+    grown = unpack_trees(named, category_counts(categories, len(columns)))
+    ensembles = split_ensembles(grown.trees, arrays["counts"])
+    width = n_outputs(objective, len(classes))
+    return StackedModel(
+        objective,
+        arrays["base_score"],
+        columns,
+        classes,
+        np.float32(arrays["unit"]),
+        ensembles,
+        HeadShape.over(head[0], arrays["counts"].tolist(), width, head[1]),
+        arrays["weights"],
+        grown.sets,
+        categories,
+    )
+
+
+def rates_by_party(
+    model: StackedModel, names: Sequence[str], rates: npt.NDArray[np.float64]
+) -> dict[str, dict[str, Any]]:
+    """The learned rate of each tree, and the weight Z of each party.
+
+    Source: Ma et al. 2023, section 3.3 and Figure 3, where a tree counts Z times W. A network has
+    only these products; Z is taken as their mean over the party's trees. ``rates`` come from
+    ``learned_rates``. Returns ``{"trees": {name: [Z W of each tree]}, "parties": {name: Z}}``.
+    """
+    rows = zip(names, rates, model.counts, strict=True)
+    by_party = {name: tree_rates[:count] for name, tree_rates, count in rows}
+    return {
+        "trees": {name: tree_rates.tolist() for name, tree_rates in by_party.items()},
+        "parties": {name: float(tree_rates.mean()) for name, tree_rates in by_party.items()},
+    }
+
+
+def split_ensembles(
+    trees: Sequence[Tree], counts: npt.NDArray[np.int32]
+) -> tuple[tuple[Tree, ...], ...]:
+    """Divide trees by party; raises ValueError if the counts do not match."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    if not len(ends) or (counts < 0).any() or ends[-1] != len(trees):
+        raise ValueError(f"counts must divide {len(trees)} trees")
+    return tuple(tuple(trees[end - n : end]) for end, n in zip(ends, counts, strict=True))
+
+
+def to_json(model: StackedModel) -> str:
+    """The model as text; deterministic."""
+    content = {
+        **written_categories(model.categories, model.sets),
+        "unit": exact(model.unit),
+        "head": {
+            "kind": model.shape.kind,
+            "channels": model.shape.channels,
+            "weights": [exact(weight) for weight in model.weights],
+        },
+        "ensembles": [
+            {
+                name: [exact(value) for value in array]
+                for name, array in pack_trees(trees).items()
+                if name != "sets"
+            }
+            for trees in model.ensembles
+        ],
+    }
+    return write_model(KIND, model, content, model.base_score)
+
+
+def from_json(text: str) -> StackedModel:
+    """Read a model that ``to_json`` wrote; raises DataError for any other text."""
+    return read_model(text, KIND, _model)
+
+
+def _model(header: ModelHeader, document: Mapping[str, Any]) -> StackedModel:
+    """Build the model, and check its parts against each other."""
+    head, width = document["head"], n_outputs(header.objective, len(header.classes))
+    if head["kind"] not in get_args(Kind):
+        raise ValueError(f"head {head['kind']}")
+    no_categories = category_counts((), len(header.columns))  # sets come from the document
+    ensembles = [
+        unpack_trees(
+            {name: np.array(arrays.get(name, []), dtype=kind) for name, kind in TREES.items()},
+            no_categories,
+        ).trees
+        for arrays in document["ensembles"]
+    ]
+    counts = [len(trees) for trees in ensembles]
+    categories = read_categories(document, len(header.columns))
+    grown = trees_with_sets(
+        [tree for trees in ensembles for tree in trees],
+        document.get("sets", []),
+        category_counts(categories, len(header.columns)),
+    )
+    shape = HeadShape.over(cast(Kind, head["kind"]), counts, width, int(head["channels"]))
+    weights = np.array(head["weights"], dtype=np.float32)
+    if weights.shape != (shape.n_weights,):
+        raise ValueError(f"{len(weights)} weights of a head that has {shape.n_weights}")
+    mean, unit = read_base_score(document["base_score"], width), np.float32(document["unit"])
+    return StackedModel(
+        header.objective,
+        mean,
+        header.columns,
+        header.classes,
+        unit,
+        split_ensembles(grown.trees, np.array(counts, dtype=np.int32)),
+        shape,
+        weights,
+        grown.sets,
+        categories,
+    )
+
+
+# Train a head with torch. Nothing else imports this module, so torch stays optional.
+
+WATCHED_ROWS = 4096  # validation rows per batch
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Settings of training a head."""
+
+    epochs: int
+    batch_size: int  # rows per step; the last batch of an epoch may be smaller
+    # learning_rate, beta1, beta2: of Adam
+    learning_rate: float
+    beta1: float
+    beta2: float
+    patience: int  # epochs without a lower validation loss before training stops; 0: never
+    device: str  # ``cpu``, or ``cuda``, used if torch finds it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadRows:
+    """Rows to train on."""
+
+    outputs: Floats  # (n_rows, n_columns): of every tree; may be memory-mapped
+    labels: Floats  # (n_rows,)
+    weights: Floats  # (n_rows,), >= 0, with a sum > 0
+    base_margin: Floats  # (n_outputs,): added to the head's margins
+    unit: np.float32  # inputs and outputs of the head are divided by it, see ``StackedModel``
+
+
+def fit_head(
+    objective: Objective,
+    shape: HeadShape,
+    weights: Floats,
+    rows: HeadRows,
+    training: Training,
+    rng: np.random.Generator,
+    held_back: HeadRows | None = None,
+    parameters: LossParameters = PLAIN,
+) -> tuple[Floats, float]:
+    """Continue training a head by Adam with new moments.
+
+    Every epoch permutes the rows once and gathers them batch by batch.
+
+    Parameters
+    ----------
+    weights : float32, shape (n_weights,).
+    held_back : validation rows for ``training.patience``; epoch 0 is the given head.
+
+    Returns
+    -------
+    Weights, float32, shape (n_weights,), and the mean loss of the last epoch (0 without epochs).
+    """
+    # A step on 64 rows is too small for several threads; one gives the same bits everywhere.
+    torch.set_num_threads(1)
+    on_gpu = training.device == "cuda" and torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    layers = [
+        torch.tensor(layer, device=device, requires_grad=True)
+        for layer in split_weights(shape, weights)
+    ]
+    adam = torch.optim.Adam(
+        layers, lr=training.learning_rate, betas=(training.beta1, training.beta2), fused=True
+    )
+    measure = objective, parameters.tweedie_variance_power
+    batches = _Batches(measure, shape, rows, training.batch_size, device)
+    validation = None
+    if held_back is not None and training.patience:
+        validation = _Validation(_Batches(measure, shape, held_back, WATCHED_ROWS, device), layers)
+    loss = 0.0
+    for _ in range(training.epochs):
+        loss = _epoch(batches, layers, adam, rng.permutation(len(rows.labels)))
+        if validation and validation.no_better_for() >= training.patience:
+            break
+    return validation.best if validation else _flat(layers), loss
+
+
+def _epoch(
+    batches: _Batches,
+    layers: list[Tensor],
+    adam: torch.optim.Optimizer,
+    order: npt.NDArray[np.int64],
+) -> float:
+    """One pass over the rows in this order; returns the mean loss."""
+    total = torch.zeros((), device=layers[0].device)
+    for start in range(0, len(order), batches.size):
+        rows = order[start : start + batches.size]
+        loss = batches.loss(layers, rows)
+        adam.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        adam.step()
+        total += loss.detach() * len(rows)
+    return float(total) / len(order)
+
+
+def _flat(layers: list[Tensor]) -> Floats:
+    """A copy of the weights, float32, shape (n_weights,)."""
+    flat: Floats = torch.cat([layer.detach().flatten() for layer in layers]).cpu().numpy()
+    return flat
+
+
+class _Validation:
+    """The weights with the lowest validation loss so far."""
+
+    def __init__(self, batches: _Batches, layers: list[Tensor]) -> None:
+        self._batches, self._layers, self._since = batches, layers, 0
+        self.best, self._lowest = _flat(layers), self._loss()
+
+    def no_better_for(self) -> int:
+        """Evaluate the current weights; returns the number of evaluations since the best."""
+        loss, self._since = self._loss(), self._since + 1
+        if loss < self._lowest:
+            self.best, self._lowest, self._since = _flat(self._layers), loss, 0
+        return self._since
+
+    def _loss(self) -> float:
+        n_rows, total = self._batches.n_rows, 0.0
+        with torch.no_grad():
+            for start in range(0, n_rows, self._batches.size):
+                rows = np.arange(start, min(start + self._batches.size, n_rows))
+                total += float(self._batches.loss(self._layers, rows)) * len(rows)
+        return total / n_rows
+
+
+def forward(shape: HeadShape, layers: list[Tensor], outputs: Tensor) -> Tensor:
+    """The head's margins; see ``fedapp.trees.stacked``."""
+    first, bias, second, last = layers
+    if shape.kind == "cnn3":
+        # Patches overlap: a convolution avoids copying them. Its output has channels first.
+        k, by_patch = shape.n_outputs, second.view(-1, shape.n_patches, shape.width)
+        hidden = functional.conv1d(outputs[:, None], first[:, None], bias, stride=k, padding=k)
+        second = by_patch.transpose(1, 2).flatten(1)
+        return functional.linear(hidden.relu_().flatten(1), second, last)
+    patches = outputs.view(len(outputs), shape.n_patches, shape.patch_size)
+    hidden = functional.linear(patches, first, bias).relu_().flatten(1)
+    return functional.linear(hidden, second, last)
+
+
+class _Batches:
+    """Batches of rows, gathered into one reused buffer, and their loss."""
+
+    def __init__(
+        self,
+        measure: tuple[Objective, float],
+        shape: HeadShape,
+        rows: HeadRows,
+        size: int,
+        device: torch.device,
+    ) -> None:
+        self.n_rows, self.size = len(rows.labels), min(size, len(rows.labels))
+        (self._objective, self._power), self._shape = measure, shape
+        self._rows, self._device = rows, device
+        self._gathered = np.empty((self.size, rows.outputs.shape[1]), dtype=np.float32)
+        self._base_margin = torch.tensor(rows.base_margin, device=device)
+        labels = rows.labels
+        if self._objective == REGRESSION:
+            labels = (labels - rows.base_margin[0]) / rows.unit  # squared errors are in unit^2
+        self._labels = torch.tensor(labels, device=device)
+        mean = rows.weights.mean(dtype=np.float64)
+        self._scales = torch.tensor((rows.weights / mean).astype(np.float32), device=device)
+
+    def loss(self, layers: list[Tensor], rows: npt.NDArray[np.int64]) -> Tensor:
+        """Mean loss of a batch; each row is weighted relative to the mean weight of all rows."""
+        places = torch.from_numpy(rows).to(self._device)
+        labels, scales = self._labels[places], self._scales[places]
+        outputs = self._gathered[: len(rows)]
+        np.take(self._rows.outputs, rows, axis=0, out=outputs, mode="clip")
+        if self._rows.unit != 1:
+            np.divide(outputs, self._rows.unit, out=outputs)
+        margins = forward(self._shape, layers, torch.from_numpy(outputs).to(self._device))
+        totals = margins + self._base_margin
+        if self._objective in ("binary:logistic", "reg:logistic"):
+            return functional.binary_cross_entropy_with_logits(totals[:, 0], labels, weight=scales)
+        if self._objective == "multi:softprob":
+            losses = functional.cross_entropy(totals, labels.long(), reduction="none")
+            return (losses * scales).mean()
+        if self._objective == REGRESSION:
+            return ((margins[:, 0] - labels).square() * scales).mean()
+        return (self._deviance(totals[:, 0], labels) * scales).mean()
+
+    def _deviance(self, margins: Tensor, labels: Tensor) -> Tensor:
+        """Negative log-likelihood of labels with an exponential mean, up to a constant."""
+        if self._objective == "count:poisson":
+            return margins.exp() - labels * margins
+        if self._objective == "reg:gamma":
+            return margins + labels * (-margins).exp()
+        below, above = 1 - self._power, 2 - self._power
+        return (above * margins).exp() / above - labels * (below * margins).exp() / below

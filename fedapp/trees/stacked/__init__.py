@@ -1,1 +1,0 @@
-"""FedXGBllr's model: the outputs of all parties' trees, weighted by a network."""
