@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from fedapp.crypto.keys import PrivateKey, PublicKey, generate_key
+from fedapp.crypto.paillier import PrivateKey, PublicKey, generate_key
 from fedapp.crypto.sums import self_test
 from fedapp.errors import ConfigError
 from fedapp.site.answer import Site

@@ -11,7 +11,7 @@ import numpy as np
 from clients.dictionary import kept_categories
 from clients.labels import keep_coding, loss_parameters
 from clients.secure import join, label_sums
-from fedapp.crypto.pairwise import SIZES
+from fedapp.crypto.masking import SIZES
 from fedapp.errors import ConfigError, DivergedError, ProtocolError
 from fedapp.histograms.bins import Cuts, digitise, with_categories
 from fedapp.histograms.fixed_point import Bounds, Whole, to_fixed

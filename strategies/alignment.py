@@ -8,7 +8,7 @@ import numpy as np
 
 from fedapp.config import Settings
 from fedapp.conversation import Conversation, Parties
-from fedapp.crypto.speed import seconds_to_mask
+from fedapp.crypto.sums import seconds_to_mask
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.messages.alignment import (
     MaskRequest,

@@ -32,7 +32,7 @@ from pydantic import Field
 
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, Progress
-from fedapp.crypto.speed import seconds_to_encrypt
+from fedapp.crypto.sums import seconds_to_encrypt
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.messages.dictionary import read_categories
 from fedapp.messages.federated_forest import (

@@ -1,7 +1,7 @@
 """PAX with differential privacy: sums over all parties, to which each has added noise.
 
 Source: Maddock et al. 2022 (arXiv:2210.02910); see ``fedapp.trees.rounds`` for the trees and
-``fedapp.crypto.budget`` for what is released about a row. A tree takes one exchange: its structure
+``fedapp.crypto.noise`` for what is released about a row. A tree takes one exchange: its structure
 is drawn, and its leaves are summed. With ``privacy.trees=greedy`` it takes one more a level (see
 ``strategies.pax_greedy``).
 """
@@ -19,7 +19,7 @@ from pydantic import Field
 
 from fedapp.config import NotNegative, Section, Settings, check
 from fedapp.conversation import Check, Conversation, Parties, Progress
-from fedapp.crypto.budget import Budget, budget_for, check_installed
+from fedapp.crypto.noise import Budget, budget_for, check_installed
 from fedapp.data.partition import HELD_OUT
 from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Cuts, Ints, with_categories

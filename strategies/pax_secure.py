@@ -14,7 +14,7 @@ import numpy as np
 
 from fedapp.config import Settings
 from fedapp.conversation import Check, Conversation, Parties
-from fedapp.crypto.pairwise import SIZES
+from fedapp.crypto.masking import SIZES
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Cuts, Ints, with_categories

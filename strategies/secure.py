@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.conversation import Check, Conversation, Parties, ask
-from fedapp.crypto.pairwise import n_words, total
-from fedapp.crypto.shamir import join
+from fedapp.crypto.masking import join, n_words, unmasked_sum
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, power_above
 from fedapp.messages.fields import Array, Reply, Request
@@ -111,7 +110,7 @@ class MaskedSums:
                 return []
             seeds = yield from self._unmask(replies, may_fail)
         vectors = (reply.masked for reply in replies.values())
-        summed = total(vectors, sum(sizes), n_bytes, *seeds)
+        summed = unmasked_sum(vectors, sum(sizes), n_bytes, *seeds)
         most = 2 ** (8 * n_bytes - SPARE_BITS)
         if summed.max(initial=0) > most or summed.min(initial=0) < -most:
             # What is left of a mask is uniform, and so almost surely beyond any sum of rows.

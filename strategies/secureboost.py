@@ -21,7 +21,7 @@ from pydantic import Field
 
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Parties, Progress
-from fedapp.crypto.speed import seconds_to_encrypt
+from fedapp.crypto.sums import seconds_to_encrypt
 from fedapp.errors import ConfigError, as_protocol_error
 from fedapp.messages.fields import Request
 from fedapp.messages.parameters import loss_fields, parameters_of

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedapp.config import Settings
 from fedapp.conversation import Check, Conversation, ModelFiles, Parties, ask
-from fedapp.crypto.keys import SMALLEST_BITS
+from fedapp.crypto.paillier import SMALLEST_BITS
 from fedapp.data.labels import SUGGESTED
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError

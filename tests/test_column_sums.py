@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp.crypto.keys import generate_key
-from fedapp.crypto.packing import whole_layout
-from fedapp.crypto.paillier import encrypt
-from fedapp.crypto.sums import Terms, pack_terms, read_terms
+from fedapp.crypto.packing import integer_layout
+from fedapp.crypto.paillier import encrypt, generate_key
+from fedapp.crypto.sums import SumJob, pack_terms, read_terms
 from fedapp.crypto.workers import Workers
 from fedapp.trees.forest.cart import NO_RANK, Rules, bin_columns, code_columns
 from fedapp.trees.forest.encrypted import Listing, NodeTotals, best_cuts, list_columns
@@ -147,11 +146,11 @@ def test_weights_of_one_take_a_bit_and_what_is_tiny_stays_above_nothing() -> Non
 def test_encrypted_terms_add_up_part_by_part_as_often_as_they_count(n_workers: int) -> None:
     key = generate_key(256, insecure_small_key=True)
     numbers = np.array([[3, -5], [1, 1000], [7, 0], [2, -999]], dtype=np.float64)
-    layout = whole_layout(key.public.bits, 9, 2, 10)
+    layout = integer_layout(key.public.bits, 9, 2, 10)
     counts = np.array([1, 2, 0, 3], dtype=np.uint8)
     rows, places = np.array([0, 1, 3, 1], np.int32), np.array([0, 0, 1, 2], np.int32)
-    one = Terms(rows, places, counts, 3)
-    jobs = [one, Terms(rows[:1], places[:1], counts, 1), replace(one, counts=counts + 1)]
+    one = SumJob(rows, places, counts, 3)
+    jobs = [one, SumJob(rows[:1], places[:1], counts, 1), replace(one, counts=counts + 1)]
     with Workers(n_workers) as workers:
         encrypted = encrypt(key, layout.pack(numbers), workers)
         packed = pack_terms(key.public, encrypted, jobs, layout, workers)

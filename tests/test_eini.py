@@ -13,10 +13,9 @@ from typer.testing import CliRunner
 
 from clients import eini as client
 from fedapp.cli import cli
-from fedapp.crypto.keys import PrivateKey, PublicKey, generate_key
-from fedapp.crypto.paillier import decrypt, encrypt
+from fedapp.crypto.paillier import PrivateKey, PublicKey, decrypt, encrypt, generate_key
 from fedapp.crypto.sealed import unseal
-from fedapp.crypto.sums import choose
+from fedapp.crypto.sums import select_ciphertexts
 from fedapp.crypto.workers import Workers
 from fedapp.errors import PartyError
 from fedapp.home import home
@@ -218,7 +217,8 @@ def test_what_is_not_chosen_becomes_a_fresh_zero() -> None:
     key, workers = generate_key(256, insecure_small_key=True), Workers(1)
     rows = encrypt(key, [5, 6, 7], workers)
     once, again = (
-        choose(key.public, rows, np.array([True, False, True]), workers) for _ in range(2)
+        select_ciphertexts(key.public, rows, np.array([True, False, True]), workers)
+        for _ in range(2)
     )
     assert decrypt(key, once, workers) == [5, 0, 7]
     found = {row.tobytes() for row in np.concatenate((rows, once, again))}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedapp.config import Settings
-from fedapp.crypto.pairwise import total
+from fedapp.crypto.masking import unmasked_sum
 from fedapp.errors import ConfigError, FedappError, PartyError, ProtocolError
 from fedapp.messages import fedavg_linear, greet, hello, secure
 from fedapp.messages.fedavg_linear import (
@@ -391,7 +391,7 @@ def test_parties_that_are_asked_for_different_models_give_noise_from_there_on(
     other = replace(second, weights=np.ones((2, 1)))
 
     def weight(asked: Any, step: int) -> float:
-        return float(total(coordinator.masked(asked, step).values(), n_values)[0]) / 2**55
+        return float(unmasked_sum(coordinator.masked(asked, step).values(), n_values)[0]) / 2**55
 
     assert weight(TRAIN, 4) == 3 * N_TRAIN
     assert weight({"bank": other, "insurer": second, "shop": second}, 5) != 3 * N_TRAIN

@@ -15,8 +15,7 @@ from clients.federated_forest import paillier_active as chooser
 from clients.federated_forest import paillier_passive as summer
 from fedapp.config import Settings
 from fedapp.crypto.integers import from_bytes_array, to_bytes_array
-from fedapp.crypto.keys import generate_key
-from fedapp.crypto.paillier import encrypt
+from fedapp.crypto.paillier import encrypt, generate_key
 from fedapp.crypto.workers import Workers
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home

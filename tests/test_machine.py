@@ -11,23 +11,13 @@ import pytest
 from gmpy2 import mpz
 
 from fedapp.config import Settings
-from fedapp.crypto import (
-    fixed_base,
-    lane_ring,
-    lane_scale,
-    masks,
-    montgomery,
-    psi,
-    rings,
-    ristretto,
-)
-from fedapp.crypto.keys import PrivateKey, generate_key
-from fedapp.crypto.lane_ring import LaneRing
-from fedapp.crypto.lanes import supported
+from fedapp.crypto import paillier, psi, rings, ristretto
+from fedapp.crypto.lanes.registers import ring, ristretto, supported
+from fedapp.crypto.lanes.ring import LaneRing
 from fedapp.crypto.packing import PairLayout
-from fedapp.crypto.paillier import decrypt, encrypt
+from fedapp.crypto.paillier import PrivateKey, decrypt, encrypt, generate_key
 from fedapp.crypto.psi import draw_scalar, mask, mask_ids
-from fedapp.crypto.rings import call, sampled, share
+from fedapp.crypto.rings import run_call, run_shared, sampled
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import Workers
 from fedapp.errors import MachineError, PartyError
@@ -57,14 +47,14 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Break:
     """``broken(kernel, rows)``: from now on the lowest limb of these rows has a wrong bit."""
 
     def break_kernel(kernel: str, rows: Any = slice(None)) -> None:
-        right, written = getattr(montgomery, kernel), KERNELS[kernel]
+        right, written = getattr(ring, kernel), KERNELS[kernel]
 
         def wrong(*arguments: Any) -> Any:
             returned = right(*arguments)
             arguments[written][rows, 0] ^= np.uint64(1 << 40)
             return returned
 
-        monkeypatch.setattr(montgomery, kernel, wrong)
+        monkeypatch.setattr(ring, kernel, wrong)
 
     return break_kernel
 
@@ -72,8 +62,8 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Break:
 @pytest.fixture
 def at_the_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a process that has checked nothing yet, and that takes no samples."""
-    checks = [lane_ring.check_known_answers, lane_scale.check_known_answers, psi._check_expander]
-    for module in (lane_ring, ristretto):
+    checks = [ring.check_known_answers, ristretto.check_known_answers, psi._check_expander]
+    for module in (ring, ristretto):
         monkeypatch.setattr(module, "sampled", lambda operation, n_rows: [])
     for check in checks:
         check.cache_clear()
@@ -86,8 +76,8 @@ def at_the_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def key(monkeypatch: pytest.MonkeyPatch) -> PrivateKey:
     """One that no tables are kept for, in a process whose known answers are right."""
     rings.ring(mpz(3))
-    monkeypatch.setattr(masks, "_owner_masks", masks.OwnerMasks)
-    monkeypatch.setattr(masks, "_public_masks", masks.PublicMasks)
+    monkeypatch.setattr(paillier, "_owner_masks", paillier.OwnerMasks)
+    monkeypatch.setattr(paillier, "_public_masks", paillier.PublicMasks)
     return generate_key(256, insecure_small_key=True)
 
 
@@ -124,9 +114,9 @@ def test_points_that_are_not_those_of_the_rfc_are_caught_before_any_is_masked(
 def test_an_encoding_that_the_rfc_refuses_must_be_refused_before_any_is_read(
     monkeypatch: pytest.MonkeyPatch, at_the_start: None
 ) -> None:
-    right = lane_scale.scale_words
+    right = ristretto.scale_words
     monkeypatch.setattr(
-        lane_scale, "scale_words", lambda words, given: (right(words, given)[0], np.array([True]))
+        ristretto, "scale_words", lambda words, given: (right(words, given)[0], np.array([True]))
     )
     with pytest.raises(MachineError, match=f"^{POINTS.format('RFC 9496')}"):
         mask_ids(["a"], draw_scalar())
@@ -141,13 +131,13 @@ def test_bytes_of_ids_that_are_not_those_of_the_rfc_are_caught(
 
 
 def _break_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = lane_scale.scale_words
+    right = ristretto.scale_words
 
     def wrong(words: Any, given: Any) -> Any:
         out, valid = right(words, given)
         return out ^ np.uint64(1 << 17), valid
 
-    monkeypatch.setattr(lane_scale, "scale_words", wrong)
+    monkeypatch.setattr(ristretto, "scale_words", wrong)
 
 
 @needs_lanes
@@ -185,9 +175,9 @@ def test_a_batch_of_wrong_plaintexts_or_sums_is_caught(broken: Break, key: Priva
 def test_without_lanes_powers_are_compared_with_those_of_gmpy2(
     key: PrivateKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (rings, masks):
+    for module in (rings, paillier):
         monkeypatch.setattr(module, "has_lanes", lambda: False)
-    right, here = fixed_base.square_base, Workers(1)
+    right, here = paillier.square_base, Workers(1)
     assert decrypt(key, encrypt(key, range(40), here), here) == [*range(40)]
 
     def wrong(*arguments: Any) -> Any:
@@ -195,7 +185,7 @@ def test_without_lanes_powers_are_compared_with_those_of_gmpy2(
         made.tables[3][1][:] = [term + 1 for term in made.tables[3][1]]
         return made
 
-    monkeypatch.setattr(masks, "square_base", wrong)
+    monkeypatch.setattr(paillier, "square_base", wrong)
     with pytest.raises(MachineError, match=r"^powers by a prime's square must be those of gmpy2"):
         encrypt(key, range(40), here)
 
@@ -217,9 +207,9 @@ def test_a_batch_of_wrong_points_is_caught_whatever_its_size(
 def test_a_point_that_only_this_machine_refuses_is_not_blamed_on_who_sent_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    points, right = mask_ids(["a", "b", "c"], draw_scalar()), lane_scale.scale_words
+    points, right = mask_ids(["a", "b", "c"], draw_scalar()), ristretto.scale_words
     monkeypatch.setattr(
-        lane_scale,
+        ristretto,
         "scale_words",
         lambda words, given: (right(words, given)[0], np.array([True, False, True])),
     )
@@ -235,7 +225,7 @@ def test_one_wrong_row_is_caught_when_it_is_drawn_and_any_may_be(
     broken("multiply", rows=slice(3, 4))
     caught = []
     for row in range(8):
-        monkeypatch.setattr(lane_ring, "sampled", lambda operation, n_rows, row=row: [row])
+        monkeypatch.setattr(ring, "sampled", lambda operation, n_rows, row=row: [row])
         try:
             ring.multiply(ring.ones(8), ring.ones(8))
         except MachineError:
@@ -251,13 +241,13 @@ def _draws(n_rows: int) -> list[int]:
 def test_one_call_of_a_batch_checks_each_operation_once() -> None:
     places = set()
     for _ in range(60):
-        found = share(Workers(1), _draws, [(5,), (9,), (2,)])
+        found = run_shared(Workers(1), _draws, [(5,), (9,), (2,)])
         assert sorted(found) == [[0, 0, 0], [0, 0, 0], [1, 0, 1]]
         places.add(found.index([1, 0, 1]))
     assert places == {0, 1, 2}
-    assert share(Workers(1), _draws, [(0,)]) == [[0, 0, 0]]
-    assert share(Workers(1), _draws, []) == []
-    assert call(False, _draws, 5) == [0, 0, 0]
+    assert run_shared(Workers(1), _draws, [(0,)]) == [[0, 0, 0]]
+    assert run_shared(Workers(1), _draws, []) == []
+    assert run_call(False, _draws, 5) == [0, 0, 0]
     assert _draws(5) == [1, 1, 1]  # outside of a batch each is one
 
 

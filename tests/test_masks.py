@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedapp.crypto.pairwise import hide, total
+from fedapp.crypto.masking import mask_vector, unmasked_sum
 from fedapp.crypto.sealed import new_private_key, public_key
 from fedapp.errors import ProtocolError
 from fedapp.histograms.sketch import LARGEST
@@ -151,13 +151,13 @@ def scoring() -> SumScoresRequest:
 
 
 def is_noise(masked: Iterable[Array]) -> bool:
-    return chi_squared(total(masked, 256**2, 4).astype(np.uint32)) < MOST_CHI2
+    return chi_squared(unmasked_sum(masked, 256**2, 4).astype(np.uint32)) < MOST_CHI2
 
 
 def test_all_answers_together_are_counts_and_each_alone_is_noise(coordinator: Coordinator) -> None:
     coordinator.ask(coordinator.opening, 3)
     masked = coordinator.masked(counting(), 4)
-    counts = total(masked.values(), 256**2, 4)
+    counts = unmasked_sum(masked.values(), 256**2, 4)
     exponent = 30 - 7
     assert counts.sum() == 3 * N_TRAIN << exponent
     assert set(np.unique(counts >> exponent)) <= set(range(20))
@@ -266,7 +266,10 @@ def test_another_attempt_hides_equal_content_under_unrelated_masks(
     again = coordinator.masked(counting(digit=2), 5, attempt=1, checkpoint=4)
     for name in NAMES:
         assert chi_squared(again[name] - first[name]) < MOST_CHI2
-    assert total(again.values(), 256**2, 4).tolist() == total(first.values(), 256**2, 4).tolist()
+    assert (
+        unmasked_sum(again.values(), 256**2, 4).tolist()
+        == unmasked_sum(first.values(), 256**2, 4).tolist()
+    )
     assert is_noise([again["bank"], again["insurer"]])
     assert is_noise([again["bank"], first["insurer"], first["shop"]])
 
@@ -282,7 +285,9 @@ def test_asking_again_would_tell_a_partys_counts_if_masks_had_no_attempt(
     counts = coordinator.masked(counting(), 4)["bank"]
     nobody = CountRequest(2, PREFIXES + 2**16, counting().offsets)
     mask = coordinator.masked(nobody, 5, ["bank"])["bank"]
-    own = total([counts, hide("bank", -total([mask], 256**2, 4), {}, b"", 4)], 256**2, 4)
+    own = unmasked_sum(
+        [counts, mask_vector("bank", -unmasked_sum([mask], 256**2, 4), {}, b"", 4)], 256**2, 4
+    )
     assert own.sum() == N_TRAIN << 30 - 7
     assert (own >= 0).all()
 
@@ -377,10 +382,10 @@ def test_the_last_answers_add_up_whichever_start_of_the_server_they_went_to(
     again = coordinator.masked(request, 4, attempt=1, checkpoint=3)
     np.testing.assert_array_equal(again["bank"], first["bank"])
     n_values = 3 * (5 + 2 * 16)
-    sums = total(again.values(), n_values)
+    sums = unmasked_sum(again.values(), n_values)
     assert sums[0] == 3 * N_TRAIN << 62 - 7
     assert (sums >= 0).all()
-    assert not (total([first["bank"], first["insurer"]], n_values) >= 0).all()
+    assert not (unmasked_sum([first["bank"], first["insurer"]], n_values) >= 0).all()
 
 
 def test_the_secrets_of_a_run_are_deleted_with_its_last_answer(coordinator: Coordinator) -> None:
@@ -430,7 +435,7 @@ def test_a_coordinator_does_not_choose_the_rows_that_a_round_draws(
             edge_offsets=own[1].astype(np.int64),
         )
         masked = coordinator.masked(request, 4 + number)
-        sums = total(masked.values(), len(masked["bank"]))[: 2 * 20 * 2].reshape(2, 20, 2)
+        sums = unmasked_sum(masked.values(), len(masked["bank"]))[: 2 * 20 * 2].reshape(2, 20, 2)
         bins = np.searchsorted(edges, values[drawn["bank"]][0], side="right")
         found += [np.flatnonzero(column[:, 0]).tolist() for column in sums] == [[b] for b in bins]
     assert found < 4

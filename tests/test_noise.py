@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 
 from fedapp.crypto import noise
-from fedapp.crypto.budget import Budget, budget_for, composed
-from fedapp.crypto.noise import Source, accept, discrete_gaussian
+from fedapp.crypto.noise import (
+    Budget,
+    Source,
+    accept,
+    budget_for,
+    composed_epsilon,
+    discrete_gaussian,
+)
 from fedapp.errors import ConfigError
 
 
@@ -97,7 +103,7 @@ def summing_error(variance: int, n_draws: int) -> float:
 
 def test_a_sum_of_draws_is_as_one_draw() -> None:
     assert summing_error(1, 2) == pytest.approx(10 * math.exp(-(math.pi**2)))
-    assert summing_error(noise.LEAST_SUMMED, 1000) < 1e-130
+    assert summing_error(noise.MIN_SUMMED_VARIANCE, 1000) < 1e-130
     total = sum(discrete_gaussian(2, 20_000, source(bytes([n]))) for n in range(3))
     assert chi_squared(np.asarray(total), gaussian(6, 40)) < 2.2
 
@@ -118,7 +124,7 @@ def test_noise_is_what_the_accountant_says_of_one_gaussian(
     found = budget_for(epsilon, 1e-5, 50, 3)
     assert found.multiplier == pytest.approx(multiplier, abs=2e-4)
     assert found.holds()
-    assert epsilon * 0.999 < composed([found], 1e-5) <= epsilon
+    assert epsilon * 0.999 < composed_epsilon([found], 1e-5) <= epsilon
     assert concentrated_epsilon(found.multiplier, 1e-5) > epsilon
 
 
@@ -134,7 +140,7 @@ def test_less_noise_or_more_sums_do_not_hold() -> None:
     found = budget_for(1, 1e-5, 10, 3)
     assert not replace(found, multiplier=found.multiplier * 0.99).holds()
     more = replace(found, multiplier=found.multiplier / math.sqrt(found.share("tree")))
-    assert composed([found, more], 1e-5) > 1
+    assert composed_epsilon([found, more], 1e-5) > 1
 
 
 def test_runs_over_the_same_rows_cost_what_one_of_their_noise_costs() -> None:
@@ -142,8 +148,10 @@ def test_runs_over_the_same_rows_cost_what_one_of_their_noise_costs() -> None:
 
     found = budget_for(1, 1e-5, 10, 3)
     both = replace(found, n_rounds=50, levels=3, multiplier=found.multiplier / math.sqrt(2))
-    assert composed([found, found], 1e-5) == pytest.approx(composed([both], 1e-5))
-    assert composed([found, replace(found, n_rounds=50)], 1e-5) == pytest.approx(1.46, abs=0.005)
+    assert composed_epsilon([found, found], 1e-5) == pytest.approx(composed_epsilon([both], 1e-5))
+    assert composed_epsilon([found, replace(found, n_rounds=50)], 1e-5) == pytest.approx(
+        1.46, abs=0.005
+    )
 
 
 @pytest.mark.parametrize("none", [{"multiplier": 0.0}, {"delta": 0.0}, {"n_rounds": 0}])

@@ -7,7 +7,7 @@ import secrets
 import numpy as np
 import pytest
 
-from fedapp.crypto.pairwise import MOST_NUMBERS, SIZES, hide, n_words, stream, total
+from fedapp.crypto.masking import MAX_NUMBERS, SIZES, mask_vector, n_words, stream, unmasked_sum
 from fedapp.histograms.fixed_point import Bounds, from_fixed, power_above, to_fixed
 
 NAMES = ("bank", "insurer", "shop")
@@ -36,11 +36,11 @@ def test_masks_cancel_in_the_sum_of_all(n_bytes: int, n_values: int) -> None:
     values = RNG.integers(-most, most, (3, n_values))
     by_name = dict(zip(NAMES, values, strict=True))
     shared = pairs()
-    masked = [hide(name, by_name[name], shared[name], b"step 1", n_bytes) for name in NAMES]
+    masked = [mask_vector(name, by_name[name], shared[name], b"step 1", n_bytes) for name in NAMES]
     assert all(each.shape == (n_words(n_values, n_bytes),) for each in masked)
     half = 2 ** (8 * n_bytes - 1)
     sums = [sum(map(int, column)) for column in values.T]
-    assert total(masked, n_values, n_bytes).tolist() == [
+    assert unmasked_sum(masked, n_values, n_bytes).tolist() == [
         (one + half) % (2 * half) - half for one in sums
     ]
 
@@ -49,11 +49,11 @@ def test_one_partys_vector_is_uniform_over_many_runs() -> None:
     views = []
     for run in range(200):
         shared, content = pairs(), np.zeros(64, dtype=np.int64)
-        views.append(hide("bank", content, shared["bank"], f"step {run}".encode()))
+        views.append(mask_vector("bank", content, shared["bank"], f"step {run}".encode()))
     assert chi_squared(np.concatenate(views)) < MOST_CHI2
     # So is the sum of two of three, whatever one of them has.
     shared = pairs()
-    some = [hide(name, np.arange(20000), shared[name], b"step") for name in NAMES[:2]]
+    some = [mask_vector(name, np.arange(20000), shared[name], b"step") for name in NAMES[:2]]
     assert chi_squared(some[0] + some[1]) < MOST_CHI2
     assert chi_squared(np.arange(20000)) > 10 * MOST_CHI2
 
@@ -70,13 +70,13 @@ def test_another_label_or_secret_is_another_stream() -> None:
 def test_parties_that_were_asked_for_different_things_give_noise() -> None:
     shared, content = pairs(), np.arange(4000)
     labels = {"bank": b"a", "insurer": b"a", "shop": b"b"}
-    masked = [hide(name, content, shared[name], labels[name]) for name in NAMES]
-    assert chi_squared(total(masked, 4000)) < MOST_CHI2
+    masked = [mask_vector(name, content, shared[name], labels[name]) for name in NAMES]
+    assert chi_squared(unmasked_sum(masked, 4000)) < MOST_CHI2
 
 
 def test_a_stream_ends_before_it_comes_again() -> None:
-    with pytest.raises(ValueError, match=f"n_numbers must be <= {MOST_NUMBERS}"):
-        stream(bytes(32), b"", MOST_NUMBERS + 1)
+    with pytest.raises(ValueError, match=f"n_numbers must be <= {MAX_NUMBERS}"):
+        stream(bytes(32), b"", MAX_NUMBERS + 1)
 
 
 def test_sums_of_the_largest_terms_fit() -> None:

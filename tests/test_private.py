@@ -14,7 +14,7 @@ from scipy.stats import chi2
 
 from fedapp import metrics
 from fedapp.config import Settings
-from fedapp.crypto.budget import Budget
+from fedapp.crypto.noise import Budget
 from fedapp.errors import ConfigError, FedappError, PartyError, ProtocolError
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import CLEAR, make_consistent

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from clients.private import own_bounds, splits
-from fedapp.crypto.budget import Budget, budget_for
+from fedapp.crypto.noise import Budget, budget_for
 from fedapp.errors import ConfigError, PartyError
 from fedapp.histograms.build import make_sums_consistent, sums_by_column
 from fedapp.messages.private import PrivateSplitsRequest

@@ -19,8 +19,8 @@ from flwr.app import Context
 from typer.testing import CliRunner
 
 from fedapp.commands.site import site_app
-from fedapp.crypto.budget import budget_for, composed
-from fedapp.crypto.pairwise import total
+from fedapp.crypto.masking import unmasked_sum
+from fedapp.crypto.noise import budget_for, composed_epsilon
 from fedapp.data.partition import split_rows
 from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError, WaitingError
 from fedapp.home import home
@@ -302,7 +302,7 @@ def test_who_approves_sees_the_plan() -> None:
         admit(config, "b" * 16, "pax", opening)
     lines = {line.strip() for line in approve("b" * 16, answer="n\n").output.splitlines()}
     shown = {" ".join(line.split()) for line in lines}
-    both = composed([budget_for(epsilon, 1e-5, 50, 3) for epsilon in (1, 2)], 1e-5)
+    both = composed_epsilon([budget_for(epsilon, 1e-5, 50, 3) for epsilon in (1, 2)], 1e-5)
     keys = {name: own_fingerprint(name) for name in PARTIES}
     assert shown >= {
         f"run {'b' * 16} of pax, at bank on 'rows.csv'",
@@ -512,7 +512,7 @@ def test_a_party_does_not_follow_from_masked_runs_with_and_without_it(
     def label_sum(model: str, names: Sequence[str]) -> int:
         coordinator = Coordinator({name: configs[name] for name in names}, model=model)
         masked = coordinator.masked(coordinator.opening, 3, names)
-        return int(total(masked.values(), len(masked["bank"]))[0])
+        return int(unmasked_sum(masked.values(), len(masked["bank"]))[0])
 
     assert label_sum(model_id(1), PARTIES) > 0
     with pytest.raises(WaitingError, match=r"^waits for approval at bank \(parties must be bank, "):
@@ -538,7 +538,7 @@ def test_private_runs_add_up(node: dict[str, Any], n_admitted: int) -> None:
     if not node:
         return
     limit = node.get("total-epsilon", 1)
-    spent = composed([budget_for(1, 1e-5, 50, 3)] * n_admitted, 1e-5)
+    spent = composed_epsilon([budget_for(1, 1e-5, 50, 3)] * n_admitted, 1e-5)
     rule = (
         rf"^privacy\.epsilon must come to <= {limit} in all runs on one table \(total-epsilon in "
         rf"the node config of bank\), got [\d.]+ with this run for delta 1e-05; spent before: "
@@ -573,7 +573,7 @@ def test_a_larger_delta_makes_no_run_cheaper() -> None:
     config = site_config({**NODE, "run-epsilon": 2, "total-epsilon": 2}, {})
     admit(config, "a" * 16, "pax", private(1.0, 1e-6))
     budgets = [budget_for(1.0, 1e-6, 50, 3), budget_for(0.9, 1e-2, 50, 3)]
-    assert composed(budgets, 1e-2) < 2 < composed(budgets, 1e-6)
+    assert composed_epsilon(budgets, 1e-2) < 2 < composed_epsilon(budgets, 1e-6)
     with pytest.raises(ConfigError, match=r"with this run for delta 1e-06; spent before: 1\.00 of"):
         admit(config, "b" * 16, "pax", private(0.9, 1e-2))
 

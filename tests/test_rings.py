@@ -10,12 +10,11 @@ from gmpy2 import mpz, powmod
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedapp.crypto import masks, rings
-from fedapp.crypto.keys import PrivateKey, generate_key
-from fedapp.crypto.lane_ring import LaneRing
-from fedapp.crypto.lanes import supported
+from fedapp.crypto import paillier, rings
+from fedapp.crypto.lanes.registers import supported
+from fedapp.crypto.lanes.ring import LaneRing
 from fedapp.crypto.packing import FixedPoint, PairLayout
-from fedapp.crypto.paillier import decrypt, encrypt, share_out
+from fedapp.crypto.paillier import PrivateKey, decrypt, encrypt, generate_key, share_out
 from fedapp.crypto.rings import PlainRing, Ring, products_by_place
 from fedapp.crypto.sums import pack_sums, read_sums, sum_rows
 from fedapp.crypto.workers import Workers
@@ -196,8 +195,8 @@ def test_shares_are_whole_registers_and_of_a_size_that_memory_holds(n_rows: int)
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> PrivateKey:
     """A key that no tables are kept for."""
-    monkeypatch.setattr(masks, "_owner_masks", masks.OwnerMasks)
-    monkeypatch.setattr(masks, "_public_masks", masks.PublicMasks)
+    monkeypatch.setattr(paillier, "_owner_masks", paillier.OwnerMasks)
+    monkeypatch.setattr(paillier, "_public_masks", paillier.PublicMasks)
     return generate_key(256, insecure_small_key=True)
 
 
@@ -215,10 +214,10 @@ def test_either_ring_reads_and_sums_what_the_other_encrypts(
     found = []
     for has_lanes in (True, False):
         monkeypatch.setattr(rings, "has_lanes", lambda has=has_lanes: has)
-        monkeypatch.setattr(masks, "has_lanes", lambda has=has_lanes: has)
+        monkeypatch.setattr(paillier, "has_lanes", lambda has=has_lanes: has)
         encrypted = encrypt(key, layout.pack(scale.encode(rows)), here)
         monkeypatch.setattr(rings, "has_lanes", lambda has=has_lanes: not has)
-        monkeypatch.setattr(masks, "has_lanes", lambda has=has_lanes: not has)
+        monkeypatch.setattr(paillier, "has_lanes", lambda has=has_lanes: not has)
         assert decrypt(key, encrypted, here) == layout.pack(scale.encode(rows))
         sums = sum_rows(key.public, encrypted, codes, offsets, nodes, 2, here)
         packed = pack_sums(key.public, sums, layout, here)
@@ -235,7 +234,7 @@ def test_either_ring_reads_and_sums_what_the_other_encrypts(
 @needs_lanes
 def test_threads_that_draw_masks_at_once_get_masks_of_their_own() -> None:
     key = generate_key(256, insecure_small_key=True)
-    source = masks.PublicMasks(key.public)
+    source = paillier.PublicMasks(key.public)
     with Workers(4) as workers:
         drawn = workers.run_here(source.draw, [(7,)] * 20)
     own = rings.ring(key.public.n_squared)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedapp.crypto import lane_field, lane_points, lane_scale, ristretto
-from fedapp.crypto.lane_field import CARRIED, LIMB, P, Slots, of_slots
-from fedapp.crypto.lanes import supported
+from fedapp.crypto import ristretto
+from fedapp.crypto.lanes.registers import ristretto, supported
+from fedapp.crypto.lanes.ristretto import CARRIED, LIMB, P, Slots, of_slots
 from fedapp.crypto.psi import Points, draw_scalar, mask
 from fedapp.crypto.ristretto import ORDER, points_of, scale
 
@@ -228,14 +228,14 @@ def test_the_same_bytes_are_points_as_to_libsodium() -> None:
         bool(row.any() and sodium.crypto_core_ristretto255_is_valid_point(row.tobytes()))
         for row in given
     ]
-    masks = lane_scale.digit_masks(5)
-    assert lane_scale.scale_words(given.view(np.uint64), masks)[1].tolist() == wanted
+    masks = ristretto.digit_masks(5)
+    assert ristretto.scale_words(given.view(np.uint64), masks)[1].tolist() == wanted
     assert 200 < sum(wanted) < len(wanted) - 200
 
 
 @pytest.mark.parametrize("number", [0, *SCALARS])
 def test_digits_make_up_half_the_scalar(number: int) -> None:
-    masks, total = lane_scale.digit_masks(number), 0
+    masks, total = ristretto.digit_masks(number), 0
     assert set(masks.ravel().tolist()) == {0, 2**64 - 1}
     assert (masks[:, :8] != 0).sum(axis=1).tolist() == [1] * 64
     for row in masks.astype(bool):
@@ -245,9 +245,9 @@ def test_digits_make_up_half_the_scalar(number: int) -> None:
 
 
 @needs_lanes
-@pytest.mark.parametrize("formula", [lane_points.add_multiple, lane_points.double])
+@pytest.mark.parametrize("formula", [ristretto.add_multiple, ristretto.double])
 def test_what_depends_on_the_scalar_is_compiled_without_branches(formula: Any) -> None:
-    n_slots = {lane_points.add_multiple: 3, lane_points.double: 2}[formula]
+    n_slots = {ristretto.add_multiple: 3, ristretto.double: 2}[formula]
     formula(np.zeros(40 * 120, dtype=np.uint64), tuple(range(0, 40 * n_slots, 40)))
     code = formula.inspect_asm(formula.signatures[0]).split(".Lfunc_end")[0].splitlines()
     instructions = [line.split()[0] for line in code if line[:1] == "\t" and line[1:2] != "."]
@@ -270,7 +270,7 @@ def _sample(out: Slots, left: Slots, right: Slots) -> None:
     out[11] = x.where((x - y).is_zero(), y + y)
 
 
-def _numbers(memory: lane_scale.Words, slot: int) -> list[int]:
+def _numbers(memory: ristretto.Words, slot: int) -> list[int]:
     limbs = memory[40 * slot : 40 * slot + 40].reshape(5, 8).astype(object)
     numbers: list[int] = (limbs.T * [1 << 51 * place for place in range(5)]).sum(axis=1).tolist()
     return numbers
@@ -298,4 +298,4 @@ def test_operations_on_extreme_limbs_are_those_of_integers() -> None:
             assert given[9] == (least == 0)
             assert given[10] == many % P % 2
             assert given[11] % P == (x if (x - y) % P == 0 else 2 * y) % P
-        assert memory[2 * 40 : 10 * 40].max() <= lane_field.CARRIED
+        assert memory[2 * 40 : 10 * 40].max() <= ristretto.CARRIED

@@ -10,8 +10,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from fedapp.crypto.pairwise import Masked, expand, hide, total
-from fedapp.crypto.shamir import join, new_secret, split
+from fedapp.crypto.masking import Masked, expand, join, mask_vector, new_secret, split, unmasked_sum
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.fields import Array
@@ -90,7 +89,7 @@ def sum_of(
     added = [own[name] for name in names] + [s for (one, gone), s in of_pairs.items() if one < gone]
     subtracted = [seed for (one, gone), seed in of_pairs.items() if one > gone]
     masked = [answers[name].arrays["masked"] for name in names]
-    return total(masked, N_WORDS, 8, added, subtracted)
+    return unmasked_sum(masked, N_WORDS, 8, added, subtracted)
 
 
 # Shares
@@ -128,7 +127,7 @@ def test_asking_the_rest_again_under_one_mask_a_pair_would_tell_the_late_answer(
 
     def ask(names: Sequence[str], label: bytes, own: bool) -> dict[str, Masked]:
         return {
-            name: hide(
+            name: mask_vector(
                 name,
                 values[name],
                 {peer: shared[name][peer] for peer in names if peer != name},
@@ -140,7 +139,7 @@ def test_asking_the_rest_again_under_one_mask_a_pair_would_tell_the_late_answer(
 
     def difference(own: bool) -> Array:
         late, again = ask(ALL, b"first", own), ask(REST, b"again", own)
-        return total(late.values(), 5000) - total(again.values(), 5000)
+        return unmasked_sum(late.values(), 5000) - unmasked_sum(again.values(), 5000)
 
     np.testing.assert_array_equal(difference(own=False), values["zoo"])
     assert chi_squared(difference(own=True)) < MOST_CHI2

@@ -18,10 +18,9 @@ import numpy.typing as npt
 from clients.eini.active import NOT_OWN, UNGUARDED, active_step, chain
 from clients.explain import explain_open
 from clients.inference import OwnPart, own_digest, own_part
-from fedapp.crypto.keys import PublicKey, read_public_key
 from fedapp.crypto.packing import SumLayout
-from fedapp.crypto.paillier import check_ciphertexts
-from fedapp.crypto.sums import choose, pack_sums, sum_rows
+from fedapp.crypto.paillier import PublicKey, check_ciphertexts, read_public_key
+from fedapp.crypto.sums import pack_sums, select_ciphertexts, sum_rows
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.messages.eini import Elements, Ready, StepReply, StepRequest, Structure, Totals
@@ -115,7 +114,7 @@ def _choose(site: Site, sender: str, letter: Elements) -> Elements | Totals:
         check_ciphertexts(key, letter.ciphertexts)
     if site.name == chain(store)[-1]:
         return _totals(site, letter, key, chosen)
-    selected = choose(key, letter.ciphertexts, chosen.ravel(), shared_workers())
+    selected = select_ciphertexts(key, letter.ciphertexts, chosen.ravel(), shared_workers())
     return Elements(letter.first_row, letter.n_rows, selected)
 
 

@@ -16,9 +16,8 @@ from clients.alignment import check_order
 from clients.explain import explain_scores
 from clients.inference import ActivePart, active_part, predictions_by_sums, write_rows
 from clients.keys import draw_key
-from fedapp.crypto.keys import PrivateKey
 from fedapp.crypto.packing import SumLayout
-from fedapp.crypto.paillier import check_ciphertexts, decrypt, encrypt
+from fedapp.crypto.paillier import PrivateKey, check_ciphertexts, decrypt, encrypt
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.messages.eini import Elements, Ready, StepReply, StepRequest, Structure, Totals

@@ -18,9 +18,8 @@ from clients.federated_forest.splits import (
     worth_of,
 )
 from clients.keys import draw_key
-from fedapp.crypto.keys import PrivateKey, PublicKey
-from fedapp.crypto.packing import SumLayout, whole_layout
-from fedapp.crypto.paillier import encrypt
+from fedapp.crypto.packing import SumLayout, integer_layout
+from fedapp.crypto.paillier import PrivateKey, PublicKey, encrypt
 from fedapp.crypto.sealed import LARGEST_CONTENT
 from fedapp.crypto.sums import read_terms
 from fedapp.crypto.workers import shared_workers
@@ -231,4 +230,4 @@ def _sums(
 
 def _layout(key: PublicKey, fields: RowFields) -> SumLayout:
     n_rows, n_fields = fields.numbers.shape
-    return whole_layout(key.bits, n_rows, n_fields, fields.bits)
+    return integer_layout(key.bits, n_rows, n_fields, fields.bits)

@@ -18,10 +18,9 @@ from clients.federated_forest.splits import (
     own_partition,
     tell_others,
 )
-from fedapp.crypto.keys import PublicKey, read_public_key
-from fedapp.crypto.packing import SumLayout, whole_layout
-from fedapp.crypto.paillier import check_ciphertexts
-from fedapp.crypto.sums import Terms, pack_terms
+from fedapp.crypto.packing import SumLayout, integer_layout
+from fedapp.crypto.paillier import PublicKey, check_ciphertexts, read_public_key
+from fedapp.crypto.sums import SumJob, pack_terms
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.federated_forest import ColumnSums, EncryptedLabels, SumRequest, Won
@@ -46,7 +45,7 @@ def take_labels(site: Site, mail: Mail) -> None:
     with as_protocol_error(active, name, "n"):
         agreed = forest["key_bits"], forest["insecure_small_key"]
         key = read_public_key(letter.n, agreed[0], insecure_small_key=agreed[1])
-        whole_layout(key.bits, n_train, letter.n_fields, letter.bits)
+        integer_layout(key.bits, n_train, letter.n_fields, letter.bits)
     bits = sent_bits(active, name, "weighted", letter.weighted, [n_train])
     weighted = np.flatnonzero(bits[0])
     if len(letter.ciphertexts) != len(weighted):
@@ -137,7 +136,7 @@ def sum_columns(site: Site, request: SumRequest) -> ColumnSums:
 
 def _list_tree(
     store: Store, tree: int, nodes: Places, n_drawn: Ints
-) -> tuple[Listing, OwnerColumns, Terms]:
+) -> tuple[Listing, OwnerColumns, SumJob]:
     """Columns to list for the open nodes of one tree, and the terms to sum."""
     n_train, forest = store.facts["n_train"], store.facts["forest"]
     counts, weighted = store["counts"][tree], store["weighted"]
@@ -153,8 +152,8 @@ def _list_tree(
         (forest["min_samples_split"], forest["min_samples_leaf"]),
     )
     rows = np.searchsorted(weighted, local.rows).astype(np.int32)
-    return listing, local, Terms(rows, local.places, counts[weighted], len(listing.sizes))
+    return listing, local, SumJob(rows, local.places, counts[weighted], len(listing.sizes))
 
 
 def _layout(store: Store, key: PublicKey) -> SumLayout:
-    return whole_layout(key.bits, store.facts["n_train"], *store.facts["packing"])
+    return integer_layout(key.bits, store.facts["n_train"], *store.facts["packing"])

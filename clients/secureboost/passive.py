@@ -18,9 +18,9 @@ from clients.secureboost.floors import begin_round, between_groups, divide, told
 from clients.secureboost.phases import SET_UP, SUMMED, TAKING, TOLD
 from clients.secureboost.splits import nodes_after, own_sides
 from clients.walking import answers
-from fedapp.crypto.keys import PublicKey as Key
-from fedapp.crypto.keys import read_public_key
 from fedapp.crypto.packing import PairLayout, grouped_layouts
+from fedapp.crypto.paillier import PublicKey as Key
+from fedapp.crypto.paillier import read_public_key
 from fedapp.crypto.rings import ring
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import shared_workers

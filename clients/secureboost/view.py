@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.crypto.keys import PrivateKey
 from fedapp.crypto.packing import PairLayout, grouped_layouts
+from fedapp.crypto.paillier import PrivateKey
 from fedapp.histograms.build import JointColumns
 from fedapp.site.answer import Site
 from fedapp.site.store import Store

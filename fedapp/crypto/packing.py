@@ -36,7 +36,7 @@ import numpy.typing as npt
 PAIR = 2  # gradient and hessian
 # float64's digits: the error of a value is below 2^-53 of the largest, as in XGBoost's sums.
 PRECISION = 53
-MOST_PRECISION = 62  # fixed-point values are int64
+MAX_PRECISION = 62  # fixed-point values are int64
 
 Floats = npt.NDArray[np.float64]
 
@@ -56,8 +56,8 @@ class FixedPoint:
     @staticmethod
     def covering(gradients: npt.NDArray[np.float32], precision: int = PRECISION) -> FixedPoint:
         """The finest scales for float32 gradients of shape (n_rows, n_outputs, 2)."""
-        if not 1 <= precision <= MOST_PRECISION:
-            raise ValueError(f"precision must be 1 to {MOST_PRECISION}, got {precision}")
+        if not 1 <= precision <= MAX_PRECISION:
+            raise ValueError(f"precision must be 1 to {MAX_PRECISION}, got {precision}")
         _check_finite(gradients)
         largest = np.abs(gradients).max(axis=(0, 1), initial=0)
         first, second = (int(np.frexp(np.float64(value))[1]) for value in largest)
@@ -266,7 +266,7 @@ class SumLayout:
         return reals
 
 
-def whole_layout(key_bits: int, n_terms: int, n_fields: int, bits: int) -> SumLayout:
+def integer_layout(key_bits: int, n_terms: int, n_fields: int, bits: int) -> SumLayout:
     """Layout for ``n_fields`` integers a term up to ``2**bits``; sums are exact below 2^53."""
     return SumLayout(key_bits, n_terms, n_fields, exponent=bits, precision=bits)
 

@@ -1,26 +1,45 @@
 """Paillier's cryptosystem with g = n + 1, on raw integers; ciphertexts are those of phe.
 
 Source: Paillier, Public-key cryptosystems based on composite degree residuosity classes, 1999,
-scheme 1 and section 7 (Chinese remainders). ``fedapp.crypto.masks`` explains what hides plaintexts
+scheme 1 and section 7 (Chinese remainders). ``fedapp.crypto.paillier`` explains what hides plaintexts
 from whom.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
+import secrets
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import gmpy2
 import numpy as np
 import numpy.typing as npt
-from gmpy2 import mpz
+from gmpy2 import mpz, powmod
 
 from fedapp.crypto.integers import Bytes, from_bytes_array, to_bytes_array
-from fedapp.crypto.keys import PrivateKey, PublicKey
-from fedapp.crypto.masks import masks_of
-from fedapp.crypto.rings import N_LANES, has_lanes, product, ring, share
+from fedapp.crypto.rings import (
+    N_LANES,
+    PlainRing,
+    Residues,
+    Ring,
+    has_lanes,
+    product,
+    ring,
+    run_shared,
+    sampled,
+)
 from fedapp.crypto.workers import Workers
+from fedapp.errors import MachineError
+
+if TYPE_CHECKING:
+    from phe.paillier import PaillierPrivateKey, PaillierPublicKey
+
 
 # Several calls a process, so that none waits long for the last; the rows of a call fit in memory.
 CALLS_PER_WORKER, MOST_ROWS = 4, 4096
@@ -100,7 +119,7 @@ def share_out(n_rows: int, workers: Workers) -> list[tuple[int, int]]:
 
 def _in_parts(function: Callable[..., Any], key: Any, rows: Any, workers: Workers) -> list[Any]:
     calls = [(key, rows[first:last]) for first, last in share_out(len(rows), workers)]
-    return share(workers, function, calls)
+    return run_shared(workers, function, calls)
 
 
 def stacked(key: PublicKey, chunks: Iterable[Bytes]) -> Bytes:
@@ -140,3 +159,396 @@ def _decrypt(key: PrivateKey, ciphertexts: Bytes) -> list[int]:
         plaintext = part_p + p * ((part_q - part_p) * inverse % q)
         plaintexts.append(int(plaintext if plaintext <= n // 2 else plaintext - n))
     return plaintexts
+
+
+# Paillier keys, with g = n + 1 as in phe.
+
+SMALLEST_BITS = 2048
+# Fewer bits cannot hold one pair of gradient and hessian.
+SMALLEST_INSECURE_BITS = 128
+# GMP makes 24 of them a Baillie-PSW test; the other 40 let a composite pass once in 2^80.
+PRIME_ROUNDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PublicKey:
+    """Encrypts, adds and re-randomises: the modulus n."""
+
+    n: mpz
+
+    def __repr__(self) -> str:
+        return f"PublicKey(bits={self.bits})"
+
+    @property
+    def bits(self) -> int:
+        """Bits of n."""
+        return int(self.n.bit_length())
+
+    @property
+    def n_squared(self) -> mpz:
+        """Modulus of the ciphertexts."""
+        return self.n * self.n
+
+    @property
+    def ciphertext_bytes(self) -> int:
+        """Bytes of a ciphertext as it is sent."""
+        return (2 * self.bits + 7) // 8
+
+    def to_array(self) -> Bytes:
+        """The modulus, big endian; uint8, shape (bytes of n,)."""
+        return to_bytes_array([self.n], (self.bits + 7) // 8).ravel()
+
+    @staticmethod
+    def from_array(modulus: Bytes) -> PublicKey:
+        """Inverse of ``to_array``; does not check the modulus (see ``read_public_key``)."""
+        return PublicKey(from_bytes_array(modulus[None])[0])
+
+    def to_phe(self) -> PaillierPublicKey:
+        """The same key as phe's."""
+        from phe.paillier import PaillierPublicKey
+
+        return PaillierPublicKey(int(self.n))
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateKey:
+    """Decrypts: the primes p and q of n = p q.
+
+    ``full_masks`` selects the masks that its owner encrypts with, see ``fedapp.crypto.paillier``.
+    """
+
+    p: mpz
+    q: mpz
+    full_masks: bool = False
+
+    def __repr__(self) -> str:
+        return f"PrivateKey(bits={self.public.bits})"
+
+    @property
+    def public(self) -> PublicKey:
+        return PublicKey(self.p * self.q)
+
+    def to_array(self) -> Bytes:
+        """p, q and ``full_masks``, big endian, to store on the owner's disk; uint8, shape (3,
+        n_bytes).
+        """
+        n_bytes = (max(self.p.bit_length(), self.q.bit_length()) + 7) // 8
+        return to_bytes_array((self.p, self.q, mpz(self.full_masks)), n_bytes)
+
+    @staticmethod
+    def from_array(numbers: Bytes) -> PrivateKey:
+        """Inverse of ``to_array``."""
+        p, q, full_masks = from_bytes_array(numbers)
+        return PrivateKey(p, q, bool(full_masks))
+
+    def to_phe(self) -> PaillierPrivateKey:
+        """The same key as phe's."""
+        from phe.paillier import PaillierPrivateKey
+
+        return PaillierPrivateKey(self.public.to_phe(), int(self.p), int(self.q))
+
+
+def generate_key(
+    bits: int, *, insecure_small_key: bool = False, full_masks: bool = False
+) -> PrivateKey:
+    """Draw a key from the operating system's randomness.
+
+    Both primes have ``bits / 2`` bits and their two highest bits set, so n has ``bits`` bits and is
+    coprime to (p - 1)(q - 1).
+
+    Parameters
+    ----------
+    bits : even, >= 2048 unless ``insecure_small_key``: bits of n.
+    insecure_small_key : for tests.
+    full_masks : whether the owner's masks are uniform, at three times the cost.
+    """
+    _check_bits(bits, insecure_small_key)
+    if bits % 2:
+        raise ValueError(f"key-bits must be even, got {bits}")
+    p = q = _random_prime(bits // 2)
+    # Close primes could be found by Fermat's method; FIPS 186-5, A.1.3, asks for this distance.
+    while abs(p - q).bit_length() < bits // 2 - 100 or p == q:
+        q = _random_prime(bits // 2)
+    return PrivateKey(p, q, full_masks)
+
+
+def read_public_key(modulus: Bytes, bits: int, *, insecure_small_key: bool = False) -> PublicKey:
+    """Check a key from outside: refuse what is visibly not a product of two primes.
+
+    ``modulus`` is uint8, shape (bytes of n,), big endian. Raises a ValueError if n does not have
+    ``bits`` bits, or is too small, a prime, a power, or a multiple of a prime below 2^16. A third
+    large factor, or two close ones, cannot be detected without knowing the factors.
+    """
+    _check_bits(bits, insecure_small_key)
+    # Checked before the number is read, as arithmetic on a longer one takes many times longer.
+    if len(modulus) != (bits + 7) // 8:
+        raise ValueError(f"n must be {bits} bits, got {len(modulus)} bytes")
+    key = PublicKey.from_array(modulus)
+    if key.bits != bits:
+        raise ValueError(f"n must be {bits} bits, got {key.bits}")
+    has_small_factor = gmpy2.gcd(key.n, _primorial()) != 1
+    if has_small_factor or gmpy2.is_power(key.n) or gmpy2.is_prime(key.n):
+        raise ValueError("n must be the product of two large primes, got another number")
+    return key
+
+
+@cache
+def _primorial() -> mpz:
+    """The product of all primes below 2^16."""
+    return gmpy2.primorial(2**16)
+
+
+def _check_bits(bits: int, insecure_small_key: bool) -> None:
+    smallest = SMALLEST_INSECURE_BITS if insecure_small_key else SMALLEST_BITS
+    if bits < smallest:
+        hint = "" if insecure_small_key else " unless insecure-small-key is set"
+        raise ValueError(f"key-bits must be >= {smallest}{hint}, got {bits}")
+
+
+def _random_prime(bits: int) -> mpz:
+    """A uniform prime among those of ``bits`` bits whose two highest bits are set."""
+    while True:
+        candidate = mpz(secrets.randbits(bits)) | (mpz(3) << (bits - 2)) | 1
+        if gmpy2.is_prime(candidate, PRIME_ROUNDS):
+            return candidate
+
+
+# Masks: the n-th residues r^n mod n^2 that make Paillier's ciphertexts random.
+
+BASE_BYTES = 3  # of an exponent e_j
+# All exponents together are longer than the group's order by this many bits.
+SLACK_BITS, OWNER_SLACK_BITS = 128, 64
+# Bits of short exponents for n up to 2048 bits, and more for each 1024 beyond.
+SHORT_BITS, MORE_SHORT_BITS = 256, 64
+# Small enough to try all primes below in milliseconds.
+SMALL_PRIME_BOUND = 1 << 16
+
+
+class PublicMasks:
+    """Masks under a public key: fresh ones first, then products of powers of those. Thread-safe."""
+
+    def __init__(self, key: PublicKey) -> None:
+        self.n_bases = -(-(key.bits + SLACK_BITS) // (8 * BASE_BYTES))
+        self._key, self._ring = key, ring(key.n_squared)
+        self._bases: list[mpz] = []
+        self._tables: FixedBases | None = None
+        self._lock = threading.Lock()
+
+    def draw(self, n_masks: int) -> Residues:
+        """Residues mod n^2, within 2^-45 of uniform and independent at 2048 bits."""
+        with self._lock:
+            fresh = self._fresh(min(n_masks, self.n_bases - len(self._bases)))
+            self._bases += self._ring.numbers(fresh)
+            if len(fresh) == n_masks:
+                return fresh
+            if self._tables is None:
+                self._tables = fixed_bases(self._ring, self._bases, BASE_BYTES)
+        digits = random_digits(n_masks - len(fresh), self._tables.n_tables)
+        return np.concatenate([fresh, self._tables.powers(digits)])
+
+    def _fresh(self, n_masks: int) -> Residues:
+        """r^n mod n^2 for uniform units r."""
+        n, units = self._key.n, list[mpz]()
+        while len(units) < n_masks:
+            unit = mpz(secrets.randbelow(int(n)))
+            if gmpy2.gcd(unit, n) == 1:
+                units.append(unit)
+        return self._ring.power(self._ring.take(units), n)
+
+
+@functools.lru_cache(maxsize=1)
+def _public_masks(key: PublicKey) -> PublicMasks:
+    """This process's masks under a public key, cached for the next call."""
+    return PublicMasks(key)
+
+
+class OwnerMasks:
+    """Masks under a private key: powers of a base mod p^2 and mod q^2, joined mod n^2."""
+
+    def __init__(self, key: PrivateKey) -> None:
+        self._is_full = key.full_masks
+        n_bits = max(key.p.bit_length(), key.q.bit_length()) + OWNER_SLACK_BITS
+        if not key.full_masks:
+            n_bits = min(n_bits, short_bits(key.public.bits))
+        power, n_bytes = 1 if key.full_masks else 2, -(-n_bits // 8)
+        pairs = (key.p, key.q), (key.q, key.p)
+        self._ring = ring(key.public.n_squared)
+        self._rings = [ring(one**2) for one, _ in pairs]
+        self.tables = [
+            power_tables(powmod(_residue(one, other), power, one**2), one, n_bytes)
+            for one, other in pairs
+        ]
+        # 1 modulo one prime's square and 0 modulo the other's.
+        self._units = [
+            self._ring.take([other**2 * gmpy2.invert(other**2, one**2)]) for one, other in pairs
+        ]
+
+    def draw(self, n_masks: int) -> Residues:
+        """Fresh independent masks, residues mod n^2."""
+        digits = random_digits(n_masks, self.tables[0].n_tables)
+        others = random_digits(*digits.shape) if self._is_full else digits
+        left, right = (
+            self._ring.multiply(self._ring.lift(table.powers(exponents), prime_ring), unit)
+            for table, exponents, prime_ring, unit in zip(
+                self.tables, (digits, others), self._rings, self._units, strict=True
+            )
+        )
+        return self._ring.add(left, right)
+
+
+@functools.lru_cache(maxsize=1)
+def _owner_masks(key: PrivateKey) -> OwnerMasks:
+    """This process's masks under its private key, cached for the next call."""
+    return OwnerMasks(key)
+
+
+# Of several threads that need new masks, only one computes their tables.
+_LOCK = threading.Lock()
+
+
+def masks_of(key: PublicKey | PrivateKey) -> PublicMasks | OwnerMasks:
+    """This process's masks under a key, by the owner's way if it is private."""
+    with _LOCK:
+        return _owner_masks(key) if isinstance(key, PrivateKey) else _public_masks(key)
+
+
+def power_tables(base: mpz, prime: mpz, n_bytes: int) -> FixedBases | SquareBase:
+    """Powers of a base modulo a prime's square, in whichever way is faster here."""
+    if has_lanes():
+        return fixed_bases(ring(prime**2), [base], n_bytes)
+    return square_base(base, prime, n_bytes)
+
+
+def short_bits(key_bits: int) -> int:
+    """Bits of a short exponent for a modulus n of ``key_bits`` bits."""
+    return SHORT_BITS + MORE_SHORT_BITS * max(0, math.ceil(key_bits / 1024) - 2)
+
+
+def _residue(p: mpz, q: mpz) -> mpz:
+    """An n-th residue mod p^2 that generates all of them, up to primes above 2^16."""
+    primes = [prime for prime in _small_primes() if (p - 1) % prime == 0]
+    while True:
+        unit = mpz(1 + secrets.randbelow(int(p - 1)))
+        # Without this, a p that is no prime could fail here; the self-test is to detect it.
+        is_unit = gmpy2.gcd(unit, p) == 1
+        if is_unit and all(powmod(unit, (p - 1) // prime, p) != 1 for prime in primes):
+            return powmod(unit, p * q, p**2)
+
+
+@functools.cache
+def _small_primes() -> tuple[int, ...]:
+    primes, prime = [], mpz(2)
+    while prime < SMALL_PRIME_BOUND:
+        primes.append(int(prime))
+        prime = gmpy2.next_prime(prime)
+    return tuple(primes)
+
+
+# Random products of powers of fixed bases: how masks are drawn when many are needed.
+
+# At 2048 bits a table of powers mod n^2 takes 140 kB; digits of 12 bits would save a third of the
+# products for eleven times the memory.
+DIGIT_BITS = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class FixedBases:
+    """Tables of powers of some bases: (n_bases * n_bytes, 256) residues."""
+
+    ring: Ring
+    tables: Residues
+
+    @property
+    def n_tables(self) -> int:
+        """Bytes of the exponents of all bases."""
+        return len(self.tables)
+
+    def powers(self, digits: Bytes) -> Residues:
+        """n products of powers.
+
+        ``digits``, uint8, shape (n, n_tables): bytes of the exponents, base after base, lowest
+        first.
+        """
+        return self.ring.table_products(self.tables, digits)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SquareBase:
+    """Powers of one base modulo a prime's square by gmpy2, at little more than half the cost.
+
+    A unit w mod p^2 is r (1 + p u) for its residue r = w mod p and one u mod p, and
+
+        r (1 + p u) * r' (1 + p u') = r r' (1 + p (u + u')) mod p^2.
+
+    So a power is a product of residues, which have half the digits of p^2, and a sum. ``tables``
+    has the residues r and terms u of the powers, a table a byte of the exponent; an even number.
+    """
+
+    prime: mpz
+    tables: tuple[tuple[list[mpz], list[mpz]], ...]
+
+    def powers(self, digits: Bytes) -> Residues:
+        """Powers mod p^2 as residues of ``PlainRing``; digits as for ``FixedBases``."""
+        prime, modulus, columns = self.prime, self.prime**2, digits.T.tolist()
+        products, totals = [mpz(1)] * len(digits), [mpz(0)] * len(digits)
+        for place in range(0, len(columns), 2):
+            (residues, terms), (others, more) = self.tables[place : place + 2]
+            # A product of two residues is no longer than p^2: one reduction for two tables.
+            rows = list(zip(*columns[place : place + 2], strict=True))
+            products = [
+                product * (residues[one] * others[two]) % modulus
+                for product, (one, two) in zip(products, rows, strict=True)
+            ]
+            totals = [
+                total + (terms[one] + more[two])
+                for total, (one, two) in zip(totals, rows, strict=True)
+            ]
+        pairs = zip(products, totals, strict=True)
+        powers = [product * (1 + prime * total) % modulus for product, total in pairs]
+        for row in sampled("powers", len(powers)):
+            (_, residue, *_), (_, term, *_) = self.tables[0]
+            exponent = mpz.from_bytes(digits[row].tobytes(), "little")
+            if gmpy2.powmod(residue * (1 + prime * term), exponent, modulus) != powers[row]:
+                raise MachineError("powers by a prime's square", "gmpy2")
+        return PlainRing(modulus).take(powers)
+
+    @property
+    def n_tables(self) -> int:
+        """Bytes of an exponent."""
+        return len(self.tables)
+
+
+def square_base(base: mpz, prime: mpz, n_bytes: int) -> SquareBase:
+    """Tables of the powers mod ``prime**2`` of a base that is coprime to ``prime``.
+
+    The exponent has ``n_bytes``, rounded up to an even number.
+    """
+    tables = []
+    for table in fixed_bases(PlainRing(prime**2), [base], n_bytes + n_bytes % 2).tables:
+        inverses, inverse = [mpz(1)], gmpy2.invert(table[1], prime)
+        while len(inverses) < len(table):
+            inverses.append(inverses[-1] * inverse % prime)
+        # w = r + p h: its term is u = h / r mod p.
+        pairs = zip(table, inverses, strict=True)
+        terms = [power // prime * inverse % prime for power, inverse in pairs]
+        tables.append(([power % prime for power in table], terms))
+    return SquareBase(prime, tuple(tables))
+
+
+def fixed_bases(ring: Ring, bases: Sequence[mpz], n_bytes: int) -> FixedBases:
+    """Tables of the powers of bases >= 1 and < modulus, by exponents of ``n_bytes`` each."""
+    by_byte = [ring.take(bases)]
+    for _ in range(n_bytes - 1):
+        by_byte.append(ring.squares(by_byte[-1], DIGIT_BITS))
+    # firsts: base 0 byte 0, base 0 byte 1, ..., base 1 byte 0, ...
+    firsts = np.stack(by_byte, axis=1).reshape(-1, *by_byte[0].shape[1:])
+    powers = [ring.ones(len(firsts)), firsts]
+    while len(powers) < 1 << DIGIT_BITS:
+        powers.append(ring.multiply(powers[-1], firsts))
+    return FixedBases(ring, np.stack(powers, axis=1))
+
+
+def random_digits(n_powers: int, n_tables: int) -> Bytes:
+    """Independent uniform exponents from the system; uint8, shape (n_powers, n_tables)."""
+    digits = np.frombuffer(secrets.token_bytes(n_powers * n_tables), dtype=np.uint8)
+    return digits.reshape(n_powers, n_tables)

@@ -1,6 +1,6 @@
 """Batched modular arithmetic: AVX-512 IFMA where available, gmpy2 elsewhere.
 
-With IFMA (``fedapp.crypto.lanes``) residues are rows of limbs, and products release Python's lock,
+With IFMA (``fedapp.crypto.lanes.registers``) residues are rows of limbs, and products release Python's lock,
 so threads share the work. Otherwise they are gmpy2 integers in an object array, and processes share
 it. The serialised form is the same.
 """
@@ -24,7 +24,7 @@ from fedapp.crypto.workers import Call, Workers
 # One residue a row: objects, shape (n,), or uint64, shape (n, n_limbs).
 Residues = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
-LANES, FEATURE = "fedapp.crypto.lanes", "avx512ifma"
+LANES, FEATURE = "fedapp.crypto.lanes.registers", "avx512ifma"
 N_LANES = 8  # of a register
 # Operations already checked in a call of ``share``. None outside of such calls: check each time.
 _checked: ContextVar[set[str] | None] = ContextVar("_checked", default=None)
@@ -32,7 +32,7 @@ EVERY = ""
 
 
 class Ring(Protocol):
-    """Arithmetic modulo a number; see ``fedapp.crypto.lane_ring.LaneRing``."""
+    """Arithmetic modulo a number; see ``fedapp.crypto.lanes.ring.LaneRing``."""
 
     modulus: mpz
 
@@ -127,24 +127,26 @@ def ring(modulus: mpz) -> Ring:
     """The faster ring of an odd modulus; not cached, as a modulus may be secret."""
     if not has_lanes():
         return PlainRing(modulus)
-    from fedapp.crypto.lane_ring import LaneRing, check_known_answers
+    from fedapp.crypto.lanes.ring import LaneRing, check_known_answers
 
     # In another context, so that its operations do not count as checks of the current batch.
     Context().run(check_known_answers)
     return LaneRing(modulus)
 
 
-def share(workers: Workers, function: Callable[..., Any], calls: Sequence[Call]) -> list[Any]:
+def run_shared(workers: Workers, function: Callable[..., Any], calls: Sequence[Call]) -> list[Any]:
     """Run calls dominated by products: in threads if these release Python's lock, or in processes.
 
     Each operation of one call, chosen at random, is checked once (``sampled``).
     """
     checked = secrets.randbelow(max(1, len(calls)))
     arguments = [(place == checked, function, *call) for place, call in enumerate(calls)]
-    return workers.run_here(call, arguments) if has_lanes() else workers.run(call, arguments)
+    return (
+        workers.run_here(run_call, arguments) if has_lanes() else workers.run(run_call, arguments)
+    )
 
 
-def call(is_checked: bool, function: Callable[..., Any], *arguments: Any) -> Any:
+def run_call(is_checked: bool, function: Callable[..., Any], *arguments: Any) -> Any:
     """A call with or without checks."""
     context = Context()
     context.run(_checked.set, set() if is_checked else {EVERY})

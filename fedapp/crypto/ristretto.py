@@ -1,6 +1,6 @@
 """Multiply points of ristretto255 by a secret scalar, in the fastest way the processor supports.
 
-With AVX-512 IFMA points are processed eight at a time (``fedapp.crypto.lane_scale``), elsewhere one
+With AVX-512 IFMA points are processed eight at a time (``fedapp.crypto.lanes.ristretto``), elsewhere one
 by one through libsodium. Both take the same time for every scalar, release Python's lock, and give
 the same bytes.
 
@@ -75,16 +75,16 @@ def points_of(uniform: Bytes) -> Bytes:
 
 def _side_by_side(scalar: bytes) -> Scale:
     """Scale eight points at a time."""
-    from fedapp.crypto import lane_scale
+    from fedapp.crypto.lanes.registers import ristretto
 
-    lane_scale.check_known_answers()
+    ristretto.check_known_answers()
     single = _one_by_one(scalar)
-    masks = lane_scale.digit_masks(int.from_bytes(scalar, "little"))
+    masks = ristretto.digit_masks(int.from_bytes(scalar, "little"))
 
     def scale_part(points: Bytes, start: int) -> Bytes:
         # A copy is aligned and writable, so that numba compiles only one kernel.
         words = np.array(points, order="C").view(np.uint64)
-        out, valid = lane_scale.scale_words(words, masks)
+        out, valid = ristretto.scale_words(words, masks)
         # libsodium recomputes one row of each part, see ``rings.sampled``. If points are invalid it
         # must refuse the first; otherwise the fault is here and not with the sender.
         for row in sampled("points", len(points)) if valid.all() else [int(np.argmin(valid))]:

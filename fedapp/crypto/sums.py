@@ -11,27 +11,37 @@ the bins of either column.
 
 from __future__ import annotations
 
+import os
+import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 import numpy.typing as npt
+from gmpy2 import mpz, powmod
 
 from fedapp.crypto.integers import Bytes
-from fedapp.crypto.keys import PrivateKey, PublicKey
-from fedapp.crypto.masks import masks_of
 from fedapp.crypto.packing import FixedPoint, PairLayout, SumLayout
 from fedapp.crypto.paillier import (
     CALLS_PER_WORKER,
+    PrivateKey,
+    PublicKey,
     check_ciphertexts,
     decrypt,
     encrypt,
+    masks_of,
+    power_tables,
+    random_digits,
     rerandomise,
     share_out,
+    short_bits,
     stacked,
 )
-from fedapp.crypto.rings import Residues, products_by_place, ring, share
-from fedapp.crypto.workers import Workers
+from fedapp.crypto.psi import draw_scalar, mask, mask_ids
+from fedapp.crypto.rings import Residues, products_by_place, ring, run_call, run_shared
+from fedapp.crypto.workers import Workers, n_cores
 
 Ints = npt.NDArray[np.int64]
 
@@ -83,12 +93,12 @@ def sum_rows(
             (key, ciphertexts[chunk], codes[chunk], offsets, nodes[chunk], n_nodes)
             for chunk in np.array_split(part, n_chunks)
         ]
-        for partial_sums in share(workers, _sum_rows_of, calls):
+        for partial_sums in run_shared(workers, _sum_rows_of, calls):
             sums = n2_ring.multiply(sums, partial_sums)
     return sums
 
 
-def choose(
+def select_ciphertexts(
     key: PublicKey, ciphertexts: Bytes, chosen: npt.NDArray[np.bool_], workers: Workers
 ) -> Bytes:
     """Chosen ciphertexts under fresh masks, and fresh encryptions of 0 in place of the others.
@@ -109,7 +119,7 @@ def pack_sums(
     slots = layout.n_slots
     shares = share_out(layout.n_plaintexts(len(sums)), workers)
     calls = [(key, sums[first * slots : last * slots], layout) for first, last in shares]
-    return stacked(key, share(workers, _pack, calls))
+    return stacked(key, run_shared(workers, _pack, calls))
 
 
 def read_sums(
@@ -131,7 +141,7 @@ def read_sums(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Terms:
+class SumJob:
     """Sums with rows of their own, each with at least one term.
 
     Parameters
@@ -149,7 +159,7 @@ class Terms:
 def pack_terms(
     key: PublicKey,
     ciphertexts: Bytes,
-    jobs: Sequence[Terms],
+    jobs: Sequence[SumJob],
     layout: SumLayout,
     workers: Workers,
 ) -> Bytes:
@@ -167,7 +177,7 @@ def pack_terms(
             used, rows = np.unique(job.rows, return_inverse=True)
             terms = replace(job, rows=rows.astype(np.int32), counts=job.counts[used])
             calls.append((key, ciphertexts[used], terms, layout))
-        packed += share(workers, _pack_terms, calls)
+        packed += run_shared(workers, _pack_terms, calls)
     return stacked(key, packed)
 
 
@@ -288,7 +298,7 @@ def _pack(key: PublicKey, sums: Residues, layout: PairLayout | SumLayout) -> Byt
     return n2_ring.write(masked, key.ciphertext_bytes)
 
 
-def _pack_terms(key: PublicKey, ciphertexts: Bytes, terms: Terms, layout: SumLayout) -> Bytes:
+def _pack_terms(key: PublicKey, ciphertexts: Bytes, terms: SumJob, layout: SumLayout) -> Bytes:
     n2_ring = ring(key.n_squared)
     rows, sums = n2_ring.read(ciphertexts), n2_ring.ones(terms.n_sums)
     for count in np.unique(terms.counts):
@@ -298,3 +308,45 @@ def _pack_terms(key: PublicKey, ciphertexts: Bytes, terms: Terms, layout: SumLay
     places, products = products_by_place(n2_ring, rows, where, which)
     sums[places] = products
     return _pack(key, sums, layout)
+
+
+# Estimate how long cryptography takes on a machine like this one, by a brief trial.
+
+# 5 trials of 32 powers by exponents of 16 bytes: 30 ms at 2048 bits.
+TRIAL_BYTES, TRIAL_POWERS, TRIALS = 16, 32, 5
+TRIAL_IDS = 256  # in one thread: 3 ms with AVX-512 IFMA, else 30 ms
+
+
+def seconds_to_mask(n_ids: int) -> tuple[float, float]:
+    """Approximate seconds to mask ids, and to mask as many points, with all cores at work."""
+    ids, scalar = [str(number) for number in range(TRIAL_IDS)], draw_scalar()
+    mask(mask_ids(ids[:1], scalar), scalar)  # warm-up: loads or compiles the code
+    start = time.perf_counter()
+    points = mask_ids(ids, scalar)
+    ids_masked = time.perf_counter()
+    mask(points, scalar)
+    points_masked = time.perf_counter()
+    share = n_ids / TRIAL_IDS / n_cores()
+    return (ids_masked - start) * share, (points_masked - ids_masked) * share
+
+
+def seconds_to_encrypt(n_plaintexts: int, key_bits: int) -> float:
+    """Approximate seconds for the owner of a Paillier key to encrypt, with all cores at work.
+
+    Nearly all of it goes into the masks: a power mod p^2 and one mod q^2 each, by short exponents;
+    full masks take three times as long. The trial uses still shorter exponents, modulo the square
+    of any odd number.
+    """
+    odd = mpz(secrets.randbits(key_bits // 2)) | 1
+    unit = powmod(2, secrets.randbits(key_bits // 2), odd**2)
+    base = power_tables(unit, odd, TRIAL_BYTES)
+    trials = []
+    for _ in range(TRIALS):
+        start = time.perf_counter()
+        run_call(False, base.powers, random_digits(TRIAL_POWERS, TRIAL_BYTES))
+        trials.append(time.perf_counter() - start)
+    per_byte = median(trials) / TRIAL_POWERS / TRIAL_BYTES
+    n_bytes = 2 * short_bits(key_bits) / 8
+    # Processes per core: a trial of milliseconds does not notice that others want the core too.
+    load = max(1.0, os.getloadavg()[0] / n_cores()) if hasattr(os, "getloadavg") else 1.0
+    return n_plaintexts * n_bytes * per_byte / n_cores() * load

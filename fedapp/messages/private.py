@@ -56,7 +56,7 @@ COUNTED_ROWS = 2**40
 
 @dataclass(frozen=True, eq=False)
 class Promise:
-    """Part of a message: what a run may disclose about a row; see ``fedapp.crypto.budget``."""
+    """Part of a message: what a run may disclose about a row; see ``fedapp.crypto.noise``."""
 
     __slots__ = ()
     epsilon: Annotated[float, Range(0, 1e6)]

@@ -74,7 +74,7 @@ class SiteConfig:
     bundles: frozenset[str] = frozenset()
     # bundles signed by these public keys are accepted too
     release_keys: frozenset[str] = frozenset()
-    # its Paillier keys encrypt with uniform masks, see fedapp.crypto.masks
+    # its Paillier keys encrypt with uniform masks, see fedapp.crypto.paillier
     full_masks: bool = False
     monotone_constraints: str = ""  # of its columns (vertical)
     interaction_constraints: str = ""  # of its columns (vertical)

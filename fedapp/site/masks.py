@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedapp.crypto.pairwise import hide
+from fedapp.crypto.masking import mask_vector
 from fedapp.crypto.sealed import prefixed
 from fedapp.errors import ProtocolError
 from fedapp.histograms.fixed_point import Bounds, Whole
@@ -94,11 +94,11 @@ def masked(
     secrets, label = pair_secrets(name, store, envelope), label_of(store, envelope, digest, among)
     if not among:  # no party may be lost: pairwise masks suffice
         nothing = np.empty((0, SEALED_BYTES), np.uint8)
-        return MaskedReply(hide(name, flat, secrets, label, sums.n_bytes), nothing)
+        return MaskedReply(mask_vector(name, flat, secrets, label, sums.n_bytes), nothing)
     secrets = {peer: secret for peer, secret in secrets.items() if peer in among}
     asked = digest if store.finished else store.facts[ASKED]
     self_mask, sealed = share(name, store, secrets, label, asked, sums.follows)
-    return MaskedReply(hide(name, flat, secrets, label, sums.n_bytes, self_mask), sealed)
+    return MaskedReply(mask_vector(name, flat, secrets, label, sums.n_bytes, self_mask), sealed)
 
 
 def label_of(store: Store, envelope: Envelope, digest: str, among: Sequence[str]) -> bytes:

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.crypto.budget import Budget
-from fedapp.crypto.noise import KEY_BYTES, MOST_VARIANCE, Source, discrete_gaussian
+from fedapp.crypto.noise import KEY_BYTES, MAX_VARIANCE, Budget, Source, discrete_gaussian
 from fedapp.crypto.sealed import prefixed
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import Whole
@@ -89,7 +88,7 @@ def noised(
     or if the variance is too large.
     """
     message = type(request).__name__
-    if max(max(each.variances) for each in noise) > MOST_VARIANCE:
+    if max(max(each.variances) for each in noise) > MAX_VARIANCE:
         rule = "must be of less noise, for sums to fit in 64 bits; a larger epsilon helps"
         raise ProtocolError(name, message, "multiplier", rule)
     requests = prefixed(store.facts.get(NOISED, "").encode(), digest.encode())

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedapp.crypto.budget import Budget, composed
+from fedapp.crypto.noise import Budget, composed_epsilon
 from fedapp.errors import (
     ConfigError,
     DataError,
@@ -174,7 +174,7 @@ def spent(runs: Iterable[Run]) -> tuple[float, float]:
     """
     budgets = [run.budget for run in runs if run.settings["epsilon"]]
     delta = min((budget.delta for budget in budgets), default=1.0)
-    return (composed(budgets, delta) if budgets else 0.0), delta
+    return (composed_epsilon(budgets, delta) if budgets else 0.0), delta
 
 
 def spending(runs: Iterable[Run], most: float) -> str:

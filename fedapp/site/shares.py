@@ -27,9 +27,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedapp.crypto.pairwise import seed_of
+from fedapp.crypto.masking import SHARE_BYTES, new_secret, seed_of, split
 from fedapp.crypto.sealed import Address, prefixed, seal, unseal
-from fedapp.crypto.shamir import SHARE_BYTES, new_secret, split
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Array
 from fedapp.messages.secure import SEALED_BYTES, UnmaskReply, UnmaskRequest

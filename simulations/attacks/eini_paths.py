@@ -26,9 +26,8 @@ import pyarrow.csv
 from clients.eini.active import NOT_OWN, Plan, plan_of
 from clients.inference import own_part
 from fedapp.config import Settings, load_settings
-from fedapp.crypto.keys import PrivateKey
 from fedapp.crypto.packing import SumLayout
-from fedapp.crypto.paillier import decrypt
+from fedapp.crypto.paillier import PrivateKey, decrypt
 from fedapp.crypto.workers import shared_workers
 from fedapp.data.datasets import read_source
 from fedapp.messages.eini import Structure, Totals

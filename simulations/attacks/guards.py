@@ -175,13 +175,13 @@ GUARDS = (
     ),
     Guard(
         "a public key is longer than agreed",
-        "fedapp/crypto/keys.py",
+        "fedapp/crypto/paillier.py",
         "if len(modulus) != (bits + 7) // 8:",
         "tests/test_paillier.py",
     ),
     Guard(
         "a public key is no product of two large primes",
-        "fedapp/crypto/keys.py",
+        "fedapp/crypto/paillier.py",
         "if has_small_factor or gmpy2.is_power(key.n) or gmpy2.is_prime(key.n):",
         "tests/test_paillier.py",
     ),
@@ -244,7 +244,7 @@ GUARDS = (
     ),
     Guard(
         "a lost party's late answer completes the sum that the rest was asked for again",
-        "fedapp/crypto/pairwise.py",
+        "fedapp/crypto/masking.py",
         "    if own:\n        masked +=",
         "tests/test_shares.py",
         "    if False:\n        masked +=",

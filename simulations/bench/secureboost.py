@@ -38,9 +38,8 @@ from clients.secureboost import blocks as secureboost_blocks
 from clients.secureboost import passive as secureboost_passive
 from clients.secureboost import round as secureboost_round
 from fedapp.config import Settings, load_settings
-from fedapp.crypto.keys import PrivateKey, PublicKey
-from fedapp.crypto.masks import BASE_BYTES, OwnerMasks, PublicMasks
 from fedapp.crypto.packing import PairLayout
+from fedapp.crypto.paillier import BASE_BYTES, OwnerMasks, PrivateKey, PublicKey, PublicMasks
 from fedapp.crypto.rings import has_lanes
 from fedapp.crypto.sums import group_columns
 from fedapp.crypto.workers import n_cores

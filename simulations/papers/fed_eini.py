@@ -25,8 +25,7 @@ import typer
 from clients.eini.active import BATCH_BYTES
 from fedapp import metrics
 from fedapp.config import Settings, load_settings
-from fedapp.crypto.keys import generate_key
-from fedapp.crypto.paillier import encrypt
+from fedapp.crypto.paillier import encrypt, generate_key
 from fedapp.crypto.workers import Workers
 from fedapp.data.datasets import read_source
 from fedapp.data.partition import split_rows

@@ -1,6 +1,6 @@
 """Arithmetic modulo an odd number on rows of limbs, eight rows at a time.
 
-``fedapp.crypto.montgomery`` has the kernels and their bounds. This module checks their arguments,
+``fedapp.crypto.lanes.ring`` has the kernels and their bounds. This module checks their arguments,
 and recomputes a sample of their results with gmpy2.
 """
 
@@ -8,22 +8,34 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import gmpy2
 import numpy as np
 import numpy.typing as npt
 from gmpy2 import mpz, powmod
 
-from fedapp.crypto import montgomery
 from fedapp.crypto.integers import Bytes, from_bytes_array, to_bytes_array
-from fedapp.crypto.lanes import LIMB_BITS, registers
+from fedapp.crypto.lanes.registers import (
+    LIMB_BITS,
+    add,
+    add_high,
+    add_low,
+    carry_of,
+    limb_of,
+    load,
+    registers,
+    spread,
+    store,
+)
 from fedapp.crypto.rings import PlainRing, Residues, Ring, sampled
 from fedapp.errors import MachineError
+from fedapp.kernels import kernel
 
 Limbs = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
 
-SLACK_BITS = 4  # R >= 16 N, see fedapp.crypto.montgomery
+SLACK_BITS = 4  # R >= 16 N, see fedapp.crypto.lanes.ring
 MOST_LIMBS = 1023
 WORD_BYTES = 8
 WINDOW_BITS = 4
@@ -57,7 +69,7 @@ class LaneRing:
             raise ValueError(f"width must be >= {self._n_bytes} bytes, got {width}")
         limbs = self.multiply(residues, self._from[None])
         words = np.empty((len(limbs), -(-width // WORD_BYTES)), dtype=np.uint64)
-        montgomery.write_words(limbs, self._limbs, words)
+        write_words(limbs, self._limbs, words)
         data = words[:, ::-1].astype(">u8").view(np.uint8)
         for row in sampled("write", len(data)):
             self._check(residues[row], mpz.from_bytes(data[row].tobytes(), "big"))
@@ -90,9 +102,7 @@ class LaneRing:
         left_rows, right_rows = _same_length(left, right, left_rows, right_rows)
         out = np.empty((len(left_rows), self.n_limbs), dtype=np.uint64)
         left, right = self._checked(left, left_rows), self._checked(right, right_rows)
-        montgomery.multiply(
-            out, left, left_rows, right, right_rows, *self._kernel_modulus, self._scratch(3)
-        )
+        multiply(out, left, left_rows, right, right_rows, *self._kernel_modulus, self._scratch(3))
         for row in sampled("multiply", len(out)):
             factors = self._value(left[left_rows[row]]), self._value(right[right_rows[row]])
             self._check(out[row], factors[0] * factors[1])
@@ -101,7 +111,7 @@ class LaneRing:
     def add(self, left: Limbs, right: Limbs) -> Limbs:
         """Sums of two products each; multiply or write a sum before adding it again."""
         sums = left + right
-        montgomery.carry_over(sums)
+        carry_over(sums)
         for row in sampled("add", len(sums)):
             self._check(sums[row], self._value(left[row]) + self._value(right[row]))
         return sums
@@ -116,7 +126,7 @@ class LaneRing:
         out = np.empty_like(residues)
         scratch = self._scratch(2 + (1 << WINDOW_BITS))
         digit_array = np.array(digits[::-1], dtype=np.int64)
-        montgomery.power(out, residues, digit_array, self._one, *self._kernel_modulus, scratch)
+        power(out, residues, digit_array, self._one, *self._kernel_modulus, scratch)
         for row in sampled("power", len(out)):
             self._check(out[row], powmod(self._value(residues[row]), exponent, self.modulus))
         return out
@@ -125,7 +135,7 @@ class LaneRing:
         """Powers by 2^times."""
         residues = self._checked(residues)
         out = np.empty_like(residues)
-        montgomery.squares(out, residues, times, *self._kernel_modulus, self._scratch(2))
+        squares(out, residues, times, *self._kernel_modulus, self._scratch(2))
         for row in sampled("squares", len(out)):
             self._check(out[row], powmod(self._value(residues[row]), 1 << times, self.modulus))
         return out
@@ -136,9 +146,7 @@ class LaneRing:
             raise ValueError(f"tables must fit {digits.shape} digits, got {tables.shape}")
         out = np.empty((len(digits), self.n_limbs), dtype=np.uint64)
         tables, digits = np.ascontiguousarray(tables), np.ascontiguousarray(digits)
-        montgomery.table_products(
-            out, tables, digits, self._one, *self._kernel_modulus, self._scratch(3)
-        )
+        table_products(out, tables, digits, self._one, *self._kernel_modulus, self._scratch(3))
         for row in sampled("table_products", len(out)):
             product = mpz(1)
             for table, digit in zip(tables, digits[row], strict=True):
@@ -174,7 +182,7 @@ class LaneRing:
         data[:, WORD_BYTES * n_words - rows.shape[1] :] = rows
         words = np.ascontiguousarray(data.view(">u8")[:, ::-1].astype(np.uint64))
         limbs = np.empty((len(rows), self.n_limbs), dtype=np.uint64)
-        if not montgomery.read_words(words, limbs):
+        if not read_words(words, limbs):
             raise ValueError(f"integers must be below 2^{LIMB_BITS * self.n_limbs}, got a larger")
         return limbs
 
@@ -249,3 +257,186 @@ def _answers(ring: Ring) -> Residues:
     digits = np.arange(33, dtype=np.uint8).reshape(11, 3)
     powers = [ring.squares(residues, 9), ring.power(residues, 2**70 + 12345)]
     return np.concatenate([sums, products, *powers, ring.table_products(tables, digits)])
+
+
+# Montgomery products of many big integers at once, eight in the lanes of a register.
+
+
+@kernel
+def read_words(words: Any, limbs: Any) -> Any:
+    """Split 64-bit words into limbs, lowest first; returns whether the last limb is the highest."""
+    mask, n_limbs, n_words = np.uint64((1 << 52) - 1), limbs.shape[1], words.shape[1]
+    rest = np.uint64(0)
+    for row in range(words.shape[0]):
+        for place in range(n_limbs):
+            word, shift = 52 * place // 64, np.uint64(52 * place % 64)
+            limb = words[row, word] >> shift
+            if shift > 12:
+                limb |= words[row, word + 1] << (np.uint64(64) - shift)
+            limbs[row, place] = limb & mask
+        end = 52 * n_limbs
+        rest |= words[row, end // 64] >> np.uint64(end % 64)
+        for word in range(end // 64 + 1, n_words):
+            rest |= words[row, word]
+    return rest == 0
+
+
+@kernel
+def write_words(limbs: Any, modulus: Any, words: Any) -> Any:
+    """Inverse of ``read_words`` for numbers up to the modulus; writes 0 for the modulus."""
+    n_limbs = limbs.shape[1]
+    for row in range(limbs.shape[0]):
+        differs = np.uint64(0)
+        for place in range(n_limbs):
+            differs |= limbs[row, place] ^ modulus[place]
+        for word in range(words.shape[1]):
+            place = 64 * word // 52
+            shift = 64 * word - 52 * place
+            total = np.uint64(0)
+            if place < n_limbs:
+                total = limbs[row, place] >> np.uint64(shift)
+            if place + 1 < n_limbs:
+                total |= limbs[row, place + 1] << np.uint64(52 - shift)
+            if place + 2 < n_limbs and shift > 40:
+                total |= limbs[row, place + 2] << np.uint64(104 - shift)
+            words[row, word] = total if differs else np.uint64(0)
+
+
+@kernel
+def carry_over(sums: Any) -> Any:
+    """Carry limbs to below 2^52, in place."""
+    mask = np.uint64((1 << 52) - 1)
+    for row in range(sums.shape[0]):
+        carry = np.uint64(0)
+        for place in range(sums.shape[1]):
+            total = sums[row, place] + carry
+            sums[row, place] = total & mask
+            carry = total >> np.uint64(52)
+
+
+@kernel
+def _product(total: Any, left: Any, right: Any, modulus: Any, inverse: Any) -> Any:
+    """Montgomery's product of eight pairs; ``total`` must not overlap the factors."""
+    n_limbs, zero, inverses = len(modulus), spread(np.uint64(0)), spread(inverse)
+    for place in range(n_limbs):
+        store(total, place, zero)
+    # Each turn multiplies ``left`` by a limb of ``right``, adds the multiple of the modulus that
+    # makes the lowest limb 0, and moves all limbs down by one.
+    for turn in range(n_limbs):
+        factor = load(right, turn)
+        limb, divisor = load(left, 0), spread(modulus[0])
+        lowest = add_low(load(total, 0), limb, factor)
+        quotient = add_low(zero, lowest, inverses)
+        carry = carry_of(add_low(lowest, divisor, quotient))
+        for place in range(1, n_limbs):
+            column = add(load(total, place), carry)
+            column = add_high(add_high(column, limb, factor), divisor, quotient)
+            limb, divisor = load(left, place), spread(modulus[place])
+            column = add_low(add_low(column, limb, factor), divisor, quotient)
+            store(total, place - 1, column)
+            carry = zero
+        column = add_high(add_high(carry, limb, factor), divisor, quotient)
+        store(total, n_limbs - 1, column)
+    carry = zero
+    for place in range(n_limbs):
+        column = add(load(total, place), carry)
+        store(total, place, limb_of(column))
+        carry = carry_of(column)
+
+
+@kernel
+def _fill(lanes: Any, lane: Any, number: Any) -> Any:
+    """Put a number into a lane."""
+    for place in range(len(number)):
+        lanes[8 * place + lane] = number[place]
+
+
+@kernel
+def _empty(lanes: Any, out: Any, start: Any) -> Any:
+    """Write the lanes to the rows from ``start`` on, as far as there are rows."""
+    for lane in range(min(8, len(out) - start)):
+        number = out[start + lane]
+        for place in range(len(number)):
+            number[place] = lanes[8 * place + lane]
+
+
+@kernel
+def multiply(
+    out: Any,
+    left: Any,
+    left_rows: Any,
+    right: Any,
+    right_rows: Any,
+    modulus: Any,
+    inverse: Any,
+    scratch: Any,
+) -> Any:
+    """See ``LaneRing.multiply``; lanes past the end repeat the last row."""
+    n_rows, size = len(left_rows), 8 * len(modulus)
+    total, first, second = scratch[:size], scratch[size : 2 * size], scratch[2 * size : 3 * size]
+    for start in range(0, n_rows, 8):
+        for lane in range(8):
+            row = min(start + lane, n_rows - 1)
+            _fill(first, lane, left[left_rows[row]])
+            _fill(second, lane, right[right_rows[row]])
+        _product(total, first, second, modulus, inverse)
+        _empty(total, out, start)
+
+
+@kernel
+def table_products(
+    out: Any, tables: Any, digits: Any, one: Any, modulus: Any, inverse: Any, scratch: Any
+) -> Any:
+    """See ``LaneRing.table_products``."""
+    n_rows, size = len(digits), 8 * len(modulus)
+    total, before, entry = scratch[:size], scratch[size : 2 * size], scratch[2 * size : 3 * size]
+    for start in range(0, n_rows, 8):
+        for lane in range(8):
+            _fill(total, lane, one)
+        for table in range(tables.shape[0]):
+            total, before = before, total
+            for lane in range(8):
+                row = min(start + lane, n_rows - 1)
+                _fill(entry, lane, tables[table, digits[row, table]])
+            _product(total, before, entry, modulus, inverse)
+        _empty(total, out, start)
+
+
+@kernel
+def power(
+    out: Any, values: Any, digits: Any, one: Any, modulus: Any, inverse: Any, scratch: Any
+) -> Any:
+    """See ``LaneRing.power``; digits of four bits, the highest first."""
+    n_rows, size = len(values), 8 * len(modulus)
+    total, before, powers = scratch[:size], scratch[size : 2 * size], scratch[2 * size :]
+    for start in range(0, n_rows, 8):
+        for lane in range(8):
+            _fill(powers, lane, one)
+            _fill(powers[size:], lane, values[min(start + lane, n_rows - 1)])
+            _fill(total, lane, one)
+        for digit in range(2, 16):
+            last = powers[(digit - 1) * size : digit * size]
+            here = powers[digit * size : (digit + 1) * size]
+            _product(here, last, powers[size : 2 * size], modulus, inverse)
+        for digit in digits:
+            for _ in range(4):
+                total, before = before, total
+                _product(total, before, before, modulus, inverse)
+            total, before = before, total
+            factor = powers[digit * size : (digit + 1) * size]
+            _product(total, before, factor, modulus, inverse)
+        _empty(total, out, start)
+
+
+@kernel
+def squares(out: Any, values: Any, times: Any, modulus: Any, inverse: Any, scratch: Any) -> Any:
+    """See ``LaneRing.squares``."""
+    n_rows, size = len(values), 8 * len(modulus)
+    total, before = scratch[:size], scratch[size : 2 * size]
+    for start in range(0, n_rows, 8):
+        for lane in range(8):
+            _fill(total, lane, values[min(start + lane, n_rows - 1)])
+        for _ in range(times):
+            total, before = before, total
+            _product(total, before, before, modulus, inverse)
+        _empty(total, out, start)

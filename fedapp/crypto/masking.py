@@ -25,6 +25,7 @@ Learning", Section 4; ChaCha20 of RFC 8439, keyed BLAKE2b of RFC 7693.
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -41,7 +42,7 @@ LABEL = b"fedapp mask v1"
 KEY_BYTES, NONCE_BYTES, NUMBER_BYTES = 32, 16, 8
 SIZES = 2, 4, 8  # bytes of a number in Z/2^n; several share a word of 8 bytes
 # RFC 8439: a block counter of 32 bits, blocks of 64 bytes.
-MOST_NUMBERS = 2**32 * 64 // NUMBER_BYTES
+MAX_NUMBERS = 2**32 * 64 // NUMBER_BYTES
 
 
 def seed_of(secret: bytes, label: bytes) -> bytes:
@@ -54,8 +55,8 @@ def seed_of(secret: bytes, label: bytes) -> bytes:
 
 def expand(seed: bytes, n_numbers: int) -> Masked:
     """Pseudorandom uint64 numbers of a seed, at most ``MOST_NUMBERS``."""
-    if n_numbers > MOST_NUMBERS:
-        raise ValueError(f"n_numbers must be <= {MOST_NUMBERS}, got {n_numbers}")
+    if n_numbers > MAX_NUMBERS:
+        raise ValueError(f"n_numbers must be <= {MAX_NUMBERS}, got {n_numbers}")
     # The key is used for this stream only, so any nonce will do.
     encryptor = Cipher(ChaCha20(seed, bytes(NONCE_BYTES)), mode=None).encryptor()
     return np.frombuffer(encryptor.update(bytes(n_numbers * NUMBER_BYTES)), dtype="<u8")
@@ -66,7 +67,7 @@ def stream(secret: bytes, label: bytes, n_numbers: int) -> Masked:
     return expand(seed_of(secret, label), n_numbers)
 
 
-def hide(
+def mask_vector(
     name: str,
     values: Whole,
     secrets: Mapping[str, bytes],
@@ -98,7 +99,7 @@ def hide(
     return words
 
 
-def total(
+def unmasked_sum(
     vectors: Iterable[Masked],
     n_values: int,
     n_bytes: int = 8,
@@ -124,3 +125,54 @@ def total(
 def n_words(n_values: int, n_bytes: int) -> int:
     """8-byte words that ``n_values`` numbers take."""
     return -(-n_values * n_bytes // NUMBER_BYTES)
+
+
+# Shamir secret sharing: any ``threshold`` shares recover the secret, fewer reveal nothing.
+
+PRIME = 2**255 - 19
+SHARE_BYTES = 32  # of a share, and of a secret, little-endian
+
+
+def new_secret() -> bytes:
+    """A secret from the operating system's randomness: 32 bytes, below ``PRIME``."""
+    return _written(secrets.randbelow(PRIME))
+
+
+def split(secret: bytes, threshold: int, n_holders: int) -> list[bytes]:
+    """Shares of 32 bytes for the holders 1, 2, ... of a secret from ``new_secret``."""
+    if not 1 <= threshold <= n_holders:
+        raise ValueError(f"threshold must be 1 to {n_holders}, got {threshold}")
+    coefficients = [_read(secret), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+    shares = []
+    for holder in range(1, n_holders + 1):
+        value = 0
+        for coefficient in reversed(coefficients):  # Horner's rule
+            value = (value * holder + coefficient) % PRIME
+        shares.append(_written(value))
+    return shares
+
+
+def join(shares: Mapping[int, bytes]) -> bytes:
+    """Recover the secret from at least ``threshold`` shares, by the holder's number, >= 1."""
+    if not shares or min(shares) < 1:
+        raise ValueError(f"shares must be of holders from 1 on, got {sorted(shares)}")
+    secret = 0
+    # Lagrange interpolation at 0.
+    for holder, share in shares.items():
+        numerator, denominator = 1, 1
+        for other in shares.keys() - {holder}:
+            numerator = numerator * other % PRIME
+            denominator = denominator * (other - holder) % PRIME
+        secret += _read(share) * numerator * pow(denominator, -1, PRIME)
+    return _written(secret % PRIME)
+
+
+def _read(written: bytes) -> int:
+    number = int.from_bytes(written, "little")
+    if len(written) != SHARE_BYTES or number >= PRIME:
+        raise ValueError(f"share must be {SHARE_BYTES} bytes below 2^255 - 19, got another")
+    return number
+
+
+def _written(number: int) -> bytes:
+    return number.to_bytes(SHARE_BYTES, "little")

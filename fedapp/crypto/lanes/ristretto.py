@@ -1,0 +1,719 @@
+"""Arithmetic modulo p = 2^255 - 19, eight numbers at a time, as code that numba compiles.
+
+Formulas are written with ``Element``, which represents eight numbers; a register has one limb of
+each::
+
+    x = x0 + x1 2^51 + x2 2^102 + x3 2^153 + x4 2^204
+
+Its operators add instructions to the function being compiled. It tracks how large its limbs may be,
+and carries them only before they would pass 2^64, or 2^52 where they become factors. There are no
+branches, and no address depends on a number.
+
+In memory elements follow each other, a *slot* of five registers each, with no limb above
+``CARRIED``. A compiled function of slots is called with the memory and the places of its slots.
+
+Source: Bernstein, Duif, Lange, Schwabe and Yang, High-speed high-security signatures, 2012 (limbs
+of 51 bits); Gueron and Krasnov, Accelerating big integer arithmetic using Intel IFMA extensions,
+2016.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import types
+
+from fedapp.crypto.lanes.registers import (
+    REGISTER,
+    WORD,
+    add_product,
+    is_flat,
+    operation,
+    registers,
+    spread_word,
+)
+from fedapp.crypto.rings import N_LANES
+from fedapp.crypto.ristretto import ORDER
+from fedapp.errors import MachineError
+from fedapp.kernels import kernel
+
+P = 2**255 - 19
+N_LIMBS, BITS, FACTOR_BITS = 5, 51, 52
+LIMB = (1 << BITS) - 1
+SLOT_WORDS = N_LANES * N_LIMBS
+NUMBER_WORDS = 4  # of 64 bits, of an encoded number
+# Largest limb after carries below 2^13: the highest carry returns to the lowest limb times 19.
+CARRIED = LIMB + 19 * (1 << 13)
+
+
+def same(number: int) -> Any:
+    """A register with the same number in all lanes."""
+    return ir.Constant(REGISTER, [ir.Constant(WORD, number)] * N_LANES)
+
+
+class Element:
+    """Eight numbers modulo p: five registers of limbs, none above ``most``."""
+
+    def __init__(self, builder: Any, limbs: Sequence[Any], most: int) -> None:
+        assert most < 1 << 64
+        self.builder, self.limbs, self.most = builder, list(limbs), most
+        self._carried: Element | None = None
+
+    def constant(self, number: int) -> Element:
+        """One number in all lanes."""
+        limbs = [same(number % P >> BITS * place & LIMB) for place in range(N_LIMBS)]
+        return Element(self.builder, limbs, LIMB)
+
+    def carried(self) -> Element:
+        """The same numbers with no limb above ``CARRIED``."""
+        if self.most <= CARRIED:
+            return self
+        if self._carried is None:
+            build = self.builder
+            carries = [build.lshr(limb, same(BITS)) for limb in self.limbs]
+            limbs = [build.and_(limb, same(LIMB)) for limb in self.limbs]
+            limbs[1:] = map(build.add, limbs[1:], carries)
+            limbs[0] = add_product(build, "l", limbs[0], carries[-1], same(19))
+            self._carried = Element(build, limbs, CARRIED)
+        return self._carried
+
+    def __add__(self, other: Element) -> Element:
+        left, right = self, other
+        if left.most + right.most >= 1 << 64:
+            left, right = left.carried(), right.carried()
+        limbs = map(self.builder.add, left.limbs, right.limbs)
+        return Element(self.builder, list(limbs), left.most + right.most)
+
+    def __sub__(self, other: Element) -> Element:
+        """Adds a multiple of p first, so that no limb falls below 0."""
+        left, right = self, other
+        if left.most + right.most + (1 << 52) >= 1 << 64:
+            left, right = left.carried(), right.carried()
+        times = -(-right.most // (LIMB - 18))
+        multiple = [same(times * (LIMB - 18)), *[same(times * LIMB)] * (N_LIMBS - 1)]
+        limbs = map(self.builder.add, left.limbs, multiple)
+        limbs = map(self.builder.sub, list(limbs), right.limbs)
+        return Element(self.builder, list(limbs), left.most + times * LIMB)
+
+    def __neg__(self) -> Element:
+        return self.constant(0) - self
+
+    def __mul__(self, other: Element) -> Element:
+        left, right, build = self._factor(), other._factor(), self.builder
+        pairs = [(i, j) for i in range(N_LIMBS) for j in range(N_LIMBS)]
+        # columns[k] has weight 2^(51 k). The high halves of products come first, as all of them
+        # are doubled at once.
+        columns = [same(0)] * (2 * N_LIMBS)
+        for i, j in pairs:
+            columns[i + j + 1] = add_product(
+                build, "h", columns[i + j + 1], left.limbs[i], right.limbs[j]
+            )
+        columns = [build.add(column, column) for column in columns]  # 2^52 is 2 x 2^51
+        for i, j in pairs:
+            columns[i + j] = add_product(build, "l", columns[i + j], left.limbs[i], right.limbs[j])
+        return self._folded(columns, left.most * right.most)
+
+    def square(self) -> Element:
+        """The product with itself; products of different limbs are computed once and doubled."""
+        factor, build = self._factor(), self.builder
+        limbs, places = factor.limbs, range(N_LIMBS)
+        pairs = [(i, j) for i in places for j in places if i < j]
+        columns = [same(0)] * (2 * N_LIMBS)
+        for i, j in pairs:
+            columns[i + j + 1] = add_product(build, "h", columns[i + j + 1], limbs[i], limbs[j])
+        columns = [build.add(column, column) for column in columns]
+        for i, j in pairs:
+            columns[i + j] = add_product(build, "l", columns[i + j], limbs[i], limbs[j])
+        for i in places:
+            columns[2 * i + 1] = add_product(build, "h", columns[2 * i + 1], limbs[i], limbs[i])
+        columns = [build.add(column, column) for column in columns]
+        for i in places:
+            columns[2 * i] = add_product(build, "l", columns[2 * i], limbs[i], limbs[i])
+        return self._folded(columns, factor.most**2)
+
+    def is_zero(self) -> Any:
+        """Lanes where it is 0, as bits."""
+        limbs = self._canonical()
+        union = limbs[0]
+        for limb in limbs[1:]:
+            union = self.builder.or_(union, limb)
+        return self.builder.icmp_unsigned("==", union, same(0))
+
+    def is_negative(self) -> Any:
+        """Lanes where it is odd, which RFC 9496 calls negative, as bits."""
+        lowest = self.builder.and_(self._canonical()[0], same(1))
+        return self.builder.icmp_unsigned("!=", lowest, same(0))
+
+    def where(self, bits: Any, other: Element) -> Element:
+        """This element in the lanes whose bit is set, ``other`` elsewhere."""
+        limbs = [
+            self.builder.select(bits, mine, theirs)
+            for mine, theirs in zip(self.limbs, other.limbs, strict=True)
+        ]
+        return Element(self.builder, limbs, max(self.most, other.most))
+
+    def swapped(self, mask: Any, other: Element) -> tuple[Element, Element]:
+        """Both elements, swapped in the lanes where the mask's bits are set."""
+        build, most = self.builder, max(self.most, other.most)
+        changes = [
+            build.and_(build.xor(mine, theirs), mask)
+            for mine, theirs in zip(self.limbs, other.limbs, strict=True)
+        ]
+        first, second = (
+            Element(build, list(map(build.xor, one.limbs, changes)), most) for one in (self, other)
+        )
+        return first, second
+
+    def abs(self) -> Element:
+        """The element or its negative, whichever is even."""
+        return (-self).where(self.is_negative(), self)
+
+    def words(self) -> list[Any]:
+        """The numbers below p as four registers of 64-bit words."""
+        build, limbs = self.builder, self._canonical()
+        words = []
+        for place in range(NUMBER_WORDS):
+            first, shift = divmod(64 * place, BITS)
+            upper = build.shl(limbs[first + 1], same(BITS - shift))
+            words.append(build.or_(build.lshr(limbs[first], same(shift)), upper))
+        return words
+
+    def _factor(self) -> Element:
+        return self if self.most < 1 << FACTOR_BITS else self.carried()
+
+    def _folded(self, columns: Sequence[Any], product: int) -> Element:
+        """Reduce ten columns to five, as 2^255 = 19; ``product`` bounds products of limbs."""
+        build, limbs = self.builder, []
+        for column, upper in zip(columns[:N_LIMBS], columns[N_LIMBS:], strict=True):
+            nineteen = build.add(build.shl(upper, same(4)), build.shl(upper, same(1)))
+            limbs.append(build.add(build.add(column, upper), nineteen))
+        column = N_LIMBS * ((1 << FACTOR_BITS) + 2 * (product >> FACTOR_BITS))
+        return Element(build, limbs, 20 * column)
+
+    def _canonical(self) -> list[Any]:
+        """Limbs of the numbers below p, each below 2^51."""
+        # Carried numbers are below 2 p. Subtract p where adding 19 would reach 2^255.
+        build, limbs = self.builder, list(self.carried().limbs)
+        carry = same(19)
+        for limb in limbs:
+            carry = build.lshr(build.add(limb, carry), same(BITS))
+        carry = add_product(build, "l", same(0), carry, same(19))
+        for place, limb in enumerate(limbs):
+            total = build.add(limb, carry)
+            limbs[place] = build.and_(total, same(LIMB))
+            carry = build.lshr(total, same(BITS))
+        return limbs
+
+
+class Slots:
+    """Elements in memory from a given slot on, as formulas read and write them."""
+
+    def __init__(self, builder: Any, words: Any, first: Any) -> None:
+        self._builder = builder
+        self._words = builder.gep(words, [builder.mul(first, ir.Constant(WORD, SLOT_WORDS))])
+
+    def __getitem__(self, slot: int) -> Element:
+        limbs = [self.register(slot, place) for place in range(N_LIMBS)]
+        return Element(self._builder, limbs, CARRIED)
+
+    def __setitem__(self, slot: int, element: Element) -> None:
+        self.put(slot, element.carried().limbs)
+
+    def register(self, slot: int, place: int) -> Any:
+        """One register, without interpretation."""
+        return self._builder.load(self._register(slot, place), align=8)
+
+    def put(self, slot: int, registers: Sequence[Any]) -> None:
+        """Write registers, without interpretation."""
+        for place, register in enumerate(registers):
+            self._builder.store(register, self._register(slot, place), align=8)
+
+    def put_bits(self, slot: int, bits: Any) -> None:
+        """Write a register of ones and zeros."""
+        self.put(slot, [self._builder.zext(bits, REGISTER)])
+
+    def spread(self, word: int) -> Any:
+        """A word of the first slot in all lanes."""
+        place = self._builder.gep(self._words, [ir.Constant(WORD, word)])
+        return spread_word(self._builder, self._builder.load(place))
+
+    def number(self, slot: int = 0) -> Element:
+        """Elements of four-word numbers, without their highest bit."""
+        build = self._builder
+        words = [self.register(slot, place) for place in range(NUMBER_WORDS)]
+        limbs = []
+        for place in range(N_LIMBS):
+            word, shift = divmod(BITS * place, 64)
+            limb = build.lshr(words[word], same(shift))
+            if shift > 64 - BITS and word + 1 < NUMBER_WORDS:
+                limb = build.or_(limb, build.shl(words[word + 1], same(64 - shift)))
+            limbs.append(build.and_(limb, same(LIMB)))
+        return Element(build, limbs, LIMB)
+
+    def _register(self, slot: int, place: int) -> Any:
+        word = ir.Constant(WORD, SLOT_WORDS * slot + N_LANES * place)
+        return self._builder.bitcast(self._builder.gep(self._words, [word]), REGISTER.as_pointer())
+
+
+def of_slots(formula: Callable[..., None]) -> Any:
+    """Compile ``formula(*slots)`` into a function ``f(memory, places)``.
+
+    Slots that the formula reads before it writes may overlap those it writes.
+    """
+    n_slots = len(inspect.signature(formula).parameters)
+
+    def typed(_: Any, memory: Any, places: Any) -> Any:
+        if not (is_flat(memory) and isinstance(places, types.UniTuple) and len(places) == n_slots):
+            return None
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            words = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+            firsts = [builder.extract_value(arguments[1], place) for place in range(n_slots)]
+            formula(*(Slots(builder, words, first) for first in firsts))
+            return context.get_dummy_value()
+
+        return types.void(memory, places), generate
+
+    emitted = operation(typed)
+
+    @numba.njit(nogil=True)
+    def function(memory: Any, places: Any) -> None:
+        emitted(memory, places)
+
+    return function
+
+
+@of_slots
+def multiply(out: Slots, left: Slots, right: Slots) -> None:
+    """A product."""
+    out[0] = left[0] * right[0]
+
+
+@of_slots
+def square(out: Slots, value: Slots) -> None:
+    """A square."""
+    out[0] = value[0].square()
+
+
+# Formulas for points of ristretto255, eight points at a time.
+
+# RFC 9496, Sections 4.1 and 4.
+D = -121665 * pow(121666, -1, P) % P
+SQRT_M1 = pow(2, (P - 1) // 4, P)
+SQRT_AD_MINUS_ONE = 25063068953384623474111414158702152701244531502492656460079210482610430750235
+INVSQRT_A_MINUS_D = 54469307008909316920995813868745141605393597292927456921205312896311721017578
+
+N_MULTIPLES = 8  # of a point, in a table: 1, 3, ..., 15
+# Layout of ``work``, which passes numbers from one formula to the next: slots 0 to 5 intermediate
+# results, ROOT the number to raise, ROOT + POWER its power.
+ROOT, POWER = 6, 1
+
+
+def root(u: Element, v: Element, factor: Element, power: Element) -> tuple[Any, Element]:
+    """SQRT_RATIO_M1 of RFC 9496, Section 4.2: where u / v is a square, and a root.
+
+    ``factor`` is u v^3, ``power`` is (u v^7)^((p - 5) / 8).
+    """
+    candidate, build = factor * power, u.builder
+    check = v * candidate.square()
+    is_flipped = (check + u).is_zero()
+    is_turned = build.or_(is_flipped, (check + u * u.constant(SQRT_M1)).is_zero())
+    was_square = build.or_((check - u).is_zero(), is_flipped)
+    return was_square, (candidate * u.constant(SQRT_M1)).where(is_turned, candidate).abs()
+
+
+@of_slots
+def start_decoding(work: Slots, words: Slots) -> None:
+    """RFC 9496, Section 4.3.1, up to the root of 1 / w, w = v u2^2."""
+    s = words.number()
+    one, ss = s.constant(1), s.square()
+    u1, u2 = one - ss, one + ss
+    u2_square = u2.square()
+    v = -(s.constant(D) * u1.square()) - u2_square
+    w = v * u2_square
+    factor = w.square() * w
+    work[0], work[1], work[2], work[3], work[4], work[5] = s, u1, u2, v, w, factor
+    work[ROOT] = factor.square() * w
+
+
+@of_slots
+def end_decoding(point: Slots, valid: Slots, work: Slots, words: Slots) -> None:
+    """The rest of the decoding; ``valid`` marks canonical encodings other than the identity's."""
+    s, u1, u2, v, w, factor = (work[place] for place in range(6))
+    one, build = s.constant(1), s.builder
+    was_square, inverse_root = root(one, w, factor, work[ROOT + POWER])
+    den_x = inverse_root * u2
+    x = ((s + s) * den_x).abs()
+    y = u1 * (inverse_root * den_x * v)
+    t = x * y
+    wrong = [build.not_(was_square), t.is_negative(), y.is_zero(), s.is_negative(), s.is_zero()]
+    for place, word in enumerate(s.words()):
+        wrong.append(build.icmp_unsigned("!=", word, words.register(0, place)))
+    any_wrong = wrong[0]
+    for each in wrong[1:]:
+        any_wrong = build.or_(any_wrong, each)
+    valid.put_bits(0, build.not_(any_wrong))
+    point[0], point[1], point[2], point[3] = x, y, one, t
+
+
+@of_slots
+def check_sum(valid: Slots, point: Slots) -> None:
+    """Mark points other than the identity."""
+    build, x, y = point[0].builder, point[0], point[1]
+    valid.put_bits(0, build.not_(build.or_(x.is_zero(), y.is_zero())))
+
+
+@of_slots
+def start_mapping(work: Slots, words: Slots) -> None:
+    """MAP of RFC 9496, Section 4.3.4, up to the root of u / v."""
+    t = words.number()
+    one, d = t.constant(1), t.constant(D)
+    r = t.constant(SQRT_M1) * t.square()
+    u = (r + one) * t.constant(1 - D**2)
+    v = (-one - r * d) * (r + d)
+    v_square = v.square()
+    factor = u * v_square * v
+    work[0], work[1], work[2], work[3], work[4] = t, r, u, v, factor
+    work[ROOT] = factor * v_square.square()
+
+
+@of_slots
+def end_mapping(point: Slots, work: Slots) -> None:
+    """The rest of MAP."""
+    t, r, u, v, factor = (work[place] for place in range(5))
+    one = t.constant(1)
+    was_square, s = root(u, v, factor, work[ROOT + POWER])
+    s = s.where(was_square, -(s * t).abs())
+    c = (-one).where(was_square, r)
+    n = c * (r - one) * t.constant((D - 1) ** 2) - v
+    w0, w1 = (s + s) * v, n * t.constant(SQRT_AD_MINUS_ONE)
+    w2, w3 = one - s.square(), one + s.square()
+    point[0], point[1], point[2], point[3] = w0 * w3, w2 * w1, w1 * w3, w0 * w2
+
+
+def put_double(out: Slots, point: Slots, with_t: bool) -> None:
+    """Double a point, whose T is not read; T is computed only ``with_t``.
+
+    Source: Hisil and others, Section 3.3 (2008), all coordinates negated.
+    """
+    x, y, z = point[0], point[1], point[2]
+    a, b, xy, c = x.square(), y.square(), x * y, z.square()
+    e, g, h = xy + xy, b - a, a + b
+    f = c + c + a - b
+    out[0], out[1], out[2] = e * f, g * h, f * g
+    if with_t:
+        out[3] = e * h
+
+
+@of_slots
+def double(out: Slots, point: Slots) -> None:
+    """Double a point, without T."""
+    put_double(out, point, False)
+
+
+@of_slots
+def double_whole(out: Slots, point: Slots) -> None:
+    """Double a point."""
+    put_double(out, point, True)
+
+
+@of_slots
+def to_summand(out: Slots, point: Slots) -> None:
+    """A point as a summand."""
+    x, y, z, t = (point[place] for place in range(4))
+    out[0], out[1], out[2], out[3] = y + x, y - x, z + z, t * t.constant(2 * D)
+
+
+def put_sum(out: Slots, point: Slots, summand: Any, negated: Any = None) -> None:
+    """Add a summand to a point, or subtract it in the lanes where ``negated`` is set.
+
+    Source: Hisil and others, Section 3.1 (2008).
+    """
+    x, y, z, t = (point[place] for place in range(4))
+    plus, minus, double_z, double_dt = (summand[place] for place in range(4))
+    if negated is not None:
+        plus, minus = plus.swapped(negated, minus)
+    a, b, c, d = (y - x) * minus, (y + x) * plus, t * double_dt, z * double_z
+    e, f, g, h = b - a, d - c, d + c, b + a
+    if negated is not None:
+        f, g = f.swapped(negated, g)
+    out[0], out[1], out[2], out[3] = e * f, g * h, f * g, e * h
+
+
+@of_slots
+def add_summand(out: Slots, point: Slots, summand: Slots) -> None:
+    """A point plus a summand."""
+    put_sum(out, point, summand)
+
+
+@of_slots
+def add_multiple(point: Slots, table: Slots, masks: Slots) -> None:
+    """Add the multiple that a digit's masks select; reads the whole table."""
+    build, summand = point[0].builder, []
+    chosen: list[Any] = [None] * (4 * N_LIMBS)
+    for multiple in range(N_MULTIPLES):
+        mask = masks.spread(multiple)
+        for place in range(len(chosen)):
+            limb = build.and_(table.register(4 * multiple, place), mask)
+            chosen[place] = build.or_(chosen[place], limb) if multiple else limb
+    for place in range(4):
+        limbs = chosen[N_LIMBS * place : N_LIMBS * (place + 1)]
+        summand.append(Element(build, limbs, point[0].most))
+    put_sum(point, point, summand, masks.spread(N_MULTIPLES))
+
+
+@of_slots
+def put_identity(point: Slots) -> None:
+    """The neutral point."""
+    zero, one = point[0].constant(0), point[0].constant(1)
+    point[0], point[1], point[2], point[3] = zero, one, one, zero
+
+
+@of_slots
+def put_one(out: Slots) -> None:
+    """The number 1."""
+    out[0] = out[0].constant(1)
+
+
+@of_slots
+def start_encoding(point: Slots, product: Slots) -> None:
+    """First half of encoding twice a point; multiplies ``product`` by the number to invert."""
+    # The double is x = e / f, y = g / h of the four numbers that replace the point.
+    x, y, z, t = (point[place] for place in range(4))
+    zz, dtt, xy = z.square(), t.square() * t.constant(D), x * y
+    e, f, g, h = xy + xy, zz + dtt, y.square() + x.square(), zz - dtt
+    point[0], point[1], point[2], point[3] = e, f, g, h
+    before = product[0]
+    point[4], product[0] = before, before * ((e * g) * (f * h))
+
+
+@of_slots
+def end_encoding(words: Slots, point: Slots, inverse: Slots) -> None:
+    """Encode the double by RFC 9496, Section 4.3.2; take the point's factor out of ``inverse``."""
+    # For a double, 1 / (e f g h) gives what the RFC takes from an inverse square root. ``inverse``
+    # is 1 over the product of all points so far, ``before`` the product without this point.
+    e, f, g, h, before = (point[place] for place in range(5))
+    eg, fh = e * g, f * h
+    point_inverse = inverse[0] * before
+    inverse[0] = inverse[0] * (eg * fh)
+    z_inverse, t_inverse = eg * point_inverse, fh * point_inverse
+    rotate = (eg * z_inverse).is_negative()
+    turned = e.constant(SQRT_M1)
+    e, g, h = g.where(rotate, e), (-e).where(rotate, g), (f * turned).where(rotate, h)
+    magic = turned.where(rotate, e.constant(INVSQRT_A_MINUS_D))
+    g = (-g).where((h * e * z_inverse).is_negative(), g)
+    s = (h - g) * (magic * (g * t_inverse))
+    words.put(0, s.abs().words())
+
+
+# Multiply points of ristretto255 by a secret scalar, eight points at a time.
+
+Words = npt.NDArray[np.uint64]
+
+# RFC 9496, Appendix A.1: multiples 1 to 4 of the generator; A.3: a text and the point of its
+# SHA-512; A.2: an encoding of no point.
+MULTIPLES = [
+    "e2f2ae0a6abc4e71a884a961c500515f58e30b6aa582dd8db6a65945e08d2d76",
+    "6a493210f7499cd17fecb510ae0cea23a110e8d5b901f8acadd3095c73a3b919",
+    "94741f5d5d52755ece4f23f044ee27d5d1ea1e2bd196b462166b16152a9d0259",
+    "da80862773358b466ffadfe0b3293ab3d9fd53c5ea6c955358f568322daf6a57",
+]
+HASHED = "by using a finer grind."
+POINT = "f8f0c87cf237953c5890aec3998169005dae3eca1fbb04548c635953c817f92a"
+NO_POINT = "26948d35ca62e643e26a83177332e6b6afeb9d08e4268b650f1f5bbd8d81d371"
+
+WINDOW_BITS, N_WINDOWS = 4, 64
+# Slots: work of the formulas (see lane_points), words, which rows are valid, a further point, a
+# table of odd multiples as summands, masks, and then five a group of eight points: the point, and
+# the product of the numbers to invert of all groups before.
+WORK, WORDS, VALID, OTHER, TABLE = 0, 12, 13, 14, 18
+MASKS = TABLE + 4 * N_MULTIPLES
+POINTS, POINT_SLOTS = MASKS + N_WINDOWS, 5
+
+# From slot ROOT on: the number x; its power (POWER); x^9; x^(2^10 - 1); x^(2^50 - 1); squares.
+NUMBER, NINE, TEN, FIFTY, SQUARES = 0, 2, 3, 4, 5
+# Each step (to, from, n, times): square ``from`` n times, multiply by ``times``. Result:
+# x^(2^252 - 3), the power by (p - 5) / 8.
+ROOT_STEPS = np.array(
+    [
+        (NINE, NUMBER, 3, NUMBER),  # x^9
+        (POWER, NUMBER, 1, NINE),  # x^11
+        (POWER, POWER, 1, NINE),  # x^(2^5 - 1)
+        (TEN, POWER, 5, POWER),  # x^(2^10 - 1)
+        (POWER, TEN, 10, TEN),
+        (POWER, POWER, 20, POWER),
+        (FIFTY, POWER, 10, TEN),  # x^(2^50 - 1)
+        (POWER, FIFTY, 50, FIFTY),
+        (POWER, POWER, 100, POWER),
+        (POWER, POWER, 50, FIFTY),  # x^(2^250 - 1)
+        (POWER, POWER, 2, NUMBER),
+    ]
+)
+# 1 / x = x^(p - 2), in place; p - 2 = 8 (2^252 - 3) + 3.
+INVERSE_STEPS = np.array(
+    [*ROOT_STEPS.tolist(), (NINE, NUMBER, 1, NUMBER), (NUMBER, POWER, 3, NINE)]
+)
+
+
+def digit_masks(scalar: int) -> Words:
+    """Masks that select by the digits of half a scalar, 0 to ORDER - 1.
+
+    The half, made odd by adding the odd order if needed, is the sum of digits d 16^i, d odd and -15
+    to 15: with c = (d + 15) / 2, the number of digits c is half the odd one plus 2^255. Returns a
+    digit a row, the highest first, uint64, shape (64, 40): all bits are set in place i where |d| is
+    2 i + 1, and in place 8 where d < 0; others are 0.
+    """
+    half = scalar * ((ORDER + 1) // 2) % ORDER
+    odd = half + ORDER * (1 - half % 2)
+    code = np.frombuffer(((odd >> 1) + (1 << 255)).to_bytes(32, "big"), dtype=np.uint8)
+    digits = np.stack([code >> WINDOW_BITS, code & 15], axis=1).ravel()
+    is_negative = digits < N_MULTIPLES
+    places = (digits ^ np.where(is_negative, 7, 0)) & 7
+    masks = np.zeros((N_WINDOWS, SLOT_WORDS), dtype=np.uint64)
+    masks[:, :N_MULTIPLES] = places[:, None] == np.arange(N_MULTIPLES)
+    masks[:, N_MULTIPLES] = is_negative
+    return np.uint64(0) - masks
+
+
+@numba.njit(nogil=True)
+def raise_to(memory: Any, steps: Any) -> None:
+    """Raise the number in slot ``ROOT`` by ``ROOT_STEPS`` or ``INVERSE_STEPS``."""
+    for step in range(len(steps)):
+        square(memory, (ROOT + SQUARES, ROOT + steps[step, 1]))
+        for _ in range(steps[step, 2] - 1):
+            square(memory, (ROOT + SQUARES, ROOT + SQUARES))
+        factor = ROOT + steps[step, 3]
+        multiply(memory, (ROOT + steps[step, 0], ROOT + SQUARES, factor))
+
+
+@numba.njit(nogil=True)
+def read_lanes(memory: Any, words: Any, start: Any, column: Any) -> None:
+    """Read four words of eight rows; lanes past the end repeat the last row."""
+    for lane in range(N_LANES):
+        row = min(start + lane, len(words) - 1)
+        for word in range(NUMBER_WORDS):
+            memory[SLOT_WORDS * WORDS + N_LANES * word + lane] = words[row, column + word]
+
+
+@numba.njit(nogil=True)
+def write_lanes(memory: Any, out: Any, start: Any) -> None:
+    """Inverse of ``read_lanes``, without the lanes past the end."""
+    for row in range(start, min(start + N_LANES, len(out))):
+        for word in range(NUMBER_WORDS):
+            out[row, word] = memory[SLOT_WORDS * WORDS + N_LANES * word + row - start]
+
+
+@numba.njit(nogil=True)
+def read_valid(memory: Any, valid: Any, start: Any) -> Any:
+    """Read which of eight rows are valid; returns whether all are."""
+    all_valid = True
+    for row in range(start, min(start + N_LANES, len(valid))):
+        valid[row] = memory[SLOT_WORDS * VALID + row - start] == 1
+        all_valid &= valid[row]
+    return all_valid
+
+
+@numba.njit(nogil=True)
+def decode(memory: Any, point: Any, words: Any, start: Any, valid: Any) -> Any:
+    """Decode eight points; returns whether all are valid."""
+    read_lanes(memory, words, start, 0)
+    start_decoding(memory, (WORK, WORDS))
+    raise_to(memory, ROOT_STEPS)
+    end_decoding(memory, (point, VALID, WORK, WORDS))
+    return read_valid(memory, valid, start)
+
+
+@numba.njit(nogil=True)
+def from_uniform(memory: Any, point: Any, words: Any, start: Any, valid: Any) -> Any:
+    """Map eight times 64 uniform bytes to points, sums of two; returns whether all are valid."""
+    for half in range(2):
+        read_lanes(memory, words, start, NUMBER_WORDS * half)
+        start_mapping(memory, (WORK, WORDS))
+        raise_to(memory, ROOT_STEPS)
+        end_mapping(memory, (OTHER if half else point, WORK))
+    to_summand(memory, (OTHER, OTHER))
+    add_summand(memory, (point, point, OTHER))
+    check_sum(memory, (VALID, point))
+    return read_valid(memory, valid, start)
+
+
+@numba.njit(nogil=True)
+def scale_eight(memory: Any, point: Any) -> None:
+    """Multiply eight points by the half scalar of the masks."""
+    double_whole(memory, (OTHER, point))
+    to_summand(memory, (OTHER, OTHER))
+    to_summand(memory, (TABLE, point))
+    for multiple in range(1, N_MULTIPLES):
+        add_summand(memory, (point, point, OTHER))
+        to_summand(memory, (TABLE + 4 * multiple, point))
+    put_identity(memory, (point,))
+    for window in range(N_WINDOWS):
+        for _ in range(WINDOW_BITS - 1):
+            double(memory, (point, point))
+        double_whole(memory, (point, point))
+        add_multiple(memory, (point, TABLE, MASKS + window))
+
+
+def scale_words(words: Words, masks: Words) -> tuple[Words, npt.NDArray[np.bool_]]:
+    """Multiply points by the scalar of ``masks``, from ``digit_masks``.
+
+    ``words`` is uint64, shape (n, 4): encoded points; or (n, 8): uniform bytes, to be mapped first.
+    Returns encoded points, if all are valid, and which rows are points other than the identity.
+    """
+    n_slots = POINTS + POINT_SLOTS * -(-len(words) // N_LANES)
+    memory = registers(n_slots * N_LIMBS)
+    memory[SLOT_WORDS * MASKS : SLOT_WORDS * POINTS] = masks.ravel()
+    out = np.empty((len(words), NUMBER_WORDS), dtype=np.uint64)
+    valid = np.ones(len(words), dtype=np.bool_)
+    _scale_rows(words, memory, out, valid)
+    return out, valid
+
+
+@functools.cache
+def check_known_answers() -> None:
+    """Compare results on known points with RFC 9496, once a process; raises a MachineError."""
+    multiples, point, no_point = map(_words, (MULTIPLES, [POINT], [NO_POINT]))
+    cases = [(k, multiples[: 4 // k].copy(), multiples[k - 1 :: k]) for k in range(1, 5)]
+    cases.append((1, _words([hashlib.sha512(HASHED.encode()).hexdigest()]), point))
+    for scalar, words, wanted in cases:
+        out, valid = scale_words(words, digit_masks(scalar))
+        if not valid.all() or not np.array_equal(out, wanted):
+            raise MachineError("points of ristretto255", "RFC 9496")
+    if scale_words(no_point, digit_masks(1))[1].any():
+        raise MachineError("points of ristretto255", "RFC 9496")
+
+
+def _words(texts: Sequence[str]) -> Words:
+    """Points or uniform bytes, in writable memory like that of a batch."""
+    return np.array([np.frombuffer(bytes.fromhex(text), dtype=np.uint64) for text in texts])
+
+
+@kernel
+def _scale_rows(words: Any, memory: Any, out: Any, valid: Any) -> None:
+    """Kernel of ``scale_words``; writes nothing unless all points are valid."""
+    n_groups, all_valid = -(-len(words) // N_LANES), True
+    for group in range(n_groups):
+        point, start = POINTS + POINT_SLOTS * group, N_LANES * group
+        if words.shape[1] == NUMBER_WORDS:
+            all_valid &= decode(memory, point, words, start, valid)
+        else:
+            all_valid &= from_uniform(memory, point, words, start, valid)
+    if not all_valid:
+        return
+    put_one(memory, (ROOT + NUMBER,))
+    for group in range(n_groups):
+        point = POINTS + POINT_SLOTS * group
+        scale_eight(memory, point)
+        start_encoding(memory, (point, ROOT + NUMBER))
+    raise_to(memory, INVERSE_STEPS)
+    for group in range(n_groups - 1, -1, -1):
+        end_encoding(memory, (WORDS, POINTS + POINT_SLOTS * group, ROOT + NUMBER))
+        write_lanes(memory, out, N_LANES * group)
