@@ -13,9 +13,8 @@ import numpy as np
 
 from clients.dictionary import JOINT, keep_own, own_categories, told_categories
 from fedapp.data.labels import Labels, class_names, is_few, untrained_classes
-from fedapp.data.notes import notes_on_leaks
 from fedapp.data.partition import SUBSETS, Holdout
-from fedapp.data.table import Table
+from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import power_above
 from fedapp.home import home, secret_at

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from clients.dictionary import keep_categories
 from clients.hello import site_key, told_versions, weights_of
 from fedapp.data.labels import auto_objective, class_names
-from fedapp.data.notes import notes_on_leaks, notes_on_numbered_ids
-from fedapp.data.table import Table
+from fedapp.data.table import Table, notes_on_leaks, notes_on_numbered_ids
 from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.methods import method_of

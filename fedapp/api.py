@@ -11,9 +11,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from fedapp.data.frames import Data, drop_frames, has_frames, write_tables
 from fedapp.errors import ConfigError
 from fedapp.finished import Run
-from fedapp.frames import Data, drop_frames, holds_frames, placed
 from fedapp.home import RUNS, display_path, private_folder
 from fedapp.keywords import check_functions, functions_of, settings_of, told_in_python
 from fedapp.run_folder import RunFolder, new_run_dir
@@ -252,10 +252,10 @@ def _placed_in(
     """Put the tables of several runs into the settings; yields the folder, a new one for frames."""
     folder, has_frames = None if output is None else Path(output), False
     if data is not None:
-        if has_frames := holds_frames(data):
+        if has_frames := has_frames(data):
             folder = folder or Path(new_run_dir(kind, RUNS))
             private_folder(folder)
-        overrides["data"] = placed(data, (folder or Path()).resolve())
+        overrides["data"] = write_tables(data, (folder or Path()).resolve())
     try:
         yield folder
     except BaseException:
@@ -288,8 +288,8 @@ def _placing(strategy: str, data: Data | None, overrides: dict[str, Any]) -> Ite
         return
     if "resume" in overrides:
         raise ConfigError("data must be omitted with resume: the run's folder has them")
-    if not holds_frames(data):
-        overrides["data"] = placed(data, Path())
+    if not has_frames(data):
+        overrides["data"] = write_tables(data, Path())
         yield
         return
     folder = RunFolder(Path(overrides.get("run-dir") or new_run_dir(strategy, RUNS)).resolve())
@@ -298,7 +298,7 @@ def _placing(strategy: str, data: Data | None, overrides: dict[str, Any]) -> Ite
     private_folder(folder.path)
     overrides["run-dir"] = str(folder.path)
     try:
-        overrides["data"] = placed(data, folder.path)
+        overrides["data"] = write_tables(data, folder.path)
         yield
     except BaseException:
         if not (folder.path / "config.toml").exists():

@@ -22,8 +22,8 @@ from pydantic import (
     model_validator,
 )
 
+from fedapp.data.datasets import party_sources
 from fedapp.data.partition import Holdout, check_fold
-from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError, did_you_mean_setting, listed, setting_of
 from fedapp.home import read_toml
 from fedapp.messages.fields import MOST_FOLDS

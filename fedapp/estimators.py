@@ -28,12 +28,19 @@ from sklearn.utils.validation import (
 
 from clients.alignment import FEWEST_ROWS
 from fedapp.config import SIMULATED_PARTIES, defaults
-from fedapp.data.names import NAME, party_name
+from fedapp.data.datasets import NAME, party_name
+from fedapp.data.frames import (
+    ArrowStream,
+    Interchange,
+    array_names,
+    as_arrow,
+    drop_frames,
+    write_tables,
+)
 from fedapp.data.predictions import by_class
 from fedapp.errors import ConfigError, DataError
 from fedapp.evaluated import evaluate_rounds
 from fedapp.finished import Run
-from fedapp.frames import ArrowStream, Interchange, array_names, as_arrow, drop_frames, placed
 from fedapp.home import private_folder, write_atomically
 from fedapp.housekeeping import forget_model
 from fedapp.keywords import check_functions, functions_of, settings_of, told_in_python
@@ -215,7 +222,7 @@ class Federated(BaseEstimator):
             functions = functions_of(self.get_params())[1]
             check_functions(functions, self.engine)
             with functions_in_use(functions), _warned_once(), self._folder() as place:
-                given |= {"data": placed(tables, place), "run-dir": str(place)}
+                given |= {"data": write_tables(tables, place), "run-dir": str(place)}
                 has_page = self.run_dir is not None
                 Training(self.method, given, self.engine, with_page=has_page).carry_out()
                 self._margin = given.get("base-margin", "")
@@ -353,7 +360,7 @@ class Federated(BaseEstimator):
             check_consistent_length(base_margin, range(table.num_rows))
             table = table.append_column(self._margin, [column_or_1d(base_margin)])
         with self._as_value_error(), TemporaryDirectory() as folder:
-            return predicted_rows(run.path, placed(table, Path(folder)), label=None)
+            return predicted_rows(run.path, write_tables(table, Path(folder)), label=None)
 
 
 class Classes(ClassifierMixin, Federated):

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.config import flatten
+from fedapp.data.frames import Data, Source, write_tables
 from fedapp.data.labels import class_values
 from fedapp.data.predictions import by_class
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.finished_folder import FinishedFolder
-from fedapp.frames import Data, Source, placed
 from fedapp.home import display_path, home
 from fedapp.keywords import settings_of
 from fedapp.packages import check_package
@@ -363,7 +363,7 @@ class Run(FinishedFolder):
     def _placed(self, data: Data, id_column: str) -> Iterator[tuple[str, str]]:
         """The setting ``data``, with frames in temporary files, and the column of ids."""
         with TemporaryDirectory() as folder:
-            text = placed(data, Path(folder))
+            text = write_tables(data, Path(folder))
             several = isinstance(data, Mapping) or "," in text
             default = str(trained_settings(self.path).get("id", "")) if several else ""
             yield text, id_column or default

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.config import flatten
-from fedapp.data.datasets import check_source
+from fedapp.data.datasets import by_party, check_source, file_of_party, sources_to_predict
 from fedapp.data.predictions import (
     check_suffix,
     in_codes_of,
@@ -22,7 +22,6 @@ from fedapp.data.predictions import (
     write_predictions,
 )
 from fedapp.data.schema import Roles
-from fedapp.data.sources import by_party, own_file, sources_to_predict
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, as_plain
 from fedapp.home import display_path, read_toml
@@ -190,7 +189,7 @@ def trained_settings(run_dir: Path) -> dict[str, Any]:
 def read_as_trained(run_dir: Path, data: str, party: str = "") -> dict[str, Any]:
     """How a run, or a party of it, read its table, for another table; see ``table_settings``."""
     trained = trained_settings(run_dir)
-    schema = own_file(str(trained.get("schema", "")), party)
+    schema = file_of_party(str(trained.get("schema", "")), party)
     if schema and not Path(schema).is_file():
         rule = "must be in the folder of a run that has read its tables by a schema"
         way = f"copy the schema there as it was in training: {display_path(Path(schema))}"

@@ -19,7 +19,7 @@ import tomli_w
 from fedapp import home as locks
 from fedapp.config import Settings, defaults, flatten, load_settings
 from fedapp.conversation import Checkpoint
-from fedapp.data.sources import by_party
+from fedapp.data.datasets import by_party
 from fedapp.errors import ConfigError, DataError, DivergedError, StoppedError, did_you_mean_path
 from fedapp.home import RUNS, home, open_private, private_folder, read_toml, write_atomically
 from fedapp.run_state import RunState

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fedapp.config import Settings, load_settings, settings_named
+from fedapp.data.frames import drop_frames, named_frames
 from fedapp.engines import SIMULATED, check_engine, engine_of, told
 from fedapp.errors import ConfigError, FedappError
-from fedapp.frames import drop_frames, named_frames
 from fedapp.home import RUNS, check_free, display_path, private_folder
 from fedapp.logs import Logs, check_packages, logged
 from fedapp.packages import check_extra

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedapp.config import Settings, load_settings, settings_named
+from fedapp.data.datasets import party_sources, sources_to_predict
 from fedapp.data.predictions import check_suffix
-from fedapp.data.sources import party_sources, sources_to_predict
 from fedapp.engines import SIMULATED, check_engine
 from fedapp.errors import ConfigError
 from fedapp.home import home, open_private

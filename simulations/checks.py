@@ -19,8 +19,8 @@ from clients.labels import code_labels
 from fedapp.config import Settings, defaults
 from fedapp.data.datasets import check_source
 from fedapp.data.labels import check_weights, class_names, number_labels
-from fedapp.data.load import column_names
 from fedapp.data.partition import SUBSETS
+from fedapp.data.read import column_names
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, did_you_mean
 from fedapp.messages.fields import Introduction

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from fedapp.config import Settings, Value, flatten, load_settings, settings_named
+from fedapp.data.datasets import party_sources
 from fedapp.data.partition import SUBSETS
-from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError
 from fedapp.home import private_folder
 from fedapp.run_folder import RunFolder

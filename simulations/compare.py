@@ -16,9 +16,9 @@ import numpy as np
 
 from fedapp import session
 from fedapp.config import Settings, Value
+from fedapp.data.frames import drop_frames, named_frames
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError
-from fedapp.frames import drop_frames, named_frames
 from fedapp.home import private_folder
 from fedapp.housekeeping import delete_run
 from fedapp.metrics import larger_is_better

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedapp.config import Settings, Value, load_settings, settings_named
+from fedapp.data.frames import drop_frames, named_frames
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError
-from fedapp.frames import drop_frames, named_frames
 from fedapp.home import RUNS
 from fedapp.report.summary import score_names, score_rows
 from fedapp.run_folder import RunFolder, new_run_dir

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapp.config import Settings, app_files, defaults, flatten
-from fedapp.data.sources import by_party, party_sources
+from fedapp.data.datasets import by_party, party_sources
 from fedapp.errors import ConfigError
 from fedapp.home import private_folder
 from fedapp.packages import versions

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from fedapp.config import Settings, Value, load_settings, settings_named
+from fedapp.data.frames import drop_frames, named_frames
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError, StoppedError
-from fedapp.frames import drop_frames, named_frames
 from fedapp.home import open_private
 from fedapp.housekeeping import delete_run, forget_model
 from fedapp.metrics import larger_is_better

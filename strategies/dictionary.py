@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedapp.data.columns import ENCODINGS
 from fedapp.data.schema import first, listed
-from fedapp.data.typed import ENCODINGS
 from fedapp.errors import DataError, ProtocolError, as_plain
 from fedapp.messages.dictionary import dictionary_digest, read_categories
 from fedapp.messages.hello import HelloReply

@@ -12,18 +12,18 @@ import numpy.typing as npt
 
 from fedapp.config import Settings
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
+from fedapp.data.datasets import party_sources
 from fedapp.data.labels import (
     auto_objective,
     check_mean,
     check_spelling,
+    format_classes,
     merge_classes,
     note_on_untrained,
     positive_last,
-    told_classes,
 )
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.schema import listed
-from fedapp.data.sources import party_sources
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.dictionary import pack_categories
 from fedapp.messages.fields import fields_of
@@ -299,7 +299,7 @@ def check_labels(parties: Mapping[str, HelloReply], settings: Settings) -> tuple
         raise DataError(
             f"label must have 2 values for binary:logistic, the parties have {len(classes)}: "
             f"{', '.join(classes[:5])}; set objective=multi:softprob, or spell labels alike: "
-            f"{told_classes({name: hello.classes for name, hello in parties.items()})}"
+            f"{format_classes({name: hello.classes for name, hello in parties.items()})}"
         )
     # Which of two classes counts as 1, if the run or a party says so.
     labels = {"the run": settings.positive_label}

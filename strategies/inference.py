@@ -8,7 +8,7 @@ from typing import Any
 
 from fedapp.config import Settings
 from fedapp.conversation import Conversation, ModelFiles, Parties, ask
-from fedapp.data.sources import party_sources
+from fedapp.data.datasets import party_sources
 from fedapp.errors import ConfigError
 from fedapp.messages.explain import MOST_ROWS, ExplainReply, ExplainRequest
 from fedapp.messages.vertical import VerticalHelloReply

@@ -14,9 +14,8 @@ import numpy as np
 from fedapp.clock import clock_text
 from fedapp.config import Settings, flatten
 from fedapp.conversation import Parties
-from fedapp.data.names import NAME, NAME_RULE
-from fedapp.data.notes import is_plain
-from fedapp.data.sources import party_sources
+from fedapp.data.datasets import NAME, NAME_RULE, party_sources
+from fedapp.data.table import is_plain
 from fedapp.errors import LONGEST, ConfigError, DataError, PartyError, ProtocolError
 from fedapp.messages.fields import Introduction
 from fedapp.messages.greet import GreetReply

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from fedapp import metrics
 from fedapp.config import Settings
 from fedapp.conversation import Check, Conversation, ModelFiles, Parties, Progress, ask
+from fedapp.data.columns import columns_json
 from fedapp.data.partition import SUBSETS, WATCHED
-from fedapp.data.typed import columns_json
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.messages.fields import Reply
 from fedapp.messages.hello import HelloReply

@@ -13,8 +13,8 @@ import xgboost
 from fedapp.config import Settings
 from fedapp.data.datasets import read_source
 from fedapp.data.labels import class_ids, class_names
-from fedapp.data.load import load_table
 from fedapp.data.partition import partition_columns
+from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.run_folder import RunFolder

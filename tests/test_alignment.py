@@ -17,8 +17,8 @@ from fedapp.config import Settings
 from fedapp.conversation import ask
 from fedapp.crypto.psi import DST, hash_messages, mask_ids
 from fedapp.crypto.sealed import fingerprint_of
-from fedapp.data.load import load_table
 from fedapp.data.partition import SUBSETS, split_rows
+from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import FedappError, ProtocolError
 from fedapp.home import home

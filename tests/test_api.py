@@ -22,7 +22,7 @@ import fedapp
 from fedapp import keywords
 from fedapp.cli import cli
 from fedapp.config import app_folder
-from fedapp.frames import as_arrow
+from fedapp.data.frames import as_arrow
 from tests.conftest import MakeSettings, WriteTable
 
 SHORT: dict[str, Any] = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}

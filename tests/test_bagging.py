@@ -13,7 +13,7 @@ import xgboost
 
 from fedapp.config import Settings
 from fedapp.data.labels import class_ids, class_names
-from fedapp.data.load import load_table
+from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, PartyError
 from fedapp.run_folder import RunFolder

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fedapp.cli import cli
 from fedapp.config import Settings
 from fedapp.data.datasets import read_source
-from fedapp.data.load import load_table
+from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, PartyError

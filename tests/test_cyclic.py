@@ -11,7 +11,7 @@ import pytest
 import xgboost
 
 from fedapp.config import Settings
-from fedapp.data.load import load_table
+from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import PartyError
 from fedapp.trees.model import Ensemble, load_model

@@ -14,7 +14,7 @@ import xgboost
 from fedapp.config import Settings
 from fedapp.data.datasets import read_source
 from fedapp.data.labels import class_ids, class_names
-from fedapp.data.load import load_table
+from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.site.config import SiteConfig

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from fedapp.cli import cli
 from fedapp.config import Settings, load_settings
-from fedapp.data.load import load_table
 from fedapp.data.partition import SUBSETS, split_rows
+from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DataError, StoppedError
 from fedapp.predict import predict_table

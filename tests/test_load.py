@@ -6,10 +6,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fedapp.data.load import load_table
+from fedapp.data.frames import as_arrow
+from fedapp.data.read import load_table
 from fedapp.data.schema import PLAIN, Declared, Reader, Roles
 from fedapp.errors import DataError
-from fedapp.frames import as_arrow
 
 
 def write(folder: Path, text: str, name: str = "rows.csv") -> Path:

@@ -16,10 +16,9 @@ import pytest
 
 from fedapp.config import Settings
 from fedapp.data.describe import describe, schema_text
-from fedapp.data.load import load_table
 from fedapp.data.partition import split_rows
-from fedapp.data.schema import Reader, Roles
-from fedapp.data.schema_file import read_schema
+from fedapp.data.read import load_table
+from fedapp.data.schema import Reader, Roles, read_schema
 from fedapp.errors import ConfigError, DataError
 from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.node_config import table_settings

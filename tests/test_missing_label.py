@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedapp.commands.data import data_app
 from fedapp.config import Settings
-from fedapp.data.load import load_table
+from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DataError
 from fedapp.predict import predict_table

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp.cli import cli
-from fedapp.data.schema_file import read_schema
+from fedapp.data.schema import read_schema
 from fedapp.engines import superlinks
 from fedapp.errors import ConfigError, DataError
 from fedapp.predict import load_model, parts_of, trained_settings

@@ -15,9 +15,9 @@ from flwr.app import Context
 
 from clients import hello
 from fedapp.config import Settings
-from fedapp.data.load import load_table
-from fedapp.data.notes import notes_on_leaks
+from fedapp.data.read import load_table
 from fedapp.data.schema import Declared, Reader, Roles
+from fedapp.data.table import notes_on_leaks
 from fedapp.errors import PartyError
 from fedapp.messages.hello import HelloRequest
 from fedapp.site.config import SiteConfig

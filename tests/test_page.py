@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from fedapp.cli import cli
 from fedapp.config import load_settings
-from fedapp.data.build import DROPPED, THOUSANDS_READ
+from fedapp.data.table import DROPPED, THOUSANDS_READ
 from fedapp.report.page import write_report
 from fedapp.report.tree import DEEPEST, first_tree, tree_html
 from fedapp.run_folder import RunFolder

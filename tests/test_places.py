@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
-from fedapp.data.load import load_table
-from fedapp.data.places import is_number
+from fedapp.data.csv_errors import is_number
 from fedapp.data.predictions import read_columns_of
+from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import WITHHELD, DataError
 

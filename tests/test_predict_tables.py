@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from fedapp.cli import cli
 from fedapp.config import Settings, load_settings
+from fedapp.data.datasets import sources_to_predict
 from fedapp.data.predictions import read_columns_of
 from fedapp.data.schema import Roles
-from fedapp.data.sources import sources_to_predict
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home

@@ -14,7 +14,7 @@ import xgboost
 
 from clients.secureboost.round import draw_rows
 from fedapp.config import Settings
-from fedapp.data.load import read_frame
+from fedapp.data.read import read_frame
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError
 from fedapp.metrics import stopping_metric

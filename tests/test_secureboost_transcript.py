@@ -14,7 +14,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedapp.config import load_settings
-from fedapp.data.load import load_table
+from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.home import home
 from fedapp.messages import alignment, secureboost

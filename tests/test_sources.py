@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedapp.config import load_settings
-from fedapp.data.sources import party_sources
+from fedapp.data.datasets import party_sources
 from fedapp.errors import ConfigError
 from fedapp.site.config import SiteConfig, site_config
 

@@ -13,7 +13,7 @@ from fedapp.errors import ConfigError
 def key(name: Annotated[str, typer.Argument(help="The site's name in its node config.")]) -> None:
     """Print the fingerprint of this site's key, for the other sites to trust."""
     from fedapp.crypto.sealed import fingerprint_of
-    from fedapp.data.names import NAME
+    from fedapp.data.datasets import NAME
     from fedapp.site.mail import box_key
 
     if not NAME.fullmatch(name):

@@ -12,13 +12,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tomli_w
 
-from fedapp.data.build import DROPPED, is_unlabelled, notes_on_file, notes_on_types
+from fedapp.data.columns import EPOCH, ConvertedColumn, UntypedError, typed
 from fedapp.data.datasets import dataset_names, source_frame
-from fedapp.data.load import text_file
-from fedapp.data.notes import Note, note_on_unlabelled
-from fedapp.data.schema import Declared, Reader, Roles
-from fedapp.data.schema_file import SEPARATORS
-from fedapp.data.typed import EPOCH, Typed, UntypedError, typed
+from fedapp.data.read import text_file
+from fedapp.data.schema import SEPARATORS, Declared, Reader, Roles
+from fedapp.data.table import (
+    DROPPED,
+    Note,
+    is_unlabelled,
+    note_on_unlabelled,
+    notes_on_file,
+    notes_on_types,
+)
 
 LONGEST_EXAMPLE = 24
 REFUSED = "are refused by a run; missing-label=drop drops them"
@@ -63,7 +68,7 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
     """Describe every column of what the setting ``data`` names (`source`)."""
     frame, roles, reader = source_frame(source, roles, reader)
     text = None if source in dataset_names() else text_file(Path(source), reader)
-    converted: dict[str, Typed] = {}
+    converted: dict[str, ConvertedColumn] = {}
     columns = []
     for place, name in enumerate(frame.column_names):
         column = frame.column(place)
@@ -152,7 +157,7 @@ def _role(name: str, roles: Roles) -> str:
     return next((role for role, column in roles.named().items() if column == name), "")
 
 
-def _described(name: str, column: Any, one: Typed, role: str) -> Described:
+def _described(name: str, column: Any, one: ConvertedColumn, role: str) -> Described:
     n_rows, names = len(column), one.names or ()
     values = one.column
     n_missing = int(values.null_count) + _n_nan(values)
@@ -183,7 +188,7 @@ def _n_nan(values: Any) -> int:
     return int(pc.sum(pc.is_nan(values)).as_py() or 0)
 
 
-def _span(one: Typed, values: Any) -> str:
+def _span(one: ConvertedColumn, values: Any) -> str:
     if one.names:
         return f"{_cut(one.names[0])} .. {_cut(one.names[-1])}"
     if pa.types.is_boolean(values.type):

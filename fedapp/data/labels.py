@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.places import is_number, is_number_somehow, quoted
+from fedapp.data.columns import is_nearly_distinct
+from fedapp.data.csv_errors import is_number, is_number_somehow, quoted
 from fedapp.data.schema import listed
-from fedapp.data.typed import is_nearly_distinct
 from fedapp.errors import DataError
 from fedapp.trees.objective import (
     AUTO,
@@ -169,13 +169,15 @@ def check_spelling(classes: Mapping[str, Sequence[str]], is_open: bool) -> None:
     if is_open and len(groups) > 1:
         fault = "classes that have no value in common"
     if fault:
-        rule = f"label must be spelled alike at all parties, got {fault}: {told_classes(classes)}; "
+        rule = (
+            f"label must be spelled alike at all parties, got {fault}: {format_classes(classes)}; "
+        )
         rule += "write the classes alike, or map them by codes of the label column in a schema"
         objective = objective_of(len(frozenset().union(*sets)))
         raise DataError(rule + is_open * f"; if they do differ, set objective={objective}")
 
 
-def told_classes(classes: Mapping[str, Sequence[str]]) -> str:
+def format_classes(classes: Mapping[str, Sequence[str]]) -> str:
     """Format the classes of each party."""
     return "; ".join(f"{listed(names, MOST_SHOWN)} at {who}" for who, names in classes.items())
 

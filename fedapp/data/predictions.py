@@ -11,14 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp import metrics
-from fedapp.data.build import build_table, is_unlabelled, notes_on_file
+from fedapp.data.csv_errors import TextFile
 from fedapp.data.datasets import dataset_names, read_source
 from fedapp.data.labels import class_ids, label_texts
-from fedapp.data.load import read_frame, text_file
-from fedapp.data.notes import Note
-from fedapp.data.places import TextFile
+from fedapp.data.read import read_frame, text_file
 from fedapp.data.schema import PLAIN, Declared, Reader, Roles
-from fedapp.data.table import Table
+from fedapp.data.table import Note, Table, build_table, is_unlabelled, notes_on_file
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import open_private
 from fedapp.trees.objective import Objective, margins_of

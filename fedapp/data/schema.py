@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import codecs
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from fedapp.errors import ConfigError
+from fedapp.home import read_toml
+from fedapp.trees.sets import MOST_CATEGORIES
 
 MISSING = ("", "NA", "N/A", "nan", "NaN", "null", "?")
 # Words that other readers, such as pandas, take as missing, but that are text here.
@@ -105,3 +115,183 @@ def first(words: Sequence[str], limit: int = MOST_LISTED) -> str:
     """Words separated by commas; beyond the limit only their number."""
     more = f" and {len(words) - limit} more" if len(words) > limit else ""
     return ", ".join(words[:limit]) + more
+
+
+# A table's schema: a TOML file with the format of the table and the types of its columns.
+
+SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "blank": " "}
+RULES = {
+    "extra_forbidden": "a field of a schema",
+    "literal_error": "one of {expected}",
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "int_type": "a whole number",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "greater_than_equal": ">= {ge}",
+    "too_long": "at most {max_length} values",
+}
+
+
+def _as_text(value: object) -> object:
+    """Convert a number in TOML to text, as it would be in a table."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_number else value
+
+
+Text = Annotated[str, BeforeValidator(_as_text)]
+
+
+class Section(BaseModel):
+    """Part of a schema; its fields are in kebab-case."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        alias_generator=lambda name: name.replace("_", "-"),
+    )
+
+
+class ColumnSection(Section):
+    """One column, under its name in the file."""
+
+    name: str = ""  # in the run; empty keeps the file's name
+    # empty infers it from the values
+    type: Literal["", "number", "category", "ordinal", "boolean", "date", "drop"] = ""
+    missing: list[Text] = Field(default_factory=list)  # values that mean "missing"
+    # Names common to all parties; other values count as missing.
+    categories: Annotated[list[Text], Field(max_length=MOST_CATEGORIES)] = Field(
+        default_factory=list
+    )
+    # names from the lowest to the highest; others count as missing
+    order: Annotated[list[Text], Field(max_length=MOST_CATEGORIES)] = Field(default_factory=list)
+    # the name that a value of the file stands for
+    codes: dict[str, Text] = Field(default_factory=dict)
+
+
+class Schema(Section):
+    """Format of a table, its columns with a role, and the types of its columns."""
+
+    # of fields; empty detects it
+    separator: Literal["", "comma", "semicolon", "tab", "bar", "blank"] = ""
+    header: bool = True  # whether the first line has the names; if not, they are f1, f2, ...
+    # of the columns, if the file has no line of names
+    names: list[str] = Field(default_factory=list)
+    skip_lines: Annotated[int, Field(ge=0)] = 0  # before the header, or the first row
+    decimal: Literal[".", ","] = "."
+    encoding: str = "utf-8"  # as Python names it
+    missing: list[Text] = Field(default_factory=list)  # values that mean "missing" in every column
+    label: str = ""  # these four by their names in the run
+    id: str = ""
+    weight: str = ""
+    base_margin: str = ""
+    positive_label: str = ""  # of two classes, the one that counts as 1; empty takes the later
+    missing_label: Literal["refuse", "drop"] = "refuse"  # what happens to rows without a label
+    columns: dict[str, ColumnSection] = Field(default_factory=dict)
+
+    def reader(self, tolerant: bool = False) -> Reader:
+        """Options for reading the file; `tolerant` if it has only some of the schema's columns."""
+        return Reader(
+            delimiter=SEPARATORS.get(self.separator, ""),
+            skip_lines=self.skip_lines,
+            columns=tuple(self.names),
+            header=self.header,
+            decimal=self.decimal,
+            encoding=self.encoding,
+            missing=tuple(self.missing),
+            declared=tuple(_declared(name, column) for name, column in self.columns.items()),
+            tolerant=tolerant,
+        )
+
+    def roles(self) -> Roles:
+        """Columns that are not features."""
+        dropped = (
+            column.name or name for name, column in self.columns.items() if column.type == "drop"
+        )
+        return Roles(
+            self.label,
+            self.id,
+            self.weight,
+            drop=tuple(dropped),
+            base_margin=self.base_margin,
+            drop_unlabelled=self.missing_label == "drop",
+        )
+
+
+def read_schema(path: Path) -> Schema:
+    """Read and check a schema; raises ConfigError with the file, the field and its rule."""
+    try:
+        version = path.stat()
+        return _read(path, version.st_mtime_ns, version.st_size)
+    except OSError as error:
+        rule = f"schema '{path.name}' must be a file that can be read"
+        raise ConfigError(f"{rule}: {error.strerror}") from None
+
+
+@lru_cache(32)  # one schema per site of a simulation
+def _read(path: Path, *version: int) -> Schema:
+    """Parse a schema; cached, as every message to a site needs it."""
+    where = f"schema '{path.name}'"
+    try:
+        text = path.read_text(encoding="utf-8")
+        schema = Schema.model_validate(read_toml(text, f"{where} must be TOML"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where} must be TOML: {error}") from None
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {_broken(error)}") from None
+    check_encoding(schema.encoding, f"{where}: ")
+    if len(set(schema.names)) < len(schema.names):
+        raise ConfigError(f"{where}: names must be distinct")
+    renamed = [column.name or name for name, column in schema.columns.items()]
+    if repeated := [name for name in renamed if renamed.count(name) > 1]:
+        raise ConfigError(f"{where}: columns must have distinct names, got {repeated[0]!r} twice")
+    for name, column in schema.columns.items():
+        _check_column(column, f"{where}: columns.{name}")
+    return schema
+
+
+def check_encoding(name: str, where: str = "") -> None:
+    """Check that Python knows the encoding; `where` starts the ConfigError."""
+    try:
+        codecs.lookup(name)
+    except LookupError:
+        rule = "encoding must be one that Python knows, as utf-8, latin-1 or cp1252"
+        raise ConfigError(f"{where}{rule}, got {name!r}") from None
+
+
+def _declared(name: str, column: ColumnSection) -> Declared:
+    return Declared(
+        name,
+        column.name,
+        "" if column.type == "drop" else column.type,
+        tuple(column.missing),
+        tuple(column.order if column.type == "ordinal" else column.categories),
+        tuple(column.codes.items()),
+    )
+
+
+def _broken(error: ValidationError) -> str:
+    """Describe the first rule that is broken."""
+    first = error.errors()[0]
+    field = ".".join(map(str, first["loc"]))
+    rule = RULES.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
+    if first["type"] == "extra_forbidden":
+        return f"{field} is not {rule}"
+    return f"{field} must be {rule}, got {first['input']!r}"
+
+
+def _check_column(column: ColumnSection, where: str) -> None:
+    """Check that names are given only for types that have names, each once."""
+    lists: Mapping[str, tuple[Any, str]] = {
+        "order": (column.order, "ordinal"),
+        "categories": (column.categories, "category"),
+    }
+    for field, (names, type) in lists.items():
+        if names and column.type != type:
+            raise ConfigError(f'{where}.{field} needs type = "{type}", got "{column.type}"')
+        if len(set(names)) < len(names):
+            raise ConfigError(f"{where}.{field} must list every name once")
+    if column.type == "ordinal" and len(column.order) < 2:
+        raise ConfigError(f"{where}.order must name the values from the lowest to the highest")

@@ -2,14 +2,547 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from fedapp.data.notes import Note
-from fedapp.trees.sets import Categories, chosen
+from fedapp.data.columns import (
+    THOUSANDS,
+    ConvertedColumn,
+    UntypedError,
+    holds_numbers,
+    trimmed_texts,
+    typed,
+    values_of,
+)
+from fedapp.data.csv_errors import (
+    TextFile,
+    is_number,
+    many_names,
+    mixed_types,
+    no_numbers,
+    not_utf8,
+)
+from fedapp.data.schema import (
+    MISSING,
+    MISSING_ELSEWHERE,
+    NO_NAME,
+    PLAIN,
+    Declared,
+    Reader,
+    Roles,
+    first,
+    listed,
+)
+from fedapp.errors import LONGEST, WITHHELD, DataError, as_plain, did_you_mean
+from fedapp.trees.sets import Categories, as_categories, chosen, names_of
+
+# Build a ``Table`` from an Arrow frame: features, labels, weights and ids, each checked.
+
+MISSING_GROUP = "missing"
+MARKS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "blanks"}
+Mask = npt.NDArray[np.bool_]
+# Smallest value allowed in a column of this role.
+LEAST = {"weight": 0.0, "base-margin": -np.inf}
+THOUSANDS_READ = "points before three digits, read as marks of thousands (decimal=,)"
+DROPPED = "are dropped before rows are held back or matched (missing-label=drop)"
+# What to do about rows without a label.
+UNLABELLED = "; missing-label=drop drops these rows"
+INFINITE_WAY = (
+    'leave the field empty where a value is missing, list it in a schema as missing = ["inf"], '
+    "divide values beyond 3.4e38, or exclude the column with drop-columns"
+)
+
+
+def build_table(
+    frame: Any, roles: Roles, text: TextFile | None = None, reader: Reader = PLAIN
+) -> Table:
+    """Build a table from a pyarrow.Table; raises DataError as `load_table` does."""
+    _check_columns(frame, roles)
+    n_rows = frame.num_rows
+    if roles.label and roles.drop_unlabelled:
+        frame, text = _with_labels(frame, roles.label, text)
+    columns = feature_columns(frame, roles)
+    features = _typed_columns(frame, columns, text, reader)
+    values = _values(features, text)
+    categories = as_categories(one.names for one in features.values())
+    ids, notes_on_ids = _ids(frame, roles.id_column, text)
+    labels = _labels(frame[roles.label], roles.label, text) if roles.label else None
+    return Table(
+        columns,
+        values,
+        labels,
+        _numbers_of_rows(frame, "weight", roles, text),
+        ids,
+        _texts(frame[roles.group]) if roles.group else None,
+        notes=(
+            *notes_on_file(text),
+            *note_on_unlabelled(roles.label, n_rows - frame.num_rows, n_rows, DROPPED),
+            *notes_on_types(features),
+            *notes_on_labels(frame, roles.label, labels, reader),
+            *notes_on_ids,
+            *notes_on_features(
+                columns, values, lambda name: _numbers(features[name].column), categories
+            ),
+        ),
+        categories=categories,
+        given=frozenset(name for name in columns if reader.gives_categories(name)),
+        base_margins=_numbers_of_rows(frame, "base-margin", roles, text),
+        kinds=tuple(one.kind for one in features.values()),
+    )
+
+
+def is_unlabelled(column: Any) -> Mask:
+    """Boolean mask of the rows without a label: null, or NaN."""
+    is_missing = _missing(column)
+    labels = values_of(column)
+    return is_missing | np.isnan(_numbers(labels)) if holds_numbers(labels.type) else is_missing
+
+
+def _with_labels(frame: Any, label: str, text: TextFile | None) -> tuple[Any, TextFile | None]:
+    """Drop the rows without a label, from the frame and from the file's row numbers."""
+    labelled = ~is_unlabelled(frame[label])
+    if labelled.all():
+        return frame, text
+    if not labelled.any():
+        rule = (
+            f"label column {{}} must have a value in some row, got none in {len(labelled):,} rows"
+        )
+        raise DataError.naming(rule, listed([label]))
+    row_numbers = np.flatnonzero(labelled).tolist()
+    return frame.filter(pa.array(labelled)), replace(text, kept=row_numbers) if text else None
+
+
+def feature_columns(frame: Any, roles: Roles) -> tuple[str, ...]:
+    """Names of the columns without a role; raises DataError if none, or one has no name."""
+    others = {*roles.named().values(), *roles.drop}
+    columns = tuple(name for name in frame.column_names if name not in others)
+    nameless = [name for name in columns if name.startswith(NO_NAME)]
+    if nameless:
+        rule = "feature columns must have names, got {} without; a row number is not a feature: "
+        raise DataError.naming(rule + "drop-columns={}", listed(nameless), ",".join(nameless))
+    if not columns:
+        rule = "table must have a feature column, got only {}"
+        raise DataError.naming(rule, listed(frame.column_names))
+    return columns
+
+
+def notes_on_file(text: TextFile | None) -> list[Note]:
+    """Note an unusual separator, and spaces around column names."""
+    if text is None:
+        return []
+    notes = []
+    if text.reader.delimiter in MARKS:
+        mark = MARKS[text.reader.delimiter]
+        notes.append(Note(f"data file is read as one with {mark} between its fields"))
+    trimmed = [name.strip() for name in text.written_header() if name != name.strip()]
+    if trimmed:
+        notes.append(Note("spaces around the names of columns are removed: {}", listed(trimmed)))
+    return notes
+
+
+def notes_on_types(features: Mapping[str, ConvertedColumn]) -> list[Note]:
+    """Note columns that are converted, and values that become missing."""
+
+    def names_of(test: Callable[[ConvertedColumn], bool]) -> list[str]:
+        return [name for name, one in features.items() if test(one)]
+
+    marked = "numbers or other values that the table marks as categories, read as categories"
+    days = "dates or times, read as days since 1970"
+    groups = [
+        (names_of(lambda one: one.kind == "boolean" and not one.said), "yes or no, read as 1 or 0"),
+        (names_of(lambda one: one.kind == "date" and not one.said), days),
+        (names_of(lambda one: one.trimmed), "spaces around values, removed"),
+        (names_of(lambda one: one.marked), marked),
+        (names_of(lambda one: one.thousands), THOUSANDS_READ),
+    ]
+    notes = [note_on(names, what) for names, what in groups if names]
+    inferred = {name: one.names for name, one in features.items() if one.names and not one.said}
+    notes += notes_on_missing_words(inferred, "feature columns {} have")
+    equal = "equal a number declared as missing but are written otherwise"
+    for field, are in (("n_outside", "are none of its categories"), ("n_equal", equal)):
+        for name, one in features.items():
+            if count := getattr(one, field):
+                notes.append(note_on([name], f"{count:,} values that {are}, read as missing"))
+    return notes
+
+
+def notes_on_labels(
+    frame: Any,
+    name: str,
+    labels: npt.NDArray[np.float64] | npt.NDArray[np.str_] | None,
+    reader: Reader,
+) -> list[Note]:
+    """Note thousands separators in the labels, and class names that may mean "missing"."""
+    if labels is None or reader.of_feature(name).type == "category":
+        return []
+    if THOUSANDS in (frame.schema.field(name).metadata or {}):
+        return [Note(f"label column {{}} has {THOUSANDS_READ}", f"'{name}'")]
+    if labels.dtype.kind != "U":
+        return []
+    return notes_on_missing_words({name: set(labels.tolist())}, "label column {} has")
+
+
+def _check_columns(frame: Any, roles: Roles) -> None:
+    names = frame.column_names
+    repeated = sorted(name for name, count in Counter(names).items() if count > 1)
+    if repeated:
+        rule = "column names must be distinct, got {} more than once"
+        raise DataError.naming(rule, listed(repeated))
+    for role, name in roles.named().items():
+        if name not in names:
+            rule = f"{role} column {{}} must be in the table, got columns {{}}"
+            raise _absent(rule, listed([name]), listed(names), hint=did_you_mean(name, names))
+    absent = [name for name in roles.drop if name not in names]
+    if absent:
+        rule = "drop-columns must be columns of the table ({}), got {}"
+        raise _absent(rule, listed(names), listed(absent), hint=did_you_mean(absent[0], names))
+    if frame.num_rows == 0:
+        raise DataError("table must have at least one row, got 0")
+
+
+def _absent(rule: str, *columns: str, hint: str) -> DataError:
+    """Error for an unknown column; the suggestion is shown only to the table's owner."""
+    return DataError(rule.format(*columns) + hint, outside=DataError.naming(rule, *columns).outside)
+
+
+def _typed_columns(
+    frame: Any, columns: tuple[str, ...], text: TextFile | None, reader: Reader
+) -> dict[str, ConvertedColumn]:
+    """Convert features to numbers and codes, by name."""
+    features: dict[str, ConvertedColumn] = {}
+    faults: dict[str, UntypedError] = {}
+    for name in columns:
+        try:
+            features[name] = typed(
+                frame[name], reader.of_feature(name), reader.missing, reader.decimal, bool(text)
+            )
+        except UntypedError as error:
+            faults[name] = error
+    if faults:
+        raise _untyped(frame, faults, text, reader)
+    return features
+
+
+def _untyped(
+    frame: Any, faults: Mapping[str, UntypedError], text: TextFile | None, reader: Reader
+) -> DataError:
+    """Error for columns of no single type; the table's owner also gets values and lines."""
+    bad_bytes = [name for name in faults if pa.types.is_binary(frame[name].type)]
+    if bad_bytes and text and (bad := text.bad_bytes()):
+        rule = "data file must be UTF-8, got other bytes in {}"
+        return DataError.naming(rule, listed(bad_bytes), here=not_utf8(text.path.name, bad))
+    mixed = {name: error for name, error in faults.items() if error.wanted}
+    if not mixed:
+        return many_names({name: error.found for name, error in faults.items()})
+    wanted = next(iter(mixed.values())).wanted
+    same_type = {name: error for name, error in mixed.items() if error.wanted == wanted}
+    here = ""
+    if text is not None:
+        tests = {}
+        for name, error in same_type.items():
+            declared = reader.of_feature(name)
+            # By the name in the file, which a schema may change.
+            tests[declared.name] = _passes(error, declared, reader)
+        here = mixed_types(text.faults(tests, wanted), next(iter(same_type.values())).way)
+    return DataError.naming(
+        f"feature columns must be of one type each, got {wanted} and other text in {{}}: "
+        "see fedapp data describe",
+        listed(same_type),
+        here=here,
+    )
+
+
+def _passes(error: UntypedError, declared: Declared, reader: Reader) -> Callable[[str], bool]:
+    """Test for one field: it is missing, or of the type expected of its column."""
+    absent = {*MISSING, *reader.missing, *declared.missing}
+    codes = dict(declared.codes)
+    fits = error.fits
+    assert fits is not None
+    return lambda value: value in absent or fits(codes.get(value, value))
+
+
+def _values(
+    features: Mapping[str, ConvertedColumn], text: TextFile | None
+) -> npt.NDArray[np.float32]:
+    """Stack the columns into a float32 matrix; raise if any value is infinite."""
+    n_rows = len(next(iter(features.values())).column)
+    values = np.empty((n_rows, len(features)), np.float32)
+    infinite = {}
+    for index, (name, one) in enumerate(features.items()):
+        _fill(values[:, index], one.column)
+        infinite[name] = int(np.isinf(values[:, index]).sum())
+    bad = [f"{count} in '{name}'" for name, count in infinite.items() if count]
+    if bad:
+        rule = "feature columns must be finite as float32, got {} infinite"
+        line = _first_line(np.asarray(np.isinf(values).any(axis=1)), text)
+        here = f"{rule.format(first(bad))}{line}: {INFINITE_WAY}"
+        raise DataError.naming(rule, first(bad), here=here)
+    return values
+
+
+def _fill(out: npt.NDArray[Any], column: Any) -> None:
+    """Copy a column of numbers, chunk by chunk; missing becomes NaN."""
+    # Types that Arrow cannot convert to a numpy array of numbers.
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    elif pa.types.is_decimal(column.type) or pa.types.is_null(column.type):
+        column = column.cast(pa.float64())
+    start = 0
+    with np.errstate(over="ignore"):
+        for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+            out[start : start + len(chunk)] = chunk.to_numpy(zero_copy_only=False)
+            start += len(chunk)
+
+
+def _numbers(column: Any) -> npt.NDArray[np.float64]:
+    out = np.empty(len(column), np.float64)
+    _fill(out, column)
+    return out
+
+
+def _texts(column: Any) -> npt.NDArray[np.str_]:
+    column = values_of(column)
+    filled = column.cast(pa.string()).fill_null(MISSING_GROUP)
+    return np.asarray(filled.to_numpy(), dtype=np.str_)
+
+
+def _labels(
+    column: Any, name: str, text: TextFile | None
+) -> npt.NDArray[np.float64] | npt.NDArray[np.str_]:
+    rule = "label column {} must"
+    column = values_of(column)
+    if not holds_numbers(column.type):
+        _refuse(f"{rule} have no missing values", name, _missing(column), text, UNLABELLED)
+        return _texts(column)
+    labels = _numbers(column)
+    _refuse(f"{rule} have no missing values", name, np.isnan(labels), text, UNLABELLED)
+    _refuse(f"{rule} be finite", name, np.isinf(labels), text)
+    return labels
+
+
+def _numbers_of_rows(
+    frame: Any, role: str, roles: Roles, text: TextFile | None
+) -> npt.NDArray[np.float32] | None:
+    """Read the weights or base margins, by role; None if the table has no such column."""
+    name = roles.named().get(role, "")
+    if not name:
+        return None
+    column, least = values_of(frame[name]), LEAST[role]
+    if not holds_numbers(column.type):
+        faults = text.faults({name: is_number}, "numbers") if text else []
+        here = no_numbers(f"{role} column", faults) if faults else ""
+        rule = f"{role} column {{}} must be numbers, got text"
+        raise DataError.naming(rule, listed([name]), here=here)
+    numbers = np.empty(len(column), np.float32)
+    _fill(numbers, column)
+    bounds = "" if np.isinf(least) else f" and >= {least:g}"
+    rule = f"{role} column {{}} must be finite{bounds} in every row"
+    _refuse(rule, name, ~np.isfinite(numbers) | (numbers < least), text)
+    return numbers
+
+
+def _ids(
+    frame: Any, name: str, text: TextFile | None
+) -> tuple[npt.NDArray[np.str_] | None, list[Note]]:
+    """Return the ids as trimmed text, with their notes; None without an id column."""
+    if not name:
+        return None, []
+    column = values_of(frame[name])
+    _refuse("id column {} must have no missing values", name, _missing(column), text)
+    texts, trimmed = trimmed_texts(column)
+    ids = np.asarray(texts.to_numpy(), dtype=np.str_)
+    removed = [Note("id column {} has spaces around values, removed", f"'{name}'")]
+    return ids, [*(removed if trimmed else []), *note_on_ids(name, ids)]
+
+
+def _missing(column: Any) -> Mask:
+    return np.asarray(pc.is_null(column).to_numpy(), dtype=bool)
+
+
+def _refuse(rule: str, name: str, bad: Mask, text: TextFile | None, way: str = "") -> None:
+    """Raise DataError if any row is bad."""
+    if bad.any():
+        count = f"{rule}, got {int(bad.sum())} of {len(bad)} rows"
+        here = count.format(f"'{name}'") + _first_line(bad, text) + way
+        raise DataError.naming(count + way, listed([name]), here=here)
+
+
+def _first_line(bad: Mask, text: TextFile | None) -> str:
+    return f", first in line {text.line_of(int(bad.argmax())):,}" if text else ""
+
+
+# Warnings about a table, to be read before a model is trained on it.
+
+EXACT = 2**24  # float32 represents every whole number up to here
+FEWEST_ROWS = 10  # with fewer, consecutive whole numbers or a high AUC occur by chance
+LEAK_AUC = 0.99  # breast-cancer's best column has 0.975
+MOST_RANKED = 100_000  # rows used for an AUC
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One warning."""
+
+    rule: str  # text, with ``{}`` for the columns
+    columns: str = ""  # their names; empty if it is about none
+
+    def told(self, shares_names: bool) -> str:
+        """The text as plain printable characters; column names only with `shares_names`."""
+        text = self.rule.replace("{}", self.columns if shares_names else WITHHELD)
+        return as_plain(text)
+
+
+def is_plain(text: str) -> bool:
+    """Whether a text is printable and no longer than a note may be."""
+    return text.isprintable() and len(text) <= LONGEST
+
+
+def notes_on_features(
+    columns: Sequence[str],
+    values: Floats,
+    exact: Callable[[str], npt.NDArray[np.float64]],
+    categories: Categories = (),
+) -> list[Note]:
+    """Note features that cannot help a model, or that look like something else.
+
+    `values` has shape (n_rows, n_columns); `exact` returns a column by name, before its conversion
+    to float32. Category codes are not checked as numbers.
+    """
+    if len(values) < 2:
+        return []
+    low, high = np.fmin.reduce(values, axis=0), np.fmax.reduce(values, axis=0)
+    spans = [
+        (name, float(least), float(most))
+        for name, least, most in zip(columns, low, high, strict=True)
+    ]
+    empty = [name for name, least, _ in spans if np.isnan(least)]
+    constant = [name for name, least, most in spans if least == most]
+    numbers = [span for at, span in enumerate(spans) if names_of(categories, at) is None]
+    wide = [name for name, least, most in numbers if max(-least, most) >= EXACT]
+    # The span of float32 values shows cheaply which columns may number the rows.
+    n_rows = len(values)
+    numbered = [
+        name
+        for name, least, most in numbers
+        if n_rows >= FEWEST_ROWS
+        and abs(most - least - (n_rows - 1)) <= 2 * float(np.spacing(np.float32(max(-least, most))))
+        and numbers_rows(exact(name))
+    ]
+    groups = [
+        (empty, "no value in any row"),
+        (constant, "the same value in every row"),
+        ([name for name in wide if _is_rounded(exact(name))], ROUNDED),
+        (numbered, "the numbers of the rows, of no use for other rows: see drop-columns"),
+    ]
+    return [note_on(names, what) for names, what in groups if names]
+
+
+def notes_on_leaks(table: Table) -> list[Note]:
+    """Note features that alone have an AUC above 0.99 for two classes.
+
+    Missing values rank as the largest or the smallest. Categories are ranked by the share of their
+    rows in the second class, if they have 10 rows or more on average.
+    """
+    step = 1 + table.n_rows // MOST_RANKED
+    classes, labels = np.unique([] if table.labels is None else table.labels, return_inverse=True)
+    is_second, leaks = labels[::step] == 1, list[str]()
+    if len(classes) != 2 or min(is_second.sum(), (~is_second).sum()) < FEWEST_ROWS:
+        return []
+    for place, name in enumerate(table.columns):
+        distinct, groups = np.unique(table.values[::step, place], return_inverse=True)
+        seconds, sizes = (np.bincount(groups, one).astype(float) for one in (is_second, None))
+        order, firsts = np.arange(len(distinct)), sizes - seconds
+        if names_of(table.categories, place) is not None:
+            if sizes.mean() < FEWEST_ROWS:
+                continue
+            order = np.argsort(seconds / sizes)
+        orders = np.stack([order, np.roll(order, int(np.isnan(distinct[-1])))])  # NaN is the last
+        # Mann-Whitney: pairs with the row of the second class ranked higher; ties count half.
+        below = np.cumsum(firsts[orders], axis=1) - firsts[orders] / 2
+        aucs = (seconds[orders] * below).sum(axis=1) / (seconds.sum() * firsts.sum())
+        if (auc := max(aucs.max(), 1 - aucs.min())) > LEAK_AUC:
+            leaks.append(f"'{name}' ({auc:.4f})")
+    rule = f"features that alone have an AUC above {LEAK_AUC} for the label: {{}}; if they are "
+    rule += "known only after the label, exclude them with drop-columns"
+    return [Note(rule, first(leaks))] if leaks else []
+
+
+FACT = re.compile(r"is read as one|, read as (?!missing)|, removed$|are removed: |are dropped befo")
+"""Matches a note that describes a conversion and is not a warning."""
+
+ROUNDED = f"whole numbers beyond {EXACT:,} (2^24) that become others as float32"
+
+
+def note_on_ids(name: str, ids: npt.NDArray[np.str_]) -> list[Note]:
+    """Note ids of more than one row."""
+    n_repeated = sum(count for count in Counter(ids.tolist()).values() if count > 1)
+    if not n_repeated:
+        return []
+    what = f"{n_repeated:,} of {len(ids):,} rows that share their id with another"
+    return [Note(f"id column {{}} has {what}", f"'{name}'")]
+
+
+def notes_on_numbered_ids(name: str, ids: npt.NDArray[np.str_]) -> list[Note]:
+    """Note ids that count the rows from 0 or 1, in order."""
+    counts = np.arange(len(ids)) + (ids[0] == "1")
+    if len(ids) < FEWEST_ROWS or not np.array_equal(ids, counts.astype(str)):
+        return []
+    rule = "id column {} counts the rows of the table, so that rows are matched by their position: "
+    return [Note(f"{rule}name a column that identifies them, if it is a row number", f"'{name}'")]
+
+
+def note_on_unlabelled(name: str, n_unlabelled: int, n_rows: int, what: str) -> list[Note]:
+    """Note rows without a label; `what` says what becomes of them."""
+    if not n_unlabelled:
+        return []
+    count = f"{n_unlabelled:,} of {n_rows:,} rows have no label in {{}}"
+    return [Note(f"{count} and {what}", f"'{name}'")]
+
+
+def notes_on_missing_words(columns: Mapping[str, Collection[str]], what: str) -> list[Note]:
+    """Note category names that other readers take as missing.
+
+    `columns` maps to the names in each; `what` starts the note, with ``{}`` for the columns.
+    """
+    words = {
+        name: [word for word in MISSING_ELSEWHERE if word in names]
+        for name, names in columns.items()
+    }
+    shown = [f"'{name}' ({', '.join(matches)})" for name, matches in words.items() if matches]
+    if not shown:
+        return []
+    rule = f"{what} words that pandas takes for missing, read as names: where they mean no value, "
+    return [Note(f"{rule}list them in a schema as missing", first(shown))]
+
+
+def numbers_rows(numbers: npt.NDArray[np.float64]) -> bool:
+    """Whether the values are distinct consecutive whole numbers, in any order."""
+    if len(numbers) < FEWEST_ROWS or np.isnan(numbers).any():
+        return False
+    ordered = np.sort(numbers)
+    return bool(ordered[0] == np.floor(ordered[0]) and (np.diff(ordered) == 1).all())
+
+
+def _is_rounded(numbers: npt.NDArray[np.float64]) -> bool:
+    """Whether conversion to float32 changes a whole number."""
+    large = numbers[np.abs(numbers) > EXACT]
+    return bool(((large == np.floor(large)) & (large.astype(np.float32) != large)).any())
+
+
+def note_on(names: Sequence[str], what: str) -> Note:
+    """Note about feature columns, which have `what`."""
+    one = len(names) == 1
+    columns, has = ("feature column", "has") if one else ("feature columns", "have")
+    return Note(f"{columns} {{}} {has} {what}", listed(names))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +562,7 @@ class Table:
     # columns whose categories come from a schema, not from the rows
     given: frozenset[str] = frozenset()
     base_margins: npt.NDArray[np.float32] | None = None  # (n_rows,): initial margins
-    # of the columns, see ``fedapp.data.typed``; empty for rows to predict
+    # of the columns, see ``fedapp.data.columns``; empty for rows to predict
     kinds: tuple[str, ...] = ()
 
     @property

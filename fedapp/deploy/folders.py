@@ -18,7 +18,7 @@ from pathlib import Path
 
 import tomli_w
 
-from fedapp.data.names import NAME
+from fedapp.data.datasets import NAME
 from fedapp.deploy.certificates import (
     KeyPair,
     hosts_of,

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 
 from fedapp.config import Settings, flatten
+from fedapp.data.frames import named_frames
 from fedapp.errors import ConfigError, StoppedError, as_plain
-from fedapp.frames import named_frames
 from fedapp.home import display_path, private_folder
 from fedapp.logs.logger import LoggedRun, Logger, without_password
 from fedapp.packages import check_package, versions

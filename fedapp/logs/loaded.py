@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from fedapp.data.frames import write_tables
 from fedapp.data.predictions import in_codes_of, named_predictions, read_columns_of
 from fedapp.data.schema import Roles
-from fedapp.frames import placed
 from fedapp.predict import load_model, notes_on_range
 
 
@@ -33,7 +33,7 @@ class Loaded:
 
         model = self._model
         with TemporaryDirectory() as folder:
-            data = placed(model_input, Path(folder))
+            data = write_tables(model_input, Path(folder))
             table = read_columns_of(data, model.columns, Roles(), categories=model.categories)
         values = in_codes_of(table, model.categories).values
         for note in notes_on_range(model, values):

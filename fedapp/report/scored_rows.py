@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedapp.config import flatten
-from fedapp.data.sources import party_sources
+from fedapp.data.datasets import party_sources
 from fedapp.messages.methods import all_methods
 from fedapp.report.summary import Fields, Run, row_counts
 

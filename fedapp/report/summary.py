@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedapp.data.notes import FACT
+from fedapp.data.table import FACT
 from fedapp.errors import ConfigError, DataError, did_you_mean_path
 from fedapp.home import RUNS, display_path, read_toml
 from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, larger_is_better, watched_metric

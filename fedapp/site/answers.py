@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from fedapp import log_lines
-from fedapp.data.names import NAME
+from fedapp.data.datasets import NAME
 from fedapp.home import home, open_private, private_folder
 from fedapp.wire.codec import DIVERGED, REFUSED, WAITING, n_bytes
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.load import column_names
 from fedapp.data.partition import SUBSETS, Holdout, Split, partition_columns
 from fedapp.data.predictions import columns_of_frame, in_codes_of, read_columns_of
+from fedapp.data.read import column_names
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.errors import DataError

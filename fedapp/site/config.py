@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedapp.data.names import NAME, NAME_RULE, party_name
+from fedapp.data.datasets import NAME, NAME_RULE, by_party, file_of_party, party_name, party_sources
+from fedapp.data.frames import as_arrow
 from fedapp.data.schema import PLAIN, Reader, Roles
-from fedapp.data.sources import by_party, own_file, party_sources
 from fedapp.errors import ConfigError
-from fedapp.frames import as_arrow
 from fedapp.site.node_config import (
     FLOORS,
     LEAST_PARTIES,
@@ -162,7 +161,7 @@ def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfi
         raise ConfigError(f"schema must name parties that data names, got {unknown[0]!r}")
     if sources:
         name = list(sources)[share]
-        party_files = {"data": sources[name], "schema": own_file(files, name)}
+        party_files = {"data": sources[name], "schema": file_of_party(files, name)}
         settings = table_settings({**run, **party_files}, is_shared="" in schemas)
     else:
         name, settings = party_name(share, n_shares), table_settings(run)

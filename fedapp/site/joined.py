@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from fedapp.data.datasets import dataset_names, read_source
-from fedapp.data.load import column_names
 from fedapp.data.predictions import read_columns_of
+from fedapp.data.read import column_names
 from fedapp.data.schema import PLAIN, Reader, Roles
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError

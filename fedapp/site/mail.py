@@ -36,7 +36,7 @@ from fedapp.crypto.sealed import (
     seal,
     unseal,
 )
-from fedapp.data.names import NAME, NAME_RULE
+from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, Letter, Request
 from fedapp.messages.parcels import Parcel

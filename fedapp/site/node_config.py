@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedapp.data.names import NAME
-from fedapp.data.schema import Reader
-from fedapp.data.schema_file import Schema, check_encoding, read_schema
+from fedapp.data.datasets import NAME
+from fedapp.data.schema import Reader, Schema, check_encoding, read_schema
 from fedapp.errors import ConfigError
 from fedapp.home import read_toml
 from fedapp.trees.grow import parse_interactions, parse_monotone

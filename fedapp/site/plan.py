@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedapp.data.names import NAME, NAME_RULE
+from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Request
 from fedapp.messages.plan import Plan

@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.datasets import read_source
-from fedapp.data.load import table_of_frame
-from fedapp.data.notes import notes_on_leaks
 from fedapp.data.partition import SUBSETS, Holdout, partition_rows
-from fedapp.data.table import Table
+from fedapp.data.read import table_of_frame
+from fedapp.data.table import Table, notes_on_leaks
 from fedapp.site.config import SiteConfig
 
 Rows = npt.NDArray[np.int64]

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
-from fedapp.data.names import NAME
+from fedapp.data.datasets import NAME
 from fedapp.errors import ProtocolError
 from fedapp.home import PRIVATE, home, private_folder, read_toml, secret_at, write_atomically
 from fedapp.site.config import SiteConfig

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedapp.data.places import is_number
+from fedapp.data.csv_errors import is_number
 from fedapp.data.schema import MISSING, Declared
 from fedapp.trees.sets import MOST_CATEGORIES, Categories, entries_of
 
@@ -70,7 +70,7 @@ class UntypedError(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Typed:
+class ConvertedColumn:
     """A column as numbers."""
 
     column: Any  # pyarrow.ChunkedArray of numbers or category codes
@@ -119,7 +119,7 @@ def typed(
     missing: tuple[str, ...] = (),
     decimal: str = ".",
     is_written: bool = True,
-) -> Typed:
+) -> ConvertedColumn:
     """Convert a column, a pyarrow.ChunkedArray, to numbers or codes.
 
     Raises UntypedError if its values are of two types, not of the declared one, or free text.
@@ -136,28 +136,30 @@ def typed(
     absent = (*missing, *declared.missing)
     marked = is_dictionary and not declared.type and not is_text(column.type)
     if pa.types.is_temporal(column.type) and declared.type in ("", "date") and not marked:
-        return Typed(_days(column, absent), "date")
+        return ConvertedColumn(_days(column, absent), "date")
     are_numbers = holds_numbers(column.type)
     if are_numbers and not is_dictionary and not goes_by_text(column.type, declared):
-        numbers = without(column, absent, decimal)
+        numbers = null_missing_codes(column, absent, decimal)
         kind = "boolean" if pa.types.is_boolean(column.type) else "number"
         n_equal = numbers.null_count - column.null_count if is_written else 0
-        return Typed(numbers, kind, said=True, n_equal=n_equal)
+        return ConvertedColumn(numbers, kind, said=True, n_equal=n_equal)
     texts, trimmed = as_texts(column, declared, missing, decimal)
     if is_dictionary and not declared.type:
         declared = Declared(declared.name, type="category")
     if declared.type == "ordinal":
         codes, n_outside = _coded(texts, declared.categories)
-        return Typed(codes, "ordinal", trimmed=trimmed, n_outside=n_outside, said=True)
+        return ConvertedColumn(codes, "ordinal", trimmed=trimmed, n_outside=n_outside, said=True)
     if declared.type == "category":
         names = declared.categories or tuple(sorted(pc.unique(texts).drop_null().to_pylist()))
         codes, n_outside = _coded(texts, names)
-        return Typed(codes, "category", names, trimmed, n_outside, said=True, marked=marked)
+        return ConvertedColumn(
+            codes, "category", names, trimmed, n_outside, said=True, marked=marked
+        )
     point = "." if are_numbers else decimal
     inferred = _infer(texts, declared.type, point, trimmed, is_written or are_numbers)
     if inferred.kind != "number":
         return inferred
-    numbers = without(inferred.column, absent, decimal)
+    numbers = null_missing_codes(inferred.column, absent, decimal)
     return replace(
         inferred, column=numbers, n_equal=numbers.null_count - inferred.column.null_count
     )
@@ -187,7 +189,7 @@ def values_of(column: Any) -> Any:
     return column
 
 
-def without(column: Any, absent: Iterable[str], decimal: str) -> Any:
+def null_missing_codes(column: Any, absent: Iterable[str], decimal: str) -> Any:
     """Replace numbers that equal a missing-value code by null; other columns stay as they are.
 
     `absent` are codes as in a schema, with this `decimal`; those that are not numbers are ignored.
@@ -223,7 +225,7 @@ def as_texts(
     """
     if pa.types.is_binary(column.type) or pa.types.is_nested(column.type):
         raise UntypedError("values that are no text")
-    column = without(column, (*missing, *declared.missing), decimal)
+    column = null_missing_codes(column, (*missing, *declared.missing), decimal)
     texts, trimmed = trimmed_texts(column)
     absent = pa.array([*MISSING, *missing, *declared.missing])
     texts = pc.if_else(pc.is_in(texts, value_set=absent), pa.scalar(None, pa.string()), texts)
@@ -254,7 +256,9 @@ def _coded(texts: Any, names: tuple[str, ...]) -> tuple[Any, int]:
     return codes, int(codes.null_count - texts.null_count)
 
 
-def _infer(texts: Any, declared: str, decimal: str, trimmed: bool, may_be_numbers: bool) -> Typed:
+def _infer(
+    texts: Any, declared: str, decimal: str, trimmed: bool, may_be_numbers: bool
+) -> ConvertedColumn:
     """Convert text to the declared type, or to the first type that fits all values."""
     values = pc.unique(texts).drop_null().to_pylist()
     tests: dict[str, Callable[[str], bool]] = {
@@ -268,7 +272,7 @@ def _infer(texts: Any, declared: str, decimal: str, trimmed: bool, may_be_number
     counts = {kind: sum(map(tests[kind], values)) for kind in wanted}
     for kind, count in counts.items():
         if count == len(values):
-            return Typed(
+            return ConvertedColumn(
                 _converted(texts, kind, decimal),
                 kind,
                 None,
@@ -280,7 +284,7 @@ def _infer(texts: Any, declared: str, decimal: str, trimmed: bool, may_be_number
         raise UntypedError("other values", f"{declared}s", fits=tests[declared])
     _check_text(values, len(texts) - texts.null_count, counts, tests, decimal)
     names = tuple(sorted(values))
-    return Typed(_coded(texts, names)[0], "category", names, trimmed)
+    return ConvertedColumn(_coded(texts, names)[0], "category", names, trimmed)
 
 
 def _check_text(
@@ -360,8 +364,8 @@ def _days(column: Any, absent: Iterable[str]) -> Any:
     missing = [repr(_day(code)) for code in absent if is_date(code)]
     if pa.types.is_date(type):
         days = column.cast(pa.date32()).cast(pa.int32()) if pa.types.is_date64(type) else column
-        return without(days.cast(pa.int32()).cast(pa.float64()), missing, ".")
+        return null_missing_codes(days.cast(pa.int32()).cast(pa.float64()), missing, ".")
     unit = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}[type.unit]
     whole = pa.int32() if pa.types.is_time32(type) else pa.int64()
     days = pc.divide(column.cast(whole).cast(pa.float64()), SECONDS * unit)
-    return without(days, missing, ".") if pa.types.is_timestamp(type) else days
+    return null_missing_codes(days, missing, ".") if pa.types.is_timestamp(type) else days

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from fedapp.data.names import NAME, NAME_RULE
+from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import open_private
 
@@ -95,12 +95,12 @@ def array_names(n_columns: int) -> list[str]:
     return [f"c{column}" for column in range(n_columns)]
 
 
-def holds_frames(data: Data) -> bool:
+def has_frames(data: Data) -> bool:
     """Whether any of the tables is a frame, not a name or a path."""
     return not all(_is_text(source) for source in _sources(data).values())
 
 
-def placed(data: Data, folder: Path) -> str:
+def write_tables(data: Data, folder: Path) -> str:
     """The value of the setting ``data``; frames are written to ``folder``, which exists then.
 
     Raises
