@@ -27,7 +27,7 @@ from fedapp.messages.fedavg_linear import (
 )
 from fedapp.messages.fields import Array, Request
 from fedapp.messages.scoring import EvaluateReply
-from fedapp.metrics.adders import DOUBLES, Adder, WholeNumbers
+from fedapp.metrics.sums import DOUBLES, Adder, WholeNumbers
 from fedapp.site.answer import Handler, Site
 from fedapp.site.masks import Sums, bounds_of
 from fedapp.site.store import Store

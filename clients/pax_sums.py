@@ -20,7 +20,7 @@ from fedapp.messages.fields import Array
 from fedapp.messages.pax import CountRequest, OpenRequest
 from fedapp.messages.private import PrivateCountRequest
 from fedapp.messages.secure import ToldCuts
-from fedapp.metrics.adders import DOUBLES, WholeNumbers
+from fedapp.metrics.sums import DOUBLES, WholeNumbers
 from fedapp.site.answer import Site
 from fedapp.site.mail import hold_once
 from fedapp.site.masks import Sums, bounds_of

@@ -31,7 +31,7 @@ from fedapp.messages.private import (
     PrivateSplitsRequest,
     PrivateTreesRequest,
 )
-from fedapp.metrics.noised import TOTALS_NOISE, ClippedNumbers
+from fedapp.metrics.sums import TOTALS_NOISE, ClippedNumbers
 from fedapp.site.answer import Handler, Site
 from fedapp.site.masks import Sums, bounds_of
 from fedapp.site.noise import PROMISED, Noise, budget_of, promise

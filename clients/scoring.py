@@ -18,7 +18,7 @@ from fedapp.histograms.sketch import surrogates
 from fedapp.home import write_atomically
 from fedapp.messages.fields import Array
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
-from fedapp.metrics.adders import DOUBLES, Adder, WholeNumbers
+from fedapp.metrics.sums import DOUBLES, Adder, WholeNumbers
 from fedapp.site.answer import Handler, Site
 from fedapp.site.masks import Sums, bounds_of
 from fedapp.site.store import Store

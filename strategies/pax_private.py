@@ -39,8 +39,7 @@ from fedapp.messages.private import (
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secure import EVERYONE
 from fedapp.metrics import Statistics, statistics
-from fedapp.metrics.adders import read_sums
-from fedapp.metrics.noised import ClippedNumbers, plausible
+from fedapp.metrics.sums import ClippedNumbers, make_plausible, read_sums
 from fedapp.trees.model import LEAF, pack_trees
 from fedapp.trees.objective import (
     LossParameters,
@@ -245,7 +244,7 @@ class NoisedSums:
         for place, subset in enumerate(HELD_OUT):
             sums, cells = read_sums(summed[2 * place], adder, summed[2 * place + 1])
             n_rows = sum(getattr(hello, f"n_{subset}") for hello in parties.values())
-            likely = plausible(self._settings().objective, Statistics(sums, cells))
+            likely = make_plausible(self._settings().objective, Statistics(sums, cells))
             scores[f"{subset}_sums"] = likely.sums if n_rows else sums * 0.0
             scores[f"{subset}_scores"] = likely.histogram if n_rows else cells * 0.0
         reply = EvaluateReply(**scores)

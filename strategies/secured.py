@@ -20,7 +20,7 @@ from fedapp.messages.labels import LabelsReply
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
 from fedapp.messages.secure import EVERYONE, LeftReply, LeftRequest
 from fedapp.metrics import is_custom
-from fedapp.metrics.adders import WholeNumbers, read_sums
+from fedapp.metrics.sums import WholeNumbers, read_sums
 from fedapp.trees.objective import CUSTOM, label_power, n_outputs
 from strategies.secure import MaskedSums, exchange_keys
 

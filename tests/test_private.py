@@ -23,7 +23,7 @@ from fedapp.histograms.sketch import Descent, digit_counts
 from fedapp.messages import greet, hello, private, secure
 from fedapp.messages.pax import CountRequest
 from fedapp.messages.private import COUNTED_ROWS
-from fedapp.metrics.noised import TOTALS_NOISE, ClippedNumbers, plausible
+from fedapp.metrics.sums import TOTALS_NOISE, ClippedNumbers, make_plausible
 from fedapp.report.card import model_card
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
@@ -445,7 +445,7 @@ def test_scores_of_noise_alone_are_numbers(objective: str) -> None:
     form = metrics.statistics(objective, *nothing, 32)
     for _ in range(30):
         cells, sums = (rng.normal(0, 9, each.shape) for each in (form.histogram, form.sums))
-        read = plausible(objective, metrics.Statistics(sums, cells))
+        read = make_plausible(objective, metrics.Statistics(sums, cells))
         assert (read.histogram >= 0).all()
         metrics.check_statistics(objective, read)
         found = metrics.scores(objective, read)

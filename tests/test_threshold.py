@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from fedapp import metrics
-from fedapp.metrics.threshold import best_margin
+from fedapp.metrics.scores import best_margin
 from tests.test_metrics import BINARY, parts, rows, seeds
 
 

@@ -19,7 +19,6 @@ which follows from the accuracy, and ``aucpr``, which comes from the histogram: 
 of a bin as ties.
 """
 
-from fedapp.metrics.curves import curves
 from fedapp.metrics.names import (
     AT_THRESHOLD,
     OBJECTIVES,
@@ -32,16 +31,19 @@ from fedapp.metrics.names import (
     stopping_metric,
     watched_metric,
 )
-from fedapp.metrics.rows import pooled
-from fedapp.metrics.scores import auc_error, score_errors, scores
-from fedapp.metrics.sums import Statistics, check_statistics, statistics
-from fedapp.metrics.threshold import (
+from fedapp.metrics.scores import (
+    auc_error,
     best_bin,
+    curves,
+    pooled,
     pooled_subsets,
+    score_errors,
+    scores,
     scores_from_bin,
     scores_from_margin,
     threshold_rows,
 )
+from fedapp.metrics.sums import Statistics, check_statistics, statistics
 
 __all__ = [
     "AT_THRESHOLD",

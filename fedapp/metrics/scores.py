@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from fedapp.metrics.row_losses import score_of, summed
-from fedapp.metrics.sums import N_OWN_SUMS, Array, Statistics, check_statistics, confusion
+from fedapp.metrics.names import AT_THRESHOLD, NAMES
+from fedapp.metrics.sums import (
+    DOUBLES,
+    N_OWN_SUMS,
+    Array,
+    Rows,
+    Statistics,
+    binary_sums,
+    check_residual_range,
+    check_statistics,
+    checked_rows,
+    class_margins,
+    confusion,
+    extra_sums,
+    margin_edges,
+    multi_sums,
+    score_of,
+    summed,
+)
+from fedapp.trees.objective import exact_predictions
 
 # r2 divides by sum w y^2 - (sum w y)^2 / sum w. Below this share of its first term the difference
 # is rounding error of float64 sums (about n_rows * 2e-16 at worst).
@@ -193,3 +212,282 @@ def roc(histogram: Array) -> tuple[Array, Array]:
 def ratio(part: float, whole: float) -> float:
     """part / whole, nan where whole is 0 or undefined."""
     return float(part / whole) if whole > 0 else np.nan
+
+
+# Scores of pooled rows: classification from sums, regression by scikit-learn.
+
+
+def pooled(
+    objective: str, margins: Rows, labels: Rows, weights: Rows, extra: Sequence[str] = ()
+) -> dict[str, float]:
+    """Exact scores from all rows; arguments as for ``statistics``.
+
+    They equal scikit-learn's, except that an undefined score is nan without a warning, auc ranks
+    margins, so probabilities that round to 1 are no ties, and log losses clip no probability.
+    """
+    margins64, labels64, weights64 = checked_rows(objective, margins, labels, weights)
+    rows = weights64 > 0
+    if not rows.any():
+        return dict.fromkeys((*NAMES[objective], *extra), np.nan)
+    of_rows = margins64[rows], labels64[rows], weights64[rows]
+    if objective == "multi:softprob":
+        return _pooled_multi(*of_rows, extra)
+    predictions = exact_predictions(objective, of_rows[0])[:, 0]
+    sums = np.zeros(N_OWN_SUMS)
+    sums[0] = of_rows[2].sum()
+    more = extra_sums(objective, extra, predictions, *of_rows[1:], DOUBLES)
+    sums = np.concatenate((sums, more))
+    if objective == "binary:logistic":
+        binary_rows = of_rows[0][:, 0], *of_rows[1:]
+        histogram = _histogram(*binary_rows)
+        by_name = binary_scores(np.array(binary_sums(*binary_rows)), histogram)
+        return with_extra(objective, by_name, sums, extra, histogram)
+    return with_extra(objective, _pooled_regression(predictions, *of_rows[1:]), sums, extra)
+
+
+def _pooled_multi(
+    margins: Array, labels: Array, weights: Array, extra: Sequence[str]
+) -> dict[str, float]:
+    by_class = (
+        _histogram(odds, (labels == one).astype(np.float64), weights)
+        for one, odds in enumerate(class_margins(margins).T)
+    )
+    sums = multi_sums(margins, labels.astype(np.int64), weights)
+    return with_extra("multi:softprob", multi_scores(sums, by_class), sums, extra)
+
+
+def _histogram(margins: Array, labels: Array, weights: Array) -> Array:
+    """Class x bin, where every distinct margin is a bin."""
+    points, bins = np.unique(margins, return_inverse=True)
+    return DOUBLES.cells(labels.astype(np.int64), bins, weights, (2, points.size))
+
+
+def _pooled_regression(predictions: Array, labels: Array, weights: Array) -> dict[str, float]:
+    from sklearn import metrics as sk
+
+    pair, rule = (labels, predictions), {"sample_weight": weights}
+    return {
+        "rmse": float(sk.root_mean_squared_error(*pair, **rule)),
+        "mae": float(sk.mean_absolute_error(*pair, **rule)),
+        "r2": float(sk.r2_score(*pair, **rule)) if np.ptp(labels) else np.nan,
+    }
+
+
+def sigmoid(margins: Array) -> Array:
+    """1 / (1 + exp(-margin)) without overflow; 0 gives exactly 0.5."""
+    small = np.exp(-np.abs(margins))
+    return np.where(margins >= 0, 1.0, small) / (1.0 + small)
+
+
+# A threshold for two classes: the best F1 on rows that are not test rows, and scores at it.
+
+BINARY = "binary:logistic"
+
+
+def threshold_rows(has_valid: bool) -> str:
+    """The subset that the threshold is chosen on: never the test rows."""
+    return "valid" if has_valid else "train"
+
+
+def best_bin(statistics: Statistics) -> int | None:
+    """The first bin called positive at the best F1, the last of ties; None without positives."""
+    check_statistics(BINARY, statistics)
+    negatives, positives = statistics.histogram
+    if not positives.any():
+        return None
+    used = np.flatnonzero(negatives + positives)
+    hits, alarms = (np.cumsum(each[::-1])[::-1][used] for each in (positives, negatives))
+    best = _last_best(hits, alarms, float(positives.sum()))
+    return int(used[best]) if best else 0
+
+
+def scores_from_bin(statistics: Statistics, first: int, center: float = 0.0) -> dict[str, float]:
+    """The threshold, and scores where the bins from ``first`` on are called positive."""
+    check_statistics(BINARY, statistics)
+    negatives, positives = statistics.histogram
+    edges = np.concatenate(([-np.inf], margin_edges(positives.size)))
+    hits, alarms = float(positives[first:].sum()), float(negatives[first:].sum())
+    return _named(center + float(edges[first]), hits, alarms, float(positives.sum()))
+
+
+def best_margin(margins: Rows, labels: Rows, weights: Rows) -> float | None:
+    """The threshold of the best F1, between the margins of two rows; None without positives.
+
+    Of ties it is the highest. Arguments as for ``pooled`` of binary:logistic.
+    """
+    margins64, truth, shares = checked_rows(BINARY, margins, labels, weights)
+    rows = shares > 0
+    if not (truth[rows] > 0).any():
+        return None
+    points, places = np.unique(margins64[rows, 0], return_inverse=True)
+    positives, negatives = (
+        np.bincount(places, shares[rows] * of_class, minlength=points.size).astype(np.float64)
+        for of_class in (truth[rows], 1.0 - truth[rows])
+    )
+    hits, alarms = (np.cumsum(each[::-1])[::-1] for each in (positives, negatives))
+    best = _last_best(hits, alarms, float(positives.sum()))
+    return float((points[best - 1] + points[best]) / 2.0) if best else -np.inf
+
+
+def scores_from_margin(
+    margins: Rows, labels: Rows, weights: Rows, threshold: float
+) -> dict[str, float]:
+    """Scores where rows with margins >= ``threshold`` are called positive."""
+    margins64, truth, shares = checked_rows(BINARY, margins, labels, weights)
+    called = shares * (margins64[:, 0] >= threshold)
+    hits, alarms = float(called @ truth), float(called @ (1.0 - truth))
+    return _named(threshold, hits, alarms, float(shares @ truth))
+
+
+def _last_best(hits: Array, alarms: Array, n_positives: float) -> int:
+    """Index of the largest F1, the last of ties."""
+    f1s = 2.0 * hits / (hits + alarms + n_positives)
+    return int(f1s.size - 1 - np.argmax(f1s[::-1]))
+
+
+def _named(margin: float, hits: float, alarms: float, n_positives: float) -> dict[str, float]:
+    values = (
+        float(sigmoid(np.array([margin]))[0]),
+        ratio(2.0 * hits, hits + alarms + n_positives),
+        ratio(hits, hits + alarms),
+        ratio(hits, n_positives),
+    )
+    return dict(zip(AT_THRESHOLD, values, strict=True))
+
+
+def pooled_subsets(
+    objective: str, rows: Mapping[str, tuple[Rows, Rows, Rows]], extra: Sequence[str] = ()
+) -> dict[str, dict[str, float]]:
+    """``pooled`` for margins, labels and weights of "train", "valid" and "test"; {} without rows.
+
+    For two classes also the scores at the threshold, which is chosen on the first two subsets.
+    """
+    scores = {
+        subset: pooled(objective, *arrays, extra) if len(arrays[1]) else {}
+        for subset, arrays in rows.items()
+    }
+    if objective != BINARY:
+        return scores
+    chosen = rows.get(threshold_rows(bool(scores.get("valid"))))
+    margin = best_margin(*chosen) if chosen is not None else None
+    if margin is not None:
+        for subset in (name for name, subset_scores in scores.items() if subset_scores):
+            scores[subset] |= scores_from_margin(*rows[subset], margin)
+    return scores
+
+
+# Curves and histograms of a report, from the sums of all parties together.
+
+N_GROUPS = 10  # of rows with similar probabilities, for the calibration
+N_SCORE_BINS = 25
+
+
+def curves(
+    objective: str,
+    statistics: Statistics,
+    n_points: int = 200,
+    residual_range: float = 1.0,
+    center: float = 0.0,
+    threshold_bin: int | None = None,
+) -> dict[str, Any]:
+    """What a report draws, as lists for JSON; arguments not named here as for ``statistics``.
+
+    Parameters
+    ----------
+    n_points : >= 2: most points of a curve, including its two ends.
+    threshold_bin : the first bin called positive at a chosen threshold, if there is one.
+
+    Returns
+    -------
+    binary
+        {"roc": {"fpr", "tpr"}}, empty lists without positives or negatives; and where there are
+        both {"pr": {"recall", "precision"}}, {"calibration": {"predicted", "observed", "rows"}} of
+        groups of rows with similar probabilities, {"histogram": {"edges", "negatives",
+        "positives"}} of the probability, {"confusion": 2 x 2} at probability 0.5, rows true, and
+        {"confusion_at_threshold"}.
+    multi
+        {"confusion": [[...]]}, rows true.
+    regression
+        {"residuals": {"edges": [n_bins + 1], "counts": [n_bins]}}, the outer bins with all rows
+        beyond.
+    """
+    check_statistics(objective, statistics)
+    if n_points < 2:
+        raise ValueError(f"n_points must be >= 2, got {n_points}")
+    if objective == "binary:logistic":
+        return _binary_curves(statistics, n_points, center, threshold_bin)
+    if objective == "multi:softprob":
+        return {"confusion": confusion(statistics.sums).tolist()}
+    check_residual_range(residual_range)
+    counts = statistics.histogram[0]
+    edges = np.linspace(-residual_range, residual_range, counts.size + 1)
+    return {"residuals": {"edges": edges.tolist(), "counts": counts.tolist()}}
+
+
+def _binary_curves(
+    statistics: Statistics, n_points: int, center: float, threshold_bin: int | None
+) -> dict[str, Any]:
+    histogram = statistics.histogram
+    rates = dict(zip(("fpr", "tpr"), _thinned(*roc(histogram), n_points), strict=True))
+    if not rates["fpr"].size:
+        return {"roc": _lists(rates)}
+    steps = dict(zip(("recall", "precision"), _precisions(histogram, n_points), strict=True))
+    # Probability at the middle of each bin; the outer bins have no middle and take their edge.
+    edges = margin_edges(histogram.shape[1])
+    ends = np.concatenate((edges[:1], edges, edges[-1:]))
+    probabilities = sigmoid(center + (ends[1:] + ends[:-1]) / 2.0)
+    score_edges = np.linspace(0.0, 1.0, N_SCORE_BINS + 1)
+    negatives, positives = (
+        np.histogram(probabilities, score_edges, weights=weights)[0] for weights in histogram
+    )
+    weight, _, hits, misses, alarms = (float(term) for term in statistics.sums[:N_OWN_SUMS])
+    curves = {
+        "roc": _lists(rates),
+        "pr": _lists(steps),
+        "calibration": _lists(_calibration(histogram, probabilities)),
+        "histogram": _lists({"edges": score_edges, "negatives": negatives, "positives": positives}),
+        "confusion": [[weight - hits - misses - alarms, alarms], [misses, hits]],
+    }
+    if threshold_bin is not None:
+        below, above = histogram[:, :threshold_bin].sum(1), histogram[:, threshold_bin:].sum(1)
+        curves["confusion_at_threshold"] = np.stack([below, above], axis=1).tolist()
+    return curves
+
+
+def _lists(arrays: dict[str, Array]) -> dict[str, list[float]]:
+    return {name: array.tolist() for name, array in arrays.items()}
+
+
+def _precisions(histogram: Array, n_points: int) -> tuple[Array, Array]:
+    """Recall and precision as the threshold falls; at recall 0 the first bin's precision."""
+    negatives, positives = histogram[:, histogram.any(axis=0)][:, ::-1]
+    hits, alarms = np.cumsum(positives), np.cumsum(negatives)
+    recalls, precisions = hits / hits[-1], hits / (hits + alarms)
+    # A point at each bin that adds positives; recall does not change elsewhere.
+    adds = positives > 0
+    recalls = np.concatenate(([0.0], recalls[adds]))
+    precisions = np.concatenate((precisions[adds][:1], precisions[adds]))
+    return _thinned(recalls, precisions, n_points)
+
+
+def _calibration(histogram: Array, probabilities: Array) -> dict[str, Array]:
+    """Groups of about as many rows each: mean probability, share of positives."""
+    rows = histogram.sum(axis=0)
+    used = rows > 0
+    rows, positives, middles = rows[used], histogram[1, used], probabilities[used]
+    before = np.cumsum(rows) - rows / 2.0
+    groups = np.minimum((before / rows.sum() * N_GROUPS).astype(np.int64), N_GROUPS - 1)
+    sums = np.array([np.bincount(groups, each) for each in (rows, rows * middles, positives)])
+    weights, predicted, observed = sums[:, sums[0] > 0]
+    return {"predicted": predicted / weights, "observed": observed / weights, "rows": weights}
+
+
+def _thinned(x: Array, y: Array, n_points: int) -> tuple[Array, Array]:
+    """At most n_points points, evenly spaced along the curve, including both ends."""
+    if x.size <= n_points:
+        return x, y
+    # Distance along both axes; the first point at or past each of n_points even steps.
+    distances = np.concatenate(([0.0], np.cumsum(np.abs(np.diff(x)) + np.abs(np.diff(y)))))
+    chosen = np.searchsorted(distances, np.linspace(0.0, distances[-1], n_points))
+    chosen = np.unique(np.minimum(chosen, x.size - 1))
+    return x[chosen], y[chosen]

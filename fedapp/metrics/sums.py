@@ -3,17 +3,104 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapp.metrics.adders import DOUBLES, Adder
-from fedapp.metrics.row_losses import extra_sums, summed
-from fedapp.trees.objective import LOSSES, check_objective, exact_predictions, is_regression
+from fedapp.histograms.fixed_point import Bounds, from_fixed, to_fixed
+from fedapp.metrics.names import NAMES, WITH_POWER, is_custom
+from fedapp.trees.objective import (
+    LOSSES,
+    check_objective,
+    custom_sum,
+    exact_predictions,
+    is_regression,
+)
+
+# Add up terms of rows: as doubles, or as whole numbers, whose sum does not depend on the order.
+
+Ints = NDArray[np.int64]
+
+# (a, b): terms are clipped at 2^(a * power of the largest label + b), so a log loss at 4096 nats,
+# an error at 64 times the largest label.
+_POWERS: Final = {
+    "weight": (0, 0),
+    "loss": (0, 12),
+    "label": (1, 0),
+    "label square": (2, 0),
+    "error": (1, 6),
+    "square": (2, 12),
+}
+_DEVIANCE_POWER = 20  # plus that of the largest label, if it is above 1
+
+
+class Adder(Protocol):
+    """Adds up rows; ``size`` bounds the terms: a key of ``_POWERS``, or "deviance"."""
+
+    def total(self, size: str, terms: Array, weights: Array) -> Any:
+        """Weighted sum of terms, shape (n_rows,)."""
+
+    def cells(
+        self, rows: Ints, columns: Ints, weights: Array, shape: tuple[int, int]
+    ) -> NDArray[Any]:
+        """Sum of weights in each cell of a (rows, columns) table."""
+
+
+class Doubles:
+    """Sums in float64; the last bits depend on the order of the rows."""
+
+    def total(self, size: str, terms: Array, weights: Array) -> float:
+        return float((weights * terms).sum())
+
+    def cells(self, rows: Ints, columns: Ints, weights: Array, shape: tuple[int, int]) -> Array:
+        flat = np.bincount(rows * shape[1] + columns, weights, minlength=shape[0] * shape[1])
+        return flat.astype(np.float64).reshape(shape)  # without rows bincount gives integers
+
+
+DOUBLES: Final = Doubles()
+
+
+class WholeNumbers:
+    """Sums in multiples of powers of two; ``exponents`` has minus the power for each total."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds, self.exponents = bounds, list[int]()
+
+    @property
+    def cell_exponent(self) -> int:
+        return self.bounds.exponent(0)
+
+    def total(self, size: str, terms: Array, weights: Array) -> int:
+        power = self._power(size)
+        self.exponents.append(exponent := self.bounds.exponent(power))
+        most = float(np.ldexp(1.0, power))
+        return int(to_fixed(weights * np.clip(terms, -most, most), exponent).sum())
+
+    def cells(self, rows: Ints, columns: Ints, weights: Array, shape: tuple[int, int]) -> Ints:
+        flat = np.zeros(shape[0] * shape[1], dtype=np.int64)
+        np.add.at(flat, rows * shape[1] + columns, to_fixed(weights, self.cell_exponent))
+        return flat.reshape(shape)
+
+    def _power(self, size: str) -> int:
+        largest = self.bounds.largest
+        if size not in _POWERS:
+            return max(largest, 0) + _DEVIANCE_POWER
+        factor, more = _POWERS[size]
+        return factor * largest + more
+
+
+def read_sums(sums: Ints, adder: WholeNumbers, histogram: Ints) -> tuple[Array, Array]:
+    """Sums and a histogram, as ``adder`` has added them up, as doubles; also of several parties."""
+    exponents = adder.exponents + [adder.cell_exponent] * (len(sums) - len(adder.exponents))
+    return (
+        from_fixed(sums, np.array(exponents, dtype=np.int64)),
+        from_fixed(histogram, adder.cell_exponent),
+    )
+
 
 Array: TypeAlias = NDArray[np.float64]
 Rows: TypeAlias = NDArray[np.float32]
@@ -28,7 +115,7 @@ _FEWEST_CLASS_BINS = 32
 _DECIMALS = 9
 N_OWN_SUMS = 5  # of two classes and of numbers
 # Largest cell or sum: products of two, summed over all bins, stay within float64.
-MOST_WEIGHT = 1e100
+MAX_WEIGHT = 1e100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,10 +266,10 @@ def check_statistics(objective: str, statistics: Statistics) -> None:
             f"got sums {sums.shape} and histogram {histogram.shape}"
         )
     # NaN breaks both rules.
-    if not (np.abs(sums) <= MOST_WEIGHT).all():
-        raise ValueError(f"sums must be within {MOST_WEIGHT:g}")
-    if not ((histogram >= 0) & (histogram <= MOST_WEIGHT)).all():
-        raise ValueError(f"the histogram's cells must be 0 to {MOST_WEIGHT:g}")
+    if not (np.abs(sums) <= MAX_WEIGHT).all():
+        raise ValueError(f"sums must be within {MAX_WEIGHT:g}")
+    if not ((histogram >= 0) & (histogram <= MAX_WEIGHT)).all():
+        raise ValueError(f"the histogram's cells must be 0 to {MAX_WEIGHT:g}")
 
 
 def binary_sums(margins: Array, labels: Array, weights: Array, adder: Adder = DOUBLES) -> list[Any]:
@@ -280,3 +367,178 @@ def _number_sums_and_cells(
 def _check_all(holds: NDArray[np.bool_], rule: str) -> None:
     if n_others := int(np.count_nonzero(~holds)):
         raise ValueError(f"{rule}, got {n_others} other values")
+
+
+# Differentially private scores: terms are clipped, and noised sums are made plausible again.
+
+LOSS_POWER = 2  # log losses are clipped at 4 nats
+# Noise of a total over that of a cell. With equal noise a few totals would take most of the budget
+# from the histograms, whose noise determines the error of the AUC.
+TOTALS_NOISE = 2
+
+
+class ClippedNumbers(WholeNumbers):
+    """Whole numbers, each of which a row of the largest weight changes by at most as many units.
+
+    ``error_power`` clips errors of regression at 2 to this power.
+    """
+
+    def __init__(self, bounds: Bounds, error_power: int) -> None:
+        super().__init__(bounds)
+        self._error_power, self._n_tables = error_power, 0
+
+    @property
+    def sensitivity(self) -> float:
+        """Most that a row changes all sums so far (L2), in units."""
+        # Each total, over TOTALS_NOISE, and one cell of each table.
+        most = 2.0 ** (self.bounds.exponent(0) + self.bounds.heaviest)
+        return float(most * np.sqrt(len(self.exponents) / TOTALS_NOISE**2 + self._n_tables))
+
+    @property
+    def n_totals(self) -> int:
+        """Totals added up so far; among the sums they come before the cells."""
+        return len(self.exponents)
+
+    def cells(self, rows: Ints, columns: Ints, weights: Array, shape: tuple[int, int]) -> Ints:
+        self._n_tables += 1
+        return super().cells(rows, columns, weights, shape)
+
+    def _power(self, size: str) -> int:
+        powers = {
+            "weight": 0,
+            "loss": LOSS_POWER,
+            "label": self.bounds.largest,
+            "label square": 2 * self.bounds.largest,
+            "error": self._error_power,
+            "square": 2 * self._error_power,
+        }
+        return powers.get(size, self._error_power + LOSS_POWER)
+
+
+def make_plausible(objective: str, found: Statistics) -> Statistics:
+    """Noised sums, moved to values that rows could have.
+
+    Cumulative sums over the bins are made to rise, halfway between the nearest rising sums above
+    and below, so that curves are not biased.
+    """
+    totals = np.maximum(np.cumsum(found.histogram, axis=1), 0)
+    totals = np.minimum(totals, totals[:, -1:])
+    upper = np.maximum.accumulate(totals, axis=1)
+    lower = np.minimum.accumulate(totals[:, ::-1], axis=1)[:, ::-1]
+    histogram = np.diff((upper + lower) / 2, axis=1, prepend=0.0)
+    return Statistics(_plausible_sums(objective, found.sums), np.maximum(histogram, 0))
+
+
+def _plausible_sums(objective: str, noised: NDArray[np.float64]) -> Array:
+    """Weight, then sums by objective: see ``fedapp.metrics.sums``."""
+    sums = noised.copy()
+    weight = sums[0] = max(sums[0], 1.0)
+    if is_regression(objective):
+        label = sums[3]
+        # By Jensen, the sum of squared labels is at least the squared sum over the weight.
+        sums[1:3] = np.maximum(sums[1:3], 0)
+        sums[4] = max(sums[4], label**2 / weight)
+        sums[N_OWN_SUMS:] = np.maximum(sums[N_OWN_SUMS:], 0)
+        return sums
+    sums[1:] = np.maximum(sums[1:], 0)
+    counts = sums[2:N_OWN_SUMS] if objective == "binary:logistic" else sums[2:]
+    if counts.sum() > weight:
+        counts *= weight / counts.sum()
+    return sums
+
+
+# Scores that are a sum over rows, by XGBoost's names and formulas.
+
+_SMALLEST = 1e-16  # of a probability or a mean whose logarithm is taken
+_GAMMA_SHIFT = 1e-6  # XGBoost adds it to labels and predictions of the gamma deviance
+# Bounds on a row's loss, see ``fedapp.metrics.sums``; all others are bounded as a deviance.
+_SIZES = {"logloss": "loss", "error": "weight", "rmse": "square", "mae": "error"}
+# Computed from the sums of every run, or from the histogram.
+DERIVED = ("aucpr", "merror")
+
+
+def _log_loss(labels: Array, shares: Array) -> Array:
+    logs, others = (np.log(np.maximum(each, _SMALLEST)) for each in (shares, 1 - shares))
+    losses: Array = -labels * logs - (1 - labels) * others
+    return losses
+
+
+def _error(labels: Array, shares: Array) -> Array:
+    # XGBoost's probabilities are float32.
+    called = shares.astype(np.float32) > np.float32(0.5)
+    return np.where(called, 1 - labels, labels)
+
+
+def _relative(labels: Array, predictions: Array) -> Array:
+    if not labels.all():
+        rule = "labels must not be 0 with eval-metric=mape"
+        raise ValueError(f"{rule}, got {np.count_nonzero(labels == 0)} that are")
+    return np.abs((labels - predictions) / labels)
+
+
+def _poisson(labels: Array, means: Array) -> Array:
+    values, places = np.unique(labels, return_inverse=True)
+    factorials = np.array([math.lgamma(value + 1) for value in values.tolist()])[places]
+    losses: Array = factorials + means - np.log(np.maximum(means, _SMALLEST)) * labels
+    return losses
+
+
+def _gamma(labels: Array, means: Array) -> Array:
+    ratios = (labels + _GAMMA_SHIFT) / (means + _GAMMA_SHIFT)
+    losses: Array = 2 * (ratios - np.log(ratios) - 1)
+    return losses
+
+
+def _tweedie(labels: Array, means: Array, power: float) -> Array:
+    falling = labels * means ** (1 - power) / (1 - power)
+    losses: Array = means ** (2 - power) / (2 - power) - falling
+    return losses
+
+
+_LOSSES: dict[str, Callable[[Array, Array], Array]] = {
+    "logloss": _log_loss,
+    "error": _error,
+    "rmse": lambda labels, predictions: (labels - predictions) ** 2,
+    "mae": lambda labels, predictions: np.abs(labels - predictions),
+    "mape": _relative,
+    "poisson-nloglik": _poisson,
+    "gamma-deviance": _gamma,
+}
+
+
+def summed(objective: str, extra: Sequence[str]) -> tuple[str, ...]:
+    """The requested metrics that need a sum of their own."""
+    return tuple(name for name in extra if name not in (*NAMES[objective], *DERIVED))
+
+
+def extra_sums(
+    objective: str,
+    extra: Sequence[str],
+    predictions: Array,
+    labels: Array,
+    weights: Array,
+    adder: Adder,
+) -> list[Any]:
+    """Weighted sums over rows, float64 of shape (n_rows,), one for each of ``summed``."""
+    rows = weights > 0
+    pair, weights = (labels[rows], predictions[rows]), weights[rows]
+    return [
+        custom_sum(*pair, weights)
+        if is_custom(name)
+        else adder.total(_SIZES.get(name, "deviance"), _losses(name, *pair), weights)
+        for name in summed(objective, extra)
+    ]
+
+
+def _losses(name: str, labels: Array, predictions: Array) -> Array:
+    """Unweighted loss of each row."""
+    kind, _, power = name.partition("@")
+    if kind == WITH_POWER:
+        return _tweedie(labels, predictions, float(power))
+    return _LOSSES[kind](labels, predictions)
+
+
+def score_of(name: str, total: float, weight: float) -> float:
+    """A score from its sum and the weight of all rows; nan without rows."""
+    mean = total / weight if weight > 0 else np.nan
+    return float(np.sqrt(mean)) if name == "rmse" else float(mean)
