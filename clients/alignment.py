@@ -24,7 +24,8 @@ import numpy.typing as npt
 from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
-from fedapp.messages.alignment import (
+from fedapp.messages.fields import Array, Request, fields_of
+from fedapp.messages.vertical import (
     CommonRows,
     MaskedList,
     MaskRequest,
@@ -33,9 +34,8 @@ from fedapp.messages.alignment import (
     OpenRequest,
     OrderDigest,
     OrderRequest,
+    SentReply,
 )
-from fedapp.messages.fields import Array, Request, fields_of
-from fedapp.messages.parcels import SentReply
 from fedapp.site.answer import Handler, Site
 from fedapp.site.bits import sent_bits
 from fedapp.site.columns import order_digest, split_common

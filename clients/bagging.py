@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from clients.local_boosting import boost
-from fedapp.messages.bagging import BagReply, BagRequest
 from fedapp.messages.fields import Request
+from fedapp.messages.local_boosting import BagReply, BagRequest
 from fedapp.site.answer import Handler, Site
 
 

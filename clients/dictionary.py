@@ -12,18 +12,18 @@ from fedapp.data.partition import SUBSETS
 from fedapp.data.schema import listed
 from fedapp.data.table import Table
 from fedapp.errors import DataError, as_protocol_error
-from fedapp.messages.dictionary import (
+from fedapp.messages.fields import Array
+from fedapp.messages.handshake import (
     JointCoding,
     dictionary_digest,
     pack_categories,
     read_categories,
 )
-from fedapp.messages.fields import Array
+from fedapp.messages.wire import LONGEST, UNPRINTABLE
 from fedapp.site.answer import Site
 from fedapp.site.config import SiteConfig
 from fedapp.site.store import Store
 from fedapp.trees.sets import Categories, as_categories, entries_of, names_of, recoded
-from fedapp.wire.content import LONGEST, UNPRINTABLE
 
 OWN, JOINT = "own_categories", "categories"  # JSON, in bytes: an array file is written once
 

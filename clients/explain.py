@@ -26,8 +26,8 @@ import numpy as np
 from clients.inference import ActivePart, OwnPart, own_part
 from fedapp.data.predictions import named_predictions
 from fedapp.home import write_atomically
-from fedapp.messages.explain import ExplainReply, ExplainRequest
 from fedapp.messages.fields import Array, Request
+from fedapp.messages.inference import ExplainReply, ExplainRequest
 from fedapp.site.answer import Handler, Site
 from fedapp.trees.divided import categories_of, open_splits, path_to
 from fedapp.trees.model import LEAF, Ensemble

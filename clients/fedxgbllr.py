@@ -29,8 +29,7 @@ from fedapp.messages.fedxgbllr import (
     ShareReply,
     ShareRequest,
 )
-from fedapp.messages.fields import Array, Request
-from fedapp.messages.parameters import parameters_of
+from fedapp.messages.fields import Array, Request, parameters_of
 from fedapp.messages.trees import arrays_of
 from fedapp.site.answer import Handler, Site
 from fedapp.site.policy import check_share

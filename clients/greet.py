@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedapp.messages.greet import GreetReply, GreetRequest
+from fedapp.messages.handshake import GreetReply, GreetRequest
 from fedapp.site.answer import Handler, Site
 from fedapp.site.trust import own_fingerprint
 

@@ -19,7 +19,7 @@ from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_err
 from fedapp.histograms.fixed_point import power_above
 from fedapp.home import home, secret_at
 from fedapp.messages.fields import fields_of
-from fedapp.messages.hello import HelloReply, HelloRequest
+from fedapp.messages.handshake import HelloReply, HelloRequest
 from fedapp.packages import versions
 from fedapp.site.answer import Handler, Site
 from fedapp.site.config import SiteConfig

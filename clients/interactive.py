@@ -12,8 +12,14 @@ from clients.explain import explain_asked, explain_scores
 from clients.inference import active_part, own_digest, own_part, predictions_by_leaves, write_rows
 from clients.walking import answers, ask_on, begin_trees, leaves_reached, take_answers
 from fedapp.messages.fields import Request
-from fedapp.messages.interactive import AnswerReply, AnswerRequest, WalkReply, WalkRequest
-from fedapp.messages.walking import Answers, Questions
+from fedapp.messages.inference import (
+    AnswerReply,
+    AnswerRequest,
+    Answers,
+    Questions,
+    WalkReply,
+    WalkRequest,
+)
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import Letters, Mail
 

@@ -20,7 +20,7 @@ from fedapp.data.labels import (
 )
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ProtocolError, as_protocol_error
-from fedapp.messages.labels import LabelsReply, LabelsRequest, Terms
+from fedapp.messages.handshake import LabelsReply, LabelsRequest, RunCoding
 from fedapp.metrics import check_metrics
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
@@ -43,7 +43,7 @@ def labels(site: Site, request: LabelsRequest) -> LabelsReply:
     return LabelsReply(**keep_coding(site, request))
 
 
-def keep_coding(site: Site, request: Terms) -> dict[str, Any]:
+def keep_coding(site: Site, request: RunCoding) -> dict[str, Any]:
     """Code labels and categories, once a run; returns the fields of a ``LabelsReply``."""
     facts = site.store.facts
     if CLASSES in facts:

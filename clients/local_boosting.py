@@ -10,8 +10,7 @@ from clients.margins import begin_margins, check_outputs, told_trees
 from clients.scoring import score_fields
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, as_protocol_error
-from fedapp.messages.fields import Array
-from fedapp.messages.parameters import parameters_of
+from fedapp.messages.fields import Array, parameters_of
 from fedapp.messages.trees import BoostOrder
 from fedapp.site.answer import Site
 from fedapp.site.policy import check_share

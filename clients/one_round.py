@@ -15,7 +15,7 @@ from clients.explain import explain_scores
 from clients.inference import ActivePart, active_part, own_digest, own_part, write_rows
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.messages.fields import Request
-from fedapp.messages.one_round import (
+from fedapp.messages.inference import (
     IntersectReply,
     IntersectRequest,
     LeafSets,

@@ -17,9 +17,8 @@ from fedapp.histograms.bins import Cuts, digitise, with_categories
 from fedapp.histograms.fixed_point import Bounds, Whole, to_fixed
 from fedapp.histograms.sketch import LARGEST, N_DIGITS, Descent, digit_counts
 from fedapp.messages.fields import Array
-from fedapp.messages.pax import CountRequest, OpenRequest
-from fedapp.messages.private import PrivateCountRequest
-from fedapp.messages.secure import ToldCuts
+from fedapp.messages.pax import CountRequest, OpenRequest, PrivateCountRequest
+from fedapp.messages.secagg import SharedCuts
 from fedapp.metrics.sums import DOUBLES, WholeNumbers
 from fedapp.site.answer import Site
 from fedapp.site.mail import hold_once
@@ -107,7 +106,7 @@ def count(site: Site, request: CountRequest) -> Sums:
     return Sums([counts], store.facts[COUNT_BYTES], follows=True)
 
 
-def take_cuts(site: Site, request: ToldCuts) -> None:
+def take_cuts(site: Site, request: SharedCuts) -> None:
     """Take the joint bins, and code the rows by them."""
     store, message = site.store, type(request).__name__
     if "codes" in store:

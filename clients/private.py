@@ -23,7 +23,7 @@ from fedapp.histograms.build import build_all_histograms, sums_by_column
 from fedapp.histograms.fixed_point import Whole, power_above
 from fedapp.histograms.sketch import Descent, digit_counts
 from fedapp.messages.fields import Array, Request
-from fedapp.messages.private import (
+from fedapp.messages.pax import (
     COUNTED_ROWS,
     PrivateCountRequest,
     PrivateOpenRequest,

@@ -12,7 +12,7 @@ from fedapp.data.partition import SUBSETS
 from fedapp.errors import ProtocolError
 from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
 from fedapp.messages.fields import Request
-from fedapp.messages.secure import (
+from fedapp.messages.secagg import (
     KeysReply,
     KeysRequest,
     LeftReply,

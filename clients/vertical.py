@@ -16,7 +16,7 @@ from fedapp.data.labels import auto_objective, class_names
 from fedapp.data.table import Table, notes_on_leaks, notes_on_numbered_ids
 from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.home import home
-from fedapp.messages.methods import method_of
+from fedapp.messages.fields import method_of
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.site.answer import METHOD, MODEL_ID, Handler, Site
 from fedapp.site.columns import read_columns, read_rows_to_predict, row_ids

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from clients.inference import ActivePart, OwnPart
 from fedapp.errors import ProtocolError
-from fedapp.messages.walking import Answers, Questions
+from fedapp.messages.inference import Answers, Questions
 from fedapp.site.answer import Site
 from fedapp.site.bits import sent_bits
 from fedapp.site.mail import Letters, Mail

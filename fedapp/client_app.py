@@ -27,12 +27,12 @@ from fedapp.errors import (
     WaitingError,
     did_you_mean,
 )
-from fedapp.messages.methods import message_kinds
+from fedapp.messages.fields import message_kinds
+from fedapp.messages.wire import DIVERGED, FAILED, REFUSED, WAITING, from_records, records_of
 from fedapp.site.answer import ON_DISK, answered
 from fedapp.site.answers import noted
 from fedapp.site.config import SiteConfig, config_in_memory, site_config
 from fedapp.site.stores import Stores
-from fedapp.wire.codec import DIVERGED, FAILED, REFUSED, WAITING, from_records, records_of
 
 log = logging.getLogger("fedapp.site")
 

@@ -26,8 +26,7 @@ from fedapp.data.datasets import party_sources
 from fedapp.data.partition import Holdout, check_fold
 from fedapp.errors import ConfigError, did_you_mean_setting, listed, setting_of
 from fedapp.home import read_toml
-from fedapp.messages.fields import MOST_FOLDS
-from fedapp.messages.parameters import MOST_DEPTH
+from fedapp.messages.fields import MOST_DEPTH, MOST_FOLDS
 from fedapp.metrics.names import check_metrics, own_metrics, watched_metric
 from fedapp.trees.grow import parse_interactions, parse_monotone
 from fedapp.trees.objective import AUTO, CUSTOM, LOSSES, Objective, check_base_margin

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from fedapp.messages.fields import Array, Reply, Request
-from fedapp.messages.parcels import Parcel
+from fedapp.messages.vertical import Parcel
 
 R = TypeVar("R", bound=Reply)
 Check = Callable[[str, Any], None]  # party, reply

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from fedapp.errors import ConfigError
-from fedapp.messages.methods import method_of
+from fedapp.messages.fields import method_of
 
 SHOWN = ("fedapp", "flwr", "xgboost", "numpy")
 # XGBoost's CPU build has the same modules under another name.

@@ -18,7 +18,7 @@ from fedapp.config import Settings, flatten, load_settings
 from fedapp.conversation import Checkpoint
 from fedapp.deploy.warm import serverapp
 from fedapp.errors import ConfigError, FedappError, alias, did_you_mean, in_words
-from fedapp.messages.methods import all_methods, module_of_group
+from fedapp.messages.fields import all_methods, module_of_group
 from fedapp.packages import versions
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
 from fedapp.run_state import RunState

@@ -148,7 +148,7 @@ def check_method(settings: Settings, engine: str, given: Collection[str] = ()) -
     ----------
     given : names of settings that the method must read, even with default values.
     """
-    from fedapp.messages.methods import all_methods
+    from fedapp.messages.fields import all_methods
     from fedapp.server_app import check_read, load_strategy
 
     check_engine(engine)
@@ -167,7 +167,7 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher) -> None:
     """Check the tables of a simulated run before it starts, and show warnings."""
     if engine in SIMULATED:
         from fedapp.kernels import load_ahead
-        from fedapp.messages.methods import all_methods
+        from fedapp.messages.fields import all_methods
         from simulations.checks import check_tables
 
         watcher.begin("reading and checking the tables")

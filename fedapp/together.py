@@ -15,7 +15,7 @@ from fedapp.engines import SIMULATED, check_engine
 from fedapp.errors import ConfigError
 from fedapp.home import home, open_private
 from fedapp.housekeeping import predictions_folder
-from fedapp.messages.methods import all_methods
+from fedapp.messages.fields import all_methods
 from fedapp.predict import Predicted, trained_settings
 from fedapp.run_folder import RunFolder
 from fedapp.session import carry_out, check_tables, passing, run_dir_of

@@ -19,8 +19,7 @@ from fedapp.config import Settings
 from fedapp.data.labels import class_ids, class_names, positive_last
 from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.table import Table
-from fedapp.messages.methods import all_methods
-from fedapp.messages.parameters import parameters_of
+from fedapp.messages.fields import all_methods, parameters_of
 from fedapp.server_app import load_strategy
 from fedapp.site.columns import read_columns, row_ids, split_common
 from fedapp.site.rows import Rows

@@ -23,10 +23,8 @@ from fedapp.data.partition import SUBSETS
 from fedapp.data.read import column_names
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, did_you_mean
-from fedapp.messages.fields import Introduction
-from fedapp.messages.hello import HelloReply, HelloRequest
-from fedapp.messages.labels import LabelsReply
-from fedapp.messages.methods import all_methods
+from fedapp.messages.fields import Introduction, all_methods
+from fedapp.messages.handshake import HelloReply, HelloRequest, LabelsReply
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.server_app import load_strategy
 from fedapp.site.columns import split_common

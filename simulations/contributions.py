@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.config import Settings
-from fedapp.messages.methods import all_methods
+from fedapp.messages.fields import all_methods
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.sets import category_counts, chosen, recoded
 from fedapp.trees.xgboost import typed_columns

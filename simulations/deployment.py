@@ -24,7 +24,7 @@ from fedapp.config import load_settings
 from fedapp.crypto.sealed import fingerprint_of, public_key
 from fedapp.deploy.folders import write_federation, write_site
 from fedapp.deploy.processes import Federation
-from fedapp.messages.methods import all_methods
+from fedapp.messages.fields import all_methods
 from fedapp.run_folder import RunFolder
 from fedapp.site.config import site_config
 from fedapp.site.node_config import parse_node_config

@@ -19,7 +19,7 @@ import numpy as np
 from fedapp.client_app import SiteApp
 from fedapp.config import load_settings
 from fedapp.kernels import complete_stamp, config
-from fedapp.messages.methods import all_methods
+from fedapp.messages.fields import all_methods
 from fedapp.server_app import load_strategy
 from simulations.local import run_local
 

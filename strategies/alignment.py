@@ -10,16 +10,16 @@ from fedapp.config import Settings
 from fedapp.conversation import Conversation, Parties
 from fedapp.crypto.sums import seconds_to_mask
 from fedapp.data.partition import SUBSETS, Holdout
-from fedapp.messages.alignment import (
+from fedapp.messages.fields import fields_of
+from fedapp.messages.vertical import (
     MaskRequest,
     MatchReply,
     MatchRequest,
     OpenRequest,
     OrderRequest,
+    SentReply,
+    VerticalHelloReply,
 )
-from fedapp.messages.fields import fields_of
-from fedapp.messages.parcels import SentReply
-from fedapp.messages.vertical import VerticalHelloReply
 from strategies.vertical import Mailbox
 
 

@@ -25,8 +25,8 @@ from pydantic import Field
 
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
-from fedapp.messages.bagging import BagReply, BagRequest
-from fedapp.messages.hello import HelloReply
+from fedapp.messages.handshake import HelloReply
+from fedapp.messages.local_boosting import BagReply, BagRequest
 from fedapp.trees.model import Grown, concatenated, scaled
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy

@@ -44,17 +44,15 @@ from fedapp.errors import (
     as_protocol_error,
 )
 from fedapp.messages.fields import Introduction, Reply, Request
-from fedapp.messages.greet import GreetReply, GreetRequest
-from fedapp.messages.parcels import Parcel
+from fedapp.messages.handshake import GreetReply, GreetRequest
+from fedapp.messages.vertical import Parcel
+from fedapp.messages.wire import WAITING, Envelope, records_of, to_bytes, to_content
 from fedapp.run_folder import without_nan
 from fedapp.run_state import RunState
 from fedapp.stage import Stages
 from fedapp.trees.objective import AUTO, Objective
 from fedapp.watch import RoundInfo
-from fedapp.wire.codec import WAITING, Envelope, records_of
-from fedapp.wire.content import take_apart
 from fedapp.wire.delivery import Courier, Patience
-from fedapp.wire.layout import to_bytes
 from fedapp.wire.ledger import Ledger
 from fedapp.wire.replies import read_reply
 from strategies.callbacks import Callbacks
@@ -257,9 +255,9 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         assert self._pending is not None
         if request.carries_letters:
             relay = self._pending.relay
-            return to_bytes(take_apart(request, party, relay.take(party) if relay else ()))
+            return to_bytes(to_content(request, party, relay.take(party) if relay else ()))
         if id(request) not in encoded:
-            encoded[id(request)] = to_bytes(take_apart(request, party))
+            encoded[id(request)] = to_bytes(to_content(request, party))
         return encoded[id(request)]
 
     def aggregate_train(

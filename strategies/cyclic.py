@@ -19,8 +19,8 @@ from typing import Any
 
 from fedapp.config import Settings
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
-from fedapp.messages.cyclic import TurnReply, TurnRequest
-from fedapp.messages.hello import HelloReply
+from fedapp.messages.handshake import HelloReply
+from fedapp.messages.local_boosting import TurnReply, TurnRequest
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy
 from strategies.local_boosting import Boosted, begin, finish, trees_of

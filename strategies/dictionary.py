@@ -11,8 +11,7 @@ import numpy as np
 from fedapp.data.columns import ENCODINGS
 from fedapp.data.schema import first, listed
 from fedapp.errors import DataError, ProtocolError, as_plain
-from fedapp.messages.dictionary import dictionary_digest, read_categories
-from fedapp.messages.hello import HelloReply
+from fedapp.messages.handshake import HelloReply, dictionary_digest, read_categories
 from fedapp.trees.sets import MOST_CATEGORIES, Categories, joint_categories, names_of
 
 DIGEST = re.compile(r"([0-9a-f]{64})?")

@@ -42,9 +42,9 @@ from fedapp.messages.fedavg_linear import (
     check_moments,
 )
 from fedapp.messages.fields import fields_of
-from fedapp.messages.hello import HelloReply
+from fedapp.messages.handshake import HelloReply
 from fedapp.messages.scoring import EvaluateReply
-from fedapp.messages.secure import EVERYONE
+from fedapp.messages.secagg import EVERYONE
 from fedapp.trees.linear import (
     ARRAYS,
     N_POWERS,

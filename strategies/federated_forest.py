@@ -34,7 +34,6 @@ from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, Progress
 from fedapp.crypto.sums import seconds_to_encrypt
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
-from fedapp.messages.dictionary import read_categories
 from fedapp.messages.federated_forest import (
     ENCODED,
     PAILLIER,
@@ -50,8 +49,8 @@ from fedapp.messages.federated_forest import (
     SumRequest,
 )
 from fedapp.messages.fields import Array
-from fedapp.messages.parcels import SentReply
-from fedapp.messages.vertical import VerticalHelloReply
+from fedapp.messages.handshake import read_categories
+from fedapp.messages.vertical import SentReply, VerticalHelloReply
 from fedapp.trees.divided import joint_names
 from fedapp.trees.forest.cart import Criterion
 from fedapp.trees.forest.levels import (

@@ -45,9 +45,8 @@ from fedapp.messages.fedxgbllr import (
     check_average,
     check_final,
 )
-from fedapp.messages.fields import Reply
-from fedapp.messages.hello import HelloReply
-from fedapp.messages.parameters import MOST_DEPTH, parameters_of
+from fedapp.messages.fields import MOST_DEPTH, Reply, parameters_of
+from fedapp.messages.handshake import HelloReply
 from fedapp.messages.trees import arrays_of
 from fedapp.metrics import loss_metric, scored_names
 from fedapp.trees.model import concatenated, pack_trees, unpack_trees

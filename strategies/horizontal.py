@@ -25,11 +25,15 @@ from fedapp.data.labels import (
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.schema import listed
 from fedapp.errors import ConfigError, DataError
-from fedapp.messages.dictionary import pack_categories
-from fedapp.messages.fields import fields_of
-from fedapp.messages.hello import HelloReply, HelloRequest
-from fedapp.messages.labels import LabelsReply, LabelsRequest, check_coded
-from fedapp.messages.parameters import loss_fields
+from fedapp.messages.fields import fields_of, loss_fields
+from fedapp.messages.handshake import (
+    HelloReply,
+    HelloRequest,
+    LabelsReply,
+    LabelsRequest,
+    check_coded,
+    pack_categories,
+)
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import (
     LossParameters,

@@ -10,7 +10,7 @@ from fedapp.config import Settings
 from fedapp.conversation import Conversation, ModelFiles, Parties, ask
 from fedapp.data.datasets import party_sources
 from fedapp.errors import ConfigError
-from fedapp.messages.explain import MOST_ROWS, ExplainReply, ExplainRequest
+from fedapp.messages.inference import MOST_ROWS, ExplainReply, ExplainRequest
 from fedapp.messages.vertical import VerticalHelloReply
 from strategies.alignment import align
 from strategies.base import Summary

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Parties
-from fedapp.messages.interactive import AnswerReply, AnswerRequest, WalkReply, WalkRequest
+from fedapp.messages.inference import AnswerReply, AnswerRequest, WalkReply, WalkRequest
 from fedapp.messages.vertical import VerticalHelloReply
 from strategies.base import Summary
 from strategies.inference import InferenceStrategy

@@ -13,9 +13,8 @@ from fedapp.config import Settings
 from fedapp.conversation import Check, Checkpoint, Conversation, Parties
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, as_protocol_error
-from fedapp.messages.fields import Reply
-from fedapp.messages.hello import HelloReply
-from fedapp.messages.parameters import parameters_of
+from fedapp.messages.fields import Reply, parameters_of
+from fedapp.messages.handshake import HelloReply
 from fedapp.messages.trees import BoostReport, arrays_of
 from fedapp.trees.model import (
     NO_TREES,

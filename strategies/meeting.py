@@ -18,7 +18,7 @@ from fedapp.data.datasets import NAME, NAME_RULE, party_sources
 from fedapp.data.table import is_plain
 from fedapp.errors import LONGEST, ConfigError, DataError, PartyError, ProtocolError
 from fedapp.messages.fields import Introduction
-from fedapp.messages.greet import GreetReply
+from fedapp.messages.handshake import GreetReply
 from fedapp.run_state import RunState
 from fedapp.site.config import site_config
 from fedapp.site.rows import fingerprint, read_table

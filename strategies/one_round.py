@@ -7,7 +7,7 @@ alignment the passive parties are asked once, whatever the number and the depth 
 from __future__ import annotations
 
 from fedapp.conversation import Checkpoint, Conversation, Parties
-from fedapp.messages.one_round import (
+from fedapp.messages.inference import (
     IntersectReply,
     IntersectRequest,
     LeafSetsReply,

@@ -23,8 +23,8 @@ from fedapp.conversation import Conversation, Parties
 from fedapp.histograms.build import make_sums_consistent
 from fedapp.histograms.fixed_point import Whole, from_fixed
 from fedapp.histograms.split import Penalties
-from fedapp.messages.hello import HelloReply
-from fedapp.messages.private import PrivateSplitsRequest
+from fedapp.messages.handshake import HelloReply
+from fedapp.messages.pax import PrivateSplitsRequest
 from fedapp.trees.grow import Growth, Limits
 from fedapp.trees.model import Grown, pack_trees
 from fedapp.trees.rounds import SHRINKING, Boosting

@@ -13,8 +13,7 @@ from fedapp.errors import as_protocol_error
 from fedapp.histograms.bins import Cuts, Ints, with_categories
 from fedapp.histograms.sketch import Sketch, bin_map, fuse_sketches, used_categories
 from fedapp.messages.fields import fields_of
-from fedapp.messages.hello import HelloReply
-from fedapp.messages.labels import LabelsReply
+from fedapp.messages.handshake import HelloReply, LabelsReply
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest, check_sketch
 from fedapp.trees.objective import is_regression, n_outputs
 from fedapp.trees.rounds import Boosting, Doubles, HistogramChecks

@@ -27,9 +27,8 @@ from fedapp.histograms.build import CLEAR, make_consistent
 from fedapp.histograms.fixed_point import Bounds, from_fixed, power_above
 from fedapp.histograms.sketch import BASE, N_DIGITS, Descent
 from fedapp.messages.fields import fields_of
-from fedapp.messages.hello import HelloReply
-from fedapp.messages.labels import LabelsReply
-from fedapp.messages.private import (
+from fedapp.messages.handshake import HelloReply, LabelsReply
+from fedapp.messages.pax import (
     COUNTED_ROWS,
     PrivateCountRequest,
     PrivateOpenRequest,
@@ -37,7 +36,7 @@ from fedapp.messages.private import (
     PrivateTreesRequest,
 )
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
-from fedapp.messages.secure import EVERYONE
+from fedapp.messages.secagg import EVERYONE
 from fedapp.metrics import Statistics, statistics
 from fedapp.metrics.sums import ClippedNumbers, make_plausible, read_sums
 from fedapp.trees.model import LEAF, pack_trees

@@ -21,10 +21,9 @@ from fedapp.histograms.bins import Cuts, Ints, with_categories
 from fedapp.histograms.fixed_point import from_fixed
 from fedapp.histograms.sketch import BASE, N_DIGITS, Descent
 from fedapp.messages.fields import fields_of
-from fedapp.messages.hello import HelloReply
-from fedapp.messages.labels import LabelsReply
+from fedapp.messages.handshake import HelloReply, LabelsReply
 from fedapp.messages.pax import CountRequest, GrowReply, GrowRequest, GrowSumsRequest, OpenRequest
-from fedapp.messages.secure import EVERYONE
+from fedapp.messages.secagg import EVERYONE
 from fedapp.trees.objective import LossParameters, gradient_exponents
 from fedapp.trees.rounds import Boosting
 from fedapp.trees.sets import category_counts

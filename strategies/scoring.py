@@ -16,9 +16,9 @@ from fedapp.data.columns import columns_json
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.messages.fields import Reply
-from fedapp.messages.hello import HelloReply
+from fedapp.messages.handshake import HelloReply
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
-from fedapp.messages.secure import EVERYONE
+from fedapp.messages.secagg import EVERYONE
 from fedapp.trees.model import Described, Ensemble, Tree, importance, to_json
 from fedapp.trees.objective import AUTO
 from fedapp.trees.rounds import n_leaves

@@ -12,8 +12,8 @@ from fedapp.crypto.masking import join, n_words, unmasked_sum
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, power_above
 from fedapp.messages.fields import Array, Reply, Request
-from fedapp.messages.hello import HelloReply
-from fedapp.messages.secure import (
+from fedapp.messages.handshake import HelloReply
+from fedapp.messages.secagg import (
     EVERYONE,
     SEALED_BYTES,
     KeysReply,

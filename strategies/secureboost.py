@@ -23,9 +23,7 @@ from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Parties, Progress
 from fedapp.crypto.sums import seconds_to_encrypt
 from fedapp.errors import ConfigError, as_protocol_error
-from fedapp.messages.fields import Request
-from fedapp.messages.parameters import loss_fields, parameters_of
-from fedapp.messages.parcels import SentReply
+from fedapp.messages.fields import Request, loss_fields, parameters_of
 from fedapp.messages.secureboost import (
     AnswerRequest,
     BeginReply,
@@ -44,7 +42,7 @@ from fedapp.messages.secureboost import (
     WalkRequest,
     block_rows,
 )
-from fedapp.messages.vertical import VerticalHelloReply
+from fedapp.messages.vertical import SentReply, VerticalHelloReply
 from fedapp.trees.model import from_json
 from fedapp.trees.objective import is_regression
 from strategies.alignment import align

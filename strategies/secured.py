@@ -15,10 +15,9 @@ from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError
 from fedapp.histograms.fixed_point import Bounds, Whole, from_fixed
 from fedapp.messages.fields import fields_of
-from fedapp.messages.hello import HelloReply
-from fedapp.messages.labels import LabelsReply
+from fedapp.messages.handshake import HelloReply, LabelsReply
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
-from fedapp.messages.secure import EVERYONE, LeftReply, LeftRequest
+from fedapp.messages.secagg import EVERYONE, LeftReply, LeftRequest
 from fedapp.metrics import is_custom
 from fedapp.metrics.sums import WholeNumbers, read_sums
 from fedapp.trees.objective import CUSTOM, label_power, n_outputs

@@ -14,10 +14,8 @@ from fedapp.crypto.paillier import SMALLEST_BITS
 from fedapp.data.labels import SUGGESTED
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError
-from fedapp.messages.fields import Array, Reply, Request
-from fedapp.messages.parameters import MOST_DEPTH
-from fedapp.messages.parcels import Parcel
-from fedapp.messages.vertical import FinalScores, VerticalHelloReply, VerticalHelloRequest
+from fedapp.messages.fields import MOST_DEPTH, Array, Reply, Request
+from fedapp.messages.vertical import FinalScores, Parcel, VerticalHelloReply, VerticalHelloRequest
 from fedapp.metrics import threshold_rows
 from fedapp.trees.divided import DIVIDED
 from fedapp.trees.model import importance_of

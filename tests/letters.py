@@ -10,10 +10,9 @@ import numpy as np
 from flwr.app import Message
 
 from fedapp.crypto.sealed import unseal
-from fedapp.messages.parcels import Parcels, unpack_parcels
+from fedapp.messages.vertical import Parcels, unpack_parcels
+from fedapp.messages.wire import Content, from_bytes
 from fedapp.site.mail import HEAD, address_of
-from fedapp.wire.content import Content
-from fedapp.wire.layout import from_bytes
 from tests.transcript import Listener, arrays_of, scalars_of
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from fedapp.messages.fields import Message, Reply, Request
+from fedapp.messages.wire import Content, from_content, to_content
 from fedapp.site import answer
 from fedapp.site.answer import Handler, Site
 from fedapp.site.config import SiteConfig
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Facts, Store
-from fedapp.wire.content import Content, put_together, take_apart
 
 Change = Callable[[Any], Any]
 
@@ -48,10 +48,10 @@ class Moment:
         facts = Facts(deepcopy(dict(self.facts)))
         site = Site(self.config, Store(folder, facts=facts, _changed=dict(self.arrays)))
         kind, carries = type(self.request), self.request.carries_letters
-        content = take_apart(self.request, self.config.name)
+        content = to_content(self.request, self.config.name)
         told = [content, *(letter for _, letter in self.letters)]
         assert message in {one.name for one in told}
-        request = put_together(kind, changed(content, message, changes), self.config.name)
+        request = from_content(kind, changed(content, message, changes), self.config.name)
         letters = [(sender, changed(one, message, changes)) for sender, one in self.letters]
         return self.handler(site, request, *([Mail(self.config.name, letters)] if carries else []))
 
@@ -70,8 +70,8 @@ def changed(content: Content, message: str, changes: Mapping[str, Change]) -> Co
 def changed_reply(reply: Message, changes: Mapping[str, Change]) -> Any:
     """A reply with other fields, as the server reads it."""
     kind = type(reply)
-    content = changed(take_apart(reply, "a party"), kind.__name__, changes)
-    return put_together(kind, content, "a party")
+    content = changed(to_content(reply, "a party"), kind.__name__, changes)
+    return from_content(kind, content, "a party")
 
 
 class Listener:
@@ -108,8 +108,8 @@ class Listener:
     def first(self, message: str, has: str) -> Moment:
         """Of a class of requests, letters or replies, the first that has something in a field."""
         for moment in self._heard:
-            request = take_apart(moment.request, "listener")
-            reply = take_apart(moment.reply, "listener")
+            request = to_content(moment.request, "listener")
+            reply = to_content(moment.reply, "listener")
             for content in (request, reply, *(letter for _, letter in moment.letters)):
                 if content.name == message and len({**content.scalars, **content.arrays}[has]):
                     return replace(moment)

@@ -15,9 +15,8 @@ from flwr.app import Context
 from fedapp.config import Settings
 from fedapp.errors import FedappError
 from fedapp.messages.fields import Request
+from fedapp.messages.wire import from_bytes, to_bytes, with_parcels
 from fedapp.site.mail import Letters, write_letters
-from fedapp.wire.content import enclose
-from fedapp.wire.layout import from_bytes, to_bytes
 from strategies.base import TreeStrategy
 from tests.network import run
 
@@ -76,7 +75,7 @@ def keep_letters_back(
     ) -> bytes:
         found = honest(self, party, sent, known)
         if isinstance(sent, request) and party == receiver and next(n_seen) >= first:
-            return to_bytes(enclose(from_bytes(found, party), []))
+            return to_bytes(with_parcels(from_bytes(found, party), []))
         return found
 
     monkeypatch.setattr(TreeStrategy, "_laid_out", laid_out)

@@ -22,9 +22,10 @@ from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import FedappError, ProtocolError
 from fedapp.home import home
-from fedapp.messages import alignment
+from fedapp.messages import vertical
 from fedapp.messages.fields import Request
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
+from fedapp.messages.wire import Content, Envelope, to_content
 from fedapp.site.answer import answer
 from fedapp.site.columns import common_order, split_common
 from fedapp.site.config import site_config
@@ -32,8 +33,6 @@ from fedapp.site.mail import box_key, seal_mail, write_letters
 from fedapp.site.rows import Holdout
 from fedapp.site.store import Store
 from fedapp.trees.model import load_model
-from fedapp.wire.codec import Envelope
-from fedapp.wire.content import Content, take_apart
 from strategies.alignment import align
 from strategies.vertical import VerticalStrategy
 from tests.letters import letters_sent, raw_of
@@ -547,9 +546,9 @@ def test_an_opening_that_cannot_be_true_is_refused(
     change: Callable[[Any], Any],
     rule: str,
 ) -> None:
-    opening = alignment.OpenRequest
+    opening = vertical.OpenRequest
 
-    def changed(*given: Any, **named: Any) -> alignment.OpenRequest:
+    def changed(*given: Any, **named: Any) -> vertical.OpenRequest:
         request = opening(*given, **named)
         return replace(request, **{field: change(getattr(request, field))})
 
@@ -572,7 +571,7 @@ class Colluders:
         plan = planned(self._configs, aggregation="sealed")
         greeting = VerticalHelloRequest(True, 1000, 3, "", False, 0.2, **plan)
         hellos = [self.ask(name, greeting, 1) for name in self._configs]
-        self.opening = alignment.OpenRequest(
+        self.opening = vertical.OpenRequest(
             tuple(self._configs),
             "bank",
             np.stack([one.arrays["box_key"] for one in hellos]),
@@ -590,7 +589,7 @@ class Colluders:
         self, name: str, request: Request, step: int, parcels: Any = (), **more: Any
     ) -> Content:
         envelope = Envelope(self.MODEL, step, method=self.METHOD, **more)
-        content = take_apart(request, name, parcels)
+        content = to_content(request, name, parcels)
         return answer(self._configs[name], request.kind, envelope, content)
 
     def masked(self, ids: list[str], attempt: int, step: int = 3) -> Content:
@@ -598,11 +597,11 @@ class Colluders:
         store = Store.open(home() / "sites" / "shop" / self.MODEL)
         store.facts["starts"] = [[one, 2] for one in range(1, attempt + 1)]
         points = mask_ids(ids, store["scalar"].tobytes())
-        letter = write_letters("shop", [("clinic", alignment.MaskedList("shop", 1, points))])
+        letter = write_letters("shop", [("clinic", vertical.MaskedList("shop", 1, points))])
         envelope = Envelope(self.MODEL, step, attempt=attempt, method=self.METHOD)
         parcels = [("shop", one) for _, one in seal_mail("shop", store, envelope, letter)]
         more = {"attempt": attempt, "checkpoint": 2}
-        return self.ask("clinic", alignment.MaskRequest(), step, parcels, **more)
+        return self.ask("clinic", vertical.MaskRequest(), step, parcels, **more)
 
 
 def test_a_step_back_does_not_let_another_list_be_masked(federation: Federation) -> None:

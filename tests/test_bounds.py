@@ -12,9 +12,8 @@ import pytest
 
 from fedapp.config import Settings
 from fedapp.errors import PartyError
-from fedapp.messages.bagging import BagRequest
-from fedapp.messages.cyclic import TurnRequest
 from fedapp.messages.fedxgbllr import FitRequest, ShareRequest
+from fedapp.messages.local_boosting import BagRequest, TurnRequest
 from fedapp.messages.pax import GrowRequest
 from fedapp.messages.scoring import EvaluateRequest
 from fedapp.messages.secureboost import ColumnBins

@@ -26,8 +26,8 @@ from fedapp.deploy.bundle import app_sources, build_bundle, check_bundle, instal
 from fedapp.deploy.clientapp import Bundle
 from fedapp.deploy.superexec import SiteExecutor
 from fedapp.errors import ConfigError
+from fedapp.messages.wire import REFUSED
 from fedapp.site.config import site_config
-from fedapp.wire.codec import REFUSED
 from simulations.deployment import Deployment, settings_of
 from simulations.local import LocalGrid, site_contexts
 from tests.deployed import CUSTOMER, PAX, no_secret_is_at_the_coordinator, started

@@ -19,10 +19,10 @@ from flwr.clientapp.mod import message_size_mod
 
 from fedapp.client_app import SiteApp
 from fedapp.errors import ConfigError, PartyError
-from fedapp.messages.methods import message_kinds
+from fedapp.messages.fields import message_kinds
+from fedapp.messages.wire import REFUSED
 from fedapp.site.answer import find_handler
 from fedapp.site.stores import LiveStores
-from fedapp.wire.codec import REFUSED
 from simulations.local import run_local, site_contexts
 from tests.conftest import MakeSettings, WriteTable
 

@@ -18,12 +18,20 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedapp.errors import ProtocolError
+from fedapp.messages import wire
 from fedapp.messages.fields import Array, Form, Range, Reply, Request
-from fedapp.messages.hello import HelloReply
-from fedapp.wire import codec
-from fedapp.wire.codec import RAW, Envelope, from_records, n_bytes, to_records
-from fedapp.wire.content import Content, put_together, take_apart
-from fedapp.wire.layout import to_bytes
+from fedapp.messages.handshake import HelloReply
+from fedapp.messages.wire import (
+    RAW,
+    Content,
+    Envelope,
+    from_content,
+    from_records,
+    n_bytes,
+    to_bytes,
+    to_content,
+    to_records,
+)
 
 LETTERS = st.one_of(
     st.characters(codec="utf-8", exclude_categories=("Cc", "Cf", "Zl", "Zp")),
@@ -132,8 +140,8 @@ def assert_same(found: Reply, sent: Reply) -> None:
 def sent_records(message: Request | Reply, as_array: bool) -> RecordDict:
     """Records of a message, its content an array or with the envelope."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(codec, "MOST_WITH_ENVELOPE", -1 if as_array else 2**20)
-        return to_records(take_apart(message, "bank"), ENVELOPE)
+        patch.setattr(wire, "MOST_WITH_ENVELOPE", -1 if as_array else 2**20)
+        return to_records(to_content(message, "bank"), ENVELOPE)
 
 
 @pytest.mark.parametrize("as_array", [False, True])
@@ -144,7 +152,7 @@ def test_a_message_survives_the_wire(wire: Any, as_array: bool, sent: Sample) ->
     records = sent_records(sent, as_array)
     envelope, content = from_records(wire(records), "bank")
     assert envelope == ENVELOPE
-    assert_same(put_together(Sample, content, "bank"), sent)
+    assert_same(from_content(Sample, content, "bank"), sent)
 
 
 @pytest.mark.parametrize("wire", [through_objects, through_proto])
@@ -169,20 +177,20 @@ def test_a_message_without_arrays_survives_the_wire(wire: Any) -> None:
         untrained=("a",),
         digests=("",),
     )
-    records = wire(to_records(take_apart(sent, "bank"), ENVELOPE))
-    assert_same(put_together(HelloReply, from_records(records, "bank")[1], "bank"), sent)
+    records = wire(to_records(to_content(sent, "bank"), ENVELOPE))
+    assert_same(from_content(HelloReply, from_records(records, "bank")[1], "bank"), sent)
 
 
 def test_an_array_in_another_memory_order_arrives_in_c_order() -> None:
     sums = np.asfortranarray(np.arange(12, dtype=np.float64).reshape(2, 3, 2))
-    records = to_records(take_apart(sample(sums=sums), "bank"), ENVELOPE)
-    found = put_together(Sample, from_records(records, "bank")[1], "bank")
+    records = to_records(to_content(sample(sums=sums), "bank"), ENVELOPE)
+    found = from_content(Sample, from_records(records, "bank")[1], "bank")
     assert found.sums.tolist() == sums.tolist()
 
 
 def test_an_array_that_arrived_cannot_be_written_to() -> None:
-    records = to_records(take_apart(sample(), "bank"), ENVELOPE)
-    assert not put_together(Sample, from_records(records, "bank")[1], "bank").sums.flags.writeable
+    records = to_records(to_content(sample(), "bank"), ENVELOPE)
+    assert not from_content(Sample, from_records(records, "bank")[1], "bank").sums.flags.writeable
 
 
 BROKEN = {
@@ -238,26 +246,26 @@ BROKEN = {
 @pytest.mark.parametrize(("changes", "rule"), BROKEN.values(), ids=BROKEN)
 def test_a_message_that_breaks_its_form_does_not_leave(changes: dict[str, Any], rule: str) -> None:
     with pytest.raises(ProtocolError, match=f"^bank: Sample.{rule}$"):
-        take_apart(sample(**changes), "bank")
+        to_content(sample(**changes), "bank")
 
 
 @pytest.mark.parametrize(("changes", "rule"), BROKEN.values(), ids=BROKEN)
 def test_a_message_that_breaks_its_form_is_refused_on_arrival(
     changes: dict[str, Any], rule: str
 ) -> None:
-    sent = take_apart(sample(), "bank")
+    sent = to_content(sample(), "bank")
     content = Content(
         "Sample",
         {key: changes.get(key, value) for key, value in sent.scalars.items()},
         {key: changes.get(key, value) for key, value in sent.arrays.items()},
     )
     with pytest.raises(ProtocolError, match=f"^bank: Sample.{rule}$"):
-        put_together(Sample, content, "bank")
+        from_content(Sample, content, "bank")
 
 
 def test_an_error_of_a_message_tells_its_party_message_and_field() -> None:
     with pytest.raises(ProtocolError, match="level") as caught:
-        take_apart(sample(level=-1), "bank")
+        to_content(sample(level=-1), "bank")
     error = caught.value
     assert (error.party, error.message, error.field) == ("bank", "Sample", "level")
 
@@ -267,41 +275,41 @@ def test_an_error_of_a_message_tells_its_party_message_and_field() -> None:
 )
 def test_a_range_holds_beside_missing_values(value: float, rule: str) -> None:
     with pytest.raises(ProtocolError, match=f"^bank: GapsReply.{rule}"):
-        take_apart(GapsReply(np.array([np.nan, value], dtype=np.float32)), "bank")
+        to_content(GapsReply(np.array([np.nan, value], dtype=np.float32)), "bank")
 
 
 def test_a_missing_field_is_named() -> None:
-    sent = take_apart(sample(), "bank")
+    sent = to_content(sample(), "bank")
     scalars = {key: value for key, value in sent.scalars.items() if key != "level"}
     with pytest.raises(ProtocolError, match=r"^bank: Sample.level must be present$"):
-        put_together(Sample, Content("Sample", scalars, sent.arrays), "bank")
+        from_content(Sample, Content("Sample", scalars, sent.arrays), "bank")
 
 
 def test_a_field_too_many_is_named() -> None:
-    sent = take_apart(sample(), "bank")
+    sent = to_content(sample(), "bank")
     content = Content("Sample", {**sent.scalars, "labels": [1, 0]}, sent.arrays)
     with pytest.raises(ProtocolError, match=r"^bank: Sample.labels must be absent$"):
-        put_together(Sample, content, "bank")
+        from_content(Sample, content, "bank")
 
 
 def test_a_number_in_the_place_of_an_array_is_refused() -> None:
-    sent = take_apart(sample(), "bank")
+    sent = to_content(sample(), "bank")
     rest = {key: value for key, value in sent.arrays.items() if key != "counts"}
     content = Content("Sample", {**sent.scalars, "counts": 1}, rest)
     with pytest.raises(ProtocolError, match=r"^bank: Sample.counts must be int32, got int$"):
-        put_together(Sample, content, "bank")
+        from_content(Sample, content, "bank")
 
 
 def test_another_class_is_refused() -> None:
-    content = take_apart(OtherRequest(level=1), "bank")
+    content = to_content(OtherRequest(level=1), "bank")
     with pytest.raises(
         ProtocolError, match=r"^bank: Sample.class must be this one, got OtherRequest$"
     ):
-        put_together(Sample, content, "bank")
+        from_content(Sample, content, "bank")
 
 
 def test_another_wire_format_is_refused() -> None:
-    records = to_records(take_apart(sample(), "bank"), ENVELOPE)
+    records = to_records(to_content(sample(), "bank"), ENVELOPE)
     records.config_records["envelope"]["format"] = 1
     del records.config_records["envelope"]["content"]  # of which another format may know nothing
     with pytest.raises(
@@ -336,7 +344,7 @@ def test_contents_in_both_places_are_refused() -> None:
 
 @pytest.mark.parametrize("content", ["text", 1, [b"bytes"]])
 def test_a_content_of_another_type_is_refused(content: Any) -> None:
-    records = to_records(take_apart(sample(), "bank"), ENVELOPE)
+    records = to_records(to_content(sample(), "bank"), ENVELOPE)
     records.config_records["envelope"]["content"] = content
     with pytest.raises(ProtocolError, match=r"^bank: message.records .*content of another type"):
         from_records(records, "bank")
@@ -352,7 +360,7 @@ def test_an_array_too_many_is_refused() -> None:
 @pytest.mark.parametrize("key", ["step", "checkpoint", "attempt"])
 @pytest.mark.parametrize("value", [-1, 1.0, True, "1"])
 def test_an_envelope_has_whole_numbers(key: str, value: Any) -> None:
-    records = to_records(take_apart(sample(), "bank"), ENVELOPE)
+    records = to_records(to_content(sample(), "bank"), ENVELOPE)
     records.config_records["envelope"][key] = value
     with pytest.raises(ProtocolError, match=r"^bank: message.records .* is no whole number >= 0"):
         from_records(records, "bank")
@@ -391,15 +399,15 @@ def test_a_message_is_few_objects_of_flower_however_many_arrays_it_has(
     n_rows: int, n_objects: int
 ) -> None:
     message = sample(offsets=np.zeros(n_rows, dtype=np.int64))
-    records = to_records(take_apart(message, "bank"), ENVELOPE)
+    records = to_records(to_content(message, "bank"), ENVELOPE)
     assert len(get_all_nested_objects(records)) == n_objects
 
 
 def test_arrays_that_arrived_are_views_of_the_bytes_that_came() -> None:
-    records = through_objects(to_records(take_apart(sample(), "bank"), ENVELOPE))
+    records = through_objects(to_records(to_content(sample(), "bank"), ENVELOPE))
     data = records.config_records["envelope"]["content"]
     assert isinstance(data, bytes)
-    found = put_together(Sample, from_records(records, "bank")[1], "bank")
+    found = from_content(Sample, from_records(records, "bank")[1], "bank")
     for array in (found.sums, found.counts, found.offsets, found.maxima, found.bits):
         assert np.shares_memory(array, np.frombuffer(data, dtype=np.uint8))
 
@@ -407,17 +415,17 @@ def test_arrays_that_arrived_are_views_of_the_bytes_that_came() -> None:
 @pytest.mark.parametrize("as_array", [False, True])
 def test_a_size_is_that_of_the_content_and_the_envelope(as_array: bool) -> None:
     records = sent_records(sample(), as_array)
-    content = to_bytes(take_apart(sample(), "bank"))
+    content = to_bytes(to_content(sample(), "bank"))
     assert n_bytes(records) == len(content) + 5 * 8 + len("0123456789abcdef")
 
 
 def test_the_header_of_a_message_takes_little() -> None:
     arrays = 12 * 8 + 2 * 4 + 2 * 8 + 2 * 4 + 2
-    assert arrays < len(to_bytes(take_apart(sample(), "bank"))) < arrays + 300
+    assert arrays < len(to_bytes(to_content(sample(), "bank"))) < arrays + 300
 
 
 def test_a_size_is_the_same_after_the_wire() -> None:
-    records = to_records(take_apart(sample(), "bank"), ENVELOPE)
+    records = to_records(to_content(sample(), "bank"), ENVELOPE)
     assert n_bytes(through_objects(records)) == n_bytes(records)
 
 

@@ -16,11 +16,10 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedapp.config import load_settings
-from fedapp.messages.parameters import loss_fields
+from fedapp.messages.fields import loss_fields
 from fedapp.messages.pax import SketchReply, SketchRequest
+from fedapp.messages.wire import Envelope, n_bytes, to_content, to_records
 from fedapp.wire import delivery
-from fedapp.wire.codec import Envelope, n_bytes, to_records
-from fedapp.wire.content import take_apart
 from fedapp.wire.delivery import LONGEST_POLL, LOST, NAMED_AFTER, Courier, Patience
 from fedapp.wire.ledger import Ledger
 
@@ -90,7 +89,7 @@ def sketch_reply() -> Any:
         weight_sum=3.0,
         unseen=np.empty(0, np.int64),
     )
-    return to_records(take_apart(reply, "bank"), ENVELOPE)
+    return to_records(to_content(reply, "bank"), ENVELOPE)
 
 
 def request() -> Any:
@@ -102,7 +101,7 @@ def request() -> Any:
         categories=(),
         **loss_fields(load_settings({})),
     )
-    return to_records(take_apart(sketch, "bank"), ENVELOPE)
+    return to_records(to_content(sketch, "bank"), ENVELOPE)
 
 
 @dataclass(slots=True)

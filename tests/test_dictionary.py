@@ -15,13 +15,14 @@ import xgboost
 from clients.hello import look
 from fedapp.conversation import Checkpoint
 from fedapp.errors import DataError, PartyError, ProtocolError
-from fedapp.messages.dictionary import (
+from fedapp.messages.handshake import (
     MOST_LETTERS,
+    HelloReply,
+    HelloRequest,
     dictionary_digest,
     pack_categories,
     unpack_categories,
 )
-from fedapp.messages.hello import HelloReply, HelloRequest
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
 from fedapp.site.config import site_config

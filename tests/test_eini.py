@@ -20,12 +20,11 @@ from fedapp.crypto.workers import Workers
 from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.messages import eini
+from fedapp.messages.wire import from_records, parcels_of
 from fedapp.site import mail
 from fedapp.site.answer import Site
 from fedapp.trees.divided import Lookup, candidates, skeleton
 from fedapp.trees.model import check_trees
-from fedapp.wire.codec import from_records
-from fedapp.wire.content import enclosed
 from simulations.local import run_local
 from tests.deployed import write_csv
 from tests.encrypted import (
@@ -235,7 +234,7 @@ def test_the_active_party_cannot_open_what_passive_parties_send_each_other(
         if request.metadata.dst_node_id != 4:  # party-3
             continue
         _, content = from_records(request.content, "party-3")
-        for sender, parcel in enclosed(content):
+        for sender, parcel in parcels_of(content):
             address = mail.address_of(app.store("party-3"), sender, "party-3", parcel)
             sealed = parcel[mail.HEAD.size :]
             assert unseal(app.secret("party-3", sender), address, sealed)

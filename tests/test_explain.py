@@ -16,7 +16,7 @@ from fedapp.cli import cli
 from fedapp.config import Settings
 from fedapp.errors import ConfigError
 from fedapp.home import home
-from fedapp.messages.explain import ExplainRequest
+from fedapp.messages.inference import ExplainRequest
 from fedapp.report.page import write_report
 from fedapp.run_folder import RunFolder
 from fedapp.site.config import SiteConfig

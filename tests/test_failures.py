@@ -22,12 +22,11 @@ from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError, P
 from fedapp.home import LOCK, home
 from fedapp.messages.fields import Reply
 from fedapp.messages.pax import GrowReply, SketchReply
+from fedapp.messages.wire import from_content, from_records, to_content, to_records
 from fedapp.run_folder import RunFolder
 from fedapp.site.answer import find_handler
 from fedapp.site.stores import LiveStores
 from fedapp.trees.model import load_model
-from fedapp.wire.codec import from_records, to_records
-from fedapp.wire.content import put_together, take_apart
 from simulations.local import run_local, simulated_contexts
 from tests.network import NODE, FaultyApp, die, fails_from, resumed, run
 from tests.transcript import lines_of, summary_of
@@ -87,8 +86,8 @@ def answers(step: int, change: Callable[[Reply], Reply]) -> FaultyApp:
             return reply
         envelope, content = from_records(reply.content, "party-2")
         kind = {2: SketchReply}.get(step, GrowReply)
-        changed = change(put_together(kind, content, "party-2"))
-        return Message(to_records(take_apart(changed, "party-2"), envelope), reply_to=request)
+        changed = change(from_content(kind, content, "party-2"))
+        return Message(to_records(to_content(changed, "party-2"), envelope), reply_to=request)
 
     return FaultyApp(fault)
 

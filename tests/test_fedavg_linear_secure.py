@@ -13,7 +13,7 @@ import pytest
 from fedapp.config import Settings
 from fedapp.crypto.masking import unmasked_sum
 from fedapp.errors import ConfigError, FedappError, PartyError, ProtocolError
-from fedapp.messages import fedavg_linear, greet, hello, secure
+from fedapp.messages import fedavg_linear, handshake, secagg
 from fedapp.messages.fedavg_linear import (
     AverageSumsRequest,
     MeansRequest,
@@ -224,14 +224,14 @@ def test_a_resumed_run_goes_on_without_those_it_had_lost(made: MakeRun) -> None:
 
 
 KINDS = {
-    "query.greet": (greet.GreetRequest, greet.GreetReply),
-    "query.hello": (hello.HelloRequest, hello.HelloReply),
-    "query.secure_keys": (secure.KeysRequest, secure.KeysReply),
-    "train.fedavg_linear_open": (fedavg_linear.OpenRequest, secure.MaskedReply),
-    "train.fedavg_linear_means": (fedavg_linear.MeansRequest, secure.MaskedReply),
-    "train.fedavg_linear_spreads": (fedavg_linear.SpreadsRequest, secure.MaskedReply),
-    "train.fedavg_linear_sums": (fedavg_linear.AverageSumsRequest, secure.MaskedReply),
-    "evaluate.fedavg_linear_sums": (fedavg_linear.ScoreSumsRequest, secure.MaskedReply),
+    "query.greet": (handshake.GreetRequest, handshake.GreetReply),
+    "query.hello": (handshake.HelloRequest, handshake.HelloReply),
+    "query.secure_keys": (secagg.KeysRequest, secagg.KeysReply),
+    "train.fedavg_linear_open": (fedavg_linear.OpenRequest, secagg.MaskedReply),
+    "train.fedavg_linear_means": (fedavg_linear.MeansRequest, secagg.MaskedReply),
+    "train.fedavg_linear_spreads": (fedavg_linear.SpreadsRequest, secagg.MaskedReply),
+    "train.fedavg_linear_sums": (fedavg_linear.AverageSumsRequest, secagg.MaskedReply),
+    "evaluate.fedavg_linear_sums": (fedavg_linear.ScoreSumsRequest, secagg.MaskedReply),
 }
 
 

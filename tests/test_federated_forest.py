@@ -19,7 +19,7 @@ from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import federated_forest as messages
-from fedapp.messages.parcels import SentReply
+from fedapp.messages.vertical import SentReply
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
 from fedapp.trees.forest.levels import class_codes, number_codes

@@ -13,7 +13,7 @@ import pytest
 from clients.federated_forest import paillier_active as chooser
 from fedapp.config import Settings
 from fedapp.messages import federated_forest as messages
-from fedapp.messages.parcels import SentReply
+from fedapp.messages.vertical import SentReply
 from fedapp.trees.forest.levels import RowFields, number_codes
 from strategies.federated_forest import WARNINGS
 from tests.forests import encrypted_forest, parts_of

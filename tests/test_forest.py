@@ -11,7 +11,7 @@ import pytest
 import xgboost
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.bagging import BagReply
+from fedapp.messages.local_boosting import BagReply
 from fedapp.trees.model import (
     EXPLAINED,
     LEAF,

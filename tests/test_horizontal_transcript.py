@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from fedapp.config import Settings
-from fedapp.messages import bagging, cyclic, fedavg_linear, fedxgbllr, greet, hello, labels, pax
+from fedapp.messages import fedavg_linear, fedxgbllr, handshake, local_boosting, pax
 from fedapp.messages import scoring as booster
 from tests.transcript import check_declared, check_no_rows, listen, summary_of
 
 MakeSettings = Callable[..., Settings]
 HELLO = {
-    "query.greet": (greet.GreetRequest, greet.GreetReply),
-    "query.hello": (hello.HelloRequest, hello.HelloReply),
+    "query.greet": (handshake.GreetRequest, handshake.GreetReply),
+    "query.hello": (handshake.HelloRequest, handshake.HelloReply),
 }
-LABELS = {"query.labels": (labels.LabelsRequest, labels.LabelsReply)}
+LABELS = {"query.labels": (handshake.LabelsRequest, handshake.LabelsReply)}
 SCORES = {"evaluate.scoring_scores": (booster.EvaluateRequest, booster.EvaluateReply)}
 KINDS: dict[str, dict[str, tuple[type, type]]] = {
     "pax": {
@@ -29,13 +29,13 @@ KINDS: dict[str, dict[str, tuple[type, type]]] = {
     "bagging": {
         **HELLO,
         **LABELS,
-        "train.bagging_boost": (bagging.BagRequest, bagging.BagReply),
+        "train.bagging_boost": (local_boosting.BagRequest, local_boosting.BagReply),
         **SCORES,
     },
     "cyclic": {
         **HELLO,
         **LABELS,
-        "train.cyclic_turn": (cyclic.TurnRequest, cyclic.TurnReply),
+        "train.cyclic_turn": (local_boosting.TurnRequest, local_boosting.TurnReply),
         **SCORES,
     },
     "fedavg-linear": {

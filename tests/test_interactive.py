@@ -18,7 +18,7 @@ from fedapp.data.datasets import read_source
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
-from fedapp.messages import interactive
+from fedapp.messages import inference
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
 from fedapp.site.part_file import PART_FILE, write_part
@@ -40,8 +40,8 @@ Simulate = Callable[[Settings], RunFolder]
 SMALL_KEY = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
 KINDS = {
     **ALIGNED,
-    "evaluate.interactive_walk": (interactive.WalkRequest, interactive.WalkReply),
-    "evaluate.interactive_answer": (interactive.AnswerRequest, interactive.AnswerReply),
+    "evaluate.interactive_walk": (inference.WalkRequest, inference.WalkReply),
+    "evaluate.interactive_answer": (inference.AnswerRequest, inference.AnswerReply),
 }
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedapp import kernels
-from fedapp.messages.fields import Reply, Request
-from fedapp.messages.methods import _groups, all_methods
+from fedapp.messages.fields import Reply, Request, _groups, all_methods
 from fedapp.server_app import all_strategies
 
 ROOT = Path(__file__).resolve().parent.parent

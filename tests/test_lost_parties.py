@@ -12,7 +12,7 @@ from flwr.app import Error, Message
 
 from fedapp.config import Settings
 from fedapp.errors import PartyError, ProtocolError
-from fedapp.messages import greet, hello, pax, scoring, secure
+from fedapp.messages import handshake, pax, scoring, secagg
 from fedapp.run_folder import RunFolder
 from fedapp.trees.model import LEAF, Ensemble, load_model
 from simulations.local import run_local, simulated_contexts
@@ -145,14 +145,14 @@ def test_messages_hold_what_their_modules_list(made: MakeRun) -> None:
     check_declared(
         app,
         {
-            "query.greet": (greet.GreetRequest, greet.GreetReply),
-            "query.hello": (hello.HelloRequest, hello.HelloReply),
-            "query.secure_keys": (secure.KeysRequest, secure.KeysReply),
-            "query.secure_unmask": (secure.UnmaskRequest, secure.UnmaskReply),
-            "train.pax_open": (pax.OpenRequest, secure.MaskedReply),
-            "train.pax_count": (pax.CountRequest, secure.MaskedReply),
-            "train.pax_sums": (pax.GrowSumsRequest, secure.MaskedReply),
-            "evaluate.scoring_sums": (scoring.SumScoresRequest, secure.MaskedReply),
+            "query.greet": (handshake.GreetRequest, handshake.GreetReply),
+            "query.hello": (handshake.HelloRequest, handshake.HelloReply),
+            "query.secure_keys": (secagg.KeysRequest, secagg.KeysReply),
+            "query.secure_unmask": (secagg.UnmaskRequest, secagg.UnmaskReply),
+            "train.pax_open": (pax.OpenRequest, secagg.MaskedReply),
+            "train.pax_count": (pax.CountRequest, secagg.MaskedReply),
+            "train.pax_sums": (pax.GrowSumsRequest, secagg.MaskedReply),
+            "evaluate.scoring_sums": (scoring.SumScoresRequest, secagg.MaskedReply),
         },
     )
     check_no_rows(app, summary_of(folder))

@@ -16,11 +16,11 @@ import pytest
 from fedapp.crypto.sealed import Address, new_private_key, public_key, unseal
 from fedapp.errors import ProtocolError
 from fedapp.home import home
-from fedapp.messages import methods
+from fedapp.messages import fields
 from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
-from fedapp.messages.parcels import Parcel, SentReply
-from fedapp.messages.plan import Plan
-from fedapp.messages.vertical import VerticalHelloRequest
+from fedapp.messages.handshake import Plan
+from fedapp.messages.vertical import Parcel, SentReply, VerticalHelloRequest
+from fedapp.messages.wire import Content, Envelope, from_content, parcels_of, to_content
 from fedapp.site.answer import Site, answer
 from fedapp.site.config import SiteConfig
 from fedapp.site.mail import (
@@ -39,8 +39,6 @@ from fedapp.site.mail import (
 from fedapp.site.plan import PLAN, plan_of
 from fedapp.site.store import Store
 from fedapp.site.trust import identity
-from fedapp.wire.codec import Envelope
-from fedapp.wire.content import Content, enclosed, put_together, take_apart
 from tests.conftest import MakeSettings
 from tests.plans import planned
 from tests.tampering import refuses
@@ -107,7 +105,7 @@ class Sites:
     def ask(
         self, name: str, request: Request, parcels: Iterable[Parcel] = (), **envelope: Any
     ) -> Content:
-        return self.hand(name, request.kind, take_apart(request, name, parcels), **envelope)
+        return self.hand(name, request.kind, to_content(request, name, parcels), **envelope)
 
     def hand(self, name: str, kind: str, content: Content, **envelope: Any) -> Content:
         """A message as it has arrived, whatever is in it."""
@@ -165,9 +163,9 @@ def unmet(monkeypatch: pytest.MonkeyPatch) -> Sites:
     handlers = {GreetRequest: greet, MeetRequest: meet, TellRequest: tell}
     vars(module)["HANDLERS"] = handlers
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    declared = ModuleType("fedapp.messages.testmail"), methods.Method("inference", {"": "sizes"})
-    groups = {**methods._groups(), "testmail": declared}
-    monkeypatch.setattr(methods, "_groups", lambda: groups)
+    declared = ModuleType("fedapp.messages.testmail"), fields.Method("inference", {"": "sizes"})
+    groups = {**fields._groups(), "testmail": declared}
+    monkeypatch.setattr(fields, "_groups", lambda: groups)
     return Sites(calls)
 
 
@@ -180,19 +178,19 @@ def sites(unmet: Sites) -> Sites:
 
 def opened(sites: Sites, sent: Content, step: int, **envelope: Any) -> list[int]:
     """What shop makes of the parcels of bank's reply."""
-    parcels = [("bank", content) for _, content in enclosed(sent)]
+    parcels = [("bank", content) for _, content in parcels_of(sent)]
     reply = sites.tell("shop", 1, parcels=parcels, step=step, **envelope)
-    return put_together(TellReply, reply, "shop").heard.tolist()
+    return from_content(TellReply, reply, "shop").heard.tolist()
 
 
 def parcel_of(sent: Content) -> bytes:
-    [(_, content)] = enclosed(sent)
+    [(_, content)] = parcels_of(sent)
     return content
 
 
 def test_a_letter_reaches_the_other_handler_and_no_one_else_can_read_it(sites: Sites) -> None:
     sent = sites.tell("bank", 77, step=3)
-    [(receiver, content)] = enclosed(sent)
+    [(receiver, content)] = parcels_of(sent)
     assert receiver == "shop"
     assert b"Note" not in content
     assert opened(sites, sent, step=3) == [77]
@@ -205,8 +203,8 @@ def test_a_request_that_came_without_its_letters_fields_is_refused(sites: Sites)
 
 
 def test_a_message_that_carries_no_letters_must_not_bring_any(sites: Sites) -> None:
-    carried = take_apart(TellRequest(1, False), "bank")
-    keys = take_apart(GreetRequest(1), "bank")
+    carried = to_content(TellRequest(1, False), "bank")
+    keys = to_content(GreetRequest(1), "bank")
     scalars = {"peers": carried.scalars["peers"], **keys.scalars}
     content = Content("GreetRequest", scalars, {})
     with pytest.raises(ProtocolError, match=r"^bank: GreetRequest.peers must be absent$"):
@@ -430,7 +428,7 @@ def test_an_ended_run_answers_a_later_attempt_with_the_same_letters(sites: Sites
     again = sites.tell("bank", 77, last=True, step=9, gap=1, checkpoint=5, attempt=1)
     assert sites.calls == ["bank"]
     assert again.scalars["n_calls"] == sent.scalars["n_calls"] == 1
-    assert enclosed(again) == enclosed(sent)
+    assert parcels_of(again) == parcels_of(sent)
 
 
 def test_the_last_letter_of_a_party_is_read_again_after_its_receiver_went_back(

@@ -17,10 +17,8 @@ from fedapp.crypto.sealed import new_private_key, public_key
 from fedapp.errors import ProtocolError
 from fedapp.histograms.sketch import LARGEST
 from fedapp.home import home
-from fedapp.messages.dictionary import NUMBERS
 from fedapp.messages.fields import Array, Request, fields_of
-from fedapp.messages.hello import HelloRequest
-from fedapp.messages.labels import LabelsRequest
+from fedapp.messages.handshake import NUMBERS, HelloRequest, LabelsRequest
 from fedapp.messages.pax import (
     CountRequest,
     GrowRequest,
@@ -29,13 +27,12 @@ from fedapp.messages.pax import (
     SketchRequest,
 )
 from fedapp.messages.scoring import EvaluateRequest, SumScoresRequest
-from fedapp.messages.secure import KeysRequest
+from fedapp.messages.secagg import KeysRequest
+from fedapp.messages.wire import Content, Envelope, to_content
 from fedapp.site.answer import answer
 from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.store import Store
 from fedapp.trees.model import NO_TREES, Ensemble, to_json
-from fedapp.wire.codec import Envelope
-from fedapp.wire.content import Content, take_apart
 from tests.conftest import WriteTable
 from tests.plans import planned
 from tests.test_pairwise import MOST_CHI2, chi_squared
@@ -107,7 +104,7 @@ class Coordinator:
         each = request if isinstance(request, Mapping) else dict.fromkeys(names, request)
         envelope = Envelope(self._model, step, attempt=attempt, method=self._method, **more)
         return {
-            name: answer(self.configs[name], own.kind, envelope, take_apart(own, name))
+            name: answer(self.configs[name], own.kind, envelope, to_content(own, name))
             for name, own in each.items()
         }
 

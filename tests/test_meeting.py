@@ -9,7 +9,7 @@ import pytest
 
 from fedapp.data.table import Note
 from fedapp.errors import LONGEST, ProtocolError
-from fedapp.messages.hello import HelloReply
+from fedapp.messages.handshake import HelloReply
 from strategies.meeting import check_texts
 
 REPLY = HelloReply(

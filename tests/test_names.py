@@ -16,7 +16,7 @@ from fedapp.config import app_folder, defaults, load_settings, parse_overrides
 from fedapp.engines import told
 from fedapp.errors import ALIASES, SYNONYMS, ConfigError, did_you_mean
 from fedapp.keywords import settings_of
-from fedapp.messages.methods import all_methods
+from fedapp.messages.fields import all_methods
 from fedapp.server_app import load_strategy
 
 TRAINING = [name for name, method in all_methods().items() if method.trains]

@@ -19,7 +19,7 @@ from fedapp.data.read import load_table
 from fedapp.data.schema import Declared, Reader, Roles
 from fedapp.data.table import notes_on_leaks
 from fedapp.errors import PartyError
-from fedapp.messages.hello import HelloRequest
+from fedapp.messages.handshake import HelloRequest
 from fedapp.site.config import SiteConfig
 from simulations.checks import check_tables
 from simulations.local import run_local

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedapp.config import Settings
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
-from fedapp.messages import one_round as messages
+from fedapp.messages import inference as messages
 from fedapp.run_folder import RunFolder
 from fedapp.site.part_file import PART_FILE
 from fedapp.site.store import Store

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fedapp.cli import cli
 from fedapp.config import Settings, app_folder
 from fedapp.errors import ConfigError, PartyError
-from fedapp.messages.methods import all_methods
+from fedapp.messages.fields import all_methods
 from fedapp.packages import versions
 from simulations.local import run_local
 from tests.conftest import needs_torch

@@ -17,7 +17,7 @@ from fedapp.errors import ConfigError
 from fedapp.home import LOCK
 from fedapp.messages import pax
 from fedapp.messages import scoring as booster
-from fedapp.messages.hello import HelloReply
+from fedapp.messages.handshake import HelloReply
 from fedapp.run_folder import RunFolder
 from fedapp.site.store import RAW
 from fedapp.trees.model import LEAF, load_model

@@ -15,7 +15,7 @@ from clients.hello import look
 from fedapp.config import Settings
 from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError
 from fedapp.histograms.sketch import LARGEST
-from fedapp.messages import greet, hello, pax, scoring, secure
+from fedapp.messages import handshake, pax, scoring, secagg
 from fedapp.run_folder import RunFolder
 from fedapp.site.config import site_config
 from fedapp.trees.model import LEAF, Ensemble, load_model
@@ -269,13 +269,13 @@ def test_a_server_that_dies_goes_on_to_the_same_model(
 
 
 KINDS = {
-    "query.greet": (greet.GreetRequest, greet.GreetReply),
-    "query.hello": (hello.HelloRequest, hello.HelloReply),
-    "query.secure_keys": (secure.KeysRequest, secure.KeysReply),
-    "train.pax_open": (pax.OpenRequest, secure.MaskedReply),
-    "train.pax_count": (pax.CountRequest, secure.MaskedReply),
-    "train.pax_sums": (pax.GrowSumsRequest, secure.MaskedReply),
-    "evaluate.scoring_sums": (scoring.SumScoresRequest, secure.MaskedReply),
+    "query.greet": (handshake.GreetRequest, handshake.GreetReply),
+    "query.hello": (handshake.HelloRequest, handshake.HelloReply),
+    "query.secure_keys": (secagg.KeysRequest, secagg.KeysReply),
+    "train.pax_open": (pax.OpenRequest, secagg.MaskedReply),
+    "train.pax_count": (pax.CountRequest, secagg.MaskedReply),
+    "train.pax_sums": (pax.GrowSumsRequest, secagg.MaskedReply),
+    "evaluate.scoring_sums": (scoring.SumScoresRequest, secagg.MaskedReply),
 }
 
 
@@ -327,7 +327,7 @@ def test_a_site_with_least_parties_rounds_whatever_it_is_asked(
 ) -> None:
     data = str(write_table(y=np.linspace(-3, 5.5, 40)))
     node = {"name": "bank", "data": data, "label": "y"}
-    request = hello.HelloRequest("reg:squarederror", 0.2, 0.2, 3, False)
+    request = handshake.HelloRequest("reg:squarederror", 0.2, 0.2, 3, False)
     exact, rounded = (
         look(site_config({**node, **more}, {}), request)[0] for more in ({}, {"least-parties": 3})
     )
@@ -339,7 +339,7 @@ def test_a_site_with_limits_names_no_classes_that_are_its_labels(write_table: Wr
     """Salaries as classes would be sent with the opening, each as it is."""
     salaries = write_table("salaries", y=np.arange(40) * 10.5)
     node = {"name": "bank", "data": str(salaries), "label": "y", "allow": "pax"}
-    request = hello.HelloRequest("multi:softprob", 0.2, 0.2, 3, False)
+    request = handshake.HelloRequest("multi:softprob", 0.2, 0.2, 3, False)
     assert len(look(site_config(node, {}), request)[0].classes) == 40
     rule = "^objective must be for numbers at bank, whose classes would be its labels"
     for limit in ({"least-parties": 3}, {"run-epsilon": 1}):

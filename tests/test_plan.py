@@ -14,13 +14,12 @@ from fedapp.config import load_settings
 from fedapp.errors import DivergedError, FedappError, PartyError, ProtocolError
 from fedapp.histograms.sketch import LARGEST
 from fedapp.messages.fields import Request, fields_of
-from fedapp.messages.greet import GreetRequest
+from fedapp.messages.handshake import GreetRequest
 from fedapp.messages.pax import GrowRequest, GrowSumsRequest, SketchRequest
+from fedapp.messages.wire import Envelope, to_content
 from fedapp.site.answer import answer
 from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.trust import own_fingerprint
-from fedapp.wire.codec import Envelope
-from fedapp.wire.content import take_apart
 from simulations.local import run_local
 from strategies.base import TreeStrategy
 from tests.conftest import MakeSettings, MakeSites, WriteTable
@@ -194,7 +193,7 @@ def test_a_plan_without_the_site_or_beyond_its_limits_is_refused(
     opening = replace(GREETING, **(planned(NAMES) | change))
     envelope = Envelope(MODEL, 1, method="pax")
     with pytest.raises(FedappError, match=rule):
-        answer(configs["bank"], opening.kind, envelope, take_apart(opening, "bank"))
+        answer(configs["bank"], opening.kind, envelope, to_content(opening, "bank"))
 
 
 def test_to_greet_a_site_leaves_nothing_there(configs: dict[str, SiteConfig]) -> None:
@@ -202,7 +201,7 @@ def test_to_greet_a_site_leaves_nothing_there(configs: dict[str, SiteConfig]) ->
     config = replace(configs["bank"], asks=True)
     for step in (0, 5, 0):
         envelope = Envelope(MODEL, step, method="pax")
-        given = envelope, take_apart(GreetRequest(), "bank")
+        given = envelope, to_content(GreetRequest(), "bank")
         told = answer(config, GreetRequest.kind, *given).scalars
         assert told == {"name": "bank", "fingerprint": own_fingerprint("bank")}
 

@@ -20,9 +20,8 @@ from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import CLEAR, make_consistent
 from fedapp.histograms.fixed_point import Bounds
 from fedapp.histograms.sketch import Descent, digit_counts
-from fedapp.messages import greet, hello, private, secure
-from fedapp.messages.pax import CountRequest
-from fedapp.messages.private import COUNTED_ROWS
+from fedapp.messages import handshake, pax, secagg
+from fedapp.messages.pax import COUNTED_ROWS, CountRequest
 from fedapp.metrics.sums import TOTALS_NOISE, ClippedNumbers, make_plausible
 from fedapp.report.card import model_card
 from fedapp.report.summary import read_run
@@ -154,13 +153,13 @@ def test_weights_count(silent: None, made: MakeRun, tmp_path: Path) -> None:
 
 
 KINDS = {
-    "query.greet": (greet.GreetRequest, greet.GreetReply),
-    "query.hello": (hello.HelloRequest, hello.HelloReply),
-    "query.secure_keys": (secure.KeysRequest, secure.KeysReply),
-    "train.private_open": (private.PrivateOpenRequest, secure.MaskedReply),
-    "train.private_count": (private.PrivateCountRequest, secure.MaskedReply),
-    "train.private_trees": (private.PrivateTreesRequest, secure.MaskedReply),
-    "evaluate.private_scores": (private.PrivateScoresRequest, secure.MaskedReply),
+    "query.greet": (handshake.GreetRequest, handshake.GreetReply),
+    "query.hello": (handshake.HelloRequest, handshake.HelloReply),
+    "query.secure_keys": (secagg.KeysRequest, secagg.KeysReply),
+    "train.private_open": (pax.PrivateOpenRequest, secagg.MaskedReply),
+    "train.private_count": (pax.PrivateCountRequest, secagg.MaskedReply),
+    "train.private_trees": (pax.PrivateTreesRequest, secagg.MaskedReply),
+    "evaluate.private_scores": (pax.PrivateScoresRequest, secagg.MaskedReply),
 }
 
 
@@ -233,7 +232,7 @@ def store(tmp_path: Path) -> Store:
     return found
 
 
-REQUEST = private.PrivateCountRequest(1, np.empty(0, np.uint32), np.zeros(1, np.int64))
+REQUEST = pax.PrivateCountRequest(1, np.empty(0, np.uint32), np.zeros(1, np.int64))
 ZEROS = [np.zeros((4, 2), dtype=np.int64)]
 
 
@@ -273,7 +272,7 @@ def test_sums_of_two_requests_have_other_noise(store: Store) -> None:
 
 def test_nothing_leaves_without_noise_once_it_is_promised(store: Store) -> None:
     check_noised("bank", store, REQUEST)
-    check_noised("bank", store, secure.KeysRequest())
+    check_noised("bank", store, secagg.KeysRequest())
     plain = CountRequest(1, np.empty(0, np.uint32), np.zeros(1, np.int64))
     with pytest.raises(ProtocolError, match=r"class must be one for noised sums, as the run has"):
         check_noised("bank", store, plain)

@@ -14,8 +14,8 @@ from clients.private import own_bounds, splits
 from fedapp.crypto.noise import Budget, budget_for
 from fedapp.errors import ConfigError, PartyError
 from fedapp.histograms.build import make_sums_consistent, sums_by_column
-from fedapp.messages.private import PrivateSplitsRequest
-from fedapp.messages.secure import MaskedReply
+from fedapp.messages.pax import PrivateSplitsRequest
+from fedapp.messages.secagg import MaskedReply
 from fedapp.report.card import model_card
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder

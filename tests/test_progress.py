@@ -20,9 +20,9 @@ from rich.console import Console
 import fedapp.messages
 from fedapp.conversation import Checkpoint
 from fedapp.errors import ConfigError
-from fedapp.messages.alignment import MaskRequest, MatchRequest
 from fedapp.messages.fields import Request
 from fedapp.messages.pax import GrowRequest, SketchRequest
+from fedapp.messages.vertical import MaskRequest, MatchRequest
 from fedapp.report.progress import HEARTBEAT_SECONDS, Follower
 from fedapp.run_folder import RunFolder
 from fedapp.run_state import RunState

@@ -24,10 +24,10 @@ from fedapp.crypto.noise import budget_for, composed_epsilon
 from fedapp.data.partition import split_rows
 from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError, WaitingError
 from fedapp.home import home
-from fedapp.messages.hello import HelloRequest
-from fedapp.messages.labels import LabelsRequest
-from fedapp.messages.methods import all_methods, module_of_group
-from fedapp.messages.secure import KeysRequest
+from fedapp.messages.fields import all_methods, module_of_group
+from fedapp.messages.handshake import HelloRequest, LabelsRequest
+from fedapp.messages.secagg import KeysRequest
+from fedapp.messages.wire import Envelope, to_content
 from fedapp.run_folder import RunFolder
 from fedapp.site import register
 from fedapp.site.answer import answer
@@ -35,8 +35,6 @@ from fedapp.site.config import site_config
 from fedapp.site.register import admit, runs_of
 from fedapp.site.stores import drop_abandoned
 from fedapp.site.trust import own_fingerprint
-from fedapp.wire.codec import Envelope
-from fedapp.wire.content import take_apart
 from simulations.local import run_local
 from strategies import base
 from tests.conftest import MakeSettings, MakeSites, WriteTable
@@ -242,7 +240,7 @@ def test_a_run_whose_state_was_deleted_counts_and_waits_anew(write_table: WriteT
     folder, envelope = home() / "sites" / "bank", Envelope("a" * 16, 1, method="pax")
 
     def ask() -> None:
-        answer(config, HelloRequest.kind, envelope, take_apart(hello(), "bank"))
+        answer(config, HelloRequest.kind, envelope, to_content(hello(), "bank"))
 
     with pytest.raises(WaitingError):
         ask()
@@ -364,7 +362,7 @@ def test_an_opening_that_is_refused_fixes_and_spends_nothing(write_table: WriteT
 
     def ask(number: int, opening: HelloRequest) -> None:
         envelope = Envelope(model_id(number), 1, method="pax")
-        answer(config, HelloRequest.kind, envelope, take_apart(opening, "bank"))
+        answer(config, HelloRequest.kind, envelope, to_content(opening, "bank"))
 
     for number in (1, 1, 2):
         with pytest.raises(DataError, match="at least 10 validation rows, got"):
@@ -391,7 +389,7 @@ def test_nobody_is_asked_about_a_run_that_the_site_refuses(
     config, opening = site_config(node, {}), hello(parties, aggregation=aggregation)
     envelope = Envelope(model_id(1), 1, method="pax")
     with pytest.raises(ConfigError, match=f"^{rule}"):
-        answer(config, HelloRequest.kind, envelope, take_apart(opening, "bank"))
+        answer(config, HelloRequest.kind, envelope, to_content(opening, "bank"))
     assert runs() == []
 
 
@@ -479,7 +477,7 @@ def test_labels_do_not_follow_from_runs_that_hold_back_one_row_each(
         for step, request in enumerate((opening, LabelsRequest(**TERMS)), start=1):
             envelope = Envelope(model_id(seed), step, method="pax")
             try:
-                reply = answer(config, request.kind, envelope, take_apart(request, "bank"))
+                reply = answer(config, request.kind, envelope, to_content(request, "bank"))
             except WaitingError:
                 return None
         return float(reply.arrays["label_sums"][0])
@@ -624,7 +622,7 @@ def test_site_check_counts_a_run_once_wherever_it_is_started(
 
 ADMITTING = """
 import sys
-from fedapp.messages.hello import HelloRequest
+from fedapp.messages.handshake import HelloRequest
 from fedapp.site.config import site_config
 from fedapp.site.register import admit, note_begun
 

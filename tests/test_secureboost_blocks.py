@@ -16,7 +16,7 @@ from clients.secureboost import round as secureboost_round
 from clients.secureboost.blocks import BLOCKS, ENDS, blocks_of
 from fedapp.config import Settings
 from fedapp.messages import secureboost as messages
-from fedapp.messages.parcels import SentReply
+from fedapp.messages.vertical import SentReply
 from fedapp.run_folder import RunFolder
 from fedapp.site.store import Store
 from simulations.local import run_local, simulated_contexts

@@ -19,7 +19,7 @@ from fedapp.crypto.paillier import encrypt, generate_key
 from fedapp.crypto.rings import ring
 from fedapp.crypto.workers import Workers
 from fedapp.messages.fields import Letter
-from fedapp.messages.parcels import Parcel
+from fedapp.messages.vertical import Parcel
 from fedapp.site.mail import HEAD
 from strategies.vertical import Mailbox
 from tests.letters import Opened, letters_sent

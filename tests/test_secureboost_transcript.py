@@ -17,8 +17,8 @@ from fedapp.config import load_settings
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.home import home
-from fedapp.messages import alignment, secureboost
-from fedapp.messages.parcels import SentReply
+from fedapp.messages import secureboost, vertical
+from fedapp.messages.vertical import SentReply
 from fedapp.run_folder import RunFolder
 from fedapp.site.mail import HEAD
 from fedapp.trees.model import Ensemble, from_json
@@ -220,7 +220,7 @@ TO_PASSIVE = {
 LETTERS = {
     letter.__name__: letter
     for letter in (
-        *(alignment.MaskedList, alignment.CommonRows, alignment.OrderDigest),
+        *(vertical.MaskedList, vertical.CommonRows, vertical.OrderDigest),
         *(secureboost.PublicKey, secureboost.ColumnBins, secureboost.EncryptedGradients),
         *(secureboost.Splits, secureboost.Partition, secureboost.EncryptedSums),
         *(secureboost.PartKept, secureboost.Records),

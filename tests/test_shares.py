@@ -14,10 +14,10 @@ from fedapp.crypto.masking import Masked, expand, join, mask_vector, new_secret,
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.fields import Array
-from fedapp.messages.secure import LeftRequest, UnmaskRequest
+from fedapp.messages.secagg import LeftRequest, UnmaskRequest
+from fedapp.messages.wire import Content
 from fedapp.site.config import site_config
 from fedapp.site.store import Store
-from fedapp.wire.content import Content
 from strategies.secure import _place
 from tests.conftest import WriteTable
 from tests.test_masks import MODEL, Coordinator, counting, scoring

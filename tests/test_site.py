@@ -20,11 +20,17 @@ from fedapp.commands.site import site_app
 from fedapp.deploy import warm
 from fedapp.errors import ConfigError, FedappError, ProtocolError
 from fedapp.home import home
-from fedapp.messages.alignment import OpenRequest
-from fedapp.messages.fields import OnlyInTrials, Range, Request, SiteLimit
-from fedapp.messages.hello import HelloRequest
-from fedapp.messages.methods import all_methods, module_of_group
-from fedapp.messages.vertical import VerticalHelloRequest
+from fedapp.messages.fields import (
+    OnlyInTrials,
+    Range,
+    Request,
+    SiteLimit,
+    all_methods,
+    module_of_group,
+)
+from fedapp.messages.handshake import HelloRequest
+from fedapp.messages.vertical import OpenRequest, VerticalHelloRequest
+from fedapp.messages.wire import Envelope, to_content
 from fedapp.site.answer import answer
 from fedapp.site.check import check_site, kind_of
 from fedapp.site.config import SiteConfig, site_config
@@ -36,8 +42,6 @@ from fedapp.site.policy import check_policy, check_request
 from fedapp.site.register import admit
 from fedapp.site.store import Store
 from fedapp.site.trust import pin
-from fedapp.wire.codec import Envelope
-from fedapp.wire.content import take_apart
 from simulations.local import run_local
 from strategies.vertical import VerticalStrategy
 from tests.conftest import MakeSettings, MakeSites, WriteTable
@@ -383,7 +387,7 @@ def test_a_finished_run_does_not_begin_again_under_its_id(
     ]
     for step, request in enumerate(asked, start=1):
         envelope = Envelope(model_id, step, 0, attempt=1, method="secureboost")
-        given = config, request.kind, envelope, take_apart(request, "bank")
+        given = config, request.kind, envelope, to_content(request, "bank")
         if step == 1:
             answer(*given)
         else:

@@ -16,7 +16,7 @@ import pytest
 import xgboost
 
 import fedapp
-from fedapp.messages.hello import HelloReply
+from fedapp.messages.handshake import HelloReply
 from strategies.dictionary import joint_kinds
 from tests.test_meeting import REPLY
 

@@ -22,15 +22,14 @@ import pytest
 from fedapp.errors import DataError, ProtocolError
 from fedapp.home import home, write_atomically
 from fedapp.messages.fields import Array, Form, Range, Reply, Request
-from fedapp.messages.plan import Plan
+from fedapp.messages.handshake import Plan
+from fedapp.messages.wire import Content, Envelope, from_content, to_content
 from fedapp.site import store as store_module
 from fedapp.site.answer import Site, answer
 from fedapp.site.config import SiteConfig
 from fedapp.site.register import DATABASE
 from fedapp.site.store import MAPPED, RAW, SMALL, STATE, Store
 from fedapp.site.stores import LiveStores, Stores, drop_abandoned, locked
-from fedapp.wire.codec import Envelope
-from fedapp.wire.content import Content, put_together, take_apart
 
 MODEL = "0123456789abcdef"
 LARGE = SMALL // 8 + 1  # float64 values that get a file of their own
@@ -66,10 +65,10 @@ class Party:
         return home() / "sites" / self.config.name / MODEL
 
     def add(self, amount: int, step: int, checkpoint: int = 0, attempt: int = 0) -> SumReply:
-        content = take_apart(AddRequest(amount), "bank")
+        content = to_content(AddRequest(amount), "bank")
         envelope = Envelope(MODEL, step, checkpoint, attempt, method="testmethod")
         found = answer(self.config, AddRequest.kind, envelope, content, self.stores)
-        return put_together(SumReply, found, "bank")
+        return from_content(SumReply, found, "bank")
 
 
 @pytest.fixture
@@ -438,7 +437,7 @@ def test_a_handler_that_misses_what_was_to_come_before_is_named(
 def test_a_step_before_the_first_is_refused(party: Party, step: int, gap: int) -> None:
     envelope = Envelope(MODEL, step, 0, 0, gap=gap, method="testmethod")
     with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step must be 1 or more, got "):
-        answer(party.config, AddRequest.kind, envelope, take_apart(AddRequest(1), "bank"))
+        answer(party.config, AddRequest.kind, envelope, to_content(AddRequest(1), "bank"))
     assert party.calls == []
 
 
@@ -525,7 +524,7 @@ def test_a_state_is_for_its_owner_alone(party: Party) -> None:
     "model_id", ["", "../../../etc", "0123456789ABCDEF", MODEL + "0", MODEL + "\n"]
 )
 def test_a_model_id_is_no_path(party: Party, model_id: str) -> None:
-    content = take_apart(AddRequest(1), "bank")
+    content = to_content(AddRequest(1), "bank")
     with pytest.raises(ProtocolError, match=r"^bank: AddRequest.model-id must be 16 hex digits"):
         answer(party.config, AddRequest.kind, Envelope(model_id, 1, method="testmethod"), content)
 
@@ -535,7 +534,7 @@ def test_a_model_id_is_no_path(party: Party, model_id: str) -> None:
     ["train.testmethod_drop", "train.nothing", "train.", "", "train.os.path", "train.__init___x"],
 )
 def test_a_kind_that_no_method_has_is_refused(party: Party, kind: str) -> None:
-    content = take_apart(AddRequest(1), "bank")
+    content = to_content(AddRequest(1), "bank")
     with pytest.raises(ProtocolError, match=rf"^bank: message.kind must be known, got '{kind}'$"):
         answer(party.config, kind, Envelope(MODEL, 1, method="testmethod"), content)
 
@@ -559,7 +558,7 @@ def test_a_request_is_checked_before_the_handler_runs(party: Party) -> None:
             party.config,
             AddRequest.kind,
             Envelope(MODEL, 1, method="testmethod"),
-            Content("AddRequest", {**take_apart(AddRequest(1), "bank").scalars, "amount": 101}, {}),
+            Content("AddRequest", {**to_content(AddRequest(1), "bank").scalars, "amount": 101}, {}),
         )
     assert party.calls == []
 

@@ -19,15 +19,13 @@ from fedapp.config import Settings
 from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import home
-from fedapp.messages.alignment import OpenRequest
 from fedapp.messages.fields import Array, Request
-from fedapp.messages.vertical import VerticalHelloRequest
+from fedapp.messages.vertical import OpenRequest, VerticalHelloRequest
+from fedapp.messages.wire import Content, Envelope, to_content
 from fedapp.run_folder import RunFolder
 from fedapp.site.answer import answer
 from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.trust import PINNED, identity, own_fingerprint, pin, trusted_keys
-from fedapp.wire.codec import Envelope
-from fedapp.wire.content import Content, take_apart
 from simulations.local import run_local
 from strategies.vertical import Mailbox
 from tests.conftest import MakeSettings, MakeSites, WriteTable
@@ -51,7 +49,7 @@ class Shop:
 
     def ask(self, request: Request, step: int) -> Content:
         envelope = Envelope(f"{self.n_runs:016x}", step, method="secureboost")
-        return answer(self.config, request.kind, envelope, take_apart(request, "shop"))
+        return answer(self.config, request.kind, envelope, to_content(request, "shop"))
 
     def open(self, active: str, key: bytes) -> Content:
         """Greet the site, and tell it that the active party has this key."""

@@ -82,9 +82,8 @@ from fedapp.deploy.warm.superlink import (
 )
 from fedapp.deploy.warm.supernode import ClockNote, Pace, WarmNodeState, hold
 from fedapp.deploy.warm.worker import Task
-from fedapp.messages.hello import HelloRequest
-from fedapp.wire.codec import Envelope, to_records
-from fedapp.wire.content import take_apart
+from fedapp.messages.handshake import HelloRequest
+from fedapp.messages.wire import Envelope, to_content, to_records
 from fedapp.wire.delivery import LOST
 from simulations.engines import free_ports
 from tests.conftest import WriteTable
@@ -263,7 +262,7 @@ class Node:
         request = HelloRequest("binary:logistic", 0.2, 0.1, 42, False, **planned(["bank"]))
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER, 0
         envelope = Envelope(f"{run_id:016x}", step, method="pax")
-        records = to_records(take_apart(request, "bank"), envelope)
+        records = to_records(to_content(request, "bank"), envelope)
         message = Message(records, NODE, request.kind, group_id=str(step))
         self.state.create_task(TaskType.CLIENT_APP, run_id)
         _insert_message(message, self.state, self.state.object_store)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedapp.errors import ProtocolError
-from fedapp.wire.content import Content
-from fedapp.wire.layout import from_bytes, to_bytes
+from fedapp.messages.wire import Content, from_bytes, to_bytes
 
 DTYPES = st.one_of(
     hnp.unsigned_integer_dtypes(endianness="?"),

@@ -14,25 +14,25 @@ from flwr.app import Context, Message
 from fedapp.client_app import SiteApp
 from fedapp.config import Settings
 from fedapp.home import home
-from fedapp.messages import alignment, greet, vertical
+from fedapp.messages import handshake, vertical
 from fedapp.messages.fields import Message as Declared
-from fedapp.messages.parcels import Parcels, SentReply
+from fedapp.messages.vertical import Parcels, SentReply
+from fedapp.messages.wire import CONTENT, ENVELOPE, from_records, to_records
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import train
 from fedapp.site.mail import session_secret
 from fedapp.site.store import Store
-from fedapp.wire.codec import CONTENT, ENVELOPE, from_records, to_records
 from simulations.local import LocalGrid, simulated_contexts
 
 # How a run of vertical parties opens: kinds of messages and their classes, without and with psi.
 ORDERED = {
-    "query.greet": (greet.GreetRequest, greet.GreetReply),
+    "query.greet": (handshake.GreetRequest, handshake.GreetReply),
     "query.vertical_hello": (vertical.VerticalHelloRequest, vertical.VerticalHelloReply),
-    "query.alignment_open": (alignment.OpenRequest, SentReply),
-    "query.alignment_match": (alignment.MatchRequest, alignment.MatchReply),
-    "query.alignment_order": (alignment.OrderRequest, SentReply),
+    "query.alignment_open": (vertical.OpenRequest, SentReply),
+    "query.alignment_match": (vertical.MatchRequest, vertical.MatchReply),
+    "query.alignment_order": (vertical.OrderRequest, SentReply),
 }
-ALIGNED = {**ORDERED, "query.alignment_mask": (alignment.MaskRequest, SentReply)}
+ALIGNED = {**ORDERED, "query.alignment_mask": (vertical.MaskRequest, SentReply)}
 
 
 def summary_of(folder: RunFolder) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from fedapp.messages.federated_forest import (
     SplitRequest,
     SumRequest,
 )
-from fedapp.messages.parcels import SentReply
+from fedapp.messages.vertical import SentReply
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail, hold_once
 from fedapp.site.phases import FINISHED, enter, in_order, is_active, phase_of

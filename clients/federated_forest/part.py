@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from clients.dictionary import kept_categories
 from clients.federated_forest.splits import note_splits, own_partition
-from fedapp.messages.dictionary import pack_categories
 from fedapp.messages.federated_forest import PartitionReply, PartitionRequest, PartKept
+from fedapp.messages.handshake import pack_categories
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters
 from fedapp.site.part_file import part_digest, write_part

@@ -6,7 +6,6 @@ from clients.secureboost import active, passive
 from clients.secureboost.begun import note_init_model
 from clients.secureboost.finish import finish
 from clients.secureboost.phases import role_of
-from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
     AnswerRequest,
     BeginRequest,
@@ -20,6 +19,7 @@ from fedapp.messages.secureboost import (
     TakeRequest,
     WalkRequest,
 )
+from fedapp.messages.vertical import SentReply
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail, hold_once
 from fedapp.site.phases import in_order, is_active

@@ -57,7 +57,6 @@ from fedapp.data.labels import check_mean, check_weights
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import digitise
 from fedapp.messages.fields import fields_of
-from fedapp.messages.parcels import SentReply
 from fedapp.messages.secureboost import (
     BeginReply,
     BeginRequest,
@@ -70,6 +69,7 @@ from fedapp.messages.secureboost import (
     WalkReply,
     WalkRequest,
 )
+from fedapp.messages.vertical import SentReply
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.phases import enter, phase_of

@@ -13,8 +13,8 @@ from clients.secureboost.scores import margins_after, scores_of
 from clients.secureboost.view import Ints, View
 from clients.vertical_scores import compare, told_scores
 from fedapp.errors import ProtocolError, as_protocol_error
-from fedapp.messages.dictionary import read_categories
 from fedapp.messages.fields import Array
+from fedapp.messages.handshake import read_categories
 from fedapp.messages.secureboost import FinishReply, FinishRequest, PartKept, Records
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail

@@ -27,8 +27,8 @@ from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import digitise
 from fedapp.histograms.build import slots_by_node, sum_jobs
-from fedapp.messages.dictionary import pack_categories
-from fedapp.messages.parcels import SentReply
+from fedapp.messages.handshake import pack_categories
+from fedapp.messages.inference import Answers, Questions
 from fedapp.messages.secureboost import (
     AnswerRequest,
     ColumnBins,
@@ -46,7 +46,7 @@ from fedapp.messages.secureboost import (
     SumRequest,
     TakeRequest,
 )
-from fedapp.messages.walking import Answers, Questions
+from fedapp.messages.vertical import SentReply
 from fedapp.site.answer import Site
 from fedapp.site.bits import sent_bits
 from fedapp.site.mail import Letters, Mail

@@ -61,7 +61,7 @@ def init_command(
 ) -> None:
     """Write the node config, the SuperNode's key and what starts it into a folder."""
     from fedapp.deploy.folders import write_site
-    from fedapp.messages.methods import all_methods
+    from fedapp.messages.fields import all_methods
     from fedapp.site.check import check_allowed
     from fedapp.site.config import SiteConfig
 
@@ -143,7 +143,7 @@ def check_command(
     from fedapp.deploy.certificates import validity
     from fedapp.deploy.warm import SITE
     from fedapp.home import home
-    from fedapp.messages.methods import all_methods
+    from fedapp.messages.fields import all_methods
     from fedapp.report.summary import print_warning
     from fedapp.site.check import check_site, who_may_read_keys
     from fedapp.site.config import site_config
@@ -252,7 +252,7 @@ def _plain(value: object) -> str:
 
 def _reveals(method: str) -> str:
     """Titles and Reveals sections of a method's message modules."""
-    from fedapp.messages.methods import modules_of_method
+    from fedapp.messages.fields import modules_of_method
 
     texts = []
     for module in modules_of_method(method):

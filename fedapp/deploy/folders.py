@@ -36,7 +36,7 @@ from fedapp.deploy.scripts import env_script, register_script, scripts_federatio
 from fedapp.deploy.systemd import units_federation, units_site
 from fedapp.errors import ConfigError
 from fedapp.home import write_atomically, write_new
-from fedapp.messages.methods import Method, all_methods
+from fedapp.messages.fields import Method, all_methods
 from fedapp.site.config import SiteConfig
 from fedapp.site.node_config import Value
 

@@ -29,8 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedapp.messages.fields import Array, Form, Letter, OnlyInTrials, Range, Reply, Request
-from fedapp.messages.methods import Method
+from fedapp.messages.fields import Array, Form, Letter, Method, OnlyInTrials, Range, Reply, Request
 
 GROUPS = {"eini": Method("inference", {"": "sizes"})}
 

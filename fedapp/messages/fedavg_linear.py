@@ -51,10 +51,9 @@ from typing import Annotated, Any, ClassVar
 
 from fedapp.errors import ProtocolError
 from fedapp.messages import scoring as booster
-from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
-from fedapp.messages.labels import LabelsReply, Terms, check_coded
-from fedapp.messages.methods import Method
-from fedapp.messages.secure import Among, Roster
+from fedapp.messages.fields import Array, Form, Method, Range, Reply, Request, SiteLimit
+from fedapp.messages.handshake import LabelsReply, RunCoding, check_coded
+from fedapp.messages.secagg import Among, Roster
 
 GROUPS = {
     "fedavg_linear": Method(
@@ -74,7 +73,7 @@ Bias = Annotated[Array, Form("float64", "n_outputs")]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MomentsRequest(Terms, Request):
+class MomentsRequest(RunCoding, Request):
     """Encode labels and categories, and sum labels and columns."""
 
     kind: ClassVar[str] = "train.fedavg_linear_moments"
@@ -125,7 +124,7 @@ class AverageReply(Reply):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OpenRequest(Terms, Roster, Request):
+class OpenRequest(RunCoding, Roster, Request):
     """Start with the roster; encode labels and categories, sum the labels, count magnitudes.
 
     Asks for ``sums``: of the labels, of the weights, of values the dictionary lacks by column, and

@@ -64,18 +64,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedapp.messages.dictionary import Counts, Names
 from fedapp.messages.fields import (
     Array,
     Form,
     Letter,
+    Method,
     OnlyInTrials,
     Range,
     Reply,
     Request,
     SiteLimit,
 )
-from fedapp.messages.methods import Method
+from fedapp.messages.handshake import Counts, Names
 from fedapp.messages.vertical import FinalScores, RoundScores
 
 GROUPS = {

@@ -27,9 +27,17 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Array, Form, PlanLimit, Range, Reply, Request, SiteLimit
-from fedapp.messages.methods import Method
-from fedapp.messages.parameters import TreeParameters
+from fedapp.messages.fields import (
+    Array,
+    Form,
+    Method,
+    PlanLimit,
+    Range,
+    Reply,
+    Request,
+    SiteLimit,
+    TreeParameters,
+)
 from fedapp.messages.scoring import EvaluateReply, Scores, Sums
 from fedapp.messages.trees import GETS, RatedTrees, Trees
 

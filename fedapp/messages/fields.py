@@ -16,13 +16,20 @@ limits the values that a site accepts::
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+from functools import cache
+from pkgutil import iter_modules
+from types import ModuleType
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
+
+from fedapp import messages
+from fedapp.trees.sets import MOST_CATEGORIES
 
 Array = npt.NDArray[Any]
 MOST_FOLDS = 1000  # of cross-validation
@@ -88,7 +95,7 @@ class SiteFloor:
 
 @dataclass(frozen=True, slots=True)
 class PlanLimit:
-    """The field of ``fedapp.messages.plan.Plan`` of this name is the largest value."""
+    """The field of ``fedapp.messages.handshake.Plan`` of this name is the largest value."""
 
     name: str
 
@@ -97,7 +104,7 @@ class Message:
     """Base of all messages; its class knows the fields and their rules.
 
     A class declared with ``letters=True`` also carries letters between parties: sealed parcels
-    beside its fields (see ``fedapp.messages.parcels``).
+    beside its fields (see ``fedapp.messages.vertical``).
     """
 
     __slots__ = ()
@@ -147,7 +154,7 @@ class Request(Message):
 
     ``leaves`` classifies what the reply discloses of a party's rows: its ``own`` results; its share
     of ``sums``, under masks, or ``masks`` to be removed from the sum of all (see
-    ``fedapp.messages.secure``); or ``nothing`` but what opens every run. A request that is not a
+    ``fedapp.messages.secagg``); or ``nothing`` but what opens every run. A request that is not a
     step (``is_step``) is answered at any time, and changes nothing.
     """
 
@@ -190,3 +197,161 @@ class Letter(Message):
 def fields_of(source: Any, kind: type[Any] | None = None) -> dict[str, Any]:
     """A dataclass' fields by name, or only those of ``kind``."""
     return {field.name: getattr(source, field.name) for field in fields(kind or source)}
+
+
+# What the app needs to know about a method: its message module declares it.
+
+# Parties share columns; parties share rows; parties predict with a vertical model.
+Family = Literal["horizontal", "vertical", "inference"]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way to train or to predict.
+
+    Parameters
+    ----------
+    gets : what the coordinator gets from a site, in a few words, by the settings of the node config
+        that change it: "" for none, and later entries replace earlier ones.
+    codes_labels : whether labels are encoded when they leave the active party, unless a run
+        overrides it.
+    baseline : the model on pooled rows to compare with.
+    package : that only this method needs; an extra of the method's name installs it.
+    holds_columns : whether its trees obey column constraints of a site's node config.
+    takes_margins : whether rows may start from a margin of their own.
+    merges_bins : whether it applies a site's minimum of rows per bin to gradient sums.
+    counts_rows : whether its trees obey a site's minimum of rows per child.
+    """
+
+    family: Family
+    gets: Mapping[str, str]
+    codes_labels: bool = False
+    baseline: Literal["boosted", "forest"] = "boosted"
+    package: str = ""
+    holds_columns: bool = False
+    takes_margins: bool = False
+    merges_bins: bool = False
+    counts_rows: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether it trains a model, rather than predicts with one."""
+        return self.family != "inference"
+
+    @property
+    def needs_label(self) -> bool:
+        """Whether every party must have labels; otherwise one has, and rows are matched by id."""
+        return self.family == "horizontal"
+
+
+def all_methods() -> dict[str, Method]:
+    """Every method by its name."""
+    methods = {name: one for name, (_, one) in _groups().items() if isinstance(one, Method)}
+    return {name.replace("_", "-"): methods[name] for name in sorted(methods)}
+
+
+def method_of(name: str) -> Method | None:
+    """What a method declares; None if there is no method of this name."""
+    _, declared = _groups().get(name.replace("-", "_"), (None, None))
+    return declared if isinstance(declared, Method) else None
+
+
+def senders_of(group: str) -> frozenset[Family]:
+    """Families of the methods that share a group of messages; none if it is one method's."""
+    _, declared = _groups().get(group, (None, None))
+    return declared if isinstance(declared, frozenset) else frozenset()
+
+
+def module_of_group(group: str) -> ModuleType | None:
+    """The module that declares a group of messages; None if there is no such group."""
+    module, _ = _groups().get(group, (None, None))
+    return module
+
+
+def modules_of_method(name: str) -> list[ModuleType]:
+    """Modules of all messages that a method sends, its own first."""
+    if (method := method_of(name)) is None:
+        return []
+    own = module_of_group(name.replace("-", "_"))
+    shared = [
+        module
+        for module, by in _groups().values()
+        if isinstance(by, frozenset) and method.family in by
+    ]
+    return list(dict.fromkeys(module for module in (own, *shared) if module))
+
+
+def message_kinds() -> list[str]:
+    """The kinds of all requests, of whatever method."""
+    return sorted({kind for module, _ in _groups().values() for kind in kinds_of(module)})
+
+
+def kinds_of(module: ModuleType) -> set[str]:
+    """The kinds of the requests in a module."""
+    classes = (one for one in vars(module).values() if isinstance(one, type))
+    return {str(one.kind) for one in classes if issubclass(one, Request) and hasattr(one, "kind")}
+
+
+@cache
+def _groups() -> dict[str, tuple[ModuleType, Method | frozenset[Family]]]:
+    """The module of each group of messages, and who sends it."""
+    names = (module.name for module in iter_modules(messages.__path__))
+    modules = [importlib.import_module(f"{messages.__name__}.{name}") for name in names]
+    return {
+        group: (module, declared)
+        for module in modules
+        for group, declared in getattr(module, "GROUPS", {}).items()
+    }
+
+
+# XGBoost's tree parameters in a message: the run's settings.
+
+MOST_DEPTH = 15
+MOST_NODES = 2 ** (MOST_DEPTH + 1)  # of a tree
+NotNegative = Annotated[float, Range(0, 1e38)]
+BaseMargin = Annotated[Array, Form("float32", "n_outputs")]  # of a row before its first tree
+
+
+@dataclass(frozen=True, eq=False)
+class TreeParameters:
+    """Part of a message: how trees are grown, named as in the run config."""
+
+    __slots__ = ()  # its fields are slots of the message, which may have another base with slots
+
+    max_depth: Annotated[int, Range(1, MOST_DEPTH)]
+    eta: NotNegative
+    reg_lambda: NotNegative
+    reg_alpha: NotNegative
+    gamma: NotNegative
+    min_child_weight: NotNegative
+    max_cat_to_onehot: Annotated[int, Range(1, MOST_CATEGORIES)]
+    max_cat_threshold: Annotated[int, Range(1, MOST_CATEGORIES)]
+    max_delta_step: NotNegative
+    subsample: Annotated[float, Range(0, 1)]
+    colsample_bytree: Annotated[float, Range(0, 1)]
+    colsample_bylevel: Annotated[float, Range(0, 1)]
+    colsample_bynode: Annotated[float, Range(0, 1)]
+    max_bin: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]
+    seed: Annotated[int, Range(0, 2**63 - 1)]
+
+
+@dataclass(frozen=True, eq=False)
+class LossFields:
+    """Part of a message: parameters of the objective, and additional metrics."""
+
+    __slots__ = ()
+
+    scale_pos_weight: Annotated[float, Range(0, 1e38)]
+    max_delta_step: NotNegative
+    tweedie_variance_power: Annotated[float, Range(1, 2)]
+    eval_metrics: Annotated[tuple[str, ...], Range(0, 20)]
+
+
+def parameters_of(source: Any) -> dict[str, Any]:
+    """The fields of ``TreeParameters`` of the run's settings or of a message."""
+    return fields_of(source, TreeParameters)
+
+
+def loss_fields(source: Any) -> dict[str, Any]:
+    """The fields of ``LossFields`` of the run's settings or of a message."""
+    return fields_of(source, LossFields)

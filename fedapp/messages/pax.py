@@ -70,9 +70,14 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from fedapp.errors import ProtocolError
+from fedapp.messages import scoring
 from fedapp.messages.fields import (
+    MOST_DEPTH,
+    MOST_NODES,
     Array,
+    BaseMargin,
     Form,
+    Method,
     PlanLimit,
     Range,
     Reply,
@@ -80,27 +85,9 @@ from fedapp.messages.fields import (
     SiteFloor,
     SiteLimit,
 )
-from fedapp.messages.labels import LabelsReply, Terms, check_coded
-from fedapp.messages.methods import Method
-from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES, BaseMargin
-from fedapp.messages.secure import Among, Roster, ToldCuts
+from fedapp.messages.handshake import LabelsReply, RunCoding, check_coded
+from fedapp.messages.secagg import Among, Roster, SharedCuts
 from fedapp.messages.trees import Trees
-
-GROUPS = {
-    "pax": Method(
-        "horizontal",
-        {
-            "": "each party's sums: most rows of a small table",
-            "least-bin-rows": "each party's sums over bins of several rows",
-            "least-parties": "sums over all parties: rows of a small table, not whose",
-            "least-parties least-bin-rows": "sums over all parties over bins of several rows",
-            "run-epsilon": "noised sums over all parties",
-        },
-        takes_margins=True,
-        merges_bins=True,
-        counts_rows=True,
-    ),
-}
 
 MASS_ROUNDING = 1e-5  # of the float32 masses of a column's bins
 # Rows of all parties in each child of a split; 0: no minimum, and rows are not counted.
@@ -108,7 +95,7 @@ MinChildRows = Annotated[int, Range(0, 2**40), SiteFloor("min-child-rows")]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SketchRequest(Terms, Request):
+class SketchRequest(RunCoding, Request):
     """Encode labels and categories, and summarise the columns."""
 
     kind: ClassVar[str] = "train.pax_sketch"
@@ -179,7 +166,7 @@ class GrowRequest(Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OpenRequest(Terms, Roster, Request):
+class OpenRequest(RunCoding, Roster, Request):
     """Start with the roster; encode labels and categories; sum the labels, count first digits.
 
     Asks for ``sums``: of the labels by output, of the weights, of values the dictionary lacks by
@@ -209,7 +196,7 @@ class CountRequest(Request):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GrowSumsRequest(Among, ToldCuts, GrowRequest):
+class GrowSumsRequest(Among, SharedCuts, GrowRequest):
     """As ``GrowRequest``, for ``sums``: the fields of a ``GrowReply``, in all parties' bins."""
 
     kind: ClassVar[str] = "train.pax_sums"
@@ -290,3 +277,104 @@ def check_grow(
             )
     if (reply.histograms[..., 1] < 0).any() or (reply.root_sums[:, 1] < 0).any():
         raise ProtocolError(party, "GrowReply", "histograms", "must have hessians >= 0")
+
+
+# Differentially private sums: what a run discloses of a row is bounded by its epsilon.
+
+# Sent as the number of all rows. Units follow from it: noise has room beside the sums, and a row of
+# the largest weight counts 2^22 units.
+COUNTED_ROWS = 2**40
+
+
+@dataclass(frozen=True, eq=False)
+class Promise:
+    """Part of a message: what a run may disclose about a row; see ``fedapp.crypto.noise``."""
+
+    __slots__ = ()
+    epsilon: Annotated[float, Range(0, 1e6)]
+    delta: Annotated[float, Range(0, 1)]
+    multiplier: Annotated[float, Range(0, 1e9)]  # of noise, for the whole budget
+    n_rounds: Annotated[int, Range(1, 10**6), PlanLimit("rounds")]
+    levels: Annotated[int, Range(0, MOST_DEPTH)]  # of a tree that are split by sums; 0: drawn
+    clip: Annotated[float, Range(0, 1e30)]  # largest absolute gradient; 0: bounded by the objective
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrivateOpenRequest(RunCoding, Roster, Promise, Request):
+    """Start with the roster; encode labels and categories; sum the labels, count first digits.
+
+    Asks for noised sums: of the labels (except for several outputs), of the weights, and
+    ``digit_counts`` of all columns of numbers.
+    """
+
+    kind: ClassVar[str] = "train.private_open"
+    doing: ClassVar[str] = "counting values"
+    leaves: ClassVar[str] = "noised"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrivateCountRequest(Request):
+    """Count the weights of rows by the next digit of their values; see ``digit_counts``."""
+
+    kind: ClassVar[str] = "train.private_count"
+    doing: ClassVar[str] = "counting values"
+    leaves: ClassVar[str] = "noised"
+    digit: Annotated[int, Range(1, 3)]
+    prefixes: Annotated[Array, Form("uint32", "n_prefixes")]  # ascending in a column
+    offsets: Annotated[Array, Form("int64", "n_column_offsets", low=0)]  # n_columns + 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrivateTreesRequest(Trees, Request):
+    """Add the last round's leaves to the margins; sum gradients at the leaves of new trees.
+
+    The leaves of the trees sent have the value 0.
+    """
+
+    kind: ClassVar[str] = "train.private_trees"
+    doing: ClassVar[str] = "growing trees"
+    each_round: ClassVar[bool] = True
+    leaves: ClassVar[str] = "noised"
+    round_id: Annotated[int, Range(0, 10**6)]
+    base_margin: BaseMargin
+    # Of the last round's leaves; empty once they have been sent.
+    leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrivateSplitsRequest(SharedCuts, PrivateTreesRequest):
+    """As ``PrivateTreesRequest``, for trees that grow level by level.
+
+    Sum gradients and hessians of the rows at the leaves of one level by bin, and of missing values
+    by column. Only the first request of a round has the leaves of the last one.
+    """
+
+    kind: ClassVar[str] = "train.private_splits"
+    level: Annotated[int, Range(0, MOST_DEPTH), PlanLimit("max_depth")]
+    drawn: Annotated[Array, Form("int32", "n_drawn", low=0)]  # columns to sum over, ascending
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrivateScoresRequest(scoring.EvaluateRequest):
+    """As ``EvaluateRequest``, for noised sums of validation and test rows."""
+
+    kind: ClassVar[str] = "evaluate.private_scores"
+    leaves: ClassVar[str] = "noised"
+
+
+GROUPS = {
+    "pax": Method(
+        "horizontal",
+        {
+            "": "each party's sums: most rows of a small table",
+            "least-bin-rows": "each party's sums over bins of several rows",
+            "least-parties": "sums over all parties: rows of a small table, not whose",
+            "least-parties least-bin-rows": "sums over all parties over bins of several rows",
+            "run-epsilon": "noised sums over all parties",
+        },
+        takes_margins=True,
+        merges_bins=True,
+        counts_rows=True,
+    ),
+    "private": frozenset({"horizontal"}),
+}

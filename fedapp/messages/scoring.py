@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import Array, Form, Range, Reply, Request, SiteLimit
-from fedapp.messages.secure import Among
+from fedapp.messages.secagg import Among
 
 GROUPS = {"scoring": frozenset({"horizontal"})}
 

@@ -65,10 +65,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedapp.messages.dictionary import Counts, Kinds, Names
-from fedapp.messages.fields import Array, Form, Letter, OnlyInTrials, Range, Reply, Request
-from fedapp.messages.methods import Method
-from fedapp.messages.parameters import MOST_DEPTH, MOST_NODES, LossFields, TreeParameters
+from fedapp.messages.fields import (
+    MOST_DEPTH,
+    MOST_NODES,
+    Array,
+    Form,
+    Letter,
+    LossFields,
+    Method,
+    OnlyInTrials,
+    Range,
+    Reply,
+    Request,
+    TreeParameters,
+)
+from fedapp.messages.handshake import Counts, Kinds, Names
 from fedapp.messages.vertical import FinalScores
 from fedapp.trees.sets import MOST_CATEGORIES
 

@@ -10,8 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from fedapp.messages.fields import Array, Form, PlanLimit, Range, Reply, SiteLimit, fields_of
-from fedapp.messages.parameters import BaseMargin, TreeParameters
+from fedapp.messages.fields import (
+    Array,
+    BaseMargin,
+    Form,
+    PlanLimit,
+    Range,
+    Reply,
+    SiteLimit,
+    TreeParameters,
+    fields_of,
+)
 from fedapp.messages.scoring import Scores, Sums
 
 GETS = {"": "each party's trees; a leaf may be a single row"}

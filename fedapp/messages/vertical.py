@@ -27,13 +27,24 @@ Reveals: what a table looks like from the outside, and the run's plan.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedapp.messages.fields import MOST_FOLDS, Array, Form, Introduction, Range, Request
-from fedapp.messages.plan import Plan
+import numpy as np
 
-GROUPS = {"vertical": frozenset({"vertical", "inference"})}
+from fedapp.messages.fields import (
+    MOST_FOLDS,
+    Array,
+    Form,
+    Introduction,
+    Letter,
+    Message,
+    Range,
+    Reply,
+    Request,
+)
+from fedapp.messages.handshake import Plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,3 +108,135 @@ class VerticalHelloReply(Introduction):
     def n_rows(self) -> int:
         """Rows of the table."""
         return self.n_table
+
+
+# Alignment: the parties find the rows that all of them have, and bring them into one order.
+
+Points = Annotated[Array, Form("uint8", "n_points", 32)]  # of ristretto255
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenRequest(Request):
+    """Start the alignment with the names and keys of all parties."""
+
+    kind: ClassVar[str] = "query.alignment_open"
+    doing: ClassVar[str] = "aligning the rows"
+    names: Annotated[tuple[str, ...], Range(2, 1000)]  # of all parties, in order
+    active: Annotated[str, Range(1, 64)]
+    box_keys: Annotated[Array, Form("uint8", "n_parties", 32)]
+    run_keys: Annotated[Array, Form("uint8", "n_parties", 32)]
+    n_rows: Annotated[Array, Form("int64", "n_parties", low=1)]  # of their tables
+    ordered: bool
+    test_fraction: Annotated[float, Range(0, 1)]
+    valid_fraction: Annotated[float, Range(0, 1)]
+    seed: Annotated[int, Range(0, 2**63 - 1)]
+    fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # test fold, from 1; 0: use test_fraction
+    folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
+    score_test: bool = True  # False: test rows are left out, and nothing about them is sent
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskRequest(Request, letters=True):
+    """To a passive party: mask lists once more and pass them on."""
+
+    kind: ClassVar[str] = "query.alignment_mask"
+    doing: ClassVar[str] = "aligning the rows"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MatchRequest(Request, letters=True):
+    """To the active party: find the common rows."""
+
+    kind: ClassVar[str] = "query.alignment_match"
+    doing: ClassVar[str] = "aligning the rows"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderRequest(Request, letters=True):
+    """To a passive party: keep the common rows, in the common order."""
+
+    kind: ClassVar[str] = "query.alignment_order"
+    doing: ClassVar[str] = "aligning the rows"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MatchReply(Reply, letters=True):
+    """Parcels for the passive parties, and how many rows there are."""
+
+    n_train: Annotated[int, Range(0, 2**40)]
+    n_valid: Annotated[int, Range(0, 2**40)]
+    n_test: Annotated[int, Range(0, 2**40)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedList(Letter):
+    """A party's ids as points, under the masks of all parties that have had the list."""
+
+    owner: Annotated[str, Range(1, 64)]
+    n_masks: Annotated[int, Range(1, 1000)]
+    points: Points
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CommonRows(Letter):
+    """Active to passive: which entries of the receiver's list all parties have."""
+
+    common: Annotated[Array, Form("uint8", "n_common_bytes")]  # bits; none where align=ordered
+    key: Annotated[Array, Form("uint8", 32)]  # of the digest of the order
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderDigest(Letter):
+    """Keyed digest of the ids in the common order."""
+
+    digest: Annotated[Array, Form("uint8", 32)]
+
+
+# Parcels: sealed content from one party to another, which the server cannot open.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parcels(Message):
+    """Parcels, each with its peer; one peer may have several."""
+
+    peers: Annotated[tuple[str, ...], Range(0, 10**5)]
+    parcel_ends: Annotated[Array, Form("int64", "n_parcels", low=0)]
+    parcels: Annotated[Array, Form("uint8", "n_bytes")]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SentReply(Reply, letters=True):
+    """Parcels for others, and nothing for the server."""
+
+
+Parcel = tuple[str, bytes]  # peer, sealed content
+
+
+def pack_parcels(parcels: Iterable[Parcel]) -> Parcels:
+    """Concatenate parcels."""
+    pairs = list(parcels)
+    return Parcels(
+        tuple(peer for peer, _ in pairs),
+        np.cumsum([len(content) for _, content in pairs], dtype=np.int64),
+        np.frombuffer(b"".join(content for _, content in pairs), dtype=np.uint8),
+    )
+
+
+def unpack_parcels(packed: Parcels) -> list[Parcel]:
+    """Inverse of ``pack_parcels``; a ValueError if peers, ends and bytes do not fit together."""
+    ends, n_bytes = packed.parcel_ends.tolist(), len(packed.parcels)
+    starts = [0, *ends[:-1]]
+    in_order = all(start <= end for start, end in zip(starts, ends, strict=False))
+    if len(ends) != len(packed.peers) or not in_order or (ends[-1] if ends else 0) != n_bytes:
+        raise ValueError(f"parcels must be {len(packed.peers)} that fill {n_bytes} bytes")
+    content = packed.parcels.tobytes()
+    return [
+        (peer, content[start:end])
+        for peer, start, end in zip(packed.peers, starts, ends, strict=False)
+    ]
+
+
+GROUPS = {
+    "vertical": frozenset({"vertical", "inference"}),
+    "alignment": frozenset({"vertical", "inference"}),
+}

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedapp.config import defaults, flatten
 from fedapp.errors import as_plain
-from fedapp.messages.methods import kinds_of, module_of_group, modules_of_method
+from fedapp.messages.fields import kinds_of, module_of_group, modules_of_method
 from fedapp.report.summary import (
     Run,
     Scores,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fedapp.config import flatten
 from fedapp.data.datasets import party_sources
-from fedapp.messages.methods import all_methods
+from fedapp.messages.fields import all_methods
 from fedapp.report.summary import Fields, Run, row_counts
 
 DEPLOYMENT = "deployment"  # engine whose sites bring their tables

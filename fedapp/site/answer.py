@@ -30,9 +30,19 @@ import numpy as np
 
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.home import home, secret_at
-from fedapp.messages.fields import Reply, Request
-from fedapp.messages.methods import module_of_group
-from fedapp.messages.secure import AMONG
+from fedapp.messages.fields import Reply, Request, module_of_group
+from fedapp.messages.secagg import AMONG
+from fedapp.messages.wire import (
+    Content,
+    Envelope,
+    from_bytes,
+    from_content,
+    parcels_of,
+    to_bytes,
+    to_content,
+    with_parcels,
+    without_parcels,
+)
 from fedapp.packages import check_extra
 from fedapp.site.config import SiteConfig
 from fedapp.site.mail import Letters, Mail, end_session, open_mail, seal_mail, write_letters
@@ -44,16 +54,6 @@ from fedapp.site.register import note_begun, opening
 from fedapp.site.shares import go_back, keep
 from fedapp.site.store import NoStateError, Store
 from fedapp.site.stores import Stores, has_begun, locked
-from fedapp.wire.codec import Envelope
-from fedapp.wire.content import (
-    Content,
-    enclose,
-    enclosed,
-    put_together,
-    take_apart,
-    without_parcels,
-)
-from fedapp.wire.layout import from_bytes, to_bytes
 
 log = logging.getLogger("fedapp.site")
 
@@ -127,7 +127,7 @@ def answered(
     request_class, handler = find_handler(kind, config.name)
     check_policy(config, kind, envelope.method)
     check_extra(envelope.method)
-    request = put_together(request_class, content, config.name)
+    request = from_content(request_class, content, config.name)
     check_request(config, request)
     check_leaving(config, envelope.method, request)
     if not MODEL_ID.fullmatch(envelope.model_id):
@@ -150,8 +150,8 @@ def answered(
         reply = _last_answer(store, kind, envelope, content, config.name)
         if reply is None:
             reply = _handled(Site(config, store), handler, request, envelope, content)
-            if letters := enclosed(reply):
-                reply = enclose(reply, seal_mail(config.name, store, envelope, letters))
+            if letters := parcels_of(reply):
+                reply = with_parcels(reply, seal_mail(config.name, store, envelope, letters))
             if store.finished and envelope.checkpoint:
                 _keep(store, request, envelope, content, reply)
         if store.finished:
@@ -187,7 +187,7 @@ def _handled(
         check_planned(site.config, site.store, request)
         if request.carries_letters:
             with as_protocol_error(site.name, content.name, "parcels"):
-                parcels = enclosed(content)
+                parcels = parcels_of(content)
             mail.append(open_mail(site.name, site.store, envelope, parcels))
         with _values_stay_local(site.config):
             result = handler(site, request, *mail)
@@ -205,7 +205,7 @@ def _handled(
         result = masked(site.name, site.store, envelope, request, digest, result)
     reply, letters = result if isinstance(result, tuple) else (result, [])
     assert reply.carries_letters or not letters, f"{type(reply).__name__} carries no letters"
-    return take_apart(reply, site.name, write_letters(site.name, letters))
+    return to_content(reply, site.name, write_letters(site.name, letters))
 
 
 # The last answer, for a server restarted from a checkpoint before it

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from fedapp import log_lines
 from fedapp.data.datasets import NAME
 from fedapp.home import home, open_private, private_folder
-from fedapp.wire.codec import DIVERGED, REFUSED, WAITING, n_bytes
+from fedapp.messages.wire import DIVERGED, REFUSED, WAITING, n_bytes
 
 OUTCOMES = {None: "answered", WAITING: "waiting", REFUSED: "refused", DIVERGED: "refused"}
 Call = TypeVar("Call", bound=Callable[..., Any])

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
-from fedapp.messages.methods import Method
+from fedapp.messages.fields import Method
 from fedapp.packages import missing_extra
 from fedapp.site.columns import read_columns, row_ids
 from fedapp.site.config import SiteConfig

@@ -39,14 +39,12 @@ from fedapp.crypto.sealed import (
 from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, Letter, Request
-from fedapp.messages.parcels import Parcel
+from fedapp.messages.vertical import Parcel
+from fedapp.messages.wire import Content, Envelope, from_bytes, from_content, to_bytes, to_content
 from fedapp.site.config import SiteConfig
 from fedapp.site.plan import check_roster
 from fedapp.site.store import Store
 from fedapp.site.trust import check_trusted, identity
-from fedapp.wire.codec import Envelope
-from fedapp.wire.content import Content, put_together, take_apart
-from fedapp.wire.layout import from_bytes, to_bytes
 
 L = TypeVar("L", bound=Letter)
 Letters = list[tuple[str, Letter]]  # receiver and content of each
@@ -66,7 +64,7 @@ class Mail:
     def each(self, kind: type[L]) -> list[tuple[str, L]]:
         """Letters of one class with their senders, in order of arrival."""
         return [
-            (sender, put_together(kind, content, sender))
+            (sender, from_content(kind, content, sender))
             for sender, content in self._letters
             if content.name == kind.wire_name
         ]
@@ -169,7 +167,7 @@ def hold_once(name: str, store: Store, request: Request | Letter, what: str) -> 
 
 
 def _digest(request: Request | Letter) -> str:
-    return hashlib.sha256(to_bytes(take_apart(request, "server"))).hexdigest()
+    return hashlib.sha256(to_bytes(to_content(request, "server"))).hexdigest()
 
 
 def session_secret(name: str, store: Store, envelope: Envelope, peer: str) -> bytes:
@@ -261,7 +259,7 @@ def write_letters(name: str, letters: Letters) -> list[Parcel]:
     """
     written = []
     for receiver, letter in letters:
-        written.append((receiver, to_bytes(take_apart(letter, name))))
+        written.append((receiver, to_bytes(to_content(letter, name))))
         if (size := len(written[-1][1])) > LARGEST_CONTENT:
             rule = f"must be <= {LARGEST_CONTENT} bytes, got {size}; take fewer rows, columns or "
             raise ProtocolError(name, type(letter).__name__, "letter", f"{rule}bins (max-bin)")

@@ -27,12 +27,12 @@ from fedapp.crypto.sealed import prefixed
 from fedapp.errors import ProtocolError
 from fedapp.histograms.fixed_point import Bounds, Whole
 from fedapp.messages.fields import Request
-from fedapp.messages.secure import SEALED_BYTES, Among, MaskedReply
+from fedapp.messages.secagg import SEALED_BYTES, Among, MaskedReply
+from fedapp.messages.wire import Envelope
 from fedapp.site.mail import pair_secrets, since
 from fedapp.site.noise import Noise
 from fedapp.site.shares import ANSWERED, N_ASKED, THRESHOLD, parties_of, share
 from fedapp.site.store import Store
-from fedapp.wire.codec import Envelope
 
 # Facts of a store once sums are masked: bounds of the rows, and a digest of the requests since.
 BOUNDS, ASKED = "bounds", "asked_for"

@@ -24,7 +24,7 @@ from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import Whole
 from fedapp.home import write_atomically
 from fedapp.messages.fields import Request
-from fedapp.messages.private import Promise
+from fedapp.messages.pax import Promise
 from fedapp.site.config import SiteConfig
 from fedapp.site.store import NOISE, Store
 

@@ -11,7 +11,7 @@ from typing import Any
 from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Request
-from fedapp.messages.plan import Plan
+from fedapp.messages.handshake import Plan
 from fedapp.site.config import SiteConfig
 from fedapp.site.store import Store
 from fedapp.site.trust import own_fingerprint

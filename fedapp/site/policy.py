@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import ConfigError, DataError
-from fedapp.messages.fields import Request
-from fedapp.messages.methods import method_of, senders_of
-from fedapp.messages.plan import Plan
+from fedapp.messages.fields import Request, method_of, senders_of
+from fedapp.messages.handshake import Plan
 from fedapp.site.config import SiteConfig
 from fedapp.site.node_config import FEWEST_IN_SUMS
 

@@ -35,9 +35,8 @@ from fedapp.errors import (
     as_protocol_error,
 )
 from fedapp.home import home, sync_folder, write_new
-from fedapp.messages.fields import Request
-from fedapp.messages.methods import method_of
-from fedapp.messages.plan import Plan
+from fedapp.messages.fields import Request, method_of
+from fedapp.messages.handshake import Plan
 from fedapp.site.config import SiteConfig
 from fedapp.site.plan import SPLIT
 from fedapp.site.stores import KEEP_DAYS, SECONDS_A_DAY, locked

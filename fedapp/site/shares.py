@@ -31,7 +31,7 @@ from fedapp.crypto.masking import SHARE_BYTES, new_secret, seed_of, split
 from fedapp.crypto.sealed import Address, prefixed, seal, unseal
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Array
-from fedapp.messages.secure import SEALED_BYTES, UnmaskReply, UnmaskRequest
+from fedapp.messages.secagg import SEALED_BYTES, UnmaskReply, UnmaskRequest
 from fedapp.site.mail import TOLD_ONCE
 from fedapp.site.plan import FIRST_ROUND, PLAN
 from fedapp.site.store import Store

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from fedapp.clock import seconds_ahead
-from fedapp.wire.codec import n_bytes
+from fedapp.messages.wire import n_bytes
 from fedapp.wire.ledger import Ledger
 
 log = logging.getLogger("fedapp")

@@ -8,9 +8,16 @@ from flwr.app import Error, Message
 
 from fedapp.errors import DivergedError, FedappError, PartyError, as_plain, as_protocol_error
 from fedapp.messages.fields import Reply
-from fedapp.messages.parcels import Parcel
-from fedapp.wire.codec import DIVERGED, FAILED, REFUSED, WAITING, from_records
-from fedapp.wire.content import enclosed, put_together
+from fedapp.messages.vertical import Parcel
+from fedapp.messages.wire import (
+    DIVERGED,
+    FAILED,
+    REFUSED,
+    WAITING,
+    from_content,
+    from_records,
+    parcels_of,
+)
 
 R = TypeVar("R", bound=Reply)
 LONGEST_REASON = 2000  # characters
@@ -29,9 +36,9 @@ def read_reply(
     envelope, content = from_records(message.content, party)
     if (envelope.model_id, envelope.step) != (model_id, step):
         raise PartyError(party, step, f"answered step {envelope.step} of another exchange")
-    decoded = put_together(reply, content, party)
+    decoded = from_content(reply, content, party)
     with as_protocol_error(party, content.name, "parcels"):
-        return decoded, enclosed(content)
+        return decoded, parcels_of(content)
 
 
 def _failure(error: Error, party: str, step: int) -> FedappError:

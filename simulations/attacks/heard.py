@@ -16,12 +16,11 @@ from fedapp import client_app
 from fedapp.config import Settings, load_settings
 from fedapp.home import home
 from fedapp.messages.fields import Request
+from fedapp.messages.wire import Content, Envelope, from_content, parcels_of
 from fedapp.site.answer import Site, answered, find_handler
 from fedapp.site.config import SiteConfig
 from fedapp.site.mail import Mail, open_mail
 from fedapp.site.stores import Stores
-from fedapp.wire.codec import Envelope
-from fedapp.wire.content import Content, enclosed, put_together
 from simulations.scored import temporary_run
 
 Overrides = Mapping[str, Any]
@@ -50,10 +49,10 @@ def listening(listeners: Collection[str], note: Note) -> Iterator[None]:
     ) -> bytes:
         if config.name in listeners:
             request_class, _ = find_handler(kind, config.name)
-            request = put_together(request_class, content, config.name)
+            request = from_content(request_class, content, config.name)
             folder = home() / "sites" / config.name / envelope.model_id
             site = Site(config, stores.open(folder, lasting=False).copy())
-            parcels = enclosed(content) if request.carries_letters else []
+            parcels = parcels_of(content) if request.carries_letters else []
             mail = (
                 open_mail(config.name, site.store, envelope, parcels) if parcels else Mail("", [])
             )

@@ -40,9 +40,9 @@ from fedapp.histograms.bins import NO_CODE, Cuts, digitise
 from fedapp.histograms.build import add_histograms
 from fedapp.histograms.sketch import Sketch, fuse_sketches, sketch_cuts
 from fedapp.messages.fields import Reply, Request
-from fedapp.messages.hello import HelloReply
+from fedapp.messages.handshake import HelloReply
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
-from fedapp.messages.secure import EVERYONE
+from fedapp.messages.secagg import EVERYONE
 from fedapp.site.answer import Site
 from fedapp.site.config import SiteConfig
 from fedapp.site.store import Store

@@ -15,9 +15,7 @@ from flwr.app import ArrayRecord, RecordDict
 
 from fedapp.errors import FedappError
 from fedapp.messages.fields import Array
-from fedapp.wire.codec import Envelope
-from fedapp.wire.content import Content
-from fedapp.wire.layout import from_bytes, to_bytes
+from fedapp.messages.wire import Content, Envelope, from_bytes, to_bytes
 
 # Fields that set how much work a run is: any value is honest.
 WORK = frozenset({"epochs", "n_rounds", "trees", "key_bits", "channels", "round_id", "max_depth"})

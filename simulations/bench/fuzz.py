@@ -43,15 +43,13 @@ import numpy as np
 from flwr.app import Context, Message
 
 from fedapp.errors import FedappError
-from fedapp.messages.secure import MaskedReply
+from fedapp.messages.secagg import MaskedReply
+from fedapp.messages.wire import Content, from_bytes, from_records, to_records
 from fedapp.predict import model_of_text
 from fedapp.server_app import train
 from fedapp.site.answer import answer
 from fedapp.site.config import site_config
 from fedapp.site.part_file import PART_FILE
-from fedapp.wire.codec import from_records, to_records
-from fedapp.wire.content import Content
-from fedapp.wire.layout import from_bytes
 from simulations.bench.changes import (
     change_document,
     change_envelope,

@@ -20,15 +20,13 @@ from fedapp.client_app import SiteApp
 from fedapp.config import Settings, load_settings
 from fedapp.errors import StoppedError
 from fedapp.home import home
-from fedapp.messages.methods import all_methods
-from fedapp.messages.secure import LeftRequest
+from fedapp.messages.fields import all_methods
+from fedapp.messages.secagg import LeftRequest
+from fedapp.messages.wire import Content, Envelope, from_records, to_bytes
 from fedapp.server_app import train
 from fedapp.site import answer as answer_module
 from fedapp.site.mail import Mail
 from fedapp.site.trust import IDENTITY
-from fedapp.wire.codec import Envelope, from_records
-from fedapp.wire.content import Content
-from fedapp.wire.layout import to_bytes
 from simulations.local import LocalGrid, site_contexts
 
 N_ROWS = 60

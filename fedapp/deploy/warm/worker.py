@@ -33,8 +33,8 @@ from fedapp.deploy.warm import BACKOFF, replace
 from fedapp.deploy.warm.carried import Carrier, contents_of
 from fedapp.home import home
 from fedapp.kernels import load_ahead, modules_with_kernels
+from fedapp.messages.wire import ENVELOPE
 from fedapp.site.store import Store
-from fedapp.wire.codec import ENVELOPE
 
 
 class Task:

@@ -22,11 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedapp.messages.fields import Request
-from fedapp.messages.methods import Method
+from fedapp.messages.fields import Method, Request
 from fedapp.messages.trees import GETS, BoostOrder, BoostReport
-
-GROUPS = {"bagging": Method("horizontal", GETS, takes_margins=True)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,3 +38,26 @@ class BagRequest(BoostOrder, Request):
 @dataclass(frozen=True, slots=True, eq=False)
 class BagReply(BoostReport):
     """The party's new trees, unscaled."""
+
+
+# Cyclic training: the parties take turns to boost a single model.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TurnRequest(BoostOrder, Request):
+    """Add the last turn's trees and score; if ``n_rounds`` is above 0, also boost."""
+
+    kind: ClassVar[str] = "train.cyclic_turn"
+    doing: ClassVar[str] = "growing trees"
+    each_round: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TurnReply(BoostReport):
+    """The party's new trees; empty if it is not its turn."""
+
+
+GROUPS = {
+    "bagging": Method("horizontal", GETS, takes_margins=True),
+    "cyclic": Method("horizontal", GETS, takes_margins=True),
+}

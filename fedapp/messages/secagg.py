@@ -101,7 +101,7 @@ class Among:
 
 
 @dataclass(frozen=True, eq=False)
-class ToldCuts:
+class SharedCuts:
     """Part of a message: the cuts between the bins of all parties, in the first of a run."""
 
     __slots__ = ()

@@ -1,0 +1,290 @@
+"""The opening of every horizontal run.
+
+Reveals: what a table looks like from the outside, and the run's plan.
+
+- The server learns each party's name, its numbers of rows, and the versions of its packages.
+- The server learns the column names in order, and which columns hold numbers, yes or no, dates,
+  categories or no value.
+- The server learns the names of the categories that are in the party's table or that its schema
+  gives. A site with ``share-categories = false`` sends no name of a category, but how many its
+  schema gives to each column and a digest of them; anyone who guesses all of them can confirm the
+  guess.
+- For classification the server learns the names of the classes and which of them no training row
+  has; for regression the range of the labels. Where the run leaves the objective open it learns
+  both, for at most 20 whole numbers. It learns which of two classes counts as 1 if the party
+  specifies it.
+- The server learns the name of the column of base margins if there is one; its values stay at the
+  party.
+- The server learns a fingerprint of the table that only the party itself can interpret.
+- The server learns warnings about the table's rows: how many have no label and are dropped, with
+  the name of the label column; how many share their id with another; whether ids have spaces
+  around, and the name of that column.
+- The server learns warnings about columns: which features have one value or none, number the rows
+  or are rounded as float32; which single features have an AUC above 0.99 for the labels of the
+  training rows, and that AUC; which are written as dates, as yes and no, with spaces around or with
+  thousands separators; which are marked as categories of numbers.
+- The server learns warnings about values: which columns have names such as NULL that may mean no
+  value, and these names; how many values are not in the schema, or equal a number that the schema
+  treats as missing but are written differently; and what separates the fields of the file.
+- Where only sums over all parties may leave a site (``rounded``), it sends the range of its labels
+  rounded away from 0 to powers of two, and no warnings. It still sends its numbers of rows, and
+  which classes none of them has.
+- A party learns the objective, the fractions or the test fold, the seed, and the run's plan (see
+  ``plan``); the names come with ``labels``.
+- Where parties have the same columns in different orders, every party is asked again and learns the
+  order of the first party's.
+- Where sums are masked, parties that received different openings produce noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+
+from fedapp.errors import ProtocolError, as_protocol_error
+from fedapp.messages.fields import (
+    MOST_DEPTH,
+    MOST_FOLDS,
+    Array,
+    Form,
+    Introduction,
+    LossFields,
+    Range,
+    Reply,
+    Request,
+    SiteLimit,
+)
+from fedapp.trees.sets import MOST_CATEGORIES, Categories
+
+# Names of categories in a message: for each column in turn, how many names and which.
+
+NUMBERS = -1  # in place of a number of categories
+MOST_NAMES = 2**20  # of all columns together
+MOST_LETTERS = 2**24  # of all names together
+
+Counts = Annotated[Array, Form("int32", "n_coded_columns", low=NUMBERS, high=MOST_CATEGORIES)]
+"""Categories of each column, -1 for numbers, 0 where no row has a value; empty: all numbers."""
+Names = Annotated[tuple[str, ...], Range(0, MOST_NAMES)]
+Kinds = Annotated[tuple[str, ...], Range(0, 10**6)]
+"""Of each column, by the words of a schema; "" where no row has a value; empty: all numbers."""
+
+
+@dataclass(frozen=True, eq=False)
+class JointCoding:
+    """Part of a message: the meaning of codes of labels and categories at all parties."""
+
+    __slots__ = ()  # its fields are slots of the message, which may have another base with slots
+
+    classes: Annotated[tuple[str, ...], Range(0, 1000)]  # of all parties, in the order of their ids
+    category_counts: Counts
+    categories: Names  # of all parties, in the order of their codes
+
+
+def pack_categories(categories: Categories) -> dict[str, Any]:
+    """Message fields of the names; an entry without names is a column without values."""
+    counts = [NUMBERS if names is None else len(names) for names in categories]
+    all_names = tuple(name for names in categories for name in names or ())
+    _check_sizes(counts, all_names)
+    return {"category_counts": np.array(counts, dtype=np.int32), "categories": all_names}
+
+
+def unpack_categories(counts: Array, names: Sequence[str], n_columns: int) -> Categories:
+    """Inverse of ``pack_categories``; names must be distinct in a column."""
+    sizes = np.maximum(counts, 0).tolist()
+    if len(counts) not in (0, n_columns):
+        raise ValueError(f"category_counts must be one a column of {n_columns}, got {len(counts)}")
+    if sum(sizes) != len(names):
+        raise ValueError(f"categories must be {sum(sizes)}, got {len(names)}")
+    _check_sizes(sizes, names)
+    ends = np.cumsum(sizes, dtype=np.int64).tolist()
+    categories = tuple(
+        None if count == NUMBERS else tuple(names[end - size : end])
+        for count, size, end in zip(counts.tolist(), sizes, ends, strict=True)
+    )
+    if any(len(set(column)) < len(column) for column in categories if column):
+        raise ValueError("categories must be distinct in a column")
+    return categories
+
+
+def dictionary_digest(names: Sequence[str]) -> str:
+    """Digest of the names of one column in their order; 64 hex digits.
+
+    It has no key, so that parties can compare theirs: anyone who guesses the names can confirm
+    them.
+    """
+    return hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()
+
+
+def read_categories(party: str, message: Any, n_columns: int) -> Categories:
+    """``unpack_categories`` of a message's fields; a ProtocolError names the party."""
+    with as_protocol_error(party, type(message).__name__, "categories"):
+        return unpack_categories(message.category_counts, message.categories, n_columns)
+
+
+def _check_sizes(counts: Sequence[int], names: Sequence[str]) -> None:
+    if max(counts, default=0) > MOST_CATEGORIES:
+        raise ValueError(f"categories must be {MOST_CATEGORIES:,} a column at most")
+    if len(names) > MOST_NAMES or sum(map(len, names)) > MOST_LETTERS:
+        rule = f"{MOST_NAMES:,} names of {MOST_LETTERS:,} letters together at most"
+        raise ValueError(f"categories must be {rule}, got {len(names):,}")
+
+
+# Labels and categories as numbers that mean the same at all parties, and sums of the labels.
+
+# Weights of a class are summed in float32, where rounding may at most double each.
+CLASS_ROUNDING = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class RunCoding(JointCoding, LossFields):
+    """Part of a message: settings that are the same at all parties for the whole run."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelsRequest(RunCoding, Request):
+    """Replace the names of classes and categories by ids, and sum the labels."""
+
+    kind: ClassVar[str] = "query.labels"
+    doing: ClassVar[str] = "reading the labels"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelsReply(Reply):
+    """Sums over the party's training rows, and how many values the dictionary lacks."""
+
+    # Weighted sums of the labels (0 and 1 for two classes); for softmax weights of the classes.
+    label_sums: Annotated[Array, Form("float64", "n_outputs")]
+    weight_sum: Annotated[float, Range(0, 1e38)]
+    unseen: Annotated[Array, Form("int64", "n_coded_columns", low=0)]  # values that became missing
+
+
+def check_coded(
+    party: str, reply: LabelsReply, n_classes: int, n_outputs: int, n_coded_columns: int
+) -> None:
+    """Check sums and counts against the classes (0 for regression) and columns of the run.
+
+    A row has ``n_outputs`` margins; ``n_coded_columns`` is 0 if no column has categories.
+    """
+    message, sums = type(reply).__name__, reply.label_sums
+    if len(reply.unseen) != n_coded_columns:
+        rule = f"must be one a column of {n_coded_columns}, got {len(reply.unseen)}"
+        raise ProtocolError(party, message, "unseen", rule)
+    if len(sums) != n_outputs:
+        rule = f"must be {n_outputs}, one an output, got {len(sums)}"
+        raise ProtocolError(party, message, "label_sums", rule)
+    highest = reply.weight_sum * (1 + (1e-6 if n_outputs == 1 else CLASS_ROUNDING))
+    if n_classes and not ((sums >= 0) & (sums <= highest)).all():
+        raise ProtocolError(party, message, "label_sums", f"must be 0 to {reply.weight_sum:g}")
+
+
+# Ask for names before a run opens, so that its plan can name the parties.
+
+
+@dataclass(frozen=True, slots=True)
+class GreetRequest(Request):
+    """Ask for the party's name. Not a step of a run: a site stores nothing."""
+
+    kind: ClassVar[str] = "query.greet"
+    doing: ClassVar[str] = "meeting the parties"
+    leaves: ClassVar[str] = "nothing"
+    is_step: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class GreetReply(Reply):
+    """A party's name, and the fingerprint that ``fedapp key`` prints."""
+
+    name: Annotated[str, Range(1, 64)]
+    fingerprint: Annotated[str, Range(0, 64)]  # empty if simulated
+
+
+# The plan of a run: limits on what it may request, fixed by its opening.
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Plan:
+    """Part of a message: what a run may request; 0 where the method has no such setting.
+
+    Fields of later requests with the same name have the same value.
+    """
+
+    __slots__ = ()
+    aggregation: Annotated[str, Range(0, 16)] = "plain"  # secure: only sums leave; sealed: letters
+    threshold: Annotated[int, Range(0, 1000)] = 0  # parties of a sum, if some are lost; 0: all
+    epsilon: Annotated[float, Range(0, 1e6)] = 0.0  # 0: no noise
+    delta: Annotated[float, Range(0, 1)] = 0.0
+    multiplier: Annotated[float, Range(0, 1e9)] = 0.0  # of the noise; see fedapp.crypto.noise
+    levels: Annotated[int, Range(0, MOST_DEPTH)] = 0  # of a tree that noised sums split
+    rounds: Annotated[int, Range(0, 10**6)] = 0  # of boosting or averaging
+    trees: Annotated[int, Range(0, 10**5)] = 0  # of a forest, or that a party grows in a round
+    max_depth: Annotated[int, Range(0, 1000)] = 0
+    subsample: Annotated[float, Range(0, 1)] = 1.0
+    goss: bool = False
+    labels: Annotated[str, Range(0, 16)] = ""  # encoded or paillier, in a forest
+    max_bin: Annotated[int, Range(0, 65535), SiteLimit("most-bins")] = 0
+    parties: Annotated[tuple[str, ...], Range(0, 1000)] = ()  # names, in order
+    fingerprints: Annotated[tuple[str, ...], Range(0, 1000)] = ()  # of their keys; "" if simulated
+
+
+@dataclass(frozen=True, slots=True)
+class HelloRequest(Plan, Request):
+    """Open a run with its plan: read the table and describe it."""
+
+    kind: ClassVar[str] = "query.hello"
+    doing: ClassVar[str] = "reading the tables"
+    leaves: ClassVar[str] = "nothing"
+    objective: Annotated[str, Range(1, 64)]
+    test_fraction: Annotated[float, Range(0, 1)]
+    valid_fraction: Annotated[float, Range(0, 1)]
+    seed: Annotated[int, Range(0, 2**63 - 1)]
+    rounded: bool  # send the range of the labels to powers of two, and no warnings
+    fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # test fold, from 1; 0: use test_fraction
+    folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
+    score_test: bool = True  # False: test rows are left out, and nothing about them is sent
+    columns: Annotated[tuple[str, ...], Range(0, 10**6)] = ()  # their order; empty: the table's
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HelloReply(Introduction):
+    """A description of a party's table."""
+
+    name: Annotated[str, Range(1, 64)]
+    n_train: Annotated[int, Range(1, 2**40)]
+    n_valid: Annotated[int, Range(0, 2**40)]
+    n_test: Annotated[int, Range(0, 2**40)]
+    columns: Annotated[tuple[str, ...], Range(1, 10**6)]
+    classes: Annotated[tuple[str, ...], Range(0, 1000)]  # sorted; empty for regression
+    positive_label: Annotated[str, Range(0, 10**4)]  # counts as 1, of two; empty: not given
+    base_margin: Annotated[str, Range(0, 10**4)]  # column that rows start from; empty: none
+    label_low: float  # smallest and largest label; 0 for classification, unless the run asks
+    label_high: float
+    simulated: bool  # the table is a share of the one that the run config names
+    fingerprint: Annotated[str, Range(32, 32)]  # hex
+    versions: Annotated[tuple[str, ...], Range(0, 20)]  # "fedapp 0.1.0", "xgboost 3.2.0", ...
+    notes: Annotated[tuple[str, ...], Range(0, 100)]  # warnings about the table, in words
+    category_counts: Counts
+    categories: Names  # in the order of their codes; empty if the site does not share them
+    untrained: Annotated[tuple[str, ...], Range(0, 1000)]  # classes that no training row has
+    digests: Names  # a column with categories: of the names if its schema gives them, else empty
+    since: Annotated[int, Range(0, 2**40)] = 0  # the last step that the party answered
+    merges_bins: bool = False  # bins below its node config's number of rows, in every node
+    kinds: Kinds = ()
+
+    @property
+    def n_rows(self) -> int:
+        """Training rows."""
+        return self.n_train
+
+
+GROUPS = {
+    "hello": frozenset({"horizontal"}),
+    "labels": frozenset({"horizontal"}),
+    "greet": frozenset({"horizontal", "vertical", "inference"}),
+}

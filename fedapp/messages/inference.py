@@ -1,0 +1,147 @@
+"""Interactive inference: rows traverse the trees of a model whose splits are at several parties.
+
+Source: Cheng et al. 2019, "SecureBoost" (arXiv:1901.08755), "Federated Inference based on the
+Learned Model", Figure 3; for all trees and rows at once.
+
+Reveals: rows' ways through the splits of passive parties, to the parties concerned.
+
+- The server learns sizes: rows, and how many splits each exchange asks about.
+- A passive party learns which of the rows reach which of its splits. It learns no leaf weight, no
+  prediction, and nothing of others' splits.
+- The active party learns which of these rows go left. The predictions stay with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fedapp.messages.fields import Array, Form, Letter, Method, Range, Reply, Request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WalkRequest(Request, letters=True):
+    """To the active party: apply the answers, then ask about others' splits, or finish."""
+
+    kind: ClassVar[str] = "evaluate.interactive_walk"
+    doing: ClassVar[str] = "walking the trees"
+    suffix: Annotated[str, Range(4, 8)]  # of the file to write: .csv or .parquet
+    trees_at_once: Annotated[int, Range(0, 2**31)]  # 0: all
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnswerRequest(Request, letters=True):
+    """To a passive party: answer which rows go left; the last time, delete the rows."""
+
+    kind: ClassVar[str] = "evaluate.interactive_answer"
+    doing: ClassVar[str] = "walking the trees"
+    last: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WalkReply(Reply, letters=True):
+    """Questions for other parties; none when finished."""
+
+    finished: bool
+    n_trees: Annotated[int, Range(0, 10**9)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnswerReply(Reply, letters=True):
+    """Answers for the active party."""
+
+
+# One-round prediction: every party sends which rows may end in which leaves.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeafSetsRequest(Request, letters=True):
+    """To a passive party: traverse all trees."""
+
+    kind: ClassVar[str] = "evaluate.one_round_walk"
+    wire_name: ClassVar[str] = "WalkRequest"
+    doing: ClassVar[str] = "walking the trees"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntersectRequest(Request, letters=True):
+    """To the active party: intersect the leaf sets, and write the predictions."""
+
+    kind: ClassVar[str] = "evaluate.one_round_intersect"
+    doing: ClassVar[str] = "intersecting the leaf sets"
+    suffix: Annotated[str, Range(4, 8)]  # of the file to write: .csv or .parquet
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeafSetsReply(Reply, letters=True):
+    """Leaf sets for the active party."""
+
+    wire_name: ClassVar[str] = "WalkReply"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntersectReply(Reply, letters=True):
+    """The predictions are written."""
+
+    n_trees: Annotated[int, Range(0, 10**9)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeafSets(Letter):
+    """Passive to active: rows that may end in each leaf, tree after tree.
+
+    Of each tree a bit a row and leaf, leaves in the order of their nodes, each in whole bytes,
+    compressed by zlib.
+    """
+
+    part: Annotated[Array, Form("uint8", 32)]  # digest of the party's part of the model
+    ends: Annotated[Array, Form("int64", "n_trees", low=0)]
+    sets: Annotated[Array, Form("uint8", "n_bytes")]
+
+
+# Explain predictions of some rows; every party writes what it may see to its disk only.
+
+MOST_ROWS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainRequest(Request):
+    """Explain these rows as far as this party may see them."""
+
+    kind: ClassVar[str] = "evaluate.explain_rows"
+    doing: ClassVar[str] = "explaining rows"
+    rows: Annotated[tuple[str, ...], Range(1, MOST_ROWS)]  # ids
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainReply(Reply):
+    """Confirms the request."""
+
+    done: bool
+
+
+# Letters for rows that traverse trees whose splits are at several parties.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Questions(Letter):
+    """Active to passive: which rows are at which of its splits."""
+
+    records: Annotated[Array, Form("int64", "n_questions", low=0)]
+    sizes: Annotated[Array, Form("int64", "n_questions", low=1)]  # rows of each
+    rows: Annotated[Array, Form("int32", "n_asked", low=0)]  # questions in turn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answers(Letter):
+    """Passive to active: a bit a row of the questions, 1 for left."""
+
+    part: Annotated[Array, Form("uint8", 32)]  # digest of the party's part of the model
+    bits: Annotated[Array, Form("uint8", "n_bit_bytes")]
+
+
+GROUPS = {
+    "interactive": Method("inference", {"": "sizes"}),
+    "one_round": Method("inference", {"": "sizes"}),
+    "explain": frozenset({"inference"}),
+}

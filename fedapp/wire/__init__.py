@@ -1,1 +1,0 @@
-"""Messages as Flower records, their delivery, and the ledger of traffic."""
