@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedapp.api import compare, load, run, tune
     from fedapp.errors import ConfigError, DataError, FedappError, StoppedError
     from fedapp.finished import Run
+    from fedapp.run_folder import RoundInfo
     from fedapp.sklearn import (
         FedAvgLinearClassifier,
         FedAvgLinearRegressor,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
         SecureBoostRegressor,
     )
     from fedapp.studies import Compared, Folds, Tuned
-    from fedapp.watch import RoundInfo
 
 
 def _find_own_packages() -> None:
@@ -90,7 +90,7 @@ _HOMES = {  # names by the module that has them
     "fedapp.errors": ("ConfigError", "DataError", "FedappError", "StoppedError"),
     "fedapp.sklearn": tuple(name for name in __all__ if name.endswith(("Classifier", "Regressor"))),
     "fedapp.studies": ("Compared", "Folds", "Tuned"),
-    "fedapp.watch": ("RoundInfo",),
+    "fedapp.run_folder": ("RoundInfo",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -15,12 +15,11 @@ from fedapp.data.frames import Data, drop_frames, has_frames, write_tables
 from fedapp.errors import ConfigError
 from fedapp.finished import Run
 from fedapp.home import RUNS, display_path, private_folder
-from fedapp.keywords import check_functions, functions_of, settings_of, told_in_python
-from fedapp.run_folder import RunFolder, new_run_dir
+from fedapp.run_folder import OnRound, RunFolder, Silent, Watcher, new_run_dir
 from fedapp.session import Training
+from fedapp.settings import check_functions, functions_of, naming_python_keywords, settings_of
 from fedapp.studies import Compared, Folds, Tuned
 from fedapp.trees.objective import functions_in_use
-from fedapp.watch import OnRound, Silent, Watcher
 
 __all__ = ["Data", "Folds", "OnRound", "Run", "Tuned", "Watcher", "compare", "load", "run", "tune"]
 
@@ -123,11 +122,15 @@ def run(
     if folds and "fold" not in overrides:
         from simulations.folds import CrossValidation
 
-        with told_in_python(), functions_in_use(functions), _placing(strategy, data, overrides):
+        with (
+            naming_python_keywords(),
+            functions_in_use(functions),
+            _placing(strategy, data, overrides),
+        ):
             return Folds(CrossValidation(strategy, *arguments).carry_out().path)
     training = Training(strategy, *arguments)
     with (
-        told_in_python(),
+        naming_python_keywords(),
         functions_in_use(functions),
         _noting(training),
         _placing(strategy, data, overrides),
@@ -190,7 +193,7 @@ def tune(
 
     more = {"label": label or None, "parties": parties}
     overrides: dict[str, Any] = settings_of(strategy, {**settings, **more})
-    with told_in_python():
+    with naming_python_keywords():
         domains = {name: str(text) for name, text in settings_of(strategy, space or {}).items()}
         budget = Budget(runs, exchanges, bytes)
         with _placed_in(f"tune-{strategy}", data, output, overrides) as folder:
@@ -240,7 +243,7 @@ def compare(
     folded = {"folds": folds, "fold": 1} if folds else {}
     more = {"label": label or None, "parties": parties}
     overrides: dict[str, Any] = settings_of("", {**settings, **folded, **more})
-    with told_in_python(), _placed_in("compare", data, output, overrides) as folder:
+    with naming_python_keywords(), _placed_in("compare", data, output, overrides) as folder:
         arguments = seeds, engine, watcher or Silent(), folder
         return Compared(carry_out(strategies, overrides, *arguments)[0])
 

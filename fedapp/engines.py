@@ -9,11 +9,10 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-from fedapp.config import Settings
 from fedapp.errors import ConfigError, RunFailedError, StoppedError, did_you_mean
 from fedapp.home import read_toml
-from fedapp.run_folder import RunFolder
-from fedapp.watch import OnRound
+from fedapp.run_folder import OnRound, RunFolder
+from fedapp.settings import Settings
 
 if TYPE_CHECKING:
     from simulations.engines import Tell

@@ -27,7 +27,6 @@ from sklearn.utils.validation import (
 )
 
 from clients.alignment import FEWEST_ROWS
-from fedapp.config import SIMULATED_PARTIES, defaults
 from fedapp.data.datasets import NAME, party_name
 from fedapp.data.frames import (
     ArrowStream,
@@ -43,10 +42,17 @@ from fedapp.evaluated import evaluate_rounds
 from fedapp.finished import Run
 from fedapp.home import private_folder, write_atomically
 from fedapp.housekeeping import forget_model
-from fedapp.keywords import check_functions, functions_of, settings_of, told_in_python
 from fedapp.predict import PredictedRows, predicted_rows
 from fedapp.run_folder import RunFolder
 from fedapp.session import Training
+from fedapp.settings import (
+    SIMULATED_PARTIES,
+    check_functions,
+    defaults,
+    functions_of,
+    naming_python_keywords,
+    settings_of,
+)
 from fedapp.trees.model import model_text
 from fedapp.trees.objective import CUSTOM, ObjectiveFunction, functions_in_use
 
@@ -242,7 +248,7 @@ class Federated(BaseEstimator):
             if each.name not in self.renamed
         }
         try:
-            with told_in_python(parameter_of):
+            with naming_python_keywords(parameter_of):
                 yield
         except (ConfigError, DataError) as error:
             raise ValueError(str(error)) from error

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.config import flatten
 from fedapp.data.frames import Data, Source, write_tables
 from fedapp.data.labels import class_values
 from fedapp.data.predictions import by_class
@@ -22,7 +21,6 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.finished_folder import FinishedFolder
 from fedapp.home import display_path, home
-from fedapp.keywords import settings_of
 from fedapp.packages import check_package
 from fedapp.predict import (
     Model,
@@ -32,11 +30,12 @@ from fedapp.predict import (
     predicted_rows,
     trained_settings,
 )
+from fedapp.run_folder import Silent
+from fedapp.settings import flatten, settings_of
 from fedapp.site.part_file import read_part
 from fedapp.trees.divided import model_of
 from fedapp.trees.model import json_of, model_text
 from fedapp.trees.sets import entries_of
-from fedapp.watch import Silent
 
 Array = npt.NDArray[Any]
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedapp.config import defaults, flatten
 from fedapp.errors import ConfigError
 from fedapp.home import LOCK, display_path, exclusive_lock, home, read_toml
 from fedapp.metrics import watched_metric
-from fedapp.run_folder import MADE_FROM, RunFolder, State
+from fedapp.run_folder import INPUTS_FILE, RunFolder, State
+from fedapp.settings import defaults, flatten
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.part_file import PART_FILE
 from fedapp.site.stores import KEEP_DAYS, SECONDS_A_DAY
@@ -131,7 +131,7 @@ def check_own(path: Path) -> None:
     if not config.is_file():
         # A command that was stopped before the run began leaves no more than these.
         for name in (one.name for one in path.iterdir()):
-            if name not in (LOCK, MADE_FROM) and not name.startswith(".config.toml."):
+            if name not in (LOCK, INPUTS_FILE) and not name.startswith(".config.toml."):
                 raise ConfigError(f"run folder must have a config.toml, got {name}")
         return
     settings = flatten(read_toml(config.read_text(), "config.toml must be TOML"))

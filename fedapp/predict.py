@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.config import flatten
 from fedapp.data.datasets import by_party, check_source, file_of_party, sources_to_predict
 from fedapp.data.predictions import (
     check_suffix,
@@ -26,6 +25,7 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError, as_plain
 from fedapp.home import display_path, read_toml
 from fedapp.run_folder import schema_copy
+from fedapp.settings import flatten
 from fedapp.site.joined import read_joined
 from fedapp.site.node_config import table_settings
 from fedapp.trees import stacked

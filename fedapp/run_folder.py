@@ -6,30 +6,30 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 import tomli_w
 
 from fedapp import home as locks
-from fedapp.config import Settings, defaults, flatten, load_settings
 from fedapp.conversation import Checkpoint
 from fedapp.data.datasets import by_party
 from fedapp.errors import ConfigError, DataError, DivergedError, StoppedError, did_you_mean_path
 from fedapp.home import RUNS, home, open_private, private_folder, read_toml, write_atomically
-from fedapp.run_state import RunState
-from fedapp.stage import Stage
+from fedapp.messages.fields import Request
+from fedapp.settings import Settings, defaults, flatten, load_settings
 
 # Errors of a run that was stopped from outside.
 INTERRUPTIONS = frozenset({"SystemExit", "KeyboardInterrupt", StoppedError.__name__})
 SCHEMA = "schema.toml"  # copy of the schema by which the run reads its tables
 STOP = "stop"  # if it exists, the run stops after its round
-MADE_FROM = "made-from.json"  # inputs of a run of a study, written before it begins
+INPUTS_FILE = "made-from.json"  # inputs of a run of a study, written before it begins
 
 
 class State(StrEnum):
@@ -316,3 +316,204 @@ def resumed_settings(settings: Settings) -> Settings:
             raise ConfigError(f"{name} must be the resumed run's, {before!r}, got {value!r}")
     changed = {name: overrides[name] for name in CHANGEABLE & set(overrides)}
     return load_settings({**stored, **changed, **place})
+
+
+# Progress of a run, as its strategy counts it and every checkpoint has it.
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """Progress of a run at one step."""
+
+    model_id: str  # drawn when the run begins; the same in all attempts
+    attempt: int = 0  # times the run was resumed
+    step: int = 0  # of the last exchange that was begun
+    exchanges: int = 0  # finished
+    rounds: int = 0  # reported
+    left_out: tuple[Mapping[str, Any], ...] = ()  # excluded parties: party, step, reason
+    warnings: tuple[str, ...] = ()
+    asked: Mapping[str, int] = field(default_factory=dict)  # step of the last request, by party
+    fingerprints: Mapping[str, str] = field(default_factory=dict)  # of the tables, by party
+    keys: Mapping[str, str] = field(default_factory=dict)  # fingerprints of the parties' keys
+    bytes: tuple[int, int] = (0, 0)  # sent to the parties, and to the server
+    seconds: tuple[float, float] = (0.0, 0.0)  # in all, and in training; of all attempts
+
+    def to_json(self) -> dict[str, Any]:
+        """Fields for a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> RunState:
+        """Inverse of ``to_json``; other facts are ignored."""
+        values: dict[str, Any] = {each.name: facts[each.name] for each in fields(cls)}
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**{**values, **lists})
+
+    def has_lost(self, party: str) -> bool:
+        """Whether a party is excluded."""
+        return any(gone["party"] == party for gone in self.left_out)
+
+    def gap(self, party: str) -> int:
+        """Steps since a party was last asked."""
+        # Before the parties' names are known, a gap is known only if all were last asked together.
+        steps = set(self.asked.values()) or {0}
+        return self.step - self.asked.get(party, steps.pop() if len(steps) == 1 else self.step)
+
+
+# Progress of a run: what its parties are doing, since when, and how long it may take.
+
+PACE_ROUNDS = 5  # the mean time of the last ones predicts the next
+BRIEF = 0.1  # seconds; a shorter stage is not shown
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of a command or of a run."""
+
+    doing: str  # such as "aligning the rows"
+    since: float  # Unix time of its start
+    seconds: float | None = None  # expected in all; None: unknown
+    round: int = 0  # from 1; 0 outside the rounds
+    rounds: int = 0  # number of rounds; 0 outside of them
+    rounds_seconds: float | None = None  # expected from ``since`` to the end of the last round
+    waiting: Sequence[str] = ()  # parties whose replies are missing
+
+
+class Stages:
+    """Turns the exchanges of a run into stages, with expected times.
+
+    An exchange is expected to take as long as that of the same kind and place in the last round.
+    """
+
+    def __init__(self, note: Callable[[Stage], None], clock: Callable[[], float] = time.time):
+        self._note, self._clock = note, clock
+        self._phase, self._phase_began = "", 0.0
+        self._took: dict[tuple[str, int], float] = {}
+        self._places: Counter[str] = Counter()
+        self._round, self._round_began = 0, 0.0
+        self._noted = ("", 0)  # what the parties do, and the round
+        self._paces: deque[float] = deque(maxlen=PACE_ROUNDS)
+        self._stage = Stage("", 0.0)
+
+    def wait(self, doing: str) -> None:
+        """Begin a stage without an exchange."""
+        self._phase, self._phase_began = doing, self._clock()
+        self._noted = ("", 0)
+        self._note(Stage(doing, self._phase_began))
+
+    def begin(
+        self, request: Request, round_id: int, n_rounds: int, seconds: float | None = None
+    ) -> Callable[[], None]:
+        """Begin an exchange; returns a function to call when all replies are there.
+
+        ``seconds`` is its expected time before a similar one was timed. ``round_id`` is from 1, and
+        ignored if the request is not part of a round.
+        """
+        now = self._clock()
+        if request.each_round and round_id != self._round:
+            if self._round:
+                self._paces.append(now - self._round_began)
+            self._round, self._round_began = round_id, now
+            self._places.clear()
+        self._places[request.kind] += 1
+        place = request.kind, self._places[request.kind]
+        expected = self._took.get(place, seconds)
+        if request.each_round:
+            remaining = None
+            if self._paces:
+                pace = sum(self._paces) / len(self._paces)
+                rounds_time = pace * (n_rounds - self._round + 1)
+                remaining = max(0.0, rounds_time - (now - self._round_began))
+            # May be n_rounds + 1: an exchange after the last round has that round's scores.
+            number = min(round_id, n_rounds)
+            self._phase, noted = "", (request.doing, number)
+            self._stage = Stage(request.doing, now, expected, number, n_rounds, remaining)
+            # Of a round's brief exchanges only the first is noted.
+            if noted != self._noted or expected is None or expected >= BRIEF:
+                self._note(self._stage)
+            self._noted = noted
+        else:
+            self._noted = ("", 0)
+            # Successive exchanges of one phase count as one stage.
+            if request.doing != self._phase:
+                self._phase, self._phase_began = request.doing, now
+            since = self._phase_began
+            self._stage = Stage(request.doing, since, expected and expected + now - since)
+            self._note(self._stage)
+
+        def end() -> None:
+            self._took[place] = self._clock() - now
+
+        return end
+
+    def name_waiting(self, parties: Sequence[str]) -> None:
+        """Note the parties whose replies to the exchange are missing."""
+        self._noted = ("", 0)  # the next exchange is noted, however brief
+        doing = f"{self._stage.doing}; waiting for {', '.join(parties)}"
+        self._note(replace(self._stage, doing=doing, waiting=parties))
+
+
+# Callbacks of a run: progress shown to the user, and a function called after every round.
+
+
+class RoundInfo(TypedDict):
+    """A finished round, as on its line of ``rounds.jsonl``.
+
+    ``round`` is from 1 to ``rounds``, ``trees`` counts those of the model, ``leaves`` those of the
+    round; ``train`` and ``valid`` are scores by name, None if not finite; ``exchanges`` is the
+    number since the run began; ``bytes`` (``to_parties`` and ``to_server``) and ``seconds`` are of
+    this round.
+    """
+
+    round: int
+    rounds: int
+    trees: int
+    leaves: float | None
+    train: Mapping[str, float | None]
+    valid: Mapping[str, float | None]
+    exchanges: int
+    bytes: Mapping[str, int]
+    seconds: float
+
+
+# Called after every round, in order. If it returns False the run stops, and can be resumed.
+OnRound = Callable[[RoundInfo], object]
+
+
+class Watcher(Protocol):
+    """Shows the progress of a command or a call and of its run."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the command or the call began."""
+
+    def begin(self, doing: str, ends: bool = False) -> None:
+        """Show what is done from now on; with ``ends``, in place of the run's own stages."""
+
+    def tell(self, text: str) -> None:
+        """Print a line that stays."""
+
+    def run(self, folder: RunFolder, metric: str) -> AbstractContextManager[None]:
+        """A context during which the folder's run is shown; ``metric`` is the score shown first."""
+
+
+class Silent:
+    """A watcher that shows nothing."""
+
+    def __init__(self) -> None:
+        self._began = time.time()
+
+    @property
+    def seconds(self) -> float:
+        """Since the call began."""
+        return time.time() - self._began
+
+    def begin(self, doing: str, ends: bool = False) -> None:
+        """Nothing."""
+
+    def tell(self, text: str) -> None:
+        """Nothing."""
+
+    def run(self, folder: RunFolder, metric: str) -> AbstractContextManager[None]:
+        """Nothing."""
+        return nullcontext()

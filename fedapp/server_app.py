@@ -14,17 +14,22 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedapp import log_lines
-from fedapp.config import Settings, flatten, load_settings
 from fedapp.conversation import Checkpoint
 from fedapp.deploy.warm import serverapp
 from fedapp.errors import ConfigError, FedappError, alias, did_you_mean, in_words
 from fedapp.messages.fields import all_methods, module_of_group
 from fedapp.packages import versions
-from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
-from fedapp.run_state import RunState
-from fedapp.stage import Stage
+from fedapp.run_folder import (
+    OnRound,
+    RoundInfo,
+    RunFolder,
+    RunState,
+    Stage,
+    new_run_dir,
+    resumed_settings,
+)
+from fedapp.settings import Settings, flatten, load_settings
 from fedapp.start import leave_no_core
-from fedapp.watch import OnRound, RoundInfo
 from strategies.base import TreeStrategy
 from strategies.callbacks import Callbacks
 from strategies.meeting import ENGINES, shared_rows

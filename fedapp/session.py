@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedapp.config import Settings, load_settings, settings_named
 from fedapp.data.frames import drop_frames, named_frames
 from fedapp.engines import SIMULATED, check_engine, engine_of, told
 from fedapp.errors import ConfigError, FedappError
@@ -20,8 +19,8 @@ from fedapp.home import RUNS, check_free, display_path, private_folder
 from fedapp.logs import Logs, check_packages, logged
 from fedapp.packages import check_extra
 from fedapp.report.summary import worse_than_alone
-from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
-from fedapp.watch import OnRound, Silent, Watcher
+from fedapp.run_folder import OnRound, RunFolder, Silent, Watcher, new_run_dir, resumed_settings
+from fedapp.settings import Settings, load_settings, settings_named
 
 
 @dataclass(slots=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedapp.config import Settings, load_settings, settings_named
 from fedapp.data.datasets import party_sources, sources_to_predict
 from fedapp.data.predictions import check_suffix
 from fedapp.engines import SIMULATED, check_engine
@@ -17,9 +16,9 @@ from fedapp.home import home, open_private
 from fedapp.housekeeping import predictions_folder
 from fedapp.messages.fields import all_methods
 from fedapp.predict import Predicted, trained_settings
-from fedapp.run_folder import RunFolder
+from fedapp.run_folder import RunFolder, Watcher
 from fedapp.session import carry_out, check_tables, passing, run_dir_of
-from fedapp.watch import Watcher
+from fedapp.settings import Settings, load_settings, settings_named
 
 # Settings that a prediction takes from the training run; the second only for simulated parties.
 TRAINED = ("parties", "columns", "align", "align-most-rows", "seed")

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp import metrics
-from fedapp.config import Settings
 from fedapp.data.labels import class_ids, class_names, positive_last
 from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.table import Table
 from fedapp.messages.fields import all_methods, parameters_of
 from fedapp.server_app import load_strategy
+from fedapp.settings import Settings
 from fedapp.site.columns import read_columns, row_ids, split_common
 from fedapp.site.rows import Rows
 from fedapp.trees.divided import joint_names

@@ -16,7 +16,6 @@ from clients import hello, vertical
 from clients.alignment import check_common
 from clients.hello import weights_of
 from clients.labels import code_labels
-from fedapp.config import Settings, defaults
 from fedapp.data.datasets import check_source
 from fedapp.data.labels import check_weights, class_names, number_labels
 from fedapp.data.partition import SUBSETS
@@ -27,6 +26,7 @@ from fedapp.messages.fields import Introduction, all_methods
 from fedapp.messages.handshake import HelloReply, HelloRequest, LabelsReply
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.server_app import load_strategy
+from fedapp.settings import Settings, defaults
 from fedapp.site.columns import split_common
 from fedapp.site.config import SiteConfig
 from fedapp.site.rows import read_table

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.config import Settings, Value, flatten, load_settings, settings_named
 from fedapp.data.datasets import party_sources
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError
 from fedapp.home import private_folder
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import check_read, load_strategy
+from fedapp.settings import Settings, Value, flatten, load_settings, settings_named
 from fedapp.studies import CLAIM
 from simulations.baselines import BY_COLUMNS, BY_ROWS, baseline_rows, baselines_of
 from simulations.kept import TABLE, check_same, table_digest

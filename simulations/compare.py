@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from fedapp import session
-from fedapp.config import Settings, Value
 from fedapp.data.frames import drop_frames, named_frames
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError
@@ -25,9 +24,9 @@ from fedapp.metrics import larger_is_better
 from fedapp.report.page import write_report
 from fedapp.report.summary import read_run, score_names
 from fedapp.report.tradeoff import N_ORDERS, Comparison, Line, tradeoff_page
-from fedapp.run_folder import MADE_FROM, RunFolder, State
+from fedapp.run_folder import INPUTS_FILE, RunFolder, State, Watcher
+from fedapp.settings import Settings, Value
 from fedapp.studies import COMPARISON, PAGE
-from fedapp.watch import Watcher
 from simulations.baselines import XGBOOST, BaselineKind, baselines_of, order_range, run_baselines
 from simulations.comparable import (
     STATED,
@@ -186,7 +185,7 @@ def finished_cell(
     """
     name = _cell_name(settings.strategy, {"seed": settings.seed, "fold": settings.fold})
     folder = (output / name).resolve()
-    asked, before = made_from(settings), read_made_from(folder / MADE_FROM)
+    asked, before = made_from(settings), read_made_from(folder / INPUTS_FILE)
     is_finished, place = (folder / "summary.json").exists(), {"run_dir": str(folder)}
     if before and (is_finished or RunFolder(folder).state is State.RESUMABLE):
         check_same(asked, before, folder)
@@ -202,7 +201,7 @@ def finished_cell(
                 (folder / "summary.json").unlink(missing_ok=True)  # finished runs are not deleted
             delete_run(folder)
         private_folder(folder)
-        RunFolder(folder).write_json(MADE_FROM, {KEY: asked})
+        RunFolder(folder).write_json(INPUTS_FILE, {KEY: asked})
     engine(settings.model_copy(update=place))
     tell(f"{name}: done")
     return dict(read_run(folder).summary)

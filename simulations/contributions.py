@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.config import Settings
 from fedapp.messages.fields import all_methods
+from fedapp.settings import Settings
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.sets import category_counts, chosen, recoded
 from fedapp.trees.xgboost import typed_columns

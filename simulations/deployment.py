@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import psutil
 
-from fedapp.config import load_settings
 from fedapp.crypto.sealed import fingerprint_of, public_key
 from fedapp.deploy.folders import write_federation, write_site
 from fedapp.deploy.processes import Federation
 from fedapp.messages.fields import all_methods
 from fedapp.run_folder import RunFolder
+from fedapp.settings import load_settings
 from fedapp.site.config import site_config
 from fedapp.site.node_config import parse_node_config
 from fedapp.site.trust import identity, pin

@@ -25,7 +25,6 @@ import psutil
 
 from fedapp import errors
 from fedapp.clock import RULE
-from fedapp.config import Settings, flatten
 from fedapp.crypto.workers import n_cores
 from fedapp.deploy.bundle import app_sources
 from fedapp.deploy.folders import registered_sites
@@ -33,6 +32,7 @@ from fedapp.errors import ConfigError, RunFailedError
 from fedapp.home import home, open_private, private_folder
 from fedapp.run_folder import RunFolder, State
 from fedapp.server_app import load_strategy
+from fedapp.settings import Settings, flatten
 from simulations.flower_errors import (
     GONE,
     LOG_LINES,

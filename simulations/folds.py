@@ -13,16 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.config import Settings, Value, load_settings, settings_named
 from fedapp.data.frames import drop_frames, named_frames
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError
 from fedapp.home import RUNS
 from fedapp.report.summary import score_names, score_rows
-from fedapp.run_folder import RunFolder, new_run_dir
+from fedapp.run_folder import OnRound, RunFolder, Silent, Watcher, new_run_dir
 from fedapp.session import Training, check_method, check_tables
+from fedapp.settings import Settings, Value, load_settings, settings_named
 from fedapp.studies import FOLDS
-from fedapp.watch import OnRound, Silent, Watcher
 from simulations.comparable import claim_folder
 from simulations.compare import drawn, finished_cell
 from simulations.rows import settled

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedapp.config import Settings, app_files, defaults, flatten
 from fedapp.data.datasets import by_party, party_sources
 from fedapp.errors import ConfigError
 from fedapp.home import private_folder
 from fedapp.packages import versions
-from fedapp.run_folder import MADE_FROM, RunFolder
+from fedapp.run_folder import INPUTS_FILE, RunFolder
+from fedapp.settings import Settings, app_files, defaults, flatten
 
 TABLE, CODE = "table", "code"  # inputs beside the settings
 KEY = "made_from"  # first key of a file with inputs
@@ -96,7 +96,7 @@ def other_code(folder: Path) -> str:
         with path.open() as file:
             has_inputs = KEY in file.read(len(KEY) + 8)  # it is the first key
         if has_inputs and (read_made_from(path) or {}).get(CODE) != code_digest():
-            result = path.parent if path.name == MADE_FROM else path
+            result = path.parent if path.name == INPUTS_FILE else path
             names.append(result.relative_to(folder).as_posix())
     if not names:
         return ""

@@ -17,10 +17,10 @@ from unittest.mock import patch
 import numpy as np
 
 from fedapp.client_app import SiteApp
-from fedapp.config import load_settings
 from fedapp.kernels import complete_stamp, config
 from fedapp.messages.fields import all_methods
 from fedapp.server_app import load_strategy
+from fedapp.settings import load_settings
 from simulations.local import run_local
 
 N_ROWS = 900

@@ -14,11 +14,10 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedapp.client_app import SiteApp
-from fedapp.config import Settings, flatten
-from fedapp.run_folder import RunFolder
+from fedapp.run_folder import OnRound, RunFolder
 from fedapp.server_app import train
+from fedapp.settings import Settings, flatten
 from fedapp.site.stores import LiveStores
-from fedapp.watch import OnRound
 
 SERVER_NODE = 1
 PULL_SECONDS = 0.01  # that a pull waits for a reply

@@ -7,11 +7,11 @@ from typing import cast
 
 import numpy as np
 
-from fedapp.config import Settings, flatten
 from fedapp.data.labels import Labels, auto_objective, class_names, label_texts
 from fedapp.data.partition import SUBSETS
 from fedapp.data.table import Table
 from fedapp.errors import DataError
+from fedapp.settings import Settings, flatten
 from fedapp.site.columns import read_columns
 from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.rows import Rows, read_table, share_rows

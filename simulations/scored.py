@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.config import Settings, load_settings
 from fedapp.data.labels import class_ids
 from fedapp.data.partition import SUBSETS
 from fedapp.housekeeping import forget_model
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings, load_settings
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import recoded

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.config import Settings, Value, defaults, load_settings, parse_overrides
 from fedapp.errors import ConfigError, did_you_mean, setting_of
 from fedapp.packages import check_package
 from fedapp.server_app import load_strategy
+from fedapp.settings import Settings, Value, defaults, load_settings, parse_overrides
 from strategies.settings import HELD_BACK, ReadsSettings
 
 # Searched by default, if a method reads the setting and it is not given.

@@ -15,17 +15,16 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fedapp.config import Settings, Value, load_settings, settings_named
 from fedapp.data.frames import drop_frames, named_frames
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError, StoppedError
 from fedapp.home import open_private
 from fedapp.housekeeping import delete_run, forget_model
 from fedapp.metrics import larger_is_better
-from fedapp.run_folder import RunFolder
+from fedapp.run_folder import OnRound, RoundInfo, RunFolder, Silent, Watcher
 from fedapp.session import Training, check_method, check_tables
+from fedapp.settings import Settings, Value, load_settings, settings_named
 from fedapp.studies import BEST, SEARCH, TRIALS, Trial, best_of, read_trials
-from fedapp.watch import OnRound, RoundInfo, Silent, Watcher
 from simulations.comparable import claim_folder, comparison_folder
 from simulations.rows import settled
 from simulations.search import Draw, Scored, Space, check_search, drawing, space_of

@@ -6,7 +6,6 @@ import itertools
 
 import numpy as np
 
-from fedapp.config import Settings
 from fedapp.conversation import Conversation, Parties
 from fedapp.crypto.sums import seconds_to_mask
 from fedapp.data.partition import SUBSETS, Holdout
@@ -20,6 +19,7 @@ from fedapp.messages.vertical import (
     SentReply,
     VerticalHelloReply,
 )
+from fedapp.settings import Settings
 from strategies.vertical import Mailbox
 
 

@@ -23,10 +23,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.messages.handshake import HelloReply
 from fedapp.messages.local_boosting import BagReply, BagRequest
+from fedapp.settings import Section, Settings, check
 from fedapp.trees.model import Grown, concatenated, scaled
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy

@@ -47,11 +47,8 @@ from fedapp.messages.fields import Introduction, Reply, Request
 from fedapp.messages.handshake import GreetReply, GreetRequest
 from fedapp.messages.vertical import Parcel
 from fedapp.messages.wire import WAITING, Envelope, records_of, to_bytes, to_content
-from fedapp.run_folder import without_nan
-from fedapp.run_state import RunState
-from fedapp.stage import Stages
+from fedapp.run_folder import RoundInfo, RunState, Stages, without_nan
 from fedapp.trees.objective import AUTO, Objective
-from fedapp.watch import RoundInfo
 from fedapp.wire.delivery import Courier, Patience
 from fedapp.wire.ledger import Ledger
 from fedapp.wire.replies import read_reply

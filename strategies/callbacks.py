@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fedapp.config import Settings
 from fedapp.conversation import Checkpoint
-from fedapp.run_state import RunState
-from fedapp.stage import Stage
-from fedapp.watch import RoundInfo
+from fedapp.run_folder import RoundInfo, RunState, Stage
+from fedapp.settings import Settings
 
 
 class Callbacks:

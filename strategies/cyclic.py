@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from fedapp.config import Settings
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.messages.handshake import HelloReply
 from fedapp.messages.local_boosting import TurnReply, TurnRequest
+from fedapp.settings import Settings
 from strategies.base import Summary
 from strategies.horizontal import HorizontalStrategy
 from strategies.local_boosting import Boosted, begin, finish, trees_of

@@ -22,7 +22,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fedapp.config import Section, Settings, check
 from fedapp.conversation import Check, Checkpoint, Conversation, ModelFiles, Parties, ask
 from fedapp.data.partition import WATCHED
 from fedapp.errors import DataError
@@ -45,6 +44,7 @@ from fedapp.messages.fields import fields_of
 from fedapp.messages.handshake import HelloReply
 from fedapp.messages.scoring import EvaluateReply
 from fedapp.messages.secagg import EVERYONE
+from fedapp.settings import Section, Settings, check
 from fedapp.trees.linear import (
     ARRAYS,
     N_POWERS,

@@ -30,7 +30,6 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, Progress
 from fedapp.crypto.sums import seconds_to_encrypt
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
@@ -51,6 +50,7 @@ from fedapp.messages.federated_forest import (
 from fedapp.messages.fields import Array
 from fedapp.messages.handshake import read_categories
 from fedapp.messages.vertical import SentReply, VerticalHelloReply
+from fedapp.settings import Section, Settings, check
 from fedapp.trees.divided import joint_names
 from fedapp.trees.forest.cart import Criterion
 from fedapp.trees.forest.levels import (

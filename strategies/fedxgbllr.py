@@ -28,7 +28,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, ask
 from fedapp.data.partition import WATCHED
 from fedapp.data.schema import first
@@ -49,6 +48,7 @@ from fedapp.messages.fields import MOST_DEPTH, Reply, parameters_of
 from fedapp.messages.handshake import HelloReply
 from fedapp.messages.trees import arrays_of
 from fedapp.metrics import loss_metric, scored_names
+from fedapp.settings import Section, Settings, check
 from fedapp.trees.model import concatenated, pack_trees, unpack_trees
 from fedapp.trees.objective import hide_class_shares, n_outputs
 from fedapp.trees.sets import Ints, category_counts

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.config import Settings
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.data.datasets import party_sources
 from fedapp.data.labels import (
@@ -34,6 +33,7 @@ from fedapp.messages.handshake import (
     check_coded,
     pack_categories,
 )
+from fedapp.settings import Settings
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import (
     LossParameters,

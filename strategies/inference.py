@@ -6,12 +6,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from fedapp.config import Settings
 from fedapp.conversation import Conversation, ModelFiles, Parties, ask
 from fedapp.data.datasets import party_sources
 from fedapp.errors import ConfigError
 from fedapp.messages.inference import MOST_ROWS, ExplainReply, ExplainRequest
 from fedapp.messages.vertical import VerticalHelloReply
+from fedapp.settings import Settings
 from strategies.alignment import align
 from strategies.base import Summary
 from strategies.vertical import Mailbox, VerticalStrategy

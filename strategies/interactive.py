@@ -18,10 +18,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Parties
 from fedapp.messages.inference import AnswerReply, AnswerRequest, WalkReply, WalkRequest
 from fedapp.messages.vertical import VerticalHelloReply
+from fedapp.settings import Section, Settings, check
 from strategies.base import Summary
 from strategies.inference import InferenceStrategy
 from strategies.vertical import Mailbox

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.config import Settings
 from fedapp.conversation import Check, Checkpoint, Conversation, Parties
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Reply, parameters_of
 from fedapp.messages.handshake import HelloReply
 from fedapp.messages.trees import BoostReport, arrays_of
+from fedapp.settings import Settings
 from fedapp.trees.model import (
     NO_TREES,
     Ensemble,

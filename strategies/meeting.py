@@ -12,14 +12,14 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from fedapp.clock import clock_text
-from fedapp.config import Settings, flatten
 from fedapp.conversation import Parties
 from fedapp.data.datasets import NAME, NAME_RULE, party_sources
 from fedapp.data.table import is_plain
 from fedapp.errors import LONGEST, ConfigError, DataError, PartyError, ProtocolError
 from fedapp.messages.fields import Introduction
 from fedapp.messages.handshake import GreetReply
-from fedapp.run_state import RunState
+from fedapp.run_folder import RunState
+from fedapp.settings import Settings, flatten
 from fedapp.site.config import site_config
 from fedapp.site.rows import fingerprint, read_table
 

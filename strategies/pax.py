@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.config import Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Parties, ask
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError
@@ -29,6 +28,7 @@ from fedapp.histograms.build import Histogram, add_histograms
 from fedapp.messages.fields import Reply, parameters_of
 from fedapp.messages.handshake import HelloReply
 from fedapp.messages.pax import GrowReply, GrowRequest, InitReply, InitRequest, check_grow
+from fedapp.settings import Settings, check
 from fedapp.trees.grow import Growth, Limits, Rows, Shape, check_without_categories, constraints_of
 from fedapp.trees.model import pack_trees, to_json
 from fedapp.trees.objective import LossParameters, base_margin, hide_class_shares

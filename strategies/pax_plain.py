@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedapp.config import Section, Settings
 from fedapp.conversation import Check, Conversation, Parties, ask
 from fedapp.errors import as_protocol_error
 from fedapp.histograms.bins import Cuts, Ints, with_categories
@@ -15,6 +14,7 @@ from fedapp.histograms.sketch import Sketch, bin_map, fuse_sketches, used_catego
 from fedapp.messages.fields import fields_of
 from fedapp.messages.handshake import HelloReply, LabelsReply
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest, check_sketch
+from fedapp.settings import Section, Settings
 from fedapp.trees.objective import is_regression, n_outputs
 from fedapp.trees.rounds import Boosting, Doubles, HistogramChecks
 from fedapp.trees.sets import category_counts

@@ -17,7 +17,6 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 from pydantic import Field
 
-from fedapp.config import NotNegative, Section, Settings, check
 from fedapp.conversation import Check, Conversation, Parties, Progress
 from fedapp.crypto.noise import Budget, budget_for, check_installed
 from fedapp.data.partition import HELD_OUT
@@ -39,6 +38,7 @@ from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secagg import EVERYONE
 from fedapp.metrics import Statistics, statistics
 from fedapp.metrics.sums import ClippedNumbers, make_plausible, read_sums
+from fedapp.settings import NotNegative, Section, Settings, check
 from fedapp.trees.model import LEAF, pack_trees
 from fedapp.trees.objective import (
     LossParameters,

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.config import Settings
 from fedapp.conversation import Check, Conversation, Parties
 from fedapp.crypto.masking import SIZES
 from fedapp.data.partition import WATCHED
@@ -24,6 +23,7 @@ from fedapp.messages.fields import fields_of
 from fedapp.messages.handshake import HelloReply, LabelsReply
 from fedapp.messages.pax import CountRequest, GrowReply, GrowRequest, GrowSumsRequest, OpenRequest
 from fedapp.messages.secagg import EVERYONE
+from fedapp.settings import Settings
 from fedapp.trees.objective import LossParameters, gradient_exponents
 from fedapp.trees.rounds import Boosting
 from fedapp.trees.sets import category_counts

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp import metrics
-from fedapp.config import Settings
 from fedapp.conversation import Check, Conversation, ModelFiles, Parties, Progress, ask
 from fedapp.data.columns import columns_json
 from fedapp.data.partition import SUBSETS, WATCHED
@@ -19,6 +18,7 @@ from fedapp.messages.fields import Reply
 from fedapp.messages.handshake import HelloReply
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secagg import EVERYONE
+from fedapp.settings import Settings
 from fedapp.trees.model import Described, Ensemble, Tree, importance, to_json
 from fedapp.trees.objective import AUTO
 from fedapp.trees.rounds import n_leaves

@@ -19,7 +19,6 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedapp.config import Section, Settings, check
 from fedapp.conversation import Checkpoint, Conversation, Parties, Progress
 from fedapp.crypto.sums import seconds_to_encrypt
 from fedapp.errors import ConfigError, as_protocol_error
@@ -43,6 +42,7 @@ from fedapp.messages.secureboost import (
     block_rows,
 )
 from fedapp.messages.vertical import SentReply, VerticalHelloReply
+from fedapp.settings import Section, Settings, check
 from fedapp.trees.model import from_json
 from fedapp.trees.objective import is_regression
 from strategies.alignment import align

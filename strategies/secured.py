@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from fedapp import metrics
-from fedapp.config import Settings
 from fedapp.conversation import Check, Conversation, Parties, ask
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError
@@ -20,6 +19,7 @@ from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresReq
 from fedapp.messages.secagg import EVERYONE, LeftReply, LeftRequest
 from fedapp.metrics import is_custom
 from fedapp.metrics.sums import WholeNumbers, read_sums
+from fedapp.settings import Settings
 from fedapp.trees.objective import CUSTOM, label_power, n_outputs
 from strategies.secure import MaskedSums, exchange_keys
 

@@ -6,9 +6,18 @@ from collections.abc import Mapping
 from inspect import Parameter, Signature
 from typing import Any, ClassVar, Self
 
-from fedapp.config import Section, Settings, Value, defaults, flatten, load_settings
 from fedapp.errors import ConfigError
-from fedapp.keywords import python_name, settings_of, told_in_python
+from fedapp.settings import (
+    Section,
+    Settings,
+    Value,
+    defaults,
+    flatten,
+    load_settings,
+    naming_python_keywords,
+    python_name,
+    settings_of,
+)
 from fedapp.trees.objective import AUTO, CUSTOM, LOSSES, check_custom_is_set
 
 # General settings of XGBoost's trees.
@@ -100,7 +109,7 @@ class ReadsSettings:
         section_names = {
             cls._keyword(name): name for name in defaults() if "." in name and cls._reads(name)
         }
-        with told_in_python({name: keyword for keyword, name in section_names.items()}):
+        with naming_python_keywords({name: keyword for keyword, name in section_names.items()}):
             # A name such as max_depth may be a setting of the method's section and a general one.
             named: dict[str, Value] = {}
             for name, value in flatten(given).items():

@@ -8,7 +8,6 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from fedapp.config import Settings
 from fedapp.conversation import Check, Conversation, ModelFiles, Parties, ask
 from fedapp.crypto.paillier import SMALLEST_BITS
 from fedapp.data.labels import SUGGESTED
@@ -17,6 +16,7 @@ from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError
 from fedapp.messages.fields import MOST_DEPTH, Array, Reply, Request
 from fedapp.messages.vertical import FinalScores, Parcel, VerticalHelloReply, VerticalHelloRequest
 from fedapp.metrics import threshold_rows
+from fedapp.settings import Settings
 from fedapp.trees.divided import DIVIDED
 from fedapp.trees.model import importance_of
 from fedapp.trees.objective import AUTO, Objective

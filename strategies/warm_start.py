@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedapp.config import Settings
 from fedapp.errors import ConfigError, as_plain, did_you_mean_path
 from fedapp.home import RUNS
+from fedapp.settings import Settings
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import LossParameters
 from fedapp.trees.sets import Categories

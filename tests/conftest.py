@@ -18,8 +18,8 @@ from fedapp.packages import missing_extra
 if TYPE_CHECKING:
     from flwr.app import Context
 
-    from fedapp.config import Settings
     from fedapp.run_folder import RunFolder
+    from fedapp.settings import Settings
 
 REAL_DATA = os.environ.get("FEDAPP_DATA", "")
 TORCH_IS_MISSING = bool(missing_extra("fedxgbllr"))
@@ -187,7 +187,7 @@ def write_table(tmp_path: Path) -> WriteTable:
 def settings(tmp_path: Path) -> MakeSettings:
     """``settings(**overrides)``: a short run into a new folder; _ stands for -, __ for a dot."""
 
-    from fedapp.config import load_settings
+    from fedapp.settings import load_settings
 
     def make(**overrides: object) -> Settings:
         n_runs = len(list(tmp_path.glob("run-*")))

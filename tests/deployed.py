@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.config import app_folder
+from fedapp.settings import app_folder
 from simulations.deployment import DRAWS, Deployment
 from tests.unpacked import unpack_compiled
 

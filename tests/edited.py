@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from fedapp.config import app_folder
+from fedapp.settings import app_folder
 
 # The site's own table, as the text of an error.
 ANSWER = "reply = answered(config, kind, envelope, content, self.stores)"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedapp.config import Settings
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from tests.test_exactness import made_table
 from tests.test_interactive import inference
 from tests.trained import TrainOnce

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.config import Settings
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.site.part_file import PART_FILE
 from fedapp.trees.divided import Lookup, categories_of, split_owners
 from fedapp.trees.forest.levels import Rows

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import xgboost
 
-from fedapp.config import Settings
 from fedapp.data.datasets import read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.partition import partition_columns
@@ -18,6 +17,7 @@ from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.site.columns import common_order, split_common
 from fedapp.site.rows import Holdout
 from fedapp.trees.model import LEAF, Ensemble, load_model

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from pyarrow import csv, table
 
-from fedapp.config import Settings
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.trees.model import load_model
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import recoded

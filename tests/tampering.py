@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from fedapp.config import Settings
 from fedapp.errors import FedappError
 from fedapp.messages.fields import Request
 from fedapp.messages.wire import from_bytes, to_bytes, with_parcels
+from fedapp.settings import Settings
 from fedapp.site.mail import Letters, write_letters
 from strategies.base import TreeStrategy
 from tests.network import run

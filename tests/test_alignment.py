@@ -13,7 +13,6 @@ import pytest
 from flwr.app import Context
 
 from clients.alignment import _shuffle
-from fedapp.config import Settings
 from fedapp.conversation import ask
 from fedapp.crypto.psi import DST, hash_messages, mask_ids
 from fedapp.crypto.sealed import fingerprint_of
@@ -26,6 +25,7 @@ from fedapp.messages import vertical
 from fedapp.messages.fields import Request
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.messages.wire import Content, Envelope, to_content
+from fedapp.settings import Settings
 from fedapp.site.answer import answer
 from fedapp.site.columns import common_order, split_common
 from fedapp.site.config import site_config

@@ -19,10 +19,10 @@ import pytest
 from typer.testing import CliRunner
 
 import fedapp
-from fedapp import keywords
+from fedapp import settings
 from fedapp.cli import cli
-from fedapp.config import app_folder
 from fedapp.data.frames import as_arrow
+from fedapp.settings import app_folder
 from tests.conftest import MakeSettings, WriteTable
 
 SHORT: dict[str, Any] = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}
@@ -286,7 +286,7 @@ def test_a_truth_value_may_be_the_positive_label(positive: bool, classes: tuple[
 
 
 def test_settings_are_named_as_in_python() -> None:
-    found = keywords.settings_of(
+    found = settings.settings_of(
         "pax",
         {
             "reg_lambda": np.float32(2),

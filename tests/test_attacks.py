@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedapp.config import Settings, app_folder
 from fedapp.errors import ConfigError
+from fedapp.settings import Settings, app_folder
 from simulations.attacks.guards import GUARDS, Guard
 from simulations.attacks.pax_rows import attacked, attacked_under_masks
 

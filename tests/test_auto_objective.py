@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedapp.config import Settings, load_settings
 from fedapp.data.labels import AUTO, auto_objective, check_spelling, class_names
 from fedapp.errors import ConfigError, DataError
+from fedapp.settings import Settings, load_settings
 from simulations.baselines import run_baselines
 from simulations.checks import check_tables
 from simulations.local import run_local

@@ -17,8 +17,8 @@ from flwr.app import Context
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.config import Settings
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
+from fedapp.settings import Settings
 from fedapp.trees.model import load_model
 from simulations.local import run_local
 

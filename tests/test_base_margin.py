@@ -15,7 +15,6 @@ from pyarrow import table as arrow_table
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.config import Settings
 from fedapp.data.datasets import read_source
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
@@ -23,6 +22,7 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.predict import predict_table
 from fedapp.server_app import check_read
+from fedapp.settings import Settings
 from fedapp.site.config import SiteConfig
 from fedapp.site.node_config import table_settings
 from fedapp.site.rows import Holdout, read_subsets

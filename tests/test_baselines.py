@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedapp.config import Settings
 from fedapp.report.summary import score_notes
+from fedapp.settings import Settings
 from simulations.baselines import order_range, run_baselines
 from simulations.local import run_local
 from simulations.same_trees import same_nodes

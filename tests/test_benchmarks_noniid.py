@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from fedapp.config import load_settings
 from fedapp.data.partition import partition_rows
 from fedapp.errors import ConfigError
+from fedapp.settings import load_settings
 from simulations.baselines import run_baselines
 from simulations.benchmarks import noniid
 from simulations.benchmarks.noniid_page import benchmark_page

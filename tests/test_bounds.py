@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedapp.config import Settings
 from fedapp.errors import PartyError
 from fedapp.messages.fedxgbllr import FitRequest, ShareRequest
 from fedapp.messages.local_boosting import BagRequest, TurnRequest
 from fedapp.messages.pax import GrowRequest
 from fedapp.messages.scoring import EvaluateRequest
 from fedapp.messages.secureboost import ColumnBins
+from fedapp.settings import Settings
 from fedapp.trees.model import NODE, Ensemble, from_json, to_json
 from fedapp.trees.predict import predict_margins
 from strategies.base import TreeStrategy

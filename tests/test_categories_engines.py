@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedapp.config import Settings
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.site.part_file import PART_FILE
 from fedapp.trees.model import load_model
 from simulations.deployment import Deployment, ended, settings_of

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import xgboost
 
-from fedapp.config import Settings
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.table import Table
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.site.config import SiteConfig
 from fedapp.site.rows import Holdout, read_subsets
 from fedapp.trees.model import LEAF, Ensemble, load_model

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.config import Settings
 from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.home import home
+from fedapp.settings import Settings
 from fedapp.site import rows
 from simulations.checks import check_tables
 from simulations.local import run_local

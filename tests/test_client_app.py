@@ -208,7 +208,7 @@ from flwr.clientapp.mod import message_size_mod
 from flwr.serverapp import ServerApp
 from flwr.simulation import run_simulation
 from fedapp.client_app import SiteApp
-from fedapp.config import load_settings
+from fedapp.settings import load_settings
 from fedapp.server_app import train
 
 folder = sys.argv[1]

@@ -15,13 +15,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.config import Settings, flatten, load_settings
 from fedapp.errors import ConfigError, StoppedError
 from fedapp.report.comparison_plots import compared_scores, near_range, spread_out, tradeoff
 from fedapp.report.summary import fact_grid, read_run
 from fedapp.report.tradeoff import Comparison, Line, score_table, tradeoff_page
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import all_strategies
+from fedapp.settings import Settings, flatten, load_settings
 from fedapp.site.store import Store
 from simulations.baselines import run_baselines
 from simulations.comparable import comparison_folder, same_rows

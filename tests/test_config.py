@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fedapp.config import (
+from fedapp.errors import ConfigError
+from fedapp.run_folder import RunFolder
+from fedapp.server_app import check_read
+from fedapp.settings import (
     SIMULATED_PARTIES,
     Settings,
     check_names,
@@ -16,9 +19,6 @@ from fedapp.config import (
     load_settings,
     parse_overrides,
 )
-from fedapp.errors import ConfigError
-from fedapp.run_folder import RunFolder
-from fedapp.server_app import check_read
 from strategies.federated_forest import FederatedForest
 from strategies.pax import PAX
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import xgboost
 
-from fedapp.config import Settings
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import PartyError
+from fedapp.settings import Settings
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.predict import predict_margins
 from simulations.local import run_local, simulated_contexts

@@ -15,10 +15,10 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedapp.config import load_settings
 from fedapp.messages.fields import loss_fields
 from fedapp.messages.pax import SketchReply, SketchRequest
 from fedapp.messages.wire import Envelope, n_bytes, to_content, to_records
+from fedapp.settings import load_settings
 from fedapp.wire import delivery
 from fedapp.wire.delivery import LONGEST_POLL, LOST, NAMED_AFTER, Courier, Patience
 from fedapp.wire.ledger import Ledger

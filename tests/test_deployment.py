@@ -20,10 +20,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.config import load_settings
 from fedapp.deploy.folders import registered_sites
 from fedapp.errors import ConfigError
 from fedapp.home import home
+from fedapp.settings import load_settings
 from fedapp.site.part_file import PART_FILE
 from fedapp.site.trust import PINNED
 from simulations.bench.exchange import EXCHANGES, cpu_seconds

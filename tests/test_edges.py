@@ -17,11 +17,11 @@ import pytest
 import xgboost
 from flwr.app import Context
 
-from fedapp.config import Settings, load_settings
 from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.home import home
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings, load_settings
 from fedapp.trees.model import load_model
 from simulations.local import run_local
 from tests.reference import compare_trees

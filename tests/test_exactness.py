@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import xgboost
 
-from fedapp.config import Settings
 from fedapp.data.datasets import read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
+from fedapp.settings import Settings
 from fedapp.site.config import SiteConfig
 from fedapp.site.rows import Holdout, read_subsets
 from fedapp.trees.model import Ensemble, from_json, load_model, to_json

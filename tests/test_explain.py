@@ -13,12 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.config import Settings
 from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.messages.inference import ExplainRequest
 from fedapp.report.page import write_report
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.site.config import SiteConfig
 from fedapp.site.policy import check_policy
 from fedapp.trees.divided import model_of, open_splits, path_to

@@ -17,13 +17,13 @@ from flwr.app import Context, Message, RecordDict
 
 import fedapp
 from fedapp.client_app import SiteApp
-from fedapp.config import Settings, load_settings
 from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError, ProtocolError
 from fedapp.home import LOCK, home
 from fedapp.messages.fields import Reply
 from fedapp.messages.pax import GrowReply, SketchReply
 from fedapp.messages.wire import from_content, from_records, to_content, to_records
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings, load_settings
 from fedapp.site.answer import find_handler
 from fedapp.site.stores import LiveStores
 from fedapp.trees.model import load_model

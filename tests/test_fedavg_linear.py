@@ -13,7 +13,6 @@ import pytest
 from sklearn.linear_model import LinearRegression, LogisticRegression
 
 from fedapp import metrics
-from fedapp.config import Settings
 from fedapp.data.datasets import read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.schema import Roles
@@ -21,6 +20,7 @@ from fedapp.errors import ConfigError, PartyError, ProtocolError
 from fedapp.messages.fedavg_linear import MomentsReply, check_moments
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.site.rows import Holdout, share_rows
 from fedapp.trees.linear import (
     LinearModel,

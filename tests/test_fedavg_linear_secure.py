@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedapp.config import Settings
 from fedapp.crypto.masking import unmasked_sum
 from fedapp.errors import ConfigError, FedappError, PartyError, ProtocolError
 from fedapp.messages import fedavg_linear, handshake, secagg
@@ -21,6 +20,7 @@ from fedapp.messages.fedavg_linear import (
     SpreadsRequest,
 )
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.site.config import site_config
 from fedapp.trees.linear import LinearModel, linear_from_json
 from fedapp.trees.model import model_text

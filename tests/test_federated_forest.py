@@ -13,7 +13,6 @@ import pytest
 from flwr.app import Context
 from sklearn.metrics import accuracy_score
 
-from fedapp.config import Settings
 from fedapp.data.predictions import in_codes_of, read_columns_of
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, PartyError
@@ -22,6 +21,7 @@ from fedapp.messages import federated_forest as messages
 from fedapp.messages.vertical import SentReply
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.trees.forest.levels import class_codes, number_codes
 from fedapp.trees.forest.model import from_json, to_json
 from simulations.local import run_local, simulated_contexts

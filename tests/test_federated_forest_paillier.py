@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedapp.config import Settings
 from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.trees.forest.model import to_json
 from simulations.local import run_local
 from tests.forests import encrypted_forest, joined, parts_of, pooled

@@ -13,7 +13,6 @@ import pytest
 
 from clients.federated_forest import paillier_active as chooser
 from clients.federated_forest import paillier_passive as summer
-from fedapp.config import Settings
 from fedapp.crypto.integers import from_bytes_array, to_bytes_array
 from fedapp.crypto.paillier import encrypt, generate_key
 from fedapp.crypto.workers import Workers
@@ -22,6 +21,7 @@ from fedapp.home import home
 from fedapp.messages import federated_forest as messages
 from fedapp.messages.fields import Letter
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.site.answer import Site
 from fedapp.site.part_file import PART_FILE
 from fedapp.site.store import RAW

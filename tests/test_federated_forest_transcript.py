@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from clients.federated_forest import paillier_active as chooser
-from fedapp.config import Settings
 from fedapp.messages import federated_forest as messages
 from fedapp.messages.vertical import SentReply
+from fedapp.settings import Settings
 from fedapp.trees.forest.levels import RowFields, number_codes
 from strategies.federated_forest import WARNINGS
 from tests.forests import encrypted_forest, parts_of

@@ -16,13 +16,13 @@ import pytest
 from flwr.app import Context, Message
 
 from fedapp import metrics
-from fedapp.config import Settings
 from fedapp.data.datasets import read_source
 from fedapp.data.schema import Roles
 from fedapp.errors import DataError, PartyError
 from fedapp.predict import predict_table
 from fedapp.report.page import write_report
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.site.rows import Holdout, share_rows
 from fedapp.site.store import RAW
 from fedapp.trees.model import model_text, pack_trees

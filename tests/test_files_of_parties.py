@@ -13,13 +13,13 @@ from flwr.app import Context
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.config import Settings, load_settings
 from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DataError, StoppedError
 from fedapp.predict import predict_table
 from fedapp.run_folder import resumed_settings
+from fedapp.settings import Settings, load_settings
 from simulations.baselines import run_baselines
 from simulations.checks import check_tables
 from simulations.local import run_local, site_contexts

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from clients import pax_floors
-from fedapp.config import Settings
 from fedapp.errors import ConfigError, FedappError
 from fedapp.histograms.bins import digitise
 from fedapp.histograms.sketch import (
@@ -21,6 +20,7 @@ from fedapp.histograms.sketch import (
     sketch_cuts,
 )
 from fedapp.messages.pax import GrowRequest
+from fedapp.settings import Settings
 from fedapp.site.config import site_config
 from fedapp.site.policy import check_policy
 from fedapp.site.store import Store

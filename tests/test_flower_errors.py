@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.config import Settings
 from fedapp.errors import ConfigError, RunFailedError
+from fedapp.settings import Settings
 from simulations import engines
 from simulations.flower_errors import check_programs, failed, sentence_for
 

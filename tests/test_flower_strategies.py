@@ -19,10 +19,10 @@ from flwr.serverapp.strategy import (
 )
 
 import strategies
-from fedapp.config import defaults, load_settings
 from fedapp.errors import ConfigError, StoppedError
+from fedapp.run_folder import RoundInfo
+from fedapp.settings import defaults, load_settings
 from fedapp.trees.model import Ensemble, from_json
-from fedapp.watch import RoundInfo
 from simulations.local import LocalGrid, simulated_contexts
 from strategies import PAX
 from strategies.base import TreeStrategy

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp.cli import cli
-from fedapp.config import load_settings
 from fedapp.data.partition import Holdout
 from fedapp.errors import ConfigError
+from fedapp.settings import load_settings
 from fedapp.site.store import Store
 from fedapp.studies import FOLDS, Folds
 from simulations.compare import compare

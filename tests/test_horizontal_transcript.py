@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fedapp.config import Settings
 from fedapp.messages import fedavg_linear, fedxgbllr, handshake, local_boosting, pax
 from fedapp.messages import scoring as booster
+from fedapp.settings import Settings
 from tests.transcript import check_declared, check_no_rows, listen, summary_of
 
 MakeSettings = Callable[..., Settings]

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp.cli import cli
-from fedapp.config import Settings
 from fedapp.errors import PartyError
 from fedapp.home import home, secret_at
 from fedapp.housekeeping import forget_model, found_runs, plan, site_states
 from fedapp.run_folder import RunFolder, State
+from fedapp.settings import Settings
 from fedapp.site.part_file import PART_FILE, write_part
 from fedapp.site.store import STATE
 from fedapp.site.stores import SECONDS_A_DAY

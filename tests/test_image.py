@@ -12,9 +12,9 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from fedapp.config import app_folder
 from fedapp.deploy import machine
 from fedapp.deploy.machine import Machine
+from fedapp.settings import app_folder
 
 
 def test_an_image_is_made_of_the_app_and_of_nothing_that_lies_beside_it() -> None:

@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.config import Settings
 from fedapp.data.datasets import read_source
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, PartyError
@@ -21,6 +20,7 @@ from fedapp.home import home
 from fedapp.messages import inference
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.site.part_file import PART_FILE, write_part
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import goes_left

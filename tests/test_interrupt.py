@@ -21,10 +21,10 @@ from typer.testing import CliRunner
 
 from fedapp.cli import cli
 from fedapp.commands.common import command_began
-from fedapp.config import app_folder
 from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
+from fedapp.settings import app_folder
 from simulations.local import LocalGrid, run_local, simulated_contexts
 from tests.conftest import MakeSettings
 from tests.network import resumed, step_of
@@ -191,7 +191,7 @@ import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 class Interrupting:
     def find_spec(self, name, *more):
-        if name == "fedapp.config":
+        if name == "fedapp.settings":
             os.kill(os.getpid(), int(sys.argv.pop()))
 sys.meta_path.insert(0, Interrupting())
 from fedapp.start import main

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedapp import config
+from fedapp import settings
 from fedapp.cli import cli
-from fedapp.config import Settings, load_settings
 from fedapp.errors import ConfigError, StoppedError
-from fedapp.run_folder import MADE_FROM, RunFolder
+from fedapp.run_folder import INPUTS_FILE, RunFolder
+from fedapp.settings import Settings, load_settings
 from simulations import kept as module
 from simulations.compare import finished_cell
 from simulations.kept import UNTOLD, code_digest, kept, other_code, table_digest
@@ -89,7 +89,7 @@ def test_a_run_of_other_settings_does_not_serve(settings: Settings, tmp_path: Pa
 
 def test_a_run_of_other_code_serves_and_is_named(settings: Settings, tmp_path: Path) -> None:
     told_by(settings, tmp_path, run_local)
-    change(tmp_path / NAME / MADE_FROM, code="other")
+    change(tmp_path / NAME / INPUTS_FILE, code="other")
     assert told_by(settings, tmp_path, not_run) == [f"{NAME}: finished before, by other code"]
     line = f"of other code than today's: 1 result in {tmp_path} ({NAME}); what is deleted there is "
     assert other_code(tmp_path) == f"{line}made again"
@@ -103,7 +103,7 @@ def test_a_run_that_was_begun_by_other_code_goes_on_and_stays_named(
 ) -> None:
     with pytest.raises(StoppedError):
         told_by(settings, tmp_path, stopped)
-    change(tmp_path / NAME / MADE_FROM, code="other")
+    change(tmp_path / NAME / INPUTS_FILE, code="other")
     told = told_by(settings, tmp_path, run_local)
     assert told == [f"{NAME}: goes on, by other code", f"{NAME}: done"]
     assert f"1 result in {tmp_path} ({NAME})" in other_code(tmp_path)
@@ -114,7 +114,7 @@ def test_a_run_that_does_not_say_what_it_was_made_from_is_made_again(
     settings: Settings, tmp_path: Path, engine: Any
 ) -> None:
     run_or_stop(settings, tmp_path, engine)
-    (tmp_path / NAME / MADE_FROM).unlink()
+    (tmp_path / NAME / INPUTS_FILE).unlink()
     assert told_by(settings, tmp_path, run_local) == [f"{NAME}: {UNTOLD}", f"{NAME}: done"]
     assert told_by(settings, tmp_path, not_run) == [f"{NAME}: finished before"]
 
@@ -124,7 +124,7 @@ def test_a_run_that_was_killed_before_it_began_is_begun_again(
 ) -> None:
     with pytest.raises(AssertionError):
         told_by(settings, tmp_path, not_run)
-    assert [path.name for path in (tmp_path / NAME).iterdir()] == [MADE_FROM]
+    assert [path.name for path in (tmp_path / NAME).iterdir()] == [INPUTS_FILE]
     assert told_by(settings, tmp_path, run_local) == [f"{NAME}: done"]
 
 
@@ -181,7 +181,7 @@ def test_a_schema_is_part_of_the_table(settings: Settings, tmp_path: Path) -> No
 def test_code_is_that_of_all_sources_and_libraries(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(config, "app_folder", lambda: tmp_path)
+    monkeypatch.setattr(settings, "app_folder", lambda: tmp_path)
     (source := tmp_path / "clients" / "deep" / "a.py").parent.mkdir(parents=True)
     found = set()
     for text, version in (("x = 1", "1.0"), ("x = 2", "1.0"), ("x = 2", "1.1"), ("x = 2", "1.1")):
@@ -209,7 +209,7 @@ def test_commands_end_with_what_is_of_other_code(
     words = ["compare", "pax", "--output", str(output)]
     words += [word for pair in given for word in ("-c", pair)]
     assert "of other code" not in CliRunner().invoke(cli, words).output
-    change(output / NAME / MADE_FROM, code="other")
+    change(output / NAME / INPUTS_FILE, code="other")
     again = CliRunner().invoke(cli, words).output
     assert f"{NAME}: finished before, by other code" in again
     last = again.splitlines()[-1]

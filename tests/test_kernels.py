@@ -101,11 +101,11 @@ assert doubled(2j) == 4j  # compiled now
 
 def test_kernels_of_a_method_are_loaded_while_tables_are_read(tmp_path: Path) -> None:
     code = """
-from fedapp.config import load_settings
+from fedapp.settings import load_settings
 from fedapp.histograms.build import _accumulate
 from fedapp.kernels import _unloaded
 from fedapp.session import check_tables
-from fedapp.watch import Silent
+from fedapp.run_folder import Silent
 assert _accumulate in _unloaded
 check_tables(load_settings({"strategy": "pax"}), "local", Silent())
 join()

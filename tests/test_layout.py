@@ -114,7 +114,7 @@ def forbidden_to(source: str) -> tuple[str, ...]:
     forbidden: tuple[str, ...] = ()
     if source.startswith(("fedapp/trees/", "fedapp/histograms/", "fedapp/crypto/")):
         forbidden = ("fedapp.messages", "fedapp.site", "fedapp.wire", "fedapp.conversation")
-        forbidden += ("fedapp.config", "strategies", "clients", "simulations")
+        forbidden += ("fedapp.settings", "strategies", "clients", "simulations")
     elif source.startswith("fedapp/messages/"):
         forbidden = ("fedapp.trees", "fedapp.histograms", "fedapp.site", "fedapp.wire")
         forbidden += ("strategies", "clients", "simulations")
@@ -127,7 +127,7 @@ def forbidden_to(source: str) -> tuple[str, ...]:
             "fedapp.site.answer",
         )
     elif source.startswith("clients/"):
-        forbidden = ("strategies", "simulations", "fedapp.conversation", "fedapp.config")
+        forbidden = ("strategies", "simulations", "fedapp.conversation", "fedapp.settings")
     elif source.startswith("fedapp/metrics/"):
         forbidden = ("fedapp.messages", "fedapp.site", "fedapp.wire")
     elif source.startswith("fedapp/data/"):

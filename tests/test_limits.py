@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapp.config import load_settings
 from fedapp.errors import ConfigError
 from fedapp.server_app import check_read
+from fedapp.settings import load_settings
 from fedapp.trees.grow import Limits, interactions_of, monotone_of
 from fedapp.trees.model import LEAF, NODE, load_model
 from simulations.local import run_local

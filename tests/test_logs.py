@@ -18,9 +18,9 @@ import pytest
 
 import fedapp
 from fedapp import logs, server_app
-from fedapp.config import LOGS
 from fedapp.logs.logger import LoggedRun, round_values
 from fedapp.run_folder import RunFolder
+from fedapp.settings import LOGS
 from simulations.deployment import settings_of
 from simulations.local import LocalGrid, simulated_contexts
 from tests.conftest import MakeSettings, WriteTable

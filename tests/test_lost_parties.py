@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 
-from fedapp.config import Settings
 from fedapp.errors import PartyError, ProtocolError
 from fedapp.messages import handshake, pax, scoring, secagg
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.trees.model import LEAF, Ensemble, load_model
 from simulations.local import run_local, simulated_contexts
 from tests.conftest import MakeSettings

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from gmpy2 import mpz
 
-from fedapp.config import Settings
 from fedapp.crypto import paillier, psi, rings, ristretto
 from fedapp.crypto.lanes.registers import ring, ristretto, supported
 from fedapp.crypto.lanes.ring import LaneRing
@@ -21,6 +20,7 @@ from fedapp.crypto.rings import run_call, run_shared, sampled
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import Workers
 from fedapp.errors import MachineError, PartyError
+from fedapp.settings import Settings
 from simulations.local import run_local
 
 needs_lanes = pytest.mark.skipif(not supported(), reason="needs AVX-512 IFMA")

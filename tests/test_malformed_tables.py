@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fedapp.config import Settings
 from fedapp.data.describe import describe, schema_text
 from fedapp.data.partition import split_rows
 from fedapp.data.read import load_table
 from fedapp.data.schema import Reader, Roles, read_schema
 from fedapp.errors import ConfigError, DataError
+from fedapp.settings import Settings
 from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.node_config import table_settings
 from fedapp.site.rows import read_table

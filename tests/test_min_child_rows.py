@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedapp.config import Settings
 from fedapp.errors import ConfigError, FedappError
 from fedapp.histograms.bins import Cuts, ragged, with_categories
 from fedapp.histograms.split import CategoryRules, Penalties, best_splits
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import check_read
+from fedapp.settings import Settings
 from fedapp.site.config import site_config
 from fedapp.site.policy import check_policy
 from fedapp.trees.model import LEAF, Ensemble, load_model

@@ -15,11 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.commands.data import data_app
-from fedapp.config import Settings
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DataError
 from fedapp.predict import predict_table
+from fedapp.settings import Settings
 from fedapp.site.node_config import table_settings
 from simulations.local import run_local
 from tests.pooled import made_columns, write_rows

@@ -12,12 +12,11 @@ from typer.testing import CliRunner
 
 from fedapp.cli import cli
 from fedapp.commands.data import data_app
-from fedapp.config import app_folder, defaults, load_settings, parse_overrides
 from fedapp.engines import told
 from fedapp.errors import ALIASES, SYNONYMS, ConfigError, did_you_mean
-from fedapp.keywords import settings_of
 from fedapp.messages.fields import all_methods
 from fedapp.server_app import load_strategy
+from fedapp.settings import app_folder, defaults, load_settings, parse_overrides, settings_of
 
 TRAINING = [name for name, method in all_methods().items() if method.trains]
 PREDICTING = [name for name, method in all_methods().items() if not method.trains]

@@ -24,9 +24,9 @@ import yaml
 from flwr.proto.control_pb2 import ListRunsRequest, ListRunsResponse
 
 from fedapp.commands.federation import federation_app
-from fedapp.config import Settings
 from fedapp.engines import told
 from fedapp.errors import ConfigError, RunFailedError
+from fedapp.settings import Settings
 from simulations.engines import free_ports, run_superlink
 from tests.deploy_folders import init_federation, invoke
 

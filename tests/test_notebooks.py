@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedapp.config import app_folder
+from fedapp.settings import app_folder
 
 FOLDER = Path("simulations/notebooks")
 # Runs four trainings with their reports, which takes more than ten seconds.

@@ -14,12 +14,12 @@ import pytest
 from flwr.app import Context
 
 from clients import hello
-from fedapp.config import Settings
 from fedapp.data.read import load_table
 from fedapp.data.schema import Declared, Reader, Roles
 from fedapp.data.table import notes_on_leaks
 from fedapp.errors import PartyError
 from fedapp.messages.handshake import HelloRequest
+from fedapp.settings import Settings
 from fedapp.site.config import SiteConfig
 from simulations.checks import check_tables
 from simulations.local import run_local

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import xgboost
 
-from fedapp.config import load_settings
 from fedapp.data.labels import check_mean, class_names
 from fedapp.errors import ConfigError, DataError
+from fedapp.settings import load_settings
 from fedapp.trees import objective
 from fedapp.trees.objective import (
     CUSTOM,

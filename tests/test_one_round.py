@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from fedapp.config import Settings
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import inference as messages
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.site.part_file import PART_FILE
 from fedapp.site.store import Store
 from fedapp.trees.divided import compress, decompress, leaves_of, reachable_leaves

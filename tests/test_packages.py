@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.config import Settings, app_folder
 from fedapp.errors import ConfigError, PartyError
 from fedapp.messages.fields import all_methods
 from fedapp.packages import versions
+from fedapp.settings import Settings, app_folder
 from simulations.local import run_local
 from tests.conftest import needs_torch
 

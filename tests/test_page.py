@@ -17,11 +17,11 @@ import xgboost
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.config import load_settings
 from fedapp.data.table import DROPPED, THOUSANDS_READ
 from fedapp.report.page import write_report
 from fedapp.report.tree import DEEPEST, first_tree, tree_html
 from fedapp.run_folder import RunFolder
+from fedapp.settings import load_settings
 from fedapp.trees.forest import model as bagged
 from fedapp.trees.model import LEAF, load_model
 from simulations.rows import stacked_tables

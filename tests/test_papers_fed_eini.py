@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from fedapp.config import load_settings
 from fedapp.data.datasets import find_dataset
 from fedapp.errors import ConfigError
+from fedapp.settings import load_settings
 from simulations.local import run_local
 from simulations.papers import fed_eini as paper
 

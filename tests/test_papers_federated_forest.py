@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from fedapp.config import load_settings
 from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError
+from fedapp.settings import load_settings
 from simulations.baselines import join_tables, run_baselines
 from simulations.local import run_local
 from simulations.papers import federated_forest as paper

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fedapp.config import load_settings
 from fedapp.data.datasets import find_dataset
 from fedapp.errors import ConfigError
+from fedapp.settings import load_settings
 from simulations.baselines import run_baselines
 from simulations.papers import fedxgbllr as paper
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapp.config import load_settings
+from fedapp.settings import load_settings
 from simulations.papers import secureboost as paper
 
 

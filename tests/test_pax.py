@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from fedapp.config import Settings
 from fedapp.conversation import Checkpoint, ModelFiles, Parties
 from fedapp.errors import ConfigError
 from fedapp.home import LOCK
@@ -19,6 +18,7 @@ from fedapp.messages import pax
 from fedapp.messages import scoring as booster
 from fedapp.messages.handshake import HelloReply
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.site.store import RAW
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import predict_margins

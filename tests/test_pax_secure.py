@@ -12,11 +12,11 @@ import pytest
 import xgboost
 
 from clients.hello import look
-from fedapp.config import Settings
 from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError
 from fedapp.histograms.sketch import LARGEST
 from fedapp.messages import handshake, pax, scoring, secagg
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.site.config import site_config
 from fedapp.trees.model import LEAF, Ensemble, load_model
 from simulations.local import run_local

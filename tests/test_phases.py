@@ -12,9 +12,9 @@ import pytest
 from clients import federated_forest, secureboost
 from clients.federated_forest.phases import TABLES
 from clients.secureboost.phases import ACTIVE, PASSIVE
-from fedapp.config import Settings
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Request
+from fedapp.settings import Settings
 from fedapp.site.answer import Site
 from fedapp.site.config import SiteConfig
 from fedapp.site.phases import FINISHED, Handlers, Table

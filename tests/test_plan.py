@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from fedapp.config import load_settings
 from fedapp.errors import DivergedError, FedappError, PartyError, ProtocolError
 from fedapp.histograms.sketch import LARGEST
 from fedapp.messages.fields import Request, fields_of
 from fedapp.messages.handshake import GreetRequest
 from fedapp.messages.pax import GrowRequest, GrowSumsRequest, SketchRequest
 from fedapp.messages.wire import Envelope, to_content
+from fedapp.settings import load_settings
 from fedapp.site.answer import answer
 from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.trust import own_fingerprint

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from fedapp.config import Settings
 from fedapp.errors import ConfigError, FedappError
 from fedapp.messages.fields import all_methods
 from fedapp.messages.handshake import HelloRequest
+from fedapp.settings import Settings
 from fedapp.site.config import site_config
 from fedapp.site.node_config import parse_node_config
 from fedapp.site.policy import check_policy

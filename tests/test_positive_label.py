@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapp.config import load_settings
 from fedapp.data.labels import positive_last
 from fedapp.errors import ConfigError, DataError
 from fedapp.predict import predict_table
+from fedapp.settings import load_settings
 from simulations.baselines import run_baselines
 from simulations.checks import check_tables
 from simulations.local import run_local

@@ -16,7 +16,6 @@ from sklearn import metrics as sk
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import sources_to_predict
 from fedapp.data.predictions import read_columns_of
 from fedapp.data.schema import Roles
@@ -24,6 +23,7 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings, load_settings
 from fedapp.site.joined import read_joined
 from fedapp.site.likeness import check_range, quantiles, unlike_columns
 from fedapp.trees.divided import joint_names

@@ -13,7 +13,6 @@ import pytest
 from scipy.stats import chi2
 
 from fedapp import metrics
-from fedapp.config import Settings
 from fedapp.crypto.noise import Budget
 from fedapp.errors import ConfigError, FedappError, PartyError, ProtocolError
 from fedapp.histograms.bins import Cuts
@@ -26,6 +25,7 @@ from fedapp.metrics.sums import TOTALS_NOISE, ClippedNumbers, make_plausible
 from fedapp.report.card import model_card
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.site import answer, noise
 from fedapp.site.noise import Noise, check_noised, noised
 from fedapp.site.store import NOISE, Store

@@ -24,10 +24,8 @@ from fedapp.messages.fields import Request
 from fedapp.messages.pax import GrowRequest, SketchRequest
 from fedapp.messages.vertical import MaskRequest, MatchRequest
 from fedapp.report.progress import HEARTBEAT_SECONDS, Follower
-from fedapp.run_folder import RunFolder
-from fedapp.run_state import RunState
+from fedapp.run_folder import RunFolder, RunState, Stage, Stages
 from fedapp.server_app import all_strategies
-from fedapp.stage import Stage, Stages
 from simulations.local import run_local, simulated_contexts
 from strategies.meeting import find_nodes, site_names
 from tests.conftest import MakeSettings

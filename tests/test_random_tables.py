@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapp.config import Settings
+from fedapp.settings import Settings
 from fedapp.trees.model import load_model
 from fedapp.trees.sets import NO_SET
 from simulations.baselines import baseline_rows, train_boosted

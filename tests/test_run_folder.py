@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from fedapp.commands.common import new_follower
-from fedapp.config import Settings, load_settings
 from fedapp.conversation import Checkpoint
 from fedapp.errors import ConfigError, DataError
 from fedapp.predict import predicted_rows, trained_settings
-from fedapp.run_folder import RunFolder, State
-from fedapp.run_state import RunState
+from fedapp.run_folder import RunFolder, RunState, State
 from fedapp.serve.scorer import Scorer
 from fedapp.session import carry_out
+from fedapp.settings import Settings, load_settings
 from simulations.local import run_local
 
 MakeSettings = Callable[..., Settings]

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedapp.conversation import Checkpoint
-from fedapp.run_folder import RunFolder
-from fedapp.run_state import RunState
+from fedapp.run_folder import RunFolder, RunState
 
 STATE = RunState(
     "f00d",

@@ -12,11 +12,11 @@ from rich.console import Console
 from sklearn import metrics as sk
 
 from fedapp import metrics
-from fedapp.config import Settings
 from fedapp.data.datasets import read_source
 from fedapp.data.partition import split_rows
 from fedapp.predict import predict_table
 from fedapp.report.summary import print_summary
+from fedapp.settings import Settings
 from fedapp.site.rows import Holdout, share_rows
 from simulations.baselines import run_baselines
 from simulations.local import run_local

@@ -13,12 +13,12 @@ import pytest
 import xgboost
 
 from clients.secureboost.round import draw_rows
-from fedapp.config import Settings
 from fedapp.data.read import read_frame
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError
 from fedapp.metrics import stopping_metric
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.rounds import Sampling

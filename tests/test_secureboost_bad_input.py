@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from fedapp.config import Settings
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
+from fedapp.settings import Settings
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.rounds import Sampling
 from simulations.local import run_local

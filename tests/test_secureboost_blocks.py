@@ -14,10 +14,10 @@ import pytest
 from clients.secureboost import passive as secureboost_passive
 from clients.secureboost import round as secureboost_round
 from clients.secureboost.blocks import BLOCKS, ENDS, blocks_of
-from fedapp.config import Settings
 from fedapp.messages import secureboost as messages
 from fedapp.messages.vertical import SentReply
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.site.store import Store
 from simulations.local import run_local, simulated_contexts
 from tests.letters import letters_sent

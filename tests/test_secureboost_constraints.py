@@ -11,9 +11,9 @@ import pytest
 from flwr.app import Context
 
 from clients.secureboost.constraints import Held, Wanted, joint_constraints, told_constraints
-from fedapp.config import Settings
 from fedapp.errors import ConfigError, PartyError, ProtocolError
 from fedapp.messages.secureboost import ColumnBins
+from fedapp.settings import Settings
 from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.policy import check_policy
 from fedapp.trees.model import LEAF, load_model

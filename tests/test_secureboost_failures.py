@@ -11,9 +11,9 @@ import pytest
 from flwr.app import Context, Error, Message
 
 from fedapp.client_app import SiteApp
-from fedapp.config import Settings, load_settings
 from fedapp.errors import FedappError, PartyError
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings, load_settings
 from fedapp.site import store
 from simulations.local import simulated_contexts
 from tests.network import (

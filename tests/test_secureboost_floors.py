@@ -13,10 +13,10 @@ import pytest
 
 from clients.secureboost import floors
 from clients.secureboost import round as active_round
-from fedapp.config import Settings
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.histograms.sketch import cell_starts
 from fedapp.messages.secureboost import Splits
+from fedapp.settings import Settings
 from fedapp.site.answer import Site
 from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.policy import check_policy

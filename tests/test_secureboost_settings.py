@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fedapp.config import Settings
 from fedapp.data.datasets import read_source
+from fedapp.settings import Settings
 from fedapp.trees.model import load_model
 from simulations.local import run_local
 from tests.claims import claims_table

@@ -13,13 +13,13 @@ import pytest
 from clients.secureboost import active as secureboost_active
 from clients.secureboost import passive as secureboost_passive
 from clients.secureboost import round as secureboost_round
-from fedapp.config import Settings
 from fedapp.crypto.packing import grouped_layouts
 from fedapp.crypto.paillier import encrypt, generate_key
 from fedapp.crypto.rings import ring
 from fedapp.crypto.workers import Workers
 from fedapp.messages.fields import Letter
 from fedapp.messages.vertical import Parcel
+from fedapp.settings import Settings
 from fedapp.site.mail import HEAD
 from strategies.vertical import Mailbox
 from tests.letters import Opened, letters_sent

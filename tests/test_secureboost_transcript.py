@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
-from fedapp.config import load_settings
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.home import home
 from fedapp.messages import secureboost, vertical
 from fedapp.messages.vertical import SentReply
 from fedapp.run_folder import RunFolder
+from fedapp.settings import load_settings
 from fedapp.site.mail import HEAD
 from fedapp.trees.model import Ensemble, from_json
 from fedapp.trees.objective import base_margin, base_score, gradients

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flwr.app import Context
 
-from fedapp.config import Settings
+from fedapp.settings import Settings
 from simulations.local import run_local
 from tests.transcript import summary_of
 

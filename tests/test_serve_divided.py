@@ -16,11 +16,11 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.config import Settings
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.site.columns import read_rows_to_predict
 from fedapp.site.config import SiteConfig
 from simulations.local import run_local

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedapp.config import load_settings
 from fedapp.errors import ProtocolError
 from fedapp.messages.pax import check_sketch
+from fedapp.settings import load_settings
 from strategies.federated_forest import _own_sets
 from strategies.local_boosting import check_report
 from tests.moments import Change, Listener, Moment, changed_reply

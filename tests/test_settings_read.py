@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp.cli import cli
-from fedapp.config import defaults, load_settings
 from fedapp.server_app import all_strategies, check_read
+from fedapp.settings import defaults, load_settings
 from simulations.comparable import settings_of_all
 from simulations.tune import Tuning
 

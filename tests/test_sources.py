@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fedapp.config import load_settings
 from fedapp.data.datasets import party_sources
 from fedapp.errors import ConfigError
+from fedapp.settings import load_settings
 from fedapp.site.config import SiteConfig, site_config
 
 

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from fedapp.cli import cli
 from fedapp.commands.site import site_app
-from fedapp.config import Settings
 from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import home
@@ -23,6 +22,7 @@ from fedapp.messages.fields import Array, Request
 from fedapp.messages.vertical import OpenRequest, VerticalHelloRequest
 from fedapp.messages.wire import Content, Envelope, to_content
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from fedapp.site.answer import answer
 from fedapp.site.config import SiteConfig, site_config
 from fedapp.site.trust import PINNED, identity, own_fingerprint, pin, trusted_keys

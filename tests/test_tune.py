@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp.cli import cli
-from fedapp.config import load_settings
 from fedapp.errors import ConfigError
+from fedapp.settings import load_settings
 from fedapp.site.store import Store
 from fedapp.studies import read_trials
 from simulations.search import (

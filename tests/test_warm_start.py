@@ -13,12 +13,12 @@ import pytest
 
 from clients.pax import begin_from
 from clients.secureboost.begun import note_init_model
-from fedapp.config import Settings
 from fedapp.errors import ConfigError, DataError, PartyError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.pax import InitRequest
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import check_read
+from fedapp.settings import Settings
 from fedapp.trees.model import load_model, pack_trees, to_json
 from simulations.comparable import check_comparable
 from simulations.local import run_local, simulated_contexts

@@ -13,8 +13,8 @@ from sklearn.metrics import log_loss
 from typer.testing import CliRunner
 
 from fedapp.cli import cli
-from fedapp.config import Settings
 from fedapp.errors import DataError, PartyError
+from fedapp.settings import Settings
 from fedapp.site.columns import read_columns
 from fedapp.site.config import site_config
 from simulations.local import run_local

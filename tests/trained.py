@@ -10,9 +10,9 @@ from shutil import copytree
 
 import pytest
 
-from fedapp.config import Settings
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings
 from simulations.local import run_local
 
 TrainOnce = Callable[[Settings], RunFolder]

@@ -12,7 +12,6 @@ import numpy as np
 from flwr.app import Context, Message
 
 from fedapp.client_app import SiteApp
-from fedapp.config import Settings
 from fedapp.home import home
 from fedapp.messages import handshake, vertical
 from fedapp.messages.fields import Message as Declared
@@ -20,6 +19,7 @@ from fedapp.messages.vertical import Parcels, SentReply
 from fedapp.messages.wire import CONTENT, ENVELOPE, from_records, to_records
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import train
+from fedapp.settings import Settings
 from fedapp.site.mail import session_secret
 from fedapp.site.store import Store
 from simulations.local import LocalGrid, simulated_contexts

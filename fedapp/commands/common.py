@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedapp.config import Value
 from fedapp.errors import ConfigError
 from fedapp.report.progress import Follower
+from fedapp.settings import Value
 from fedapp.start import INTERRUPTED
 
 ENGINES = (

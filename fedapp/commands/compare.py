@@ -15,8 +15,8 @@ from fedapp.commands.common import (
     interruptible,
     new_follower,
 )
-from fedapp.config import parse_overrides
 from fedapp.report.summary import fact_grid, print_warning
+from fedapp.settings import parse_overrides
 
 FINISHED_CELLS = "finished cells are saved; the same command continues with the others"
 

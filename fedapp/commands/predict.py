@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedapp.commands.common import Overrides, console, interruptible, new_follower, say
-from fedapp.config import parse_overrides
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError, FedappError, did_you_mean_path
 from fedapp.home import RUNS, open_private
 from fedapp.report.summary import print_warning
+from fedapp.settings import parse_overrides
 
 if TYPE_CHECKING:
     from fedapp.predict import Predicted

@@ -19,7 +19,6 @@ from fedapp.commands.common import (
     interruptible,
     new_follower,
 )
-from fedapp.config import parse_overrides
 from fedapp.engines import SIMULATED
 from fedapp.home import display_path
 from fedapp.metrics import AT_THRESHOLD
@@ -32,6 +31,7 @@ from fedapp.report.summary import (
     score_text,
 )
 from fedapp.session import Training
+from fedapp.settings import parse_overrides
 
 NOTHING_SAVED = "nothing was saved yet; the same command begins anew"
 

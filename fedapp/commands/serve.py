@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from fedapp.commands.common import Overrides, console, interruptible
-from fedapp.config import parse_overrides
 from fedapp.packages import check_package
+from fedapp.settings import parse_overrides
 
 
 def serve(

@@ -137,7 +137,6 @@ def check_command(
 ) -> None:
     """Show what a coordinator's run would find here; nothing is sent."""
     from clients.hello import told_versions
-    from fedapp.config import load_settings
     from fedapp.data.datasets import check_source
     from fedapp.deploy.bundle import installed_bundle
     from fedapp.deploy.certificates import validity
@@ -145,6 +144,7 @@ def check_command(
     from fedapp.home import home
     from fedapp.messages.fields import all_methods
     from fedapp.report.summary import print_warning
+    from fedapp.settings import load_settings
     from fedapp.site.check import check_site, who_may_read_keys
     from fedapp.site.config import site_config
     from fedapp.site.node_config import parse_node_config

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from fedapp.commands.common import Overrides, console, interruptible, new_follower, say
-from fedapp.config import defaults, parse_overrides
 from fedapp.errors import ConfigError, setting_of
 from fedapp.home import display_path
+from fedapp.settings import defaults, parse_overrides
 
 TRIALS_SAVED = "finished trials are saved; the same command goes on after them"
 

@@ -15,9 +15,9 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fedapp.config import app_files, app_folder
 from fedapp.deploy.release import is_signed
 from fedapp.errors import ConfigError
+from fedapp.settings import app_files, app_folder
 from fedapp.site.config import SiteConfig
 
 

@@ -12,7 +12,7 @@ from importlib.metadata import version
 
 import yaml
 
-from fedapp.config import app_folder
+from fedapp.settings import app_folder
 
 SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o700
 # File name -> (content, mode).

@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 
-from fedapp.config import Settings, flatten
 from fedapp.data.frames import named_frames
 from fedapp.errors import ConfigError, StoppedError, as_plain
 from fedapp.home import display_path, private_folder
 from fedapp.logs.logger import LoggedRun, Logger, without_password
 from fedapp.packages import check_package, versions
 from fedapp.report.progress import Rounds
-from fedapp.run_folder import RunFolder
-from fedapp.watch import OnRound, RoundInfo
+from fedapp.run_folder import OnRound, RoundInfo, RunFolder
+from fedapp.settings import Settings, flatten
 
 log = logging.getLogger("fedapp")
 

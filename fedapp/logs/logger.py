@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedapp.config import Value
 from fedapp.report.card import CARD
 from fedapp.report.summary import score_rows
-from fedapp.run_folder import RunFolder
-from fedapp.watch import RoundInfo
+from fedapp.run_folder import RoundInfo, RunFolder
+from fedapp.settings import Value
 
 FILES = ("model.json", "model.xgb.json", "columns.json", "report.html", CARD, "summary.json")
 

@@ -32,8 +32,7 @@ from fedapp.logs.logger import (
 )
 from fedapp.packages import versions
 from fedapp.predict import load_model, parts_of
-from fedapp.run_folder import RunFolder
-from fedapp.watch import RoundInfo
+from fedapp.run_folder import RoundInfo, RunFolder
 
 LONGEST = 500  # characters of a parameter that every store accepts
 ANSWER_SECONDS = 3.0  # timeout of the check; MLflow itself retries for minutes

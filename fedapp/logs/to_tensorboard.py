@@ -20,8 +20,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from fedapp.home import display_path
 from fedapp.logs.logger import LoggedRun, final_tags, final_values, round_values
 from fedapp.report.card import CARD
-from fedapp.run_folder import RunFolder
-from fedapp.watch import RoundInfo
+from fedapp.run_folder import RoundInfo, RunFolder
 
 FOLDER = "tensorboard"
 

@@ -13,8 +13,7 @@ import wandb
 
 from fedapp.home import display_path
 from fedapp.logs.logger import LoggedRun, files_of, final_tags, final_values, round_values
-from fedapp.run_folder import RunFolder
-from fedapp.watch import RoundInfo
+from fedapp.run_folder import RoundInfo, RunFolder
 
 PROJECT = "fedapp"
 

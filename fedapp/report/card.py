@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from fedapp.config import defaults, flatten
 from fedapp.errors import as_plain
 from fedapp.messages.fields import kinds_of, module_of_group, modules_of_method
 from fedapp.report.summary import (
@@ -27,6 +26,7 @@ from fedapp.report.summary import (
     scores_by_party,
     warning_lines,
 )
+from fedapp.settings import defaults, flatten
 
 CARD = "model-card.md"
 LONGEST = 2000  # characters of a cell, which may name many columns

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from fedapp.config import flatten
 from fedapp.errors import DataError
 from fedapp.metrics import AT_THRESHOLD, is_metric, larger_is_better
 from fedapp.report import curve_plots
@@ -24,6 +23,7 @@ from fedapp.report.summary import (
     score_text,
 )
 from fedapp.report.tradeoff import Line, cost_figures
+from fedapp.settings import flatten
 
 Named = Mapping[str, Run]
 # A run's location, and settings that the table of runs shows.

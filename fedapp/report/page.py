@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedapp.config import defaults, flatten
 from fedapp.errors import DataError
 from fedapp.home import open_private, write_atomically
 from fedapp.report import comparison, model, plots
@@ -36,6 +35,7 @@ from fedapp.report.summary import (
     score_text,
     warning_lines,
 )
+from fedapp.settings import defaults, flatten
 
 LEVEL = "level"
 HEADED = {"strategy", "run-dir", "resume"}  # in the page's title, or its location

@@ -16,10 +16,7 @@ from rich.table import Column
 
 from fedapp.errors import DataError
 from fedapp.report.summary import Scores, human_bytes, human_seconds, score_text
-from fedapp.run_folder import RunFolder
-from fedapp.run_state import RunState
-from fedapp.stage import Stage
-from fedapp.watch import RoundInfo
+from fedapp.run_folder import RoundInfo, RunFolder, RunState, Stage
 
 Round: TypeAlias = RoundInfo
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedapp.config import flatten
 from fedapp.data.datasets import party_sources
 from fedapp.messages.fields import all_methods
 from fedapp.report.summary import Fields, Run, row_counts
+from fedapp.settings import flatten
 
 DEPLOYMENT = "deployment"  # engine whose sites bring their tables
 

@@ -10,10 +10,10 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from fedapp.config import Value
 from fedapp.report.comparison_plots import near_range, ranking, tradeoff
 from fedapp.report.markup import Run, Strong, arrow, figures, page, quiet, section, table
 from fedapp.report.summary import COMMON, human_bytes, human_seconds, score_text
+from fedapp.settings import Value
 
 ONE_PLACE = (
     "pooled: all rows and columns in one place. A party's rows alone: trained on these. A party's "

@@ -18,7 +18,6 @@ import numpy as np
 from pyarrow import parquet
 
 from fedapp.client_app import SiteApp
-from fedapp.config import Settings
 from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError, DataError, PartyError, did_you_mean, did_you_mean_path
 from fedapp.home import RUNS, display_path, home, private_folder
@@ -34,6 +33,7 @@ from fedapp.serve.scorer import (
     told_columns,
     told_of,
 )
+from fedapp.settings import Settings
 from fedapp.site.part_file import read_part
 from fedapp.site.store import Store
 from fedapp.site.stores import LiveStores, locked

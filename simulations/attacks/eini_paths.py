@@ -25,12 +25,12 @@ import pyarrow.csv
 
 from clients.eini.active import NOT_OWN, Plan, plan_of
 from clients.inference import own_part
-from fedapp.config import Settings, load_settings
 from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier import PrivateKey, decrypt
 from fedapp.crypto.workers import shared_workers
 from fedapp.data.datasets import read_source
 from fedapp.messages.eini import Structure, Totals
+from fedapp.settings import Settings, load_settings
 from fedapp.site.answer import Site
 from fedapp.trees.divided import Lookup, candidates
 from simulations.attacks.frame import Attack, Outcome, Overrides, command

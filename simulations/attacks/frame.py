@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedapp.config import defaults, load_settings
+from fedapp.settings import defaults, load_settings
 from simulations.kept import Tell, kept, other_code
 
 Overrides = Mapping[str, Any]

@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedapp.config import app_folder
+from fedapp.settings import app_folder
 from simulations.bench.mutants import Mutant, fails, kill
 
 

@@ -13,10 +13,10 @@ from typing import Any
 from unittest.mock import patch
 
 from fedapp import client_app
-from fedapp.config import Settings, load_settings
 from fedapp.home import home
 from fedapp.messages.fields import Request
 from fedapp.messages.wire import Content, Envelope, from_content, parcels_of
+from fedapp.settings import Settings, load_settings
 from fedapp.site.answer import Site, answered, find_handler
 from fedapp.site.config import SiteConfig
 from fedapp.site.mail import Mail, open_mail

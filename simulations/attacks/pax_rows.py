@@ -33,7 +33,6 @@ import numpy.typing as npt
 
 from clients.labels import CLASSES, METRICS, PARAMETERS
 from clients.pax import HANDLERS
-from fedapp.config import Settings, load_settings
 from fedapp.conversation import Checkpoint, Conversation, Exchange, Parties
 from fedapp.errors import ConfigError
 from fedapp.histograms.bins import NO_CODE, Cuts, digitise
@@ -43,6 +42,7 @@ from fedapp.messages.fields import Reply, Request
 from fedapp.messages.handshake import HelloReply
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
 from fedapp.messages.secagg import EVERYONE
+from fedapp.settings import Settings, load_settings
 from fedapp.site.answer import Site
 from fedapp.site.config import SiteConfig
 from fedapp.site.store import Store

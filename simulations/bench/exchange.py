@@ -34,8 +34,8 @@ from statistics import median
 
 import psutil
 
-from fedapp.config import Settings, load_settings
 from fedapp.deploy.folders import registered_sites
+from fedapp.settings import Settings, load_settings
 from simulations.bench import looking, tell
 from simulations.deployment import Deployment, example_nodes
 

@@ -29,8 +29,8 @@ import pyarrow as pa
 import pyarrow.parquet
 from sklearn.ensemble import RandomForestClassifier
 
-from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import read_source
+from fedapp.settings import Settings, load_settings
 from fedapp.trees.forest.model import BaggedForest, from_json
 from simulations.baselines import join_tables, pooled_forest
 from simulations.bench import peak_bytes, tell

@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from fedapp.config import load_settings
+from fedapp.settings import load_settings
 from fedapp.trees.stacked import (
     Floats,
     HeadRows,

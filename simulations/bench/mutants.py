@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fedapp.config import app_folder
+from fedapp.settings import app_folder
 
 PACKAGES = ("fedapp/crypto", "fedapp/histograms", "fedapp/trees", "fedapp/wire")
 COMPARISONS: dict[type[ast.cmpop], str] = {

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedapp.config import Settings, load_settings
+from fedapp.settings import Settings, load_settings
 from simulations.bench import BINARY, cpu_seconds, exponent, show, tell
 from simulations.bench.federated_forest import run_once
 from simulations.bench.pax_speed import write_rows

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet
 from rich.console import Console
 
-from fedapp.config import Settings, load_settings
 from fedapp.data.schema import Roles
 from fedapp.histograms.bins import code_type
+from fedapp.settings import Settings, load_settings
 from simulations.bench import BINARY, SEED, apart, cpu_seconds, peak_bytes, show, tell
 from simulations.same_trees import count_same_nodes
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedapp.config import Settings, load_settings
+from fedapp.settings import Settings, load_settings
 from simulations.bench import BINARY, show, tell
 from simulations.bench.pax_speed import run_pax, write_rows
 

@@ -26,10 +26,10 @@ import xgboost
 from rich.console import Console
 
 from fedapp import metrics
-from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import find_dataset, locate, read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.schema import Roles
+from fedapp.settings import Settings, load_settings
 from fedapp.site.rows import share_rows
 from simulations.baselines import xgboost_parameters
 from simulations.bench import BINARY, SEED, peak_bytes, show, tell

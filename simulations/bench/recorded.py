@@ -17,13 +17,13 @@ from flwr.app import Context, Error, Message
 from flwr.common.constant import ErrorCode
 
 from fedapp.client_app import SiteApp
-from fedapp.config import Settings, load_settings
 from fedapp.errors import StoppedError
 from fedapp.home import home
 from fedapp.messages.fields import all_methods
 from fedapp.messages.secagg import LeftRequest
 from fedapp.messages.wire import Content, Envelope, from_records, to_bytes
 from fedapp.server_app import train
+from fedapp.settings import Settings, load_settings
 from fedapp.site import answer as answer_module
 from fedapp.site.mail import Mail
 from fedapp.site.trust import IDENTITY

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from fedapp.config import Settings, load_settings
 from fedapp.home import home
 from fedapp.predict import parts_of, predict_table
+from fedapp.settings import Settings, load_settings
 from fedapp.site.part_file import PART_FILE
 from simulations.local import run_local
 

@@ -37,7 +37,6 @@ from gmpy2 import mpz
 from clients.secureboost import blocks as secureboost_blocks
 from clients.secureboost import passive as secureboost_passive
 from clients.secureboost import round as secureboost_round
-from fedapp.config import Settings, load_settings
 from fedapp.crypto.packing import PairLayout
 from fedapp.crypto.paillier import BASE_BYTES, OwnerMasks, PrivateKey, PublicKey, PublicMasks
 from fedapp.crypto.rings import has_lanes
@@ -45,6 +44,7 @@ from fedapp.crypto.sums import group_columns
 from fedapp.crypto.workers import n_cores
 from fedapp.housekeeping import forget_model
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings, load_settings
 from simulations.baselines import baseline_rows, train_boosted
 from simulations.bench import BINARY, SEED, peak_bytes, tell
 from simulations.local import run_local

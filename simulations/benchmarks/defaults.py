@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from fedapp.config import load_settings
 from fedapp.data.datasets import dataset_names, source_frame
+from fedapp.settings import load_settings
 from simulations.baselines import run_baselines
 from simulations.bench import tell
 from simulations.scored import trained

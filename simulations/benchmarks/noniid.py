@@ -23,9 +23,9 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from fedapp.config import Settings, load_settings
 from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings, load_settings
 from simulations.baselines import run_baselines
 from simulations.benchmarks.noniid_page import benchmark_page
 from simulations.benchmarks.verdict import ALONE, POOLED, verdicts

@@ -18,10 +18,10 @@ from typing import Annotated
 import typer
 
 from fedapp import metrics
-from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import NOT_PUBLIC, locate
 from fedapp.data.registry import DataFile
 from fedapp.errors import ConfigError, DataError, listed
+from fedapp.settings import Settings, load_settings
 from fedapp.trees.objective import REGRESSION
 from simulations.baselines import join_tables, train_boosted
 from simulations.compare import finished_cell

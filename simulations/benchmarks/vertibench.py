@@ -18,13 +18,13 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.table import Table
 from fedapp.errors import listed
 from fedapp.report.markup import escaped, figures, page, section, table
 from fedapp.report.summary import human_bytes, human_seconds
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings, load_settings
 from simulations.baselines import run_baselines
 from simulations.benchmarks.lines import lines
 from simulations.benchmarks.splits import (

@@ -24,7 +24,6 @@ import typer
 
 from clients.eini.active import BATCH_BYTES
 from fedapp import metrics
-from fedapp.config import Settings, load_settings
 from fedapp.crypto.paillier import encrypt, generate_key
 from fedapp.crypto.workers import Workers
 from fedapp.data.datasets import read_source
@@ -36,6 +35,7 @@ from fedapp.housekeeping import forget_model
 from fedapp.report.canvas import DASHES, PALETTE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings, load_settings
 from simulations.compare import Engine, finished_cell
 from simulations.engines import run_simulation
 from simulations.local import run_local

@@ -25,12 +25,12 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError
 from fedapp.report.canvas import line_style, new_canvas, new_pens, to_png
 from fedapp.report.summary import read_run
+from fedapp.settings import Settings, load_settings
 from fedapp.trees.objective import REGRESSION
 from simulations.baselines import Pooled, forest_scores, join_tables
 from simulations.compare import finished_cell

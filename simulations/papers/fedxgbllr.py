@@ -26,12 +26,12 @@ import numpy as np
 import typer
 
 from fedapp import metrics
-from fedapp.config import Settings, load_settings
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.errors import ConfigError
 from fedapp.housekeeping import forget_model
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings, load_settings
 from fedapp.trees.objective import REGRESSION
 from simulations.baselines import baseline_rows, train_boosted
 from simulations.compare import finished_cell

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from fedapp.config import load_settings
 from fedapp.data.datasets import read_source
 from fedapp.data.table import Table
+from fedapp.settings import load_settings
 from simulations.baselines import run_baselines
 from simulations.kept import kept
 from simulations.papers.one_round import write_rows

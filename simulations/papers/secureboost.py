@@ -28,13 +28,13 @@ import xgboost
 from matplotlib.ticker import FixedLocator
 
 from fedapp import metrics
-from fedapp.config import load_settings
 from fedapp.conversation import Checkpoint, Conversation, Parties
 from fedapp.data.datasets import read_source
 from fedapp.housekeeping import forget_model
 from fedapp.messages.vertical import VerticalHelloReply
 from fedapp.report.canvas import BLUE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
+from fedapp.settings import load_settings
 from simulations.baselines import Pooled, join_tables
 from simulations.compare import finished_cell
 from simulations.kept import kept
