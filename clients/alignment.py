@@ -36,12 +36,11 @@ from fedapp.messages.vertical import (
     OrderRequest,
     SentReply,
 )
-from fedapp.site.answer import Handler, Site
-from fedapp.site.bits import sent_bits
-from fedapp.site.columns import order_digest, split_common
-from fedapp.site.mail import Letters, Mail, hold_once, know
-from fedapp.site.phases import ALIGNED, enter
-from fedapp.site.policy import check_subsets
+from fedapp.site.answer import ALIGNED, Handler, Site, enter
+from fedapp.site.mail import Letters, Mail, hold_once, store_peers
+from fedapp.site.settings import check_subsets
+from fedapp.site.store import sent_bits
+from fedapp.site.table import order_digest, split_common
 
 FEWEST_ROWS = 2  # to train
 KEY_BYTES = 32
@@ -52,7 +51,7 @@ def open_run(site: Site, request: OpenRequest) -> tuple[SentReply, Letters]:
     """Store the other parties' keys, and pass on the local ids, masked."""
     store = site.store
     keys = (request.box_keys, request.run_keys)
-    know(site.config, store, request.names, keys, request)
+    store_peers(site.config, store, request.names, keys, request)
     if request.active not in request.names:
         raise ProtocolError(site.name, "OpenRequest", "active", "must be among the names")
     if request.n_rows[request.names.index(site.name)] != len(store["ids"]):

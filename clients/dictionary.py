@@ -21,7 +21,7 @@ from fedapp.messages.handshake import (
 )
 from fedapp.messages.wire import LONGEST, UNPRINTABLE
 from fedapp.site.answer import Site
-from fedapp.site.config import SiteConfig
+from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.trees.sets import Categories, as_categories, entries_of, names_of, recoded
 

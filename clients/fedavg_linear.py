@@ -29,8 +29,8 @@ from fedapp.messages.fields import Array, Request
 from fedapp.messages.scoring import EvaluateReply
 from fedapp.metrics.sums import DOUBLES, Adder, WholeNumbers
 from fedapp.site.answer import Handler, Site
-from fedapp.site.masks import Sums, bounds_of
 from fedapp.site.store import Store
+from fedapp.site.sums import Sums, bounds_of
 from fedapp.trees.linear import (
     Descent,
     LinearModel,

@@ -32,7 +32,7 @@ from fedapp.messages.fedxgbllr import (
 from fedapp.messages.fields import Array, Request, parameters_of
 from fedapp.messages.trees import arrays_of
 from fedapp.site.answer import Handler, Site
-from fedapp.site.policy import check_share
+from fedapp.site.settings import check_share
 from fedapp.site.store import Store
 from fedapp.trees.model import TREES, Grown, Tree, pack_trees, unpack_trees
 from fedapp.trees.objective import IDENTITY, LOSSES, Objective, base_margin

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from fedapp.messages.handshake import GreetReply, GreetRequest
 from fedapp.site.answer import Handler, Site
-from fedapp.site.trust import own_fingerprint
+from fedapp.site.mail import site_fingerprint
 
 
 def greet(site: Site, request: GreetRequest) -> GreetReply:
     """Name of the party and fingerprint of its key."""
-    return GreetReply(site.name, "" if site.config.simulated else own_fingerprint(site.name))
+    return GreetReply(site.name, "" if site.config.simulated else site_fingerprint(site.name))
 
 
 HANDLERS: Mapping[type[GreetRequest], Handler] = {GreetRequest: greet}

@@ -22,12 +22,11 @@ from fedapp.messages.fields import fields_of
 from fedapp.messages.handshake import HelloReply, HelloRequest
 from fedapp.packages import versions
 from fedapp.site.answer import Handler, Site
-from fedapp.site.config import SiteConfig
 from fedapp.site.mail import note_greeting
 from fedapp.site.plan import keep_plan
-from fedapp.site.policy import check_subsets
-from fedapp.site.rows import fingerprint, read_subsets
-from fedapp.site.stores import KEEP_DAYS, drop_abandoned
+from fedapp.site.settings import SiteConfig, check_subsets
+from fedapp.site.store import KEEP_DAYS, drop_abandoned
+from fedapp.site.table import fingerprint, read_subsets
 from fedapp.trees.objective import AUTO, check_custom_is_set, check_objective
 
 log = logging.getLogger("fedapp.site")

@@ -22,7 +22,7 @@ from fedapp.errors import DataError
 from fedapp.home import write_atomically
 from fedapp.messages.fields import Array
 from fedapp.site.answer import Site
-from fedapp.site.part_file import part_digest, read_part
+from fedapp.site.store import part_digest, read_part
 from fedapp.trees.divided import Lookup, model_of, split_owners
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.model import Ensemble

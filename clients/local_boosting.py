@@ -13,7 +13,7 @@ from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, parameters_of
 from fedapp.messages.trees import BoostOrder
 from fedapp.site.answer import Site
-from fedapp.site.policy import check_share
+from fedapp.site.settings import check_share
 from fedapp.trees.model import EXPLAINED, check_range, pack_trees
 from fedapp.trees.objective import Objective
 from fedapp.trees.predict import add_trees

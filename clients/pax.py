@@ -49,9 +49,9 @@ from fedapp.messages.pax import (
     SketchRequest,
 )
 from fedapp.site.answer import Handler, Site
-from fedapp.site.masks import Sums
-from fedapp.site.policy import check_sample_size
+from fedapp.site.settings import check_sample_size
 from fedapp.site.store import Store
+from fedapp.site.sums import Sums
 from fedapp.trees.grow import (
     ROUTE,
     children_of,

@@ -22,9 +22,9 @@ from fedapp.messages.secagg import SharedCuts
 from fedapp.metrics.sums import DOUBLES, WholeNumbers
 from fedapp.site.answer import Site
 from fedapp.site.mail import hold_once
-from fedapp.site.masks import Sums, bounds_of
 from fedapp.site.plan import check_within
 from fedapp.site.store import Store
+from fedapp.site.sums import Sums, bounds_of
 from fedapp.trees.objective import whole_gradients
 from fedapp.trees.sets import category_counts
 

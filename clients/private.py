@@ -33,9 +33,8 @@ from fedapp.messages.pax import (
 )
 from fedapp.metrics.sums import TOTALS_NOISE, ClippedNumbers
 from fedapp.site.answer import Handler, Site
-from fedapp.site.masks import Sums, bounds_of
-from fedapp.site.noise import PROMISED, Noise, budget_of, promise
 from fedapp.site.store import Store
+from fedapp.site.sums import PROMISED, Noise, Sums, bounds_of, budget_of, check_budget
 from fedapp.trees.model import LEAF, Grown, Tree, from_json
 from fedapp.trees.objective import RowBounds, row_bounds, row_pairs
 from fedapp.trees.predict import find_leaves, predict_margins
@@ -52,7 +51,7 @@ def open_sums(site: Site, request: PrivateOpenRequest) -> Sums:
     if request.threshold:
         rule = f"must be 0, for the noise of all parties is needed, got {request.threshold}"
         raise ProtocolError(site.name, "PrivateOpenRequest", "threshold", rule)
-    promise(site.config, store, request, request, len(request.names))
+    check_budget(site.config, store, request, request, len(request.names))
     own_bounds(store)
     values = store["train.values"]
     categories = category_counts(kept_categories(store), values.shape[1])

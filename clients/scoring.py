@@ -20,8 +20,8 @@ from fedapp.messages.fields import Array
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
 from fedapp.metrics.sums import DOUBLES, Adder, WholeNumbers
 from fedapp.site.answer import Handler, Site
-from fedapp.site.masks import Sums, bounds_of
 from fedapp.site.store import Store
+from fedapp.site.sums import Sums, bounds_of
 from fedapp.trees.model import Described, from_json
 from fedapp.trees.objective import Objective
 from fedapp.trees.predict import predict_margins

@@ -22,11 +22,10 @@ from fedapp.messages.secagg import (
     UnmaskRequest,
 )
 from fedapp.site.answer import Handler, Site
-from fedapp.site.mail import begin_session, box_key, know, run_key
-from fedapp.site.masks import BOUNDS
-from fedapp.site.policy import check_parties, check_threshold
-from fedapp.site.shares import AMONG, THRESHOLD, unmask
+from fedapp.site.mail import begin_session, box_key, run_key, store_peers
+from fedapp.site.settings import check_parties, check_threshold
 from fedapp.site.store import Store
+from fedapp.site.sums import AMONG, BOUNDS, THRESHOLD, unmask
 from fedapp.trees.objective import is_regression, label_power, n_outputs
 
 
@@ -54,7 +53,7 @@ def join(site: Site, request: Request, roster: Roster) -> Bounds:
     """Store the parties to sum with, checked and trusted; from here on only sums leave the site."""
     check_parties(site.config, roster.names)
     check_threshold(site.config, len(roster.names), roster.threshold)
-    know(site.config, site.store, roster.names, (roster.box_keys, roster.run_keys), request)
+    store_peers(site.config, site.store, roster.names, (roster.box_keys, roster.run_keys), request)
     bounds = Bounds(roster.n_rows, roster.heaviest, roster.largest)
     store = site.store
     n_rows = sum(len(store[f"{subset}.weights"]) for subset in SUBSETS)

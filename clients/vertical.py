@@ -19,14 +19,19 @@ from fedapp.home import home
 from fedapp.messages.fields import method_of
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.site.answer import METHOD, MODEL_ID, Handler, Site
-from fedapp.site.columns import read_columns, read_rows_to_predict, row_ids
-from fedapp.site.config import SiteConfig
-from fedapp.site.likeness import check_range, quantiles, unlike_columns
 from fedapp.site.mail import begin_session, box_key, note_greeting, run_key
-from fedapp.site.part_file import read_part
 from fedapp.site.plan import keep_plan
-from fedapp.site.rows import fingerprint
-from fedapp.site.stores import KEEP_DAYS, drop_abandoned
+from fedapp.site.settings import SiteConfig
+from fedapp.site.store import KEEP_DAYS, drop_abandoned, read_part
+from fedapp.site.table import (
+    check_range,
+    fingerprint,
+    quantiles,
+    read_columns,
+    read_rows_to_predict,
+    row_ids,
+    unlike_columns,
+)
 from fedapp.trees.divided import categories_of, quantiles_of
 from fedapp.trees.objective import AUTO
 

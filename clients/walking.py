@@ -12,9 +12,8 @@ from clients.inference import ActivePart, OwnPart
 from fedapp.errors import ProtocolError
 from fedapp.messages.inference import Answers, Questions
 from fedapp.site.answer import Site
-from fedapp.site.bits import sent_bits
 from fedapp.site.mail import Letters, Mail
-from fedapp.site.store import Store
+from fedapp.site.store import Store, sent_bits
 from fedapp.trees.model import LEAF
 from fedapp.trees.predict import move_rows, rows_of, slots_of
 

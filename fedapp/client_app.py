@@ -18,7 +18,6 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.client_app import DEFAULT_ACTION
 from flwr.clientapp.typing import Mod
 
-from fedapp.deploy.bundle import check_bundle
 from fedapp.errors import (
     ConfigError,
     DivergedError,
@@ -29,10 +28,10 @@ from fedapp.errors import (
 )
 from fedapp.messages.fields import message_kinds
 from fedapp.messages.wire import DIVERGED, FAILED, REFUSED, WAITING, from_records, records_of
-from fedapp.site.answer import ON_DISK, answered
-from fedapp.site.answers import noted
-from fedapp.site.config import SiteConfig, config_in_memory, site_config
-from fedapp.site.stores import Stores
+from fedapp.site.answer import ON_DISK, answered, log_answers
+from fedapp.site.bundle import check_bundle
+from fedapp.site.settings import SiteConfig, config_in_memory, site_config
+from fedapp.site.store import Stores
 
 log = logging.getLogger("fedapp.site")
 
@@ -98,7 +97,7 @@ class SiteApp(ClientApp):
             category, _, action = kind.partition(".")
             getattr(self, category)(action, mods=list(kind_mods.get(kind, ())))(self._answer)
 
-    @noted
+    @log_answers
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; an error goes back as its text, without a traceback."""
         kind, name = message.metadata.message_type, str(context.node_config.get("name", "site"))

@@ -32,7 +32,7 @@ from fedapp.predict import (
 )
 from fedapp.run_folder import Silent
 from fedapp.settings import flatten, settings_of
-from fedapp.site.part_file import read_part
+from fedapp.site.store import read_part
 from fedapp.trees.divided import model_of
 from fedapp.trees.model import json_of, model_text
 from fedapp.trees.sets import entries_of

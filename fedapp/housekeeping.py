@@ -18,8 +18,7 @@ from fedapp.metrics import watched_metric
 from fedapp.run_folder import INPUTS_FILE, RunFolder, State
 from fedapp.settings import defaults, flatten
 from fedapp.site.answer import MODEL_ID
-from fedapp.site.part_file import PART_FILE
-from fedapp.site.stores import KEEP_DAYS, SECONDS_A_DAY
+from fedapp.site.store import KEEP_DAYS, PART_FILE, SECONDS_A_DAY
 from fedapp.studies import CLAIM, COMPARISON, FOLDS, SEARCH
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+?)(-\d+)?")  # as ``new_run_dir`` makes it

@@ -26,8 +26,8 @@ from fedapp.errors import ConfigError, as_plain
 from fedapp.home import display_path, read_toml
 from fedapp.run_folder import schema_copy
 from fedapp.settings import flatten
-from fedapp.site.joined import read_joined
-from fedapp.site.node_config import table_settings
+from fedapp.site.settings import table_settings
+from fedapp.site.table import read_joined
 from fedapp.trees import stacked
 from fedapp.trees.divided import DIVIDED
 from fedapp.trees.forest import model as bagged

@@ -21,8 +21,7 @@ from fedapp.data.table import Table
 from fedapp.messages.fields import all_methods, parameters_of
 from fedapp.server_app import load_strategy
 from fedapp.settings import Settings
-from fedapp.site.columns import read_columns, row_ids, split_common
-from fedapp.site.rows import Rows
+from fedapp.site.table import Rows, read_columns, row_ids, split_common
 from fedapp.trees.divided import joint_names
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
 from fedapp.trees.forest.levels import Rows as TreeRows

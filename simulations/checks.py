@@ -27,9 +27,8 @@ from fedapp.messages.handshake import HelloReply, HelloRequest, LabelsReply
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.server_app import load_strategy
 from fedapp.settings import Settings, defaults
-from fedapp.site.columns import split_common
-from fedapp.site.config import SiteConfig
-from fedapp.site.rows import read_table
+from fedapp.site.settings import SiteConfig
+from fedapp.site.table import read_table, split_common
 from simulations.rows import party_configs
 from strategies.base import TreeStrategy
 from strategies.horizontal import common_table, label_sums

@@ -26,9 +26,8 @@ from fedapp.deploy.processes import Federation
 from fedapp.messages.fields import all_methods
 from fedapp.run_folder import RunFolder
 from fedapp.settings import load_settings
-from fedapp.site.config import site_config
-from fedapp.site.node_config import parse_node_config
-from fedapp.site.trust import identity, pin
+from fedapp.site.mail import identity, pin
+from fedapp.site.settings import parse_node_config, site_config
 from simulations.engines import free_ports
 from simulations.local import run_local, site_contexts
 

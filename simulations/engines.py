@@ -26,13 +26,13 @@ import psutil
 from fedapp import errors
 from fedapp.clock import RULE
 from fedapp.crypto.workers import n_cores
-from fedapp.deploy.bundle import app_sources
 from fedapp.deploy.folders import registered_sites
 from fedapp.errors import ConfigError, RunFailedError
 from fedapp.home import home, open_private, private_folder
 from fedapp.run_folder import RunFolder, State
 from fedapp.server_app import load_strategy
 from fedapp.settings import Settings, flatten
+from fedapp.site.bundle import app_sources
 from simulations.flower_errors import (
     GONE,
     LOG_LINES,

@@ -17,7 +17,7 @@ from fedapp.client_app import SiteApp
 from fedapp.run_folder import OnRound, RunFolder
 from fedapp.server_app import train
 from fedapp.settings import Settings, flatten
-from fedapp.site.stores import LiveStores
+from fedapp.site.store import LiveStores
 
 SERVER_NODE = 1
 PULL_SECONDS = 0.01  # that a pull waits for a reply

@@ -12,9 +12,8 @@ from fedapp.data.partition import SUBSETS
 from fedapp.data.table import Table
 from fedapp.errors import DataError
 from fedapp.settings import Settings, flatten
-from fedapp.site.columns import read_columns
-from fedapp.site.config import SiteConfig, site_config
-from fedapp.site.rows import Rows, read_table, share_rows
+from fedapp.site.settings import SiteConfig, site_config
+from fedapp.site.table import Rows, read_columns, read_table, share_rows
 from fedapp.trees.objective import AUTO
 from fedapp.trees.sets import joint_categories, recoded
 from strategies.horizontal import check_same_columns

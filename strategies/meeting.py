@@ -20,8 +20,8 @@ from fedapp.messages.fields import Introduction
 from fedapp.messages.handshake import GreetReply
 from fedapp.run_folder import RunState
 from fedapp.settings import Settings, flatten
-from fedapp.site.config import site_config
-from fedapp.site.rows import fingerprint, read_table
+from fedapp.site.settings import site_config
+from fedapp.site.table import fingerprint, read_table
 
 I = TypeVar("I", bound=Introduction | GreetReply)  # noqa: E741
 # Engines of simulations by their grids; their nodes are all made within moments.

@@ -12,7 +12,7 @@ import numpy as np
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
-from fedapp.site.part_file import PART_FILE
+from fedapp.site.store import PART_FILE
 from fedapp.trees.divided import Lookup, categories_of, split_owners
 from fedapp.trees.forest.levels import Rows
 from fedapp.trees.forest.model import BaggedForest, from_json

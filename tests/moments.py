@@ -15,8 +15,8 @@ from fedapp.messages.fields import Message, Reply, Request
 from fedapp.messages.wire import Content, from_content, to_content
 from fedapp.site import answer
 from fedapp.site.answer import Handler, Site
-from fedapp.site.config import SiteConfig
 from fedapp.site.mail import Letters, Mail
+from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Facts, Store
 
 Change = Callable[[Any], Any]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from fedapp.site.trust import own_fingerprint
+from fedapp.site.mail import site_fingerprint
 
 
 def planned(names: Iterable[str], **fields: Any) -> dict[str, Any]:
     """Fields of a plan between these parties; room for what tests ask, unless ``fields`` differ."""
     parties = tuple(names)
-    fingerprints = tuple(own_fingerprint(name) for name in parties)
+    fingerprints = tuple(site_fingerprint(name) for name in parties)
     room = {"rounds": 50, "trees": 1, "max_depth": 6, "max_bin": 1024}
     return {**room, **fields, "parties": parties, "fingerprints": fingerprints}

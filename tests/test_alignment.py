@@ -27,11 +27,10 @@ from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.messages.wire import Content, Envelope, to_content
 from fedapp.settings import Settings
 from fedapp.site.answer import answer
-from fedapp.site.columns import common_order, split_common
-from fedapp.site.config import site_config
 from fedapp.site.mail import box_key, seal_mail, write_letters
-from fedapp.site.rows import Holdout
+from fedapp.site.settings import site_config
 from fedapp.site.store import Store
+from fedapp.site.table import Holdout, common_order, split_common
 from fedapp.trees.model import load_model
 from strategies.alignment import align
 from strategies.vertical import VerticalStrategy

@@ -17,8 +17,8 @@ from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, PartyError
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
-from fedapp.site.config import SiteConfig
-from fedapp.site.rows import Holdout, read_subsets
+from fedapp.site.settings import SiteConfig
+from fedapp.site.table import Holdout, read_subsets
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import base_score, label_sums
 from fedapp.trees.predict import predict_margins

@@ -23,9 +23,8 @@ from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.predict import predict_table
 from fedapp.server_app import check_read
 from fedapp.settings import Settings
-from fedapp.site.config import SiteConfig
-from fedapp.site.node_config import table_settings
-from fedapp.site.rows import Holdout, read_subsets
+from fedapp.site.settings import SiteConfig, table_settings
+from fedapp.site.table import Holdout, read_subsets
 from fedapp.trees.model import from_json, load_model, to_json
 from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins

@@ -13,7 +13,7 @@ import pytest
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
-from fedapp.site.part_file import PART_FILE
+from fedapp.site.store import PART_FILE
 from fedapp.trees.model import load_model
 from simulations.deployment import Deployment, ended, settings_of
 from simulations.local import run_local

@@ -14,8 +14,8 @@ from fedapp.data.labels import class_ids, class_names
 from fedapp.data.table import Table
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
-from fedapp.site.config import SiteConfig
-from fedapp.site.rows import Holdout, read_subsets
+from fedapp.site.settings import SiteConfig
+from fedapp.site.table import Holdout, read_subsets
 from fedapp.trees.model import LEAF, Ensemble, load_model
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import category_counts

@@ -13,7 +13,7 @@ from fedapp.cli import cli
 from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.home import home
 from fedapp.settings import Settings
-from fedapp.site import rows
+from fedapp.site import table
 from simulations.checks import check_tables
 from simulations.local import run_local
 
@@ -156,10 +156,10 @@ def test_a_table_that_was_checked_is_not_read_again(
     vertical: MakeSettings, write_table: WriteTable, strategy: str
 ) -> None:
     settings = vertical(strategy=strategy, data=str(write_table()), label="y", num_boost_round=1)
-    rows._read_once.cache_clear()
+    table._read_once.cache_clear()
     check_tables(settings)
     run_local(settings)
-    assert rows._read_once.cache_info().misses == 1
+    assert table._read_once.cache_info().misses == 1
 
 
 def test_a_table_that_was_changed_is_read_again(

@@ -17,7 +17,7 @@ from clients.local_model import warn_if_worse
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchRequest
 from fedapp.report.summary import worse_than_alone
 from fedapp.site.answer import Site
-from fedapp.site.config import SiteConfig
+from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from simulations.local import run_local
 from tests.conftest import MakeSettings, MakeSites, WriteTable

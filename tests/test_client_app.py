@@ -22,7 +22,7 @@ from fedapp.errors import ConfigError, PartyError
 from fedapp.messages.fields import message_kinds
 from fedapp.messages.wire import REFUSED
 from fedapp.site.answer import find_handler
-from fedapp.site.stores import LiveStores
+from fedapp.site.store import LiveStores
 from simulations.local import run_local, site_contexts
 from tests.conftest import MakeSettings, WriteTable
 

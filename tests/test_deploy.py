@@ -31,13 +31,12 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
 from fedapp.commands.federation import federation_app
 from fedapp.deploy import certificates, folders
-from fedapp.deploy.bundle import installed_bundle
 from fedapp.deploy.machine import fill
 from fedapp.deploy.processes import Federation
 from fedapp.errors import ConfigError
 from fedapp.settings import app_folder
-from fedapp.site.config import site_config
-from fedapp.site.node_config import parse_node_config
+from fedapp.site.bundle import installed_bundle
+from fedapp.site.settings import parse_node_config, site_config
 from tests.conftest import WriteTable
 from tests.deploy_folders import init_federation, init_site, invoke
 

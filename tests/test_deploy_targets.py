@@ -19,7 +19,7 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from fedapp.commands.federation import federation_app
 from fedapp.deploy.health import ALIVE
 from fedapp.errors import ConfigError
-from fedapp.site.node_config import parse_node_config
+from fedapp.site.settings import parse_node_config
 from tests.conftest import WriteTable
 from tests.deploy_folders import init_federation, init_site, invoke
 

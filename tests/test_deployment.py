@@ -24,8 +24,8 @@ from fedapp.deploy.folders import registered_sites
 from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.settings import load_settings
-from fedapp.site.part_file import PART_FILE
-from fedapp.site.trust import PINNED
+from fedapp.site.mail import PINNED
+from fedapp.site.store import PART_FILE
 from simulations.bench.exchange import EXCHANGES, cpu_seconds
 from simulations.deployment import (
     RUN_SECONDS,

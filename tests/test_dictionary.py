@@ -25,7 +25,7 @@ from fedapp.messages.handshake import (
 )
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
-from fedapp.site.config import site_config
+from fedapp.site.settings import site_config
 from fedapp.trees.sets import Categories
 from simulations.local import run_local
 from strategies.dictionary import alike_names, joint_dictionary

@@ -20,7 +20,7 @@ from fedapp.home import home
 from fedapp.messages import eini
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters
-from fedapp.site.part_file import PART_FILE, part_digest, read_part, write_part
+from fedapp.site.store import PART_FILE, part_digest, read_part, write_part
 from simulations.local import run_local
 from strategies.eini import Eini
 from tests.encrypted import MOSTLY_FORESTS, SMALL, MakeSettings, Train, encrypted, trainer

@@ -17,8 +17,8 @@ from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.settings import Settings
-from fedapp.site.config import SiteConfig
-from fedapp.site.rows import Holdout, read_subsets
+from fedapp.site.settings import SiteConfig
+from fedapp.site.table import Holdout, read_subsets
 from fedapp.trees.model import Ensemble, from_json, load_model, to_json
 from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins

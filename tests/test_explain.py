@@ -19,8 +19,7 @@ from fedapp.messages.inference import ExplainRequest
 from fedapp.report.page import write_report
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
-from fedapp.site.config import SiteConfig
-from fedapp.site.policy import check_policy
+from fedapp.site.settings import SiteConfig, check_policy
 from fedapp.trees.divided import model_of, open_splits, path_to
 from fedapp.trees.model import load_model
 from simulations.local import run_local

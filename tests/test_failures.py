@@ -25,7 +25,7 @@ from fedapp.messages.wire import from_content, from_records, to_content, to_reco
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings, load_settings
 from fedapp.site.answer import find_handler
-from fedapp.site.stores import LiveStores
+from fedapp.site.store import LiveStores
 from fedapp.trees.model import load_model
 from simulations.local import run_local, simulated_contexts
 from tests.network import NODE, FaultyApp, die, fails_from, resumed, run

@@ -21,7 +21,7 @@ from fedapp.messages.fedavg_linear import MomentsReply, check_moments
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
-from fedapp.site.rows import Holdout, share_rows
+from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.linear import (
     LinearModel,
     Moments,

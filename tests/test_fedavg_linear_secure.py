@@ -21,7 +21,7 @@ from fedapp.messages.fedavg_linear import (
 )
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
-from fedapp.site.config import site_config
+from fedapp.site.settings import site_config
 from fedapp.trees.linear import LinearModel, linear_from_json
 from fedapp.trees.model import model_text
 from simulations.local import run_local, simulated_contexts

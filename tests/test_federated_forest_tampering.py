@@ -23,8 +23,7 @@ from fedapp.messages.fields import Letter
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
 from fedapp.site.answer import Site
-from fedapp.site.part_file import PART_FILE
-from fedapp.site.store import RAW
+from fedapp.site.store import PART_FILE, RAW
 from fedapp.trees.forest.cart import NO_RANK
 from simulations.local import simulated_contexts
 from strategies.federated_forest import FederatedForest

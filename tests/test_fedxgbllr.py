@@ -23,8 +23,8 @@ from fedapp.predict import predict_table
 from fedapp.report.page import write_report
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
-from fedapp.site.rows import Holdout, share_rows
 from fedapp.site.store import RAW
+from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.model import model_text, pack_trees
 from fedapp.trees.stacked import StackedModel, from_json
 from simulations.local import run_local

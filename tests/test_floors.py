@@ -21,8 +21,7 @@ from fedapp.histograms.sketch import (
 )
 from fedapp.messages.pax import GrowRequest
 from fedapp.settings import Settings
-from fedapp.site.config import site_config
-from fedapp.site.policy import check_policy
+from fedapp.site.settings import check_policy, site_config
 from fedapp.site.store import Store
 from fedapp.trees.model import load_model
 from simulations.local import run_local

@@ -15,7 +15,7 @@ from torch import nn
 from fedapp import metrics
 from fedapp.data.datasets import read_source
 from fedapp.settings import Settings
-from fedapp.site.rows import Holdout, share_rows
+from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.model import Tree, model_text, pack_trees, unpack_trees
 from fedapp.trees.objective import base_margin, n_outputs
 from fedapp.trees.stacked import (

@@ -24,9 +24,7 @@ from fedapp.home import home, secret_at
 from fedapp.housekeeping import forget_model, found_runs, plan, site_states
 from fedapp.run_folder import RunFolder, State
 from fedapp.settings import Settings
-from fedapp.site.part_file import PART_FILE, write_part
-from fedapp.site.store import STATE
-from fedapp.site.stores import SECONDS_A_DAY
+from fedapp.site.store import PART_FILE, SECONDS_A_DAY, STATE, write_part
 from simulations.local import run_local
 
 MakeSettings = Callable[..., Settings]

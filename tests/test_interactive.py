@@ -21,7 +21,7 @@ from fedapp.messages import inference
 from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
-from fedapp.site.part_file import PART_FILE, write_part
+from fedapp.site.store import PART_FILE, write_part
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import goes_left
 from simulations.local import run_local

@@ -123,7 +123,7 @@ def forbidden_to(source: str) -> tuple[str, ...]:
             "clients",
             "simulations",
             "fedapp.site.store",
-            "fedapp.site.stores",
+            "fedapp.site.store",
             "fedapp.site.answer",
         )
     elif source.startswith("clients/"):

@@ -22,7 +22,6 @@ from fedapp.messages.handshake import Plan
 from fedapp.messages.vertical import Parcel, SentReply, VerticalHelloRequest
 from fedapp.messages.wire import Content, Envelope, from_content, parcels_of, to_content
 from fedapp.site.answer import Site, answer
-from fedapp.site.config import SiteConfig
 from fedapp.site.mail import (
     HEAD,
     Letters,
@@ -30,15 +29,16 @@ from fedapp.site.mail import (
     address_of,
     begin_session,
     box_key,
-    know,
+    identity,
     note_greeting,
     run_key,
     seal_mail,
     session_secret,
+    store_peers,
 )
 from fedapp.site.plan import PLAN, plan_of
+from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
-from fedapp.site.trust import identity
 from tests.conftest import MakeSettings
 from tests.plans import planned
 from tests.tampering import refuses
@@ -147,7 +147,7 @@ def unmet(monkeypatch: pytest.MonkeyPatch) -> Sites:
         return SentReply()
 
     def meet(site: Site, request: MeetRequest) -> SentReply:
-        know(site.config, site.store, NAMES, (request.keys, request.run_keys), request)
+        store_peers(site.config, site.store, NAMES, (request.keys, request.run_keys), request)
         return SentReply()
 
     def tell(site: Site, request: TellRequest, mail: Mail) -> tuple[Reply, Letters]:

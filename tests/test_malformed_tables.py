@@ -20,9 +20,8 @@ from fedapp.data.read import load_table
 from fedapp.data.schema import Reader, Roles, read_schema
 from fedapp.errors import ConfigError, DataError
 from fedapp.settings import Settings
-from fedapp.site.config import SiteConfig, site_config
-from fedapp.site.node_config import table_settings
-from fedapp.site.rows import read_table
+from fedapp.site.settings import SiteConfig, site_config, table_settings
+from fedapp.site.table import read_table
 from simulations.local import run_local
 from strategies.horizontal import untrained_everywhere
 from tests.transcript import summary_of

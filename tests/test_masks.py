@@ -30,7 +30,7 @@ from fedapp.messages.scoring import EvaluateRequest, SumScoresRequest
 from fedapp.messages.secagg import KeysRequest
 from fedapp.messages.wire import Content, Envelope, to_content
 from fedapp.site.answer import answer
-from fedapp.site.config import SiteConfig, site_config
+from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.store import Store
 from fedapp.trees.model import NO_TREES, Ensemble, to_json
 from tests.conftest import WriteTable
@@ -275,9 +275,9 @@ def test_asking_again_would_tell_a_partys_counts_if_masks_had_no_attempt(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The danger that the label of the masks is there for."""
-    from fedapp.site import masks
+    from fedapp.site import sums
 
-    monkeypatch.setattr(masks, "label_of", lambda *given: b"always the same")
+    monkeypatch.setattr(sums, "label_of", lambda *given: b"always the same")
     coordinator.ask(coordinator.opening, 3)
     counts = coordinator.masked(counting(), 4)["bank"]
     nobody = CountRequest(2, PREFIXES + 2**16, counting().offsets)

@@ -16,8 +16,7 @@ from fedapp.histograms.split import CategoryRules, Penalties, best_splits
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import check_read
 from fedapp.settings import Settings
-from fedapp.site.config import site_config
-from fedapp.site.policy import check_policy
+from fedapp.site.settings import check_policy, site_config
 from fedapp.trees.model import LEAF, Ensemble, load_model
 from simulations.local import run_local
 from tests.conftest import MakeSettings

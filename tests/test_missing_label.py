@@ -20,7 +20,7 @@ from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DataError
 from fedapp.predict import predict_table
 from fedapp.settings import Settings
-from fedapp.site.node_config import table_settings
+from fedapp.site.settings import table_settings
 from simulations.local import run_local
 from tests.pooled import made_columns, write_rows
 from tests.transcript import summary_of

@@ -15,8 +15,8 @@ from fedapp.data.schema import read_schema
 from fedapp.engines import superlinks
 from fedapp.errors import ConfigError, DataError
 from fedapp.predict import load_model, parts_of, trained_settings
-from fedapp.site.node_config import parse_node_config
-from fedapp.site.trust import PINNED, pins_in
+from fedapp.site.mail import PINNED, pins_in
+from fedapp.site.settings import parse_node_config
 from fedapp.trees.divided import DIVIDED
 from fedapp.trees.model import MOST_BYTES
 

@@ -20,7 +20,7 @@ from fedapp.data.table import notes_on_leaks
 from fedapp.errors import PartyError
 from fedapp.messages.handshake import HelloRequest
 from fedapp.settings import Settings
-from fedapp.site.config import SiteConfig
+from fedapp.site.settings import SiteConfig
 from simulations.checks import check_tables
 from simulations.local import run_local
 

@@ -18,8 +18,7 @@ from fedapp.home import home
 from fedapp.messages import inference as messages
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
-from fedapp.site.part_file import PART_FILE
-from fedapp.site.store import Store
+from fedapp.site.store import PART_FILE, Store
 from fedapp.trees.divided import compress, decompress, leaves_of, reachable_leaves
 from simulations.local import run_local
 from strategies.one_round import OneRound

@@ -96,7 +96,7 @@ def test_rounds_are_written_with_scores_and_bytes(settings: MakeSettings) -> Non
 def test_the_summary_scores_the_model_that_was_written(settings: MakeSettings) -> None:
     from fedapp import metrics
     from fedapp.data.datasets import read_source
-    from fedapp.site.rows import Holdout, share_rows
+    from fedapp.site.table import Holdout, share_rows
 
     run = settings(num_boost_round=5, max_depth=3, max_bin=64)
     folder = run_local(run)

@@ -17,7 +17,7 @@ from fedapp.histograms.sketch import LARGEST
 from fedapp.messages import handshake, pax, scoring, secagg
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
-from fedapp.site.config import site_config
+from fedapp.site.settings import site_config
 from fedapp.trees.model import LEAF, Ensemble, load_model
 from simulations.local import run_local
 from tests.conftest import MakeSettings, Simulate, WriteTable

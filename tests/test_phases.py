@@ -15,9 +15,8 @@ from clients.secureboost.phases import ACTIVE, PASSIVE
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Request
 from fedapp.settings import Settings
-from fedapp.site.answer import Site
-from fedapp.site.config import SiteConfig
-from fedapp.site.phases import FINISHED, Handlers, Table
+from fedapp.site.answer import FINISHED, Handlers, Site, Table
+from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from tests.forests import encrypted_forest
 from tests.network import run

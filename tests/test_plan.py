@@ -18,8 +18,8 @@ from fedapp.messages.pax import GrowRequest, GrowSumsRequest, SketchRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.settings import load_settings
 from fedapp.site.answer import answer
-from fedapp.site.config import SiteConfig, site_config
-from fedapp.site.trust import own_fingerprint
+from fedapp.site.mail import site_fingerprint
+from fedapp.site.settings import SiteConfig, site_config
 from simulations.local import run_local
 from strategies.base import TreeStrategy
 from tests.conftest import MakeSettings, MakeSites, WriteTable
@@ -203,7 +203,7 @@ def test_to_greet_a_site_leaves_nothing_there(configs: dict[str, SiteConfig]) ->
         envelope = Envelope(MODEL, step, method="pax")
         given = envelope, to_content(GreetRequest(), "bank")
         told = answer(config, GreetRequest.kind, *given).scalars
-        assert told == {"name": "bank", "fingerprint": own_fingerprint("bank")}
+        assert told == {"name": "bank", "fingerprint": site_fingerprint("bank")}
 
 
 # Whole runs

@@ -16,10 +16,8 @@ from fedapp.errors import ConfigError, FedappError
 from fedapp.messages.fields import all_methods
 from fedapp.messages.handshake import HelloRequest
 from fedapp.settings import Settings
-from fedapp.site.config import site_config
-from fedapp.site.node_config import parse_node_config
-from fedapp.site.policy import check_policy
 from fedapp.site.register import admit
+from fedapp.site.settings import check_policy, parse_node_config, site_config
 from simulations.attacks import pax_rows
 from simulations.local import run_local, site_contexts
 from tests.conftest import MakeSettings, WriteTable

@@ -24,8 +24,7 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings, load_settings
-from fedapp.site.joined import read_joined
-from fedapp.site.likeness import check_range, quantiles, unlike_columns
+from fedapp.site.table import check_range, quantiles, read_joined, unlike_columns
 from fedapp.trees.divided import joint_names
 from simulations.contributions import contributions
 from simulations.local import run_local
@@ -162,7 +161,7 @@ def test_parties_that_predict_read_the_tables_that_were_checked(
         read.append(data)
         return read_columns_of(data, *how)
 
-    monkeypatch.setattr("fedapp.site.columns.read_columns_of", counted)
+    monkeypatch.setattr("fedapp.site.table.read_columns_of", counted)
     status, text = predict(folder, named(tables))
     assert status == 0, text
     assert sorted(read) == sorted(map(str, tables.values()))

@@ -26,9 +26,9 @@ from fedapp.report.card import model_card
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
-from fedapp.site import answer, noise
-from fedapp.site.noise import Noise, check_noised, noised
+from fedapp.site import answer, sums
 from fedapp.site.store import NOISE, Store
+from fedapp.site.sums import Noise, add_noise, check_noised
 from fedapp.trees.model import LEAF, check_trees, load_model
 from fedapp.trees.objective import BOUNDED, CUSTOM, LOSSES, PLAIN, n_outputs, row_bounds, row_pairs
 from fedapp.trees.rounds import draw_trees
@@ -77,7 +77,7 @@ def made(settings: MakeSettings, tmp_path: Path) -> MakeRun:
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise is 0, and nobody expects any."""
-    monkeypatch.setattr(noise, "discrete_gaussian", lambda v, n, _: np.zeros(n, dtype=np.int64))
+    monkeypatch.setattr(sums, "discrete_gaussian", lambda v, n, _: np.zeros(n, dtype=np.int64))
     monkeypatch.setattr(Budget, "deviation", lambda *_: 0.0)
 
 
@@ -177,7 +177,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[Any]]:
     found: dict[Any, list[Any]] = {}
 
     def listening(name: str, store: Store, request: Any, digest: str, arrays: Any, of: Any) -> Any:
-        sums = noised(name, store, request, digest, arrays, of)
+        sums = add_noise(name, store, request, digest, arrays, of)
         for place, (each, array, total) in enumerate(zip(of, arrays, sums, strict=True)):
             found.setdefault((name, each.kind, each.number, place), []).append(
                 (total, total - array, each)
@@ -228,7 +228,7 @@ def test_a_server_that_dies_gets_the_same_noise_again(
 def store(tmp_path: Path) -> Store:
     found = Store(tmp_path)
     budget = {"epsilon": 1.0, "delta": 1e-5, "multiplier": 4.1, "n_rounds": 2, "n_parties": 3}
-    found.facts[noise.PROMISED] = {**budget, "clip": 0.0}
+    found.facts[sums.PROMISED] = {**budget, "clip": 0.0}
     return found
 
 
@@ -238,33 +238,33 @@ ZEROS = [np.zeros((4, 2), dtype=np.int64)]
 
 def test_another_request_for_a_sum_that_was_told_is_refused(store: Store) -> None:
     of = [Noise("tree", 0, (10**6,))]
-    first = noised("bank", store, REQUEST, "one", ZEROS, of)
-    del store.facts[noise.NOISED]  # as after a step back
-    again = noised("bank", store, REQUEST, "one", ZEROS, of)
+    first = add_noise("bank", store, REQUEST, "one", ZEROS, of)
+    del store.facts[sums.NOISED]  # as after a step back
+    again = add_noise("bank", store, REQUEST, "one", ZEROS, of)
     np.testing.assert_array_equal(first[0], again[0])
-    del store.facts[noise.NOISED]
+    del store.facts[sums.NOISED]
     with pytest.raises(
         ProtocolError, match=r"content must be what it was when tree 0 was disclosed"
     ):
-        noised("bank", store, REQUEST, "other", ZEROS, of)
+        add_noise("bank", store, REQUEST, "other", ZEROS, of)
 
 
 def test_more_noise_than_can_be_drawn_is_refused(store: Store) -> None:
     with pytest.raises(ProtocolError, match=r"multiplier must be of less noise, for sums to fit"):
-        noised("bank", store, REQUEST, "one", ZEROS, [Noise("tree", 0, (10**6, 2**80 + 1))])
+        add_noise("bank", store, REQUEST, "one", ZEROS, [Noise("tree", 0, (10**6, 2**80 + 1))])
     assert not (store.folder / NOISE).exists()
 
 
 def test_a_sum_beyond_the_schedule_is_refused(store: Store) -> None:
     with pytest.raises(ProtocolError, match=r"step must be one of 2 for tree, which the run's eps"):
-        noised("bank", store, REQUEST, "one", ZEROS, [Noise("tree", 2, (10**6,))])
+        add_noise("bank", store, REQUEST, "one", ZEROS, [Noise("tree", 2, (10**6,))])
     with pytest.raises(ProtocolError, match=r"step must be one of 1 for scores"):
-        noised("bank", store, REQUEST, "one", ZEROS, [Noise("scores", 1, (10**6,))])
+        add_noise("bank", store, REQUEST, "one", ZEROS, [Noise("scores", 1, (10**6,))])
 
 
 def test_sums_of_two_requests_have_other_noise(store: Store) -> None:
     found = [
-        noised("bank", store, REQUEST, "one", ZEROS, [Noise("tree", n, (10**18, 10**20))])[0]
+        add_noise("bank", store, REQUEST, "one", ZEROS, [Noise("tree", n, (10**18, 10**20))])[0]
         for n in (0, 1)
     ]
     assert (found[0] != found[1]).all()

@@ -20,9 +20,8 @@ from fedapp.report.card import model_card
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.site import answer
-from fedapp.site.masks import bounds_of
-from fedapp.site.noise import noised
 from fedapp.site.store import Store
+from fedapp.site.sums import add_noise, bounds_of
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.objective import hide_class_shares
 from simulations.local import run_local, simulated_contexts
@@ -111,7 +110,7 @@ def test_no_row_moves_the_sums_by_bin_by_more_than_its_bound(
     def listening(name: str, store: Store, request: Any, *rest: Any) -> Any:
         if isinstance(request, PrivateSplitsRequest) and request.level == 1:
             moved.extend(moves(store, request, name))
-        return noised(name, store, request, *rest)
+        return add_noise(name, store, request, *rest)
 
     monkeypatch.setattr(answer, "noised", listening)
     run_local(made("multi:softprob", num_boost_round=1, **GREEDY))

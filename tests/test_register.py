@@ -31,10 +31,10 @@ from fedapp.messages.wire import Envelope, to_content
 from fedapp.run_folder import RunFolder
 from fedapp.site import register
 from fedapp.site.answer import answer
-from fedapp.site.config import site_config
+from fedapp.site.mail import site_fingerprint
 from fedapp.site.register import admit, runs_of
-from fedapp.site.stores import drop_abandoned
-from fedapp.site.trust import own_fingerprint
+from fedapp.site.settings import site_config
+from fedapp.site.store import drop_abandoned
 from simulations.local import run_local
 from strategies import base
 from tests.conftest import MakeSettings, MakeSites, WriteTable
@@ -292,7 +292,7 @@ def test_approve_is_one_of_two_words() -> None:
 
 
 def test_who_approves_sees_the_plan() -> None:
-    insurer = own_fingerprint("insurer")
+    insurer = site_fingerprint("insurer")
     config = site_config({**ASKS, "trusted": f"insurer:{insurer}", "total-epsilon": 3}, {})
     admit(replace(config, asks=False), "a" * 16, "pax", private(2.0))
     opening = private(max_depth=4, subsample=0.5)
@@ -301,7 +301,7 @@ def test_who_approves_sees_the_plan() -> None:
     lines = {line.strip() for line in approve("b" * 16, answer="n\n").output.splitlines()}
     shown = {" ".join(line.split()) for line in lines}
     both = composed_epsilon([budget_for(epsilon, 1e-5, 50, 3) for epsilon in (1, 2)], 1e-5)
-    keys = {name: own_fingerprint(name) for name in PARTIES}
+    keys = {name: site_fingerprint(name) for name in PARTIES}
     assert shown >= {
         f"run {'b' * 16} of pax, at bank on 'rows.csv'",
         "waits because approve is ask in the node config",
@@ -405,7 +405,7 @@ def test_an_opening_that_was_refused_meanwhile_does_not_begin() -> None:
         with pytest.raises(DataError):
             fail()
         with pytest.raises(ConfigError, match=rule):
-            register.note_begun("bank", "a" * 16)
+            register.record_begun("bank", "a" * 16)
 
 
 # Which rows are held back, and between whom sums are
@@ -623,7 +623,7 @@ def test_site_check_counts_a_run_once_wherever_it_is_started(
 ADMITTING = """
 import sys
 from fedapp.messages.handshake import HelloRequest
-from fedapp.site.config import site_config
+from fedapp.site.settings import site_config
 from fedapp.site.register import admit, note_begun
 
 node = {"name": "bank", "data": "rows.csv", "allow": "pax", "runs-per-day": 10**9}

@@ -13,18 +13,20 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.cli.build import build_fab_from_disk
 
-from fedapp.deploy.bundle import build_bundle, check_bundle, installed_bundle
-from fedapp.deploy.release import (
+from fedapp.errors import ConfigError
+from fedapp.site.bundle import (
     CONTENT,
     MOST_BYTES,
     MOST_FILES,
     SIGNATURE,
+    build_bundle,
+    check_bundle,
+    installed_bundle,
     is_signed,
     load_key,
     signature_file,
 )
-from fedapp.errors import ConfigError
-from fedapp.site.config import site_config
+from fedapp.site.settings import site_config
 from tests.edited import edited_app
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's

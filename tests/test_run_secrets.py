@@ -17,7 +17,7 @@ from flwr.app import Context
 from clients import keys
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
-from fedapp.site import mail, shares
+from fedapp.site import mail, sums
 from fedapp.site.store import CHECKPOINT, NOISE, Store
 from simulations.local import run_local
 from tests.conftest import MakeSettings, MakeSites
@@ -84,9 +84,9 @@ class Drawn:
             (secrets, "randbelow"),
             (mail, "new_private_key"),
             (mail, "agree"),
-            (shares, "new_secret"),
-            (shares, "seed_of"),
-            (shares, "_box"),
+            (sums, "new_secret"),
+            (sums, "seed_of"),
+            (sums, "_box"),
             (keys, "generate_key"),
         ):
             self._note(module, name)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fedapp.cli import cli
 from fedapp.commands import sbom
-from fedapp.deploy.bundle import installed_bundle
+from fedapp.site.bundle import installed_bundle
 
 # Of the published schema (bom-1.6.schema.json): fields that a component may have of those written.
 COMPONENT = {"type", "bom-ref", "purl", "name", "version", "licenses", "hashes"}

@@ -17,7 +17,7 @@ from fedapp.data.partition import split_rows
 from fedapp.predict import predict_table
 from fedapp.report.summary import print_summary
 from fedapp.settings import Settings
-from fedapp.site.rows import Holdout, share_rows
+from fedapp.site.table import Holdout, share_rows
 from simulations.baselines import run_baselines
 from simulations.local import run_local
 from tests.transcript import summary_of

@@ -14,8 +14,7 @@ from clients.secureboost.constraints import Held, Wanted, joint_constraints, tol
 from fedapp.errors import ConfigError, PartyError, ProtocolError
 from fedapp.messages.secureboost import ColumnBins
 from fedapp.settings import Settings
-from fedapp.site.config import SiteConfig, site_config
-from fedapp.site.policy import check_policy
+from fedapp.site.settings import SiteConfig, check_policy, site_config
 from fedapp.trees.model import LEAF, load_model
 from tests.network import run
 

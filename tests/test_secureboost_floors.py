@@ -18,8 +18,7 @@ from fedapp.histograms.sketch import cell_starts
 from fedapp.messages.secureboost import Splits
 from fedapp.settings import Settings
 from fedapp.site.answer import Site
-from fedapp.site.config import SiteConfig, site_config
-from fedapp.site.policy import check_policy
+from fedapp.site.settings import SiteConfig, check_policy, site_config
 from fedapp.site.store import Store
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.objective import gradients

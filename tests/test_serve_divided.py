@@ -21,8 +21,8 @@ from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
-from fedapp.site.columns import read_rows_to_predict
-from fedapp.site.config import SiteConfig
+from fedapp.site.settings import SiteConfig
+from fedapp.site.table import read_rows_to_predict
 from simulations.local import run_local
 from tests.conftest import MakeSettings, WriteTable
 

@@ -16,7 +16,7 @@ from fedapp.home import home
 from fedapp.messages.fields import Array
 from fedapp.messages.secagg import LeftRequest, UnmaskRequest
 from fedapp.messages.wire import Content
-from fedapp.site.config import site_config
+from fedapp.site.settings import site_config
 from fedapp.site.store import Store
 from strategies.secure import _place
 from tests.conftest import WriteTable

@@ -33,15 +33,17 @@ from fedapp.messages.vertical import OpenRequest, VerticalHelloRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.site.answer import answer
 from fedapp.site.check import check_site, kind_of
-from fedapp.site.config import SiteConfig, site_config
-from fedapp.site.mail import box_key
-from fedapp.site.node_config import parse_node_config
-from fedapp.site.part_file import PART_FILE
+from fedapp.site.mail import box_key, pin
 from fedapp.site.plan import PLAN
-from fedapp.site.policy import check_policy, check_request
 from fedapp.site.register import admit
-from fedapp.site.store import Store
-from fedapp.site.trust import pin
+from fedapp.site.settings import (
+    SiteConfig,
+    check_policy,
+    check_request,
+    parse_node_config,
+    site_config,
+)
+from fedapp.site.store import PART_FILE, Store
 from simulations.local import run_local
 from strategies.vertical import VerticalStrategy
 from tests.conftest import MakeSettings, MakeSites, WriteTable

@@ -7,7 +7,7 @@ import pytest
 from fedapp.data.datasets import party_sources
 from fedapp.errors import ConfigError
 from fedapp.settings import load_settings
-from fedapp.site.config import SiteConfig, site_config
+from fedapp.site.settings import SiteConfig, site_config
 
 
 @pytest.mark.parametrize("data", ["breast-cancer", "rows.csv", "folder/a=b.csv"])

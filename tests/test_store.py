@@ -26,10 +26,19 @@ from fedapp.messages.handshake import Plan
 from fedapp.messages.wire import Content, Envelope, from_content, to_content
 from fedapp.site import store as store_module
 from fedapp.site.answer import Site, answer
-from fedapp.site.config import SiteConfig
 from fedapp.site.register import DATABASE
-from fedapp.site.store import MAPPED, RAW, SMALL, STATE, Store
-from fedapp.site.stores import LiveStores, Stores, drop_abandoned, locked
+from fedapp.site.settings import SiteConfig
+from fedapp.site.store import (
+    MAPPED,
+    RAW,
+    SMALL,
+    STATE,
+    LiveStores,
+    Store,
+    Stores,
+    drop_abandoned,
+    locked,
+)
 
 MODEL = "0123456789abcdef"
 LARGE = SMALL // 8 + 1  # float64 values that get a file of their own

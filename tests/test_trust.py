@@ -24,8 +24,8 @@ from fedapp.messages.wire import Content, Envelope, to_content
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
 from fedapp.site.answer import answer
-from fedapp.site.config import SiteConfig, site_config
-from fedapp.site.trust import PINNED, identity, own_fingerprint, pin, trusted_keys
+from fedapp.site.mail import PINNED, identity, pin, site_fingerprint, trusted_keys
+from fedapp.site.settings import SiteConfig, site_config
 from simulations.local import run_local
 from strategies.vertical import Mailbox
 from tests.conftest import MakeSettings, MakeSites, WriteTable
@@ -55,7 +55,7 @@ class Shop:
         """Greet the site, and tell it that the active party has this key."""
         self.n_runs += 1
         names = tuple(sorted((active, "shop")))
-        prints = {active: print_of(key), "shop": own_fingerprint("shop")}
+        prints = {active: print_of(key), "shop": site_fingerprint("shop")}
         plan = {
             "aggregation": "sealed",
             "parties": names,

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from fedapp.cli import cli
 from fedapp.errors import DataError, PartyError
 from fedapp.settings import Settings
-from fedapp.site.columns import read_columns
-from fedapp.site.config import site_config
+from fedapp.site.settings import site_config
+from fedapp.site.table import read_columns
 from simulations.local import run_local
 
 MakeSettings = Callable[..., Settings]

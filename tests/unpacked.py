@@ -9,8 +9,8 @@ from pathlib import Path
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.install import install_from_fab
 
-from fedapp.deploy.bundle import app_sources
 from fedapp.settings import app_folder
+from fedapp.site.bundle import app_sources
 
 
 def unpack_compiled(flower_home: Path) -> None:

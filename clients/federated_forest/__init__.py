@@ -22,9 +22,8 @@ from fedapp.messages.federated_forest import (
     SumRequest,
 )
 from fedapp.messages.vertical import SentReply
-from fedapp.site.answer import Site
+from fedapp.site.answer import FINISHED, Site, enter, in_order, is_active, phase_of
 from fedapp.site.mail import Letters, Mail, hold_once
-from fedapp.site.phases import FINISHED, enter, in_order, is_active, phase_of
 
 
 def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:

@@ -35,8 +35,7 @@ from fedapp.messages.federated_forest import (
 )
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
-from fedapp.site.part_file import write_part
-from fedapp.site.store import Store
+from fedapp.site.store import Store, write_part
 from fedapp.trees.divided import joint_names
 from fedapp.trees.forest.levels import Splits, class_codes, number_codes
 from fedapp.trees.forest.model import BaggedForest, branches, leaf_values, to_json

@@ -25,11 +25,9 @@ from fedapp.crypto.workers import shared_workers
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.federated_forest import ColumnSums, EncryptedLabels, SumRequest, Won
 from fedapp.messages.fields import fields_of
-from fedapp.site.answer import Site
-from fedapp.site.bits import sent_bits
+from fedapp.site.answer import Site, phase_of
 from fedapp.site.mail import Letters, Mail
-from fedapp.site.phases import phase_of
-from fedapp.site.store import Store
+from fedapp.site.store import Store, sent_bits
 from fedapp.trees.forest.cart import LOWEST, Bins, Candidates, Ints
 from fedapp.trees.forest.encrypted import Listing, OwnerColumns, list_columns
 from fedapp.trees.forest.levels import by_tree, columns_of, inside_of

@@ -18,8 +18,7 @@ from fedapp.messages.federated_forest import PartitionReply, PartitionRequest, P
 from fedapp.messages.handshake import pack_categories
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters
-from fedapp.site.part_file import part_digest, write_part
-from fedapp.site.store import Store
+from fedapp.site.store import Store, part_digest, write_part
 from fedapp.trees.divided import Lookup
 from fedapp.trees.forest.cart import Ints
 from fedapp.trees.forest.levels import Splits, number_children

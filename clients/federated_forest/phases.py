@@ -12,8 +12,7 @@ from fedapp.messages.federated_forest import (
     SplitRequest,
     SumRequest,
 )
-from fedapp.site.answer import Site
-from fedapp.site.phases import ALIGNED, FINISHED, Table, is_active
+from fedapp.site.answer import ALIGNED, FINISHED, Site, Table, is_active
 
 SET_UP = "set up"  # columns are binned; passive parties do not have the labels yet
 SEARCHED = "searched"  # the best splits of the open nodes are sent

@@ -13,9 +13,8 @@ from fedapp.errors import ProtocolError
 from fedapp.messages.federated_forest import PAILLIER, LevelSplits, Partition
 from fedapp.messages.fields import Letter
 from fedapp.site.answer import Site
-from fedapp.site.bits import sent_bits
 from fedapp.site.mail import Letters, Mail
-from fedapp.site.store import Store
+from fedapp.site.store import Store, sent_bits
 from fedapp.trees.divided import Lookup
 from fedapp.trees.forest.cart import Candidates, Ints
 from fedapp.trees.forest.levels import Splits, number_children

@@ -20,9 +20,8 @@ from fedapp.messages.secureboost import (
     WalkRequest,
 )
 from fedapp.messages.vertical import SentReply
-from fedapp.site.answer import Site
+from fedapp.site.answer import Site, in_order, is_active
 from fedapp.site.mail import Letters, Mail, hold_once
-from fedapp.site.phases import in_order, is_active
 
 
 def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:

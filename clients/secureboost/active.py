@@ -70,9 +70,8 @@ from fedapp.messages.secureboost import (
     WalkRequest,
 )
 from fedapp.messages.vertical import SentReply
-from fedapp.site.answer import Site
+from fedapp.site.answer import Site, enter, phase_of
 from fedapp.site.mail import Letters, Mail
-from fedapp.site.phases import enter, phase_of
 from fedapp.site.plan import FIRST_ROUND, check_within
 from fedapp.trees.model import check_range, stack_trees
 from fedapp.trees.objective import (

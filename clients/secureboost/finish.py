@@ -18,8 +18,7 @@ from fedapp.messages.handshake import read_categories
 from fedapp.messages.secureboost import FinishReply, FinishRequest, PartKept, Records
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
-from fedapp.site.part_file import write_part
-from fedapp.site.store import Store
+from fedapp.site.store import Store, write_part
 from fedapp.trees.divided import Lookup, joint_names, whole_model
 from fedapp.trees.model import Ensemble, importance, split_trees, to_json
 from fedapp.trees.sets import Categories, CategorySets, category_counts, side_by_side

@@ -47,12 +47,9 @@ from fedapp.messages.secureboost import (
     TakeRequest,
 )
 from fedapp.messages.vertical import SentReply
-from fedapp.site.answer import Site
-from fedapp.site.bits import sent_bits
+from fedapp.site.answer import Site, enter, phase_of
 from fedapp.site.mail import Letters, Mail
-from fedapp.site.part_file import part_digest, write_part
-from fedapp.site.phases import enter, phase_of
-from fedapp.site.store import Store
+from fedapp.site.store import Store, part_digest, sent_bits, write_part
 from fedapp.trees.divided import Lookup
 from fedapp.trees.grow import children_of, each_once_among
 from fedapp.trees.predict import pack_bits

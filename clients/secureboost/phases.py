@@ -15,8 +15,7 @@ from fedapp.messages.secureboost import (
     TakeRequest,
     WalkRequest,
 )
-from fedapp.site.answer import Site
-from fedapp.site.phases import ALIGNED, FINISHED, Table, is_active
+from fedapp.site.answer import ALIGNED, FINISHED, Site, Table, is_active
 
 SET_UP = "set up"  # columns are binned; the others' bins are to come
 TO_WALK = "to walk"  # the same, and rows are traversing the initial model

@@ -32,7 +32,7 @@ from fedapp.messages.secureboost import (
 )
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
-from fedapp.site.policy import check_sample_size
+from fedapp.site.settings import check_sample_size
 from fedapp.trees.grow import Growth, Routes, Shape, last_seen, mean_purity
 from fedapp.trees.model import split_trees, stack_trees
 from fedapp.trees.objective import gradients, is_regression

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import ProtocolError
-from fedapp.site.bits import sent_bits
-from fedapp.site.store import Store
+from fedapp.site.store import Store, sent_bits
 from fedapp.trees.divided import Lookup
 from fedapp.trees.predict import Bits, Ints, Nodes, Places, move_rows, sides_of, slots_of
 from fedapp.trees.sets import CategorySets, set_numbers

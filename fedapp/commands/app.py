@@ -17,7 +17,7 @@ app_app = typer.Typer(help="The installed app, as sites know it.", no_args_is_he
 @app_app.command("hash", cls=Command)
 def hash_command() -> None:
     """Print the hash of the bundle that a coordinator with this fedapp sends."""
-    from fedapp.deploy.bundle import installed_bundle
+    from fedapp.site.bundle import installed_bundle
 
     print(installed_bundle())
 
@@ -25,7 +25,7 @@ def hash_command() -> None:
 @app_app.command("copy", cls=Command)
 def copy_command(folder: Annotated[Path, typer.Argument(help="New or empty.")]) -> None:
     """Copy the app into a folder, for `flwr run FOLDER` and `flwr build --app FOLDER`."""
-    from fedapp.deploy.bundle import copy_sources
+    from fedapp.site.bundle import copy_sources
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"folder must be new or empty, got {folder}")
@@ -38,8 +38,7 @@ def sign_command(
 ) -> None:
     """Sign the installed fedapp as a release, which sites that pin the key answer."""
     import fedapp
-    from fedapp.deploy.bundle import build_bundle
-    from fedapp.deploy.release import SIGNATURE, load_key, signature_file
+    from fedapp.site.bundle import SIGNATURE, build_bundle, load_key, signature_file
 
     private, path = load_key(key), Path(fedapp.__file__).parent.parent / SIGNATURE
     path.write_text(signature_file(build_bundle(), private))

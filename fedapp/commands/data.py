@@ -84,8 +84,7 @@ def describe_command(
     from fedapp.commands.common import console
     from fedapp.data.datasets import check_source, dataset_names, find_dataset, read_source
     from fedapp.data.describe import describe, schema_text
-    from fedapp.site.config import SiteConfig
-    from fedapp.site.node_config import table_settings
+    from fedapp.site.settings import SiteConfig, table_settings
 
     is_read = schema is not None and schema.exists()
     config = SiteConfig(

@@ -27,7 +27,7 @@ def trust(
 ) -> None:
     """Trust the key of another site from now on, and no other key of that site."""
     from fedapp.home import display_path, home
-    from fedapp.site.trust import PINNED, pin
+    from fedapp.site.mail import PINNED, pin
 
     before = pin(home(), name, "".join(fingerprint))
     place = display_path(home() / PINNED)

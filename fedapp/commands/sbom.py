@@ -37,7 +37,7 @@ def sbom(
 
 def bill_of_materials() -> dict[str, Any]:
     """The document; equal installations differ only in serial number and time."""
-    from fedapp.deploy.bundle import installed_bundle
+    from fedapp.site.bundle import installed_bundle
 
     # Of two packages with the same name, the first on the path is imported.
     packages = reversed([*distributions()])

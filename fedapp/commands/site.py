@@ -63,7 +63,7 @@ def init_command(
     from fedapp.deploy.folders import write_site
     from fedapp.messages.fields import all_methods
     from fedapp.site.check import check_allowed
-    from fedapp.site.config import SiteConfig
+    from fedapp.site.settings import SiteConfig
 
     if not policy and not allow:
         for word, meaning in POLICY_WORDS.items():
@@ -138,18 +138,17 @@ def check_command(
     """Show what a coordinator's run would find here; nothing is sent."""
     from clients.hello import told_versions
     from fedapp.data.datasets import check_source
-    from fedapp.deploy.bundle import installed_bundle
     from fedapp.deploy.certificates import validity
     from fedapp.deploy.warm import SITE
     from fedapp.home import home
     from fedapp.messages.fields import all_methods
     from fedapp.report.summary import print_warning
     from fedapp.settings import load_settings
+    from fedapp.site.bundle import installed_bundle
     from fedapp.site.check import check_site, who_may_read_keys
-    from fedapp.site.config import site_config
-    from fedapp.site.node_config import parse_node_config
+    from fedapp.site.mail import pins_in
     from fedapp.site.register import n_today, runs_of, spending
-    from fedapp.site.trust import pins_in
+    from fedapp.site.settings import parse_node_config, site_config
 
     if bool(node_config) == bool(config) or (config and not config.endswith(".toml")):
         raise ConfigError("site check must be given --node-config, or --config FILE.toml")

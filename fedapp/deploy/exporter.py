@@ -20,7 +20,7 @@ from fedapp.deploy.certificates import days_left
 from fedapp.deploy.health import ALIVE
 from fedapp.home import home
 from fedapp.run_folder import RunFolder, State
-from fedapp.site.answers import answers_file
+from fedapp.site.answer import answers_file
 from fedapp.wire.ledger import SERVER
 
 MOST_RUNS = 20  # only the newest, since each run is a label value

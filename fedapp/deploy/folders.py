@@ -37,8 +37,7 @@ from fedapp.deploy.systemd import units_federation, units_site
 from fedapp.errors import ConfigError
 from fedapp.home import write_atomically, write_new
 from fedapp.messages.fields import Method, all_methods
-from fedapp.site.config import SiteConfig
-from fedapp.site.node_config import Value
+from fedapp.site.settings import SiteConfig, Value
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?")
 # Needs no quotes in scripts, units and configurations.

@@ -34,9 +34,7 @@ from fedapp.serve.scorer import (
     told_of,
 )
 from fedapp.settings import Settings
-from fedapp.site.part_file import read_part
-from fedapp.site.store import Store
-from fedapp.site.stores import LiveStores, locked
+from fedapp.site.store import LiveStores, Store, locked, read_part
 from fedapp.together import settings_to_predict
 from fedapp.trees.divided import categories_of, model_of
 from fedapp.trees.forest.model import BaggedForest

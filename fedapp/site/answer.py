@@ -17,26 +17,37 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import logging
 import re
 import secrets
+import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import wraps
 from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from fedapp import log_lines
+from fedapp.data.datasets import NAME
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
-from fedapp.home import home, secret_at
+from fedapp.home import home, open_private, private_folder, secret_at
 from fedapp.messages.fields import Reply, Request, module_of_group
 from fedapp.messages.secagg import AMONG
 from fedapp.messages.wire import (
+    DIVERGED,
+    REFUSED,
+    WAITING,
     Content,
     Envelope,
     from_bytes,
     from_content,
+    n_bytes,
     parcels_of,
     to_bytes,
     to_content,
@@ -44,16 +55,22 @@ from fedapp.messages.wire import (
     without_parcels,
 )
 from fedapp.packages import check_extra
-from fedapp.site.config import SiteConfig
 from fedapp.site.mail import Letters, Mail, end_session, open_mail, seal_mail, write_letters
-from fedapp.site.masks import Sums, check_leaves, is_masked, masked, note_request
-from fedapp.site.noise import check_noised, noised
 from fedapp.site.plan import check_planned
-from fedapp.site.policy import check_leaving, check_policy, check_request, group_of
-from fedapp.site.register import note_begun, opening
-from fedapp.site.shares import go_back, keep
-from fedapp.site.store import NoStateError, Store
-from fedapp.site.stores import Stores, has_begun, locked
+from fedapp.site.register import opening, record_begun
+from fedapp.site.settings import SiteConfig, check_leaving, check_policy, check_request, group_of
+from fedapp.site.store import NoStateError, Store, Stores, has_begun, locked
+from fedapp.site.sums import (
+    Sums,
+    add_noise,
+    carry_over,
+    check_leaves,
+    check_noised,
+    is_masked,
+    keep,
+    mask_sums,
+    note_request,
+)
 
 log = logging.getLogger("fedapp.site")
 
@@ -158,7 +175,7 @@ def answered(
             end_session(store)
         laid_out = to_bytes(reply)
         if begins:
-            note_begun(config.name, envelope.model_id)
+            record_begun(config.name, envelope.model_id)
         store.commit(envelope.step, envelope.attempt, laid_out)
         stores.committed(store)
     return laid_out
@@ -200,9 +217,9 @@ def _handled(
         due = "noised" if result.noise else "sums"
         assert request.leaves == due, f"{type(request).__name__} asks for no sums"
         if result.noise:
-            arrays = noised(site.name, site.store, request, digest, result.arrays, result.noise)
+            arrays = add_noise(site.name, site.store, request, digest, result.arrays, result.noise)
             result = replace(result, arrays=arrays)
-        result = masked(site.name, site.store, envelope, request, digest, result)
+        result = mask_sums(site.name, site.store, envelope, request, digest, result)
     reply, letters = result if isinstance(result, tuple) else (result, [])
     assert reply.carries_letters or not letters, f"{type(reply).__name__} carries no letters"
     return to_content(reply, site.name, write_letters(site.name, letters))
@@ -268,7 +285,7 @@ def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Stor
             if store.finished:
                 # The run has ended: its kept reply answers.
                 store.step = envelope.step - max(envelope.gap, 1)
-        store = go_back(store, before=current)
+        store = carry_over(store, before=current)
         store.facts["starts"] = starts
     # A restarted server does not know yet when it last asked this site: its gap is 0.
     in_order = store.step == before or (not envelope.gap and 0 < store.step < envelope.step)
@@ -280,3 +297,89 @@ def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Stor
     if 0 < store.step <= envelope.checkpoint and not store.finished:
         keep(store, envelope.checkpoint)
     return store
+
+
+# The order of a method's messages at a party: a table of phases for each role.
+
+Table = Mapping[str, Mapping[type[Request], tuple[str, ...]]]
+Handlers = Mapping[type[Request], Handler]
+ALIGNED = "aligned"  # where a method's table begins
+FINISHED = "finished"  # where it ends
+
+
+def phase_of(store: Store) -> str:
+    """Current phase of a party."""
+    return str(store.facts.get("phase", "not aligned"))
+
+
+def enter(store: Store, phase: str) -> None:
+    """Enter another phase."""
+    store.facts["phase"] = phase
+
+
+def is_active(site: Site) -> bool:
+    """Whether the party has the labels."""
+    return bool(site.store.facts.get("active") == site.name)
+
+
+def in_order(handlers: Handlers, role_of: Callable[[Site], tuple[str, Table]]) -> Handlers:
+    """Wrap handlers to refuse messages that the party's role does not answer in its phase.
+
+    `role_of` returns the name of a site's role, for errors, and its table.
+    """
+    return {request: _in_order(handler, role_of) for request, handler in handlers.items()}
+
+
+def _in_order(handler: Handler, role_of: Callable[[Site], tuple[str, Table]]) -> Handler:
+    @wraps(handler)
+    def handle(site: Site, request: Request, *letters: Any) -> Any:
+        (role, table), before, kind = role_of(site), phase_of(site.store), type(request)
+        if kind not in table.get(before, {}):
+            allowed = [phase for phase, messages in table.items() if kind in messages]
+            rule = f"must be {' or '.join(allowed) or 'none'} at {role}, got {before}"
+            raise ProtocolError(site.name, kind.__name__, "phase", rule)
+        answer, after = handler(site, request, *letters), table[before][kind]
+        if len(after) == 1:
+            enter(site.store, *after)
+        assert phase_of(site.store) in after, f"{kind.__name__} led from {before} to no phase"
+        return answer
+
+    return handle
+
+
+# Log of a site's answers: one JSON line per message in ``$FEDAPP_HOME/answers/NAME.jsonl``.
+
+OUTCOMES = {None: "answered", WAITING: "waiting", REFUSED: "refused", DIVERGED: "refused"}
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def answers_file(name: str) -> Path:
+    """Path of a site's log."""
+    return home() / "answers" / f"{name}.jsonl"
+
+
+def log_answers(answer: Call) -> Call:
+    """Wrap a ClientApp's call to log each answer, except in simulation."""
+
+    @wraps(answer)
+    def call(app: Any, message: Any, context: Any) -> Any:
+        name = str(context.node_config.get("name"))
+        if "data" not in context.node_config or not NAME.fullmatch(name):
+            return answer(app, message, context)
+        log_lines.name_run(message.metadata.run_id)
+        began, reply = time.perf_counter(), answer(app, message, context)
+        error = reply.error.code if reply.has_error() else None
+        line = {
+            "time": round(time.time(), 3),
+            "run": str(message.metadata.run_id),
+            "outcome": OUTCOMES.get(error, "failed"),
+            "seconds": round(time.perf_counter() - began, 4),
+            "received": n_bytes(message.content),
+            "sent": 0 if error else n_bytes(reply.content),
+        }
+        private_folder(answers_file(name).parent)
+        with open_private(answers_file(name), "a") as file:
+            file.write(json.dumps(line) + "\n")
+        return reply
+
+    return cast(Call, call)

@@ -15,9 +15,8 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.fields import Method
 from fedapp.packages import missing_extra
-from fedapp.site.columns import read_columns, row_ids
-from fedapp.site.config import SiteConfig
-from fedapp.site.policy import SUBSET_NAMES, check_policy
+from fedapp.site.settings import SUBSET_NAMES, SiteConfig, check_policy
+from fedapp.site.table import read_columns, row_ids
 
 TRUST = "others' keys (fedapp trust)"
 

@@ -18,8 +18,10 @@ So all that follows from it, such as the rows held back, is unique per run.
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -38,20 +40,20 @@ from fedapp.crypto.sealed import (
 )
 from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.errors import ProtocolError, as_protocol_error
+from fedapp.home import PRIVATE, home, private_folder, read_toml, secret_at, write_atomically
 from fedapp.messages.fields import Array, Letter, Request
 from fedapp.messages.vertical import Parcel
 from fedapp.messages.wire import Content, Envelope, from_bytes, from_content, to_bytes, to_content
-from fedapp.site.config import SiteConfig
 from fedapp.site.plan import check_roster
+from fedapp.site.settings import SiteConfig, pinned_key
 from fedapp.site.store import Store
-from fedapp.site.trust import check_trusted, identity
 
 L = TypeVar("L", bound=Letter)
 Letters = list[tuple[str, Letter]]  # receiver and content of each
 PAIRS = "pairs"  # secrets of the site's pairs, in a store's facts
 # Among the facts too: digests of the requests that are answered once per run, by purpose. They
 # survive a rollback, as a disclosure cannot be undone.
-TOLD_ONCE = "told_once"
+ANSWERED_ONCE = "told_once"
 HEAD = struct.Struct("<II")  # step; 2 * attempt + (1 if it is the sender's last letter)
 
 
@@ -115,7 +117,7 @@ def end_session(store: Store) -> None:
     store.facts.pop(PAIRS, None)
 
 
-def know(
+def store_peers(
     config: SiteConfig,
     store: Store,
     names: Sequence[str],
@@ -159,11 +161,11 @@ def hold_once(name: str, store: Store, request: Request | Letter, what: str) -> 
 
     `name` is the site, or the sender of the letter; `what` happens then, in the past tense.
     """
-    digests = store.facts.get(TOLD_ONCE, {})
+    digests = store.facts.get(ANSWERED_ONCE, {})
     if digests.get(what, digest := _digest(request)) != digest:
         rule = f"must be what it was when {what}, before the run was resumed"
         raise ProtocolError(name, type(request).__name__, "content", f"{rule}; begin a new run")
-    store.facts[TOLD_ONCE] = {**digests, what: digest}
+    store.facts[ANSWERED_ONCE] = {**digests, what: digest}
 
 
 def _digest(request: Request | Letter) -> str:
@@ -227,10 +229,12 @@ def open_mail(name: str, store: Store, envelope: Envelope, parcels: Iterable[Par
 def address_of(store: Store, sender: str, receiver: str, parcel: bytes) -> Address:
     """Address in the head of a parcel; raises struct.error or ValueError if it is invalid."""
     step, start = HEAD.unpack(parcel[: HEAD.size])
-    return Address(sender, receiver, step, start // 2, since(store, start // 2), bool(start % 2))
+    return Address(
+        sender, receiver, step, start // 2, checkpoint_of(store, start // 2), bool(start % 2)
+    )
 
 
-def since(store: Store, attempt: int) -> int:
+def checkpoint_of(store: Store, attempt: int) -> int:
     """The checkpoint to which an attempt of the server went back, as this site received it."""
     return int(dict(store.facts.get("starts", ())).get(attempt, 0))
 
@@ -273,9 +277,84 @@ def seal_mail(
     parcels = []
     for receiver, content in letters:
         with as_protocol_error(name, "parcel", "step"):
-            start = (envelope.step, envelope.attempt, since(store, envelope.attempt))
+            start = (envelope.step, envelope.attempt, checkpoint_of(store, envelope.attempt))
             address = Address(name, receiver, *start, last=store.finished)
         head = HEAD.pack(address.step, 2 * address.attempt + address.last)
         sealed = seal(session_secret(name, store, envelope, receiver), address, content)
         parcels.append((receiver, head + sealed))
     return parcels
+
+
+# Keys that a site trusts: pinned ones, and those in the same home folder.
+
+IDENTITY = "identity.key"
+PINNED = "trusted.toml"
+
+
+def identity(name: str, place: Path | None = None) -> bytes:
+    """The site's private key, 32 bytes, drawn on first use; `place` is the site's home."""
+    return secret_at((place or home()) / "sites" / name / IDENTITY, new_private_key)
+
+
+def site_fingerprint(name: str) -> str:
+    """Fingerprint of the site's public key."""
+    return fingerprint_of(public_key(identity(name)))
+
+
+def pins_in(place: Path) -> dict[str, str]:
+    """Fingerprints by name, as ``pin`` has written them; raises ConfigError."""
+    path = place / PINNED
+    rule = f"{PINNED} must have a fingerprint for each name"
+    pins = read_toml(path.read_text(), rule) if path.exists() else {}
+    return dict(pinned_key(name, str(key), PINNED) for name, key in pins.items())
+
+
+def pin(place: Path, name: str, fingerprint: str) -> str:
+    """Trust this key of a site from now on, and no other; raises ConfigError if it is invalid.
+
+    `place` is the home of the site that trusts. Returns the fingerprint that was pinned before,
+    empty if there was none.
+    """
+    name, fingerprint = pinned_key(name, fingerprint, "fedapp trust")
+    pins = pins_in(place)
+    before = pins.get(name, "")
+    entries = sorted({**pins, name: fingerprint}.items())
+    lines = [f"{json.dumps(each)} = {json.dumps(key)}\n" for each, key in entries]
+    private_folder(place)
+    write_atomically(place / PINNED, "".join(lines).encode(), PRIVATE)
+    return before
+
+
+def trusted_keys(config: SiteConfig, names: Iterable[str]) -> dict[str, str]:
+    """Fingerprints that the site trusts, by name.
+
+    Keys of these parties in this home are trusted too, unless the node config sets ``trusted``.
+    """
+    pins = {**pins_in(home()), **config.trusted}
+    if config.trusted:
+        return pins
+    files = {name: home() / "sites" / name / IDENTITY for name in names if NAME.fullmatch(name)}
+    local = {
+        name: fingerprint_of(public_key(path.read_bytes()))
+        for name, path in files.items()
+        if path.exists()
+    }
+    return {**local, **pins}
+
+
+def check_trusted(config: SiteConfig, keys: dict[str, bytes]) -> None:
+    """Check that the site trusts the public keys that the server forwards.
+
+    Raises ProtocolError with the first unknown or different key, and the command to trust it.
+    """
+    site, trusted = config.name, trusted_keys(config, keys)
+    for name, key in keys.items():
+        got, pinned = fingerprint_of(key), trusted.get(name, "")
+        if got == pinned:
+            continue
+        rule = f"must be one {site} trusts ({pinned or 'none is pinned'}), got {got}"
+        way = f"run at {site}: . env.sh; fedapp trust {name} {got}"
+        if name in config.trusted:
+            way = f"change trusted in the node config of {site}"
+        compare = f"if 'fedapp key {name}' prints that at {name}"
+        raise ProtocolError(name, "parcel", "key", f"{rule}; {compare}, {way}")

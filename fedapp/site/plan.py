@@ -12,9 +12,9 @@ from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Request
 from fedapp.messages.handshake import Plan
-from fedapp.site.config import SiteConfig
+from fedapp.site.mail import site_fingerprint
+from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
-from fedapp.site.trust import own_fingerprint
 
 # Among a store's facts: the plan; the first round of the run (not 0 if it continues another model),
 # and the last one requested.
@@ -49,7 +49,7 @@ def keep_plan(config: SiteConfig, store: Store, request: Plan) -> None:
         raise ProtocolError(name, message, "parties", f"must be {NAME_RULE}, each once")
     if len(fingerprints) != len(parties):
         raise ProtocolError(name, message, "fingerprints", "must be one a party")
-    if dict(zip(parties, fingerprints, strict=True)).get(name) != own_fingerprint(name):
+    if dict(zip(parties, fingerprints, strict=True)).get(name) != site_fingerprint(name):
         rule = f"must have {name} with the fingerprint of its key"
         raise ProtocolError(name, message, "parties", rule)
 

@@ -37,10 +37,10 @@ from fedapp.errors import (
 from fedapp.home import home, sync_folder, write_new
 from fedapp.messages.fields import Request, method_of
 from fedapp.messages.handshake import Plan
-from fedapp.site.config import SiteConfig
+from fedapp.site.mail import trusted_keys
 from fedapp.site.plan import SPLIT
-from fedapp.site.stores import KEEP_DAYS, SECONDS_A_DAY, locked
-from fedapp.site.trust import trusted_keys
+from fedapp.site.settings import SiteConfig
+from fedapp.site.store import KEEP_DAYS, SECONDS_A_DAY, locked
 
 DATABASE = "register.db"
 KEPT_SECONDS = KEEP_DAYS * SECONDS_A_DAY
@@ -135,7 +135,7 @@ def opening(config: SiteConfig, model_id: str, method: str, request: Request) ->
         raise
 
 
-def note_begun(name: str, model_id: str) -> None:
+def record_begun(name: str, model_id: str) -> None:
     """Record that a site has a state of a run; raises ConfigError if its opening was refused."""
     if not _mark(name, model_id, "begun = admitted"):
         raise ConfigError(f"run must be admitted by {name}, got an opening that it has refused")

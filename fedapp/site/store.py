@@ -20,10 +20,16 @@ end, so the disk always has the state from which a killed run resumes.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import math
 import os
-from collections.abc import Collection, Sequence
+import secrets
+import shutil
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -31,9 +37,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedapp.errors import DataError
-from fedapp.home import sync_folder, write_atomically
+from fedapp.errors import DataError, ProtocolError
+from fedapp.home import PRIVATE, open_private, private_folder, sync_folder, write_atomically
 from fedapp.messages.fields import Array
+from fedapp.trees.divided import PART_FORMAT
+from fedapp.trees.model import UNREADABLE
+from fedapp.trees.predict import Bits, unpack_bits
 
 FORMAT = 3
 STATE, CHECKPOINT, NOISE = "state.json", "checkpoint.json", "noise.json"
@@ -308,3 +317,143 @@ def _dtype_of(described: str | list[Any]) -> np.dtype[Any]:
     if isinstance(described, str):
         return np.dtype(described)
     return np.dtype([(name, code) for name, code in described])
+
+
+# Where the states of a site's models are stored between two messages, and how long.
+
+SECONDS_A_DAY = 24 * 60 * 60
+KEEP_DAYS = 7  # after which an interrupted run cannot be resumed: copies of its rows are deleted
+
+
+class Stores:
+    """States of sites, on disk between two messages."""
+
+    def open(self, folder: Path, lasting: bool) -> Store:
+        """State after the last step."""
+        return Store.open(folder, lasting)
+
+    def committed(self, store: Store) -> None:
+        """Called with a state after each step."""
+
+    def write(self) -> None:
+        """Write all states, before the server saves a checkpoint."""
+
+
+class LiveStores(Stores):
+    """States of sites in memory, in the one process that receives all messages of a run."""
+
+    def __init__(self) -> None:
+        self._states: dict[Path, Store] = {}
+
+    def open(self, folder: Path, lasting: bool) -> Store:
+        """A copy of the state, so that a failed step changes nothing."""
+        state = self._states.get(folder)
+        return state.copy() if state else Store.open(folder, lasting, live=True)
+
+    def committed(self, store: Store) -> None:
+        """Keep the state in memory, unless its run has ended."""
+        self._states[store.folder] = store
+        if store.finished:
+            del self._states[store.folder]
+
+    def write(self) -> None:
+        """Write the states that have changed, also of sites not asked for some time."""
+        for folder, store in list(self._states.items()):
+            if store.is_written:
+                continue
+            written = store.copy()
+            written.write()
+            if self._states.get(folder) is store:
+                self._states[folder] = written
+
+
+def drop_abandoned(site: Path, days: float) -> None:
+    """Delete the states of models whose last step is older than `days`, finished or not.
+
+    A part of a model stays: without it the other parties' parts are worthless. `site` is the folder
+    of a site, with a folder per model.
+    """
+    for path in site.glob("*/" + STATE):
+        with suppress(FileNotFoundError):  # another process has deleted it
+            is_old = path.stat().st_mtime < time.time() - days * SECONDS_A_DAY
+            if is_old and not (path.parent / PART_FILE).exists():
+                shutil.rmtree(path.parent)
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether a model has a state here."""
+    return (folder / STATE).exists()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a site's state, so that a repeated message waits for the first one."""
+    private_folder(folder)
+    with open_private(folder / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# A party's part of a model on its disk: private to its owner, salted, identified by its digest.
+
+PART_FILE = "part.json"
+SALT_BYTES = CHECK_BYTES = 16
+
+
+def write_part(folder: Path, document: Mapping[str, Any]) -> None:
+    """Write a party's part of a model, readable only by its owner.
+
+    The salt keeps the digest from confirming a guessed threshold. A checksum over the whole part
+    detects changes to the file.
+    """
+    salt = secrets.token_bytes(SALT_BYTES)
+    document = {**document, "salt": (salt + _check(salt, document)).hex()}
+    write_atomically(folder / PART_FILE, (json.dumps(document) + "\n").encode(), PRIVATE)
+
+
+def read_part(folder: Path) -> dict[str, Any]:
+    """Read what ``write_part`` wrote; raises DataError if it is absent, outdated or changed."""
+    path = folder / PART_FILE
+    if not path.is_file():
+        raise DataError("model must have a part at this party, got none: was it trained here?")
+    try:
+        document: dict[str, Any] = json.loads(path.read_text())
+        salt_and_check = bytes.fromhex(document["salt"])
+        is_whole = salt_and_check[SALT_BYTES:] == _check(salt_and_check[:SALT_BYTES], document)
+    except UNREADABLE:
+        is_whole = False
+    if not is_whole:
+        rule = "model's part must be as fedapp wrote it, got a file that was changed or is older"
+        raise DataError(f"{rule}: restore {PART_FILE}, or train the model again")
+    if document.get("format") != PART_FORMAT:
+        raise DataError(f"model must be of format {PART_FORMAT}, got {document.get('format')!r}")
+    return document
+
+
+def _check(salt: bytes, document: Mapping[str, Any]) -> bytes:
+    """Checksum of a part without its salt."""
+    content = {name: value for name, value in document.items() if name != "salt"}
+    text = json.dumps(content, sort_keys=True).encode()
+    return hashlib.blake2b(text, key=salt, digest_size=CHECK_BYTES).digest()
+
+
+def part_digest(folder: Path) -> bytes:
+    """Digest of a party's part of a model, 32 bytes."""
+    return hashlib.blake2b((folder / PART_FILE).read_bytes(), digest_size=32).digest()
+
+
+# Unpack bits of rows that another party has sent.
+
+
+def sent_bits(
+    sender: str, message: str, field: str, packed: Array, sizes: Sequence[int]
+) -> list[Bits]:
+    """Unpack bits of several lists of rows, each padded to whole bytes by ``pack_bits``.
+
+    `sender`, `message` and `field` are for the ProtocolError if the bytes do not fit `sizes`.
+    """
+    try:
+        return unpack_bits(packed, sizes)
+    except ValueError as error:
+        rule = str(error).removeprefix("bits ")
+        raise ProtocolError(sender, message, field, rule) from error

@@ -126,7 +126,7 @@ class Lookup:
         quantiles: npt.NDArray[np.float32] = NO_QUANTILES,
         categories: Categories = (),
     ) -> dict[str, Any]:
-        """A document for JSON; ``quantiles`` come from ``fedapp.site.likeness``."""
+        """A document for JSON; ``quantiles`` come from ``fedapp.site.table``."""
         coding = written_categories(categories, self.sets)
         widths = {"widths": self.widths.tolist()} if coding else {}
         return {

@@ -18,9 +18,9 @@ from fedapp.messages.fields import Request
 from fedapp.messages.wire import Content, Envelope, from_content, parcels_of
 from fedapp.settings import Settings, load_settings
 from fedapp.site.answer import Site, answered, find_handler
-from fedapp.site.config import SiteConfig
 from fedapp.site.mail import Mail, open_mail
-from fedapp.site.stores import Stores
+from fedapp.site.settings import SiteConfig
+from fedapp.site.store import Stores
 from simulations.scored import temporary_run
 
 Overrides = Mapping[str, Any]

@@ -44,7 +44,7 @@ from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchReque
 from fedapp.messages.secagg import EVERYONE
 from fedapp.settings import Settings, load_settings
 from fedapp.site.answer import Site
-from fedapp.site.config import SiteConfig
+from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.trees.objective import PLAIN
 from fedapp.trees.rounds import Boosting

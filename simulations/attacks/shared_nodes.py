@@ -31,7 +31,7 @@ from sklearn.model_selection import RepeatedStratifiedKFold, cross_val_score
 
 from clients.secureboost.phases import TOLD
 from fedapp.messages.secureboost import EncryptedGradients, HandOverRequest, Splits
-from fedapp.site.phases import phase_of
+from fedapp.site.answer import phase_of
 from fedapp.site.store import Store
 from fedapp.trees.predict import Nodes, slots_of, unpack_bits
 from simulations.attacks.frame import PLAIN, Attack, Outcome, Overrides, command

@@ -30,7 +30,7 @@ from clients.secureboost.phases import CHOSEN
 from clients.secureboost.round import make_splits, read_party_sums
 from clients.secureboost.view import View
 from fedapp.messages.secureboost import SplitRequest
-from fedapp.site.phases import phase_of
+from fedapp.site.answer import phase_of
 from simulations.attacks.frame import PLAIN, Attack, Outcome, Overrides, command
 from simulations.attacks.heard import Heard, trained
 from simulations.attacks.targets import ACTIVE, BINNED, PASSIVE, SECUREBOOST, true_bins

@@ -48,8 +48,8 @@ from fedapp.messages.wire import Content, from_bytes, from_records, to_records
 from fedapp.predict import model_of_text
 from fedapp.server_app import train
 from fedapp.site.answer import answer
-from fedapp.site.config import site_config
-from fedapp.site.part_file import PART_FILE
+from fedapp.site.settings import site_config
+from fedapp.site.store import PART_FILE
 from simulations.bench.changes import (
     change_document,
     change_envelope,

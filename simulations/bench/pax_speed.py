@@ -30,7 +30,7 @@ from fedapp.data.datasets import find_dataset, locate, read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.schema import Roles
 from fedapp.settings import Settings, load_settings
-from fedapp.site.rows import share_rows
+from fedapp.site.table import share_rows
 from simulations.baselines import xgboost_parameters
 from simulations.bench import BINARY, SEED, peak_bytes, show, tell
 from simulations.bench.federated_plugin import Work, check_plugin, train_federated

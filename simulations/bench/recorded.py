@@ -25,8 +25,7 @@ from fedapp.messages.wire import Content, Envelope, from_records, to_bytes
 from fedapp.server_app import train
 from fedapp.settings import Settings, load_settings
 from fedapp.site import answer as answer_module
-from fedapp.site.mail import Mail
-from fedapp.site.trust import IDENTITY
+from fedapp.site.mail import IDENTITY, Mail
 from simulations.local import LocalGrid, site_contexts
 
 N_ROWS = 60

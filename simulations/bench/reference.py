@@ -24,7 +24,7 @@ from unittest.mock import patch
 from fedapp.home import home
 from fedapp.predict import parts_of, predict_table
 from fedapp.settings import Settings, load_settings
-from fedapp.site.part_file import PART_FILE
+from fedapp.site.store import PART_FILE
 from simulations.local import run_local
 
 DIGEST_BYTES = 16

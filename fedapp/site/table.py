@@ -1,0 +1,442 @@
+"""A party's table in a vertical run, where other parties have other columns of the same rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, reduce
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.data.datasets import dataset_names, read_source
+from fedapp.data.partition import SUBSETS, Holdout, Split, partition_columns, partition_rows
+from fedapp.data.predictions import columns_of_frame, in_codes_of, read_columns_of
+from fedapp.data.read import column_names, table_of_frame
+from fedapp.data.schema import PLAIN, Reader, Roles
+from fedapp.data.table import Table, notes_on_leaks
+from fedapp.errors import ConfigError, DataError
+from fedapp.site.settings import SiteConfig
+from fedapp.trees.sets import Categories, as_categories, chosen, entries_of, in_secret_order
+
+Rows = npt.NDArray[np.int64]
+ORDER_BYTES = 16
+
+
+def read_columns(config: SiteConfig, seed: int) -> Table:
+    """Read the table of one site; of a simulated one, its share of the columns or its file.
+
+    The order of category codes reveals nothing about their names. The first share has the labels,
+    weights and base margins. If simulated parties have files, the one with the label column has
+    all three.
+    """
+    if not config.is_share:
+        table = read_table(_with_own_roles(config) if config.simulated else config)
+        return _shuffled(_without_lone_columns(table, config), seed)
+    table = read_table(config)
+    rng = np.random.default_rng(seed)
+    shares = partition_columns(config.columns, len(table.columns), config.n_shares, rng)
+    share = shares[config.share]
+    is_first = config.share == 0
+    taken = Table(
+        tuple(table.columns[column] for column in share),
+        np.ascontiguousarray(table.values[:, share]),
+        labels=table.labels if is_first else None,
+        weights=table.weights if is_first else None,
+        base_margins=table.base_margins if is_first else None,
+        ids=table.ids,
+        notes=table.notes,
+        categories=chosen(table.categories, share),
+        kinds=tuple(table.kinds[column] for column in share),
+    )
+    return _shuffled(taken, seed)
+
+
+def _shuffled(table: Table, seed: int) -> Table:
+    """Put category codes into an order that other parties cannot compute."""
+    values, categories = in_secret_order(table.values, table.categories, seed)
+    return replace(table, values=values, categories=categories)
+
+
+def read_rows_to_predict(
+    config: SiteConfig,
+    columns: Sequence[str],
+    categories: Categories,
+    with_labels: bool,
+    base_margin: str = "",
+) -> Table:
+    """Read the table to predict, with the columns and categories of the site's part of a model.
+
+    `base_margin` is empty if the model has none. Labels and weights are read only `with_labels`,
+    and if the table has them in every row.
+    """
+    data = config.predict_data or config.data
+    roles = Roles(config.label, config.id_column, config.weight, base_margin=base_margin)
+    foreign = ""
+    if not with_labels:
+        roles = Roles(id_column=config.id_column)
+        # Among simulated parties with one table each, only the active one has the label.
+        foreign = config.label if config.simulated and not config.is_share else ""
+    if config.frame is not None:
+        table = columns_of_frame(config.frame(), columns, roles, config.reader, categories)
+    elif config.simulated:
+        how = tuple(columns), roles, foreign, config.reader, categories
+        table = read_once(read_columns_of, data, *how)
+    else:
+        table = read_columns_of(data, columns, roles, foreign, config.reader, categories)
+    table = in_codes_of(table, categories)
+    return table if with_labels else replace(table, labels=None, weights=None)
+
+
+def row_ids(table: Table, config: SiteConfig, needs_ids: bool) -> npt.NDArray[np.str_]:
+    """Ids of the rows; row numbers if no ids are needed, or if the table is a share.
+
+    Raises DataError if ids are needed and absent, empty or repeated.
+    """
+    if table.ids is None:
+        if needs_ids and not config.is_share:
+            raise DataError('id must name the column to match rows by, as in id="customer"')
+        return np.arange(table.n_rows).astype(str)
+    n_empty = int((table.ids == "").sum())
+    if n_empty:
+        rule = f"id column {{}} must name every row, got {n_empty} rows without id"
+        raise DataError.naming(rule, f"'{config.id_column}'")
+    n_repeated = sum(count for count in Counter(table.ids.tolist()).values() if count > 1)
+    if n_repeated:
+        rule = f"id column {{}} must be unique for every row, got {n_repeated} rows of "
+        rule += f"{table.n_rows} that share one"
+        raise DataError.naming(rule, f"'{config.id_column}'")
+    return table.ids
+
+
+def common_order(ids: Sequence[str], seed: int) -> Rows:
+    """Order of the ids by their keyed digests, which reveals nothing about them.
+
+    The same ids and seed (>= 0) give the same order. Returns int64 indices.
+    """
+    keyed = hashlib.blake2b(key=seed.to_bytes(8, "little"), digest_size=ORDER_BYTES)
+    digests = bytearray()
+    for name in ids:
+        digest = keyed.copy()  # hashing the key anew would take half of the time
+        digest.update(name.encode())
+        digests += digest.digest()
+    # A digest of 16 bytes is two big-endian words; lexsort takes its last key as the first.
+    first, second = np.frombuffer(digests, dtype=">u8").reshape(-1, 2).T
+    return np.lexsort((second, first))
+
+
+def split_common(rows: Rows, ids: Sequence[str], holdout: Holdout, is_share: bool) -> Split:
+    """Split the rows that all parties have, each subset in the common order.
+
+    Rows of a shared table are drawn by their row numbers, as between horizontal parties: however
+    the table is split, the same rows are held back. Rows of separate tables are drawn by their
+    positions in the common order. `rows` are row numbers in the party's table, with these `ids`.
+    """
+    ordered = rows[common_order(ids, holdout.seed)]
+    drawn_by = ordered if is_share else np.arange(len(ordered))
+    split = holdout.split(len(rows))
+    return Split(*(ordered[np.isin(drawn_by, getattr(split, subset))] for subset in SUBSETS))
+
+
+def order_digest(ids: Sequence[str], key: bytes) -> bytes:
+    """Keyed digest, 32 bytes: equal if ids and order are equal."""
+    digest = hashlib.blake2b(key=key, digest_size=32)
+    for name in map(str.encode, ids):
+        digest.update(len(name).to_bytes(8, "little") + name)
+    return digest.digest()
+
+
+def _without_lone_columns(table: Table, config: SiteConfig) -> Table:
+    """Check that weights and base margins come with labels, unless the column is dropped."""
+    if table.labels is not None:
+        return table
+    columns = [
+        ("weight", "weights", config.weight, table.weights),
+        ("base-margin", "base margins", config.base_margin, table.base_margins),
+    ]
+    for role, what, name, numbers in columns:
+        if numbers is not None and name not in config.dropped:
+            rule = f"{role} column {{}} must be in the table with the labels, got it in one "
+            rule += f"without: the {what} belong to the party that has the labels; here "
+            raise DataError.naming(rule + "drop-columns={} ignores them", f"'{name}'", name)
+    return replace(table, weights=None, base_margins=None)
+
+
+def _with_own_roles(config: SiteConfig) -> SiteConfig:
+    """Remove roles and dropped columns that the file does not have."""
+    path = Path(config.data)
+    names = set(column_names(path, config.reader)) if path.is_file() else set()
+    if config.frame is not None:
+        names = set(config.frame().column_names)
+    return replace(
+        config,
+        label=config.label if config.label in names else "",
+        weight=config.weight if config.weight in names else "",
+        base_margin=config.base_margin if config.base_margin in names else "",
+        dropped=tuple(name for name in config.dropped if name in names),
+    )
+
+
+# A party's rows for training, validation and test.
+
+
+def read_subsets(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
+    """Read the train, valid and test rows of one site.
+
+    A simulated table is first split into subsets and then among the parties, so that a pooled model
+    sees the same rows.
+    """
+    if not config.is_share:
+        table = read_table(config)
+        split = holdout.split(table.n_rows)
+        return {subset: table.take(getattr(split, subset)) for subset in SUBSETS}
+    table = read_table(config)
+    shares = share_rows(table, holdout, config.partition, config.n_shares)
+    return {subset: table.take(shares[subset][config.share]) for subset in SUBSETS}
+
+
+def share_rows(
+    table: Table, holdout: Holdout, partition: str, n_parties: int
+) -> dict[str, tuple[Rows, ...]]:
+    """Row numbers of every party, for each subset.
+
+    The rule deals only training rows. Validation and test rows are dealt evenly, as scores are
+    pooled; only a natural partition keeps the rows of a group together in all subsets.
+    """
+    split = holdout.split(table.n_rows)
+    rng = np.random.default_rng([holdout.seed, n_parties])
+    if partition.startswith("column"):
+        everyone = np.arange(table.n_rows, dtype=np.int64)
+        groups = partition_rows(partition, everyone, n_parties, rng, table.labels, table.groups)
+        return {
+            subset: tuple(np.intersect1d(rows, getattr(split, subset)) for rows in groups)
+            for subset in SUBSETS
+        }
+    dealt = {"train": partition_rows(partition, split.train, n_parties, rng, table.labels)}
+    for subset in ("valid", "test"):
+        rows = rng.permutation(getattr(split, subset))
+        dealt[subset] = tuple(np.sort(share) for share in np.array_split(rows, n_parties))
+    return dealt
+
+
+def fingerprint(subsets: dict[str, Table], key: bytes) -> str:
+    """Keyed digest of all rows, 128 bits in hex."""
+    digest = hashlib.blake2b(key=key, digest_size=16)
+    for table in subsets.values():
+        for array in (table.values, table.labels, table.weights, table.base_margins):
+            if array is not None:
+                digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+        if table.categories:
+            digest.update(json.dumps(table.categories).encode())
+    return digest.hexdigest()
+
+
+def read_table(config: SiteConfig) -> Table:
+    """Read the table of a site, with its roles; raises DataError or ConfigError."""
+    if config.frame is not None:
+        return _read_to_train(config.frame(), config.roles, config.reader)
+    how = config.data, config.roles, config.reader
+    return read_once(_read_to_train, *how) if config.simulated else read_source(*how)
+
+
+def _read_to_train(source: Any, *how: Any) -> Table:
+    """Read a simulated table; checks for leaks need all rows and columns, not a share."""
+    read = read_source if isinstance(source, str) else table_of_frame
+    table = read(source, *how)
+    return replace(table, notes=(*table.notes, *notes_on_leaks(table)))
+
+
+_READING = threading.Lock()
+
+
+def read_once(read: Callable[..., Table], data: str, *how: Any) -> Table:
+    """Read a simulated table once per process, unless its file changes."""
+    path = Path(data)
+    with _READING:  # else threads of several sites would read the same table
+        version = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else ()
+        return _read_once(version, read, data, *how)
+
+
+@lru_cache(64)  # tables of the parties of a simulation, to train and to predict
+def _read_once(version: tuple[int, ...], read: Callable[..., Table], *how: Any) -> Table:
+    return read(*how)
+
+
+# Join the tables of several parties, for a model with columns of all of them.
+
+
+def read_joined(
+    sources: Mapping[str, str],
+    columns: Sequence[str],
+    roles: Roles,
+    first: str,
+    categories: Categories = (),
+    readers: Mapping[str, Reader] | None = None,
+) -> tuple[Table, list[str], dict[str, Table]]:
+    """Read the rows that all tables have, with a model's columns in the model's order.
+
+    Also returns the ids of the first party's rows that others do not have, and the tables.
+
+    Parameters
+    ----------
+    sources : of each party.
+    columns : of the model; ``bank.balance`` is ``balance`` of the party ``bank``.
+    roles : the ids that match rows; labels and weights, from any table that has them; base
+        margins, from the first party's.
+    first : the party whose rows are wanted, and whose order they keep.
+    readers : from the schemas of the parties; declared columns may be absent.
+    """
+    if not roles.id_column:
+        raise ConfigError('--id must name the column to match rows by, as in --id customer; got ""')
+    readers = readers or dict.fromkeys(sources, PLAIN)
+    names = {party: _column_names(source, readers[party]) for party, source in sources.items()}
+    owners = [_owner(column, names, set(columns)) for column in columns]
+    features = {party: [name for at, name in owners if at == party] for party in sources}
+    others = {party: names[party].difference(features[party]) for party in (first, *sources)}
+    labels_at = next((party for party, extra in others.items() if roles.label in extra), first)
+    at_hand = [party for party in (labels_at, *others) if roles.weight in others[party]]
+    weights_at = next(iter(at_hand), labels_at)
+    tables = {
+        party: read_columns_of(
+            source,
+            features[party],
+            Roles(
+                roles.label if party == labels_at else "",
+                roles.id_column,
+                roles.weight if party == weights_at else "",
+                base_margin=roles.base_margin if party == first else "",
+            ),
+            reader=readers[party],
+            categories=chosen(categories, [c for c, (at, _) in enumerate(owners) if at == party]),
+        )
+        for party, source in sources.items()
+    }
+    ids = {
+        party: row_ids(table, SiteConfig(party, sources[party], id_column=roles.id_column), True)
+        for party, table in tables.items()
+    }
+    common = reduce(np.intersect1d, ids.values())
+    is_common = np.isin(ids[first], common)
+    wanted = ids[first][is_common]
+    taken = {}
+    for party, party_ids in ids.items():
+        order = np.argsort(party_ids, kind="stable")
+        taken[party] = tables[party].take(order[np.searchsorted(party_ids[order], wanted)])
+    # Columns of a party come in the order of the model, so each is taken when its turn comes.
+    at = {party: iter(table.values.T) for party, table in taken.items()}
+    values = np.column_stack([next(at[party]) for party, _ in owners])
+    entries = {
+        party: iter(entries_of(table.categories, len(table.columns)))
+        for party, table in taken.items()
+    }
+    categories = as_categories(next(entries[party]) for party, _ in owners)
+    joined = replace(
+        taken[labels_at],
+        columns=tuple(columns),
+        values=np.ascontiguousarray(values),
+        weights=taken[weights_at].weights,
+        base_margins=taken[first].base_margins,
+        categories=categories,
+    )
+    return joined, ids[first][~is_common].tolist(), tables
+
+
+def _column_names(source: str, reader: Reader) -> set[str]:
+    if source in dataset_names():
+        return set(read_source(source).columns)
+    return set(column_names(Path(source), replace(reader, tolerant=True)))
+
+
+def _owner(column: str, names: Mapping[str, set[str]], columns: Collection[str]) -> tuple[str, str]:
+    """Party of a column of the model, and its name there."""
+    owners = [
+        (party, column.removeprefix(f"{party}."))
+        for party, present in names.items()
+        if column.startswith(f"{party}.") and column.removeprefix(f"{party}.") in present
+    ]
+    owners += [
+        (party, column)
+        for party, present in names.items()
+        if column in present and f"{party}.{column}" not in columns
+    ]
+    if len(owners) != 1:
+        got = " and ".join(f"'{name}' of {party}" for party, name in owners) or "none"
+        way = ": leave out of the tables what the model was not trained on" if owners else ""
+        rule = f"column '{column}' of the model must be in one of the tables"
+        raise DataError(f"{rule}, got {got}{way}")
+    return owners[0]
+
+
+# Detect rows to predict whose values differ from those a model was trained on.
+
+Values = npt.NDArray[np.float32]
+N_QUANTILES = 65
+MOST_ROWS = 100_000  # of which quantiles are taken
+MARGIN = 0.1  # of a column's range, beyond it
+LEAST_DISTANCE, OF_FEW_ROWS = 0.15, 1.5
+FEWEST_OUTSIDE = 3  # columns of a row
+
+
+def quantiles(values: Values) -> Values:
+    """Quantiles of each column, float32, shape (n_columns, 65); NaN for a column without values."""
+    out = np.full((values.shape[1], N_QUANTILES), np.nan, dtype=np.float32)
+    shares = np.linspace(0, 1, N_QUANTILES)
+    for points, column in zip(out, values[:: 1 + len(values) // MOST_ROWS].T, strict=True):
+        present = column[~np.isnan(column)]
+        if present.size:
+            points[:] = np.quantile(present, shares, method="inverted_cdf")
+    return out
+
+
+def unlike_columns(trained: Values, values: Values) -> list[int]:
+    """Columns with another distribution than in training, if they are half of all; else none."""
+    beyond = 2 * _outside(trained, values).sum(axis=0) > len(values)
+    far = [
+        place
+        for place, (points, column) in enumerate(zip(trained, values.T, strict=True))
+        if beyond[place] or _is_far(points, column)
+    ]
+    return far if 2 * len(far) >= len(trained) else []
+
+
+def check_range(trained: Values, values: Values) -> None:
+    """Check that most rows are in the training range; raises DataError."""
+    n_ranged = int((trained[:, 0] < trained[:, -1]).sum())
+    n_outside = _outside(trained, values).sum(axis=1)
+    n_rows = int(((2 * n_outside > n_ranged) & (n_outside >= FEWEST_OUTSIDE)).sum())
+    if 2 * n_rows > len(values):
+        rule = "table must have values in the range that the model was trained on"
+        raise DataError(
+            f"{rule}, got {n_rows:,} of {len(values):,} rows with most columns outside of it; "
+            "is it the table of another party, or in other units?"
+        )
+
+
+def _outside(trained: Values, values: Values) -> npt.NDArray[np.bool_]:
+    """Values outside their column's training range; none of a constant column."""
+    lows, highs = trained[:, 0], trained[:, -1]
+    margins = MARGIN * (highs - lows)
+    beyond = (values < lows - margins) | (values > highs + margins)
+    return np.asarray(beyond & (lows < highs))
+
+
+def _is_far(points: Values, column: Values) -> bool:
+    """Whether the Kolmogorov distance of a column exceeds what rows of the same table reach."""
+    present: Any = np.sort(column[~np.isnan(column)])
+    if np.isnan(points).any() or not present.size:
+        return False
+    # Both distribution functions jump: compare them on both sides of every stored quantile.
+    at = np.unique(points)
+    sides: tuple[Literal["left", "right"], ...] = ("left", "right")
+    distances = [
+        np.searchsorted(present, at, side) / present.size
+        - np.searchsorted(points, at, side) / points.size
+        for side in sides
+    ]
+    return bool(np.abs(distances).max() > LEAST_DISTANCE + OF_FEW_ROWS / np.sqrt(present.size))
