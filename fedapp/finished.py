@@ -336,7 +336,7 @@ class Run(FinishedFolder):
 
     def _repr_html_(self) -> str:
         """Method, scores and folder, for a notebook."""
-        from fedapp.report.notebook import run_html
+        from fedapp.report.summary import run_html
 
         return run_html(self.summary, display_path(self.path))
 

@@ -21,9 +21,9 @@ from fedapp.errors import ConfigError
 from fedapp.home import private_folder
 from fedapp.housekeeping import delete_run
 from fedapp.metrics import larger_is_better
+from fedapp.report.comparison import N_ORDERS, Comparison, Line, tradeoff_page
 from fedapp.report.page import write_report
 from fedapp.report.summary import read_run, score_names
-from fedapp.report.tradeoff import N_ORDERS, Comparison, Line, tradeoff_page
 from fedapp.run_folder import INPUTS_FILE, RunFolder, State, Watcher
 from fedapp.settings import Settings, Value
 from fedapp.studies import COMPARISON, PAGE

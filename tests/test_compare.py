@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from fedapp.cli import cli
 from fedapp.errors import ConfigError, StoppedError
-from fedapp.report.comparison_plots import compared_scores, near_range, spread_out, tradeoff
+from fedapp.report.comparison import Comparison, Line, score_table, tradeoff_page
+from fedapp.report.plots import compared_scores, near_range, spread_out, tradeoff
 from fedapp.report.summary import fact_grid, read_run
-from fedapp.report.tradeoff import Comparison, Line, score_table, tradeoff_page
 from fedapp.run_folder import RunFolder
 from fedapp.server_app import all_strategies
 from fedapp.settings import Settings, flatten, load_settings

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from fedapp.report import comparison_plots, curve_plots, plots
-from fedapp.report.model import confusion_table
+from fedapp.report import plots
+from fedapp.report.page import confusion_table
 
 
 def texts(svg: str) -> list[str]:
@@ -29,9 +29,7 @@ def rounds_of(**scores: object) -> list[dict]:
 def test_undefined_scores_leave_a_gap_in_the_curve():
     rounds = rounds_of(train={"auc": None})
     assert plots.scores_by_round(rounds, "auc").startswith("<svg")
-    assert comparison_plots.compared_scores({"_a": rounds, "$b^{$": rounds}, "auc").startswith(
-        "<svg"
-    )
+    assert plots.compared_scores({"_a": rounds, "$b^{$": rounds}, "auc").startswith("<svg")
 
 
 def test_names_no_font_can_draw_are_drawn_without_a_warning():
@@ -68,7 +66,7 @@ def test_names_with_markup_are_texts_in_a_figure():
 def test_residuals_without_rows_are_drawn():
     edges = np.linspace(-1, 1, 1001).tolist()
     of_model = {"federated": {"edges": edges, "counts": [0.0] * 1000}}
-    assert curve_plots.residuals(of_model).startswith("<svg")
+    assert plots.residuals(of_model).startswith("<svg")
 
 
 def test_importance_is_drawn_as_shares_of_the_models_own_gain():

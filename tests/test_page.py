@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 
 from fedapp.cli import cli
 from fedapp.data.table import DROPPED, THOUSANDS_READ
-from fedapp.report.page import write_report
-from fedapp.report.tree import DEEPEST, first_tree, tree_html
+from fedapp.report.page import DEEPEST, first_tree, tree_html, write_report
 from fedapp.run_folder import RunFolder
 from fedapp.settings import load_settings
 from fedapp.trees.forest import model as bagged

@@ -36,7 +36,7 @@ def compare(
     ] = None,
 ) -> None:
     """Run several methods on the same rows, and set them side by side."""
-    from fedapp.report.tradeoff import score_table
+    from fedapp.report.comparison import score_table
     from fedapp.studies import PAGE
     from simulations.compare import carry_out
     from simulations.kept import other_code

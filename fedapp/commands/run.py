@@ -22,7 +22,7 @@ from fedapp.commands.common import (
 from fedapp.engines import SIMULATED
 from fedapp.home import display_path
 from fedapp.metrics import AT_THRESHOLD
-from fedapp.report.progress import kept_text
+from fedapp.report.progress import checkpoint_text
 from fedapp.report.summary import (
     print_summary,
     print_warning,
@@ -120,5 +120,5 @@ def what_now(training: Training) -> str:
     words += ["--baselines"] if training.baselines else []
     words += ["-c", f"resume={where}"]
     state = folder.kept
-    saved = f"saved up to {kept_text(state)} in {where}" if state else "nothing was saved yet"
+    saved = f"saved up to {checkpoint_text(state)} in {where}" if state else "nothing was saved yet"
     return f"{saved}; to resume:\n  {shlex.join(words)}"

@@ -48,7 +48,7 @@ def tune(
     ] = None,
 ) -> None:
     """Search for the settings with the best validation score, then score its test rows once."""
-    from fedapp.report.trials import repeating, trial_table
+    from fedapp.report.summary import repeat_command, trial_table
     from fedapp.studies import BEST, Tuned, read_trials
     from simulations.tune import Budget, Tuning
 
@@ -72,7 +72,7 @@ def tune(
     )
     say(f"test scores of the best, trial {summary['best']}: {test}")
     say(f"its model: {display_path(folder / BEST)}; in all {summary['exchanges']:,} exchanges")
-    say(f"to repeat it:\n  {repeating(summary)}")
+    say(f"to repeat it:\n  {repeat_command(summary)}")
 
 
 def _domains(pairs: list[str], method: str) -> dict[str, str]:

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from rich.markup import escape
+from rich.table import Table
 
 from fedapp.errors import DataError
 from fedapp.metrics import AT_THRESHOLD, is_metric, larger_is_better
-from fedapp.report import curve_plots
-from fedapp.report.comparison_plots import compared_scores
-from fedapp.report.markup import Name, Strong, arrow, escaped, figures, page, section, table
-from fedapp.report.scored_rows import row_warnings
+from fedapp.report import plots
+from fedapp.report.page import (
+    Name,
+    RunName,
+    Strong,
+    arrow,
+    escaped,
+    figures,
+    page,
+    quiet,
+    section,
+    table,
+)
+from fedapp.report.plots import compared_scores, near_range, ranking, tradeoff
 from fedapp.report.summary import (
+    COMMON,
     Run,
     Scores,
     drawn_metrics,
@@ -19,11 +36,11 @@ from fedapp.report.summary import (
     human_seconds,
     metric_of,
     row_counts,
+    row_warnings,
     score_names,
     score_text,
 )
-from fedapp.report.tradeoff import Line, cost_figures
-from fedapp.settings import flatten
+from fedapp.settings import Value, flatten
 
 Named = Mapping[str, Run]
 # A run's location, and settings that the table of runs shows.
@@ -44,7 +61,7 @@ def comparison_page(runs: Sequence[Run]) -> str:
     }
     rocs = {name: (run.summary.get("curves") or {}).get("roc") for name, run in named.items()}
     drawn = {name: roc for name, roc in rocs.items() if roc and roc["fpr"]}
-    roc_figures = {"ROC curves": curve_plots.roc(drawn, legend_below=True)} if drawn else {}
+    roc_figures = {"ROC curves": plots.roc(drawn, legend_below=True)} if drawn else {}
     sections = [
         *warnings,
         section("Scores on test rows", _scores(named)),
@@ -152,3 +169,219 @@ def _differences(named: Named) -> str:
     if not differing:
         return "<p>None.</p>"
     return table(["setting", *named], differing, n_texts=1 + len(named))
+
+
+# A comparison of strategies, with its table and page: scores and what they cost.
+
+ONE_PLACE = (
+    "pooled: all rows and columns in one place. A party's rows alone: trained on these. A party's "
+    "columns alone: what the party that has the labels reaches without the others' columns."
+)
+N_ORDERS = 10  # of the training rows, for the range of pooled XGBoost's scores
+TIES = (
+    "less the best: mean and standard deviation of the differences to the best strategy, on the "
+    "same seeds and folds; tie: the mean is within two standard errors of 0."
+)
+OFF_AXIS = " An arrow stands for a score beyond the axis, which is written beside it."
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One strategy or baseline over all seeds and folds."""
+
+    name: str
+    scores: tuple[float, ...]  # test scores by seed and fold, of the early-stopping metric
+    # Means per run; None for a baseline, which sends nothing.
+    seconds: float | None = None
+    exchanges: float | None = None
+    n_bytes: float | None = None  # both ways
+    others: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # all test scores
+    runs: tuple[str, ...] = ()  # names of the runs' folders, by seed and fold
+
+    @property
+    def mean(self) -> float:
+        """Mean score."""
+        return float(np.mean(self.scores))
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the score over seeds and folds; nan for one run."""
+        return float(np.std(self.scores, ddof=1)) if len(self.scores) > 1 else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Strategies and baselines that are scored on the same rows."""
+
+    metric: str
+    lines: tuple[Line, ...]  # ordered by the metric, best first
+    data: str
+    objective: str
+    engine: str
+    seeds: tuple[int, ...]
+    n_parties: int
+    n_rows: Mapping[str, int]  # "train", "valid" and "test"
+    methods: Mapping[str, tuple[str, ...]]  # by what their parties split: "rows" or "columns"
+    changed: Mapping[str, Value]  # settings that are not defaults, except those above
+    unread: Mapping[str, tuple[str, ...]]  # method -> changed settings that it does not read
+    folds: int = 0  # 0: no cross-validation
+    orders: tuple[float, float] | None = None  # range of pooled XGBoost's scores, see N_ORDERS
+
+    @property
+    def metrics(self) -> list[str]:
+        """The watched score, and up to two others."""
+        others = (name for name in COMMON if name in self.lines[0].others)
+        return list(dict.fromkeys([self.metric, *others]))[:3]
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """A record per line, best first: means, differences to the best strategy, costs."""
+        best, records = next(line for line in self.lines if line.n_bytes is not None), []
+        for line in self.lines:
+            pairs = Line("", tuple(np.subtract(line.scores, best.scores).tolist()))
+            error = pairs.spread / len(pairs.scores) ** 0.5
+            # A tie: the mean difference is within two standard errors of 0.
+            ties = None if np.isnan(error) else abs(pairs.mean) <= 2 * error
+            others = {name: line.others.get(name, np.nan) for name in self.metrics[1:]}
+            means = {name: float(np.mean(scores)) for name, scores in others.items()}
+            records.append(
+                {"strategy": line.name, self.metric: line.mean, "sd": line.spread, **means}
+                | {"difference": pairs.mean, "difference_sd": pairs.spread}
+                | {"ties": ties, "is_best": line is best}
+                | {"seconds": line.seconds, "exchanges": line.exchanges, "bytes": line.n_bytes}
+            )
+        return records
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What is compared, in words."""
+        rows = self.n_rows
+        seeds = ", ".join(map(str, self.seeds))
+        if self.folds:
+            seeds += f", each with {self.folds} folds that are held back in turn"
+        is_several = len(self.seeds) > 1 or self.folds > 1
+        over = "all these runs" if self.folds else "them"
+        of_fold = " (in the first fold)" if self.folds else ""  # fold sizes differ by a row
+        several = f"; ± is the standard deviation over {over}" if is_several else ""
+        split = [
+            f"some of the {what} ({', '.join(methods)})" for what, methods in self.methods.items()
+        ]
+        partly = {name for names in self.unread.values() for name in names}
+        usual = "no others are changed for every method" if partly else "all defaults"
+        facts = {
+            "data": f"{self.data}, {self.objective}",
+            "rows": f"{rows['test']:,} test rows{of_fold} score every line; "
+            f"{rows['train']:,} train, {rows['valid']:,} validate",
+            "parties": f"{self.n_parties}, each with {' or '.join(split)}",
+            "seeds": seeds + several if several else f"{seeds} (one: no spread is known)",
+            "engine": self.engine,
+            "settings": self._named(set(self.changed) - partly) or usual,
+        }
+        low, high = map(score_text, self.orders or (0.0, 0.0))
+        if low != high:
+            facts["row orders"] = (
+                f"pooled XGBoost scores {low} to {high} over {N_ORDERS} orders of the training "
+                "rows of the first run, which its cuts follow; smaller differences say nothing"
+            )
+        for method, unread in self.unread.items() if partly else ():
+            read = self._named(partly - set(unread)) or "nothing more"
+            not_read = f"; does not read {', '.join(unread)}" if unread else ""
+            facts[method] = f"also reads {read}{not_read}"
+        return facts
+
+    def _named(self, names: Collection[str]) -> str:
+        return ", ".join(f"{name}={self.changed[name]}" for name in self.changed if name in names)
+
+
+def score_table(comparison: Comparison) -> Table:
+    """The lines as a table for a terminal."""
+    grid = Table(*_header(comparison))
+    for column in grid.columns[1:]:
+        column.justify = "right"
+    for name, *cells in _rows(comparison):
+        grid.add_row(escape(name), *cells)
+    return grid
+
+
+def tradeoff_page(comparison: Comparison) -> str:
+    """The comparison as HTML: tables, and figures of scores against costs."""
+    rows = _rows(comparison)
+    rows[0] = [Strong(cell) for cell in rows[0]]
+    rows_of_facts = list(map(list, comparison.facts.items()))
+    facts = table(["", "of every line, or of a method"], rows_of_facts, n_texts=2)
+    note = quiet(ONE_PLACE) + (quiet(TIES) if len(comparison.lines[0].scores) > 1 else "")
+    run_rows = [
+        [RunName(run), *(score_text(line.others[name][place]) for name in comparison.metrics)]
+        for line in comparison.lines
+        for place, run in enumerate(line.runs)
+    ]
+    head = ["run", *map(arrow, comparison.metrics)]
+    sections = [
+        section("Test scores and cost", table(_header(comparison), rows) + note),
+        section("Every run", table(head, run_rows) if run_rows else ""),
+        section("What is compared", facts),
+        section(
+            "Trade-offs", figures(cost_figures(comparison.lines, comparison.metric, "strategy"))
+        ),
+    ]
+    title = f"{sum(map(len, comparison.methods.values()))} strategies compared"
+    return page(title, f"{comparison.data} · {comparison.n_rows['test']:,} test rows", sections)
+
+
+def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, str]:
+    """Figures of scores against costs, and a ranking, by caption; `what` names a line."""
+    federated = [line for line in lines if line.n_bytes is not None]
+    off_axis = OFF_AXIS if _has_far(federated) else ""
+    by_bytes = [(line.name, line.n_bytes or 0.0, line.mean) for line in federated]
+    by_seconds = [(line.name, line.seconds or 0.0, line.mean) for line in federated]
+    by_exchanges = [(line.name, line.exchanges or 0.0, line.mean) for line in federated]
+    points = [(line.name, line.mean, line.spread, line.n_bytes is None) for line in lines]
+    several = any(len(line.scores) > 1 for line in lines)
+    bars = ", with the standard deviation over the runs" if several else ""
+    kinds = f"every {what}"
+    if len(federated) < len(lines):
+        kinds += " (dark) and of the baselines (pale)"
+    all_off_axis = OFF_AXIS if _has_far(lines) else ""
+    return {
+        f"Test {arrow(metric)} of every {what} against the bytes it sends, on a logarithmic "
+        f"scale.{off_axis}": tradeoff(by_bytes, "bytes sent", metric, human_bytes),
+        f"Test {arrow(metric)} of every {what} against its training time, on a logarithmic "
+        f"scale.{off_axis}": tradeoff(by_seconds, "train time", metric, human_seconds),
+        f"Test {arrow(metric)} of every {what} against its exchanges with the parties, each of "
+        f"which costs seconds in a deployment.{off_axis}": tradeoff(
+            by_exchanges, "exchanges", metric, "{:g}".format
+        ),
+        f"Test {arrow(metric)} of {kinds}, best first{bars}.{all_off_axis}": ranking(
+            points, metric
+        ),
+    }
+
+
+def _has_far(lines: Sequence[Line]) -> bool:
+    means = [line.mean for line in lines if np.isfinite(line.mean)]
+    low, high = near_range(means)
+    return any(not low <= mean <= high for mean in means)
+
+
+def _header(comparison: Comparison) -> list[str]:
+    metric, *others = map(arrow, comparison.metrics)
+    pairs = ["less the best"] if len(comparison.lines[0].scores) > 1 else []
+    return ["strategy", metric, "±", *pairs, *others, "train", "exchanges", "bytes"]
+
+
+def _rows(comparison: Comparison) -> list[list[str]]:
+    rows = []
+    for record in comparison.records:
+        mark = " tie" if record["ties"] else ""
+        pairs = f"{record['difference']:+.4f} ± {score_text(record['difference_sd'])}{mark}"
+        row = [record["strategy"], score_text(record[comparison.metric]), score_text(record["sd"])]
+        row += (
+            ["best" if record["is_best"] else pairs] if len(comparison.lines[0].scores) > 1 else []
+        )
+        row += [score_text(record[name]) for name in comparison.metrics[1:]]
+        costs = ["", "", ""]
+        if record["bytes"] is not None:
+            costs = [human_seconds(record["seconds"]), f"{record['exchanges']:g}"]
+            costs.append(human_bytes(record["bytes"]))
+        rows.append(row + costs)
+    return rows

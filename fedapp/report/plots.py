@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import html
+import io
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from typing import Any, TypeAlias
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from fedapp.report.canvas import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    add_legend,
-    line_style,
-    new_canvas,
-    new_pens,
-    plain,
-    to_svg,
-)
+from fedapp.report.summary import score_text
 
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
 Array: TypeAlias = NDArray[np.float64]
@@ -179,3 +175,406 @@ def round_values(rounds: Rounds, split: str, metric: str) -> Array:
 def _edges(rounds: Rounds) -> Array:
     trees = np.asarray([entry["round"] for entry in rounds], dtype=np.float64)
     return np.append(trees - 0.5, trees[-1] + 0.5)
+
+
+# The canvas of every figure, written as PNG or as SVG for a page.
+
+# Okabe and Ito's palette, safe for colour-blind readers; dashes distinguish lines in print.
+BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
+PINK, SKY, BLACK = "#CC79A7", "#56B4E9", "#222222"
+PALETTE = (BLUE, VERMILION, GREEN, ORANGE, PINK, SKY, BLACK)
+DASHES = ("-", "--", "-.", ":")
+GREY, GRID, LINE, PAPER = "#555555", "#e4e4e4", "#aaaaaa", "#fefefe"
+# CSS variables of the page, which have other values in dark mode.
+VARIABLES = {
+    BLUE: "blue",
+    VERMILION: "vermilion",
+    GREEN: "green",
+    ORANGE: "orange",
+    PINK: "pink",
+    SKY: "sky",
+    BLACK: "ink",
+    GREY: "quiet",
+    GRID: "grid",
+    LINE: "line",
+    PAPER: "paper",
+}
+
+_WIDTH, _HEIGHT, _DPI = 5.2, 3.3, 180  # inches; twice the page's resolution
+_LONGEST_NAME = 32
+_LEGEND_LINE = 0.23  # inches
+
+
+def new_canvas(
+    width: float = _WIDTH, height: float = _HEIGHT, rows: int = 1
+) -> tuple[Figure, Axes]:
+    """A figure with a light grid, and the topmost of its axes."""
+    figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    all_axes = [figure.add_subplot(rows, 1, row + 1) for row in range(rows)]
+    for ax in all_axes:
+        ax.grid(True, color=GRID, linewidth=0.8)
+        ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.spines[["left", "bottom"]].set_color(LINE)
+        ax.tick_params(colors=GREY, labelsize=10)
+        ax.ticklabel_format(useOffset=False)
+        for label in (ax.xaxis.label, ax.yaxis.label):
+            label.set(fontsize=11, color=BLACK)
+    return figure, all_axes[0]
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure as a standalone PNG."""
+    buffer = io.BytesIO()
+    _save(figure, buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def to_svg(figure: Figure, names: Sequence[str] = ()) -> str:
+    """The figure as an SVG element that takes colours and font from the page around it.
+
+    Text stays text, and ids are unique on the page. `names` are the figure's names in order; those
+    that ``plain`` has shortened get a title.
+    """
+    buffer = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedapp"}):
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        _save(figure, buffer, format="svg", transparent=True, metadata=nothing)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :].strip()
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", text)
+    for color, name in VARIABLES.items():
+        text = re.sub(color, f"var(--{name})", text, flags=re.IGNORECASE)
+    return re.sub(r"\n\s*", "\n", _titled(_with_unique_ids(text), names))
+
+
+def new_pens() -> Any:
+    """Colours and dashes for lines; the first 28 pairs are distinct."""
+    return zip(cycle(PALETTE), cycle(DASHES), strict=False)
+
+
+def line_style(points: Sequence[Any]) -> dict[str, Any]:
+    """A thick line, with markers if there are few points."""
+    return {"linewidth": 2, "marker": "o" if len(points) <= 30 else "", "markersize": 3.5}
+
+
+def plain(name: str, longest: int = _LONGEST_NAME) -> str:
+    """A name on one line of printable characters, at most `longest`."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in name).split())
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def add_legend(ax: Axes, above: bool = False) -> None:
+    """A legend inside the axes, or above axes that are filled with bars."""
+    if not ax.get_legend_handles_labels()[0]:
+        return
+    location: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2}
+    legend = ax.legend(frameon=False, fontsize=10, labelcolor=BLACK, **(location if above else {}))
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def add_legend_below(figure: Figure) -> None:
+    """A legend below the axes, one name per line; the figure grows to fit it."""
+    (ax,) = figure.axes
+    handles, names = ax.get_legend_handles_labels()
+    figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * (len(names) + 1))
+    ax.set_anchor("N")  # axes of equal scales would be centred otherwise
+    legend = figure.legend(
+        handles, names, loc="outside lower left", frameon=False, fontsize=10, labelcolor=BLACK
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def _titled(text: str, names: Sequence[str]) -> str:
+    """Add the full name as a title to each shortened one."""
+    searched_to = 0
+    for name in names:
+        shown = f">{html.escape(plain(name), quote=False)}</text>"
+        start = text.find(shown, searched_to)
+        if start >= 0 and plain(name) != name:
+            title = f"<title>{html.escape(''.join(filter(str.isprintable, name)))}</title>"
+            text = text[: start + 1] + title + text[start + 1 :]
+            searched_to = start + len(title)
+    return text
+
+
+def _save(figure: Figure, buffer: Any, **options: Any) -> None:
+    with warnings.catch_warnings():
+        # Column names may use a script that the font lacks; the page's font shows them.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(buffer, **options)
+
+
+def _with_unique_ids(text: str) -> str:
+    """Prefix referenced ids with a digest of the figure, and remove all others."""
+    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
+    prefix = "f" + hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+    def renamed(match: re.Match[str]) -> str:
+        return f' id="{prefix}{match[1]}"' if match[1] in used else ""
+
+    text = re.sub(r' id="([^"]+)"', renamed, text)
+    return re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}", text)
+
+
+# Figures of a model's predictions: its curves from the summary, beside its baselines'.
+
+Curves = Mapping[str, Mapping[str, Sequence[float]]]  # model -> axis -> values
+
+
+_SQUARE = 4.6, 4.4
+_N_BARS = 30
+
+
+def roc(models: Curves, legend_below: bool = False) -> str:
+    """ROC curves: each with fpr and tpr."""
+    figure, ax = new_canvas(*_SQUARE)
+    ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
+    _draw(ax, models, "fpr", "tpr", with_legend=not legend_below)
+    if legend_below:
+        add_legend_below(figure)
+    ax.set(xlabel="false positive rate", ylabel="true positive rate")
+    return to_svg(figure)
+
+
+def precision_recall(models: Curves, positive_share: float) -> str:
+    """Precision by recall; the share of positives is what guessing achieves."""
+    figure, ax = new_canvas(*_SQUARE)
+    ax.axhline(positive_share, color=GREY, linewidth=1, linestyle=":")
+    _draw(ax, models, "recall", "precision")
+    ax.set(xlabel="recall", ylabel="precision")
+    return to_svg(figure)
+
+
+def calibration(models: Curves) -> str:
+    """Share of positives by predicted probability; the diagonal is perfect calibration."""
+    figure, ax = new_canvas(*_SQUARE)
+    ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
+    _draw(ax, models, "predicted", "observed", marker="o", markersize=4)
+    ax.set(xlabel="predicted probability, mean of a group", ylabel="share of positives")
+    return to_svg(figure)
+
+
+def score_histogram(histogram: Mapping[str, Sequence[float]], classes: Sequence[str]) -> str:
+    """Predicted probability of the second class, by true class; each adds up to 1."""
+    figure, ax = new_canvas(*_SQUARE)
+    for name, key, color in zip(
+        classes, ("negatives", "positives"), (BLUE, VERMILION), strict=True
+    ):
+        weights = np.asarray(histogram[key], dtype=np.float64)
+        shares = weights / max(weights.sum(), 1e-300)
+        label, edges = plain(name), histogram["edges"]
+        ax.stairs(shares, edges, fill=True, color=color, alpha=0.35)
+        ax.stairs(shares, edges, color=color, linewidth=1.6, label=label)
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.set(xlim=(0, 1), xlabel="predicted probability", ylabel="share of the class's rows")
+    add_legend(ax, above=True)
+    return to_svg(figure, classes)
+
+
+def residuals(models: Curves) -> str:
+    """Histograms of label minus prediction over the non-empty bins, in 30 bars."""
+    # Each model has edges and counts; the first model's histogram is filled.
+    figure, ax = new_canvas()
+    edges = [np.asarray(histogram["edges"], dtype=np.float64) for histogram in models.values()]
+    weights = [np.asarray(histogram["counts"], dtype=np.float64) for histogram in models.values()]
+    used = [
+        (bin_edges[:-1][counts > 0], bin_edges[1:][counts > 0])
+        for bin_edges, counts in zip(edges, weights, strict=True)
+    ]
+    lows, highs = (np.concatenate(each) for each in zip(*used, strict=True))
+    low, high = (float(lows.min()), float(highs.max())) if lows.size else (-1.0, 1.0)
+    bars = np.linspace(low, high, _N_BARS + 1)
+    for place, (name, (color, dash)) in enumerate(zip(models, new_pens(), strict=False)):
+        middles = (edges[place][1:] + edges[place][:-1]) / 2
+        sums = np.histogram(middles, bars, weights=weights[place])[0]
+        if not place:
+            ax.stairs(sums, bars, fill=True, color=color, alpha=0.35)
+        ax.stairs(sums, bars, color=color, linestyle=dash, linewidth=1.6, label=plain(name))
+    ax.axvline(0, color=BLACK, linewidth=1, linestyle=":")
+    ax.set(xlabel="residual: label - prediction (units of the label)", ylabel="rows (weighted)")
+    if len(models) > 1:
+        add_legend(ax, above=True)
+    return to_svg(figure)
+
+
+def _draw(ax: Any, models: Curves, x: str, y: str, with_legend: bool = True, **style: Any) -> None:
+    """A line per model; the first is the run's and is thicker."""
+    for place, ((name, curve), (color, dash)) in enumerate(
+        zip(models.items(), new_pens(), strict=False)
+    ):
+        width = 1.4 if place else 2.2
+        label = plain(name)
+        ax.plot(curve[x], curve[y], dash, color=color, linewidth=width, label=label, **style)
+    if with_legend and len(models) > 1:
+        add_legend(ax)
+    ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
+
+
+# Figures of a comparison: scores against costs, by round, and as a ranking.
+
+_LABEL_GAP = 0.085  # between the centres of two labels, as a share of the axes' height
+_LONGEST_LABEL = 40
+_MARGIN = 0.08
+_FAR = 5.0  # a score this many times the others' range away from them is off the axis
+_FEWEST_NEAR = 3
+
+
+def tradeoff(
+    points: Sequence[tuple[str, float, float]],
+    cost: str,
+    metric: str,
+    in_words: Callable[[float], str],
+) -> str:
+    """A metric against a cost on a logarithmic scale; `points` are (name, cost, score)."""
+    figure, ax = new_canvas()
+    drawn = sorted((point for point in points if np.isfinite(point[2])), key=lambda point: point[2])
+    low, high = near_range([score for *_, score in drawn])
+    bottom, top = _limits(low, high)
+    ax.set(xscale="log", xlabel=cost, ylabel=metric, ylim=(bottom, top))
+    costs = [max(spent, 1e-3) for _, spent, _ in drawn]
+    heights = [min(max(score, bottom), top) for *_, score in drawn]
+    ends = []
+    for (name, _, score), x, y, (color, _) in zip(drawn, costs, heights, new_pens(), strict=False):
+        mark = _marker(score, bottom, top, "v^")
+        ax.plot([x], [y], mark, color=color, markersize=8, clip_on=False)
+        ends.append((name, x, score, color))
+    _name_beside(ax, ends)
+    ax.margins(x=0.1)
+    decades = np.log10(max(costs, default=1) / min(costs, default=1))
+    steps = (1, 2, 5) if decades < 1 else (1, 3) if decades < 2.5 else (1,)
+    ax.xaxis.set_major_locator(LogLocator(subs=steps))
+    ax.xaxis.set_major_formatter(lambda spent, _: in_words(spent))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.tick_params(axis="x", rotation=30)
+    return to_svg(figure)
+
+
+def compared_scores(runs: Mapping[str, Rounds], metric: str) -> str:
+    """A metric of several runs by round, on validation rows or else on training rows."""
+    figure, ax = new_canvas()
+    drawn: dict[str, tuple[list[int], Array]] = {}
+    for name, rounds in runs.items():
+        splits = {split: round_values(rounds, split, metric) for split in ("valid", "train")}
+        split = next((split for split, values in splits.items() if np.isfinite(values).any()), "")
+        if split:
+            is_finite = np.isfinite(splits[split])
+            numbers = [
+                entry["round"]
+                for entry, is_known in zip(rounds, is_finite, strict=True)
+                if is_known
+            ]
+            drawn[f"{name}, {split}"] = numbers, splits[split][is_finite]
+    curves = [values for _, values in drawn.values()]
+    # Only curves that end near most others set the axis.
+    low, high = near_range([float(values[-1]) for values in curves])
+    low, high = near_range([float(v) for c in curves if low <= c[-1] <= high for v in c])
+    bottom, top = _limits(low, high)
+    ends = []
+    for (name, (numbers, values)), (color, dash) in zip(drawn.items(), new_pens(), strict=False):
+        ax.plot(numbers, values, dash, color=color, **line_style(numbers))
+        ends.append((name, float(numbers[-1]), float(values[-1]), color))
+    label_rounds(ax, metric)
+    ax.set(ylim=(bottom, top))
+    _name_beside(ax, ends)
+    return to_svg(figure)
+
+
+def ranking(points: Sequence[tuple[str, float, float, bool]], metric: str) -> str:
+    """A metric with its spread, one line per point; baselines are paler than strategies."""
+    # points: (name, mean, spread or nan, whether it is a baseline), in order
+    figure, ax = new_canvas(height=max(2.2, 0.27 * len(points) + 0.8))
+    low, high = near_range([mean for _, mean, _, _ in points if np.isfinite(mean)])
+    spreads = [(m, s if np.isfinite(s) else 0.0) for _, m, s, _ in points if low <= m <= high]
+    left, right = _limits(
+        min((mean - spread for mean, spread in spreads), default=low),
+        max((mean + spread for mean, spread in spreads), default=high),
+    )
+    for place, (_, mean, spread, is_baseline) in enumerate(points):
+        if not np.isfinite(mean):
+            continue
+        color, x = SKY if is_baseline else BLUE, min(max(mean, left), right)
+        error = spread if np.isfinite(spread) and x == mean else None
+        style: dict[str, Any] = {"color": color, "markersize": 7, "capsize": 3, "clip_on": False}
+        ax.errorbar(x, place, xerr=error, fmt=_marker(mean, left, right, "<>"), **style)
+        if x != mean:  # off the axis: write its score on the inner side of the arrow
+            way, side = (-8, "right") if mean > high else (8, "left")
+            style = {"textcoords": "offset points", "va": "center", "fontsize": 9, "color": BLACK}
+            ax.annotate(score_text(mean), (x, place), xytext=(way, 0), ha=side, **style)
+    names = [plain(name, _LONGEST_LABEL) for name, *_ in points]
+    ax.set_yticks(np.arange(len(points)), names, parse_math=False)
+    ax.invert_yaxis()
+    ax.margins(y=0.04)
+    ax.tick_params(axis="y", labelsize=9)
+    ax.set(xlabel=metric, xlim=(left, right))
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=4))
+    return to_svg(figure)
+
+
+def _name_beside(ax: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
+    """Names beside the axes without overlap; `ends` are (name, x, score, colour)."""
+    bottom, top = ax.get_ylim()
+    heights = [min(max(score, bottom), top) for _, _, score, _ in ends]
+    places = spread_out([(y - bottom) / (top - bottom) for y in heights])
+    for (name, x, score, color), y, place in zip(ends, heights, places, strict=True):
+        ax.annotate(
+            plain(name) if y == score else f"{plain(name)}: {score_text(score)}",
+            (x, y),
+            xytext=(1.04, place),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=9,
+            color=BLACK,
+            parse_math=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": color,
+                "linewidth": 0.8,
+                "shrinkB": 5,
+                "relpos": (0, 0.5),  # the line ends at the start of the name
+            },
+        )
+
+
+def near_range(scores: Sequence[float]) -> tuple[float, float]:
+    """Lowest and highest score to draw to scale: a few distant outliers are excluded.
+
+    At least three quarters of the scores, and 3, are within the range.
+    """
+    near = sorted(scores)
+    fewest = max(_FEWEST_NEAR, -(-3 * len(near) // 4))
+    while len(near) > fewest:
+        gaps = near[1] - near[0], near[-1] - near[-2]
+        inner = near[1:] if gaps[0] > gaps[1] else near[:-1]
+        if not max(gaps) > _FAR * (inner[-1] - inner[0]) > 0:
+            break
+        near = inner
+    return (near[0], near[-1]) if near else (0.0, 1.0)
+
+
+def spread_out(places: Sequence[float]) -> list[float]:
+    """Move label positions in [0, 1] apart by `_LABEL_GAP`, as little as possible."""
+    order = sorted(range(len(places)), key=lambda k: (places[k], k))
+    gap = min(_LABEL_GAP, 1 / max(len(places) - 1, 1))
+    positions = [places[k] for k in order]
+    for k in range(1, len(positions)):
+        positions[k] = max(positions[k], positions[k - 1] + gap)
+    for k in reversed(range(len(positions))):
+        positions[k] = min(positions[k], 1 - gap * (len(positions) - 1 - k))
+    by_label = dict(zip(order, positions, strict=True))
+    return [by_label[k] for k in range(len(places))]
+
+
+def _limits(low: float, high: float) -> tuple[float, float]:
+    """Axis limits, with a margin around the first and last mark."""
+    margin = _MARGIN * ((high - low) or abs(high) or 1.0)
+    return low - margin, high + margin
+
+
+def _marker(score: float, low: float, high: float, beyond: str) -> str:
+    """A dot, or an arrow for a score below or above the axis."""
+    return beyond[0] if score < low else beyond[1] if score > high else "o"

@@ -66,7 +66,7 @@ class Follower:
         folder.forget_stage()
         checkpoint = folder.kept
         if checkpoint:
-            self.tell(f"resumed after {kept_text(checkpoint)}")
+            self.tell(f"resumed after {checkpoint_text(checkpoint)}")
         with self._lock:
             self._rounds = Rounds(folder.rounds, checkpoint.rounds if checkpoint else 0)
             self._folder, self._metric, self._run = folder, metric, None
@@ -122,7 +122,7 @@ class Follower:
                 thread.join()
 
 
-def kept_text(kept: RunState) -> str:
+def checkpoint_text(kept: RunState) -> str:
     """Progress of a checkpoint: ``round 3``, or ``exchange 12`` before the first round."""
     return f"round {kept.rounds}" if kept.rounds else f"exchange {kept.step}"
 

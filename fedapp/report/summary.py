@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -14,10 +15,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedapp.data.datasets import party_sources
 from fedapp.data.table import FACT
 from fedapp.errors import ConfigError, DataError, did_you_mean_path
 from fedapp.home import RUNS, display_path, read_toml
+from fedapp.messages.fields import all_methods
 from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, larger_is_better, watched_metric
+from fedapp.settings import flatten
+from fedapp.studies import Trial, ranked
 from fedapp.trees.objective import AUTO
 
 Fields: TypeAlias = dict[str, Any]
@@ -348,3 +353,109 @@ def _check_fields(value: object, where: str, fields: Mapping[str, type]) -> Fiel
             got = type(value[name]).__name__ if name in value else "no such field"
             raise DataError(f"{where} must have {name} ({kind.__name__}), got {got}")
     return value
+
+
+# Check that runs were scored on the same test rows, by the settings that select these rows.
+
+DEPLOYMENT = "deployment"  # engine whose sites bring their tables
+
+
+def row_warnings(runs: Mapping[str, Run]) -> list[str]:
+    """Why scores of two or more runs are not comparable, one sentence per reason."""
+    deciding = {name: _deciding(run) for name, run in runs.items()}
+    differing = []
+    for key in dict.fromkeys(key for facts in deciding.values() for key in facts):
+        owners: dict[str, list[str]] = {}  # value -> names of runs; unknown values are omitted
+        for name, facts in deciding.items():
+            if facts.get(key) is not None:
+                owners.setdefault(str(facts[key]), []).append(name)
+        if len(owners) > 1:  # as in "seed 1 (a), 42 (b, c)"
+            parts = (f"{value} ({', '.join(names)})" for value, names in owners.items())
+            differing.append(f"{key} {', '.join(parts)}")
+    if differing:
+        values = "; ".join(differing)
+        return [f"scores are not comparable, because the test rows differ: {values}"]
+    deployed = [name for name, run in runs.items() if run.summary.get("engine") == DEPLOYMENT]
+    if deployed:
+        return [
+            "the test rows may differ, because sites choose and may change their own tables: "
+            + ", ".join(deployed)
+        ]
+    return []
+
+
+def _deciding(run: Run) -> Fields:
+    settings, summary = flatten(run.config), run.summary
+    facts: Fields = {
+        "data": summary["data"],
+        "seed": summary.get("seed"),
+        "test-fraction": settings.get("test-fraction"),
+        "number of test rows": row_counts(summary).get("test"),
+    }
+    if settings.get("folds"):
+        facts["fold"] = f"{settings['fold']} of {settings['folds']}"
+    sources = party_sources(str(settings.get("data", "")), len(summary["parties"]))
+    if sources or summary.get("engine") == DEPLOYMENT:
+        method = all_methods().get(summary["strategy"])
+        is_vertical = method is not None and method.family == "vertical"
+        facts["rows held back"] = (
+            "of the joined table" if is_vertical else "by each party of its own table"
+        )
+    return facts
+
+
+# Trials of a search on the terminal, best first, and the command that repeats the best.
+
+
+def trial_table(trials: Sequence[Trial], metric: str) -> Table:
+    """One line per trial; trials without a score come last."""
+    names = list(dict.fromkeys(name for trial in trials for name in trial.settings))
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("trial", f"valid {metric}", *names, "exchanges", "bytes", "train"):
+        table.add_column(escape(name), justify="right", overflow="fold")
+    for place, trial in enumerate(ranked(trials, metric)):
+        table.add_row(
+            str(trial.number),
+            trial.state if trial.score is None else score_text(trial.score),
+            *(escape(str(trial.settings.get(name, ""))) for name in names),
+            f"{trial.exchanges:,}",
+            human_bytes(trial.bytes),
+            "" if trial.seconds is None else human_seconds(trial.seconds),
+            style="bold" if not place and trial.score is not None else None,
+        )
+    return table
+
+
+def repeat_command(found: Mapping[str, Any]) -> str:
+    """The command that repeats the best trial, from the content of ``tune.json``."""
+    words = ["fedapp", "run", found["strategy"]]
+    words += ["--engine", found["engine"]] if found["engine"] != "local" else []
+    for name, value in found["settings"].items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        words += ["-c", f"{name}={text}"]
+    return shlex.join(words)
+
+
+# HTML of a finished run in a notebook.
+
+MOST_SCORES = 6
+
+
+def run_html(summary: Mapping[str, Any], folder: str) -> str:
+    """Method, scores and folder of a run, from the content of its ``summary.json``."""
+    metrics = summary["metrics"]
+    scores = {name: metrics[name] for name in ("test", "valid", "train") if metrics.get(name)}
+    names = list(dict.fromkeys(name for values in scores.values() for name in values))[:MOST_SCORES]
+    head = "".join(f"<th>{escape_html(name)}</th>" for name in ("rows", *names))
+    body = "".join(
+        f"<tr><td>{escape_html(rows)}</td>"
+        + "".join(f"<td>{escape_html(score_text(values.get(name)))}</td>" for name in names)
+        + "</tr>"
+        for rows, values in scores.items()
+    )
+    title = f"{summary['strategy']} on {Path(str(summary['data'])).name}"
+    facts = f"{len(summary['parties'])} parties, {summary['trees']} trees, {folder}"
+    return (
+        f"<div><b>{escape_html(title)}</b><table><tr>{head}</tr>{body}</table>"
+        f"<small>{escape_html(facts)}</small></div>"
+    )

@@ -20,7 +20,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from fedapp.data.schema import first
 from fedapp.errors import DataError
-from fedapp.report.markup import page, section, table
+from fedapp.report.page import page, section, table
 from fedapp.serve.divided import DividedScorer
 from fedapp.serve.scorer import RowError, Scorer
 

@@ -24,7 +24,7 @@ from sklearn.metrics import roc_auc_score
 
 from fedapp.home import write_atomically
 from fedapp.packages import versions
-from fedapp.report.canvas import add_legend, line_style, new_canvas, new_pens, to_png
+from fedapp.report.plots import add_legend, line_style, new_canvas, new_pens, to_png
 from simulations import bench
 from simulations.scored import Scored, score, trained
 

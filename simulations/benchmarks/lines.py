@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib.ticker import NullFormatter
 
-from fedapp.report.canvas import add_legend_below, line_style, new_canvas, new_pens, plain, to_svg
+from fedapp.report.plots import add_legend_below, line_style, new_canvas, new_pens, plain, to_svg
 
 _LEVEL = 6  # longest category name that fits without rotation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fedapp.report.markup import Strong, arrow, escaped, figures, page, section, table
+from fedapp.report.page import Strong, arrow, escaped, figures, page, section, table
 from fedapp.report.summary import human_bytes, human_seconds, score_text
 from simulations.benchmarks.lines import lines
 from simulations.benchmarks.verdict import ALONE, POOLED, Verdict

@@ -21,7 +21,7 @@ import typer
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.table import Table
 from fedapp.errors import listed
-from fedapp.report.markup import escaped, figures, page, section, table
+from fedapp.report.page import escaped, figures, page, section, table
 from fedapp.report.summary import human_bytes, human_seconds
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings, load_settings

@@ -32,7 +32,7 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.housekeeping import forget_model
-from fedapp.report.canvas import DASHES, PALETTE, line_style, new_canvas, to_png
+from fedapp.report.plots import DASHES, PALETTE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings, load_settings

@@ -28,7 +28,7 @@ from sklearn.preprocessing import StandardScaler
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError
-from fedapp.report.canvas import line_style, new_canvas, new_pens, to_png
+from fedapp.report.plots import line_style, new_canvas, new_pens, to_png
 from fedapp.report.summary import read_run
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.objective import REGRESSION

@@ -20,7 +20,7 @@ from matplotlib.ticker import FixedLocator
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.partition import split_rows
 from fedapp.data.table import Table
-from fedapp.report.canvas import line_style, new_canvas, new_pens, to_png
+from fedapp.report.plots import line_style, new_canvas, new_pens, to_png
 from fedapp.report.summary import read_run
 from fedapp.settings import load_settings
 from fedapp.trees.objective import REGRESSION

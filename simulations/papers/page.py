@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedapp.report.markup import Strong, escaped, page, section, table
+from fedapp.report.page import Strong, escaped, page, section, table
 from fedapp.run_folder import RunFolder
 from simulations.papers import fed_eini, federated_forest, fedxgbllr, pax
 from simulations.papers.tables import Row, console, grouped, mean_of, new_grid

@@ -32,7 +32,7 @@ from fedapp.conversation import Checkpoint, Conversation, Parties
 from fedapp.data.datasets import read_source
 from fedapp.housekeeping import forget_model
 from fedapp.messages.vertical import VerticalHelloReply
-from fedapp.report.canvas import BLUE, line_style, new_canvas, to_png
+from fedapp.report.plots import BLUE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
 from fedapp.settings import load_settings
 from simulations.baselines import Pooled, join_tables
