@@ -7,10 +7,9 @@ from typing import cast
 
 import numpy as np
 
-from clients.dictionary import kept_categories
-from clients.labels import CLASSES, keep_coding
+from clients.handshake import CLASSES, keep_coding, stored_categories
 from clients.scoring import score_fields, score_model, score_model_sums
-from clients.secure import join, label_sums
+from clients.secagg import join, label_sums
 from fedapp.data.partition import WATCHED
 from fedapp.errors import DataError, ProtocolError
 from fedapp.messages.fedavg_linear import (
@@ -57,7 +56,7 @@ def sum_up(site: Site, request: MomentsRequest) -> MomentsReply:
     """Sums of the labels, moments of the columns."""
     coded = keep_coding(site, request)
     rows = site.store["train.values"], site.store["train.weights"]
-    column_moments = moments(*rows, kept_categories(site.store))
+    column_moments = moments(*rows, stored_categories(site.store))
     return MomentsReply(
         **coded,
         counts=column_moments.counts,
@@ -102,7 +101,7 @@ def _trained(
     if list(request.classes) != site.store.facts[CLASSES]:
         raise ProtocolError(site.name, "AverageRequest", CLASSES, "must be those of the run")
     arrays = (request.means, request.scales, request.weights, request.bias)
-    model = LinearModel(objective, columns, request.classes, *arrays, kept_categories(site.store))
+    model = LinearModel(objective, columns, request.classes, *arrays, stored_categories(site.store))
     shape = len(model.inputs), model.n_outputs
     if request.weights.shape != shape:
         rule = f"must be of shape {shape}, got {request.weights.shape}"
@@ -155,7 +154,7 @@ def means(site: Site, request: MeansRequest) -> Sums:
     if (request.powers < largest_powers(count_powers(*rows, is_number), is_number)).any():
         rule = f"must be no less than those of {site.name}"
         raise ProtocolError(site.name, "MeansRequest", POWERS, rule)
-    categories = kept_categories(store)
+    categories = stored_categories(store)
     store[POWERS] = powers = per_input(request.powers, categories)
     return Sums([sum_values(*rows, categories, powers, bounds_of(store))], follows=True)
 
@@ -173,13 +172,13 @@ def spreads(site: Site, request: SpreadsRequest) -> Sums:
         rule = "must be within the largest values"
         raise ProtocolError(site.name, "SpreadsRequest", "means", rule)
     store.facts[MEANS_TOLD] = True
-    rows = store["train.values"], store["train.weights"], kept_categories(store)
+    rows = store["train.values"], store["train.weights"], stored_categories(store)
     return Sums([sum_squares(*rows, request.means, powers, bounds_of(store))], follows=True)
 
 
 def _is_number(store: Store) -> Array:
     """Which columns are numeric; bool, shape (n_columns,)."""
-    counts = category_counts(kept_categories(store), store["train.values"].shape[1])
+    counts = category_counts(stored_categories(store), store["train.values"].shape[1])
     is_number: Array = counts == 0
     return is_number
 

@@ -11,10 +11,8 @@ from typing import cast
 
 import numpy as np
 
-from clients.dictionary import kept_categories
-from clients.labels import loss_parameters, run_outputs
-from clients.margins import check_outputs
-from clients.scoring import score_fields
+from clients.handshake import loss_parameters, run_outputs, stored_categories
+from clients.scoring import check_outputs, score_fields
 from fedapp import metrics
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
@@ -106,7 +104,7 @@ def _fit_trees(site: Site, request: FitRequest) -> Grown:
 
 
 def _category_counts(store: Store) -> Array:
-    return category_counts(kept_categories(store), len(store.facts["hello"]["columns"]))
+    return category_counts(stored_categories(store), len(store.facts["hello"]["columns"]))
 
 
 def share(site: Site, request: ShareRequest) -> ShareReply:
@@ -210,7 +208,7 @@ def final(site: Site, request: FinalRequest) -> FinalReply:
         shape,
         request.weights,
         sets,
-        kept_categories(store),
+        stored_categories(store),
     )
     write_atomically(store.folder / "model.json", to_json(model).encode())
     store.forget()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
-from clients.dictionary import kept_categories
-from clients.labels import CLASSES, loss_parameters
-from clients.margins import begin_margins, check_outputs, told_trees
-from clients.scoring import score_fields
+from clients.handshake import CLASSES, loss_parameters, stored_categories
+from clients.scoring import begin_margins, check_outputs, read_trees, score_fields
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, as_protocol_error
-from fedapp.messages.fields import Array, parameters_of
+from fedapp.messages.fields import Array, Request, parameters_of
+from fedapp.messages.local_boosting import BagReply, BagRequest, TurnReply, TurnRequest
 from fedapp.messages.trees import BoostOrder
-from fedapp.site.answer import Site
+from fedapp.site.answer import Handler, Site
 from fedapp.site.settings import check_share
 from fedapp.trees.model import EXPLAINED, check_range, pack_trees
 from fedapp.trees.objective import Objective
@@ -27,8 +27,8 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
     objective = cast(Objective, store.facts["objective"])
     if request.n_classes != len(store.facts[CLASSES]):
         raise ProtocolError(site.name, type(request).__name__, "n_classes", "must be the run's")
-    widths = category_counts(kept_categories(store), store["train.values"].shape[1])
-    new = told_trees(site, request, widths)
+    widths = category_counts(stored_categories(store), store["train.values"].shape[1])
+    new = read_trees(site, request, widths)
     check_outputs(site, request, "base_margin")
     if "train.margins" not in store:
         begin_margins(store, request.base_margin)
@@ -56,3 +56,25 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
         )
     check_range(grown.trees)
     return {**pack_trees(grown.trees, EXPLAINED, grown.sets), **scores}
+
+
+# Bagging at a party: boost from the margins of the common model.
+
+
+def bag(site: Site, request: BagRequest) -> BagReply:
+    """Add trees, score and grow; see ``clients.local_boosting``."""
+    return BagReply(**boost(site, request))
+
+
+# Cyclic boosting at a party: add the others' trees, and boost in its turn.
+
+
+def take_turn(site: Site, request: TurnRequest) -> TurnReply:
+    """Add trees, score and grow; see ``clients.local_boosting``."""
+    return TurnReply(**boost(site, request))
+
+
+HANDLERS: Mapping[type[Request], Handler] = {
+    BagRequest: bag,
+    TurnRequest: take_turn,
+}

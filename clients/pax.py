@@ -12,25 +12,26 @@ from typing import cast
 
 import numpy as np
 
-from clients.dictionary import kept_categories
-from clients.labels import keep_coding, loss_parameters, run_outputs
-from clients.margins import begin_margins, check_outputs, told_trees
-from clients.pax_floors import TOLD, begin_round, divide, drawn_rows, sum_nodes
-from clients.pax_sums import (
+from clients.handshake import keep_coding, loss_parameters, run_outputs, stored_categories
+from clients.pax_secure import (
     MIN_CHILD_ROWS,
-    OwnTerms,
+    FloatTerms,
     Terms,
     WholeTerms,
     count,
     open_sums,
     take_cuts,
 )
-from clients.scoring import score_fields
+from clients.scoring import begin_margins, check_outputs, read_trees, score_fields
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.bins import digitise, with_categories
-from fedapp.histograms.build import build_all_histograms
+from fedapp.histograms.build import build_all_histograms, slots_by_node
 from fedapp.histograms.sketch import (
+    cell_starts,
+    cells_of,
+    group,
+    merge_group_sums,
     merge_sketch_bins,
     sketch_and_code,
     sketch_cuts,
@@ -78,7 +79,7 @@ def sketch(site: Site, request: SketchRequest) -> SketchReply:
     store, coded = site.store, keep_coding(site, request)
     store.facts[MIN_CHILD_ROWS] = request.min_child_rows
     values, weights = store["train.values"], store["train.weights"]
-    categories = category_counts(kept_categories(store), values.shape[1])
+    categories = category_counts(stored_categories(store), values.shape[1])
     summary, codes, missing_code = sketch_and_code(values, weights, request.n_bins, categories)
     if least := site.config.least_bin_rows:
         summary, values = merge_sketch_bins(summary, values, weights, least)
@@ -101,7 +102,7 @@ def sketch(site: Site, request: SketchRequest) -> SketchReply:
 
 def grow(site: Site, request: GrowRequest) -> GrowReply:
     """Route the rows by the last splits, start a round at level 0, sum the wanted nodes."""
-    return GrowReply(**_grow(site, request, OwnTerms()))
+    return GrowReply(**_grow(site, request, FloatTerms()))
 
 
 def grow_sums(site: Site, request: GrowSumsRequest) -> Sums:
@@ -147,7 +148,7 @@ def begin_from(site: Site, request: InitRequest) -> InitReply:
     if "train.margins" in store:
         raise ProtocolError(site.name, "InitRequest", "trees", "must come before the first round")
     widths = np.asarray(store["set_widths"])  # missing before the sketch
-    initial = told_trees(site, request, widths)
+    initial = read_trees(site, request, widths)
     check_outputs(site, request, "base_margin")
     _begin(store, request.base_margin)
     if "train.values" in store:
@@ -200,7 +201,7 @@ def _route(site: Site, request: GrowRequest) -> None:
     by_codes = routes, first_right, store["codes"], missing_code, sets
     store["train.nodes"] = route_codes(store["train.nodes"], *by_codes)
     if site.config.least_bin_rows and request.level:
-        store[TOLD] = route_codes(store[TOLD], *by_codes)
+        store[SUMMED_IN] = route_codes(store[SUMMED_IN], *by_codes)
         divide(site, request)
     if len(store["valid.values"]):
         store["valid.nodes"] = route_values(
@@ -316,3 +317,101 @@ HANDLERS: Mapping[type[Request], Handler] = {
     GrowRequest: grow,
     GrowSumsRequest: grow_sums,
 }
+
+
+# PAX at a party with ``least-bin-rows``: no reported bin has fewer of its rows.
+
+# Keys in a store: the node each row is summed in; (tree, node) of each open node; for each of
+# these, the last cell of the group of each cell.
+SUMMED_IN, OPEN, ENDS = "floor.nodes", "floor.open", "floor.ends"
+
+
+def begin_round(site: Site, n_trees: int) -> None:
+    """Sum all rows at the roots, or none in a round that has drawn too few."""
+    store, least = site.store, site.config.least_bin_rows
+    gradients = store["gradients"]
+    store[SUMMED_IN] = np.zeros(gradients.shape[:2], dtype=np.int32)
+    if _drawn(store).sum(axis=1).min() < least:
+        store["gradients"] = np.zeros_like(gradients)
+    roots = np.stack([np.arange(n_trees), np.zeros(n_trees)], axis=1).astype(np.int32)
+    starts = cell_starts(np.diff(store["offsets"]))
+    cells = np.arange(starts[-1], dtype=np.int64)
+    counts = _counts(store, roots)
+    store[OPEN] = roots
+    store[ENDS] = np.stack([group(cells, each[None], starts, least) for each in counts])
+
+
+def divide(site: Site, request: GrowRequest) -> None:
+    """Sum rows of small nodes with those of their siblings, and group the cells of both."""
+    store, least = site.store, site.config.least_bin_rows
+    trees, lefts, parents = request.split_trees, request.split_lefts, request.split_nodes
+    open_rows = {(int(tree), int(node)): row for row, (tree, node) in enumerate(store[OPEN])}
+    summed_in, drawn = store[SUMMED_IN].copy(), _drawn(store)
+    for tree, left in zip(trees.tolist(), lefts.tolist(), strict=True):
+        tree_nodes = summed_in[tree]
+        sides = [tree_nodes == left, tree_nodes == left + 1]
+        sizes = [int(drawn[tree, side].sum()) for side in sides]
+        if 0 < sizes[0] < least:
+            tree_nodes[sides[0]] = left + 1
+        elif 0 < sizes[1] < least:
+            tree_nodes[sides[1]] = left
+    store[SUMMED_IN] = summed_in
+    starts, before, ends = cell_starts(np.diff(store["offsets"])), store[ENDS], []
+    children = np.stack([np.tile(trees, 2), np.concatenate((lefts, lefts + 1))], axis=1)
+    counts = _counts(store, children)
+    for number, split in enumerate(zip(trees.tolist(), parents.tolist(), strict=True)):
+        if split not in open_rows:
+            rule = "must be nodes that were open"
+            raise ProtocolError(site.name, "GrowRequest", "split_nodes", rule)
+        both = counts[[number, number + len(trees)]]
+        ends.append(group(before[open_rows[split]], both, starts, least))
+    groups = np.array(ends, dtype=np.int64).reshape(-1, starts[-1])
+    store[OPEN], store[ENDS] = children, np.concatenate((groups, groups))
+
+
+def sum_nodes(store: Store, request: GrowRequest, terms: Array) -> tuple[Array, Array]:
+    """Histograms of the wanted nodes, each group in its last bin."""
+    # terms: (n_trees, n_rows, 2), what each row adds in each tree; (0, 0) leaves a row out
+    columns, widths = request.columns.astype(np.int64), np.diff(store["offsets"])
+    wanted = request.wanted_trees, request.wanted_nodes
+    codes = store["codes"], store.facts["missing_code"], columns, widths[columns]
+    summed_in = store[SUMMED_IN]
+    histograms, missing = build_all_histograms(*codes, terms, summed_in, *wanted)
+    open_rows = {(int(tree), int(node)): row for row, (tree, node) in enumerate(store[OPEN])}
+    rows = [open_rows[pair] for pair in zip(*(each.tolist() for each in wanted), strict=True)]
+    # Sums over all rows of each wanted node, as int64 or float64 like the histograms.
+    kind = np.int64 if terms.dtype == np.int64 else np.float64
+    sums = [np.empty((0, 2), kind)]
+    for tree in np.unique(request.wanted_trees):
+        nodes = request.wanted_nodes[request.wanted_trees == tree]
+        slots = slots_by_node(summed_in[tree], nodes)[summed_in[tree]]
+        sums.append(np.zeros((len(nodes), 2), dtype=kind))
+        np.add.at(sums[-1], slots[slots >= 0], terms[tree][slots >= 0])
+    totals = np.concatenate(sums)
+    merge_group_sums(histograms, missing, totals, store[ENDS][rows], columns, cell_starts(widths))
+    return histograms, missing
+
+
+def _counts(store: Store, nodes: Array) -> Array:
+    """Rows in each cell of some nodes: int64, shape (n_nodes, n_cells)."""
+    widths = np.diff(store["offsets"])
+    starts, order = cell_starts(widths), np.argsort(nodes[:, 0], kind="stable")
+    counts = np.empty((len(nodes), int(starts[-1])), dtype=np.int64)
+    if len(nodes):
+        trees, node_ids = nodes[order].T.astype(np.int32)
+        codes = store["codes"], store.facts["missing_code"], np.arange(len(widths)), widths
+        histograms, missing = build_all_histograms(
+            *codes, drawn_rows(store), store[SUMMED_IN], trees, node_ids
+        )
+        counts[order] = cells_of(histograms[..., 0], missing, starts)
+    return counts
+
+
+def drawn_rows(store: Store) -> Array:
+    """1 for each drawn row and 0 for others, as terms: int64, (n_trees, n_rows, 2)."""
+    drawn = _drawn(store).astype(np.int64)
+    return np.stack([drawn, np.zeros_like(drawn)], axis=2)
+
+
+def _drawn(store: Store) -> Array:
+    return np.asarray(store["gradients"].any(axis=2))  # bool, (n_trees, n_rows)

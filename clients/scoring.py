@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
-from clients.dictionary import kept_categories
-from clients.labels import CLASSES, METRICS, loss_parameters
-from clients.local_model import warn_if_worse
-from clients.margins import base_margins
+from clients.handshake import CLASSES, METRICS, loss_parameters, run_outputs, stored_categories
 from fedapp import metrics
-from fedapp.data.partition import SUBSETS
+from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.sketch import surrogates
 from fedapp.home import write_atomically
 from fedapp.messages.fields import Array
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
+from fedapp.messages.trees import Trees, arrays_of
 from fedapp.metrics.sums import DOUBLES, Adder, WholeNumbers
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
 from fedapp.site.sums import Sums, bounds_of
-from fedapp.trees.model import Described, from_json
-from fedapp.trees.objective import Objective
-from fedapp.trees.predict import predict_margins
-from fedapp.trees.sets import Categories
+from fedapp.trees.model import Described, Grown, from_json, unpack_trees
+from fedapp.trees.objective import (
+    CUSTOM,
+    PLAIN,
+    LossParameters,
+    Objective,
+    margins_of,
+    one_hot,
+    transform,
+)
+from fedapp.trees.predict import add_trees, predict_margins
+from fedapp.trees.sets import Categories, Ints, category_counts
+from fedapp.trees.xgboost import grow_trees
 
 BATCH_ROWS = 2**16
 
@@ -89,7 +97,12 @@ def score_subsets(
         rule = str(error).removeprefix("model ")
         raise ProtocolError(site.name, message, "model", rule) from error
     facts = store.facts
-    expected = facts["objective"], facts["hello"]["columns"], facts[CLASSES], kept_categories(store)
+    expected = (
+        facts["objective"],
+        facts["hello"]["columns"],
+        facts[CLASSES],
+        stored_categories(store),
+    )
     if (model.objective, list(model.columns), list(model.classes), model.categories) != expected:
         rule = "must have the objective, columns, categories and classes of the run"
         raise ProtocolError(site.name, message, "model", rule)
@@ -151,3 +164,119 @@ HANDLERS: Mapping[type[EvaluateRequest], Handler] = {
     EvaluateRequest: evaluate,
     SumScoresRequest: evaluate_sums,
 }
+
+
+# Scores at the active party, the only one with labels in a vertical run.
+
+
+def rows_of(store: Store, subset: str) -> slice:
+    """Rows of a subset in the common order: training rows first, test rows last."""
+    start = sum(store.facts[f"n_{name}"] for name in SUBSETS[: SUBSETS.index(subset)])
+    return slice(start, start + store.facts[f"n_{subset}"])
+
+
+def score_arrays(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Scores by subset, as fields of a reply."""
+    values = {subset: list(by_name.values()) for subset, by_name in scores.items()}
+    arrays = {
+        f"{subset}_scores": np.array(each, dtype=np.float64) for subset, each in values.items()
+    }
+    return {"score_names": tuple(scores["train"]), **arrays}
+
+
+def warn_if_local_is_better(
+    site: Site, objective: str, margins: Array, loss: LossParameters = PLAIN
+) -> None:
+    """Warn in the site's log if its columns only predict better; margins are of all rows."""
+    places = [rows_of(site.store, subset) for subset in ("train", "test")]
+    if not site.config.simulated and site.store["values"].shape[1]:
+        names = "values", "labels", "weights"
+        train, test = ([site.store[name][rows] for name in names] for rows in places)
+        warn_if_worse(site, objective, margins[places[1]], train, test, loss)
+
+
+# Warn a site whose test rows XGBoost predicts better from its training rows only.
+
+log = logging.getLogger("fedapp.site")
+ROUNDS, MOST_ROWS = 50, 2**14  # takes about a second
+PARAMETERS = {"max_bin": 256, "max_depth": 6, "eta": 0.3, "nthread": 1}
+
+
+def warn_if_worse(
+    site: Site,
+    objective: str,
+    margins: Array,
+    train: Sequence[Array],
+    test: Sequence[Array],
+    loss: LossParameters = PLAIN,
+) -> None:
+    """Warn in the site's log if the federated model is worse on its test rows.
+
+    Worse: the mean squared error is larger by more than two standard errors of the difference.
+    ``margins`` is float32, shape (n_rows, n_outputs); ``train`` and ``test`` are values, labels and
+    weights, and a large training set is thinned to every k-th row.
+    """
+    values, labels, weights = (rows[:: 1 + len(rows) // MOST_ROWS] for rows in train)
+    rows, width = (len(labels), len(margins)), margins.shape[1]
+    if objective == CUSTOM or not (weights.any() and test[2].any()):
+        return
+    name = cast(Objective, objective)
+    widths = category_counts(stored_categories(site.store), values.shape[1])
+
+    def truth(of: Array) -> Array:
+        return of[:, None] if width == 1 else one_hot(of, np.empty((0, width), np.float32))
+
+    mean = margins_of(
+        name, np.average(truth(labels).astype(np.float64), axis=0, weights=weights)[None]
+    )
+    starts = [np.tile(mean, (n_rows, 1)) for n_rows in rows]
+    settings = PARAMETERS, (values, labels, weights), starts[0], ROUNDS, widths, loss
+    grown = grow_trees(name, width, *settings)
+    local = add_trees(starts[1], grown.trees, test[0], grown.sets)
+    federated, local_only = (
+        ((transform(name, of_model).astype(np.float64) - truth(test[1])) ** 2).sum(axis=1) * test[2]
+        for of_model in (margins, local)
+    )
+    if (federated - local_only).sum() > 2 * np.linalg.norm(federated - local_only):
+        log.warning(
+            "the federated model's mean squared error on %d test rows of this site is %.4g, that "
+            "of XGBoost trained on this site's rows only %.4g: other parties' rows may be of "
+            "another kind, or a party may have sent sums that are not of its rows",
+            *(len(margins), federated.sum() / test[2].sum(), local_only.sum() / test[2].sum()),
+        )
+
+
+# Margins of a party's rows under a model whose trees also grow elsewhere.
+
+
+def read_trees(site: Site, request: Trees, widths: Ints) -> Grown:
+    """Trees of a request, checked; ``widths``: categories of each column, 0 if numeric."""
+    message, width = type(request).__name__, run_outputs(site.store)
+    with as_protocol_error(site.name, message, "trees"):
+        grown = unpack_trees(arrays_of(request), widths)
+    if len(grown.trees) % width:
+        rule = f"must be a multiple of {width}, got {len(grown.trees)}"
+        raise ProtocolError(site.name, message, "trees", rule)
+    return grown
+
+
+def base_margins(store: Store, subset: str) -> Array | None:
+    """Initial margins of a subset, float32, shape (n_rows,); None: the base score."""
+    return store.find(f"{subset}.base_margins")
+
+
+def check_outputs(site: Site, request: object, field: str) -> None:
+    """Check that a field of a request has one value per output."""
+    width, n_values = run_outputs(site.store), len(getattr(request, field))
+    if n_values != width:
+        rule = f"must be {width}, one an output, got {n_values}"
+        raise ProtocolError(site.name, type(request).__name__, field, rule)
+
+
+def begin_margins(store: Store, base_margin: Array) -> None:
+    """Margins before the first tree: the table's base margins, else the run's ``base_margin``."""
+    for subset in WATCHED:
+        if (margins := base_margins(store, subset)) is not None:
+            store[f"{subset}.margins"] = margins[:, None]
+            continue
+        store[f"{subset}.margins"] = np.tile(base_margin, (len(store[f"{subset}.labels"]), 1))

@@ -3,33 +3,60 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from clients.dictionary import keep_categories
-from clients.hello import site_key, told_versions, weights_of
+from clients.handshake import relevant_versions, site_key, store_categories, weights_of
+from fedapp.crypto.paillier import PrivateKey, PublicKey, generate_key
+from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
+from fedapp.crypto.sums import self_test
 from fedapp.data.labels import auto_objective, class_names
+from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.table import Table, notes_on_leaks, notes_on_numbered_ids
-from fedapp.errors import ConfigError, DataError, ProtocolError
+from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.home import home
-from fedapp.messages.fields import method_of
-from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
-from fedapp.site.answer import METHOD, MODEL_ID, Handler, Site
-from fedapp.site.mail import begin_session, box_key, note_greeting, run_key
+from fedapp.messages.fields import Array, Request, fields_of, method_of
+from fedapp.messages.vertical import (
+    CommonRows,
+    MaskedList,
+    MaskRequest,
+    MatchReply,
+    MatchRequest,
+    OpenRequest,
+    OrderDigest,
+    OrderRequest,
+    SentReply,
+    VerticalHelloReply,
+    VerticalHelloRequest,
+)
+from fedapp.site.answer import ALIGNED, METHOD, MODEL_ID, Handler, Site, enter
+from fedapp.site.mail import (
+    Letters,
+    Mail,
+    begin_session,
+    box_key,
+    hold_once,
+    note_greeting,
+    run_key,
+    store_peers,
+)
 from fedapp.site.plan import keep_plan
-from fedapp.site.settings import SiteConfig
-from fedapp.site.store import KEEP_DAYS, drop_abandoned, read_part
+from fedapp.site.settings import SiteConfig, check_subsets
+from fedapp.site.store import KEEP_DAYS, drop_abandoned, read_part, sent_bits
 from fedapp.site.table import (
     check_range,
     fingerprint,
+    order_digest,
     quantiles,
     read_columns,
     read_rows_to_predict,
     row_ids,
+    split_common,
     unlike_columns,
 )
 from fedapp.trees.divided import categories_of, quantiles_of
@@ -85,7 +112,7 @@ def _introduction(site: Site, request: VerticalHelloRequest) -> VerticalHelloRep
         if not request.model:
             store["quantiles"] = quantiles(table.values)
         store.facts["columns"], store.facts["kinds"] = list(table.columns), list(table.kinds)
-        keep_categories(store, table.categories)
+        store_categories(store, table.categories)
         store.facts["hello"] = {name: getattr(reply, name) for name in FIXED}
     fixed: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
@@ -124,7 +151,7 @@ def look(
         run_key=np.zeros(32, dtype=np.uint8),  # drawn when the run is stored
         simulated=config.simulated,
         fingerprint=fingerprint({"all": table}, site_key(config.name)),
-        versions=tuple(told_versions()),
+        versions=tuple(relevant_versions()),
         notes=tuple(note.told(shares_names) for note in notes),
     )
     return reply, table, ids
@@ -152,4 +179,216 @@ def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bo
     return table, active, len(unlike)
 
 
-HANDLERS: Mapping[type[VerticalHelloRequest], Handler] = {VerticalHelloRequest: hello}
+# Private set intersection: find the rows that all parties have, and put them in a common order.
+
+FEWEST_ROWS = 2  # to train
+KEY_BYTES = 32
+ROWS = ("ids", "values", "labels", "weights", "base_margins")
+
+
+def open_run(site: Site, request: OpenRequest) -> tuple[SentReply, Letters]:
+    """Store the other parties' keys, and pass on the local ids, masked."""
+    store = site.store
+    keys = (request.box_keys, request.run_keys)
+    store_peers(site.config, store, request.names, keys, request)
+    if request.active not in request.names:
+        raise ProtocolError(site.name, "OpenRequest", "active", "must be among the names")
+    if request.n_rows[request.names.index(site.name)] != len(store["ids"]):
+        raise ProtocolError(site.name, "OpenRequest", "n_rows", "must be the number of local ids")
+    store.facts["active"], store.facts["ordered"] = request.active, request.ordered
+    store.facts["holdout"] = list(fields_of(request, Holdout).values())
+    if request.ordered:
+        return SentReply(), []
+    ids = store["ids"]
+    store["shuffle"] = _shuffle(len(ids))
+    store["scalar"] = np.frombuffer(draw_scalar(), dtype=np.uint8)
+    points = mask_ids(ids[store["shuffle"]].tolist(), store["scalar"].tobytes())
+    masked = MaskedList(site.name, 1, points)
+    return SentReply(), [(_next(site, masked), masked)]
+
+
+def mask_list(site: Site, request: MaskRequest, mail: Mail) -> tuple[SentReply, Letters]:
+    """At a passive party: mask others' lists."""
+    letters: Letters = []
+    for sender, letter in mail.each(MaskedList):
+        _check_list(site, sender, letter)
+        points = _masked(sender, letter, site.store["scalar"].tobytes())
+        masked = MaskedList(letter.owner, letter.n_masks + 1, points)
+        letters.append((_next(site, masked), masked))
+    return SentReply(), letters
+
+
+def match(site: Site, request: MatchRequest, mail: Mail) -> tuple[MatchReply, Letters]:
+    """At the active party: intersect all lists, and keep the common rows."""
+    store = site.store
+    rows, common = np.arange(len(store["ids"])), dict[str, Array]()  # bits by list's owner
+    if not store.facts["ordered"]:
+        # Every party's list under all masks; this party masks the others' lists last.
+        lists: dict[str, Array] = {}
+        for sender, letter in mail.each(MaskedList):
+            _check_list(site, sender, letter)
+            is_local, scalar = letter.owner == site.name, store["scalar"].tobytes()
+            lists[letter.owner] = letter.points if is_local else _masked(sender, letter, scalar)
+        peers = set(store.facts["peers"])
+        if set(lists) != peers or len(lists[site.name]) != len(store["ids"]):
+            missing = min(peers - set(lists), default=site.name)
+            raise ProtocolError(missing, "MaskedList", "owner", "must be every party once, whole")
+        lists = {name: lists[name] for name in store.facts["peers"]}
+        for name, points in lists.items():
+            with as_protocol_error(name, "MaskedList", "points"):
+                intersect([points])
+        shared = intersect(list(lists.values()))
+        rows = store["shuffle"][places(lists[site.name], shared)]
+        for name, points in lists.items():
+            is_common = np.zeros(len(points), dtype=bool)
+            is_common[places(points, shared)] = True
+            common[name] = np.packbits(is_common)
+    _keep(site, rows)
+    key = np.frombuffer(secrets.token_bytes(KEY_BYTES), dtype=np.uint8)
+    store["digest"] = _digest(site, key.tobytes())
+    letters: Letters = [
+        (name, CommonRows(common.get(name, np.empty(0, np.uint8)), key)) for name in _passive(site)
+    ]
+    sizes = {f"n_{subset}": store.facts[f"n_{subset}"] for subset in SUBSETS}
+    return MatchReply(**sizes), letters
+
+
+def order(site: Site, request: OrderRequest, mail: Mail) -> tuple[SentReply, Letters]:
+    """At a passive party: keep the common rows."""
+    store, active = site.store, site.store.facts["active"]
+    letter = mail.one(CommonRows, active)
+    rows = np.arange(len(store["ids"]))
+    if not store.facts["ordered"]:
+        common = sent_bits(active, "CommonRows", "common", letter.common, [len(rows)])
+        rows = store["shuffle"][common[0]]
+    _keep(site, rows)
+    digest = OrderDigest(_digest(site, letter.key.tobytes()))
+    return SentReply(), [(active, digest)]
+
+
+def check_order(site: Site, mail: Mail) -> None:
+    """Check, at the active party, that all others have the same ids in the same order."""
+    digests = mail.all(OrderDigest)
+    for name in site.store.facts["peers"]:
+        if name == site.name:
+            continue
+        if name not in digests or (digests[name].digest != site.store["digest"]).any():
+            raise DataError(f"ids must be those of {site.name}, in the same order", name)
+    site.store.drop("digest")
+
+
+def check_common(n_rows: int, predicts: bool) -> None:
+    """Raise a DataError if the parties have too few rows in common."""
+    min_rows = 1 if predicts else FEWEST_ROWS
+    if n_rows < min_rows:
+        rule = f"ids must have {min_rows} rows in common at least, got {n_rows}"
+        raise DataError(f"{rule}: see that all parties write them alike; 7, 007 and 7.0 differ")
+
+
+def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:
+    """Store these rows, in the common order: training, validation, test."""
+    store = site.store
+    check_common(len(rows), predicts="model" in store.facts)
+    if "model" in store.facts and store.facts["active"] == site.name:
+        store["unmatched"] = np.delete(store["ids"], rows)
+    ids, holdout = store["ids"][rows].tolist(), Holdout(*store.facts["holdout"])
+    split = split_common(rows, ids, holdout, site.config.is_share)
+    n_rows = {subset: len(getattr(split, subset)) for subset in SUBSETS}
+    rule = "ids must have {} {} rows in common at least (min-rows of " + f"{site.name}), got {{}}"
+    check_subsets(0 if "model" in store.facts else site.config.min_rows, n_rows, rule)
+    store.facts |= {f"n_{subset}": count for subset, count in n_rows.items()}
+    rows = np.concatenate([getattr(split, subset) for subset in SUBSETS])
+    store["places"] = rows  # rows of the party's table
+    for name in ROWS:
+        if name in store:
+            store[name] = np.ascontiguousarray(store[name][rows])
+    store.drop("shuffle", "scalar")
+    enter(store, ALIGNED)
+
+
+def _check_list(site: Site, sender: str, letter: MaskedList) -> None:
+    route = _route(site, letter.owner) if letter.owner in site.store.facts["peers"] else []
+    # All parties before this one on the list's route have masked it, each once.
+    masked_by = route[: letter.n_masks]
+    if masked_by[-1:] != [sender] or route[letter.n_masks : letter.n_masks + 1] != [site.name]:
+        rule = "must be of all parties before this one, the sender the last of them"
+        raise ProtocolError(sender, "MaskedList", "n_masks", rule)
+    owners = site.store.facts.get("lists", [])
+    if letter.owner in owners:
+        raise ProtocolError(sender, "MaskedList", "owner", "must be one that had no list yet")
+    max_rows = site.config.limits["align-most-rows"]
+    if len(letter.points) > max_rows:
+        rule = f"must be <= {max_rows} (align-most-rows of {site.name}), got {len(letter.points)}"
+        raise ProtocolError(sender, "MaskedList", "points", rule)
+    hold_once(sender, site.store, letter, f"{site.name} masked the list of {letter.owner}")
+    site.store.facts["lists"] = [*owners, letter.owner]
+
+
+def _masked(sender: str, letter: MaskedList, scalar: bytes) -> Array:
+    with as_protocol_error(sender, "MaskedList", "points"):
+        return mask(letter.points, scalar)
+
+
+def _digest(site: Site, key: bytes) -> Array:
+    return np.frombuffer(order_digest(site.store["ids"].tolist(), key), dtype=np.uint8)
+
+
+def _passive(site: Site) -> list[str]:
+    return [name for name in site.store.facts["peers"] if name != site.store.facts["active"]]
+
+
+def _route(site: Site, owner: str) -> list[str]:
+    """Parties that get a list, in order: each passive one, then the active one."""
+    passive, active = _passive(site), str(site.store.facts["active"])
+    if owner == active:
+        return [active, *passive, active]
+    first = passive.index(owner)
+    return [*passive[first:], *passive[:first], active]
+
+
+def _next(site: Site, letter: MaskedList) -> str:
+    return _route(site, letter.owner)[letter.n_masks]
+
+
+def _shuffle(n_rows: int) -> npt.NDArray[np.int64]:
+    # Sorted by 128 random bits each: the order is secret, so not from a seeded generator.
+    drawn = np.frombuffer(secrets.token_bytes(16 * n_rows), dtype=np.uint64)
+    return np.lexsort(drawn.reshape(2, n_rows))
+
+
+# The Paillier key of a run or an inference, drawn by the active party.
+
+
+class KeyOrder(Protocol):
+    """A request that sets the key's size."""
+
+    @property
+    def key_bits(self) -> int: ...
+    @property
+    def insecure_small_key(self) -> bool: ...
+
+
+def draw_key(
+    site: Site, request: KeyOrder, section: str, fits: Callable[[PublicKey], object]
+) -> PrivateKey:
+    """Draw a key and test it; ``fits`` raises a ValueError if it is too small."""
+    try:
+        key = generate_key(
+            request.key_bits,
+            insecure_small_key=request.insecure_small_key,
+            full_masks=site.config.full_masks,
+        )
+        fits(key.public)
+    except ValueError as error:
+        raise ConfigError(f"{section}.{error}") from error
+    self_test(key)
+    return key
+
+
+HANDLERS: Mapping[type[Request], Handler] = {
+    VerticalHelloRequest: hello,
+    OpenRequest: open_run,
+    MaskRequest: mask_list,
+    MatchRequest: match,
+    OrderRequest: order,
+}

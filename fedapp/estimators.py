@@ -26,7 +26,7 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from clients.alignment import FEWEST_ROWS
+from clients.vertical import FEWEST_ROWS
 from fedapp.data.datasets import NAME, party_name
 from fedapp.data.frames import (
     ArrowStream,

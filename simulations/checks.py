@@ -12,10 +12,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from clients import hello, vertical
-from clients.alignment import check_common
-from clients.hello import weights_of
-from clients.labels import code_labels
+from clients import handshake, vertical
+from clients.handshake import code_labels, weights_of
+from clients.vertical import check_common
 from fedapp.data.datasets import check_source
 from fedapp.data.labels import check_weights, class_names, number_labels
 from fedapp.data.partition import SUBSETS
@@ -87,7 +86,7 @@ def _open(strategy: TreeStrategy[Any], configs: Sequence[SiteConfig]) -> dict[st
 
 def _look(config: SiteConfig, request: HelloRequest | VerticalHelloRequest) -> Looked:
     if isinstance(request, HelloRequest):
-        return hello.look(config, request)
+        return handshake.look(config, request)
     reply, table, ids = vertical.look(config, request)
     return reply, (table, ids)
 

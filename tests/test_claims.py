@@ -11,9 +11,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from clients import labels as coding
+from clients import handshake as coding
 from clients import pax as party
-from clients.local_model import warn_if_worse
+from clients.scoring import warn_if_worse
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchRequest
 from fedapp.report.summary import worse_than_alone
 from fedapp.site.answer import Site
@@ -231,7 +231,7 @@ def flipped(monkeypatch: pytest.MonkeyPatch) -> set[str]:
             site.store["train.labels"] = 1 - site.store["train.labels"]
         return found
 
-    for module in ("clients.pax", "clients.pax_sums", "clients.labels"):
+    for module in ("clients.pax", "clients.pax_secure", "clients.handshake"):
         monkeypatch.setattr(f"{module}.keep_coding", keep_coding, raising=False)
     return names
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xgboost
 
-from clients.hello import look
+from clients.handshake import look
 from fedapp.conversation import Checkpoint
 from fedapp.errors import DataError, PartyError, ProtocolError
 from fedapp.messages.handshake import (

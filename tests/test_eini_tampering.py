@@ -13,7 +13,7 @@ import pytest
 from flwr.app import Context, Message
 
 from clients import eini as client
-from clients.eini import active as eini_active
+from clients import eini as eini_active
 from fedapp.client_app import SiteApp
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home

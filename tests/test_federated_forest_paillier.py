@@ -22,7 +22,7 @@ from tests.transcript import lines_of, summary_of
 
 MakeSettings = Callable[..., Settings]
 Simulate = Callable[[Settings], RunFolder]
-ACTIVE = "clients.federated_forest.paillier_active"
+ACTIVE = "clients.federated_forest.active"
 BINARY, CLASSES, NUMBERS = "binary:logistic", "multi:softprob", "reg:squarederror"
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients.federated_forest import paillier_active as chooser
-from clients.federated_forest import paillier_passive as summer
+from clients.federated_forest import active as chooser
+from clients.federated_forest import passive as summer
 from fedapp.crypto.integers import from_bytes_array, to_bytes_array
 from fedapp.crypto.paillier import encrypt, generate_key
 from fedapp.crypto.workers import Workers

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients.federated_forest import paillier_active as chooser
+from clients.federated_forest import active as chooser
 from fedapp.messages import federated_forest as messages
 from fedapp.messages.vertical import SentReply
 from fedapp.settings import Settings

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients import pax_floors
+from clients import pax
 from fedapp.errors import ConfigError, FedappError
 from fedapp.histograms.bins import digitise
 from fedapp.histograms.sketch import (
@@ -106,15 +106,13 @@ def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(
     made: MakeRun, monkeypatch: pytest.MonkeyPatch, aggregation: str
 ) -> None:
     told: list[bool] = []
-    sum_nodes = pax_floors.sum_nodes
+    sum_nodes = pax.sum_nodes
 
     def looked_at(store: Store, request: GrowRequest, terms: Any) -> Any:
         histograms, missing = sum_nodes(store, request, terms)
         starts = cell_starts(np.diff(store["offsets"]))
         # The other child of each split follows from its parent and its sibling.
-        for ends, counts in zip(
-            store[pax_floors.ENDS], pax_floors._counts(store, store[pax_floors.OPEN]), strict=True
-        ):
+        for ends, counts in zip(store[pax.ENDS], pax._counts(store, store[pax.OPEN]), strict=True):
             told.append(is_few(np.bincount(ends, counts, starts[-1])))
         unit = max(float(store["gradients"][..., 1].max()), 1.0)  # the hessian of a row
         told.append(is_few(np.rint(histograms[..., 1] / unit)) or is_few(missing))

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 from flwr.app import Context
 
-from clients import hello
+from clients import handshake
 from fedapp.data.read import load_table
 from fedapp.data.schema import Declared, Reader, Roles
 from fedapp.data.table import notes_on_leaks
@@ -245,7 +245,7 @@ def test_a_site_tells_of_such_a_feature_unless_only_sums_may_leave_it(
     labels = [0, 1] * 45
     path = write_table(n_rows=90, y=labels, c=labels)
     request = HelloRequest("binary:logistic", 0.2, 0.1, 0, rounded)
-    reply, _ = hello.look(SiteConfig("bank", str(path), label="y"), request)
+    reply, _ = handshake.look(SiteConfig("bank", str(path), label="y"), request)
     assert [note.startswith(LEAK) for note in reply.notes] == [True] * (not rounded)
     assert any(f"bank: {LEAK}" in one.message for one in caplog.records) == rounded
 

@@ -161,7 +161,7 @@ def test_a_party_that_fails_is_named(
     train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained, _ = train()
-    monkeypatch.setattr("clients.one_round.compress", lambda sets: 1 / 0)
+    monkeypatch.setattr("clients.inference.compress", lambda sets: 1 / 0)
     with pytest.raises(PartyError, match=r"party-2 \(step \d\): ZeroDivisionError in evaluate.one"):
         run_local(prediction(settings, trained))
 

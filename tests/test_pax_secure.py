@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xgboost
 
-from clients.hello import look
+from clients.handshake import look
 from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError
 from fedapp.histograms.sketch import LARGEST
 from fedapp.messages import handshake, pax, scoring, secagg

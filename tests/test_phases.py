@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from clients import federated_forest, secureboost
-from clients.federated_forest.phases import TABLES
-from clients.secureboost.phases import ACTIVE, PASSIVE
+from clients.federated_forest.splits import TABLES
+from clients.secureboost.shared import ACTIVE, PASSIVE
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Request
 from fedapp.settings import Settings

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients.private import own_bounds, splits
+from clients.pax_secure import gradient_bounds, splits
 from fedapp.crypto.noise import Budget, budget_for
 from fedapp.errors import ConfigError, PartyError
 from fedapp.histograms.build import make_sums_consistent, sums_by_column
@@ -121,7 +121,7 @@ def moves(store: Store, request: PrivateSplitsRequest, name: str) -> list[float]
     """How far single rows move all sums, in units of what the noise is for."""
     site: Any = SimpleNamespace(store=store, name=name)
     weights, before = store["train.weights"], splits(site, request)
-    units = np.array(own_bounds(store).sensitivities(bounds_of(store)))
+    units = np.array(gradient_bounds(store).sensitivities(bounds_of(store)))
     units *= math.sqrt(len(request.drawn))
     found = []
     for row in range(15):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from clients import keys
+from clients import vertical
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.site import mail, sums
@@ -87,7 +87,7 @@ class Drawn:
             (sums, "new_secret"),
             (sums, "seed_of"),
             (sums, "_box"),
-            (keys, "generate_key"),
+            (vertical, "generate_key"),
         ):
             self._note(module, name)
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clients.secureboost import active as secureboost_round
 from clients.secureboost import passive as secureboost_passive
-from clients.secureboost import round as secureboost_round
-from clients.secureboost.blocks import BLOCKS, ENDS, blocks_of
+from clients.secureboost.passive import BLOCKS, ENDS, blocks_of
 from fedapp.messages import secureboost as messages
 from fedapp.messages.vertical import SentReply
 from fedapp.run_folder import RunFolder

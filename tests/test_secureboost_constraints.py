@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from clients.secureboost.constraints import Held, Wanted, joint_constraints, told_constraints
+from clients.secureboost.shared import (
+    ConfiguredConstraints,
+    PartyConstraints,
+    joint_constraints,
+    read_constraints,
+)
 from fedapp.errors import ConfigError, PartyError, ProtocolError
 from fedapp.messages.secureboost import ColumnBins
 from fedapp.settings import Settings
@@ -24,16 +29,18 @@ WriteTable = Callable[..., Path]
 NO_TEXT = {"a": [False, False], "b": [False]}
 
 
-def held(named: list[int], directions: list[int] = [], *groups: set[int]) -> Held:  # noqa: B006
+def held(named: list[int], directions: list[int] = [], *groups: set[int]) -> PartyConstraints:  # noqa: B006
     every = tuple(map(frozenset, groups))
-    return Held(np.array(named, dtype=np.int64), np.array(directions, dtype=np.int8), every)
+    return PartyConstraints(
+        np.array(named, dtype=np.int64), np.array(directions, dtype=np.int8), every
+    )
 
 
 # Put together
 
 
 def test_names_of_the_run_config_become_columns_of_all_parties() -> None:
-    wanted = Wanted.of("age:-1,rate:1", "[age,rate],[sex]")
+    wanted = ConfiguredConstraints.of("age:-1,rate:1", "[age,rate],[sex]")
     assert wanted.names == ("age", "rate", "sex")
     owned = {"a": held([1, -1, 0]), "b": held([-1, 0, -1])}
     assert joint_constraints(wanted, owned, NO_TEXT) == ([0, -1, 1], [[1, 2], [0]])
@@ -41,7 +48,10 @@ def test_names_of_the_run_config_become_columns_of_all_parties() -> None:
 
 def test_owners_hold_columns_under_their_own_numbers() -> None:
     owned = {"a": held([], [], {0, 1}), "b": held([], [-1], {0})}
-    assert joint_constraints(Wanted.of("", ""), owned, NO_TEXT) == ([0, 0, -1], [[0, 1], [2]])
+    assert joint_constraints(ConfiguredConstraints.of("", ""), owned, NO_TEXT) == (
+        [0, 0, -1],
+        [[0, 1], [2]],
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,18 +63,21 @@ def test_owners_hold_columns_under_their_own_numbers() -> None:
     ],
 )
 def test_names_that_cannot_be_held_are_refused(
-    monotone: str, owned: dict[str, Held], rule: str
+    monotone: str, owned: dict[str, PartyConstraints], rule: str
 ) -> None:
     with pytest.raises(ConfigError, match=rule):
-        joint_constraints(Wanted.of(monotone, ""), owned, NO_TEXT)
+        joint_constraints(ConfiguredConstraints.of(monotone, ""), owned, NO_TEXT)
 
 
 def test_directions_beside_anybodys_categories_are_refused() -> None:
     owned = {"a": held([], [0, 1]), "b": held([])}
     with pytest.raises(ConfigError, match="must be empty where a column has categories"):
-        joint_constraints(Wanted.of("", ""), owned, {**NO_TEXT, "b": [True]})
+        joint_constraints(ConfiguredConstraints.of("", ""), owned, {**NO_TEXT, "b": [True]})
     free = {"a": held([], [], {0, 1}), "b": held([])}
-    assert joint_constraints(Wanted.of("", ""), free, {**NO_TEXT, "b": [True]}) == ([], [[0, 1]])
+    assert joint_constraints(ConfiguredConstraints.of("", ""), free, {**NO_TEXT, "b": [True]}) == (
+        [],
+        [[0, 1]],
+    )
 
 
 # Told
@@ -78,7 +91,7 @@ def letter(**changed: Any) -> ColumnBins:
 
 
 def test_a_letter_tells_what_its_owner_holds() -> None:
-    found = told_constraints("shop", letter(), 3, 3)
+    found = read_constraints("shop", letter(), 3, 3)
     assert found.named.tolist() == [2, -1, 0]
     assert found.directions.tolist() == [0, 1, -1]
     assert found.groups == (frozenset({0, 2}), frozenset({1}))
@@ -98,7 +111,7 @@ def test_a_letter_tells_what_its_owner_holds() -> None:
 def test_what_does_not_fit_the_partys_columns_is_refused(field: str, value: list[int]) -> None:
     changed = np.array(value, dtype=getattr(letter(), field).dtype)
     with pytest.raises(ProtocolError, match=rf"^shop: ColumnBins.{field} must"):
-        told_constraints("shop", letter(**{field: changed}), 3, 3)
+        read_constraints("shop", letter(**{field: changed}), 3, 3)
 
 
 # Node configs

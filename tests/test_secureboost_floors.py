@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients.secureboost import floors
-from clients.secureboost import round as active_round
+from clients.secureboost import active as active_round
+from clients.secureboost import passive
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.histograms.sketch import cell_starts
 from fedapp.messages.secureboost import Splits
@@ -131,7 +131,7 @@ def site() -> Site:
     store["drawn"], store["nodes"] = np.arange(23), np.zeros((1, 23), np.int32)
     store.facts["active"] = "bank"
     found = Site(SiteConfig("shop", data="", least_bin_rows=5), store)
-    floors.begin_round(found, 1)
+    passive.begin_round(found, 1)
     return found
 
 
@@ -145,7 +145,7 @@ def own_split(first_right: int, default: int) -> Splits:
 
 
 def test_groups_are_told_as_their_last_bin_with_rows_that_have_no_value(site: Site) -> None:
-    told = floors.told_codes(site.store, 0, np.array([0]))[:, 0].tolist()
+    told = passive.grouped_codes(site.store, 0, np.array([0]))[:, 0].tolist()
     assert told == [1] * 2 + [6] * 5 + [11] * 5 + [19] * 8 + [1] * 3
 
 
@@ -158,9 +158,9 @@ def test_a_split_goes_between_groups_and_missing_values_with_theirs(
     given = own_split(first_right, default), np.array([0]), NO_SETS
     if not expected:
         with pytest.raises(ProtocolError, match=r"^bank: Splits.columns must leave 5 rows on each"):
-            floors.between_groups(site, *given)
+            passive.between_groups(site, *given)
         return
-    found, _ = floors.between_groups(site, *given)
+    found, _ = passive.between_groups(site, *given)
     assert found.first_rights.tolist() == [expected]
     assert found.defaults.tolist() == [1]
 
@@ -168,14 +168,14 @@ def test_a_split_goes_between_groups_and_missing_values_with_theirs(
 def test_below_a_child_of_few_rows_a_column_is_one_group(site: Site) -> None:
     store = site.store
     store["nodes"] = np.array([[1] * 3 + [2] * 20], np.int32)
-    floors.divide(site, own_split(3, 0))
-    assert len(np.unique(floors.told_codes(store, 0, np.array([0])))) == 1
+    passive.divide(site, own_split(3, 0))
+    assert len(np.unique(passive.grouped_codes(store, 0, np.array([0])))) == 1
     store["nodes"] = np.array([[1] * 3 + [3] * 10 + [4] * 10], np.int32)
     later = replace(own_split(0, 0), nodes=np.array([2], np.int32), lefts=np.array([3], np.int32))
-    floors.divide(site, later)
-    assert (store[floors.ENDS] == cell_starts(np.array([20]))[1] - 1).all()
+    passive.divide(site, later)
+    assert (store[passive.FLOOR_ENDS] == cell_starts(np.array([20]))[1] - 1).all()
     with pytest.raises(ProtocolError, match=r"^bank: Splits.nodes must be nodes that were open"):
-        floors.divide(site, later)
+        passive.divide(site, later)
 
 
 def test_a_site_with_a_floor_takes_part() -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from clients.secureboost import active as secureboost_active
+from clients.secureboost import active as secureboost_round
 from clients.secureboost import passive as secureboost_passive
-from clients.secureboost import round as secureboost_round
 from fedapp.crypto.packing import grouped_layouts
 from fedapp.crypto.paillier import encrypt, generate_key
 from fedapp.crypto.rings import ring

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from clients.pax import begin_from
-from clients.secureboost.begun import note_init_model
+from clients.secureboost.shared import note_init_model
 from fedapp.errors import ConfigError, DataError, PartyError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.pax import InitRequest

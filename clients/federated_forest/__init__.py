@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from clients.federated_forest import active, grow, part, splits
-from clients.federated_forest import paillier_active as chooser
-from clients.federated_forest import paillier_passive as summer
-from clients.federated_forest.phases import SET_UP, TOLD, role_of
-from clients.vertical_scores import told_scores
+from clients.federated_forest import active, passive, splits
+from clients.federated_forest import active as chooser
+from clients.federated_forest import passive as summer
+from clients.federated_forest.splits import SET_UP, SPLIT, role_of
+from clients.scoring import score_arrays
 from fedapp.errors import ProtocolError
 from fedapp.messages.federated_forest import (
     FinishRequest,
@@ -31,19 +31,19 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Let
     hold_once(site.name, site.store, request, "training was set up")
     if is_active(site):
         return SentReply(), active.setup(site, request, mail)
-    grow.begin(site, request)
+    passive.begin(site, request)
     return SentReply(), []
 
 
 def level(site: Site, request: LevelRequest, mail: Mail) -> LevelReply:
     """Apply the last level's splits, and report the best split of each open node."""
     if phase_of(site.store) == SET_UP and not is_active(site):
-        grow.take_labels(site, mail)
+        passive.take_encoded_labels(site, mail)
     if len(request.trees):
         splits.keep_partitions(site, mail)
         splits.take_splits(site, request)
     scores = _scores(site, request)
-    candidates = grow.search_level(site, request)
+    candidates = passive.search_level(site, request)
     return LevelReply(improvements=candidates.improvements, ranks=candidates.ranks, **scores)
 
 
@@ -63,7 +63,7 @@ def sums(site: Site, request: SumRequest, mail: Mail) -> tuple[SentReply, Letter
 def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
     """Apply the last level's splits, and choose those of the open nodes for all parties."""
     if len(request.trees):
-        chooser.check_told(site, request)
+        chooser.check_chosen(site, request)
         splits.keep_partitions(site, mail)
         splits.take_splits(site, request)
     scores = _scores(site, request)
@@ -74,7 +74,9 @@ def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Le
 
 def _scores(site: Site, request: LevelRequest | SplitRequest) -> dict[str, Any]:
     has_trees = len(request.trees) and is_active(site)
-    return told_scores(active.level_scores(site.store) if has_trees else {"train": {}, "valid": {}})
+    return score_arrays(
+        active.level_scores(site.store) if has_trees else {"train": {}, "valid": {}}
+    )
 
 
 def partition(site: Site, request: PartitionRequest, mail: Mail) -> tuple[PartitionReply, Letters]:
@@ -83,16 +85,16 @@ def partition(site: Site, request: PartitionRequest, mail: Mail) -> tuple[Partit
     if splits.is_encrypted(site.store):
         letters = summer.make_won(site, request, mail)
     else:
-        splits.make_own(site, request)
-        letters = splits.tell_others(site, splits.own_partition(site))
+        splits.make_local_splits(site, request)
+        letters = splits.letters_to_others(site, splits.local_partition(site))
     if request.last and is_active(site):
         rule = "must be false at the active party"
         raise ProtocolError(site.name, "PartitionRequest", "last", rule)
     if request.last:
         enter(site.store, FINISHED)
-        return part.hand_over(site, request)
-    enter(site.store, TOLD)
-    return PartitionReply(**part.own_records(site, shared=False)), letters
+        return passive.hand_over(site, request)
+    enter(site.store, SPLIT)
+    return PartitionReply(**passive.record_fields(site, shared=False)), letters
 
 
 HANDLERS = in_order(

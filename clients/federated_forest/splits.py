@@ -10,9 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.federated_forest import PAILLIER, LevelSplits, Partition
+from fedapp.messages.federated_forest import (
+    ENCODED,
+    PAILLIER,
+    FinishRequest,
+    LevelRequest,
+    LevelSplits,
+    Partition,
+    PartitionRequest,
+    SetupRequest,
+    SplitRequest,
+    SumRequest,
+)
 from fedapp.messages.fields import Letter
-from fedapp.site.answer import Site
+from fedapp.site.answer import ALIGNED, FINISHED, Site, Table, is_active
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store, sent_bits
 from fedapp.trees.divided import Lookup
@@ -21,7 +32,7 @@ from fedapp.trees.forest.levels import Splits, number_children
 from fedapp.trees.predict import Bits, Places, move_rows, sides_of, slots_of
 from fedapp.trees.sets import sets_of_rows
 
-Told = LevelSplits | Splits
+SplitList = LevelSplits | Splits
 
 
 def is_encrypted(store: Store) -> bool:
@@ -37,7 +48,7 @@ def open_nodes(store: Store) -> tuple[Places, Places]:
     return np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
 
 
-def check_splits(site: Site, level: Told) -> npt.NDArray[np.int64]:
+def check_splits(site: Site, level: SplitList) -> npt.NDArray[np.int64]:
     """Indices of splits among the open nodes; raises a ProtocolError if one is not open."""
     trees, nodes = (each.astype(np.int64) for each in open_nodes(site.store))
     # tree and node in one sortable number
@@ -52,14 +63,14 @@ def check_splits(site: Site, level: Told) -> npt.NDArray[np.int64]:
     return places
 
 
-def own_among(site: Site, level: Told) -> npt.NDArray[np.int64]:
+def local_indices(site: Site, level: SplitList) -> npt.NDArray[np.int64]:
     """Indices of the splits of this party's columns."""
     return np.flatnonzero(level.owners == list(site.store.facts["peers"]).index(site.name))
 
 
-def make_own(site: Site, level: Told) -> Bits:
+def make_local_splits(site: Site, level: SplitList) -> Bits:
     """Make the local splits: store them, and which rows they send left."""
-    store, places, local = site.store, check_splits(site, level), own_among(site, level)
+    store, places, local = site.store, check_splits(site, level), local_indices(site, level)
     best = Candidates(*(store[f"found.{name}"][places[local]] for name in Candidates.__slots__))
     if (best.columns < 0).any():
         rule = "must be splits that this party has offered"
@@ -86,12 +97,12 @@ def worth_of(
     return worth / len(store["counts"])
 
 
-def own_partition(site: Site) -> Partition:
+def local_partition(site: Site) -> Partition:
     """Which rows the local splits of the level send left."""
     return Partition(site.store.facts["level"] + 1, site.store[f"bits.{site.name}"])
 
 
-def tell_others(site: Site, letter: Letter) -> Letters:
+def letters_to_others(site: Site, letter: Letter) -> Letters:
     """The same letter for every other party."""
     return [(name, letter) for name in site.others]
 
@@ -104,7 +115,7 @@ def keep_partitions(site: Site, mail: Mail) -> None:
         site.store[f"bits.{owner}"] = letter.bits
 
 
-def take_splits(site: Site, level: Told) -> None:
+def take_splits(site: Site, level: SplitList) -> None:
     """Move all rows to the children of a level's splits."""
     store = site.store
     check_splits(site, level)
@@ -133,3 +144,50 @@ def note_splits(store: Store, splits: Splits, n_nodes: Ints) -> None:
     store.put("splits", store.record(Splits, "splits").plus(splits))
     store.facts["level"] += 1
     store.drop("bits")
+
+
+# The order of requests at each role of Federated Forest.
+
+SET_UP = "set up"  # columns are binned; passive parties do not have the labels yet
+SEARCHED = "searched"  # the best splits of the open nodes are sent
+SUMMED = "summed"  # encrypted sums of the open nodes are sent
+CHOSEN = "chosen"  # the splits of the open nodes are chosen, for all parties
+SPLIT = "told"  # the local splits that won are made, and their sides sent
+
+BEGINS: Table = {ALIGNED: {SetupRequest: (SET_UP,)}}
+TABLES: dict[str, Table] = {
+    f"the active party with {ENCODED} labels": {
+        **BEGINS,
+        SET_UP: {LevelRequest: (SEARCHED,)},
+        SEARCHED: {
+            LevelRequest: (SEARCHED,),
+            PartitionRequest: (SPLIT,),
+            FinishRequest: (FINISHED,),
+        },
+        SPLIT: {LevelRequest: (SEARCHED,)},
+    },
+    f"a passive party with {ENCODED} labels": {
+        **BEGINS,
+        SET_UP: {LevelRequest: (SEARCHED,)},
+        SEARCHED: {LevelRequest: (SEARCHED,), PartitionRequest: (SPLIT, FINISHED)},
+        SPLIT: {LevelRequest: (SEARCHED,)},
+    },
+    f"the active party with {PAILLIER} labels": {
+        **BEGINS,
+        SET_UP: {SplitRequest: (CHOSEN,)},
+        CHOSEN: {SplitRequest: (CHOSEN,), FinishRequest: (FINISHED,)},
+    },
+    f"a passive party with {PAILLIER} labels": {
+        **BEGINS,
+        SET_UP: {SumRequest: (SUMMED,)},
+        SUMMED: {SumRequest: (SUMMED,), PartitionRequest: (SPLIT, FINISHED)},
+        SPLIT: {SumRequest: (SUMMED,)},
+    },
+}
+
+
+def role_of(site: Site) -> tuple[str, Table]:
+    """A site's role and its table."""
+    labels = site.store.facts.get("forest", {}).get("labels", ENCODED)
+    role = f"{'the active' if is_active(site) else 'a passive'} party with {labels} labels"
+    return role, TABLES[role]

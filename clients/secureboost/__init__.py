@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from clients.secureboost import active, passive
-from clients.secureboost.begun import note_init_model
 from clients.secureboost.finish import finish
-from clients.secureboost.phases import role_of
+from clients.secureboost.shared import note_init_model, role_of
 from fedapp.messages.secureboost import (
     AnswerRequest,
     BeginRequest,

@@ -8,10 +8,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from clients.dictionary import kept_categories
-from clients.secureboost.scores import margins_after, scores_of
-from clients.secureboost.view import Ints, View
-from clients.vertical_scores import compare, told_scores
+from clients.handshake import stored_categories
+from clients.scoring import score_arrays, warn_if_local_is_better
+from clients.secureboost.active import ActiveState, Ints, margins_after, scores_of
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array
 from fedapp.messages.handshake import read_categories
@@ -26,16 +25,16 @@ from fedapp.trees.sets import Categories, CategorySets, category_counts, side_by
 
 def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply, Letters]:
     """Truncate the model to its best round, score and store it; join the parts if all allow it."""
-    view, store = View.read(site), site.store
+    view, store = ActiveState.read(site), site.store
     model, records = _first_rounds(view, request.best_round)
     if "base_margins" in store:
         model = replace(model, margin_column=site.config.base_margin)
     margins = margins_after(view, request.best_round)
     scores = scores_of(view, margins)
-    compare(site, view.objective, margins, view.parameters)
+    warn_if_local_is_better(site, view.objective, margins, view.parameters)
     part = {
         **store.record(Lookup, "lookup").to_json(
-            store.facts["columns"], store["quantiles"], kept_categories(store)
+            store.facts["columns"], store["quantiles"], stored_categories(store)
         ),
         "active": True,
         "threshold": scores["train"].get("threshold"),
@@ -56,7 +55,7 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
     ]
     reply = FinishReply(
         n_trees=len(model.trees),
-        **told_scores(scores),
+        **score_arrays(scores),
         column_names=columns,
         column_gains=gains,
         column_counts=counts,
@@ -67,7 +66,7 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
     return reply, []
 
 
-def _first_rounds(view: View, n_rounds: int) -> tuple[Ensemble, list[Ints]]:
+def _first_rounds(view: ActiveState, n_rounds: int) -> tuple[Ensemble, list[Ints]]:
     """The first rounds without thresholds, and the record ids of each tree's nodes."""
     store, n_trees = view.store, n_rounds * view.width
     offsets = store["model.offsets"]
@@ -98,13 +97,13 @@ def _importance(
     )
 
 
-def _whole(view: View, mail: Mail, model: Ensemble, records: list[Ints]) -> Array:
+def _whole(view: ActiveState, mail: Mail, model: Ensemble, records: list[Ints]) -> Array:
     """The whole model as JSON if every party allows it; else empty."""
     store, order = view.store, list(view.joint.widths)
     if not store.facts["export"]:
         return np.empty(0, dtype=np.uint8)
     parts = {name: _records(view, mail, name) for name in view.passive}
-    lookup, categories = store.record(Lookup, "lookup"), kept_categories(store)
+    lookup, categories = store.record(Lookup, "lookup"), stored_categories(store)
     parts[view.name] = lookup, list(store.facts["columns"]), categories
     lookups = [parts[party][0] for party in order]
     owners = [
@@ -124,7 +123,7 @@ def _whole(view: View, mail: Mail, model: Ensemble, records: list[Ints]) -> Arra
     return np.frombuffer(text.encode(), dtype=np.uint8)
 
 
-def _records(view: View, mail: Mail, party: str) -> tuple[Lookup, list[str], Categories]:
+def _records(view: ActiveState, mail: Mail, party: str) -> tuple[Lookup, list[str], Categories]:
     letter, n_columns = mail.one(Records, party), len(view.joint.widths[party])
     if len(letter.names) != n_columns:
         rule = f"must be {n_columns}, got {len(letter.names)}"

@@ -6,27 +6,39 @@ splits: record id -> column, threshold, default side.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 
-from clients.dictionary import kept_categories
-from clients.inference import own_digest, own_part
-from clients.secureboost.begun import INIT_MODEL, begin_lookup
-from clients.secureboost.blocks import ENDS, begin_blocks, blocks_of, check_whole, keep_block
-from clients.secureboost.coding import code_categories, keep_cuts
-from clients.secureboost.constraints import own_constraints, wanted_of
-from clients.secureboost.floors import begin_round, between_groups, divide, told_codes
-from clients.secureboost.phases import SET_UP, SUMMED, TAKING, TOLD
-from clients.secureboost.splits import nodes_after, own_sides
-from clients.walking import answers
+from clients.handshake import stored_categories
+from clients.inference import answers, part_digest_array, read_party_part
+from clients.secureboost.shared import (
+    INIT_MODEL,
+    SET_UP,
+    SPLIT,
+    SUMMED,
+    TAKING,
+    apply_local_splits,
+    code_categories,
+    keep_cuts,
+    load_initial_lookup,
+    local_constraints,
+    nodes_after,
+    parse_constraints,
+)
 from fedapp.crypto.packing import PairLayout, grouped_layouts
 from fedapp.crypto.paillier import PublicKey as Key
-from fedapp.crypto.paillier import read_public_key
+from fedapp.crypto.paillier import check_ciphertexts, read_public_key
 from fedapp.crypto.rings import ring
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
-from fedapp.histograms.bins import digitise
+from fedapp.histograms.bins import Ints, digitise
 from fedapp.histograms.build import slots_by_node, sum_jobs
+from fedapp.histograms.sketch import Cells, cell_starts, group
+from fedapp.messages.fields import Array
 from fedapp.messages.handshake import pack_categories
 from fedapp.messages.inference import Answers, Questions
 from fedapp.messages.secureboost import (
@@ -69,7 +81,7 @@ def setup(site: Site, request: SetupRequest) -> tuple[SentReply, Letters]:
     store["codes"] = np.where(is_missing, cuts.widths, codes).astype(kind)
     store.facts["key"] = request.key_bits, request.insecure_small_key
     store.facts["max_depth"] = request.max_depth
-    part = begin_lookup(site)
+    part = load_initial_lookup(site)
     letter = ColumnBins(
         widths=cuts.widths,
         categorical=(categories > 0).astype(np.uint8),
@@ -77,7 +89,7 @@ def setup(site: Site, request: SetupRequest) -> tuple[SentReply, Letters]:
         allows_export=site.config.allows_export,
         merges_bins=site.config.least_bin_rows > 0,
         part=part,
-        **own_constraints(site, wanted_of(site, request)).fields(),
+        **local_constraints(site, parse_constraints(site, request)).fields(),
     )
     return SentReply(), [(active, letter)]
 
@@ -91,9 +103,9 @@ def answer(site: Site, request: AnswerRequest, mail: Mail) -> tuple[SentReply, L
         return SentReply(), []
     if not store.facts[INIT_MODEL]:
         raise ProtocolError(active, "Questions", "records", "must be of init-model, got none")
-    part = own_part(site, store.facts[INIT_MODEL])
+    part = read_party_part(site, store.facts[INIT_MODEL])
     bits, _ = answers(site, part, questions)
-    return SentReply(), [(active, Answers(own_digest(site, store.facts[INIT_MODEL]), bits))]
+    return SentReply(), [(active, Answers(part_digest_array(site, store.facts[INIT_MODEL]), bits))]
 
 
 def take(site: Site, request: TakeRequest, mail: Mail) -> tuple[SentReply, Letters]:
@@ -139,7 +151,7 @@ def sum_nodes(site: Site, request: SumRequest, mail: Mail) -> tuple[SentReply, L
 def partition(site: Site, request: PartitionRequest, mail: Mail) -> tuple[SentReply, Letters]:
     """Make the splits won; after the last level, a party may have won none."""
     splits = mail.only(Splits, site.store.facts["active"])
-    enter(site.store, SUMMED if splits is None else TOLD)
+    enter(site.store, SUMMED if splits is None else SPLIT)
     return SentReply(), [] if splits is None else _take_splits(site, splits)
 
 
@@ -147,7 +159,7 @@ def hand_over(site: Site, request: HandOverRequest, mail: Mail) -> tuple[SentRep
     """Store the lookup table, drop the rows; send the table if the site allows it."""
     store, names = site.store, tuple(site.store.facts["columns"])
     lookup = store.record(Lookup, "lookup")
-    categories = kept_categories(store)
+    categories = stored_categories(store)
     write_part(store.folder, lookup.to_json(names, store["quantiles"], categories))
     active, digest = store.facts["active"], np.frombuffer(part_digest(store.folder), np.uint8)
     letters: Letters = [(active, PartKept(digest))]
@@ -229,7 +241,7 @@ def _take_splits(site: Site, letter: Splits) -> Letters:
         sets = CategorySets(letter.set_bits, widths[widths > 0])
     if site.config.least_bin_rows:
         letter, sets = between_groups(site, letter, local, sets)
-    sides, records = own_sides(
+    sides, records = apply_local_splits(
         store,
         letter.trees[local],
         letter.nodes[local],
@@ -277,7 +289,7 @@ def _encrypted_sums(site: Site) -> EncryptedSums:
     codes = np.ascontiguousarray(store["codes"][drawn][:, columns])
     tree_codes = dict.fromkeys(trees.tolist(), codes)
     if site.config.least_bin_rows:
-        tree_codes = {tree: told_codes(store, tree, columns) for tree in tree_codes}
+        tree_codes = {tree: grouped_codes(store, tree, columns) for tree in tree_codes}
     inside = store["nodes"][:, drawn]  # (n_trees, n_drawn)
     # Bins of missing values are counted in the clear, so their encrypted sums are not sent.
     present = np.ones(offsets[-1], dtype=bool)
@@ -304,3 +316,150 @@ def _encrypted_sums(site: Site) -> EncryptedSums:
         np.add.at(counts, (slots[slots >= 0], absent[slots >= 0]), 1)
         missing[trees == tree] = counts
     return EncryptedSums(store.facts["round"], level, missing, np.concatenate(packed))
+
+
+# A round's encrypted gradients at a passive party, checked and stored block by block.
+
+BLOCKS, ENDS, WANTED = "ciphertexts", "block_ends", "n_ciphertexts"  # in a store and its facts
+
+
+def begin_blocks(store: Store, n_wanted: int) -> None:
+    """Expect ``n_wanted`` ciphertexts, and drop those of the round before."""
+    store.drop(BLOCKS)
+    store.facts[ENDS], store.facts[WANTED] = [0], n_wanted
+
+
+def keep_block(store: Store, key: Key, letter: EncryptedGradients | MoreGradients) -> None:
+    """Check a block and store it."""
+    active, kind = store.facts["active"], type(letter).__name__
+    ends, wanted = store.facts[ENDS], store.facts[WANTED]
+    n_left = wanted - ends[-1]
+    if len(letter.ciphertexts) > n_left:
+        rule = f"must be {n_left} at most, of {wanted}, got {len(letter.ciphertexts)}"
+        raise ProtocolError(active, kind, "ciphertexts", rule)
+    with as_protocol_error(active, kind, "ciphertexts"):
+        check_ciphertexts(key, letter.ciphertexts)
+    store[f"{BLOCKS}.{len(ends) - 1}"] = letter.ciphertexts
+    store.facts[ENDS] = [*ends, ends[-1] + len(letter.ciphertexts)]
+
+
+def check_whole(store: Store) -> None:
+    """Check that all blocks have come."""
+    n_received, wanted = store.facts[ENDS][-1], store.facts[WANTED]
+    if n_received != wanted:
+        rule = f"must be {wanted}, got {n_received}"
+        raise ProtocolError(store.facts["active"], "EncryptedGradients", "ciphertexts", rule)
+
+
+def blocks_of(store: Store, first: int, last: int) -> Iterator[Array]:
+    """Ciphertexts ``first`` to ``last`` of the round, block by block."""
+    for number, (start, end) in enumerate(pairwise(store.facts[ENDS])):
+        low, high = max(first, start), min(last, end)
+        if low < high:
+            yield store[f"{BLOCKS}.{number}"][low - start : high - start]
+
+
+# SecureBoost at a passive party with ``least-bin-rows``: no reported bin has fewer drawn rows.
+
+# Keys in a store: (tree, node) of each open node; the last cell of the group of each of its cells.
+OPEN, FLOOR_ENDS = "floor.open", "floor.ends"
+
+
+def begin_round(site: Site, n_trees: int) -> None:
+    """Group the cells of the roots."""
+    store = site.store
+    roots = np.stack([np.arange(n_trees), np.zeros(n_trees)], axis=1).astype(np.int64)
+    starts = _starts(store)
+    cells = np.arange(starts[-1], dtype=np.int64)
+    _group(site, [(roots[[tree]], cells) for tree in range(n_trees)])
+
+
+def divide(site: Site, splits: Splits) -> None:
+    """Group the cells of the children of a level's splits, once their rows have moved."""
+    store = site.store
+    families = []
+    for tree, node, left in zip(splits.trees, splits.nodes, splits.lefts, strict=True):
+        children = np.array([[tree, left], [tree, left + 1]], dtype=np.int64)
+        families.append((children, store[FLOOR_ENDS][_open_row(site, tree, node)]))
+    _group(site, families)
+
+
+def _group(site: Site, families: list[tuple[Array, Cells]]) -> None:
+    """Group the cells of nodes; siblings share groups, which are unions of their parent's."""
+    store, least, starts = site.store, site.config.least_bin_rows, _starts(site.store)
+    cells, ends, nodes = _cells(store, np.arange(len(starts) - 1)), [], []
+    for children, before in families:
+        pairs = children.tolist()
+        counts = np.stack([_counts(store, cells, tree, node, starts) for tree, node in pairs])
+        ends += [group(before, counts, starts, least)] * len(children)
+        nodes.append(children)
+    store[OPEN] = np.concatenate([*nodes, np.empty((0, 2), dtype=np.int64)])
+    store[FLOOR_ENDS] = np.array(ends, dtype=np.int64).reshape(-1, int(starts[-1]))
+
+
+def grouped_codes(store: Store, tree: int, columns: Ints) -> Array:
+    """Bin in which each drawn row is summed, in its node of a tree; shape (n_drawn, n_columns)."""
+    starts, cells, codes = _starts(store), _cells(store, columns), store["codes"]
+    widths, inside = np.diff(starts)[columns] - 1, store["nodes"][tree, store["drawn"]]
+    occupied, index = np.unique(inside, return_inverse=True)
+    open_rows = {node: row for row, (of, node) in enumerate(store[OPEN].tolist()) if of == tree}
+    rows = np.array([open_rows.get(node, -1) for node in occupied.tolist()], dtype=np.int64)[index]
+    last_cells = (
+        np.where(rows[:, None] < 0, cells, store[FLOOR_ENDS][rows[:, None], cells])
+        - starts[columns]
+    )
+    # Cell 0, missing values, is a column's last bin.
+    return np.where(last_cells == 0, widths, last_cells - 1).astype(codes.dtype)
+
+
+def between_groups(
+    site: Site, splits: Splits, local: Ints, sets: CategorySets
+) -> tuple[Splits, CategorySets]:
+    """Move local splits so that whole groups go to one side; ``sets`` of those by categories."""
+    store, starts, least = site.store, _starts(site.store), site.config.least_bin_rows
+    rights, defaults = splits.first_rights.copy(), splits.defaults.copy()
+    members, active = list[Array](), store.facts["active"]
+    for index in local.tolist():
+        tree, node, column = (int(getattr(splits, n)[index]) for n in ("trees", "nodes", "columns"))
+        first, end = starts[column : column + 2]
+        group_ends = store[FLOOR_ENDS][_open_row(site, tree, node)][first:end] - first
+        if store["set_widths"][column]:
+            is_right = np.append(not defaults[index], sets.members(len(members)))[group_ends]
+            members.append(is_right[1:])
+        else:
+            is_right = np.append(not defaults[index], np.arange(end - first - 1) >= rights[index])
+            is_right = is_right[group_ends]
+            rights[index] = np.count_nonzero(~is_right[1:])
+        defaults[index] = not is_right[0]
+        cells = _cells(store, np.array([column]))
+        counts = _counts(store, cells - first, tree, node, np.array([0, end - first]))
+        if min(counts[is_right].sum(), counts[~is_right].sum()) < least:
+            rule = f"must leave {least} rows on each side (least-bin-rows of {site.name})"
+            raise ProtocolError(active, "Splits", "columns", rule)
+    return replace(splits, first_rights=rights, defaults=defaults), CategorySets.of(members)
+
+
+def _starts(store: Store) -> Ints:
+    # A column's cells: missing values, then its bins.
+    return cell_starts(np.diff(store["offsets"]))
+
+
+def _cells(store: Store, columns: Ints) -> Cells:
+    """Cell of each drawn row in some columns; int64, shape (n_drawn, n_columns)."""
+    starts, codes = _starts(store), store["codes"][store["drawn"]][:, columns].astype(np.int64)
+    is_missing = codes == np.diff(starts)[columns] - 1
+    cells: Cells = starts[columns] + np.where(is_missing, 0, codes + 1)
+    return cells
+
+
+def _counts(store: Store, cells: Cells, tree: int, node: int, starts: Ints) -> Cells:
+    inside = store["nodes"][tree, store["drawn"]] == node
+    return np.bincount(cells[inside].ravel(), minlength=int(starts[-1])).astype(np.int64)
+
+
+def _open_row(site: Site, tree: int, node: int) -> int:
+    rows = np.flatnonzero((site.store[OPEN] == (tree, node)).all(axis=1))
+    if not len(rows):
+        active = site.store.facts["active"]
+        raise ProtocolError(active, "Splits", "nodes", "must be nodes that were open")
+    return int(rows[0])

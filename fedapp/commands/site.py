@@ -136,7 +136,7 @@ def check_command(
     config: Annotated[str, typer.Option(help="TOML file that says the same.")] = "",
 ) -> None:
     """Show what a coordinator's run would find here; nothing is sent."""
-    from clients.hello import told_versions
+    from clients.handshake import relevant_versions
     from fedapp.data.datasets import check_source
     from fedapp.deploy.certificates import validity
     from fedapp.deploy.warm import SITE
@@ -177,7 +177,7 @@ def check_command(
         "rows, columns": f"{found.n_rows}, {len(found.columns)}",
         "label": found.label,
         "ids": found.ids,
-        "versions": ", ".join(told_versions()),
+        "versions": ", ".join(relevant_versions()),
         "app": " or ".join(sorted(site.bundles or {installed_bundle()})),
         "release-keys": ", ".join(sorted(site.release_keys)) or "none: app says all",
         "keys": who_may_read_keys(folders),

@@ -23,8 +23,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 
-from clients.eini.active import NOT_OWN, Plan, plan_of
-from clients.inference import own_part
+from clients.eini import NO_RECORD, Plan, plan_of
+from clients.inference import read_party_part
 from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier import PrivateKey, decrypt
 from fedapp.crypto.workers import shared_workers
@@ -60,7 +60,7 @@ class Curious:
     def note(self, heard: Heard) -> None:
         site = heard.site
         if structure := heard.mail.all(Structure).get(ACTIVE):
-            self._lookup, self._structure = own_part(site).lookup, structure
+            self._lookup, self._structure = read_party_part(site).lookup, structure
             self.theirs = _open_by_passive(self._lookup, structure, site.store["values"])
         for _, letter in heard.mail.each(Totals):
             self._take(site, letter)
@@ -112,7 +112,7 @@ def _open_by_passive(lookup: Lookup, letter: Structure, values: Floats) -> list[
         np.split(letter.records, letter.ends[:-1]),
         strict=True,
     ):
-        local_nodes = np.flatnonzero(records != NOT_OWN).tolist()
+        local_nodes = np.flatnonzero(records != NO_RECORD).tolist()
         sides = {node: lookup.sides(records[node], values) for node in local_nodes}
         is_open.append(candidates(lefts, sides, len(values)))
     return is_open

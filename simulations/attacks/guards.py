@@ -258,14 +258,14 @@ GUARDS = (
     ),
     Guard(
         "the coordinator opens a run again, and gives up one party after the other",
-        "clients/secure.py",
+        "clients/secagg.py",
         "site.store.facts.setdefault(AMONG, sorted(roster.names))",
         "tests/test_shares.py",
         "site.store.facts[AMONG] = sorted(roster.names)",
     ),
     Guard(
         "the coordinator has all parties but one hold nearly all of their rows back",
-        "clients/hello.py",
+        "clients/handshake.py",
         "    note_greeting(site.store, request)\n",
         "tests/test_masks.py",
         '    site.store.facts["told"] = ""\n',
@@ -312,7 +312,7 @@ GUARDS = (
     ),
     Guard(
         "the active party splits a column so that few rows are on one side",
-        "clients/secureboost/floors.py",
+        "clients/secureboost/passive.py",
         "if min(counts[is_right].sum(), counts[~is_right].sum()) < least:",
         "tests/test_secureboost_floors.py",
     ),

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clients.labels import CLASSES, METRICS, PARAMETERS
+from clients.handshake import CLASSES, METRICS, PARAMETERS
 from clients.pax import HANDLERS
 from fedapp.conversation import Checkpoint, Conversation, Exchange, Parties
 from fedapp.errors import ConfigError

@@ -21,7 +21,7 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 
-from clients.secureboost import round as secureboost_round
+from clients.secureboost import active as secureboost_round
 from fedapp.crypto.packing import PRECISION, FixedPoint
 from fedapp.messages.secureboost import SplitRequest
 from simulations.attacks.frame import PLAIN, Attack, Outcome, Overrides, command

@@ -29,7 +29,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import RepeatedStratifiedKFold, cross_val_score
 
-from clients.secureboost.phases import TOLD
+from clients.secureboost.shared import SPLIT
 from fedapp.messages.secureboost import EncryptedGradients, HandOverRequest, Splits
 from fedapp.site.answer import phase_of
 from fedapp.site.store import Store
@@ -66,7 +66,7 @@ class Passive:
     def _last_seen(self, store: Store) -> Nodes:
         """Nodes of rows, after this party's splits of the last level, which move no rows."""
         nodes = store["nodes"]
-        if phase_of(store) != TOLD:
+        if phase_of(store) != SPLIT:
             return nodes
         splits, seen = store.record(Splits, "splits"), np.array(nodes)
         is_local = splits.columns >= 0

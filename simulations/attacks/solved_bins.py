@@ -26,9 +26,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from clients.secureboost.phases import CHOSEN
-from clients.secureboost.round import make_splits, read_party_sums
-from clients.secureboost.view import View
+from clients.secureboost.active import ActiveState, make_splits, read_party_sums
+from clients.secureboost.shared import CHOSEN
 from fedapp.messages.secureboost import SplitRequest
 from fedapp.site.answer import phase_of
 from simulations.attacks.frame import PLAIN, Attack, Outcome, Overrides, command
@@ -59,7 +58,7 @@ class Active:
             self.codes = codes
         if not isinstance(heard.request, SplitRequest):
             return
-        view = View.read(heard.site)
+        view = ActiveState.read(heard.site)
         if phase_of(view.store) == CHOSEN:
             make_splits(view, heard.mail)
         growth, rows = view.growth(), slice(view.n_train)

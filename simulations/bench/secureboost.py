@@ -34,9 +34,9 @@ import numpy as np
 import numpy.typing as npt
 from gmpy2 import mpz
 
-from clients.secureboost import blocks as secureboost_blocks
+from clients.secureboost import active as secureboost_round
+from clients.secureboost import passive as secureboost_blocks
 from clients.secureboost import passive as secureboost_passive
-from clients.secureboost import round as secureboost_round
 from fedapp.crypto.packing import PairLayout
 from fedapp.crypto.paillier import BASE_BYTES, OwnerMasks, PrivateKey, PublicKey, PublicMasks
 from fedapp.crypto.rings import has_lanes

@@ -22,7 +22,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import typer
 
-from clients.eini.active import BATCH_BYTES
+from clients.eini import BATCH_BYTES
 from fedapp import metrics
 from fedapp.crypto.paillier import encrypt, generate_key
 from fedapp.crypto.workers import Workers

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from clients.labels import CLASSES
+from clients.handshake import CLASSES
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ProtocolError
 from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
