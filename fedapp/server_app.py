@@ -30,10 +30,9 @@ from fedapp.run_folder import (
 )
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.start import leave_no_core
-from strategies.base import TreeStrategy
-from strategies.callbacks import Callbacks
-from strategies.meeting import ENGINES, shared_rows
-from strategies.settings import WAYS_OUT
+from strategies.base import Callbacks, TreeStrategy
+from strategies.handshake import ENGINES, shared_rows
+from strategies.settings import REMEDIES
 
 BOOSTING = ("num_boost_round", "eta", "early_stopping_rounds")  # settings that can be ``auto``
 LOG_WIDTH = 100  # characters, of the table of scores
@@ -223,7 +222,7 @@ def check_read(settings: Settings, given: Collection[str] = ()) -> None:
         ]
         synonym = alias(name.rpartition(".")[2], read, method)
         way = f"did you mean {synonym}?" if synonym else f"read by {', '.join(readers)}"
-        way += WAYS_OUT.get(name, "")
+        way += REMEDIES.get(name, "")
         rule = f"must be omitted for {method}, which does not read it"
         raise ConfigError(f"{name} {rule}, got {values[name]!r}; {way}")
 

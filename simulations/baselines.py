@@ -55,7 +55,7 @@ from fedapp.trees.sets import (
 from fedapp.trees.xgboost import for_xgboost, typed_columns
 from simulations.rows import PartRows, party_configs, settled, stacked_tables
 from simulations.same_trees import same_nodes
-from strategies.scoring import FINAL_BINS, found_scores, half_range
+from strategies.scoring import FINAL_BINS, half_range, scores_of
 
 Floats = npt.NDArray[np.float32]
 BY_ROWS, BY_COLUMNS = "rows", "columns"
@@ -152,7 +152,7 @@ class Trained:
         sums = {subset: self._sums(objective, rows, subset, eval_metrics) for subset in subsets}
         if "test" not in sums:
             return {}
-        scores = found_scores(objective, sums["test"], eval_metrics)
+        scores = scores_of(objective, sums["test"], eval_metrics)
         first = metrics.best_bin(sums[chosen]) if objective == "binary:logistic" else None
         if scores and first is not None:
             scores |= metrics.scores_from_bin(sums["test"], first, self.center)

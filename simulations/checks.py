@@ -30,8 +30,8 @@ from fedapp.site.settings import SiteConfig
 from fedapp.site.table import read_table, split_common
 from simulations.rows import party_configs
 from strategies.base import TreeStrategy
+from strategies.handshake import parties_by_name, shared_rows, table_warnings
 from strategies.horizontal import common_table, label_sums
-from strategies.meeting import meet, oddities, shared_rows
 
 Looked = tuple[Introduction, Any]  # a party's introduction, and its table
 
@@ -55,7 +55,7 @@ def check_tables(settings: Settings) -> list[str]:
         if not settings.model:
             opened.warn_of_few_matched(n_matched)
     shared = shared_rows(settings) if method.family == "horizontal" else []
-    return [*oddities(opened.parties), *opened.state.warnings, *shared]
+    return [*table_warnings(opened.parties), *opened.state.warnings, *shared]
 
 
 def _open(strategy: TreeStrategy[Any], configs: Sequence[SiteConfig]) -> dict[str, Looked]:
@@ -73,10 +73,10 @@ def _open(strategy: TreeStrategy[Any], configs: Sequence[SiteConfig]) -> dict[st
             looked[config.name] = _look(config, request)
         except DataError as error:
             raise error.at(config.name) from None
-    strategy.parties = meet(reply for reply, _ in looked.values())
+    strategy.parties = parties_by_name(reply for reply, _ in looked.values())
     if isinstance(again := strategy.greeting_again(), HelloRequest):
         looked = {config.name: _look(config, again) for config in configs}
-        strategy.parties = meet(reply for reply, _ in looked.values())
+        strategy.parties = parties_by_name(reply for reply, _ in looked.values())
     strategy.settle()
     conversation = strategy.conversation(strategy.parties, None)
     next(conversation)

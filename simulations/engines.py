@@ -24,7 +24,6 @@ from typing import Any, Protocol
 import psutil
 
 from fedapp import errors
-from fedapp.clock import RULE
 from fedapp.crypto.workers import n_cores
 from fedapp.deploy.folders import registered_sites
 from fedapp.errors import ConfigError, RunFailedError
@@ -43,6 +42,7 @@ from simulations.flower_errors import (
     sentence_for,
     without_passwords,
 )
+from strategies.delivery import RULE
 
 SUPERLINK_START_SECONDS = 60
 # Asking for a run's status takes a process and a second of CPU, so it is done rarely.

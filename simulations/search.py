@@ -17,7 +17,7 @@ from fedapp.errors import ConfigError, did_you_mean, setting_of
 from fedapp.packages import check_package
 from fedapp.server_app import load_strategy
 from fedapp.settings import Settings, Value, defaults, load_settings, parse_overrides
-from strategies.settings import HELD_BACK, ReadsSettings
+from strategies.settings import SPLIT_SETTINGS, ReadsSettings
 
 # Searched by default, if a method reads the setting and it is not given.
 DEFAULT_SPACE: Mapping[str, str] = {
@@ -41,7 +41,7 @@ FORMS = "log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values separated by co
 # Settings of the rows, the scores or the run cannot be searched.
 NOT_SEARCHED = (
     ReadsSettings.reads
-    | HELD_BACK
+    | SPLIT_SETTINGS
     | {"partition", "columns", "objective", "eval-metric", "init-model", "base-margin"}
 )
 SEARCHES = ("random", "optuna")

@@ -11,11 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strategies.bagging import Bagging
-    from strategies.cyclic import Cyclic
     from strategies.fedavg_linear import FedAvgLinear
     from strategies.federated_forest import FederatedForest
     from strategies.fedxgbllr import FedXGBllr
+    from strategies.local_boosting import Bagging, Cyclic
     from strategies.pax import PAX
     from strategies.secureboost import SecureBoost
 

@@ -47,21 +47,19 @@ from fedapp.messages.fields import Introduction, Reply, Request
 from fedapp.messages.handshake import GreetReply, GreetRequest
 from fedapp.messages.vertical import Parcel
 from fedapp.messages.wire import WAITING, Envelope, records_of, to_bytes, to_content
-from fedapp.run_folder import RoundInfo, RunState, Stages, without_nan
+from fedapp.run_folder import RoundInfo, RunState, Stage, Stages, without_nan
+from fedapp.settings import Settings
 from fedapp.trees.objective import AUTO, Objective
-from fedapp.wire.delivery import Courier, Patience
-from fedapp.wire.ledger import Ledger
-from fedapp.wire.replies import read_reply
-from strategies.callbacks import Callbacks
-from strategies.meeting import (
+from strategies.delivery import Courier, Ledger, Patience, read_reply
+from strategies.handshake import (
     check_steps,
     check_tables,
     check_texts,
     clock_warnings,
     find_nodes,
-    meet,
-    oddities,
+    parties_by_name,
     site_names,
+    table_warnings,
 )
 from strategies.settings import ReadsSettings
 
@@ -457,7 +455,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         greeted = yield from ask(greetings, GreetReply, may_fail=n_lost)
         check_texts(greeted.values())
         if not self._state.keys:
-            members = meet(greeted.values())
+            members = parties_by_name(greeted.values())
             self._note(keys={name: reply.fingerprint for name, reply in members.items()})
         openings = dict.fromkeys((node for node in greetings if node in greeted), self.greeting())
         n_lost -= len(greetings) - len(greeted)
@@ -473,7 +471,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self.ledger.flush(names)
         # From here on parties are addressed by name: before, only their nodes were known.
         self._addresses = {name: self._addresses[node] for node, name in names.items()}
-        self.parties = meet(replies.values())
+        self.parties = parties_by_name(replies.values())
         for excluded in self._state.left_out:
             if excluded["party"] in self.parties:
                 self.parties.leave(excluded["party"])
@@ -485,7 +483,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             self.parties = Parties(hellos)
         self._note(fingerprints={name: hello.fingerprint for name, hello in self.parties.items()})
         ahead = {name: self._clocks[node] for node, name in names.items() if node in self._clocks}
-        for text in (*oddities(self.parties), *clock_warnings(ahead)):
+        for text in (*table_warnings(self.parties), *clock_warnings(ahead)):
             self.warn_once(text)
         self.settle()
         return (yield from self.conversation(self.parties, self._saved))
@@ -624,3 +622,42 @@ def _named(subset: str, scores: Mapping[str, float]) -> MetricRecord:
 
 def _bytes_of(arrays: ArrayRecord) -> dict[str, bytes]:
     return {name: array.data for name, array in arrays.items()}
+
+
+# Events that a strategy reports; ``fedapp.server_app`` writes them to a run's folder.
+
+
+class Callbacks:
+    """Receives a strategy's events, in its thread; each method does nothing here.
+
+    Set ``strategy.callbacks = MyCallbacks()`` before the start.
+    """
+
+    def begin(self, settings: Settings, state: RunState) -> None:
+        """Called once the parties are known, before the first message.
+
+        ``settings`` have the number of parties; ``state`` is that of an earlier attempt, if any.
+        """
+
+    def warnings(self, simulated: bool) -> Iterable[str]:
+        """More warnings about the parties' tables than their replies allow.
+
+        ``simulated`` is whether the parties are on this machine.
+        """
+        return ()
+
+    def stage(self, stage: Stage) -> None:
+        """Called before each exchange, and while something is waited for."""
+
+    def end_round(self, line: RoundInfo) -> object:
+        """Called after every round; the run stops where it returns False."""
+
+    def checkpoint(self, checkpoint: Checkpoint, state: RunState) -> None:
+        """Called where an interrupted run could resume."""
+
+    def write_model(self, files: Mapping[str, str]) -> None:
+        """Called with the finished model: texts by file name, the model first."""
+
+    def way_on(self) -> str:
+        """How a stopped run can be resumed, for the error message."""
+        return "its model so far is lost"

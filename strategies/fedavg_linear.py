@@ -75,7 +75,7 @@ from strategies.scoring import (
     score_summary,
     shares,
 )
-from strategies.secured import SecuredRun, check_secured, secured_plan
+from strategies.secagg import SecuredRun, check_secure_aggregation, secure_plan_fields
 
 SETTING = "fedavg-linear.aggregation"
 
@@ -259,7 +259,7 @@ class FedAvgLinear(HorizontalStrategy):
         """``[fedavg-linear]``, checked, also against what secure aggregation needs."""
         own = check(FedAvgLinearSettings, settings.sections["fedavg-linear"], "fedavg-linear.")
         if own.aggregation == "secure":
-            check_secured(settings, SETTING)
+            check_secure_aggregation(settings, SETTING)
         return own
 
     @classmethod
@@ -269,7 +269,7 @@ class FedAvgLinear(HorizontalStrategy):
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
         aggregation = cls.own_settings(settings).aggregation
-        return {**super().planned(settings), **secured_plan(settings, aggregation)}
+        return {**super().planned(settings), **secure_plan_fields(settings, aggregation)}
 
     def conversation(
         self, parties: Parties[HelloReply], saved: Checkpoint | None

@@ -71,13 +71,13 @@ from fedapp.trees.sets import (
     set_numbers,
     side_by_side,
 )
-from strategies.alignment import align
 from strategies.base import Summary
-from strategies.settings import HELD_BACK
+from strategies.settings import SPLIT_SETTINGS
 from strategies.vertical import (
-    FEWEST_PARTIES,
+    MIN_PARTIES,
     Mailbox,
     VerticalStrategy,
+    align,
     check_key_bits,
     final_summary,
     named_scores,
@@ -143,7 +143,7 @@ class FederatedForest(VerticalStrategy):
     """
 
     method = "federated-forest"
-    reads = HELD_BACK | {"objective", "max-bin", "allow-export"}
+    reads = SPLIT_SETTINGS | {"objective", "max-bin", "allow-export"}
     round_name = "level"
     objectives = ("binary:logistic", "multi:softprob", REGRESSION)  # a forest takes means
 
@@ -207,7 +207,7 @@ class FederatedForest(VerticalStrategy):
             if self.encrypted:
                 # The active party's partitions came with its choice; those of a single passive
                 # party come with its next sums.
-                is_single = len(parties) == FEWEST_PARTIES
+                is_single = len(parties) == MIN_PARTIES
                 won_by = [name for name in won_by if name != mailbox.active and not is_single]
             if won_by and not self.grown:
                 yield from self._partition(won_by, mailbox)

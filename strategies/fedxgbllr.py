@@ -65,7 +65,7 @@ from fedapp.trees.stacked import (
     to_json,
 )
 from strategies.base import Summary
-from strategies.horizontal import HorizontalStrategy, mean_label, untrained_by_class
+from strategies.horizontal import HorizontalStrategy, mean_label, parties_without_class
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
 from strategies.settings import TREE_SETTINGS
 
@@ -168,7 +168,7 @@ class FedXGBllr(HorizontalStrategy):
         self.history = _history(self.settings)
         labels = yield from self.ask_for_labels(parties)
         columns, classes = self.table.columns, self.table.classes
-        if lacking := untrained_by_class(parties, classes):
+        if lacking := parties_without_class(parties, classes):
             by_class = [f"{name!r} at {first(names)}" for name, names in lacking.items()]
             self.warn_once(
                 f"no training row of class {first(by_class)}: trees and heads of such a party "

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from fedapp.conversation import Conversation, ModelFiles, Parties, ask
+from pydantic import Field
+
+from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, ask
 from fedapp.data.datasets import party_sources
 from fedapp.errors import ConfigError
-from fedapp.messages.inference import MOST_ROWS, ExplainReply, ExplainRequest
+from fedapp.messages.inference import (
+    MOST_ROWS,
+    AnswerReply,
+    AnswerRequest,
+    ExplainReply,
+    ExplainRequest,
+    IntersectReply,
+    IntersectRequest,
+    LeafSetsReply,
+    LeafSetsRequest,
+    WalkReply,
+    WalkRequest,
+)
 from fedapp.messages.vertical import VerticalHelloReply
-from fedapp.settings import Settings
-from strategies.alignment import align
+from fedapp.settings import Section, Settings, check
 from strategies.base import Summary
-from strategies.vertical import Mailbox, VerticalStrategy
+from strategies.vertical import Mailbox, VerticalStrategy, align
 
 log = logging.getLogger("fedapp")
 
@@ -87,3 +100,68 @@ def _explained_rows(settings: Settings) -> tuple[str, ...]:
     if not settings.explain:
         return ()
     return tuple(row_id.strip() for row_id in settings.explain.split(","))
+
+
+# Interactive inference: the active party walks the trees and asks the others level by level.
+
+
+class InteractiveSettings(Section):
+    """``[interactive]`` of the run config; ``trees_at_once``: trees in a lot, 0: all."""
+
+    trees_at_once: Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class Interactive(InferenceStrategy):
+    """The server's side: relays questions and answers."""
+
+    method = "interactive"
+
+    @classmethod
+    def own_settings(cls, settings: Settings) -> InteractiveSettings:
+        """``[interactive]``, checked; and there must be a model."""
+        super().own_settings(settings)
+        return check(InteractiveSettings, settings.sections["interactive"], "interactive.")
+
+    def conversation(
+        self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
+    ) -> Conversation[Summary]:
+        """Ask until every row is at a leaf."""
+        mailbox = Mailbox(parties)
+        active, passive = mailbox.active, mailbox.passive
+        rows = yield from self.align_all(parties, mailbox)
+        fields = {**self.own_settings(self.settings).model_dump(), "suffix": self.settings.output}
+        is_last = False
+        while not is_last:
+            replies = yield from mailbox.relay(WalkRequest, [active], WalkReply, **fields)
+            is_last = replies[active].finished
+            yield from mailbox.relay(AnswerRequest, passive, AnswerReply, last=is_last)
+        n_trees = replies[active].n_trees
+        return (yield from self.predicted(active, rows, n_trees))
+
+
+# One-round prediction: leaf sets of all parties, intersected at the active one.
+
+
+class OneRound(InferenceStrategy):
+    """The server's side: relays leaf sets."""
+
+    method = "one-round"
+
+    def conversation(
+        self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
+    ) -> Conversation[Summary]:
+        """Algorithm 4."""
+        mailbox = Mailbox(parties)
+        rows = yield from self.align_all(parties, mailbox)
+        yield from mailbox.relay(LeafSetsRequest, mailbox.passive, LeafSetsReply)
+        active, suffix = mailbox.active, self.settings.output
+        replies = yield from mailbox.relay(
+            IntersectRequest, [active], IntersectReply, suffix=suffix
+        )
+        return (yield from self.predicted(active, rows, replies[active].n_trees))
+
+
+STRATEGIES = {
+    Interactive.method: Interactive,
+    OneRound.method: OneRound,
+}

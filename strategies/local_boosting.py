@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
-from fedapp.conversation import Check, Checkpoint, Conversation, Parties
+from fedapp.conversation import Check, Checkpoint, Conversation, Parties, ask
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Reply, parameters_of
 from fedapp.messages.handshake import HelloReply
+from fedapp.messages.local_boosting import BagReply, BagRequest, TurnReply, TurnRequest
 from fedapp.messages.trees import BoostReport, arrays_of
-from fedapp.settings import Settings
+from fedapp.settings import Section, Settings, check
 from fedapp.trees.model import (
     NO_TREES,
     Ensemble,
@@ -23,6 +25,7 @@ from fedapp.trees.model import (
     concatenated,
     ordered_sets,
     pack_trees,
+    scaled,
     split_trees,
     stack_trees,
     to_json,
@@ -31,13 +34,14 @@ from fedapp.trees.model import (
 from fedapp.trees.objective import LossParameters
 from fedapp.trees.sets import CategorySets, Ints, category_counts
 from strategies.base import Summary
+from strategies.handshake import InitialModel
 from strategies.horizontal import CommonTable, HorizontalStrategy, mean_label
-from strategies.scoring import ROUND_BINS, History, check_scores, evaluate
-from strategies.warm_start import Begun
+from strategies.scoring import ROUND_BINS, History, check_scores, evaluate, shares
+from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, INIT_MODEL, OBJECTIVES_OR_FUNCTION
 
 
 @dataclass(slots=True, eq=False)
-class Boosted:
+class BoostedModel:
     """A model to which a round adds whole trees."""
 
     settings: Settings
@@ -48,7 +52,7 @@ class Boosted:
     grown: Grown = NO_TREES  # trees of all finished rounds
     ends: list[int] = field(default_factory=list)  # number of trees after each round
     n_told: int = 0  # trees that the parties have received
-    begun: Begun = field(default_factory=Begun)
+    begun: InitialModel = field(default_factory=InitialModel)
 
     @property
     def n_rounds(self) -> int:
@@ -138,7 +142,7 @@ def begin(
     parties: Parties[HelloReply],
     saved: Checkpoint | None,
     trees_a_round: int = 1,
-) -> Conversation[Boosted]:
+) -> Conversation[BoostedModel]:
     """Agree on tables, classes and base score, or restore them from a checkpoint.
 
     ``trees_a_round`` is the number of trees that a round adds to each output.
@@ -152,7 +156,9 @@ def begin(
     table = strategy.table
     mean = mean_label(replies, len(table.classes), settings)
     weights = {party: reply.weight_sum for party, reply in replies.items()}
-    boosted = Boosted(settings, table, _bare(settings, table, mean), weights, History.of(settings))
+    boosted = BoostedModel(
+        settings, table, _bare(settings, table, mean), weights, History.of(settings)
+    )
     if init_model is not None:
         # The first request carries the trees of the initial model.
         begun = strategy.begun
@@ -169,11 +175,11 @@ def _bare(settings: Settings, table: CommonTable, mean: npt.NDArray[np.float32])
     return replace(bare, parameters=LossParameters.of(settings))
 
 
-def _restore(strategy: HorizontalStrategy, saved: Checkpoint, table: CommonTable) -> Boosted:
+def _restore(strategy: HorizontalStrategy, saved: Checkpoint, table: CommonTable) -> BoostedModel:
     arrays, facts, settings = saved.arrays, saved.facts, strategy.settings
-    strategy.begun = Begun(*facts["begun"])
+    strategy.begun = InitialModel(*facts["begun"])
     trees = split_trees(arrays["nodes"], arrays["offsets"])
-    return Boosted(
+    return BoostedModel(
         settings,
         table,
         _bare(settings, table, np.array(facts["base_score"], dtype=np.float32)),
@@ -193,7 +199,7 @@ def trees_of(reply: BoostReport, widths: Ints) -> Grown:
 
 def finish(
     parties: Parties[HelloReply],
-    boosted: Boosted,
+    boosted: BoostedModel,
     last_scores: Conversation[Mapping[str, Reply]],
     **more: Any,
 ) -> Conversation[Summary]:
@@ -227,3 +233,144 @@ def check_report(
     most = 2 ** (max_depth + 1) - 1
     if (reply.sizes > most).any():
         raise ProtocolError(party, name, "sizes", f"must be at most {most} nodes a tree")
+
+
+# Bagging: every party boosts from the same margins; the model moves by the mean of their steps.
+
+
+class BaggingSettings(Section):
+    """``[bagging]`` of the run config; ``local_rounds``: rounds a party boosts before a mean."""
+
+    local_rounds: Annotated[int, Field(ge=1, le=10**6)]
+
+
+class Bagging(HorizontalStrategy):
+    """Bagging: every party boosts the same model, which moves by the mean of their steps.
+
+    Parameters
+    ----------
+    local_rounds : int
+        Rounds that a party boosts before a mean.
+    **settings
+        XGBoost's parameters and the others of the signature, as in the run config.
+
+    Raises
+    ------
+    ConfigError : a setting breaks its rule, or bagging does not read it.
+    """
+
+    method = "bagging"
+    reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN
+    objectives = OBJECTIVES_OR_FUNCTION
+
+    @classmethod
+    def own_settings(cls, settings: Settings) -> BaggingSettings:
+        return check(BaggingSettings, settings.sections["bagging"], "bagging.")
+
+    @classmethod
+    def planned(cls, settings: Settings) -> dict[str, Any]:
+        return {**super().planned(settings), "trees": cls.own_settings(settings).local_rounds}
+
+    def conversation(
+        self, parties: Parties[HelloReply], saved: Checkpoint | None
+    ) -> Conversation[Summary]:
+        """One exchange a round; a round's trees travel with the next request."""
+        n_rounds = self.own_settings(self.settings).local_rounds
+        boosted = yield from begin(self, parties, saved, n_rounds * len(parties))
+        while boosted.goes_on:
+            replies = yield from _bag(parties, boosted, n_rounds)
+            yield from boosted.note_scores(replies)
+            if not boosted.history.stops:
+                boosted.add(mean_step(boosted, replies))
+                yield boosted.checkpoint()
+        return (yield from finish(parties, boosted, _bag(parties, boosted, n_rounds=0)))
+
+
+def mean_step(boosted: BoostedModel, replies: Mapping[str, BagReply]) -> Grown:
+    """Trees whose sum is the weighted mean of the parties' steps.
+
+    The parties come in the order of their names, each with whole rounds of one tree an output, so
+    tree i still adds to output ``i % n_outputs``.
+    """
+    weights = shares(boosted.weights, replies)
+    steps = {party: trees_of(reply, boosted.widths) for party, reply in replies.items()}
+    return concatenated(
+        Grown(tuple(scaled(tree, weights[party]) for tree in step.trees), step.sets)
+        for party, step in steps.items()
+    )
+
+
+def _bag(
+    parties: Parties[HelloReply], boosted: BoostedModel, n_rounds: int
+) -> Conversation[dict[str, BagReply]]:
+    request = BagRequest(**boosted.order(n_rounds))
+    check_reply = boosted.check(dict.fromkeys(parties, n_rounds))
+    return (yield from ask(parties.all(request), BagReply, check_reply))
+
+
+# Cyclic training: the parties take turns, in the order of their names, to boost the one model.
+
+
+class Cyclic(HorizontalStrategy):
+    """Cyclic training: parties take turns to boost the one model.
+
+    Parameters
+    ----------
+    **settings
+        XGBoost's parameters and the others of the signature, as in the run config.
+
+    Raises
+    ------
+    ConfigError : a setting breaks its rule, or cyclic training does not read it.
+    """
+
+    method = "cyclic"
+    reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN
+    objectives = OBJECTIVES_OR_FUNCTION
+
+    @classmethod
+    def planned(cls, settings: Settings) -> dict[str, Any]:
+        """A turn is one round of XGBoost."""
+        return {**super().planned(settings), "trees": 1}
+
+    def conversation(
+        self, parties: Parties[HelloReply], saved: Checkpoint | None
+    ) -> Conversation[Summary]:
+        """One turn an exchange. If the party whose turn it is fails, the next one takes it."""
+        boosted = yield from begin(self, parties, saved)
+        turn = saved.facts["turn"] if saved else last_turn(parties, boosted.n_rounds)
+        while boosted.goes_on:
+            turn = next_turn(parties, turn)
+            replies = yield from _take_turn(parties, boosted, turn)
+            yield from boosted.note_scores(replies)
+            if turn in replies and not boosted.history.stops:
+                boosted.add(trees_of(replies[turn], boosted.widths))
+                yield boosted.checkpoint(turn=turn)
+        last_scores = _take_turn(parties, boosted, turn="")
+        return (yield from finish(parties, boosted, last_scores, turn=turn))
+
+
+def next_turn(parties: Iterable[str], last: str) -> str:
+    """The next name after the last one's, and after the highest the lowest."""
+    names = sorted(parties)
+    return next((name for name in names if name > last), names[0])
+
+
+def last_turn(parties: Iterable[str], n_rounds: int) -> str:
+    """Whose turn the last of ``n_rounds`` rounds was; nobody's before the first."""
+    names = sorted(parties)
+    return names[(n_rounds - 1) % len(names)] if n_rounds else ""
+
+
+def _take_turn(
+    parties: Parties[HelloReply], boosted: BoostedModel, turn: str
+) -> Conversation[dict[str, TurnReply]]:
+    n_rounds = {party: int(party == turn) for party in parties}
+    requests = {party: TurnRequest(**boosted.order(n)) for party, n in n_rounds.items()}
+    return (yield from ask(requests, TurnReply, boosted.check(n_rounds)))
+
+
+STRATEGIES = {
+    Bagging.method: Bagging,
+    Cyclic.method: Cyclic,
+}

@@ -7,8 +7,8 @@ Algorithm 1; line numbers are of that algorithm. Departures:
   paper leaves open how a tree grows between two fusions.
 - The representatives are fused once, before the first tree, and not in every round: the surrogates
   do not change.
-- With ``pax.aggregation=secure`` (see ``strategies.pax_secure``) the server gets no surrogates or
-  bins of single parties; with ``privacy.epsilon`` (``strategies.pax_private``) no histograms.
+- With ``pax.aggregation=secure`` (see ``strategies.pax_sums``) the server gets no surrogates or
+  bins of single parties; with ``privacy.epsilon`` (``strategies.pax_dp``) no histograms.
 """
 
 from __future__ import annotations
@@ -34,14 +34,19 @@ from fedapp.trees.model import pack_trees, to_json
 from fedapp.trees.objective import LossParameters, base_margin, hide_class_shares
 from fedapp.trees.rounds import Boosting, Sampling, stored_cuts
 from strategies.base import Summary
+from strategies.handshake import InitialModel
 from strategies.horizontal import HorizontalStrategy, mean_label
-from strategies.pax_plain import PaxSettings, PlainSums
-from strategies.pax_private import NoisedSums, privacy_settings
-from strategies.pax_secure import SecureSums
+from strategies.pax_dp import NoisedSums, privacy_settings
+from strategies.pax_sums import PaxSettings, PlainSums, SecureSums
 from strategies.scoring import ROUND_BINS, History, check_scores, evaluate
-from strategies.secured import check_secured, secured_plan
-from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, CONSTRAINTS, INIT_MODEL, OR_FUNCTION
-from strategies.warm_start import Begun
+from strategies.secagg import check_secure_aggregation, secure_plan_fields
+from strategies.settings import (
+    BASE_MARGIN,
+    BOOSTING_SETTINGS,
+    CONSTRAINTS,
+    INIT_MODEL,
+    OBJECTIVES_OR_FUNCTION,
+)
 
 
 class PAX(HorizontalStrategy):
@@ -88,7 +93,7 @@ class PAX(HorizontalStrategy):
     method = "pax"
     reads = BOOSTING_SETTINGS | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
     reads |= {"least-bin-rows", "min-child-rows"}
-    objectives = OR_FUNCTION
+    objectives = OBJECTIVES_OR_FUNCTION
     sections = frozenset(("privacy",))
     history: History
 
@@ -111,7 +116,7 @@ class PAX(HorizontalStrategy):
         own = check(PaxSettings, settings.sections["pax"], "pax.")
         privacy_settings(settings, own.aggregation)
         if own.aggregation == "secure":
-            check_secured(settings, "pax.aggregation")
+            check_secure_aggregation(settings, "pax.aggregation")
         return own
 
     @classmethod
@@ -121,7 +126,7 @@ class PAX(HorizontalStrategy):
 
     def plan(self) -> dict[str, Any]:
         noise = self.noised.promise(self.settings.parties) if self.noised else {}
-        sums = secured_plan(self.settings, self.own.aggregation)
+        sums = secure_plan_fields(self.settings, self.own.aggregation)
         return {**super().plan(), **sums, **noise}
 
     def conversation(
@@ -341,7 +346,7 @@ class PAX(HorizontalStrategy):
         self._opening.restore(_by_party(arrays, "bins "), saved.facts["aggregation"])
         self.aggregation.weights = _by_party(arrays, "weights ")
         self.history = History.of(self.settings, saved.facts["history"])
-        self.begun = Begun(*saved.facts["begun"])
+        self.begun = InitialModel(*saved.facts["begun"])
         boosting = self._boosting(*stored_cuts(arrays))
         boosting.restore(arrays)
         return boosting

@@ -24,7 +24,7 @@ from fedapp.trees.objective import AUTO
 from fedapp.trees.rounds import n_leaves
 from fedapp.trees.xgboost import to_xgboost_json
 from strategies.base import Summary
-from strategies.dictionary import joint_kinds
+from strategies.horizontal import joint_kinds
 
 # Bins of the score histograms while training, and of the finished model.
 ROUND_BINS, FINAL_BINS = 512, 2**12
@@ -43,18 +43,18 @@ class Scored(Described, Protocol):
     def base_margin(self) -> npt.NDArray[np.float32]: ...
 
 
-def own_statistics(reply: Reply, subset: str) -> metrics.Statistics:
+def party_statistics(reply: Reply, subset: str) -> metrics.Statistics:
     """One party's sums of one subset of its rows."""
     return metrics.Statistics(getattr(reply, f"{subset}_sums"), getattr(reply, f"{subset}_scores"))
 
 
 def pooled_statistics(replies: Iterable[Reply], subset: str) -> metrics.Statistics:
     """Sum of the parties' statistics of one subset, in the order of the parties."""
-    first, *others = [own_statistics(reply, subset) for reply in replies]
+    first, *others = [party_statistics(reply, subset) for reply in replies]
     return sum(others, start=first)
 
 
-def found_scores(
+def scores_of(
     objective: str, totals: metrics.Statistics, eval_metrics: Sequence[str] = ()
 ) -> Scores:
     """Scores from sums over rows; empty where there are no rows."""
@@ -78,7 +78,7 @@ def check_scores(
             rule = f"must be {len(form.sums)} sums and {len(form.histogram)} rows of scores"
             raise ProtocolError(party, type(reply).__name__, f"{subset}_sums", rule)
         with as_protocol_error(party, type(reply).__name__, f"{subset}_scores"):
-            metrics.check_statistics(objective, own_statistics(reply, subset))
+            metrics.check_statistics(objective, party_statistics(reply, subset))
 
 
 class History:
@@ -146,7 +146,7 @@ class History:
         if n_rounds == len(self):
             return False
         pooled = (pooled_statistics(replies.values(), subset) for subset in WATCHED)
-        train, valid = (found_scores(self.objective, p, self.eval_metrics) for p in pooled)
+        train, valid = (scores_of(self.objective, p, self.eval_metrics) for p in pooled)
         self.add(valid)
         yield Progress(n_rounds, len(trees), n_leaves(last_trees), train, valid)
         return True
@@ -258,13 +258,13 @@ def score_summary(
     def scored(statistics: Mapping[str, metrics.Statistics]) -> dict[str, Scores]:
         by_subset = {}
         for subset, totals in statistics.items():
-            scores = by_subset[subset] = found_scores(objective, totals, eval_metrics)
+            scores = by_subset[subset] = scores_of(objective, totals, eval_metrics)
             if scores and threshold_bin is not None:
                 scores |= metrics.scores_from_bin(totals, threshold_bin, center)
         return by_subset
 
     by_party = {
-        name: scored({subset: own_statistics(reply, subset) for subset in SUBSETS})
+        name: scored({subset: party_statistics(reply, subset) for subset in SUBSETS})
         for name, reply in replies.items()
         if name != EVERYONE
     }

@@ -45,20 +45,26 @@ from fedapp.messages.vertical import SentReply, VerticalHelloReply
 from fedapp.settings import Section, Settings, check
 from fedapp.trees.model import from_json
 from fedapp.trees.objective import is_regression
-from strategies.alignment import align
 from strategies.base import Summary
+from strategies.handshake import InitialModel, init_model_id
 from strategies.scoring import History, model_files
-from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, CONSTRAINTS, HELD_BACK, INIT_MODEL
+from strategies.settings import (
+    BASE_MARGIN,
+    BOOSTING_SETTINGS,
+    CONSTRAINTS,
+    INIT_MODEL,
+    SPLIT_SETTINGS,
+)
 from strategies.vertical import (
     MANY_PARTIES,
     Mailbox,
     VerticalStrategy,
+    align,
     check_key_bits,
     final_summary,
     named_scores,
     parts_file,
 )
-from strategies.warm_start import Begun, init_model_id
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
 # With more sums of each bin than this share of the training rows, the bins of nearly all rows can
@@ -110,7 +116,7 @@ class SecureBoost(VerticalStrategy):
         | CONSTRAINTS
         | BASE_MARGIN
         | INIT_MODEL
-        | HELD_BACK
+        | SPLIT_SETTINGS
         | {"objective", "allow-export", "least-bin-rows"}
     )
     history: History
@@ -122,7 +128,7 @@ class SecureBoost(VerticalStrategy):
         self.rows: dict[str, int] = {}  # matched, by subset
         self.trained = False  # whether all rounds are finished
         self.n_grown = 0  # rounds, the last of which may have no scores yet
-        self.begun = Begun()
+        self.begun = InitialModel()
 
     @classmethod
     def own_settings(cls, settings: Settings) -> SecureBoostSettings:
@@ -220,7 +226,7 @@ class SecureBoost(VerticalStrategy):
             while not reply.finished:
                 yield from mailbox.relay(AnswerRequest, passive, SentReply)
                 reply = (yield from mailbox.relay(WalkRequest, [active], WalkReply))[active]
-            self.begun = Begun(reply.n_rounds, reply.n_trees)
+            self.begun = InitialModel(reply.n_rounds, reply.n_trees)
 
     def _warn_of_sums(self) -> None:
         """Warn if the active party may get enough sums to solve for the others' bins."""
@@ -306,7 +312,7 @@ class SecureBoost(VerticalStrategy):
         self.n_grown = facts["rounds"]
         self.settings = self.settings.watching(self.rows["valid"])
         self.history = History.of(self.settings, facts["history"])
-        self.trained, self.begun = facts["trained"], Begun(*facts["begun"])
+        self.trained, self.begun = facts["trained"], InitialModel(*facts["begun"])
         mailbox.restore(saved.arrays)
 
 

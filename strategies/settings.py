@@ -44,14 +44,14 @@ OF_TABLES = frozenset(
         *("share-column-names", "allow-export"),
     )
 )
-HELD_BACK = frozenset(("test-fraction", "valid-fraction", "fold", "folds", "score-test"))
+SPLIT_SETTINGS = frozenset(("test-fraction", "valid-fraction", "fold", "folds", "score-test"))
 INIT_MODEL = frozenset(("init-model",))
 BASE_MARGIN = frozenset(("base-margin",))
 CONSTRAINTS = frozenset(("monotone-constraints", "interaction-constraints"))
 # Alternatives where a method does not read a setting.
-WAYS_OUT = {"base-margin": "; else the column may be a feature, or excluded with drop-columns"}
+REMEDIES = {"base-margin": "; else the column may be a feature, or excluded with drop-columns"}
 ALL_OBJECTIVES = tuple(name for name in LOSSES if name != CUSTOM)
-OR_FUNCTION = (*ALL_OBJECTIVES, CUSTOM)
+OBJECTIVES_OR_FUNCTION = (*ALL_OBJECTIVES, CUSTOM)
 
 
 class ReadsSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -10,11 +11,23 @@ import numpy as np
 
 from fedapp.conversation import Check, Conversation, ModelFiles, Parties, ask
 from fedapp.crypto.paillier import SMALLEST_BITS
+from fedapp.crypto.sums import seconds_to_mask
 from fedapp.data.labels import SUGGESTED
-from fedapp.data.partition import SUBSETS
+from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError
-from fedapp.messages.fields import MOST_DEPTH, Array, Reply, Request
-from fedapp.messages.vertical import FinalScores, Parcel, VerticalHelloReply, VerticalHelloRequest
+from fedapp.messages.fields import MOST_DEPTH, Array, Reply, Request, fields_of
+from fedapp.messages.vertical import (
+    FinalScores,
+    MaskRequest,
+    MatchReply,
+    MatchRequest,
+    OpenRequest,
+    OrderRequest,
+    Parcel,
+    SentReply,
+    VerticalHelloReply,
+    VerticalHelloRequest,
+)
 from fedapp.metrics import threshold_rows
 from fedapp.settings import Settings
 from fedapp.trees.divided import DIVIDED
@@ -23,7 +36,7 @@ from fedapp.trees.objective import AUTO, Objective
 from strategies.base import TreeStrategy
 from strategies.scoring import threshold_note
 
-FEWEST_PARTIES = 2
+MIN_PARTIES = 2
 MANY_PARTIES = 100  # assumed by ``num_rounds`` where ``parties`` is 0
 SPLIT_SETTINGS = ("test_fraction", "valid_fraction", "fold", "folds")
 
@@ -91,8 +104,8 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
 
 def active_party(parties: Parties[VerticalHelloReply]) -> str:
     """Name of the only party that has labels; all others must have columns."""
-    if len(parties) < FEWEST_PARTIES:
-        raise ConfigError(f"parties must be >= {FEWEST_PARTIES}, got {len(parties)}")
+    if len(parties) < MIN_PARTIES:
+        raise ConfigError(f"parties must be >= {MIN_PARTIES}, got {len(parties)}")
     active = [name for name, hello in parties.items() if hello.active]
     if len(active) != 1:
         got = ", ".join(active) if active else "none"
@@ -218,3 +231,46 @@ def parts_file(
         "passive": list(passive),
     }
     return ModelFiles({"model.json": json.dumps(document, separators=(",", ":")) + "\n"})
+
+
+# Matching of vertical parties' rows.
+
+
+def align(
+    parties: Parties[VerticalHelloReply], mailbox: Mailbox, settings: Settings
+) -> Conversation[dict[str, int]]:
+    """Private set intersection: every list of ids is masked by every party.
+
+    Takes ``len(parties) + 2`` exchanges. The digests of the order are in the mailbox afterwards,
+    for the active party to check. Returns the number of common rows by subset.
+    """
+    ordered = settings.align == "ordered"
+    active, passive = mailbox.active, mailbox.passive
+    opening = OpenRequest(
+        tuple(parties),
+        active,
+        np.stack([hello.box_key for hello in parties.values()]),
+        np.stack([hello.run_key for hello in parties.values()]),
+        np.array([hello.n_rows for hello in parties.values()]),
+        ordered,
+        **fields_of(settings, Holdout),
+    )
+    seconds_left = [0.0, 0.0] if ordered else _seconds_left(parties)
+    yield from mailbox.relay_each(parties.all(opening), SentReply, seconds=seconds_left.pop())
+    for _ in () if ordered else passive:
+        yield from mailbox.relay(MaskRequest, passive, SentReply, seconds=seconds_left.pop())
+    matching = mailbox.relay(MatchRequest, [active], MatchReply, seconds=seconds_left.pop())
+    reply = (yield from matching)[active]
+    yield from mailbox.relay(OrderRequest, passive, SentReply)
+    return {subset: getattr(reply, f"n_{subset}") for subset in SUBSETS}
+
+
+def _seconds_left(parties: Parties[VerticalHelloReply]) -> list[float]:
+    # An estimate from each exchange to the end, the last exchange's first; every party masks every
+    # list, and simulated parties share one machine.
+    n_others = len(parties) - 1
+    opening, masking = seconds_to_mask(max(hello.n_rows for hello in parties.values()))
+    simulated = any(hello.simulated for hello in parties.values())
+    opening *= len(parties) if simulated else 1
+    turn = masking * (n_others if simulated else 1)
+    return list(itertools.accumulate([n_others * masking, *[turn] * n_others, opening]))

@@ -32,8 +32,7 @@ from fedapp.site.settings import site_config
 from fedapp.site.store import Store
 from fedapp.site.table import Holdout, common_order, split_common
 from fedapp.trees.model import load_model
-from strategies.alignment import align
-from strategies.vertical import VerticalStrategy
+from strategies.vertical import VerticalStrategy, align
 from tests.letters import letters_sent, raw_of
 from tests.network import run
 from tests.plans import planned
@@ -551,7 +550,7 @@ def test_an_opening_that_cannot_be_true_is_refused(
         request = opening(*given, **named)
         return replace(request, **{field: change(getattr(request, field))})
 
-    monkeypatch.setattr("strategies.alignment.OpenRequest", changed)
+    monkeypatch.setattr("strategies.vertical.OpenRequest", changed)
     refuses(rule, vertical(parties=3), pinned(federation))
 
 

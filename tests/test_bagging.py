@@ -24,7 +24,7 @@ from fedapp.trees.objective import base_score, label_sums
 from fedapp.trees.predict import predict_margins
 from simulations.baselines import xgboost_parameters
 from simulations.local import run_local, simulated_contexts
-from strategies.bagging import Bagging
+from strategies.local_boosting import Bagging
 from tests.network import die, fails_from, resumed, run
 from tests.reference import compare_trees
 from tests.test_exactness import pooled_booster, weighted_copy

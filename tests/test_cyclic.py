@@ -17,7 +17,7 @@ from fedapp.settings import Settings
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.predict import predict_margins
 from simulations.local import run_local, simulated_contexts
-from strategies.cyclic import next_turn
+from strategies.local_boosting import next_turn
 from tests.network import die, fails_from, resumed, run
 from tests.reference import compare_trees
 from tests.test_exactness import pooled_booster

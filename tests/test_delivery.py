@@ -19,9 +19,8 @@ from fedapp.messages.fields import loss_fields
 from fedapp.messages.pax import SketchReply, SketchRequest
 from fedapp.messages.wire import Envelope, n_bytes, to_content, to_records
 from fedapp.settings import load_settings
-from fedapp.wire import delivery
-from fedapp.wire.delivery import LONGEST_POLL, LOST, NAMED_AFTER, Courier, Patience
-from fedapp.wire.ledger import Ledger
+from strategies import delivery
+from strategies.delivery import LONGEST_POLL, LOST, NAMED_AFTER, Courier, Ledger, Patience
 
 RESEND, DEADLINE = 10.0, 100.0
 ENVELOPE = Envelope("0123456789abcdef", 7)

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from fedapp.clock import RULE
 from fedapp.deploy.certificates import new_authority, supernode_keys
 from fedapp.run_folder import RunFolder
 from simulations.deployment import (
@@ -31,6 +30,7 @@ from simulations.deployment import (
     ended,
     settings_of,
 )
+from strategies.delivery import RULE
 from tests.deployed import (
     PAX,
     local_pax,

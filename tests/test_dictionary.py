@@ -28,8 +28,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.site.settings import site_config
 from fedapp.trees.sets import Categories
 from simulations.local import run_local
-from strategies.dictionary import alike_names, joint_dictionary
-from strategies.horizontal import common_table
+from strategies.horizontal import common_table, joint_dictionary, similar_names
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 
 TWO = (("blue", "red"), None)
@@ -136,7 +135,7 @@ def test_packed_categories_come_back() -> None:
 
 def test_another_spelling_at_one_party_is_noted_and_two_of_one_party_are_not() -> None:
     first, second = said("a", (("Self-emp", "x"), None)), said("b", (("self emp", "X", "x"), None))
-    notes = alike_names({"a": first, "b": second}, first.columns)
+    notes = similar_names({"a": first, "b": second}, first.columns)
     told = "categories of 'color' differ only in spelling: 'Self-emp' (a) and 'self emp' (b)"
     assert notes == [told]
 

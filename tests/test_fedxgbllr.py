@@ -28,7 +28,7 @@ from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.model import model_text, pack_trees
 from fedapp.trees.stacked import StackedModel, from_json
 from simulations.local import run_local
-from strategies.horizontal import untrained_by_class
+from strategies.horizontal import parties_without_class
 from tests.network import die, fails_from, resumed, run
 from tests.transcript import (
     Listener,
@@ -238,9 +238,9 @@ def test_classes_are_named_with_the_parties_that_do_not_train_them() -> None:
         return SimpleNamespace(classes=tuple(classes), untrained=tuple(untrained))
 
     parties = {"bank": hello("abd", "d"), "shop": hello("bcd", "d"), "post": hello("abc", "b")}
-    found = untrained_by_class(parties, "abcd")
+    found = parties_without_class(parties, "abcd")
     assert found == {"a": ("shop",), "b": ("post",), "c": ("bank",)}  # d is trained nowhere
-    assert untrained_by_class({"bank": hello("ab"), "shop": hello("ab")}, "ab") == {}
+    assert parties_without_class({"bank": hello("ab"), "shop": hello("ab")}, "ab") == {}
 
 
 def test_parties_that_stop_early_have_fewer_trees(

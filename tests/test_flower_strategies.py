@@ -25,8 +25,7 @@ from fedapp.settings import defaults, load_settings
 from fedapp.trees.model import Ensemble, from_json
 from simulations.local import LocalGrid, simulated_contexts
 from strategies import PAX
-from strategies.base import TreeStrategy
-from strategies.callbacks import Callbacks
+from strategies.base import Callbacks, TreeStrategy
 
 QUICK = {"num_boost_round": 2, "max_depth": 2}
 SMALL_KEY = {"key_bits": 512, "insecure_small_key": True}

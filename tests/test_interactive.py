@@ -25,7 +25,7 @@ from fedapp.site.store import PART_FILE, write_part
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import goes_left
 from simulations.local import run_local
-from strategies.interactive import Interactive
+from strategies.inference import Interactive
 from tests.forests import joined, part_of
 from tests.letters import raw_of
 from tests.pooled import Pooled

@@ -24,7 +24,7 @@ MAY_IMPORT_FLOWER = (
     "simulations/bench/recorded.py",
     "fedapp/server_app.py",
     "fedapp/client_app.py",
-    "fedapp/clock.py",
+    "strategies/delivery.py",
     "fedapp/deploy/",
     "fedapp/wire/",
     "strategies/base.py",

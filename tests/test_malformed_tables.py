@@ -23,7 +23,7 @@ from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig, site_config, table_settings
 from fedapp.site.table import read_table
 from simulations.local import run_local
-from strategies.horizontal import untrained_everywhere
+from strategies.horizontal import classes_without_rows
 from tests.transcript import summary_of
 
 NAN = np.nan
@@ -151,7 +151,7 @@ def test_a_class_of_another_partys_training_rows_is_no_matter() -> None:
         return SimpleNamespace(classes=tuple(classes), untrained=tuple(untrained))
 
     parties = {"bank": hello("ab", "b"), "shop": hello("bc", "c"), "post": hello("ac", "c")}
-    assert untrained_everywhere(parties) == ("c",)
+    assert classes_without_rows(parties) == ("c",)
 
 
 @pytest.mark.parametrize("begin", ["a,b\n1,", 'a,b\n1,"', ""])

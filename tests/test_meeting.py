@@ -10,7 +10,7 @@ import pytest
 from fedapp.data.table import Note
 from fedapp.errors import LONGEST, ProtocolError
 from fedapp.messages.handshake import HelloReply
-from strategies.meeting import check_texts
+from strategies.handshake import check_texts
 
 REPLY = HelloReply(
     *("bank", 9, 0, 3, ("a",), ("0", "1"), "", "", 0.0, 0.0, False, "0" * 32),

@@ -21,7 +21,7 @@ from fedapp.settings import Settings
 from fedapp.site.store import PART_FILE, Store
 from fedapp.trees.divided import compress, decompress, leaves_of, reachable_leaves
 from simulations.local import run_local
-from strategies.one_round import OneRound
+from strategies.inference import OneRound
 from tests.forests import joined
 from tests.letters import letters_sent
 from tests.pooled import Pooled, made_columns, write_rows

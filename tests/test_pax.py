@@ -24,7 +24,7 @@ from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import predict_margins
 from simulations.local import run_local
 from strategies.pax import PAX
-from strategies.pax_plain import share_bins
+from strategies.pax_sums import share_bins
 from tests.transcript import (
     arrays_of,
     lines_of,

@@ -393,7 +393,7 @@ def test_two_sites_sum_only_where_both_say_so(made: MakeRun, three: Callable[...
 def test_counts_that_no_message_holds_are_refused(
     made: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.pax_secure.MOST_COUNTED", 10_000)
+    monkeypatch.setattr("strategies.pax_sums.MAX_COUNT_BYTES", 10_000)
     with pytest.raises(
         ConfigError, match=r"^max-bin must be less for so many columns .* 10,000 at"
     ):

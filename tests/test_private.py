@@ -33,8 +33,8 @@ from fedapp.trees.model import LEAF, check_trees, load_model
 from fedapp.trees.objective import BOUNDED, CUSTOM, LOSSES, PLAIN, n_outputs, row_bounds, row_pairs
 from fedapp.trees.rounds import draw_trees
 from simulations.local import run_local, simulated_contexts
-from strategies.pax_private import budget_for
-from strategies.secure import exchange_keys
+from strategies.pax_dp import budget_for
+from strategies.secagg import exchange_keys
 from tests.conftest import MakeSettings
 from tests.network import die, resumed, run
 from tests.pooled import made_columns, write_rows
@@ -500,7 +500,7 @@ def test_a_site_refuses_noise_that_does_not_keep_the_promise(
         found = budget_for(*given)
         return replace(found, multiplier=found.multiplier * 0.9)
 
-    monkeypatch.setattr("strategies.pax_private.budget_for", less)
+    monkeypatch.setattr("strategies.pax_dp.budget_for", less)
     with pytest.raises(PartyError, match=r"multiplier must be of more noise to keep epsilon 20"):
         run_local(made())
 
@@ -508,7 +508,7 @@ def test_a_site_refuses_noise_that_does_not_keep_the_promise(
 def test_a_site_refuses_a_run_that_may_lose_the_noise_of_a_party(
     made: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.pax_private.exchange_keys", lambda p: exchange_keys(p, 2))
+    monkeypatch.setattr("strategies.pax_dp.exchange_keys", lambda p: exchange_keys(p, 2))
     with pytest.raises(FedappError, match=r"threshold must be 0, for the noise of all parties"):
         run_local(made())
 

@@ -27,7 +27,7 @@ from fedapp.trees.objective import hide_class_shares
 from simulations.local import run_local, simulated_contexts
 from strategies import pax
 from strategies.horizontal import mean_label
-from strategies.pax_greedy import SPLIT_BINS
+from strategies.pax_dp import SPLIT_BINS
 from tests.network import die, resumed, run
 from tests.test_private import KINDS, MakeRun, made, model_of, silent, told
 from tests.transcript import check_declared, listen, summary_of
@@ -164,7 +164,7 @@ def test_a_site_refuses_sums_by_bin_that_the_epsilon_is_not_spent_on(
     def shallower(*given: Any) -> Budget:
         return replace(budget_for(*given), levels=1)
 
-    monkeypatch.setattr("strategies.pax_private.budget_for", shallower)
+    monkeypatch.setattr("strategies.pax_dp.budget_for", shallower)
     with pytest.raises(PartyError, match=r"level must be < 1, the levels of a tree that the run's"):
         run_local(made(**GREEDY))
 
@@ -184,7 +184,7 @@ def test_a_site_refuses_sums_that_are_not_of_its_table(
     def changed(**fields: Any) -> PrivateSplitsRequest:
         return PrivateSplitsRequest(**(fields | change))
 
-    monkeypatch.setattr("strategies.pax_greedy.PrivateSplitsRequest", changed)
+    monkeypatch.setattr("strategies.pax_dp.PrivateSplitsRequest", changed)
     with pytest.raises(PartyError, match=rule):
         run_local(made(**GREEDY))
 
@@ -198,7 +198,7 @@ def test_too_few_rows_to_split_by_sums_are_refused(made: MakeRun) -> None:
 def test_trees_that_no_sum_splits_are_warned_of(
     made: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.pax_greedy.LEAST_SIDE", 1e9)
+    monkeypatch.setattr("strategies.pax_dp.MIN_SIDE_DEVIATIONS", 1e9)
     folder = run_local(made(**GREEDY))
     assert any("a tree was not split" in text for text in summary_of(folder)["warnings"])
     assert [len(tree) for tree in load_model(folder.path / "model.json").trees] == [1, 1]

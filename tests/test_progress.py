@@ -27,7 +27,7 @@ from fedapp.report.progress import HEARTBEAT_SECONDS, Follower
 from fedapp.run_folder import RunFolder, RunState, Stage, Stages
 from fedapp.server_app import all_strategies
 from simulations.local import run_local, simulated_contexts
-from strategies.meeting import find_nodes, site_names
+from strategies.handshake import find_nodes, site_names
 from tests.conftest import MakeSettings
 from tests.network import die, resumed, run
 from tests.test_report import round_line

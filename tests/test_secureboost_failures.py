@@ -216,7 +216,7 @@ def test_a_site_that_dies_in_an_exchange_is_asked_again(
     step: int,
     party: str,
 ) -> None:
-    monkeypatch.setattr("fedapp.wire.delivery.LONGEST_POLL", 0.01)
+    monkeypatch.setattr("strategies.delivery.LONGEST_POLL", 0.01)
     app = DyingApp(step, party)
     assert model_of(run(two_rounds(), app=app)) == undisturbed[2]
     assert app.deaths == 1

@@ -18,7 +18,7 @@ from fedapp.messages.secagg import LeftRequest, UnmaskRequest
 from fedapp.messages.wire import Content
 from fedapp.site.settings import site_config
 from fedapp.site.store import Store
-from strategies.secure import _place
+from strategies.secagg import _place
 from tests.conftest import WriteTable
 from tests.test_masks import MODEL, Coordinator, counting, scoring
 from tests.test_pairwise import MOST_CHI2, chi_squared, pairs

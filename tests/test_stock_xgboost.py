@@ -17,7 +17,7 @@ import xgboost
 
 import fedapp
 from fedapp.messages.handshake import HelloReply
-from strategies.dictionary import joint_kinds
+from strategies.horizontal import joint_kinds
 from tests.test_meeting import REPLY
 
 WriteTable = Callable[..., Path]

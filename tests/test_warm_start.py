@@ -23,8 +23,8 @@ from fedapp.trees.model import load_model, pack_trees, to_json
 from simulations.comparable import check_comparable
 from simulations.local import run_local, simulated_contexts
 from strategies import pax
-from strategies.cyclic import last_turn, next_turn
-from strategies.warm_start import Begun, read_init_model
+from strategies.handshake import InitialModel, read_init_model
+from strategies.local_boosting import last_turn, next_turn
 from tests.network import die, resumed, run
 from tests.pooled import Pooled, assert_xgboosts, made_columns, write_rows
 from tests.reference import compare_trees
@@ -353,9 +353,9 @@ def test_turns_go_on_where_they_stopped() -> None:
 
 def test_rounds_are_counted_by_their_trees(made: MakeSettings) -> None:
     model = load_model(run_local(made(objective="multi:softprob")).path / "model.json")
-    assert Begun.with_model(model, 3) == Begun(2, 6)
+    assert InitialModel.with_model(model, 3) == InitialModel(2, 6)
     with pytest.raises(ConfigError, match="must have whole rounds of 4 trees, got 6 trees"):
-        Begun.with_model(model, 4)
+        InitialModel.with_model(model, 4)
 
 
 # At a party

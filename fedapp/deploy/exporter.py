@@ -21,7 +21,7 @@ from fedapp.deploy.health import ALIVE
 from fedapp.home import home
 from fedapp.run_folder import RunFolder, State
 from fedapp.site.answer import answers_file
-from fedapp.wire.ledger import SERVER
+from strategies.delivery import SERVER
 
 MOST_RUNS = 20  # only the newest, since each run is a label value
 # Help and labels of each metric; the name of a counter ends in _total.

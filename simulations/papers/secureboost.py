@@ -42,10 +42,9 @@ from simulations.local import LocalGrid, simulated_contexts
 from simulations.papers.fedxgbllr import run_and_tidy
 from simulations.papers.one_round import write_rows
 from simulations.papers.tables import Row, console, new_grid, write_tables
-from strategies.alignment import align
 from strategies.base import Summary
 from strategies.secureboost import SecureBoost
-from strategies.vertical import Mailbox, VerticalStrategy
+from strategies.vertical import Mailbox, VerticalStrategy, align
 
 Matrix = npt.NDArray[np.float32]
 

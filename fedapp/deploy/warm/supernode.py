@@ -31,9 +31,9 @@ from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERRO
 from flwr.supernode.servicer.runtime import runtime_handlers
 from httpx import Response
 
-from fedapp.clock import clock_text, seconds_ahead
 from fedapp.deploy.warm import BACKOFF, replace
 from fedapp.deploy.warm.carried import SENDER, Carrier, added, handing_out, storing
+from strategies.delivery import clock_text, seconds_ahead
 
 log = logging.getLogger("fedapp")
 

@@ -6,18 +6,78 @@ done with the stored reply, so a second copy is harmless.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
 
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
-from fedapp.clock import seconds_ahead
-from fedapp.messages.wire import n_bytes
-from fedapp.wire.ledger import Ledger
+from fedapp.errors import DivergedError, FedappError, PartyError, as_plain, as_protocol_error
+from fedapp.home import open_private
+from fedapp.messages.fields import Reply
+from fedapp.messages.vertical import Parcel
+from fedapp.messages.wire import (
+    DIVERGED,
+    FAILED,
+    REFUSED,
+    WAITING,
+    from_content,
+    from_records,
+    n_bytes,
+    parcels_of,
+)
+
+# Record of traffic: what was sent, to which party, how many bytes.
+
+SERVER = "server"
+
+
+@dataclass(slots=True)
+class Ledger:
+    """A line a message, appended to ``ledger.jsonl`` (not if None), and sums over all of them.
+
+    ``to_parties`` and ``to_server`` are bytes so far.
+    """
+
+    path: Path | None = None
+    to_parties: int = 0
+    to_server: int = 0
+    _lines: list[dict[str, Any]] = field(default_factory=list)
+    _start: float = field(default_factory=time.perf_counter)
+
+    def sent(self, step: int, kind: str, party: str, n_bytes: int) -> None:
+        """Note a request."""
+        self.to_parties += n_bytes
+        self._note(step, kind, SERVER, party, n_bytes)
+
+    def received(self, step: int, kind: str, party: str, n_bytes: int) -> None:
+        """Note a reply."""
+        self.to_server += n_bytes
+        self._note(step, kind, party, SERVER, n_bytes)
+
+    def flush(self, names: Mapping[str, str] | None = None) -> None:
+        """Write the lines noted since the last time, with ``names`` in place of earlier names."""
+        names = names or {}
+        if self.path is not None:
+            with open_private(self.path, "a") as file:
+                for line in self._lines:
+                    for end in ("from", "to"):
+                        line[end] = names.get(line[end], line[end])
+                    file.write(json.dumps(line) + "\n")
+        self._lines.clear()
+
+    def _note(self, step: int, kind: str, source: str, target: str, n_bytes: int) -> None:
+        seconds = round(time.perf_counter() - self._start, 4)
+        line = {"step": step, "type": kind, "from": source, "to": target}
+        self._lines.append({**line, "bytes": n_bytes, "seconds": seconds})
+
 
 log = logging.getLogger("fedapp")
 
@@ -139,3 +199,66 @@ class Courier:
             self.ledger.received(step, outgoing.kind, outgoing.party, size)
             replies[outgoing.party] = reply
         return replies
+
+
+# Read a party's reply from the message received.
+
+R = TypeVar("R", bound=Reply)
+LONGEST_REASON = 2000  # characters
+
+
+def read_reply(
+    message: Message, party: str, reply: type[R], model_id: str, step: int
+) -> tuple[R, list[Parcel]]:
+    """A party's reply, decoded and checked, and the parcels that came with it.
+
+    Raises a PartyError if the party refused, failed or answered another exchange, a DivergedError
+    if its gradients or trees have left float32.
+    """
+    if message.has_error():
+        raise _failure(message.error, party, step)
+    envelope, content = from_records(message.content, party)
+    if (envelope.model_id, envelope.step) != (model_id, step):
+        raise PartyError(party, step, f"answered step {envelope.step} of another exchange")
+    decoded = from_content(reply, content, party)
+    with as_protocol_error(party, content.name, "parcels"):
+        return decoded, parcels_of(content)
+
+
+def _failure(error: Error, party: str, step: int) -> FedappError:
+    reason = as_plain(error.reason or "", LONGEST_REASON)
+    if error.code == DIVERGED:
+        return DivergedError(reason)
+    if error.code in (REFUSED, FAILED, WAITING):
+        name, _, reason = reason.partition(": ")
+        return PartyError(name, step, reason, refused=error.code == REFUSED)
+    # Flower's reason is a traceback; its last line is the error.
+    last_line = (error.reason or "").strip().rpartition("\n")[2]
+    text = as_plain(last_line, LONGEST_REASON) or f"error code {error.code}"
+    return PartyError(party, step, text)
+
+
+# Difference between the clocks of a site and its coordinator.
+
+NOTICED = 2.0  # seconds; a smaller difference does no harm
+RULE = (
+    f"Flower refuses a site whose clock is {SYSTEM_TIME_TOLERANCE} s ahead of its SuperLink's, or "
+    f"{TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE} s behind it"
+)
+
+
+def seconds_ahead(asked: float, answered: float, earliest: float, latest: float) -> float:
+    """Lower bound of how far another clock is ahead of this one; negative if it is behind.
+
+    The other clock was read between ``asked`` and ``answered`` (Unix time by this clock) and showed
+    a time between ``earliest`` and ``latest``.
+    """
+    return max(0.0, earliest - answered) + min(0.0, latest - asked)
+
+
+def clock_text(whose: str, ahead: float, than: str) -> str:
+    """Whose clock is off, by how much, and what Flower tolerates; empty below ``NOTICED``."""
+    if abs(ahead) < NOTICED:
+        return ""
+    side = "ahead of" if ahead > 0 else "behind"
+    return f"{whose} clock is {abs(ahead):.0f} s {side} {than}; {RULE}"

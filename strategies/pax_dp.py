@@ -3,14 +3,14 @@
 Source: Maddock et al. 2022 (arXiv:2210.02910); see ``fedapp.trees.rounds`` for the trees and
 ``fedapp.crypto.noise`` for what is released about a row. A tree takes one exchange: its structure
 is drawn, and its leaves are summed. With ``privacy.trees=greedy`` it takes one more a level (see
-``strategies.pax_greedy``).
+``strategies.pax_dp``).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
@@ -22,9 +22,10 @@ from fedapp.crypto.noise import Budget, budget_for, check_installed
 from fedapp.data.partition import HELD_OUT
 from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Cuts, Ints, with_categories
-from fedapp.histograms.build import CLEAR, make_consistent
-from fedapp.histograms.fixed_point import Bounds, from_fixed, power_above
+from fedapp.histograms.build import CLEAR, make_consistent, make_sums_consistent
+from fedapp.histograms.fixed_point import Bounds, Whole, from_fixed, power_above
 from fedapp.histograms.sketch import BASE, N_DIGITS, Descent
+from fedapp.histograms.split import Penalties
 from fedapp.messages.fields import fields_of
 from fedapp.messages.handshake import HelloReply, LabelsReply
 from fedapp.messages.pax import (
@@ -32,6 +33,7 @@ from fedapp.messages.pax import (
     PrivateCountRequest,
     PrivateOpenRequest,
     PrivateScoresRequest,
+    PrivateSplitsRequest,
     PrivateTreesRequest,
 )
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
@@ -39,7 +41,8 @@ from fedapp.messages.secagg import EVERYONE
 from fedapp.metrics import Statistics, statistics
 from fedapp.metrics.sums import ClippedNumbers, make_plausible, read_sums
 from fedapp.settings import NotNegative, Section, Settings, check
-from fedapp.trees.model import LEAF, pack_trees
+from fedapp.trees.grow import Growth, Limits
+from fedapp.trees.model import LEAF, Grown, pack_trees
 from fedapp.trees.objective import (
     LossParameters,
     RowBounds,
@@ -48,18 +51,25 @@ from fedapp.trees.objective import (
     n_outputs,
     row_bounds,
 )
-from fedapp.trees.rounds import CYCLIC, Boosting, Kind, draw_trees, n_leaves, with_leaf_weights
+from fedapp.trees.rounds import (
+    CYCLIC,
+    SHRINKING,
+    Boosting,
+    Kind,
+    draw_trees,
+    n_leaves,
+    with_leaf_weights,
+)
 from fedapp.trees.sets import category_counts
 from strategies.horizontal import CommonTable
-from strategies.pax_greedy import LEAST_SIDE, SPLIT_BINS, grow_greedily, side_deviation
-from strategies.secure import MaskedSums, exchange_keys
+from strategies.secagg import MaskedSums, exchange_keys
 
-FEWEST_PARTIES = 2
+MIN_PARTIES = 2
 GREEDY: Final = "greedy"
 SCORE_BINS = 32  # at an epsilon of 1, the noise of more bins costs more AUC than they gain
 LONGEST_STEP = 2.0  # of a leaf, before the learning rate; for squared errors it is the clip
 UNIT = "one row of one party, which counts for nothing in one of two tables that are told apart"
-NOT_COVERED = (
+NOT_PROTECTED = (
     "numbers of rows",
     "names of columns, of classes (and which of them train), of categories that no schema gives",
     "the range of labels that are numbers and the largest weight, to powers of two",
@@ -92,8 +102,8 @@ def privacy_settings(settings: Settings, aggregation: str) -> PrivacySettings:
         if (value := getattr(settings, name)) != required:
             shown, setting = required if required != "" else "empty", name.replace("_", "-")
             raise ConfigError(f"{setting} must be {shown} with privacy.epsilon: {why}; got {value}")
-    if settings.asked_parties and settings.parties < FEWEST_PARTIES:
-        rule = f"must be >= {FEWEST_PARTIES} with privacy.epsilon"
+    if settings.asked_parties and settings.parties < MIN_PARTIES:
+        rule = f"must be >= {MIN_PARTIES} with privacy.epsilon"
         raise ConfigError(f"parties {rule}: noise must be of others too; got {settings.parties}")
     check_installed()
     return private
@@ -127,7 +137,7 @@ class NoisedSums:
         self._settings, self._private, self._warn = settings, private, warn
         self.places: dict[str, Ints] = {}
         self._bounds, self._n_classes = Bounds(1), 0
-        self.budget = Budget(private.epsilon, private.delta, 1.0, 1, FEWEST_PARTIES)
+        self.budget = Budget(private.epsilon, private.delta, 1.0, 1, MIN_PARTIES)
 
     def begin(
         self, parties: Parties[HelloReply], table: CommonTable, terms: Mapping[str, Any]
@@ -283,7 +293,7 @@ class NoisedSums:
             "score_noise": math.ldexp(score_noise, -self._bounds.exponent(0)),
             "trees": self._private.trees,
             **({"split_bins": self._most_bins} if greedy else {}),
-            "not_covered": list(NOT_COVERED),
+            "not_covered": list(NOT_PROTECTED),
         }
 
     def _row_bounds(self) -> RowBounds:
@@ -330,7 +340,11 @@ class NoisedSums:
         """Check that the sides of a split stand out from noise."""
         n_rows = sum(hello.n_train for hello in parties.values())
         n_drawn = max(1, int(self._settings().colsample_bytree * n_columns))
-        rows = LEAST_SIDE * side_deviation(self._split_deviation(row, n_drawn), 2) / row.hessian
+        rows = (
+            MIN_SIDE_DEVIATIONS
+            * side_deviation(self._split_deviation(row, n_drawn), 2)
+            / row.hessian
+        )
         if rows > n_rows / 2:
             raise ConfigError(
                 f"privacy.trees must be cyclic or random for so few rows: greedy splits need "
@@ -371,3 +385,89 @@ class NoisedSums:
         extra = settings.eval_metrics
         form = statistics(settings.objective, *nothing, SCORE_BINS, extra=extra, adder=adder)
         return adder, form
+
+
+# PAX with ``privacy.trees=greedy``: trees whose splits are chosen by noised sums.
+
+# Most bins of a column: with more, a side of a split has more noise. At an epsilon of 1, 16 and 32
+# bins were better than 8, and all of them much better than 256.
+SPLIT_BINS = 32
+MIN_SIDE_DEVIATIONS = (
+    2.0  # smallest hessian of a side of a split, in standard deviations of its noise
+)
+
+
+def grow_greedily(
+    parties: Parties[HelloReply],
+    boosting: Boosting,
+    fields: Mapping[str, Any],
+    exponents: Whole,
+    deviation_of: Callable[[int], float],
+) -> Conversation[Grown]:
+    """Structures of one round's trees.
+
+    Parameters
+    ----------
+    fields : of a ``PrivateTreesRequest`` except its trees.
+    exponents : int64, shape (2,), of gradients and hessians as whole numbers.
+    deviation_of : number of columns -> standard deviation of the noise of a bin's hessians.
+    """
+    allowed, cuts = boosting.growth().allowed, boosting.cuts
+    columns = np.flatnonzero(allowed.any(axis=0))
+    widths, deviation = cuts.widths[columns], deviation_of(len(columns))
+    penalties = raised_penalties(
+        boosting.shape.penalties, side_deviation(deviation, int(widths.max()))
+    )
+    shape = replace(boosting.shape, penalties=penalties)
+    growth = Growth(boosting.width, cuts, allowed, shape, Limits(both_children=True))
+    no_values = np.empty(0, dtype=np.float32)
+    while growth.growing:
+        first, n_wanted, structure = growth.level == 0, len(growth.wanted), _structure(growth)
+        sends_cuts = first and not boosting.n_rounds
+        packed = {**fields, **pack_trees(structure.trees, sets=structure.sets)}
+        if not first:
+            packed["leaf_values"] = no_values
+        request = PrivateSplitsRequest(
+            **packed,
+            level=growth.level,
+            drawn=columns.astype(np.int32),
+            edges=cuts.edges if sends_cuts else no_values,
+            edge_offsets=cuts.offsets if sends_cuts else np.empty(0, dtype=np.int64),
+        )
+        shapes = (n_wanted, int(widths.sum()), 2), (n_wanted, len(columns), 2)
+        summed = yield from MaskedSums().ask(parties, request, *shapes)
+        histograms, missing = (from_fixed(sums, exponents) for sums in summed)
+        agreed = make_sums_consistent(histograms, missing, widths, deviation)
+        if first:
+            growth.set_roots(agreed.totals)
+        # Back to the layout of all columns: 0 in those that were not drawn.
+        is_drawn = np.isin(np.repeat(np.arange(cuts.n_columns), cuts.widths), columns)
+        histograms = np.zeros((n_wanted, len(cuts.edges), 2))
+        histograms[:, is_drawn] = agreed.histograms
+        has_missing = np.zeros((n_wanted, cuts.n_columns), dtype=np.int32)
+        has_missing[:, columns] = agreed.has_missing
+        growth.split(histograms, has_missing)
+    return _structure(growth)
+
+
+def side_deviation(deviation: float, n_bins: int) -> float:
+    """Standard deviation of the noise of one side's hessians, at most, from that of a bin's."""
+    # Half of the bins on each side, of sums that are consistent: var = n/2 - (n/2)^2 / n.
+    return deviation * math.sqrt(n_bins) / 2
+
+
+def raised_penalties(penalties: Penalties, deviation: float) -> Penalties:
+    """The penalties, raised so that no split is chosen for noise; ``deviation`` is of a side."""
+    return replace(
+        penalties,
+        reg_lambda=penalties.reg_lambda + SHRINKING * deviation,
+        min_child_weight=max(penalties.min_child_weight, MIN_SIDE_DEVIATIONS * deviation),
+    )
+
+
+def _structure(growth: Growth) -> Grown:
+    """The trees so far, without values of leaves."""
+    grown = growth.grown()
+    for tree in grown.trees:
+        tree["value"] = 0
+    return grown
