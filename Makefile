@@ -32,13 +32,13 @@ $(BIN)/python:
 $(READY): $(PINS) | $(BIN)/python
 	@echo "Setting up $(VENV): 1 GB of packages, a minute or so"
 	@$(PIP) --constraint constraints.txt --editable .
-	@$(BIN)/python -m simulations.kernels
+	@$(BIN)/python -m fedapp.runs.kernels
 	@touch $@
 
 $(READY_ALL): $(PINS) | $(BIN)/python
 	@echo "Setting up $(VENV) for tests: with torch some 2 to 5 GB of packages, some minutes"
 	@$(PIP) --constraint constraints.txt --editable '.[fedxgbllr,dev]'
-	@$(BIN)/python -m simulations.kernels
+	@$(BIN)/python -m fedapp.runs.kernels
 	@touch $(READY) $@
 
 run: setup

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedapp.api import compare, load, run, tune
     from fedapp.errors import ConfigError, DataError, FedappError, StoppedError
-    from fedapp.finished import Run
     from fedapp.run_folder import RoundInfo
+    from fedapp.runs.run import Compared, Folds, Run, Tuned
     from fedapp.sklearn import (
         FedAvgLinearClassifier,
         FedAvgLinearRegressor,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
         SecureBoostClassifier,
         SecureBoostRegressor,
     )
-    from fedapp.studies import Compared, Folds, Tuned
 
 
 def _find_own_packages() -> None:
@@ -86,10 +85,10 @@ __all__ = [
 
 _HOMES = {  # names by the module that has them
     "fedapp.api": ("compare", "load", "run", "tune"),
-    "fedapp.finished": ("Run",),
+    "fedapp.runs.run": ("Run",),
     "fedapp.errors": ("ConfigError", "DataError", "FedappError", "StoppedError"),
     "fedapp.sklearn": tuple(name for name in __all__ if name.endswith(("Classifier", "Regressor"))),
-    "fedapp.studies": ("Compared", "Folds", "Tuned"),
+    "fedapp.runs.run": ("Compared", "Folds", "Tuned"),
     "fedapp.run_folder": ("RoundInfo",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

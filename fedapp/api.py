@@ -1,6 +1,6 @@
 """Fedapp in Python: train on frames, load a run, predict, explain.
 
-Like the ``fedapp`` command, these functions work through ``fedapp.session``.
+Like the ``fedapp`` command, these functions work through ``fedapp.runs.session``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from typing import Any, Literal, overload
 
 from fedapp.data.frames import Data, drop_frames, has_frames, write_tables
 from fedapp.errors import ConfigError
-from fedapp.finished import Run
 from fedapp.home import RUNS, display_path, private_folder
 from fedapp.run_folder import OnRound, RunFolder, Silent, Watcher, new_run_dir
-from fedapp.session import Training
+from fedapp.runs.run import Compared, Folds, Run, Tuned
+from fedapp.runs.session import Training
 from fedapp.settings import check_functions, functions_of, naming_python_keywords, settings_of
-from fedapp.studies import Compared, Folds, Tuned
 from fedapp.trees.objective import functions_in_use
 
 __all__ = ["Data", "Folds", "OnRound", "Run", "Tuned", "Watcher", "compare", "load", "run", "tune"]
@@ -120,7 +119,7 @@ def run(
     overrides: dict[str, Any] = settings_of(strategy, {**named, "parties": parties})
     arguments = overrides, engine, baselines, watcher or Silent(), on_round
     if folds and "fold" not in overrides:
-        from simulations.folds import CrossValidation
+        from fedapp.runs.compare import CrossValidation
 
         with (
             naming_python_keywords(),
@@ -189,7 +188,7 @@ def tune(
     >>> len(found.trials)
     2
     """
-    from simulations.tune import Budget, Tuning
+    from fedapp.runs.tune import Budget, Tuning
 
     more = {"label": label or None, "parties": parties}
     overrides: dict[str, Any] = settings_of(strategy, {**settings, **more})
@@ -236,7 +235,7 @@ def compare(
     >>> sorted(found.runs)
     ['cyclic', 'pax']
     """
-    from simulations.compare import carry_out
+    from fedapp.runs.compare import carry_out
 
     if "fold" in settings:
         raise ConfigError("fold must be omitted in a comparison, which runs all folds")

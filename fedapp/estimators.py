@@ -39,12 +39,12 @@ from fedapp.data.frames import (
 from fedapp.data.predictions import by_class
 from fedapp.errors import ConfigError, DataError
 from fedapp.evaluated import evaluate_rounds
-from fedapp.finished import Run
 from fedapp.home import private_folder, write_atomically
-from fedapp.housekeeping import forget_model
-from fedapp.predict import PredictedRows, predicted_rows
 from fedapp.run_folder import RunFolder
-from fedapp.session import Training
+from fedapp.runs.clean import forget_model
+from fedapp.runs.predict import PredictedRows, predicted_rows
+from fedapp.runs.run import Run
+from fedapp.runs.session import Training
 from fedapp.settings import (
     SIMULATED_PARTIES,
     check_functions,

@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 
 from fedapp import metrics
-from fedapp.predict import PredictedRows
 from fedapp.run_folder import RunFolder
+from fedapp.runs.predict import PredictedRows
 from fedapp.trees.model import Ensemble, importance, ordered_sets, to_json
 from fedapp.trees.objective import Array
 from fedapp.trees.predict import add_trees

@@ -82,7 +82,7 @@ def train_alone(grid: Grid, settings: Settings) -> RunFolder:
         if not folder.is_held:
             show(folder)
         return folder
-    from fedapp.logs import logged
+    from fedapp.runs.logs import logged
 
     with logged(settings, folder, engine_name(grid), log.info) as logs:
         train(grid, settings, logs.before(None))

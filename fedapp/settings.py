@@ -45,7 +45,7 @@ from fedapp.trees.objective import (
 from fedapp.trees.sets import MOST_CATEGORIES
 
 Value = bool | int | float | str
-# Tools that log runs; ``fedapp.logs`` has a module for each.
+# Tools that log runs; ``fedapp.runs.logs`` has a module for each.
 LOGS = ("mlflow", "tensorboard", "wandb")
 # Pydantic's kinds of errors, and prefixes of them.
 SIGNS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}

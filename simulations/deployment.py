@@ -25,11 +25,10 @@ from fedapp.deploy.folders import write_federation, write_site
 from fedapp.deploy.processes import Federation
 from fedapp.messages.fields import all_methods
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import free_ports, run_local, site_contexts
 from fedapp.settings import load_settings
 from fedapp.site.mail import identity, pin
 from fedapp.site.settings import parse_node_config, site_config
-from simulations.engines import free_ports
-from simulations.local import run_local, site_contexts
 
 # Timeouts, long enough for a busy machine.
 START_SECONDS, RUN_SECONDS, STOP_SECONDS = 300, 900, 60

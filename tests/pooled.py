@@ -17,12 +17,12 @@ from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.run_folder import RunFolder
+from fedapp.runs.baselines import xgboost_parameters
 from fedapp.settings import Settings
 from fedapp.site.table import Holdout, common_order, split_common
 from fedapp.trees.model import LEAF, Ensemble, load_model
 from fedapp.trees.sets import category_counts, chosen, in_secret_order, recoded, side_by_side
 from fedapp.trees.xgboost import typed_columns
-from simulations.baselines import xgboost_parameters
 from tests.reference import compare_trees
 
 

@@ -21,9 +21,9 @@ from fedapp.home import home
 from fedapp.messages.fields import Array, fields_of
 from fedapp.messages.pax import GrowSumsRequest
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local
 from fedapp.site.settings import SiteConfig, check_sample_size, check_share, site_config
 from fedapp.site.store import Store
-from simulations.local import run_local
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.test_masks import NAMES, Coordinator, growing
 

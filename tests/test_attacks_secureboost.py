@@ -10,8 +10,8 @@ from scipy.special import expit
 
 from clients.secureboost import active
 from fedapp.messages.fields import Array
+from fedapp.runs.engines import run_local
 from simulations.attacks import eini_paths, reverse_sums, shared_nodes, solved_bins
-from simulations.local import run_local
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.transcript import lines_of
 

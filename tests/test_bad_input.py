@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from fedapp.cli import cli
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.trees.model import load_model
-from simulations.local import run_local
 
 WriteTable = Callable[..., Path]
 MakeSettings = Callable[..., Settings]

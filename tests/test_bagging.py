@@ -16,14 +16,14 @@ from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, PartyError
 from fedapp.run_folder import RunFolder
+from fedapp.runs.baselines import xgboost_parameters
+from fedapp.runs.engines import run_local, simulated_contexts
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig
 from fedapp.site.table import Holdout, read_subsets
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import base_score, label_sums
 from fedapp.trees.predict import predict_margins
-from simulations.baselines import xgboost_parameters
-from simulations.local import run_local, simulated_contexts
 from strategies.local_boosting import Bagging
 from tests.network import die, fails_from, resumed, run
 from tests.reference import compare_trees

@@ -20,7 +20,9 @@ from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, PartyError
-from fedapp.predict import predict_table
+from fedapp.runs.baselines import run_baselines
+from fedapp.runs.engines import run_local
+from fedapp.runs.predict import predict_table
 from fedapp.server_app import check_read
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig, table_settings
@@ -28,8 +30,6 @@ from fedapp.site.table import Holdout, read_subsets
 from fedapp.trees.model import from_json, load_model, to_json
 from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
-from simulations.baselines import run_baselines
-from simulations.local import run_local
 from tests.claims import claims_table
 from tests.encrypted import encrypted
 from tests.letters import letters_sent, raw_of

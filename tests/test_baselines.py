@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from fedapp.report.summary import score_notes
+from fedapp.runs.baselines import order_range, run_baselines, same_nodes
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
-from simulations.baselines import order_range, run_baselines
-from simulations.local import run_local
-from simulations.same_trees import same_nodes
 from tests.pooled import write_rows
 
 MakeSettings = Callable[..., Settings]

@@ -11,8 +11,8 @@ import pytest
 
 from fedapp.data.datasets import read_source
 from fedapp.data.schema import Roles
+from fedapp.runs.baselines import join_tables, pooled_forest
 from fedapp.trees.forest.model import from_json
-from simulations.baselines import join_tables, pooled_forest
 from simulations.bench import federated_forest as bench
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedapp.runs.baselines import Scored
 from simulations.attacks.membership import Told, above_usual, advantage, caught, own_margins
 from simulations.bench.privacy import EPSILONS, HOW, NO_NOISE, Cell, drawing, show, test_score
-from simulations.scored import Scored
 
 test_score.__test__ = False  # type: ignore[attr-defined]
 

@@ -14,8 +14,8 @@ import pytest
 
 from fedapp.data.partition import partition_rows
 from fedapp.errors import ConfigError
+from fedapp.runs.baselines import run_baselines
 from fedapp.settings import load_settings
-from simulations.baselines import run_baselines
 from simulations.benchmarks import noniid
 from simulations.benchmarks.noniid_page import benchmark_page
 from simulations.benchmarks.verdict import ALONE, POOLED, verdicts

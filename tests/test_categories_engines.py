@@ -12,11 +12,11 @@ import pytest
 
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.site.store import PART_FILE
 from fedapp.trees.model import load_model
 from simulations.deployment import Deployment, ended, settings_of
-from simulations.local import run_local
 from tests.deployed import SITES, model_in, same_columns, same_rows, started, use_tables, write_csv
 from tests.forests import without_salt
 from tests.pooled import write_rows

@@ -13,6 +13,8 @@ import xgboost
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.table import Table
 from fedapp.run_folder import RunFolder
+from fedapp.runs.baselines import xgboost_parameters
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig
 from fedapp.site.table import Holdout, read_subsets
@@ -20,8 +22,6 @@ from fedapp.trees.model import LEAF, Ensemble, load_model
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import category_counts
 from fedapp.trees.xgboost import typed_columns
-from simulations.baselines import xgboost_parameters
-from simulations.local import run_local
 from tests.reference import compare_trees
 from tests.texts import adult, airline, kddcup
 

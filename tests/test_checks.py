@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from fedapp.cli import cli
 from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.home import home
+from fedapp.runs.engines import run_local
+from fedapp.runs.tables import check_tables
 from fedapp.settings import Settings
 from fedapp.site import table
-from simulations.checks import check_tables
-from simulations.local import run_local
 
 WriteTable = Callable[..., Path]
 MakeSettings = Callable[..., Settings]

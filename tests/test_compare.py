@@ -20,13 +20,12 @@ from fedapp.report.comparison import Comparison, Line, score_table, tradeoff_pag
 from fedapp.report.plots import compared_scores, near_range, spread_out, tradeoff
 from fedapp.report.summary import fact_grid, read_run
 from fedapp.run_folder import RunFolder
+from fedapp.runs.baselines import run_baselines
+from fedapp.runs.compare import compare, comparison_folder, finished_cell, same_rows
+from fedapp.runs.engines import run_local
 from fedapp.server_app import all_strategies
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.site.store import Store
-from simulations.baselines import run_baselines
-from simulations.comparable import comparison_folder, same_rows
-from simulations.compare import compare, finished_cell
-from simulations.local import run_local
 from strategies.inference import InferenceStrategy
 
 SHORT: dict[str, Any] = {"num-boost-round": 2, "max-depth": 2, "max-bin": 16}

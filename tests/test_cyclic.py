@@ -13,10 +13,10 @@ import xgboost
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import PartyError
+from fedapp.runs.engines import run_local, simulated_contexts
 from fedapp.settings import Settings
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.predict import predict_margins
-from simulations.local import run_local, simulated_contexts
 from strategies.local_boosting import next_turn
 from tests.network import die, fails_from, resumed, run
 from tests.reference import compare_trees

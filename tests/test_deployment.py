@@ -23,6 +23,7 @@ from fedapp.cli import cli
 from fedapp.deploy.folders import registered_sites
 from fedapp.errors import ConfigError
 from fedapp.home import home
+from fedapp.runs.engines import run_local, site_contexts
 from fedapp.settings import load_settings
 from fedapp.site.mail import PINNED
 from fedapp.site.store import PART_FILE
@@ -36,7 +37,6 @@ from simulations.deployment import (
     ended,
     settings_of,
 )
-from simulations.local import run_local, site_contexts
 from tests.deployed import (
     CLASSES,
     CUSTOMER,

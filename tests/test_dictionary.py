@@ -23,11 +23,11 @@ from fedapp.messages.handshake import (
     pack_categories,
     unpack_categories,
 )
-from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local
+from fedapp.runs.predict import predict_table
 from fedapp.site.settings import site_config
 from fedapp.trees.sets import Categories
-from simulations.local import run_local
 from strategies.horizontal import common_table, joint_dictionary, similar_names
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 

@@ -19,11 +19,11 @@ from flwr.app import Context
 
 from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.home import home
-from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local
+from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.model import load_model
-from simulations.local import run_local
 from tests.reference import compare_trees
 from tests.transcript import summary_of
 

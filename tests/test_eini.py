@@ -21,11 +21,11 @@ from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.messages import eini
 from fedapp.messages.wire import from_records, parcels_of
+from fedapp.runs.engines import run_local
 from fedapp.site import mail
 from fedapp.site.answer import Site
 from fedapp.trees.divided import Lookup, candidates, skeleton
 from fedapp.trees.model import check_trees
-from simulations.local import run_local
 from tests.deployed import write_csv
 from tests.encrypted import (
     KINDS_OF_MODELS,

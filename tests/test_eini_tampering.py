@@ -18,10 +18,10 @@ from fedapp.client_app import SiteApp
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import eini
+from fedapp.runs.engines import run_local
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters
 from fedapp.site.store import PART_FILE, part_digest, read_part, write_part
-from simulations.local import run_local
 from strategies.eini import Eini
 from tests.encrypted import MOSTLY_FORESTS, SMALL, MakeSettings, Train, encrypted, trainer
 from tests.forests import without_salt

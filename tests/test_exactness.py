@@ -16,14 +16,14 @@ from fedapp.data.labels import class_ids, class_names
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
+from fedapp.runs.baselines import xgboost_parameters
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig
 from fedapp.site.table import Holdout, read_subsets
 from fedapp.trees.model import Ensemble, from_json, load_model, to_json
 from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
-from simulations.baselines import xgboost_parameters
-from simulations.local import run_local
 from tests.claims import claims, claims_table
 from tests.pooled import write_rows
 from tests.reference import Agreement, compare_trees

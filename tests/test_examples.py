@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, RecordDict
 
-from simulations.engines import superlink
-from simulations.local import LocalGrid
+from fedapp.runs.engines import LocalGrid, superlink
 
 EXAMPLES = Path(__file__).parent.parent / "simulations" / "examples"
 APPS = {"pax": 3, "secureboost": 2}

@@ -18,11 +18,11 @@ from fedapp.home import home
 from fedapp.messages.inference import ExplainRequest
 from fedapp.report.page import write_report
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig, check_policy
 from fedapp.trees.divided import model_of, open_splits, path_to
 from fedapp.trees.model import load_model
-from simulations.local import run_local
 from strategies.eini import Eini
 from tests.forests import joined, part_of
 from tests.pooled import made_columns, write_rows

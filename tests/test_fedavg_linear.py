@@ -18,8 +18,9 @@ from fedapp.data.labels import class_ids, class_names
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, PartyError, ProtocolError
 from fedapp.messages.fedavg_linear import MomentsReply, check_moments
-from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local, simulated_contexts
+from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
 from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.linear import (
@@ -32,7 +33,6 @@ from fedapp.trees.linear import (
 )
 from fedapp.trees.model import model_text
 from fedapp.trees.objective import transform
-from simulations.local import run_local, simulated_contexts
 from strategies.fedavg_linear import FedAvgLinear
 from tests.network import die, fails_from, resumed, run
 from tests.test_exactness import made_table

@@ -20,11 +20,11 @@ from fedapp.messages.fedavg_linear import (
     SpreadsRequest,
 )
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local, simulated_contexts
 from fedapp.settings import Settings
 from fedapp.site.settings import site_config
 from fedapp.trees.linear import LinearModel, linear_from_json
 from fedapp.trees.model import model_text
-from simulations.local import run_local, simulated_contexts
 from strategies.fedavg_linear import FedAvgLinear
 from tests.conftest import MakeSettings, Simulate, WriteTable
 from tests.network import die, fails_from, resumed, run

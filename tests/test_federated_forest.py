@@ -19,12 +19,12 @@ from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import federated_forest as messages
 from fedapp.messages.vertical import SentReply
-from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local, simulated_contexts
+from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
 from fedapp.trees.forest.levels import class_codes, number_codes
 from fedapp.trees.forest.model import from_json, to_json
-from simulations.local import run_local, simulated_contexts
 from strategies.federated_forest import FederatedForest
 from tests.forests import forest_settings, joined, part_of, pooled
 from tests.letters import letters_sent

@@ -12,9 +12,9 @@ import pytest
 from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.trees.forest.model import to_json
-from simulations.local import run_local
 from tests.forests import encrypted_forest, joined, parts_of, pooled
 from tests.network import run
 from tests.pooled import made_columns, write_rows

@@ -21,11 +21,11 @@ from fedapp.home import home
 from fedapp.messages import federated_forest as messages
 from fedapp.messages.fields import Letter
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import simulated_contexts
 from fedapp.settings import Settings
 from fedapp.site.answer import Site
 from fedapp.site.store import PART_FILE, RAW
 from fedapp.trees.forest.cart import NO_RANK
-from simulations.local import simulated_contexts
 from strategies.federated_forest import FederatedForest
 from tests.forests import encrypted_forest, parts_of
 from tests.network import (

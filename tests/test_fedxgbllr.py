@@ -19,15 +19,15 @@ from fedapp import metrics
 from fedapp.data.datasets import read_source
 from fedapp.data.schema import Roles
 from fedapp.errors import DataError, PartyError
-from fedapp.predict import predict_table
 from fedapp.report.page import write_report
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local
+from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
 from fedapp.site.store import RAW
 from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.model import model_text, pack_trees
 from fedapp.trees.stacked import StackedModel, from_json
-from simulations.local import run_local
 from strategies.horizontal import parties_without_class
 from tests.network import die, fails_from, resumed, run
 from tests.transcript import (
@@ -347,7 +347,7 @@ def test_the_paper_shares_500_trees_among_the_parties(short: MakeSettings) -> No
 
 def test_neither_torch_nor_xgboost_is_imported_before_it_is_used() -> None:
     code = (
-        "import sys, fedapp.client_app, fedapp.server_app, fedapp.predict, strategies.fedxgbllr,"
+        "import sys, fedapp.client_app, fedapp.server_app, fedapp.runs.predict, strategies.fedxgbllr,"
         " clients.fedxgbllr; assert not {'torch', 'xgboost'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

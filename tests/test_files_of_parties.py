@@ -17,13 +17,12 @@ from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DataError, StoppedError
-from fedapp.predict import predict_table
 from fedapp.run_folder import resumed_settings
+from fedapp.runs.baselines import run_baselines
+from fedapp.runs.engines import run_local, site_contexts
+from fedapp.runs.predict import predict_table
+from fedapp.runs.tables import check_tables, stacked_tables
 from fedapp.settings import Settings, load_settings
-from simulations.baselines import run_baselines
-from simulations.checks import check_tables
-from simulations.local import run_local, site_contexts
-from simulations.rows import stacked_tables
 
 WriteTable = Callable[..., Path]
 MakeSettings = Callable[..., Settings]

@@ -20,11 +20,11 @@ from fedapp.histograms.sketch import (
     sketch_cuts,
 )
 from fedapp.messages.pax import GrowRequest
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import check_policy, site_config
 from fedapp.site.store import Store
 from fedapp.trees.model import load_model
-from simulations.local import run_local
 from tests.conftest import MakeSettings
 from tests.pooled import made_columns, write_rows
 from tests.transcript import arrays_of, listen, scalars_of, summary_of

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from fedapp.cli import cli
 from fedapp.errors import ConfigError, RunFailedError
+from fedapp.runs import engines
+from fedapp.runs.engines import check_programs, failed, sentence_for
 from fedapp.settings import Settings
-from simulations import engines
-from simulations.flower_errors import check_programs, failed, sentence_for
 
 MakeSettings = Callable[..., Settings]
 CONFIG = """\

@@ -21,9 +21,9 @@ from flwr.serverapp.strategy import (
 import strategies
 from fedapp.errors import ConfigError, StoppedError
 from fedapp.run_folder import RoundInfo
+from fedapp.runs.engines import LocalGrid, simulated_contexts
 from fedapp.settings import defaults, load_settings
 from fedapp.trees.model import Ensemble, from_json
-from simulations.local import LocalGrid, simulated_contexts
 from strategies import PAX
 from strategies.base import Callbacks, TreeStrategy
 

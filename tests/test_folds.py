@@ -18,11 +18,11 @@ import fedapp
 from fedapp.cli import cli
 from fedapp.data.partition import Holdout
 from fedapp.errors import ConfigError
+from fedapp.runs.compare import compare
+from fedapp.runs.engines import run_local
+from fedapp.runs.run import FOLDS, Folds
 from fedapp.settings import load_settings
 from fedapp.site.store import Store
-from fedapp.studies import FOLDS, Folds
-from simulations.compare import compare
-from simulations.local import run_local
 from tests.conftest import MakeSettings, WriteTable
 
 SHORT: dict[str, Any] = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 import fedapp
 from fedapp.cli import cli
 from fedapp.errors import FedappError
+from fedapp.runs.engines import run_local
 from fedapp.trees import objective
 from fedapp.trees.model import LEAF
-from simulations.local import run_local
 from tests.conftest import MakeSettings
 
 SHORT: dict[str, Any] = {"num_boost_round": 4, "max_depth": 3, "max_bin": 32, "eta": 0.3}

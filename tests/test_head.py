@@ -14,6 +14,7 @@ from torch import nn
 
 from fedapp import metrics
 from fedapp.data.datasets import read_source
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.model import Tree, model_text, pack_trees, unpack_trees
@@ -33,7 +34,6 @@ from fedapp.trees.stacked import (
     weights_in_unit,
 )
 from fedapp.trees.xgboost import trees_from_xgboost
-from simulations.local import run_local
 
 MakeSettings = Callable[..., Settings]
 BINARY, MULTI, REGRESSION = metrics.OBJECTIVES[:3]

@@ -21,11 +21,11 @@ import fedapp
 from fedapp.cli import cli
 from fedapp.errors import PartyError
 from fedapp.home import home, secret_at
-from fedapp.housekeeping import forget_model, found_runs, plan, site_states
 from fedapp.run_folder import RunFolder, State
+from fedapp.runs.clean import forget_model, list_runs, plan, site_states
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.site.store import PART_FILE, SECONDS_A_DAY, STATE, write_part
-from simulations.local import run_local
 
 MakeSettings = Callable[..., Settings]
 RUNS = Path("runs")
@@ -85,7 +85,7 @@ def test_runs_are_listed_by_state(
     unfinished("saved", "SystemExit", model_id="a" * 16)
     (RUNS / "20260101-000000-pax").mkdir()
     (RUNS / "notes").mkdir()
-    assert states_of(found_runs(RUNS)) == {
+    assert states_of(list_runs(RUNS)) == {
         "good": "finished",
         "bad": "failed",
         "stopped": "interrupted",
@@ -105,7 +105,7 @@ def test_a_run_that_is_going_on_is_running_until_its_process_lets_go(
 
 
 def test_a_run_is_running_while_its_parties_answer(settings: MakeSettings) -> None:
-    from simulations.local import LocalGrid, simulated_contexts
+    from fedapp.runs.engines import LocalGrid, simulated_contexts
 
     run, seen = settings(num_boost_round=1, parties=1, run_dir=str(RUNS / "one")), set()
 
@@ -124,8 +124,8 @@ def test_a_run_is_running_while_its_parties_answer(settings: MakeSettings) -> No
 def test_the_server_app_leaves_the_page_to_a_command_that_waits_for_the_run(
     settings: MakeSettings,
 ) -> None:
+    from fedapp.runs.engines import LocalGrid, simulated_contexts
     from fedapp.server_app import app
-    from simulations.local import LocalGrid, simulated_contexts
 
     pages = {}
     for name in ("waited for", "alone"):
@@ -182,7 +182,7 @@ def test_comparisons_searches_and_folds_are_listed_as_wholes() -> None:
         ("interrupted", "unfinished comparison, search or folds", ""),
     }
     told: list[str] = []
-    found = found_runs(RUNS, tell=told.append, with_groups=True)
+    found = list_runs(RUNS, tell=told.append, with_groups=True)
     assert {(run.state, run.method, run.score) for run in found} == due
     assert not told
     assert sorted(run.data for run in found) == ["breast-cancer"] * 3 + ["wine"]
@@ -216,7 +216,7 @@ def test_failed_runs_are_deleted_after_asking_and_others_stay(
         assert bad.path.exists()
         done = invoked("clean", typed="y\n")
     assert done.exit_code == 0
-    assert states_of(found_runs(RUNS, deep=True)) == {"good": "finished", "working": "interrupted"}
+    assert states_of(list_runs(RUNS, deep=True)) == {"good": "finished", "working": "interrupted"}
 
 
 def test_nobody_to_ask_deletes_nothing(unfinished: Callable[..., RunFolder]) -> None:
@@ -394,7 +394,7 @@ def test_a_folder_that_cannot_be_read_is_named(
     try:
         if not user:  # whom no mode stops
             os.seteuid(65534)
-        found = found_runs(Path("runs"), tell=told.append)
+        found = list_runs(Path("runs"), tell=told.append)
     finally:
         os.seteuid(user)
         closed.path.chmod(0o755)

@@ -18,13 +18,13 @@ from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import inference
-from fedapp.predict import predict_table
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local
+from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
 from fedapp.site.store import PART_FILE, write_part
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import goes_left
-from simulations.local import run_local
 from strategies.inference import Interactive
 from tests.forests import joined, part_of
 from tests.letters import raw_of

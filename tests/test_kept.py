@@ -16,11 +16,17 @@ from fedapp import settings
 from fedapp.cli import cli
 from fedapp.errors import ConfigError, StoppedError
 from fedapp.run_folder import INPUTS_FILE, RunFolder
+from fedapp.runs import compare as module
+from fedapp.runs.compare import (
+    NO_INPUTS,
+    cached_rows,
+    code_digest,
+    finished_cell,
+    other_code,
+    table_digest,
+)
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings, load_settings
-from simulations import kept as module
-from simulations.compare import finished_cell
-from simulations.kept import UNTOLD, code_digest, kept, other_code, table_digest
-from simulations.local import run_local
 from simulations.papers import tables
 
 WriteTable = Callable[..., Path]
@@ -115,7 +121,7 @@ def test_a_run_that_does_not_say_what_it_was_made_from_is_made_again(
 ) -> None:
     run_or_stop(settings, tmp_path, engine)
     (tmp_path / NAME / INPUTS_FILE).unlink()
-    assert told_by(settings, tmp_path, run_local) == [f"{NAME}: {UNTOLD}", f"{NAME}: done"]
+    assert told_by(settings, tmp_path, run_local) == [f"{NAME}: {NO_INPUTS}", f"{NAME}: done"]
     assert told_by(settings, tmp_path, not_run) == [f"{NAME}: finished before"]
 
 
@@ -131,7 +137,7 @@ def test_a_run_that_was_killed_before_it_began_is_begun_again(
 def rows_of(path: Path, settings: Settings, value: int) -> tuple[list[dict[str, Any]], list[str]]:
     """What is kept, where ``value`` would be made now, and what is told."""
     told: list[str] = []
-    return kept(path, settings, lambda: [{"value": value}], told.append), told
+    return cached_rows(path, settings, lambda: [{"value": value}], told.append), told
 
 
 def test_rows_in_a_file_serve_again_where_all_is_the_same(
@@ -152,7 +158,7 @@ def test_rows_in_a_file_serve_again_where_all_is_the_same(
 def test_rows_in_a_file_of_before_are_made_again(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text('{"rows": [{"value": 1}]}')
     found = rows_of(tmp_path / "rows.json", settings, 2)
-    assert found == ([{"value": 2}], [f"rows.json: {UNTOLD}"])
+    assert found == ([{"value": 2}], [f"rows.json: {NO_INPUTS}"])
 
 
 def test_a_table_is_read_once_for_as_long_as_it_stays(

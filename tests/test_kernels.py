@@ -104,7 +104,7 @@ def test_kernels_of_a_method_are_loaded_while_tables_are_read(tmp_path: Path) ->
 from fedapp.settings import load_settings
 from fedapp.histograms.build import _accumulate
 from fedapp.kernels import _unloaded
-from fedapp.session import check_tables
+from fedapp.runs.session import check_tables
 from fedapp.run_folder import Silent
 assert _accumulate in _unloaded
 check_tables(load_settings({"strategy": "pax"}), "local", Silent())
@@ -131,7 +131,7 @@ def test_a_site_compiles_its_kernels_before_it_asks_for_tasks(
 def test_after_all_kernels_are_compiled_a_first_run_compiles_nothing(tmp_path: Path) -> None:
     cache = {"NUMBA_CACHE_DIR": str(tmp_path / "numba")}
     for printed in ("Compiling kernels, once: a minute at most\n", ""):
-        command = [sys.executable, "-m", "simulations.kernels"]
+        command = [sys.executable, "-m", "fedapp.runs.kernels"]
         given = {**os.environ, **cache}
         done = subprocess.run(command, env=given, check=True, stdout=subprocess.PIPE, text=True)
         assert done.stdout == printed

@@ -28,7 +28,7 @@ MAY_IMPORT_FLOWER = (
     "fedapp/deploy/",
     "fedapp/wire/",
     "strategies/base.py",
-    "simulations/local.py",
+    "fedapp/runs/engines.py",
     "simulations/examples/",
 )
 METHODS = {name.replace("-", "_") for name in all_strategies()}
@@ -50,7 +50,7 @@ STUDIES = (
 ESTIMATORS = "fedapp/sklearn.py"  # two classes a method, by its name
 FAMILIES = {"HorizontalStrategy", "VerticalStrategy", "InferenceStrategy"}
 DEFAULTS = {
-    "fedapp/finished.py": ["interactive"] * 3,
+    "fedapp/runs/run.py": ["interactive"] * 3,
     "fedapp/commands/predict.py": ["interactive"],
     "fedapp/serve/divided.py": ["one_round", "interactive"],
     "fedapp/trees/rounds.py": ["cyclic"] * 2,  # a way to draw trees

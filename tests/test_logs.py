@@ -17,12 +17,13 @@ import pyarrow.csv
 import pytest
 
 import fedapp
-from fedapp import logs, server_app
-from fedapp.logs.logger import LoggedRun, round_values
+from fedapp import server_app
 from fedapp.run_folder import RunFolder
+from fedapp.runs import logs
+from fedapp.runs.engines import LocalGrid, simulated_contexts
+from fedapp.runs.logs import LoggedRun, round_values
 from fedapp.settings import LOGS
 from simulations.deployment import settings_of
-from simulations.local import LocalGrid, simulated_contexts
 from tests.conftest import MakeSettings, WriteTable
 from tests.deployed import PAX, started
 
@@ -240,7 +241,7 @@ def logged_in_mlflow(run: fedapp.Run) -> tuple[Any, Any]:
     import mlflow
 
     client = mlflow.MlflowClient()
-    return client, client.get_run(json.loads((run.path / logs.KEPT).read_text())["mlflow"])
+    return client, client.get_run(json.loads((run.path / logs.RUN_IDS_FILE).read_text())["mlflow"])
 
 
 def check_mlflow(run: fedapp.Run, table: Any) -> None:
@@ -377,7 +378,7 @@ def test_flowers_simulation_logs_in_the_command(table: Any) -> None:
 
 def test_tools_are_imported_where_they_are_asked_for() -> None:
     code = (
-        "import sys, fedapp.session;"
+        "import sys, fedapp.runs.session;"
         "print({'mlflow', 'tensorboard', 'wandb', 'pandas'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

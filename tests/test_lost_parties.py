@@ -13,9 +13,9 @@ from flwr.app import Error, Message
 from fedapp.errors import PartyError, ProtocolError
 from fedapp.messages import handshake, pax, scoring, secagg
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local, simulated_contexts
 from fedapp.settings import Settings
 from fedapp.trees.model import LEAF, Ensemble, load_model
-from simulations.local import run_local, simulated_contexts
 from tests.conftest import MakeSettings
 from tests.network import NODE, FaultyApp, die, fails_from, resumed, run, step_of
 from tests.pooled import made_columns, write_rows

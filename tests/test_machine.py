@@ -20,8 +20,8 @@ from fedapp.crypto.rings import run_call, run_shared, sampled
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import Workers
 from fedapp.errors import MachineError, PartyError
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
-from simulations.local import run_local
 
 needs_lanes = pytest.mark.skipif(not supported(), reason="needs AVX-512 IFMA")
 RESIDUES = (

@@ -18,10 +18,10 @@ from fedapp.commands.data import data_app
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DataError
-from fedapp.predict import predict_table
+from fedapp.runs.engines import run_local
+from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
 from fedapp.site.settings import table_settings
-from simulations.local import run_local
 from tests.pooled import made_columns, write_rows
 from tests.transcript import summary_of
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from fedapp.cli import cli
 from fedapp.commands.data import data_app
-from fedapp.engines import told
 from fedapp.errors import ALIASES, SYNONYMS, ConfigError, did_you_mean
 from fedapp.messages.fields import all_methods
+from fedapp.runs.engines import describe_engine
 from fedapp.server_app import load_strategy
 from fedapp.settings import app_folder, defaults, load_settings, parse_overrides, settings_of
 
@@ -202,7 +202,9 @@ def test_the_local_engine_is_the_default_and_says_so(
 
 
 def test_the_line_of_flowers_engine_says_what_it_costs() -> None:
-    assert "whose start takes some 15 s; --engine local makes the same" in told("simulation")
+    assert "whose start takes some 15 s; --engine local makes the same" in describe_engine(
+        "simulation"
+    )
 
 
 def test_make_runs_through_flower() -> None:

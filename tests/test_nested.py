@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 import fedapp
 from fedapp.cli import cli
 from fedapp.data.schema import read_schema
-from fedapp.engines import superlinks
 from fedapp.errors import ConfigError, DataError
-from fedapp.predict import load_model, parts_of, trained_settings
+from fedapp.runs.engines import superlinks
+from fedapp.runs.predict import load_model, parts_of, trained_settings
 from fedapp.site.mail import PINNED, pins_in
 from fedapp.site.settings import parse_node_config
 from fedapp.trees.divided import DIVIDED

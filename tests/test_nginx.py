@@ -24,10 +24,9 @@ import yaml
 from flwr.proto.control_pb2 import ListRunsRequest, ListRunsResponse
 
 from fedapp.commands.federation import federation_app
-from fedapp.engines import told
 from fedapp.errors import ConfigError, RunFailedError
+from fedapp.runs.engines import describe_engine, free_ports, run_superlink
 from fedapp.settings import Settings
-from simulations.engines import free_ports, run_superlink
 from tests.deploy_folders import init_federation, invoke
 
 NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
@@ -210,7 +209,8 @@ def test_a_run_by_a_user_with_a_wrong_password_is_refused_and_no_password_is_sho
         run_superlink(settings(), "federation")
     assert caught.value.log_lines == []
     assert (
-        told("federation") == f"engine federation: the SuperLink at localhost:{coordinator.users}"
+        describe_engine("federation")
+        == f"engine federation: the SuperLink at localhost:{coordinator.users}"
     )
 
 

@@ -10,6 +10,8 @@ import xgboost
 
 from fedapp.data.labels import check_mean, class_names
 from fedapp.errors import ConfigError, DataError
+from fedapp.runs.baselines import run_baselines
+from fedapp.runs.engines import run_local
 from fedapp.settings import load_settings
 from fedapp.trees import objective
 from fedapp.trees.objective import (
@@ -26,8 +28,6 @@ from fedapp.trees.objective import (
     margins_of,
     transform,
 )
-from simulations.baselines import run_baselines
-from simulations.local import run_local
 from strategies.fedavg_linear import FedAvgLinear
 from strategies.federated_forest import FederatedForest
 from tests.claims import claims

@@ -17,10 +17,10 @@ from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import inference as messages
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.site.store import PART_FILE, Store
 from fedapp.trees.divided import compress, decompress, leaves_of, reachable_leaves
-from simulations.local import run_local
 from strategies.inference import OneRound
 from tests.forests import joined
 from tests.letters import letters_sent

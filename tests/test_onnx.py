@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp.cli import cli
-from fedapp.predict import load_model
+from fedapp.runs.predict import load_model
 from tests.conftest import WriteTable
 
 ort = pytest.importorskip("onnxruntime")

@@ -16,8 +16,8 @@ from fedapp.cli import cli
 from fedapp.errors import ConfigError, PartyError
 from fedapp.messages.fields import all_methods
 from fedapp.packages import versions
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings, app_folder
-from simulations.local import run_local
 from tests.conftest import needs_torch
 
 MakeSettings = Callable[..., Settings]
@@ -32,7 +32,7 @@ PathFinder.find_spec = lambda name, *more: None if name == "torch" else find(nam
 """
 IMPORT_ALL = """
 import importlib, pkgutil
-RUN_OR_LOG = ("simulations.notebooks.", "fedapp.logs.to_")  # those run, these take their tools
+RUN_OR_LOG = ("simulations.notebooks.", "fedapp.runs.logs.to_")  # those run, these take their tools
 refused = []
 for package in ("fedapp", "strategies", "clients", "simulations"):
     package = importlib.import_module(package)

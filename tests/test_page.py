@@ -20,10 +20,10 @@ from fedapp.cli import cli
 from fedapp.data.table import DROPPED, THOUSANDS_READ
 from fedapp.report.page import DEEPEST, first_tree, tree_html, write_report
 from fedapp.run_folder import RunFolder
+from fedapp.runs.tables import stacked_tables
 from fedapp.settings import load_settings
 from fedapp.trees.forest import model as bagged
 from fedapp.trees.model import LEAF, load_model
-from simulations.rows import stacked_tables
 from tests.test_settings_read import read_by
 
 MALICIOUS = "<script>alert(1)</script>"

@@ -13,8 +13,8 @@ from pyarrow import parquet
 
 from fedapp.data.datasets import find_dataset
 from fedapp.errors import ConfigError
+from fedapp.runs.engines import run_local
 from fedapp.settings import load_settings
-from simulations.local import run_local
 from simulations.papers import fed_eini as paper
 
 SMALL = {"secureboost.key-bits": 256, "max-bin": 8, "max-depth": 2}

@@ -10,8 +10,8 @@ import pytest
 
 from fedapp.data.datasets import find_dataset
 from fedapp.errors import ConfigError
+from fedapp.runs.baselines import run_baselines
 from fedapp.settings import load_settings
-from simulations.baselines import run_baselines
 from simulations.papers import fedxgbllr as paper
 
 SHORT = {"trees": 4, "max-depth": 3, "rounds": 2, "epochs": 2, "channels": 8}

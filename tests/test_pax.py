@@ -18,11 +18,11 @@ from fedapp.messages import pax
 from fedapp.messages import scoring as booster
 from fedapp.messages.handshake import HelloReply
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.site.store import RAW
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import predict_margins
-from simulations.local import run_local
 from strategies.pax import PAX
 from strategies.pax_sums import share_bins
 from tests.transcript import (

@@ -16,10 +16,10 @@ from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError
 from fedapp.histograms.sketch import LARGEST
 from fedapp.messages import handshake, pax, scoring, secagg
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import site_config
 from fedapp.trees.model import LEAF, Ensemble, load_model
-from simulations.local import run_local
 from tests.conftest import MakeSettings, Simulate, WriteTable
 from tests.network import die, resumed, run
 from tests.pooled import made_columns, write_rows

@@ -16,11 +16,11 @@ from fedapp.messages.fields import Request, fields_of
 from fedapp.messages.handshake import GreetRequest
 from fedapp.messages.pax import GrowRequest, GrowSumsRequest, SketchRequest
 from fedapp.messages.wire import Envelope, to_content
+from fedapp.runs.engines import run_local
 from fedapp.settings import load_settings
 from fedapp.site.answer import answer
 from fedapp.site.mail import site_fingerprint
 from fedapp.site.settings import SiteConfig, site_config
-from simulations.local import run_local
 from strategies.base import TreeStrategy
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.plans import planned

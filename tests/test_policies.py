@@ -15,11 +15,11 @@ import pytest
 from fedapp.errors import ConfigError, FedappError
 from fedapp.messages.fields import all_methods
 from fedapp.messages.handshake import HelloRequest
+from fedapp.runs.engines import run_local, site_contexts
 from fedapp.settings import Settings
 from fedapp.site.register import admit
 from fedapp.site.settings import check_policy, parse_node_config, site_config
 from simulations.attacks import pax_rows
-from simulations.local import run_local, site_contexts
 from tests.conftest import MakeSettings, WriteTable
 from tests.deploy_folders import init_site
 

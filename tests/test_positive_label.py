@@ -10,11 +10,11 @@ import pytest
 
 from fedapp.data.labels import positive_last
 from fedapp.errors import ConfigError, DataError
-from fedapp.predict import predict_table
+from fedapp.runs.baselines import run_baselines
+from fedapp.runs.engines import run_local
+from fedapp.runs.predict import predict_table
+from fedapp.runs.tables import check_tables
 from fedapp.settings import load_settings
-from simulations.baselines import run_baselines
-from simulations.checks import check_tables
-from simulations.local import run_local
 from tests.conftest import MakeSites, WriteTable
 from tests.test_auto_objective import METHODS
 

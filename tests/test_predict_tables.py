@@ -23,11 +23,11 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
+from fedapp.runs.baselines import contributions
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings, load_settings
 from fedapp.site.table import check_range, quantiles, read_joined, unlike_columns
 from fedapp.trees.divided import joint_names
-from simulations.contributions import contributions
-from simulations.local import run_local
 from tests.transcript import summary_of
 
 MakeSettings = Callable[..., Settings]

@@ -25,6 +25,7 @@ from fedapp.metrics.sums import TOTALS_NOISE, ClippedNumbers, make_plausible
 from fedapp.report.card import model_card
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local, simulated_contexts
 from fedapp.settings import Settings
 from fedapp.site import answer, sums
 from fedapp.site.store import NOISE, Store
@@ -32,7 +33,6 @@ from fedapp.site.sums import Noise, add_noise, check_noised
 from fedapp.trees.model import LEAF, check_trees, load_model
 from fedapp.trees.objective import BOUNDED, CUSTOM, LOSSES, PLAIN, n_outputs, row_bounds, row_pairs
 from fedapp.trees.rounds import draw_trees
-from simulations.local import run_local, simulated_contexts
 from strategies.pax_dp import budget_for
 from strategies.secagg import exchange_keys
 from tests.conftest import MakeSettings

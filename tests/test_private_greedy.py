@@ -19,12 +19,12 @@ from fedapp.messages.secagg import MaskedReply
 from fedapp.report.card import model_card
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local, simulated_contexts
 from fedapp.site import answer
 from fedapp.site.store import Store
 from fedapp.site.sums import add_noise, bounds_of
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.objective import hide_class_shares
-from simulations.local import run_local, simulated_contexts
 from strategies import pax
 from strategies.horizontal import mean_label
 from strategies.pax_dp import SPLIT_BINS

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedapp.runs.baselines import baseline_rows, train_boosted
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.trees.model import load_model
 from fedapp.trees.sets import NO_SET
-from simulations.baselines import baseline_rows, train_boosted
-from simulations.local import run_local
 from tests.pooled import write_rows
 from tests.random_tables import differences, random_case
 from tests.reference import compare_trees, xgboost_trees

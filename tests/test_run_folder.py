@@ -13,12 +13,12 @@ import pytest
 from fedapp.commands.common import new_follower
 from fedapp.conversation import Checkpoint
 from fedapp.errors import ConfigError, DataError
-from fedapp.predict import predicted_rows, trained_settings
 from fedapp.run_folder import RunFolder, RunState, State
+from fedapp.runs.engines import run_local
+from fedapp.runs.predict import predicted_rows, trained_settings
+from fedapp.runs.session import carry_out
 from fedapp.serve.scorer import Scorer
-from fedapp.session import carry_out
 from fedapp.settings import Settings, load_settings
-from simulations.local import run_local
 
 MakeSettings = Callable[..., Settings]
 

@@ -14,12 +14,12 @@ from sklearn import metrics as sk
 from fedapp import metrics
 from fedapp.data.datasets import read_source
 from fedapp.data.partition import split_rows
-from fedapp.predict import predict_table
 from fedapp.report.summary import print_summary
+from fedapp.runs.baselines import run_baselines
+from fedapp.runs.engines import run_local
+from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
 from fedapp.site.table import Holdout, share_rows
-from simulations.baselines import run_baselines
-from simulations.local import run_local
 from tests.transcript import summary_of
 
 MakeSettings = Callable[..., Settings]

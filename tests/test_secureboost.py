@@ -18,13 +18,13 @@ from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError
 from fedapp.metrics import stopping_metric
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.rounds import Sampling
 from fedapp.trees.sets import NO_SET, category_counts
 from fedapp.trees.xgboost import typed_columns
-from simulations.local import run_local
 from strategies.secureboost import SecureBoost
 from tests.claims import claims
 from tests.pooled import Pooled, assert_xgboosts, made_columns, splits_of, write_rows

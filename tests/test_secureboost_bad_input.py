@@ -12,10 +12,10 @@ import pytest
 from flwr.app import Context
 
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.rounds import Sampling
-from simulations.local import run_local
 from tests.network import die, resumed, run
 from tests.pooled import made_columns, write_rows
 from tests.transcript import summary_of

@@ -17,9 +17,9 @@ from clients.secureboost.passive import BLOCKS, ENDS, blocks_of
 from fedapp.messages import secureboost as messages
 from fedapp.messages.vertical import SentReply
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local, simulated_contexts
 from fedapp.settings import Settings
 from fedapp.site.store import Store
-from simulations.local import run_local, simulated_contexts
 from tests.letters import letters_sent
 from tests.network import die, resumed, run
 from tests.pooled import made_columns, write_rows

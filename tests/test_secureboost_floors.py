@@ -16,6 +16,7 @@ from clients.secureboost import passive
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.histograms.sketch import cell_starts
 from fedapp.messages.secureboost import Splits
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.site.answer import Site
 from fedapp.site.settings import SiteConfig, check_policy, site_config
@@ -24,7 +25,6 @@ from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.objective import gradients
 from fedapp.trees.predict import find_leaves
 from fedapp.trees.sets import NO_SETS
-from simulations.local import run_local
 from tests.pooled import Pooled, assert_xgboosts, made_columns, splits_of, write_rows
 
 LEAST = 12

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from fedapp.data.datasets import read_source
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.trees.model import load_model
-from simulations.local import run_local
 from tests.claims import claims_table
 from tests.pooled import Pooled, assert_xgboosts, write_rows
 from tests.reference import compare_trees

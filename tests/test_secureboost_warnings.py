@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from flwr.app import Context
 
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
-from simulations.local import run_local
 from tests.transcript import summary_of
 
 MakeSettings = Callable[..., Settings]

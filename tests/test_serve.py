@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import fedapp
 from fedapp.cli import cli
 from fedapp.data.datasets import load_dataset
-from fedapp.predict import notes_on_range, predict_table
+from fedapp.runs.predict import notes_on_range, predict_table
 from tests.conftest import WriteTable
 
 pytest.importorskip("fastapi")

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp.cli import cli
+from fedapp.runs.compare import settings_of_all
+from fedapp.runs.tune import Tuning
 from fedapp.server_app import all_strategies, check_read
 from fedapp.settings import defaults, load_settings
-from simulations.comparable import settings_of_all
-from simulations.tune import Tuning
 
 
 def read_by(strategy: str) -> set[str]:

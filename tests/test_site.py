@@ -31,6 +31,7 @@ from fedapp.messages.fields import (
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.vertical import OpenRequest, VerticalHelloRequest
 from fedapp.messages.wire import Envelope, to_content
+from fedapp.runs.engines import run_local
 from fedapp.site.answer import answer
 from fedapp.site.check import check_site, kind_of
 from fedapp.site.mail import box_key, pin
@@ -44,7 +45,6 @@ from fedapp.site.settings import (
     site_config,
 )
 from fedapp.site.store import PART_FILE, Store
-from simulations.local import run_local
 from strategies.vertical import VerticalStrategy
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.network import run

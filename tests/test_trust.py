@@ -22,11 +22,11 @@ from fedapp.messages.fields import Array, Request
 from fedapp.messages.vertical import OpenRequest, VerticalHelloRequest
 from fedapp.messages.wire import Content, Envelope, to_content
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.site.answer import answer
 from fedapp.site.mail import PINNED, identity, pin, site_fingerprint, trusted_keys
 from fedapp.site.settings import SiteConfig, site_config
-from simulations.local import run_local
 from strategies.vertical import Mailbox
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.tampering import refuses

@@ -13,17 +13,18 @@ from typer.testing import CliRunner
 import fedapp
 from fedapp.cli import cli
 from fedapp.errors import ConfigError
-from fedapp.settings import load_settings
-from fedapp.site.store import Store
-from fedapp.studies import read_trials
-from simulations.search import (
+from fedapp.runs.run import read_trials
+from fedapp.runs.tune import (
     DEFAULT_SPACE,
+    Budget,
     Scored,
+    Tuning,
     optuna_draw,
     random_draw,
     space_of,
 )
-from simulations.tune import Budget, Tuning
+from fedapp.settings import load_settings
+from fedapp.site.store import Store
 from tests.conftest import WriteTable
 from tests.test_compare import QUICK, training_strategies
 
@@ -177,7 +178,7 @@ def test_trials_do_not_look_at_test_rows(
         assert bool(summary["metrics"]["test"]) == (rows["test"] > 0)
         return folder
 
-    from fedapp import session
+    from fedapp.runs import session
 
     carry_out = session.carry_out
     monkeypatch.setattr(session, "carry_out", note)
@@ -207,7 +208,7 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(
 ) -> None:
     given = {"data": write_table(n_rows=80), "label": "y", **SHORT}
     whole = fedapp.tune("pax", runs=3, output="whole", **given)
-    from simulations.tune import Tuning as Searching
+    from fedapp.runs.tune import Tuning as Searching
 
     tried, finished = Searching._try, 0
 

@@ -84,7 +84,7 @@ from fedapp.deploy.warm.supernode import ClockNote, Pace, WarmNodeState, hold
 from fedapp.deploy.warm.worker import Task
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.wire import Envelope, to_content, to_records
-from simulations.engines import free_ports
+from fedapp.runs.engines import free_ports
 from strategies.delivery import LOST
 from tests.conftest import WriteTable
 from tests.plans import planned

@@ -17,11 +17,11 @@ from fedapp.errors import ConfigError, DataError, PartyError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.pax import InitRequest
 from fedapp.run_folder import RunFolder
+from fedapp.runs.compare import check_comparable
+from fedapp.runs.engines import run_local, simulated_contexts
 from fedapp.server_app import check_read
 from fedapp.settings import Settings
 from fedapp.trees.model import load_model, pack_trees, to_json
-from simulations.comparable import check_comparable
-from simulations.local import run_local, simulated_contexts
 from strategies import pax
 from strategies.handshake import InitialModel, read_init_model
 from strategies.local_boosting import last_turn, next_turn

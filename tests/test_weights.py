@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from fedapp.cli import cli
 from fedapp.errors import DataError, PartyError
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import site_config
 from fedapp.site.table import read_columns
-from simulations.local import run_local
 
 MakeSettings = Callable[..., Settings]
 MakeSites = Callable[..., list]

@@ -12,8 +12,8 @@ import pytest
 
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
-from simulations.local import run_local
 
 TrainOnce = Callable[[Settings], RunFolder]
 

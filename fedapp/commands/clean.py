@@ -10,7 +10,7 @@ from fedapp.commands.common import say
 from fedapp.home import RUNS, display_path
 
 if TYPE_CHECKING:
-    from fedapp.housekeeping import Cleaning
+    from fedapp.runs.clean import Cleaning
 
 
 def clean(
@@ -36,8 +36,8 @@ def clean(
     Shows first what goes, and how large it is. Finished runs, runs that are going on, and the keys
     of sites always stay.
     """
-    from fedapp.housekeeping import plan
     from fedapp.report.summary import human_bytes
+    from fedapp.runs.clean import plan
 
     cleaning = plan(RUNS, older_than, all_parts, say)
     if cleaning.kept:

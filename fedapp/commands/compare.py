@@ -37,9 +37,8 @@ def compare(
 ) -> None:
     """Run several methods on the same rows, and set them side by side."""
     from fedapp.report.comparison import score_table
-    from fedapp.studies import PAGE
-    from simulations.compare import carry_out
-    from simulations.kept import other_code
+    from fedapp.runs.compare import carry_out, other_code
+    from fedapp.runs.run import PAGE
 
     overrides = folded(parse_overrides(config or []), folds)
     follower = new_follower()

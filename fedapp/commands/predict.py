@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedapp.commands.common import Overrides, console, interruptible, new_follower, say
-from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError, FedappError, did_you_mean_path
 from fedapp.home import RUNS, open_private
 from fedapp.report.summary import print_warning
+from fedapp.runs.engines import SIMULATED
 from fedapp.settings import parse_overrides
 
 if TYPE_CHECKING:
-    from fedapp.predict import Predicted
+    from fedapp.runs.predict import Predicted
 
 VERBOSE = "verbose.log"
 NOTHING_WRITTEN = "no predictions were written; the same command begins anew"
@@ -69,7 +69,7 @@ def predict(
     ] = False,
 ) -> None:
     """Predict the rows of a table with a run's model."""
-    from fedapp.predict import parts_of, predict_table
+    from fedapp.runs.predict import parts_of, predict_table
 
     if not (model := run_dir / "model.json").is_file():
         rule = "of a run that has finished; failure.json says why one has not"
@@ -126,13 +126,13 @@ def _predict_together(
 ) -> None:
     """Let the parties predict; the active one writes the predictions."""
     from fedapp.home import display_path, home
-    from fedapp.together import predict_together, settings_to_predict
+    from fedapp.runs.session import predict_jointly, settings_to_predict
 
     settings = settings_to_predict(run_dir, parts, overrides, output, engine)
     follower = new_follower()
     try:
         with interruptible(lambda: NOTHING_WRITTEN), follower.alive():
-            result = predict_together(settings, parts, output, engine, follower)
+            result = predict_jointly(settings, parts, output, engine, follower)
     except FedappError as error:
         for note in getattr(error, "__notes__", ()):
             print(note, file=sys.stderr)

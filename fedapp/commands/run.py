@@ -19,7 +19,6 @@ from fedapp.commands.common import (
     interruptible,
     new_follower,
 )
-from fedapp.engines import SIMULATED
 from fedapp.home import display_path
 from fedapp.metrics import AT_THRESHOLD
 from fedapp.report.progress import checkpoint_text
@@ -30,7 +29,8 @@ from fedapp.report.summary import (
     score_names,
     score_text,
 )
-from fedapp.session import Training
+from fedapp.runs.engines import SIMULATED
+from fedapp.runs.session import Training
 from fedapp.settings import parse_overrides
 
 NOTHING_SAVED = "nothing was saved yet; the same command begins anew"
@@ -67,9 +67,8 @@ def run(
 def _cross_validate(
     strategy: str, config: list[str] | None, engine: str, baselines: bool, folds: int
 ) -> None:
-    from fedapp.studies import FOLDS, Folds
-    from simulations.folds import CrossValidation
-    from simulations.kept import other_code
+    from fedapp.runs.compare import CrossValidation, other_code
+    from fedapp.runs.run import FOLDS, Folds
 
     follower = new_follower()
     all_folds = CrossValidation(strategy, {}, engine, baselines, follower)

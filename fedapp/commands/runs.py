@@ -22,11 +22,11 @@ def runs(
     ] = False,
 ) -> None:
     """List runs, comparisons, searches and folds in ./runs: state, test score, size."""
-    from fedapp.housekeeping import found_runs
     from fedapp.report.summary import human_bytes
     from fedapp.run_folder import State
+    from fedapp.runs.clean import list_runs
 
-    listed = found_runs(RUNS, deep=show_all, tell=say, with_groups=True)
+    listed = list_runs(RUNS, deep=show_all, tell=say, with_groups=True)
     shown = listed if show_all else listed[:MOST]
     if not listed:
         console.print(f"no runs in {RUNS}")

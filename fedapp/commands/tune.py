@@ -49,8 +49,8 @@ def tune(
 ) -> None:
     """Search for the settings with the best validation score, then score its test rows once."""
     from fedapp.report.summary import repeat_command, trial_table
-    from fedapp.studies import BEST, Tuned, read_trials
-    from simulations.tune import Budget, Tuning
+    from fedapp.runs.run import BEST, Tuned, read_trials
+    from fedapp.runs.tune import Budget, Tuning
 
     follower = new_follower()
     with interruptible(lambda: TRIALS_SAVED), follower.alive():

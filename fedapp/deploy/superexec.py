@@ -66,7 +66,7 @@ def main() -> None:
     executor = SiteExecutor()
     replace(run_superexec, get_executor=lambda *_, **__: executor)
     # Compile before asking for tasks, so that the first round does not wait for the compiler.
-    code = "import fedapp; from simulations.kernels import main; main()"
+    code = "import fedapp; from fedapp.runs.kernels import main; main()"
     compiling = subprocess.run([sys.executable, "-P", "-c", code], check=False)
     is_done = "kernels are compiled" if compiling.returncode == 0 else "runs compile their kernels"
     log.info("%s: the site is ready", is_done)

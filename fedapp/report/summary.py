@@ -21,8 +21,8 @@ from fedapp.errors import ConfigError, DataError, did_you_mean_path
 from fedapp.home import RUNS, display_path, read_toml
 from fedapp.messages.fields import all_methods
 from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, larger_is_better, watched_metric
+from fedapp.runs.run import Trial, ranked
 from fedapp.settings import flatten
-from fedapp.studies import Trial, ranked
 from fedapp.trees.objective import AUTO
 
 Fields: TypeAlias = dict[str, Any]

@@ -18,11 +18,12 @@ import numpy as np
 from pyarrow import parquet
 
 from fedapp.client_app import SiteApp
-from fedapp.engines import SIMULATED
 from fedapp.errors import ConfigError, DataError, PartyError, did_you_mean, did_you_mean_path
 from fedapp.home import RUNS, display_path, home, private_folder
-from fedapp.housekeeping import predictions_folder
-from fedapp.predict import parts_of, summary_of
+from fedapp.runs.clean import predictions_folder
+from fedapp.runs.engines import SIMULATED
+from fedapp.runs.predict import parts_of, summary_of
+from fedapp.runs.session import settings_to_predict
 from fedapp.serve.scorer import (
     Row,
     RowError,
@@ -35,7 +36,6 @@ from fedapp.serve.scorer import (
 )
 from fedapp.settings import Settings
 from fedapp.site.store import LiveStores, Store, locked, read_part
-from fedapp.together import settings_to_predict
 from fedapp.trees.divided import categories_of, model_of
 from fedapp.trees.forest.model import BaggedForest
 
@@ -176,7 +176,7 @@ class DividedScorer:
         self, frames: Mapping[str, Any]
     ) -> tuple[Mapping[str, np.ndarray[Any, Any]], Sequence[str]]:
         """Prediction columns by name, and warnings; leaves nothing on disk."""
-        from simulations.local import run_local
+        from fedapp.runs.engines import run_local
 
         stores = PassingStores()
         app = SiteApp(stores=stores, frames=frames)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from fedapp.data.predictions import by_class, columns_of_frame, in_codes_of, named_predictions
 from fedapp.data.schema import Roles
 from fedapp.errors import DataError, did_you_mean
-from fedapp.predict import Model, load_model, notes_on_range, read_as_trained, summary_of
+from fedapp.runs.predict import Model, load_model, notes_on_range, read_as_trained, summary_of
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import Array
 from fedapp.trees.sets import Categories, names_of

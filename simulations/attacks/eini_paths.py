@@ -30,14 +30,14 @@ from fedapp.crypto.paillier import PrivateKey, decrypt
 from fedapp.crypto.workers import shared_workers
 from fedapp.data.datasets import read_source
 from fedapp.messages.eini import Structure, Totals
+from fedapp.runs.baselines import join_tables
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings, load_settings
 from fedapp.site.answer import Site
 from fedapp.trees.divided import Lookup, candidates
 from simulations.attacks.frame import Attack, Outcome, Overrides, command
 from simulations.attacks.heard import Heard, listening, trained
 from simulations.attacks.targets import ACTIVE, CREDIT, PASSIVE, SECUREBOOST
-from simulations.baselines import join_tables
-from simulations.local import run_local
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedapp.runs.compare import Tell, cached_rows, other_code
 from fedapp.settings import defaults, load_settings
-from simulations.kept import Tell, kept, other_code
 
 Overrides = Mapping[str, Any]
 OUTPUT = Path("runs/attacks")
@@ -105,7 +105,7 @@ def _outcome(attack: Attack, overrides: Overrides, path: Path, tell: Tell) -> di
 
     # Other keys are options of the attack, and part of the file's name.
     settings = load_settings({key: overrides[key] for key in overrides if key in defaults()})
-    (outcome,) = kept(path, settings, run, tell)
+    (outcome,) = cached_rows(path, settings, run, tell)
     return outcome
 
 

@@ -16,12 +16,12 @@ from fedapp import client_app
 from fedapp.home import home
 from fedapp.messages.fields import Request
 from fedapp.messages.wire import Content, Envelope, from_content, parcels_of
+from fedapp.runs.baselines import temporary_run
 from fedapp.settings import Settings, load_settings
 from fedapp.site.answer import Site, answered, find_handler
 from fedapp.site.mail import Mail, open_mail
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Stores
-from simulations.scored import temporary_run
 
 Overrides = Mapping[str, Any]
 Note = Callable[["Heard"], None]

@@ -19,13 +19,13 @@ import numpy.typing as npt
 from sklearn.metrics import roc_auc_score
 
 from fedapp.messages.federated_forest import PartitionRequest
+from fedapp.runs.baselines import join_tables
 from fedapp.trees.forest.cart import fewest_rows
 from fedapp.trees.forest.levels import Splits
 from fedapp.trees.model import LEAF
 from simulations.attacks.frame import PLAIN, Attack, Outcome, Overrides, command
 from simulations.attacks.heard import Heard, trained
 from simulations.attacks.targets import CREDIT, PASSIVE, VERTICAL
-from simulations.baselines import join_tables
 
 Ints = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.float32]

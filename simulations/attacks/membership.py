@@ -34,8 +34,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simulations.rows import stacked_tables
-from simulations.scored import Scored, score, trained
+from fedapp.runs.baselines import Scored, run_and_load, score
+from fedapp.runs.tables import stacked_tables
 
 Doubles = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -65,7 +65,7 @@ def own_margins(scored: Scored) -> Doubles:
 
 def told(data: str, how: Mapping[str, Any], seed: int) -> Told:
     """Train on the half of a table that follows from the seed."""
-    settings, model, _ = trained({"data": data, **USUAL, **HALF, **how, "seed": seed})
+    settings, model, _ = run_and_load({"data": data, **USUAL, **HALF, **how, "seed": seed})
     _, rows = stacked_tables(settings)
     scored = score(settings, model)
     row_ids_of = {

@@ -42,14 +42,14 @@ from fedapp.messages.fields import Reply, Request
 from fedapp.messages.handshake import HelloReply
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
 from fedapp.messages.secagg import EVERYONE
+from fedapp.runs.engines import LocalGrid, simulated_contexts
+from fedapp.runs.tables import stacked_tables
 from fedapp.settings import Settings, load_settings
 from fedapp.site.answer import Site
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.trees.objective import PLAIN
 from fedapp.trees.rounds import Boosting
-from simulations.local import LocalGrid, simulated_contexts
-from simulations.rows import stacked_tables
 from strategies.base import Summary
 from strategies.pax import PAX
 

@@ -31,13 +31,13 @@ from sklearn.model_selection import RepeatedStratifiedKFold, cross_val_score
 
 from clients.secureboost.shared import SPLIT
 from fedapp.messages.secureboost import EncryptedGradients, HandOverRequest, Splits
+from fedapp.runs.baselines import join_tables
 from fedapp.site.answer import phase_of
 from fedapp.site.store import Store
 from fedapp.trees.predict import Nodes, slots_of, unpack_bits
 from simulations.attacks.frame import PLAIN, Attack, Outcome, Overrides, command
 from simulations.attacks.heard import Heard, Trained, trained
 from simulations.attacks.targets import CREDIT, PASSIVE, SECUREBOOST
-from simulations.baselines import join_tables
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -35,12 +35,12 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from fedapp.data.labels import class_ids
+from fedapp.runs.tables import stacked_tables
 from fedapp.trees import model as boosted
 from fedapp.trees import stacked
 from simulations.attacks.boxes import Array, Leaves, Rows
 from simulations.attacks.frame import Attack, Outcome, Overrides, command
 from simulations.attacks.heard import Trained, trained
-from simulations.rows import stacked_tables
 
 HESSIANS, KNOWS = "tells hessians", "attacker knows"  # options of the attack, not of a run
 TOLERANCE = 0.319  # standard deviations; a quarter of the values of a normal column are as near

@@ -30,11 +30,10 @@ import pyarrow.parquet
 from sklearn.ensemble import RandomForestClassifier
 
 from fedapp.data.datasets import read_source
+from fedapp.runs.baselines import join_tables, pooled_forest, temporary_run
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.forest.model import BaggedForest, from_json
-from simulations.baselines import join_tables, pooled_forest
 from simulations.bench import peak_bytes, tell
-from simulations.scored import temporary_run
 
 DATA, TIMES, PARTIES = "spambase", 10, 2
 TREES, DEPTH, MAX_FEATURES, SEED, REPEATS, THREADS = 32, 8, "sqrt", 42, 5, 2

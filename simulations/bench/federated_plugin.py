@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import xgboost
 
+from fedapp.runs.engines import free_ports
 from simulations.bench import peak_bytes
-from simulations.engines import free_ports
 
 Rows = npt.NDArray[np.float32]
 Parameters = Mapping[int, Mapping[str, Any]]

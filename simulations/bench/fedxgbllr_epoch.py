@@ -23,6 +23,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from fedapp.runs.engines import run_local
 from fedapp.settings import load_settings
 from fedapp.trees.stacked import (
     Floats,
@@ -35,7 +36,6 @@ from fedapp.trees.stacked import (
     split_weights,
 )
 from simulations.bench import apart, peak_bytes, tell
-from simulations.local import run_local
 
 N_ROWS, N_TREES, N_COLUMNS = 50_000, 500, 20
 N_PARTIES, CHANNELS, BATCH, SEED = 5, 64, 64, 42

@@ -45,7 +45,8 @@ from flwr.app import Context, Message
 from fedapp.errors import FedappError
 from fedapp.messages.secagg import MaskedReply
 from fedapp.messages.wire import Content, from_bytes, from_records, to_records
-from fedapp.predict import model_of_text
+from fedapp.runs.engines import LocalGrid, site_contexts
+from fedapp.runs.predict import model_of_text
 from fedapp.server_app import train
 from fedapp.site.answer import answer
 from fedapp.site.settings import site_config
@@ -65,7 +66,6 @@ from simulations.bench.recorded import (
     record,
     watching_letters,
 )
-from simulations.local import LocalGrid, site_contexts
 
 SECONDS, CPU_SECONDS = 120, 2.0  # of a case: until it is killed; of work
 MEMORY = 512 * 2**20

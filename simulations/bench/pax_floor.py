@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 
+from fedapp.runs.baselines import run_and_load
 from simulations.bench import tell
-from simulations.scored import trained
 
 SETS = ("breast-cancer", "ionosphere", "spambase", "higgs-11k", "default-credit")
 FLOORS = (0, 5, 20)
@@ -33,7 +33,7 @@ def main() -> None:
                     "least-bin-rows": min_rows,
                     "pax.aggregation": aggregation,
                 }
-                auc = trained(settings)[2]["metrics"]["test"]["auc"]
+                auc = run_and_load(settings)[2]["metrics"]["test"]["auc"]
                 line = {"data": data, "aggregation": aggregation, "parties": options.parties}
                 line |= {"rounds": options.rounds, "least_bin_rows": min_rows, "auc": auc}
                 tell("pax_floor", ("fedapp", "numpy"), **line)

@@ -24,9 +24,9 @@ from rich.console import Console
 
 from fedapp.data.schema import Roles
 from fedapp.histograms.bins import code_type
+from fedapp.runs.baselines import count_same_nodes
 from fedapp.settings import Settings, load_settings
 from simulations.bench import BINARY, SEED, apart, cpu_seconds, peak_bytes, show, tell
-from simulations.same_trees import count_same_nodes
 
 N_ROWS, N_COLUMNS = 1_000_000, 28
 N_TREES, DEPTH, MAX_BIN = 5, 6, 255
@@ -84,7 +84,7 @@ def binned_bytes(n_rows: int) -> int:
 
 
 def train_pax(path: Path) -> Measured:
-    from simulations.scored import temporary_run
+    from fedapp.runs.baselines import temporary_run
 
     ready, cpu_start = peak_bytes(), cpu_seconds()
     with temporary_run(settings_of(path)) as run:
@@ -102,7 +102,7 @@ def train_pooled(path: Path) -> Measured:
     import xgboost
 
     from fedapp.data.datasets import read_source
-    from simulations.baselines import xgboost_parameters
+    from fedapp.runs.baselines import xgboost_parameters
 
     settings, ready, cpu_start = settings_of(path), peak_bytes(), cpu_seconds()
     table = read_source(str(path), Roles(label="label"))

@@ -29,13 +29,11 @@ from fedapp import metrics
 from fedapp.data.datasets import find_dataset, locate, read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.schema import Roles
+from fedapp.runs.baselines import count_same_nodes, temporary_run, xgboost_parameters
 from fedapp.settings import Settings, load_settings
 from fedapp.site.table import share_rows
-from simulations.baselines import xgboost_parameters
 from simulations.bench import BINARY, SEED, peak_bytes, show, tell
 from simulations.bench.federated_plugin import Work, check_plugin, train_federated
-from simulations.same_trees import count_same_nodes
-from simulations.scored import temporary_run
 
 N_PARTIES, N_TRAIN, N_TEST, N_COLUMNS = 3, 20_000, 10_000, 23
 N_TREES, MAX_BIN, ETA, DEPTHS = 20, 255, 0.3, (4, 6)

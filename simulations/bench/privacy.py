@@ -25,8 +25,8 @@ from sklearn.metrics import roc_auc_score
 from fedapp.home import write_atomically
 from fedapp.packages import versions
 from fedapp.report.plots import add_legend, line_style, new_canvas, new_pens, to_png
+from fedapp.runs.baselines import Scored, run_and_load, score
 from simulations import bench
-from simulations.scored import Scored, score, trained
 
 DATA: dict[str, dict[str, Any]] = {
     "adult": {},
@@ -86,7 +86,7 @@ def _cell(
     scores = []
     for seed in range(seeds):
         common = {"data": data, "parties": PARTIES, "seed": seed, "pax.aggregation": "secure"}
-        loaded, model, _ = trained({**common, **settings_of_cell})
+        loaded, model, _ = run_and_load({**common, **settings_of_cell})
         metric, value = test_score(score(loaded, model)["test"], bool(model.classes))
         scores.append(value)
     spread = statistics.stdev(scores) if seeds > 1 else 0.0

@@ -22,10 +22,10 @@ from typing import Any
 from unittest.mock import patch
 
 from fedapp.home import home
-from fedapp.predict import parts_of, predict_table
+from fedapp.runs.engines import run_local
+from fedapp.runs.predict import parts_of, predict_table
 from fedapp.settings import Settings, load_settings
 from fedapp.site.store import PART_FILE
-from simulations.local import run_local
 
 DIGEST_BYTES = 16
 DRAWN = {"model_id", "salt", "parts"}  # random in every run; "parts" are digests of salted files

@@ -104,7 +104,7 @@ def sites_tables(folder: Path, method: str, n_rows: int) -> dict[str, dict[str, 
 
 def train(options: argparse.Namespace, method: str, n_rows: int) -> Line:
     """Run by the local engine in this process, then by another one, to the same model."""
-    from simulations.local import run_local
+    from fedapp.runs.engines import run_local
 
     engine, n_trees, key_bits = options.engine, options.trees, options.key_bits
     settings = config_of(method, n_trees, key_bits, options.parties)
@@ -173,7 +173,7 @@ def figures(run: RunFolder) -> Line:
 
 def simulated(settings: Line, run_dir: Path) -> tuple[RunFolder, Line]:
     """Run Flower's simulation; also the peak memory of its largest process."""
-    from simulations.engines import run_simulation  # not before the local run's memory is read
+    from fedapp.runs.engines import run_simulation  # not before the local run's memory is read
 
     process = psutil.Process()
     with peaks_of(lambda: {"largest process": process.children(recursive=True)}) as peaks:

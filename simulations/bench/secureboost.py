@@ -42,13 +42,12 @@ from fedapp.crypto.paillier import BASE_BYTES, OwnerMasks, PrivateKey, PublicKey
 from fedapp.crypto.rings import has_lanes
 from fedapp.crypto.sums import group_columns
 from fedapp.crypto.workers import n_cores
-from fedapp.housekeeping import forget_model
 from fedapp.run_folder import RunFolder
+from fedapp.runs.baselines import baseline_rows, count_same_nodes, train_boosted
+from fedapp.runs.clean import forget_model
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings, load_settings
-from simulations.baselines import baseline_rows, train_boosted
 from simulations.bench import BINARY, SEED, peak_bytes, tell
-from simulations.local import run_local
-from simulations.same_trees import count_same_nodes
 
 DATA, COLUMNS = "default-credit", (12, 11)  # active, passive
 TEST_FRACTION, MAX_BIN = 1 / 3, 32

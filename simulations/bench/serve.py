@@ -25,8 +25,8 @@ from typing import Any
 
 import fedapp
 from fedapp.data.datasets import load_dataset
+from fedapp.runs.engines import free_ports, is_healthy
 from simulations.bench import tell
-from simulations.engines import free_ports, is_healthy
 
 DATA, N_ROUNDS, PARTIES = "breast-cancer", 50, 3
 RATE, SECONDS = 100.0, 10.0  # requests a second, and for how long

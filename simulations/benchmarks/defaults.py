@@ -17,10 +17,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from fedapp.data.datasets import dataset_names, source_frame
+from fedapp.runs.baselines import run_and_load, run_baselines
 from fedapp.settings import load_settings
-from simulations.baselines import run_baselines
 from simulations.bench import tell
-from simulations.scored import trained
 
 Row = dict[str, Any]
 FIXED: Row = {"num-boost-round": 50, "eta": 0.3, "early-stopping-rounds": 0, "pax.bins": "share"}
@@ -62,7 +61,7 @@ def scores(settings: Row) -> Row:
     if settings["parties"] == 1:
         test_scores, costs = run_baselines(load_settings(settings))["pooled"], {}
     else:
-        summary = trained(settings)[2]
+        summary = run_and_load(settings)[2]
         test_scores = summary["metrics"]["test"]
         costs = {name: summary[name] for name in ("trees", "exchanges")}
     return dict(list(test_scores.items())[:2]) | costs

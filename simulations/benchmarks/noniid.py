@@ -25,12 +25,11 @@ import typer
 
 from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder
+from fedapp.runs.baselines import run_baselines
+from fedapp.runs.compare import cached_rows, finished_cell
 from fedapp.settings import Settings, load_settings
-from simulations.baselines import run_baselines
 from simulations.benchmarks.noniid_page import benchmark_page
 from simulations.benchmarks.verdict import ALONE, POOLED, verdicts
-from simulations.compare import finished_cell
-from simulations.kept import kept
 from simulations.papers.fedxgbllr import run_and_tidy
 from simulations.papers.tables import Row, console, costs, grouped, mean_of, new_grid, write_tables
 
@@ -161,7 +160,7 @@ def run_beside(scenario: Scenario, seed: int, quick: bool, output: Path) -> list
         return [{"pooled": scores["pooled"], "alone": scores["alone"]}]
 
     tell = partial(console.print, f"{scenario.data}, {scenario.name}, {scenario.parties} parties:")
-    (cached,) = kept(path, settings, baselines, tell)
+    (cached,) = cached_rows(path, settings, baselines, tell)
     alone = float(np.mean([scores["auc"] for scores in cached["alone"].values()]))
     row = {**asdict(scenario), "seed": seed}
     return [

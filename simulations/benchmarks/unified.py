@@ -21,10 +21,10 @@ from fedapp import metrics
 from fedapp.data.datasets import NOT_PUBLIC, locate
 from fedapp.data.registry import DataFile
 from fedapp.errors import ConfigError, DataError, listed
+from fedapp.runs.baselines import join_tables, train_boosted
+from fedapp.runs.compare import finished_cell
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.objective import REGRESSION
-from simulations.baselines import join_tables, train_boosted
-from simulations.compare import finished_cell
 from simulations.papers.fedxgbllr import run_and_tidy
 from simulations.papers.tables import Row, console, costs, new_grid, write_tables
 

@@ -24,8 +24,9 @@ from fedapp.errors import listed
 from fedapp.report.page import escaped, figures, page, section, table
 from fedapp.report.summary import human_bytes, human_seconds
 from fedapp.run_folder import RunFolder
+from fedapp.runs.baselines import run_baselines
+from fedapp.runs.compare import cached_rows, finished_cell
 from fedapp.settings import Settings, load_settings
-from simulations.baselines import run_baselines
 from simulations.benchmarks.lines import lines
 from simulations.benchmarks.splits import (
     Split,
@@ -35,8 +36,6 @@ from simulations.benchmarks.splits import (
     inter_correlation,
     rank_correlations,
 )
-from simulations.compare import finished_cell
-from simulations.kept import kept
 from simulations.papers.federated_forest import warned_once
 from simulations.papers.fedxgbllr import OBJECTIVES, run_and_tidy
 from simulations.papers.one_round import write_rows
@@ -140,7 +139,7 @@ def run_point(point: Point, whole: Table, quick: bool, output: Path) -> list[Row
         tell = partial(console.print, f"{point.data}, {KINDS[point.kind]} {point.value:g}:")
         summary = finished_cell(settings, folder, run_and_tidy, tell)
         path_of_pooled = folder / f"pooled-{settings.strategy}.json"
-        (pooled,) = kept(path_of_pooled, settings, partial(pooled_scores, settings), tell)
+        (pooled,) = cached_rows(path_of_pooled, settings, partial(pooled_scores, settings), tell)
         rows.append(
             {
                 "data": point.data,

@@ -31,14 +31,13 @@ from fedapp.data.partition import split_rows
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError
 from fedapp.home import home
-from fedapp.housekeeping import forget_model
 from fedapp.report.plots import DASHES, PALETTE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
+from fedapp.runs.clean import forget_model
+from fedapp.runs.compare import Engine, finished_cell
+from fedapp.runs.engines import run_local, run_simulation
 from fedapp.settings import Settings, load_settings
-from simulations.compare import Engine, finished_cell
-from simulations.engines import run_simulation
-from simulations.local import run_local
 from simulations.papers.tables import Row, console, grouped, new_grid, write_tables
 from strategies.eini import Eini
 

@@ -30,12 +30,11 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError
 from fedapp.report.plots import line_style, new_canvas, new_pens, to_png
 from fedapp.report.summary import read_run
+from fedapp.runs.baselines import Pooled, forest_scores, join_tables
+from fedapp.runs.compare import cached_rows, finished_cell
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.objective import REGRESSION
-from simulations.baselines import Pooled, forest_scores, join_tables
-from simulations.compare import finished_cell
-from simulations.kept import kept
-from simulations.local import run_local
 from simulations.papers import one_round
 from simulations.papers.fed_eini import run_and_keep, spent
 from simulations.papers.fedxgbllr import OBJECTIVES, run_and_tidy
@@ -140,7 +139,7 @@ def repeat(data: str, source: Row, seed: int, output: Path) -> Row:
     tell = partial(console.print, f"{data}:")
     summary = finished_cell(settings, output / data, run_and_tidy, tell)
     path = output / data / f"others-{seed}.json"
-    (other_scores,) = kept(path, settings, lambda: [others(settings)], tell)
+    (other_scores,) = cached_rows(path, settings, lambda: [others(settings)], tell)
     name = score_name(objective)
     row = {"data": data, "seed": seed, "FF": summary["metrics"]["test"][name]}
     return {**row, **other_scores}

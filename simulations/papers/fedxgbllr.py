@@ -28,15 +28,14 @@ import typer
 from fedapp import metrics
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.errors import ConfigError
-from fedapp.housekeeping import forget_model
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
+from fedapp.runs.baselines import baseline_rows, train_boosted
+from fedapp.runs.clean import forget_model
+from fedapp.runs.compare import cached_rows, finished_cell
+from fedapp.runs.engines import run_local
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.objective import REGRESSION
-from simulations.baselines import baseline_rows, train_boosted
-from simulations.compare import finished_cell
-from simulations.kept import kept
-from simulations.local import run_local
 from simulations.papers.tables import Row, console, grouped, mean_of, new_grid, write_tables
 
 HEADS, HEADS_CLIENTS = ("cnn", "cnn3", "fcnn"), 5
@@ -150,7 +149,7 @@ def bytes_by_use(ledger: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 def run_pooled(data: str, seed: int, output: Path) -> Row:
     """XGBoost on all rows except the test rows: its score on these, and on all rows."""
     path, settings = output / f"{data}-pooled-{seed}.json", settings_of(data, seed, POOLED)
-    (scores,) = kept(path, settings, lambda: [pooled_scores(settings)], console.print)
+    (scores,) = cached_rows(path, settings, lambda: [pooled_scores(settings)], console.print)
     return {"data": data, "seed": seed, **scores}
 
 

@@ -22,11 +22,10 @@ from fedapp.data.partition import split_rows
 from fedapp.data.table import Table
 from fedapp.report.plots import line_style, new_canvas, new_pens, to_png
 from fedapp.report.summary import read_run
+from fedapp.runs.compare import Engine, finished_cell
+from fedapp.runs.engines import run_local, run_simulation
 from fedapp.settings import load_settings
 from fedapp.trees.objective import REGRESSION
-from simulations.compare import Engine, finished_cell
-from simulations.engines import run_simulation
-from simulations.local import run_local
 from simulations.papers.fed_eini import run_and_keep, spent
 from simulations.papers.fedxgbllr import OBJECTIVES
 from simulations.papers.tables import Row, console, grouped, new_grid

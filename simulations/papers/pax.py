@@ -19,12 +19,11 @@ import typer
 
 from fedapp.data.datasets import read_source
 from fedapp.data.table import Table
+from fedapp.runs.baselines import run_and_load, run_baselines
+from fedapp.runs.compare import cached_rows
 from fedapp.settings import load_settings
-from simulations.baselines import run_baselines
-from simulations.kept import kept
 from simulations.papers.one_round import write_rows
 from simulations.papers.tables import Row, console, costs, grouped, mean_of, new_grid, write_tables
-from simulations.scored import trained
 
 AIRLINE = "airline"
 DATA = ("default-credit", "ijcnn1", "cod-rna", AIRLINE)
@@ -82,7 +81,7 @@ def quality(data: str, seed: int, n_trees: int) -> list[Row]:
     alone = float(np.mean([scores["auc"] for scores in baselines["alone"].values()]))
     rows = []
     for bins in BINS:
-        summary = trained({**config, "pax.bins": bins})[2]
+        summary = run_and_load({**config, "pax.bins": bins})[2]
         auc = summary["metrics"]["test"]["auc"]
         row = {"data": data, "seed": seed, "bins": bins, "auc": auc, "pooled": pooled}
         row |= {"difference": auc - pooled, "spread": spread, "alone": alone}
@@ -111,7 +110,7 @@ def partitions(table: Table, draw: str, seed: int, n_trees: int) -> list[Row]:
         results = [{"draw": draw, "partition": "pooled", "seed": seed, **_picked(pooled)}]
         for number, sizes in enumerate(PARTITIONS, 1):
             partition = "sizes:" + ",".join(map(str, sizes))
-            summary = trained({**config, "partition": partition})[2]
+            summary = run_and_load({**config, "partition": partition})[2]
             row: Row = {"draw": draw, "partition": number, "seed": seed}
             row["parties"] = [party["rows"] for party in summary["parties"]]
             results.append({**row, **_picked(summary["metrics"]["test"]), **costs(summary)})
@@ -166,7 +165,7 @@ def main(
         row
         for data in DATA
         for seed in seeds_run
-        for row in kept(
+        for row in cached_rows(
             cells / f"quality-{data}-{seed}-{trees}.json",
             load_settings(own_config(QUALITY, data, seed, trees)),
             partial(quality, data, seed, trees),
@@ -181,7 +180,7 @@ def main(
         row
         for draw in DRAWS
         for seed in seeds_run
-        for row in kept(
+        for row in cached_rows(
             cells / f"partitions-{draw}-{seed}-{trees}.json",
             load_settings(own_config(PAPER, AIRLINE, seed, trees)),
             partial(partitions, table, draw, seed, trees),

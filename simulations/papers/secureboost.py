@@ -30,15 +30,14 @@ from matplotlib.ticker import FixedLocator
 from fedapp import metrics
 from fedapp.conversation import Checkpoint, Conversation, Parties
 from fedapp.data.datasets import read_source
-from fedapp.housekeeping import forget_model
 from fedapp.messages.vertical import VerticalHelloReply
 from fedapp.report.plots import BLUE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
+from fedapp.runs.baselines import Pooled, join_tables
+from fedapp.runs.clean import forget_model
+from fedapp.runs.compare import cached_rows, finished_cell
+from fedapp.runs.engines import LocalGrid, simulated_contexts
 from fedapp.settings import load_settings
-from simulations.baselines import Pooled, join_tables
-from simulations.compare import finished_cell
-from simulations.kept import kept
-from simulations.local import LocalGrid, simulated_contexts
 from simulations.papers.fedxgbllr import run_and_tidy
 from simulations.papers.one_round import write_rows
 from simulations.papers.tables import Row, console, new_grid, write_tables
@@ -163,7 +162,7 @@ def alignment(n_first: int, n_second: int) -> Row:
 def cached_alignment(n_first: int, n_second: int, output: Path) -> Row:
     path = output / f"alignment-{n_first}-{n_second}.json"
     settings = load_settings({**COMMON, "align": "psi"})
-    return kept(path, settings, lambda: [alignment(n_first, n_second)], console.print)[0]
+    return cached_rows(path, settings, lambda: [alignment(n_first, n_second)], console.print)[0]
 
 
 def show_table_1(rows: Sequence[Row]) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 
 from fedapp.packages import versions
 from fedapp.run_folder import RunFolder
-from simulations.kept import other_code
+from fedapp.runs.compare import other_code
 
 Row = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Compile the kernels before a run needs them: ``python -m simulations.kernels``.
+"""Compile the kernels before a run needs them: ``python -m fedapp.runs.kernels``.
 
 numba compiles a kernel for the types of its arguments and caches it on the disk. Small runs call
 the kernels here, with settings and tables that cover these types.
@@ -19,9 +19,9 @@ import numpy as np
 from fedapp.client_app import SiteApp
 from fedapp.kernels import complete_stamp, config
 from fedapp.messages.fields import all_methods
+from fedapp.runs.engines import run_local
 from fedapp.server_app import load_strategy
 from fedapp.settings import load_settings
-from simulations.local import run_local
 
 N_ROWS = 900
 SMALL = {

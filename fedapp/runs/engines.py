@@ -1,7 +1,4 @@
-"""Runs that Flower carries out: in its simulation, or through a SuperLink.
-
-The ServerApp and ClientApp are those of a run in this process (``simulations.local``).
-"""
+"""Engines of ``--engine``: local, simulation, and the SuperLinks of Flower's configuration."""
 
 from __future__ import annotations
 
@@ -10,39 +7,154 @@ import math
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, Protocol
+from uuid import uuid4
 
 import psutil
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
 
 from fedapp import errors
+from fedapp.client_app import SiteApp
 from fedapp.crypto.workers import n_cores
 from fedapp.deploy.folders import registered_sites
-from fedapp.errors import ConfigError, RunFailedError
-from fedapp.home import home, open_private, private_folder
-from fedapp.run_folder import RunFolder, State
-from fedapp.server_app import load_strategy
+from fedapp.errors import ConfigError, RunFailedError, StoppedError, did_you_mean
+from fedapp.home import home, open_private, private_folder, read_toml
+from fedapp.run_folder import OnRound, RunFolder, State
+from fedapp.server_app import load_strategy, train
 from fedapp.settings import Settings, flatten
 from fedapp.site.bundle import app_sources
-from simulations.flower_errors import (
-    GONE,
-    LOG_LINES,
-    LOST_RUN,
-    SILENT,
-    check_programs,
-    failed,
-    sentence_for,
-    without_passwords,
-)
+from fedapp.site.store import LiveStores
 from strategies.delivery import RULE
+
+SIMULATED = ("local", "simulation")
+
+
+def flower_config() -> Path:
+    """Path of Flower's configuration; a coordinator's env.sh sets its folder, FLWR_HOME."""
+    return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / "config.toml"
+
+
+def superlinks() -> Mapping[str, Mapping[str, Any]]:
+    """The SuperLinks in Flower's configuration, by name."""
+    path = flower_config()
+    if not path.is_file():
+        return {}
+    try:
+        links = read_toml(path.read_text(), f"{path} must be TOML, got").get("superlink", {})
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} must be TOML, got: {error}") from None
+    return {
+        name: link
+        for name, link in links.items()
+        if isinstance(link, Mapping) and name not in SIMULATED
+    }
+
+
+def check_engine(name: str) -> None:
+    """Raise ConfigError if there is no such engine."""
+    engines = [*SIMULATED, *superlinks()]
+    if name not in engines:
+        rule = f"must be {', '.join(engines)}, or another SuperLink in {flower_config()}"
+        hint = (
+            did_you_mean(name, engines) or "; a coordinator first sources its own: . FOLDER/env.sh"
+        )
+        raise ConfigError(f"engine {rule}, got {name!r}{hint}")
+
+
+def describe_engine(name: str) -> str:
+    """Describe an engine in a line."""
+    if name == "local":
+        return "engine local: the parties are simulated in this process"
+    if name == "simulation":
+        return (
+            "engine simulation: Flower's own runtime, whose start takes some 15 s; "
+            "--engine local makes the same model without it"
+        )
+    # A user's address has the password before the @.
+    address = str(superlinks()[name].get("address", "no address")).rpartition("@")[2]
+    return f"engine {name}: the SuperLink at {address}"
+
+
+def engine_of(
+    name: str, tell: Tell, on_round: OnRound | None = None
+) -> Callable[[Settings], RunFolder | None]:
+    """The function that carries out a run.
+
+    Parameters
+    ----------
+    tell : called with what the engine does before and after the run.
+    on_round : called after every round; ignored if the run's folder is on another machine.
+    """
+
+    check_engine(name)
+    if name == "local":
+        return lambda settings: run_local(settings, on_round=on_round)
+    if name == "simulation":
+
+        def simulate(settings: Settings) -> RunFolder:
+            with _reporting(RunFolder(Path(settings.run_dir)), on_round):
+                return run_simulation(settings, tell)
+
+        return simulate
+    return lambda settings: run_superlink(settings, name, tell)
+
+
+@contextmanager
+def _reporting(folder: RunFolder, on_round: OnRound | None) -> Iterator[None]:
+    """Call ``on_round`` from a thread after each round, and raise here what it raises."""
+    from fedapp.report.progress import Rounds
+
+    if on_round is None:
+        yield
+        return
+    ended, faults = Event(), list[BaseException]()
+    saved = folder.kept
+    rounds = Rounds(folder.rounds, saved.rounds if saved else 0)
+
+    def watch() -> None:
+        is_running = True
+        while is_running:  # one pass more after the end, for the last lines
+            is_running = not ended.wait(0.1)
+            try:
+                for entry in rounds.new(lambda text: None):
+                    if not faults and on_round(entry) is False:
+                        folder.ask_to_stop()
+            except BaseException as fault:
+                faults.append(fault)
+                folder.ask_to_stop()
+
+    thread = Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    except RunFailedError as error:
+        if faults or not folder.was_stopped:
+            raise
+        raise StoppedError(str(error)) from None
+    finally:
+        ended.set()
+        thread.join()
+        if faults:
+            raise faults[0]
+
+
+# Runs that Flower carries out: in its simulation, or through a SuperLink.
 
 SUPERLINK_START_SECONDS = 60
 # Asking for a run's status takes a process and a second of CPU, so it is done rarely.
@@ -339,3 +451,208 @@ def _cause(folder: RunFolder | None) -> str:
     if failure["error"] in STOPPED:
         return f"the ServerApp was stopped; -c resume={folder.path} resumes the run"
     return str(failure["message"])
+
+
+# Error texts for what Flower's commands print when they fail, with the way out.
+
+LOG_LINES = 20
+# Patterns of Flower 1.41's output, and our texts; {name} is the SuperLink, {0} the first group.
+LOST_RUN = "Run ID not found"
+SENTENCES: tuple[tuple[str, str], ...] = (
+    (
+        r"SuperLink connection '\S+' not found in the\s+Flower configuration file \((\S+)\)",
+        "engine must be a SuperLink in {0}, got '{name}'; a coordinator first sources its own: "
+        ". FOLDER/env.sh",
+    ),
+    (
+        r"Using SuperLink: \S+ \((\S+)\)(?s:.*)Connection to the SuperLink is unavailable",
+        "the SuperLink '{name}' must answer at {0}, got no connection; at the coordinator: "
+        "FOLDER/start-superlink.sh",
+    ),
+    (
+        r"Using SuperLink: \S+ \((\S+)\)(?s:.*)Authentication failed",
+        "the SuperLink '{name}' at {0} must know the user, got a name or a password that it does "
+        "not; at the coordinator: fedapp federation user FOLDER NAME",
+    ),
+    (
+        r"Using SuperLink: \S+ \((\S+)\)(?s:.*)502 Bad Gateway",
+        "the SuperLink '{name}' must answer behind {0}, got its nginx alone (502): it is starting, "
+        "or is gone; at the coordinator: FOLDER/start-superlink.sh",
+    ),
+    (
+        r"Using SuperLink: \S+ \((\S+)\)(?s:.*)" + LOST_RUN,
+        "the SuperLink '{name}' at {0} must have the database that the run began with, got another "
+        "or an empty one; at the coordinator: put FOLDER/flower/superlink.db back, or run again",
+    ),
+    (
+        r"Using SuperLink: \S+ \((\S+)\)(?s:.*)Internal server error",
+        "the SuperLink '{name}' at {0} must be able to use its database, got an internal error, "
+        "which its own log names; at the coordinator: put FOLDER/flower/superlink.db back, and "
+        "FOLDER/start-superlink.sh",
+    ),
+    (
+        r"Failed to read certificate file `([^`]+)`",
+        "the certificate of the SuperLink '{name}' must be readable, got {0}",
+    ),
+    (
+        r"attempting to bind on address \('([^']+)', (\d+)\): address already in use",
+        "port {1} of {0} must be free for Flower, got one in use; the same command takes another",
+    ),
+)
+GONE = (
+    "the SuperLink '{name}' must answer until the run has ended, got no status for {seconds:.0f} "
+    "s; started again, by FOLDER/start-superlink.sh at the coordinator, it resumes the run"
+)
+SILENT = "the SuperLink '{name}' gives no status of the run; it is asked again for {seconds:.0f} s"
+
+
+def sentence_for(printed: str, name: str) -> str:
+    """The meaning of a failed Flower command's output (JSON or a log); empty if unknown."""
+    text = printed.replace("\\n", "\n")
+    for pattern, sentence in SENTENCES:
+        if match := re.search(pattern, text):
+            return sentence.format(*match.groups(), name=name)
+    return ""
+
+
+def without_passwords(printed: str) -> str:
+    """Remove user names and passwords from the addresses in a text."""
+    return re.sub(r"(\(|//)[^\s()/@]+@", r"\1", printed)
+
+
+def failed(printed: str, name: str, otherwise: str) -> RunFailedError:
+    """The error for a failed command: its meaning, or ``otherwise`` and the last lines."""
+    printed = without_passwords(printed)
+    if sentence := sentence_for(printed, name):
+        return RunFailedError(sentence, [])
+    return RunFailedError(otherwise, printed.splitlines()[-LOG_LINES:])
+
+
+def check_programs(environment: Mapping[str, str], *programs: str) -> None:
+    """Raise RunFailedError if one of Flower's programs is not installed."""
+    for program in programs:
+        if shutil.which(program, path=environment["PATH"]) is None:
+            rule = "must be installed beside Python (pip install 'flwr[simulation]')"
+            raise RunFailedError(f"{program} {rule}, got none on the PATH", [])
+
+
+# Runs in this process: Flower's messages are handed to threads, one for each party.
+
+SERVER_NODE = 1
+PULL_SECONDS = 0.01  # that a pull waits for a reply
+
+
+class LocalGrid(Grid):
+    """A Flower Grid whose nodes are threads of this process, one for each context.
+
+    By default the ``client_app`` keeps the sites' states in memory.
+    """
+
+    def __init__(self, contexts: Iterable[Context], client_app: ClientApp | None = None) -> None:
+        self._contexts = {context.node_id: context for context in contexts}
+        self._client_app = client_app or SiteApp(stores=LiveStores())
+        self._pool = ThreadPoolExecutor(max_workers=len(self._contexts))
+        self._running: dict[str, Future[Message]] = {}
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, SERVER_NODE, 0
+
+    def set_run(self, run: Run) -> None:
+        """Do nothing: there is only one run."""
+
+    @property
+    def run(self) -> Run:
+        """The only run."""
+        return Run.create_empty(TaskIdentity.run_id)
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message, like Flower's grids."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Hand messages to the threads of their nodes."""
+        ids = []
+        for message in messages:
+            message_id = str(uuid4())
+            message.metadata.__dict__["_message_id"] = message_id
+            context = self._contexts[message.metadata.dst_node_id]
+            self._running[message_id] = self._pool.submit(self._client_app, message, context)
+            ids.append(message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies that have arrived, or arrive within ``PULL_SECONDS``."""
+        futures = {one: self._running[one] for one in message_ids if one in self._running}
+        done, _ = wait(futures.values(), PULL_SECONDS, FIRST_COMPLETED)
+        ids = [message_id for message_id, future in futures.items() if future in done]
+        return [self._running.pop(message_id).result() for message_id in ids]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push, wait, pull."""
+        ids = list(self.push_messages(messages))
+        return [self._running.pop(message_id).result(timeout) for message_id in ids]
+
+    def write_states(self) -> None:
+        """Write the sites' states to the disk."""
+        if isinstance(self._client_app, SiteApp):
+            self._client_app.stores.write()
+
+    def close(self) -> None:
+        """End the threads, without waiting for those that hang."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def simulated_contexts(settings: Settings) -> list[Context]:
+    """Contexts of simulated parties, like those of Flower's simulation."""
+    run_config = flatten(settings.as_config())
+    return [
+        Context(
+            run_id=0,
+            node_id=SERVER_NODE + 1 + share,
+            node_config={"partition-id": share, "num-partitions": settings.parties},
+            state=RecordDict(),
+            run_config=run_config,
+        )
+        for share in range(settings.parties)
+    ]
+
+
+def site_contexts(nodes: Iterable[Mapping[str, Any]]) -> list[Context]:
+    """Contexts of parties that have node configs, like those of SuperNodes."""
+    return [
+        Context(
+            run_id=0, node_id=node_id, node_config=dict(node), state=RecordDict(), run_config={}
+        )
+        for node_id, node in enumerate(nodes, start=SERVER_NODE + 1)
+    ]
+
+
+def run_local(
+    settings: Settings,
+    contexts: Iterable[Context] | None = None,
+    on_round: OnRound | None = None,
+    client_app: ClientApp | None = None,
+) -> RunFolder:
+    """Train in this process.
+
+    Parameters
+    ----------
+    contexts : one for each party; by default shares of the table that ``data`` names.
+    on_round : called after every round, in the caller's thread.
+    """
+    grid = LocalGrid(contexts or simulated_contexts(settings), client_app)
+    try:
+        return train(grid, settings, on_round, grid.write_states)
+    finally:
+        grid.close()

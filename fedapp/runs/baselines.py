@@ -6,7 +6,9 @@ They are trained by XGBoost, or by scikit-learn's random forest if the model is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,12 @@ from fedapp.data.labels import class_ids, class_names, positive_last
 from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.table import Table
 from fedapp.messages.fields import all_methods, parameters_of
+from fedapp.run_folder import RunFolder
+from fedapp.runs.clean import forget_model
+from fedapp.runs.engines import run_local
+from fedapp.runs.tables import PartRows, party_configs, resolve_objective, stacked_tables
 from fedapp.server_app import load_strategy
-from fedapp.settings import Settings
+from fedapp.settings import Settings, load_settings
 from fedapp.site.table import Rows, read_columns, row_ids, split_common
 from fedapp.trees.divided import joint_names
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
@@ -34,6 +40,7 @@ from fedapp.trees.forest.levels import (
 )
 from fedapp.trees.forest.model import BaggedForest, grow, leaf_values
 from fedapp.trees.grow import constraints_of
+from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import (
     REGRESSION,
     LossParameters,
@@ -43,7 +50,7 @@ from fedapp.trees.objective import (
     margins_of,
     n_outputs,
 )
-from fedapp.trees.predict import Nodes
+from fedapp.trees.predict import Nodes, predict_margins
 from fedapp.trees.sets import (
     Categories,
     category_counts,
@@ -53,8 +60,6 @@ from fedapp.trees.sets import (
     trained_first,
 )
 from fedapp.trees.xgboost import for_xgboost, typed_columns
-from simulations.rows import PartRows, party_configs, settled, stacked_tables
-from simulations.same_trees import same_nodes
 from strategies.scoring import FINAL_BINS, half_range, scores_of
 
 Floats = npt.NDArray[np.float32]
@@ -198,7 +203,7 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
     {"pooled"}, "same_nodes": [equal nodes, nodes]}``, the last one only if trees were compared. Of
     vertical parties, only the one with the labels can train alone.
     """
-    settings = settled(settings)
+    settings = resolve_objective(settings)
     kind, (pooled, alone) = baselines_of(settings.strategy), baseline_rows(settings)
     if folder is None:
         pooled = pooled.in_table_order()
@@ -227,7 +232,7 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
 
 def order_range(settings: Settings, metric: str, n_orders: int) -> tuple[float, float]:
     """Lowest and highest test score of pooled XGBoost over orders of the training rows."""
-    settings = settled(settings)
+    settings = resolve_objective(settings)
     rows, rng = baseline_rows(settings)[0], np.random.default_rng(settings.seed)
     scores = []
     for _ in range(n_orders):
@@ -465,3 +470,165 @@ def _constraints(settings: Settings, columns: Sequence[str]) -> dict[str, Any]:
     # A text has column numbers; a list would need names.
     text = json.dumps([sorted(group) for group in groups])
     return signs | ({"interaction_constraints": text} if groups else {})
+
+
+# Contributions of columns to the predictions of a whole model: SHAP values on test rows.
+
+MOST_ROWS = 1000
+
+
+def contributions(settings: Settings, run_dir: Path) -> dict[str, Any]:
+    """Mean absolute contribution of each column to the margin of a test row.
+
+    Contributions to several classes are added up. Returns ``{"rows": number of rows, "mean":
+    {column: mean}}``, largest first; empty without an XGBoost model or test rows.
+    """
+    import xgboost
+
+    path = run_dir / "model.xgb.json"
+    if not path.is_file():
+        return {}
+    model = load_model(run_dir / "model.json")
+    columns, values = model.columns, _test_rows(settings, model)
+    if not len(values):
+        return {}
+    booster = xgboost.Booster(model_file=path)
+    types = typed_columns(category_counts(model.categories, len(columns)))
+    matrix = xgboost.DMatrix(values, feature_names=booster.feature_names, **types)
+    # (n_rows, n_classes, n_columns + 1); the last column is the base margin.
+    shap = booster.predict(matrix, pred_contribs=True, strict_shape=True)
+    means = np.abs(shap[:, :, :-1].astype(np.float64)).sum(axis=1).mean(axis=0)
+    order = np.argsort(-means, kind="stable")
+    return {"rows": len(values), "mean": {columns[c]: float(means[c]) for c in order}}
+
+
+def _test_rows(settings: Settings, model: Ensemble) -> npt.NDArray[np.float32]:
+    """At most ``MOST_ROWS`` test rows, drawn by the run's seed, with the model's columns."""
+    if all_methods()[settings.strategy].family == "vertical":
+        joined, _, _ = join_tables(settings)
+        values, names, test = joined.values, joined.columns, joined.split.test
+        categories = joined.categories
+    else:
+        table, shares = stacked_tables(settings)
+        values, names, categories = table.values, table.columns, table.categories
+        test = np.concatenate([rows["test"] for rows in shares.values()])
+    if len(test) > MOST_ROWS:
+        test = np.random.default_rng(settings.seed).choice(test, MOST_ROWS, replace=False)
+    places = {name: place for place, name in enumerate(names)}
+    taken = [places[name] for name in model.columns]
+    dictionaries = chosen(categories, taken)
+    return recoded(values[test][:, taken], dictionaries, model.categories, model.columns)[0]
+
+
+# Simulated runs, and exact scores of their models on rows in one place.
+
+Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """Margins and labels of one subset."""
+
+    margins: Array  # (n_rows, n_outputs)
+    labels: Array  # (n_rows,): class ids, or numbers
+
+
+@contextmanager
+def temporary_run(settings: Settings) -> Iterator[RunFolder]:
+    """A finished run in this process; its files are deleted after the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = run_local(settings.model_copy(update={"run_dir": f"{folder}/run"}))
+        try:
+            yield run
+        finally:
+            forget_model(run.summary["model_id"])
+
+
+def run_and_load(overrides: Mapping[str, Any]) -> tuple[Settings, Ensemble, dict[str, Any]]:
+    """Run in this process and delete the files; returns settings, model and summary."""
+    settings = load_settings(dict(overrides))
+    with temporary_run(settings) as run:
+        return settings, load_model(run.path / "model.json"), run.summary
+
+
+def score(settings: Settings, model: Ensemble) -> dict[str, Scored]:
+    """Apply a model to the rows of a run, by subset."""
+    table, rows = stacked_tables(settings)
+    assert table.labels is not None
+    values = recoded(table.values, table.categories, model.categories, table.columns)[0]
+    labels = class_ids(table.labels, model.classes)
+    scored = {}
+    for subset in SUBSETS:
+        row_ids = np.concatenate([each[subset] for each in rows.values()])
+        scored[subset] = Scored(predict_margins(model, values[row_ids]), labels[row_ids])
+    return scored
+
+
+# Compare two models in XGBoost's JSON, node for node.
+
+# Relative; and absolute for leaves near 0, where gradients cancel and only the last bit of the two
+# libraries' float32 sigmoids is left.
+LEAF_TOLERANCE, NEAR_ZERO = 1e-6, 1e-8
+
+
+def count_same_nodes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:
+    """Number of nodes of two equal models; ValueError if they differ."""
+    n_same, n_nodes = same_nodes(ours, theirs)
+    if n_same < n_nodes:
+        raise ValueError(f"nodes must be the same, got {n_same} of {n_nodes} equal")
+    return n_nodes
+
+
+def same_nodes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[int, int]:
+    """Number of equal nodes of two models, and the larger number of nodes.
+
+    Splits are equal if column, threshold or categories, default side and gain are, gains to the
+    last bit; leaves if their values are close. Children are compared only below equal nodes.
+    """
+    models = _trees(ours), _trees(theirs)
+    n_nodes = max(sum(len(tree["left_children"]) for tree in trees) for trees in models)
+    return sum(_walk(mine, other) for mine, other in zip(*models, strict=False)), n_nodes
+
+
+def _trees(model: Mapping[str, Any]) -> list[dict[str, Any]]:
+    trees: list[dict[str, Any]] = model["learner"]["gradient_booster"]["model"]["trees"]
+    return trees
+
+
+def _walk(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:
+    """Count equal nodes from the root down, as nodes may be numbered differently."""
+    pairs, n_same, sets = [(0, 0)], 0, (_sets(ours), _sets(theirs))
+    while pairs:
+        mine, other = pairs.pop()
+        if _node(ours, mine, sets[0]) != _node(theirs, other, sets[1]):
+            continue
+        if ours["left_children"][mine] == -1:
+            values = ours["split_conditions"][mine], theirs["split_conditions"][other]
+            n_same += bool(np.isclose(*values, rtol=LEAF_TOLERANCE, atol=NEAR_ZERO))
+            continue
+        n_same += 1
+        pairs += [
+            (ours[side][mine], theirs[side][other]) for side in ("left_children", "right_children")
+        ]
+    return n_same
+
+
+def _node(tree: Mapping[str, Any], node: int, sets: Mapping[int, list[int]]) -> tuple[Any, ...]:
+    """The fields of a split that must be equal; empty for a leaf."""
+    if tree["left_children"][node] == -1:
+        return ()
+    names = ("split_conditions", "loss_changes")
+    threshold, gain = (np.float32(tree[name][node]) for name in names)
+    if node in sets:
+        threshold = np.float32(0)
+    split = tree["split_indices"][node], int(tree["default_left"][node]), sets.get(node)
+    return threshold, gain, *split
+
+
+def _sets(tree: Mapping[str, Any]) -> dict[int, list[int]]:
+    """The categories that each categorical split sends right."""
+    names = ("categories_nodes", "categories_segments", "categories_sizes")
+    return {
+        node: tree["categories"][start : start + size]
+        for node, start, size in zip(*(tree[name] for name in names), strict=True)
+    }

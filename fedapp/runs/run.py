@@ -6,10 +6,12 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +20,12 @@ from fedapp.data.frames import Data, Source, write_tables
 from fedapp.data.labels import class_values
 from fedapp.data.predictions import by_class
 from fedapp.data.table import Table
-from fedapp.errors import ConfigError, DataError
-from fedapp.finished_folder import FinishedFolder
-from fedapp.home import display_path, home
+from fedapp.errors import ConfigError, DataError, did_you_mean_path
+from fedapp.home import RUNS, display_path, home, write_atomically
+from fedapp.metrics import larger_is_better
 from fedapp.packages import check_package
-from fedapp.predict import (
+from fedapp.run_folder import Silent
+from fedapp.runs.predict import (
     Model,
     PredictedRows,
     load_model,
@@ -30,17 +33,43 @@ from fedapp.predict import (
     predicted_rows,
     trained_settings,
 )
-from fedapp.run_folder import Silent
 from fedapp.settings import flatten, settings_of
 from fedapp.site.store import read_part
 from fedapp.trees.divided import model_of
 from fedapp.trees.model import json_of, model_text
 from fedapp.trees.sets import entries_of
 
+# Base class of finished runs, searches and cross-validations.
+
+
+class Finished:
+    """A finished run, search or cross-validation; raise ConfigError if it has not finished."""
+
+    _kind: ClassVar[str]
+    _files: ClassVar[tuple[str, ...]]  # that exist once it has finished; the summary is the first
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path).resolve()
+        missing = [name for name in self._files if not (self.path / name).is_file()]
+        if missing:
+            rule = f"path must be the folder of a {self._kind} that has finished"
+            hint = did_you_mean_path(Path(path), RUNS)
+            raise ConfigError(f"{rule}, got {display_path(self.path)} without {missing[0]}{hint}")
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Content of ``summary.json``, ``comparison.json``, ``tune.json`` or ``folds.json``."""
+        content: dict[str, Any] = json.loads((self.path / self._files[0]).read_text())
+        return content
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({display_path(self.path)!r})"
+
+
 Array = npt.NDArray[Any]
 
 
-class Run(FinishedFolder):
+class Run(Finished):
     """A finished run: its scores and its model.
 
     Parameters
@@ -373,7 +402,7 @@ class Run(FinishedFolder):
         """Predictions of a divided model, and the parties' explanations."""
         from pyarrow import parquet
 
-        from fedapp.together import predict_together, settings_to_predict
+        from fedapp.runs.session import predict_jointly, settings_to_predict
 
         parts = self._parts
         assert parts is not None
@@ -382,7 +411,7 @@ class Run(FinishedFolder):
             given = {"data": text, "id": ids, **given, "strategy": inference}
             output = str(Path(folder) / "predictions.parquet")
             run = settings_to_predict(self.path, parts, given, output, "local")
-            found = predict_together(run, parts, output, "local", Silent())
+            found = predict_jointly(run, parts, output, "local", Silent())
             frame = parquet.read_table(output)
         assert found.predicted is not None
         _check_rows(found.predicted.unmatched, found.predicted.warnings)
@@ -424,3 +453,143 @@ def _check_rows(unmatched: Sequence[str], notes: Sequence[str]) -> None:
         raise DataError(f"{rule}; {way}")
     for note in notes:
         warnings.warn(note, stacklevel=4)
+
+
+# Finished comparisons, searches and cross-validations, in Python and on disk.
+
+# Summaries; the page of a comparison; trials of a search, and the folder of its best run.
+COMPARISON, FOLDS, SEARCH = "comparison.json", "folds.json", "tune.json"
+PAGE, TRIALS, BEST = "comparison.html", "trials.jsonl", "best"
+CLAIM = "compared.json"  # in every folder of several runs: the inputs that they share
+
+
+class Compared(Finished):
+    """A finished comparison of methods: runs on the same rows, and their scores.
+
+    Its folder ``path`` has the page, ``comparison.html``.
+    Examples
+    --------
+    >>> import fedapp
+    >>> found = fedapp.compare(["pax", "bagging"], seeds=2, num_boost_round=2, max_depth=2)
+    >>> {"strategy", "auc", "logloss", "difference", "ties"} <= set(found.scores)
+    True
+    """
+
+    _kind, _files = "comparison", (COMPARISON,)
+
+    @property
+    def scores(self) -> Any:
+        """A record for each method and baseline, best first: means over the runs, and the paired
+        ``difference`` to the best method; a DataFrame if pandas is installed."""
+        return as_frame(self.summary["table"])
+
+    @property
+    def runs(self) -> dict[str, list[Run]]:
+        """The runs of each method, in the order of seeds and folds."""
+        named = {line["name"]: line["runs"] for line in self.summary["lines"] if line["runs"]}
+        return {name: [Run(self.path / run) for run in runs] for name, runs in named.items()}
+
+
+class Folds(Finished):
+    """A finished cross-validation: a run for each fold, and their scores.
+    Examples
+    --------
+    >>> import fedapp
+    >>> found = fedapp.run("pax", folds=2, num_boost_round=2, max_depth=2)
+    >>> sorted(found.scores["federated test"]["auc"])
+    ['mean', 'sd', 'values']
+    >>> [run.summary["metrics"]["test"]["auc"] for run in found.runs] == found.scores[
+    ...     "federated test"
+    ... ]["auc"]["values"]
+    True
+    """
+
+    _kind, _files = "cross-validation", (FOLDS,)
+
+    @property
+    def scores(self) -> dict[str, Any]:
+        """``mean``, ``sd`` and ``values`` by fold, by model and rows (``federated test``), by
+        score."""
+        return dict(self.summary["scores"])
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs in the order of the folds."""
+        return [Run(self.path / name) for name in self.summary["runs"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A line of ``trials.jsonl``."""
+
+    number: int  # from 1
+    state: str  # "finished", "stopped" by the budget, or "interrupted" with the command
+    settings: dict[str, Any]
+    score: float | None  # on the validation rows; None if the trial did not finish
+    exchanges: int
+    bytes: int
+    seconds: float | None = None  # of training; None if the trial did not finish
+
+
+def read_trials(folder: Path) -> list[Trial]:
+    """The trials of a search so far; an incomplete last line is dropped."""
+    path = folder / TRIALS
+    text = path.read_text() if path.is_file() else ""
+    lines = text.splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        write_atomically(path, "".join(lines[:-1]).encode())
+    return [Trial(**json.loads(line)) for line in lines if line.endswith("\n")]
+
+
+def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
+    """Trials, best first, those without a score last; ties keep their order."""
+    sign = -1 if larger_is_better(metric) else 1
+    return sorted(trials, key=lambda one: (one.score is None, sign * (one.score or 0.0)))
+
+
+def best_of(trials: Sequence[Trial], metric: str) -> Trial | None:
+    """The trial with the best score, or None."""
+    return next((one for one in ranked(trials, metric) if one.score is not None), None)
+
+
+class Tuned(Finished):
+    """A finished search for the best settings.
+    Examples
+    --------
+    >>> import fedapp
+    >>> found = fedapp.tune("pax", space={"eta": [0.1, 0.3]}, runs=2, num_boost_round=2)
+    >>> found.best["eta"] in (0.1, 0.3)
+    True
+    >>> sorted(found.run.summary["metrics"])
+    ['by_party', 'test', 'train', 'valid']
+    """
+
+    _kind, _files = "search", (SEARCH,)
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The best settings, with those given for all trials."""
+        return dict(self.summary["settings"])
+
+    @property
+    def run(self) -> Run:
+        """The last run, with the best settings; only it has test scores."""
+        return Run(self.path / BEST)
+
+    @property
+    def trials(self) -> Any:
+        """A record for each trial, best first, those without a score last: a pandas DataFrame if
+        pandas is installed, else a list of dicts."""
+        records = [
+            {
+                "trial": one.number,
+                "state": one.state,
+                "valid": one.score,
+                **one.settings,
+                "exchanges": one.exchanges,
+                "bytes": one.bytes,
+                "seconds": one.seconds,
+            }
+            for one in ranked(read_trials(self.path), self.summary["metric"])
+        ]
+        return as_frame(records)

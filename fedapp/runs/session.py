@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,14 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedapp.data.datasets import party_sources, sources_to_predict
 from fedapp.data.frames import drop_frames, named_frames
-from fedapp.engines import SIMULATED, check_engine, engine_of, told
+from fedapp.data.predictions import check_suffix
 from fedapp.errors import ConfigError, FedappError
-from fedapp.home import RUNS, check_free, display_path, private_folder
-from fedapp.logs import Logs, check_packages, logged
+from fedapp.home import RUNS, check_free, display_path, home, open_private, private_folder
+from fedapp.messages.fields import all_methods
 from fedapp.packages import check_extra
 from fedapp.report.summary import worse_than_alone
 from fedapp.run_folder import OnRound, RunFolder, Silent, Watcher, new_run_dir, resumed_settings
+from fedapp.runs.clean import predictions_folder
+from fedapp.runs.engines import SIMULATED, check_engine, describe_engine, engine_of
+from fedapp.runs.logs import Logs, check_packages, logged
+from fedapp.runs.predict import Predicted, trained_settings
 from fedapp.settings import Settings, load_settings, settings_named
 
 
@@ -51,7 +57,7 @@ class Training:
         check_tables(settings, self.engine, watcher)
         settings = settings.model_copy(update={"run_dir": run_dir_of(settings, self.engine)})
         self.folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
-        watcher.tell(told(self.engine))
+        watcher.tell(describe_engine(self.engine))
         saved = self.folder.kept if self.folder else None
         earlier = saved.seconds[0] if saved else 0.0  # of earlier attempts of a resumed run
         with self._logged(settings) as logs:
@@ -101,14 +107,14 @@ class Training:
     def _add(self, folder: RunFolder, settings: Settings) -> None:
         """Add baselines and contributions to the summary, which need all rows on this machine."""
         if self.baselines:
-            from simulations.baselines import run_baselines
+            from fedapp.runs.baselines import run_baselines
 
             self.watcher.begin("training the baselines")
             scores, summary = run_baselines(settings, folder.path), folder.summary
             warnings = [*summary["warnings"], *worse_than_alone(summary, scores["alone"])]
             folder.add_to_summary({"baselines": scores, "warnings": warnings})
         if self.with_page and self.engine in SIMULATED:
-            from simulations.contributions import contributions
+            from fedapp.runs.baselines import contributions
 
             self.watcher.begin("explaining the model on test rows")
             folder.add_to_summary({"contributions": contributions(settings, folder.path)})
@@ -128,7 +134,7 @@ def run_dir_of(settings: Settings, engine: str, parent: Path = RUNS) -> str:
 
 
 @contextmanager
-def passing(run_dir: str, stays: bool) -> Iterator[None]:
+def delete_when_done(run_dir: str, stays: bool) -> Iterator[None]:
     """Delete a run's folder after a successful block unless ``stays``; errors name it."""
     try:
         yield
@@ -167,7 +173,7 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher) -> None:
     if engine in SIMULATED:
         from fedapp.kernels import load_ahead
         from fedapp.messages.fields import all_methods
-        from simulations.checks import check_tables
+        from fedapp.runs.tables import check_tables
 
         watcher.begin("reading and checking the tables")
         if engine == "local":
@@ -194,3 +200,91 @@ def carry_out(
     check_free(folder.path)  # before Flower is started
     with folder.held(), watcher.run(folder, settings.watched_metric):
         return run(settings)
+
+
+# Joint prediction with a divided model; the active party writes the predictions.
+
+# Settings that a prediction takes from the training run; the second only for simulated parties.
+TRAINED = ("parties", "columns", "align", "align-most-rows", "seed")
+OF_SIMULATED = ("label", "weight", "schema", "header", "decimal", "encoding")
+
+
+@dataclass(frozen=True, slots=True)
+class JointPrediction:
+    """Result of a joint prediction."""
+
+    predicted: Predicted | None  # None if it is on another machine
+    explained: Mapping[str, Mapping[str, Any]]  # explanations by party; may be empty
+
+
+def settings_to_predict(
+    run_dir: Path, parts: Mapping[str, Any], overrides: Mapping[str, Any], output: str, engine: str
+) -> Settings:
+    """Settings of a run that predicts with the divided model of another run.
+
+    Parameters
+    ----------
+    parts : parties of the model, see ``fedapp.runs.predict.parts_of``.
+    overrides : settings by their names; ``strategy`` is the way to predict.
+    output : file to write; empty if the active party chooses it.
+    """
+    from fedapp.server_app import check_read, load_strategy
+
+    methods = [name for name, method in all_methods().items() if not method.trains]
+    if overrides["strategy"] not in methods:
+        got = overrides["strategy"]
+        raise ConfigError(f"inference must be one of {', '.join(methods)}, got {got!r}")
+    if output:
+        check_suffix(Path(output))
+    trained = trained_settings(run_dir)
+    names = list(TRAINED)
+    if engine in SIMULATED:
+        names += OF_SIMULATED
+        parties = {parts["active"], *parts["passive"]}
+        shared = not party_sources(trained["data"], trained["parties"])
+        sources_to_predict(overrides["data"], parties, may_be_one=shared)
+    overrides = settings_named(overrides)
+    values = {name: trained[name] for name in names} | {"model": parts["model_id"], **overrides}
+    if output:
+        values["output"] = Path(output).suffix
+    settings = load_settings(values)
+    if settings.log:
+        rule = "must be empty to predict (fedapp run logs a model that it trains)"
+        raise ConfigError(f"log {rule}, got {settings.log}")
+    load_strategy(settings.strategy).own_settings(settings)
+    check_read(settings, overrides)
+    check_engine(engine)
+    return settings
+
+
+def predict_jointly(
+    settings: Settings, parts: Mapping[str, Any], output: str, engine: str, watcher: Watcher
+) -> JointPrediction:
+    """Run a joint prediction; a note on a FedappError names the run's folder, which is kept."""
+    check_tables(settings, engine, watcher)
+    place = run_dir_of(settings, engine, predictions_folder())
+    with delete_when_done(place, stays=bool(settings.run_dir)):
+        run = settings.model_copy(update={"run_dir": place})
+        folder = carry_out(run, engine, watcher)
+        if folder is None or engine not in SIMULATED:
+            return JointPrediction(None, {})
+        return _collected(folder, parts, settings, Path(output))
+
+
+def _collected(
+    folder: RunFolder, parts: Mapping[str, Any], settings: Settings, output: Path
+) -> JointPrediction:
+    summary = folder.summary
+    sites, active = home() / "sites", parts["active"]
+    site = sites / active / summary["model_id"]
+    with open_private(output, "wb") as file:
+        file.write((site / f"predictions{settings.output}").read_bytes())
+    facts = json.loads((site / "predictions.json").read_text())
+    explained = {}
+    if settings.explain:
+        for party in (active, *parts["passive"]):
+            path = sites / party / summary["model_id"] / "explanation.json"
+            explained[party] = json.loads(path.read_text())
+    rows = facts["rows"], facts["not_matched"], summary["tables"]
+    predicted = Predicted(*rows, facts["scores"], facts["note"], summary["warnings"])
+    return JointPrediction(predicted, explained)

@@ -16,10 +16,10 @@ from fedapp.errors import ConfigError
 from fedapp.home import LOCK, display_path, exclusive_lock, home, read_toml
 from fedapp.metrics import watched_metric
 from fedapp.run_folder import INPUTS_FILE, RunFolder, State
+from fedapp.runs.run import CLAIM, COMPARISON, FOLDS, SEARCH
 from fedapp.settings import defaults, flatten
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.store import KEEP_DAYS, PART_FILE, SECONDS_A_DAY
-from fedapp.studies import CLAIM, COMPARISON, FOLDS, SEARCH
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+?)(-\d+)?")  # as ``new_run_dir`` makes it
 UNFINISHED = frozenset({State.FAILED, State.INTERRUPTED, State.RESUMABLE})
@@ -35,7 +35,7 @@ def _silent(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundRun:
+class ListedRun:
     """A run's folder, as it is listed."""
 
     path: Path
@@ -69,7 +69,7 @@ class Cleaning:
     """Runs and site states to delete."""
 
     parent: Path  # folder of the runs
-    runs: tuple[FoundRun, ...]  # failed or interrupted
+    runs: tuple[ListedRun, ...]  # failed or interrupted
     states: tuple[SiteState, ...]
     needed: tuple[SiteState, ...]  # those of ``states`` that a finished run predicts with
     kept: tuple[SiteState, ...]  # parts that stay without ``all_parts``
@@ -106,14 +106,14 @@ def _skipping(path: Path, tell: Tell) -> Iterator[None]:
         tell(f"skipped: {display_path(path)}: {error}")
 
 
-def delete_run(path: Path, as_found: FoundRun | None = None) -> None:
+def delete_run(path: Path, as_found: ListedRun | None = None) -> None:
     """Delete the folder of an unfinished run.
 
     Raises
     ------
     ConfigError : it has changed since it was listed as ``as_found``, or is in use.
     """
-    check_own(path)
+    check_run_folder(path)
     with exclusive_lock(path):
         _check_flat(path)
         run = _listed_run(path, RunFolder(path).state_of_files)
@@ -122,7 +122,7 @@ def delete_run(path: Path, as_found: FoundRun | None = None) -> None:
         shutil.rmtree(path)
 
 
-def check_own(path: Path) -> None:
+def check_run_folder(path: Path) -> None:
     """Raise ConfigError if a folder is not a run's."""
     if path.is_symlink():
         raise ConfigError("run folder must be no symbolic link, got one")
@@ -146,9 +146,9 @@ def _check_flat(path: Path) -> None:
         raise ConfigError(f"run folder must hold no folder to be deleted, got {folders[0]}")
 
 
-def found_runs(
+def list_runs(
     parent: Path, deep: bool = False, tell: Tell = _silent, with_groups: bool = False
-) -> list[FoundRun]:
+) -> list[ListedRun]:
     """The runs in a folder, most recently changed first.
 
     Parameters
@@ -163,7 +163,7 @@ def found_runs(
             if (path / CLAIM).is_file():
                 runs += [_group(path)] if with_groups else []
             elif RUN_NAME.fullmatch(path.name) or (path / "config.toml").is_file():
-                check_own(path)
+                check_run_folder(path)
                 runs.append(_listed_run(path, RunFolder(path).state))
     return sorted(runs, key=lambda run: run.changed, reverse=True)
 
@@ -184,7 +184,7 @@ def _folders(parent: Path, deep: bool, tell: Tell) -> Iterator[Path]:
             yield from _folders(path, False, tell)
 
 
-def _group(path: Path) -> FoundRun:
+def _group(path: Path) -> ListedRun:
     """List a comparison, a search or a cross-validation."""
     compared, search, folds = (_json(path / name) for name in (COMPARISON, SEARCH, FOLDS))
     method, metric, value = "unfinished comparison, search or folds", "", None
@@ -204,10 +204,10 @@ def _group(path: Path) -> FoundRun:
     state = State.FINISHED if summary else State.INTERRUPTED
     data = (summary or _json(path / CLAIM))["data"]
     score = "" if value is None else f"{metric} {value:.4f}"
-    return FoundRun(path, state, method, data, score, n_bytes, min(times), max(times), "")
+    return ListedRun(path, state, method, data, score, n_bytes, min(times), max(times), "")
 
 
-def _listed_run(path: Path, state: State) -> FoundRun:
+def _listed_run(path: Path, state: State) -> ListedRun:
     named = RUN_NAME.fullmatch(path.name)
     config = path / "config.toml"
     text = config.read_text() if config.is_file() else ""
@@ -219,7 +219,7 @@ def _listed_run(path: Path, state: State) -> FoundRun:
         value = (summary["metrics"].get("test") or {}).get(metric)
         score = "" if value is None else f"{metric} {value:.4f}"
     n_bytes, times = _measured(path)
-    return FoundRun(
+    return ListedRun(
         path=path,
         state=state,
         method=settings.get("strategy") or (named[1] if named else ""),
@@ -270,10 +270,10 @@ def _state(path: Path) -> SiteState:
     return SiteState(path, (path / PART_FILE).is_file(), n_bytes, max(times))
 
 
-def _all_runs(parent: Path, tell: Tell = _silent) -> list[FoundRun]:
+def _all_runs(parent: Path, tell: Tell = _silent) -> list[ListedRun]:
     """Runs in a folder and in its comparisons, and runs that predict."""
-    runs = found_runs(parent, deep=True, tell=tell)
-    return [*runs, *found_runs(predictions_folder(), tell=tell)]
+    runs = list_runs(parent, deep=True, tell=tell)
+    return [*runs, *list_runs(predictions_folder(), tell=tell)]
 
 
 def plan(
