@@ -22,7 +22,7 @@ import psutil
 
 from fedapp.crypto.sealed import fingerprint_of, public_key
 from fedapp.deploy.folders import write_federation, write_site
-from fedapp.deploy.processes import Federation
+from fedapp.deploy.targets import Federation
 from fedapp.messages.fields import all_methods
 from fedapp.run_folder import RunFolder
 from fedapp.runs.engines import free_ports, run_local, site_contexts
@@ -37,7 +37,7 @@ DRAWS = {"draws-secret": secrets.token_hex(16)}
 # Processes of a coordinator and of a site, by the module that Python runs.
 SUPERLINK = "fedapp.deploy.superlink"
 SUPERNODE, SUPEREXEC = "fedapp.deploy.supernode", "fedapp.deploy.superexec"
-WORKER = "fedapp.deploy.warm.worker"
+WORKER = "fedapp.deploy.warm.executor"
 
 
 class Deployment:

@@ -31,8 +31,7 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
 from fedapp.commands.federation import federation_app
 from fedapp.deploy import certificates, folders
-from fedapp.deploy.machine import fill
-from fedapp.deploy.processes import Federation
+from fedapp.deploy.targets import Federation, fill
 from fedapp.errors import ConfigError
 from fedapp.settings import app_folder
 from fedapp.site.bundle import installed_bundle

@@ -12,8 +12,8 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from fedapp.deploy import machine
-from fedapp.deploy.machine import Machine
+from fedapp.deploy import targets
+from fedapp.deploy.targets import Machine
 from fedapp.settings import app_folder
 
 
@@ -108,7 +108,7 @@ def test_the_lock_names_no_host_and_no_place_of_a_machine() -> None:
 def test_an_image_of_a_wheel_installs_that_and_its_own_lock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(machine, "app_folder", lambda: Path("/site-packages/fedapp/_app"))
+    monkeypatch.setattr(targets, "app_folder", lambda: Path("/site-packages/fedapp/_app"))
     text, _ = Machine("/srv/site", "/usr/bin", "bank").dockerfile()["Dockerfile"]
     wheel = f"fedapp-{version('fedapp')}-py3-none-any.whl"
     assert "--file /srv/site/Dockerfile FOLDER_OF_THE_WHEEL\n" in text

@@ -60,28 +60,30 @@ from flwr.supernode.start_client_internal import _insert_message
 import fedapp
 from fedapp import server_app
 from fedapp.deploy import warm
-from fedapp.deploy.warm.carried import (
-    WANTED,
-    Carrier,
-    add,
-    added,
-    carried,
-    contents_of,
-    handing_out,
-    storing,
-)
-from fedapp.deploy.warm.executor import RunsWorker, WarmExecutor, signed_request
-from fedapp.deploy.warm.serverapp import TICK, one_cpu, slow_modes, ticking
+from fedapp.deploy.warm.executor import RunsWorker, Task, WarmExecutor, signed_request
+from fedapp.deploy.warm.serverapp import TICK, one_cpu, poll_often, slow_modes
 from fedapp.deploy.warm.superlink import (
     HOLD,
-    Arrivals,
     LinkStateWithoutObjects,
-    held,
-    one_at_a_time,
-    told,
+    MessageQueue,
+    notify_waiting,
+    serialized,
+    wait_for_messages,
 )
-from fedapp.deploy.warm.supernode import ClockNote, Pace, WarmNodeState, hold
-from fedapp.deploy.warm.worker import Task
+from fedapp.deploy.warm.supernode import (
+    WANTED,
+    ClockNote,
+    ObjectCarrier,
+    PollTimer,
+    WarmNodeState,
+    add,
+    added,
+    attach_objects,
+    contents_of,
+    objects_in,
+    store_objects,
+    wait_for_task,
+)
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.wire import Envelope, to_content, to_records
 from fedapp.runs.engines import free_ports
@@ -99,7 +101,9 @@ PARTS = (warm.SITE, warm.SUPERLINK, warm.SERVER, warm.SIMULATION)
 
 
 @pytest.mark.parametrize("parts", PARTS, ids=lambda parts: parts.process)
-def test_the_installed_flower_is_one_that_parts_are_replaced_of(parts: warm.Parts) -> None:
+def test_the_installed_flower_is_one_that_parts_are_replaced_of(
+    parts: warm.PatchedFunctions,
+) -> None:
     versions, differing = parts.nearest()
     assert version("flwr") in versions
     assert differing == []
@@ -275,7 +279,7 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path, write_table: WriteTable) -> Node:
     write_table("rows")
-    state = WarmNodeState(Pace(), ObjectStoreFactory().store())
+    state = WarmNodeState(PollTimer(), ObjectStoreFactory().store())
     state.set_node_id(NODE)
     return Node(state, tmp_path)
 
@@ -341,7 +345,7 @@ def test_a_task_that_failed_after_its_reply_keeps_it(node: Node) -> None:
 
 def test_whoever_asks_for_a_task_gets_it_when_a_message_comes(node: Node) -> None:
     node.begin(RUN)
-    acquire = partial(hold, runtime_handlers.acquire_task, node.state.pace)
+    acquire = partial(wait_for_task, runtime_handlers.acquire_task, node.state.pace)
     request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     threading.Timer(0.1, node.send, [RUN]).start()
     deadline = time.monotonic() + LONG
@@ -351,7 +355,7 @@ def test_whoever_asks_for_a_task_gets_it_when_a_message_comes(node: Node) -> Non
 
 
 def test_a_supernode_asks_the_sooner_the_less_time_has_passed_since_a_message() -> None:
-    pace = Pace()
+    pace = PollTimer()
     assert pace.seconds(3) == 3
     pace.asked()
     assert pace.seconds(3) < 3
@@ -392,7 +396,7 @@ class Found:
 
 
 def test_a_question_is_answered_again_when_a_message_for_that_node_has_come() -> None:
-    arrivals, looks = Arrivals(), []
+    arrivals, looks = MessageQueue(), []
 
     def pull(request: int) -> Found:
         looks.append(request)
@@ -404,12 +408,12 @@ def test_a_question_is_answered_again_when_a_message_for_that_node_has_come() ->
         arrivals.add(NODE)
 
     threading.Thread(target=arrive).start()
-    assert held(arrivals, pull, lambda request: request, NODE).messages_list == [NODE]
+    assert wait_for_messages(arrivals, pull, lambda request: request, NODE).messages_list == [NODE]
     assert looks == [NODE, NODE]
 
 
 def test_a_message_that_came_while_its_node_was_looked_up_is_not_waited_for() -> None:
-    arrivals = Arrivals()
+    arrivals = MessageQueue()
     found = iter([Found([]), Found([1])])
 
     def pull(request: int) -> Found:
@@ -417,20 +421,20 @@ def test_a_message_that_came_while_its_node_was_looked_up_is_not_waited_for() ->
         return next(found)
 
     before = time.monotonic()
-    assert held(arrivals, pull, lambda request: request, NODE).messages_list == [1]
+    assert wait_for_messages(arrivals, pull, lambda request: request, NODE).messages_list == [1]
     assert time.monotonic() - before < HOLD
 
 
 def test_another_nodes_message_ends_no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedapp.deploy.warm.superlink.HOLD", 0.05)
-    arrivals = Arrivals()
+    arrivals = MessageQueue()
     arrivals.add(NODE + 1)
     assert not arrivals.wait(NODE, 0)
     assert arrivals.wait(NODE + 1, 0)
 
 
 def test_no_more_questions_are_held_than_threads_can_be_spared() -> None:
-    arrivals = Arrivals()
+    arrivals = MessageQueue()
     while arrivals._room.acquire(blocking=False):
         pass
     arrivals.add(NODE)
@@ -438,8 +442,8 @@ def test_no_more_questions_are_held_than_threads_can_be_spared() -> None:
 
 
 def test_a_push_tells_the_nodes_that_its_messages_are_for(node: Node) -> None:
-    arrivals, message = Arrivals(), node.send(RUN)
-    told(arrivals, lambda request: None, Found([message]))  # type: ignore[list-item]
+    arrivals, message = MessageQueue(), node.send(RUN)
+    notify_waiting(arrivals, lambda request: None, Found([message]))  # type: ignore[list-item]
     assert (arrivals[NODE], arrivals[SERVER]) == (1, 0)
 
 
@@ -453,7 +457,7 @@ def test_transactions_begin_one_after_the_other() -> None:
         yield state
         order.append("ends")
 
-    locked: Any = one_at_a_time(session)  # type: ignore[arg-type]
+    locked: Any = serialized(session)  # type: ignore[arg-type]
 
     def second() -> None:
         began.set()
@@ -496,7 +500,7 @@ def test_a_message_whose_objects_died_with_the_superlink_is_reported_as_lost(
     )
     add(request, contents=contents_of([message]).values())
     task: Any = SimpleNamespace(run_id=run_id)
-    pushed = storing(superlink_handlers.push_messages, request, state, task)
+    pushed = store_objects(superlink_handlers.push_messages, request, state, task)
     assert list(pushed.message_ids) == [message.object_id]
     assert list(pushed.objects_to_push) == []
     question = PullMessagesRequest(node=NodeProto(node_id=node_id))
@@ -536,8 +540,8 @@ class Straight:
 
 
 WARM = {
-    "pull_messages": partial(handing_out, runtime_handlers.pull_messages),
-    "push_messages": partial(storing, runtime_handlers.push_messages),
+    "pull_messages": partial(attach_objects, runtime_handlers.pull_messages),
+    "push_messages": partial(store_objects, runtime_handlers.push_messages),
 }
 SINGLY = Counter(pull_object=3, confirm_message_received=1, push_object=2)
 
@@ -553,7 +557,7 @@ def test_objects_travel_with_their_message_where_both_ends_know_how(
     node.begin(RUN)
     message = node.send(RUN)
     client: Any = Straight(node.state, claimed(node), **handlers)
-    carrier = Carrier()
+    carrier = ObjectCarrier()
     if carries:
         carrier.serve(client)
     pulled, context, _, _ = run_clientapp.pull_task_input(client)
@@ -576,8 +580,8 @@ def test_the_objects_of_a_long_message_travel_singly(
     node.begin(RUN)
     message = node.send(RUN)
     client: Any = Straight(node.state, claimed(node), **WARM)
-    Carrier().serve(client)
-    monkeypatch.setattr("fedapp.deploy.warm.carried.MOST_BYTES", len(message.deflate()))
+    ObjectCarrier().serve(client)
+    monkeypatch.setattr("fedapp.deploy.warm.supernode.MOST_BYTES", len(message.deflate()))
     pulled, *_ = run_clientapp.pull_task_input(client)
     assert pulled.content == message.content
     assert client.requests["pull_object"] == SINGLY["pull_object"]
@@ -593,7 +597,7 @@ def test_a_message_that_is_not_whole_yet_is_handed_out_without_objects(node: Nod
     task = node.state.get_task_by_token(claimed(node))
     response = WARM["pull_messages"](request, node.state, task)
     assert [one.metadata.message_id for one in response.messages_list] == [message.object_id]
-    assert carried(response) == {}
+    assert objects_in(response) == {}
     assert message.object_id in node.state.object_store
 
 
@@ -621,7 +625,7 @@ def test_a_request_that_may_be_sent_again_is_left_as_it_is() -> None:
         return request
 
     client = SimpleNamespace(_unary_unary=send)
-    Carrier().serve(client)
+    ObjectCarrier().serve(client)
     request = PullAppMessagesRequest()
     client._unary_unary(request=request)
     assert added(sent[0], WANTED)
@@ -639,7 +643,7 @@ def test_a_simulation_looks_for_messages_more_often_and_ends_when_told_to() -> N
     state.message_ins_store = messages
     queue: Any = Queue()
     nodes = {NODE: 0, NODE + 1: 1, NODE + 2: 2}
-    ticking(vce_api.add_messages_to_queue, state, queue, nodes, stop)  # type: ignore[arg-type]
+    poll_often(vce_api.add_messages_to_queue, state, queue, nodes, stop)  # type: ignore[arg-type]
     assert waits == [TICK, TICK]
     assert list(queue.queue) == [NODE, NODE]
 
@@ -666,7 +670,7 @@ def test_what_an_executor_was_asked_fails_when_another_one_asks(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedapp.deploy.warm.supernode.HOLD", 0.01)
-    acquire = partial(hold, runtime_handlers.acquire_task, node.state.pace)
+    acquire = partial(wait_for_task, runtime_handlers.acquire_task, node.state.pace)
     first, second = (
         signed_request(sender, supported_task_types=[TaskType.CLIENT_APP])
         for sender in (b"one", b"another")
@@ -684,7 +688,7 @@ def test_what_an_executor_was_asked_fails_when_another_one_asks(
 
 
 def test_only_after_an_executor_that_said_who_it_is_can_another_one_be_told() -> None:
-    pace = Pace()
+    pace = PollTimer()
     asks = (b"", b"one", b"one", b"another", b"")
     assert [pace.is_another(one) for one in asks] == [False, False, False, True, True]
 

@@ -35,7 +35,7 @@ def init_command(
 ) -> None:
     """Write certificates, Flower's configuration, and what starts the processes into a folder."""
     from fedapp.deploy.folders import write_federation
-    from fedapp.deploy.processes import Federation
+    from fedapp.deploy.targets import Federation
 
     names, ports = listed(sites), (public_port, users_port, port)
     write_federation(folder, Federation(name, host, *ports, names, certificate, key), target)
@@ -58,7 +58,7 @@ def user_command(
 ) -> None:
     """Let a user start runs from another machine; the password is drawn."""
     from fedapp.deploy.folders import add_user
-    from fedapp.deploy.nginx import users_path
+    from fedapp.deploy.targets import users_path
 
     path = add_user(folder, name)
     say(f"Written to {path}. Next:")

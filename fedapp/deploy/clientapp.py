@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 from fedapp import log_lines
 from fedapp.client_app import SiteApp
-from fedapp.deploy.warm import must_be, replace
+from fedapp.deploy.warm import replace, version_error
 
 try:
     from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
     from flwr.supernode.runtime import run_clientapp
 except ImportError as error:
-    raise SystemExit(must_be(error)) from error
+    raise SystemExit(version_error(error)) from error
 
 
 class Bundle:

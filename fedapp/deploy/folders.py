@@ -27,13 +27,26 @@ from fedapp.deploy.certificates import (
     server_certificate,
     supernode_keys,
 )
-from fedapp.deploy.compose import compose_federation, compose_site
-from fedapp.deploy.kubernetes import TABLES, manifests_federation, manifests_site
-from fedapp.deploy.machine import PUBLIC, SECRET, Machine, Texts
-from fedapp.deploy.nginx import user_line
-from fedapp.deploy.processes import Federation, Site
-from fedapp.deploy.scripts import env_script, register_script, scripts_federation, scripts_site
-from fedapp.deploy.systemd import units_federation, units_site
+from fedapp.deploy.targets import (
+    PUBLIC,
+    SECRET,
+    TABLES,
+    Federation,
+    Machine,
+    Site,
+    Texts,
+    compose_federation,
+    compose_site,
+    env_script,
+    manifests_federation,
+    manifests_site,
+    register_script,
+    scripts_federation,
+    scripts_site,
+    units_federation,
+    units_site,
+    user_line,
+)
 from fedapp.errors import ConfigError
 from fedapp.home import write_atomically, write_new
 from fedapp.messages.fields import Method, all_methods

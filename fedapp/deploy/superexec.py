@@ -12,8 +12,8 @@ import sys
 from typing import Any
 
 from fedapp import log_lines
-from fedapp.deploy.health import ALIVE
-from fedapp.deploy.warm import SITE, must_be, replace
+from fedapp.deploy.exporter import ALIVE
+from fedapp.deploy.warm import SITE, replace, version_error
 from fedapp.home import home
 from fedapp.start import leave_no_core
 
@@ -23,7 +23,7 @@ try:
     from flwr.supercore.superexec import run_superexec
     from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult, SubprocessExecutor
 except ImportError as error:
-    raise SystemExit(must_be(error)) from error
+    raise SystemExit(version_error(error)) from error
 
 log = logging.getLogger("fedapp")
 
@@ -32,7 +32,7 @@ class SiteExecutor(SubprocessExecutor):
     """Starts the site's ClientApp and refuses every other task."""
 
     def get_eligible_capacity(self, *args: Any, **kwargs: Any) -> tuple[set[TaskType], set[str]]:
-        """Touch the file that ``fedapp.deploy.health`` checks."""
+        """Touch the file that ``fedapp.deploy.exporter`` checks."""
         (home() / ALIVE).touch()
         return super().get_eligible_capacity(*args, **kwargs)
 

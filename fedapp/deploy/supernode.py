@@ -10,11 +10,11 @@ from importlib.metadata import entry_points
 
 from fedapp import log_lines
 from fedapp.deploy.certificates import warn_of_expiry
-from fedapp.deploy.warm import SITE, Parts
+from fedapp.deploy.warm import SITE, PatchedFunctions
 from fedapp.start import leave_no_core
 
 
-def run_flower(program: str, parts: Parts) -> None:
+def run_flower(program: str, parts: PatchedFunctions) -> None:
     """Run Flower's SuperNode or SuperLink, patched if the installed Flower is a known version."""
     leave_no_core()
     (command,) = entry_points(group="console_scripts", name=f"flower-{program}")

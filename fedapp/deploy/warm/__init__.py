@@ -100,7 +100,7 @@ server.superlink.linkstate.in_memory_linkstate:InMemoryLinkState. get_message_in
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PatchedFunctions:
     """The functions of Flower that the patches of one process depend on."""
 
     process: str
@@ -133,7 +133,7 @@ class Parts:
         """Warning that the installed Flower is unknown; empty if it is known."""
         if not self.nearest()[1]:
             return ""
-        rule = must_be("it differs; slow mode, each exchange takes")
+        rule = version_error("it differs; slow mode, each exchange takes")
         return f"{rule} {self.slow}; what differs: python -m fedapp.deploy.warm"
 
     def load(self, module: str) -> Any:
@@ -142,13 +142,17 @@ class Parts:
             try:
                 return importlib.import_module(f"fedapp.deploy.warm.{module}")
             except ImportError as error:  # Flower lacks a constant or class
-                text = f"{must_be(error)}; slow mode, each exchange takes {self.slow}"
+                text = f"{version_error(error)}; slow mode, each exchange takes {self.slow}"
         log.warning("%s", text)
         return None
 
 
-SITE, SUPERLINK, SERVER = Parts("site"), Parts("superlink"), Parts("server")
-SIMULATION = Parts("simulation", slow="0.1 s")
+SITE, SUPERLINK, SERVER = (
+    PatchedFunctions("site"),
+    PatchedFunctions("superlink"),
+    PatchedFunctions("server"),
+)
+SIMULATION = PatchedFunctions("simulation", slow="0.1 s")
 
 
 @functools.cache
@@ -162,7 +166,7 @@ def digest(place: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()[:6]
 
 
-def must_be(why: object) -> str:
+def version_error(why: object) -> str:
     """Error text for an unsuitable Flower."""
     return f"flwr must be {' or '.join(VERSIONS)}, got {version('flwr')}: {why}"
 
@@ -171,5 +175,5 @@ def replace(module: Any, **names: object) -> None:
     """Replace names in a module or class of Flower's; SystemExit if one does not exist."""
     for name, replacement in names.items():
         if not hasattr(module, name):
-            raise SystemExit(must_be(f"it has no {module.__name__}.{name}"))
+            raise SystemExit(version_error(f"it has no {module.__name__}.{name}"))
         setattr(module, name, replacement)

@@ -33,7 +33,7 @@ def replace_parts(grid: Grid) -> None:
         from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 
         validate = RayBackend._validate_client_resources
-        replace(vce_api, add_messages_to_queue=partial(ticking, vce_api.add_messages_to_queue))
+        replace(vce_api, add_messages_to_queue=partial(poll_often, vce_api.add_messages_to_queue))
         replace(RayBackend, _validate_client_resources=partialmethod(one_cpu, validate))
 
 
@@ -65,7 +65,7 @@ def one_cpu(backend: Any, validate: Callable[..., dict[str, Any]], config: Any) 
     return {**resources, "num_cpus": 1} if resources["num_cpus"] == FLOWERS_CPUS else resources
 
 
-def ticking(
+def poll_often(
     look: Callable[..., None], state: Any, queue: Queue[Message], nodes: Any, stop: Event
 ) -> None:
     """Replaces ``add_messages_to_queue``, which scans all messages for every node."""

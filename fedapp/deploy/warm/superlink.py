@@ -28,7 +28,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedapp.deploy.warm import replace
-from fedapp.deploy.warm.carried import handing_out, storing
+from fedapp.deploy.warm.supernode import attach_objects, store_objects
 
 HOLD = 2.0  # seconds
 # Requests that may wait at once, of 40 threads; any other is answered immediately.
@@ -46,7 +46,7 @@ PASSED_ON: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class Arrivals:
+class MessageQueue:
     """Number of messages that have arrived for each node since the SuperLink started."""
 
     def __init__(self) -> None:
@@ -72,8 +72,8 @@ class Arrivals:
         return came
 
 
-def held(
-    arrivals: Arrivals,
+def wait_for_messages(
+    arrivals: MessageQueue,
     pull: Callable[..., Any],
     node_of: Callable[[Any], int],
     request: Any,
@@ -88,8 +88,8 @@ def held(
     return pull(request, *args, **kwargs)
 
 
-def told(
-    arrivals: Arrivals, push: Callable[..., Any], request: Any, *args: Any, **kwargs: Any
+def notify_waiting(
+    arrivals: MessageQueue, push: Callable[..., Any], request: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Replaces a ``push_messages``: wakes requests that wait for these messages."""
     response = push(request, *args, **kwargs)
@@ -110,7 +110,7 @@ class Layer:
         await (self._app if is_bypassed else self._layer)(scope, receive, send)
 
 
-def layers(get_middleware: Callable[[], list[Middleware]]) -> list[Middleware]:
+def bypassable_layers(get_middleware: Callable[[], list[Middleware]]) -> list[Middleware]:
     """Replaces ``_get_middleware``."""
     candidates = (
         (layer, PASSED_ON.get(getattr(layer.cls, "__name__", ""))) for layer in get_middleware()
@@ -123,7 +123,7 @@ TRANSACTION = RLock()
 Transactions = Callable[[SqlMixin], AbstractContextManager[Session]]
 
 
-def one_at_a_time(session: Transactions) -> Transactions:
+def serialized(session: Transactions) -> Transactions:
     """Replaces ``SqlMixin.session``: a transaction starts when the previous one has ended."""
 
     # SQLite itself would poll for the end of the previous one, up to 0.1 s apart.
@@ -158,16 +158,16 @@ class LinkStateWithoutObjects(SqlLinkState):
 
 def replace_parts() -> None:
     """Patch Flower's SuperLink before it starts."""
-    replace(SqlMixin, session=one_at_a_time(SqlMixin.session))
+    replace(SqlMixin, session=serialized(SqlMixin.session))
     replace(linkstate_factory, SqlLinkState=LinkStateWithoutObjects)
     replace(config_loader, ObjectStoreFactory=lambda database: ObjectStoreFactory())
-    replace(superlink, _get_middleware=partial(layers, superlink._get_middleware))
-    arrivals = Arrivals()
+    replace(superlink, _get_middleware=partial(bypassable_layers, superlink._get_middleware))
+    arrivals = MessageQueue()
     for handlers, node_of in (
         (fleet_handlers, lambda request: request.node.node_id),
         (runtime_handlers, lambda _: SUPERLINK_NODE_ID),
     ):
-        pull = partial(handing_out, handlers.pull_messages)
-        push = partial(storing, handlers.push_messages)
-        replace(handlers, pull_messages=partial(held, arrivals, pull, node_of))
-        replace(handlers, push_messages=partial(told, arrivals, push))
+        pull = partial(attach_objects, handlers.pull_messages)
+        push = partial(store_objects, handlers.push_messages)
+        replace(handlers, pull_messages=partial(wait_for_messages, arrivals, pull, node_of))
+        replace(handlers, push_messages=partial(notify_waiting, arrivals, push))

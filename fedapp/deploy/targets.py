@@ -1,0 +1,971 @@
+"""Command lines and environment of each process of a deployment.
+
+Scripts, compose files, Kubernetes manifests and systemd units differ only in paths and addresses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import os
+import re
+import secrets
+import shlex
+import sys
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from getpass import getuser
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedapp.deploy.exporter import ALIVE
+from fedapp.settings import app_folder
+
+LOOPBACK = "127.0.0.1"
+METRICS = ("python", "-P", "-m", "fedapp", "metrics", "--port", "${FEDAPP_METRICS}")
+HEALTH = ("python", "-P", "-m", "fedapp.deploy.exporter")
+
+
+@dataclass(frozen=True, slots=True)
+class Federation:
+    """A coordinator's addresses and sites."""
+
+    name: str  # as --engine names it
+    host: str  # name or address that the sites know
+    public_port: int  # nginx, for sites
+    users_port: int  # nginx, for users who start runs
+    port: int  # SuperLink, on the loopback
+    sites: Sequence[str]
+    certificate: str = ""  # of the host, PEM; generated if empty
+    key: str = ""
+
+    def superlink(self, keys: str, state: str) -> list[str]:
+        """Command of the SuperLink; `keys` and `state` are folders."""
+        return [
+            *("python", "-P", "-m", "fedapp.deploy.superlink"),
+            # In process isolation a run survives a restart of the SuperLink.
+            *("--isolation", "process"),
+            *("--database", f"{state}/superlink.db"),
+            *("--host", LOOPBACK, "--port", str(self.port), "--enable-supernode-auth"),
+            *("--ssl-ca-certfile", f"{keys}/ca.crt"),
+            *("--ssl-certfile", f"{keys}/server.crt"),
+            *("--ssl-keyfile", f"{keys}/server.key"),
+            *("--superexec-auth-secret-file", f"{keys}/superexec.secret"),
+        ]
+
+    def superexec(self, keys: str) -> list[str]:
+        """Command of the SuperExec, which starts the ServerApp."""
+        return [
+            *("python", "-P", "-m", "fedapp.deploy.coordinator"),
+            *("--runtime-api-address", f"{LOOPBACK}:{self.port}"),
+            *("--root-certificates", f"{keys}/ca.crt"),
+            *("--superexec-auth-secret-file", f"{keys}/superexec.secret"),
+        ]
+
+    def health(self, keys: str) -> list[str]:
+        """Command that checks the SuperLink's health."""
+        return [*HEALTH, f"https://localhost:{self.port}", f"{keys}/ca.crt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A SuperNode, which has the network, and a SuperExec, which has the rows."""
+
+    name: str
+    data: str  # path of the table
+    superlink: str  # HOST:PORT
+    has_ca: bool  # whether ca.crt signed the coordinator's certificate, not a public authority
+    port: int  # SuperNode, for the SuperExec
+
+    def key_files(self) -> list[str]:
+        """Files that the SuperNode reads."""
+        files = ["supernode.key", "superexec.secret", "site.toml"]
+        return [*files, *(["ca.crt"] if self.has_ca else [])]
+
+    def supernode(self, keys: str, listens: str = LOOPBACK) -> list[str]:
+        """Command of the SuperNode, which talks to the coordinator."""
+        root = ["--root-certificates", f"{keys}/ca.crt"] if self.has_ca else []
+        return [
+            *("python", "-P", "-m", "fedapp.deploy.supernode"),
+            *("--superlink", self.superlink, *root),
+            *("--auth-supernode-private-key", f"{keys}/supernode.key"),
+            *("--isolation", "process"),
+            *("--superexec-auth-secret-file", f"{keys}/superexec.secret"),
+            *("--host", listens, "--port", str(self.port)),
+            *("--node-config", f"{keys}/site.toml"),
+        ]
+
+    def superexec(self, keys: str, supernode: str = LOOPBACK) -> list[str]:
+        """Command of the SuperExec, which starts the process that reads the rows."""
+        return [
+            *("python", "-P", "-m", "fedapp.deploy.superexec", "--insecure"),
+            *("--runtime-api-address", f"{supernode}:{self.port}"),
+            *("--superexec-auth-secret-file", f"{keys}/superexec.secret"),
+        ]
+
+    def health(self) -> list[str]:
+        """Command that checks the SuperNode's health, run beside it."""
+        return [*HEALTH, f"http://{LOOPBACK}:{self.port}"]
+
+    def superexec_health(self, state: str) -> list[str]:
+        """Command that checks when the SuperExec last asked for a task."""
+        return [*HEALTH, f"{state}/home/{ALIVE}"]
+
+
+def environment(state: str, name: str) -> Mapping[str, str]:
+    """Environment of every process; `state` is the folder where it writes."""
+    return {
+        "FEDAPP_NAME": name,
+        "FEDAPP_LOG": "text",  # or json
+        "FEDAPP_METRICS": "",  # port of the exporter; empty for none
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_HOME": f"{state}/flower",
+        "FEDAPP_HOME": f"{state}/home",
+    }
+
+
+def sealed_environment(state: str, name: str) -> Mapping[str, str]:
+    """Environment where neither installed packages nor the user's home are writable."""
+    return {
+        **environment(state, name),
+        "HOME": f"{state}/home",
+        "NUMBA_CACHE_DIR": f"{state}/home/numba",
+    }
+
+
+# The machine that a folder is written on, and the format of its files.
+
+SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o700
+# File name -> (content, mode).
+Texts = dict[str, tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine and folder that processes run from."""
+
+    folder: str  # absolute path
+    programs: str  # absolute path of the folder of installed programs
+    name: str  # of the site, or "coordinator"
+
+    @property
+    def image(self) -> str:
+        """The container image of this version."""
+        return f"fedapp:{version('fedapp')}"
+
+    def dockerfile(self) -> Texts:
+        """Dockerfile of the image; ``BASE`` may be any image with the same Python version."""
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        app, steps = shlex.quote(str(app_folder())), _OF_CHECKOUT
+        if app_folder().name == "_app":
+            app, steps = "FOLDER_OF_THE_WHEEL", _OF_WHEEL
+        values = {"IMAGE": self.image, "DIR": self.folder, "APP": app, "PYTHON": python}
+        values["WHEEL"] = f"fedapp-{version('fedapp')}-py3-none-any.whl"
+        return {"Dockerfile": (fill(_DOCKERFILE + steps, values), PUBLIC)}
+
+
+_DOCKERFILE = """\
+# docker build --tag {IMAGE} --file {DIR}/Dockerfile {APP}
+ARG BASE=python:{PYTHON}-slim
+FROM $BASE
+"""
+_OF_WHEEL = """\
+COPY {WHEEL} /opt/
+RUN pip install --no-cache-dir --no-deps /opt/{WHEEL}
+# No file is installed but those of the wheel's lock.
+RUN pip install --no-cache-dir --only-binary :all: --require-hashes \
+-r "$(python -c 'import fedapp; print(fedapp.__path__[0])')/_app/requirements.lock"
+"""
+_OF_CHECKOUT = """\
+COPY . /opt/fedapp
+# No file is installed but those of the lock, and nothing built but the app, by its setuptools.
+RUN pip install --no-cache-dir --only-binary :all: --require-hashes -r /opt/fedapp/requirements.lock
+RUN pip install --no-cache-dir --no-deps --no-build-isolation --editable /opt/fedapp
+# Containers cannot write there: what is not compiled now is compiled by every process.
+RUN python -m compileall -q /opt/fedapp/fedapp /opt/fedapp/strategies /opt/fedapp/clients
+"""
+
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """Replace each ``{NAME}`` of a template; other braces stay."""
+    return re.sub(r"\{([A-Z_]+)\}", lambda match: values[match[1]], template)
+
+
+def as_yaml(comment: str, *documents: object) -> str:
+    """YAML documents after a comment."""
+    # The JSON round trip copies shared objects, which YAML would write as references.
+    separate = json.loads(json.dumps(documents))
+    return comment + str(yaml.safe_dump_all(separate, sort_keys=False, width=100))
+
+
+# systemd units, one per process, each isolated from what it does not need.
+
+_GUARDS = """\
+NoNewPrivileges=true
+CapabilityBoundingSet=
+LockPersonality=true
+PrivateDevices=true
+PrivateTmp=true
+ProtectControlGroups=true
+ProtectKernelModules=true
+ProtectKernelTunables=true
+ProtectSystem=strict
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
+RestrictNamespaces=true
+RestrictSUIDSGID=true
+SystemCallArchitectures=native"""
+# For processes that run the app or read rows: no network beyond this machine.
+_NO_WAY_OUT = ("IPAddressDeny=any", "IPAddressAllow=localhost")
+
+
+def units_federation(machine: Machine, federation: Federation) -> Texts:
+    """Units of SuperLink, SuperExec and metrics; nginx is the host's."""
+    folder, name = machine.folder, federation.name
+    superlink, superexec = (f"fedapp-{name}-{p}.service" for p in ("superlink", "superexec"))
+    flower, home = f"{folder}/flower", f"{folder}/home"
+    hidden = f"InaccessiblePaths={folder}/ca.key {folder}/users"
+    return {
+        superlink: _unit(
+            machine,
+            f"SuperLink of {name}",
+            (f"Wants={superexec}",),
+            federation.superlink(folder, flower),
+            (f"ReadWritePaths={flower}", f"{hidden} {home}", *_NO_WAY_OUT),
+            federation.health(folder),
+        ),
+        **_metrics(machine, name, f"{hidden} {folder}/server.key"),
+        superexec: _unit(
+            machine,
+            f"SuperExec of {name}",
+            (f"After={superlink}",),
+            federation.superexec(folder),
+            (f"ReadWritePaths={flower} {home}", f"{hidden} {folder}/server.key", *_NO_WAY_OUT),
+        ),
+        **host_config(machine, federation),
+    }
+
+
+def units_site(machine: Machine, site: Site) -> Texts:
+    """Units of SuperNode, SuperExec and metrics."""
+    # SuperNode is PartOf SuperExec, so both restart together: an unpatched SuperNode waits forever
+    # for the answer of a process that died with its SuperExec.
+    folder, name = machine.folder, site.name
+    supernode, superexec = (f"fedapp-{name}-{p}.service" for p in ("supernode", "superexec"))
+    return {
+        supernode: _unit(
+            machine,
+            f"SuperNode of {name}",
+            (f"Wants={superexec}", f"PartOf={superexec}"),
+            site.supernode(folder),
+            (f"ReadWritePaths={folder}/flower", f"InaccessiblePaths={folder}/home {site.data}"),
+            site.health(),
+        ),
+        **_metrics(machine, name, f"InaccessiblePaths=-{folder}/home/sites {site.data}"),
+        superexec: _unit(
+            machine,
+            f"SuperExec of {name}",
+            (f"After={supernode}",),
+            site.superexec(folder),
+            (
+                f"ReadWritePaths={folder}/flower {folder}/home",
+                f"InaccessiblePaths={folder}/supernode.key",
+                *_NO_WAY_OUT,
+            ),
+        ),
+    }
+
+
+def _metrics(machine: Machine, name: str, hidden: str) -> Texts:
+    """Unit of the exporter, which starts only if its environment sets a port."""
+    condition = """ExecCondition=/bin/sh -c '[ -n "$FEDAPP_METRICS" ]'"""
+    unit = _unit(machine, f"metrics of {name}", (), METRICS, (condition, hidden, *_NO_WAY_OUT))
+    return {f"fedapp-{name}-metrics.service": unit}
+
+
+def _unit(
+    machine: Machine,
+    description: str,
+    unit_lines: Sequence[str],
+    command: Sequence[str],
+    service_lines: Sequence[str],
+    health: Sequence[str] = (),
+) -> tuple[str, int]:
+    wait_until_healthy = f"ExecStartPost=/bin/sh -c 'until {' '.join(health)}; do sleep 1; done'"
+    start_checks = [wait_until_healthy] if health else []
+    path = f"{machine.programs}:/usr/local/bin:/usr/bin:/bin"
+    environment = {**sealed_environment(machine.folder, machine.name), "PATH": path}
+    lines = [
+        "[Unit]",
+        f"Description=fedapp: {description}",
+        "Wants=network-online.target",
+        "After=network-online.target",
+        *unit_lines,
+        "",
+        "[Service]",
+        f"User={getuser()}",
+        *(f"Environment={key}={value}" for key, value in environment.items()),
+        f"ExecStart={machine.programs}/{' '.join(command)}",
+        *start_checks,
+        "Restart=always",
+        "RestartSec=5",
+        "UMask=0077",
+        _GUARDS,
+        *service_lines,
+        "",
+        "[Install]",
+        "WantedBy=multi-user.target",
+    ]
+    return "\n".join(lines) + "\n", PUBLIC
+
+
+# Bash scripts that start the processes and restart them when they end.
+
+_ENVIRONMENT = """\
+export PATH={BIN}:"$PATH"
+{EXPORTS}
+"""
+
+# A shell function that restarts its command when that ends, and stops it on TERM.
+_KEEP = """\
+keep() {
+  trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
+  while true; do
+    "$@" & child=$!
+    wait "$child"
+    echo "$(date -u +%FT%TZ) WARNING $FEDAPP_NAME ${4##*.}: ended; restarted in $pause s" >&2
+    [ -z "$node" ] || python -P -m fedapp.deploy.warm site || pkill -KILL -P "$node"
+    sleep "$pause" & child=$!
+    wait "$child"
+  done
+}
+"""
+
+_START_SUPERLINK = (
+    """\
+#!/usr/bin/env bash
+# SuperLink and the SuperExec that starts the ServerApp, each started again when it ends.
+# In process isolation a run survives a SuperLink that comes back.
+set -u
+umask 077
+cd {DIR}
+. ./env.sh
+pause=1 node=
+trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
+"""
+    + _KEEP
+    + """\
+keep {SUPERLINK} &
+until {HEALTH}; do sleep 1; done
+keep {SUPEREXEC} &
+[ -z "$FEDAPP_METRICS" ] || keep {METRICS} &
+wait
+"""
+)
+
+_START_SUPERNODE = (
+    """\
+#!/usr/bin/env bash
+# The site's SuperNode and the SuperExec that starts the process which reads the rows, each started
+# again when it ends. This SuperExec runs the fedapp that is installed here; Flower's own would run
+# whatever the coordinator sends. After a crash the SuperLink refuses the same key for about 60 s,
+# until it takes the old SuperNode for gone; so it is tried again until it works.
+set -u
+umask 077
+cd {DIR}
+. ./env.sh
+pause=5 node=
+trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
+"""
+    + _KEEP
+    + """\
+keep {SUPERNODE} &
+# A SuperExec that dies takes the process along that reads the rows. The next one tells the
+# SuperNode so. With another Flower than the tested one the SuperNode would wait for the answer for
+# ever; so it is ended too.
+pause=1 node=$!
+keep {SUPEREXEC} &
+[ -z "$FEDAPP_METRICS" ] || node= keep {METRICS} &
+wait
+"""
+)
+
+_REGISTER_SITES = """\
+#!/usr/bin/env bash
+# Tell the SuperLink the public keys of the sites, one sites/NAME.pub each; it may be run again.
+# Flower lists SuperNodes by number alone, so sites/NAME.node keeps whose number is whose.
+set -u
+cd {DIR}
+. ./env.sh
+status=0
+for name in {SITES}; do
+  if [ ! -f "sites/$name.pub" ]; then
+    echo "sites/$name.pub is missing" >&2
+    status=1
+  elif shown=$(flwr supernode register "sites/$name.pub" {FEDERATION} --name "$name" 2>&1); then
+    sed -n 's/.*SuperNode \\([0-9]*\\) registered.*/\\1/p' <<< "$shown" > "sites/$name.node"
+    echo "$name is registered"
+  elif [[ $shown == *"already in use"* ]]; then
+    echo "$name was registered before"
+  else
+    echo "$shown" >&2
+    status=1
+  fi
+done
+exit "$status"
+"""
+
+
+def scripts_federation(machine: Machine, federation: Federation) -> Texts:
+    """Start script of SuperLink and SuperExec; nginx is the host's."""
+    folder = machine.folder
+    values = {
+        "DIR": folder,
+        "SUPERLINK": _command(federation.superlink(folder, folder)),
+        "SUPEREXEC": _command(federation.superexec(folder)),
+        "HEALTH": shlex.join(federation.health(folder)),
+        "METRICS": " ".join(METRICS),
+    }
+    start = {"start-superlink.sh": (fill(_START_SUPERLINK, values), SCRIPT)}
+    return start | host_config(machine, federation)
+
+
+def scripts_site(machine: Machine, site: Site) -> Texts:
+    """Start script of SuperNode and SuperExec."""
+    folder = machine.folder
+    values = {
+        "DIR": folder,
+        "SUPERNODE": _command(site.supernode(folder)),
+        "SUPEREXEC": _command(site.superexec(folder)),
+        "METRICS": " ".join(METRICS),
+    }
+    return {"start-supernode.sh": (fill(_START_SUPERNODE, values), SCRIPT)}
+
+
+def env_script(machine: Machine) -> Texts:
+    """Environment that a shell sources before it uses a folder."""
+    variables = environment(machine.folder, machine.name)
+    exports = [f"export {key}={value}" for key, value in variables.items()]
+    values = {"BIN": machine.programs, "EXPORTS": "\n".join(exports)}
+    return {"env.sh": (fill(_ENVIRONMENT, values), SECRET)}
+
+
+def register_script(machine: Machine, federation: Federation) -> Texts:
+    """Script that registers the sites' public keys with the SuperLink."""
+    values = {
+        "DIR": machine.folder,
+        "FEDERATION": federation.name,
+        "SITES": " ".join(federation.sites),
+    }
+    return {"register-sites.sh": (fill(_REGISTER_SITES, values), SCRIPT)}
+
+
+def _command(words: Sequence[str]) -> str:
+    """A shell command with one option per line."""
+    return shlex.join(words).replace(" --", " \\\n  --")
+
+
+# nginx in front of a coordinator's SuperLink.
+
+IMAGE = "nginx:1.28.0"
+
+# The SuperLink closes a connection that was silent for 5 s; nginx closes it first.
+_SERVERS = """\
+upstream {UPSTREAM} {
+    server 127.0.0.1:{PORT};
+    keepalive 32;
+    keepalive_timeout 4s;
+}
+
+# The sites.
+server {
+    listen {PUBLIC_PORT} ssl;
+{TLS}
+
+    location /v1/fleet/ {
+{PASS}
+        proxy_request_buffering off;
+    }
+    location / {
+        return 403;
+    }
+}
+
+# Users, who start runs and register sites; their names and passwords by `fedapp federation user`.
+server {
+    listen {USERS_PORT} ssl;
+{TLS}
+
+    location /v1/control/ {
+        auth_basic fedapp;
+        auth_basic_user_file {USERS};
+        proxy_set_header Authorization "";
+{PASS}
+        proxy_buffering off;
+    }
+    location / {
+        return 403;
+    }
+}
+"""
+
+_TLS = """\
+    server_name {HOST};
+    ssl_certificate {CERTIFICATE};
+    ssl_certificate_key {KEY};
+    ssl_protocols TLSv1.2 TLSv1.3;
+    keepalive_requests 1000000;
+    client_max_body_size 64m;"""
+
+_PASS = """\
+        proxy_pass https://{UPSTREAM};
+        proxy_http_version 1.1;
+        proxy_set_header Connection "";
+        proxy_ssl_verify on;
+        proxy_ssl_trusted_certificate {CA};
+        proxy_ssl_name localhost;
+        proxy_read_timeout 300s;"""
+
+# A whole configuration for an nginx without root that can write to /tmp only.
+_WHOLE = """\
+# Without root it stays who it is anyway.
+user root root;
+worker_processes 1;
+pid /tmp/nginx.pid;
+error_log stderr;
+events {
+}
+http {
+    access_log off;
+    client_body_temp_path /tmp/nginx-body;
+    proxy_temp_path /tmp/nginx-proxy;
+    fastcgi_temp_path /tmp/nginx-fastcgi;
+    uwsgi_temp_path /tmp/nginx-uwsgi;
+    scgi_temp_path /tmp/nginx-scgi;
+
+{SERVERS}}
+"""
+
+
+def host_config(machine: Machine, federation: Federation) -> Texts:
+    """Configuration for the http block of the host's nginx."""
+    # nginx workers cannot read the coordinator's folder, so the users file is elsewhere.
+    users = f"/etc/nginx/fedapp-{federation.name}.users"
+    text = _servers(federation, certificate_of(machine, federation), machine.folder, users)
+    return {"nginx.conf": (text, PUBLIC)}
+
+
+def certificate_of(machine: Machine, federation: Federation) -> tuple[str, str]:
+    """Paths of the certificate that nginx presents and of its key."""
+    generated = (f"{machine.folder}/server.crt", f"{machine.folder}/server.key")
+    return (federation.certificate, federation.key) if federation.certificate else generated
+
+
+def users_path(config: Path) -> str:
+    """Path of the users file that an nginx configuration names."""
+    return str(re.findall(r"auth_basic_user_file (\S+);", config.read_text())[0])
+
+
+def container_config(federation: Federation, folder: str, certificate: tuple[str, str]) -> Texts:
+    """A whole configuration for a container that finds the other files in `folder`."""
+    text = _servers(federation, certificate, folder, f"{folder}/nginx.users")
+    return {"nginx.conf": (fill(_WHOLE, {"SERVERS": text}), PUBLIC)}
+
+
+def container_command(folder: str) -> list[str]:
+    """Command that runs nginx in a container."""
+    return ["nginx", "-c", f"{folder}/nginx.conf", "-g", "daemon off;"]
+
+
+def _servers(federation: Federation, certificate: tuple[str, str], folder: str, users: str) -> str:
+    values = {
+        "UPSTREAM": f"fedapp-{federation.name}",
+        "HOST": federation.host,
+        "PUBLIC_PORT": str(federation.public_port),
+        "USERS_PORT": str(federation.users_port),
+        "PORT": str(federation.port),
+        "CERTIFICATE": certificate[0],
+        "KEY": certificate[1],
+        "CA": f"{folder}/ca.crt",
+        "USERS": users,
+    }
+    return fill(_SERVERS.replace("{TLS}", _TLS).replace("{PASS}", _PASS), values)
+
+
+def user_line(name: str) -> tuple[str, str]:
+    """A new random password for a user, and the user's line in nginx's users file."""
+    # A salted SHA-1 is enough for 256 random bits, and every build of nginx supports it.
+    password, salt = secrets.token_hex(32), secrets.token_bytes(16)
+    digest = hashlib.sha1(password.encode() + salt).digest()
+    return password, f"{name}:{{SSHA}}{b64encode(digest + salt).decode()}\n"
+
+
+# Compose files: a coordinator on its host's network, a site in two networks.
+
+_FEDERATION = """\
+# docker compose up --detach; on the host's network, where all but nginx listens on the loopback.
+"""
+_COMPOSE_SITE = """\
+# docker compose up --detach. The SuperNode has the network and the key, but no rows; the process
+# that reads the rows has no network but to the SuperNode. A table for predict-data needs a line in
+# the superexec's volumes too. With another Flower than the tested one a superexec that died is
+# started again, but the SuperNode waits for its answer for ever: docker compose restart supernode
+"""
+
+
+def compose_federation(machine: Machine, federation: Federation) -> Texts:
+    """SuperLink, SuperExec and nginx; a user's app sees no key and no password of others."""
+    folder = machine.folder
+    flower, home = (f"{folder}/{name}" for name in ("flower", "home"))
+    keys = [f"{folder}/{name}" for name in ("ca.crt", "superexec.secret")]
+    server = [f"{folder}/{name}" for name in ("server.crt", "server.key")]
+    proxy = [f"{folder}/{name}" for name in ("ca.crt", "nginx.conf", "nginx.users")]
+    certificate = certificate_of(machine, federation)
+    services = {
+        "superlink": _compose_service(machine)
+        | {
+            "volumes": [*(_read_only(path) for path in (*keys, *server)), _writable(flower)],
+            "command": _words(federation.superlink(folder, flower)),
+            "healthcheck": _healthcheck(federation.health(folder)),
+        },
+        "superexec": _compose_service(machine)
+        | {
+            "depends_on": ["superlink"],
+            "volumes": [*(_read_only(path) for path in keys), _writable(flower), _writable(home)],
+            "command": _words(federation.superexec(folder)),
+        },
+        "nginx": _guarded(IMAGE)
+        | {
+            "volumes": [_read_only(path) for path in (*proxy, *certificate)],
+            "command": _words(container_command(folder)),
+        },
+    }
+    for service in services.values():
+        service["network_mode"] = "host"
+    return {
+        "compose.yaml": (as_yaml(_FEDERATION, {"services": services}), PUBLIC),
+        **container_config(federation, folder, certificate),
+        **machine.dockerfile(),
+    }
+
+
+def compose_site(machine: Machine, site: Site) -> Texts:
+    """SuperNode and SuperExec, which share a network that leads nowhere else."""
+    folder = machine.folder
+    flower, home = (f"{folder}/{name}" for name in ("flower", "home"))
+    supernode = _compose_service(machine) | {
+        "networks": ["outside", "inside"],
+        "volumes": [
+            *(_read_only(f"{folder}/{name}") for name in site.key_files()),
+            _writable(flower),
+        ],
+        "command": _words(site.supernode(folder, listens="0.0.0.0")),
+        "healthcheck": _healthcheck(site.health()),
+    }
+    files = (f"{folder}/superexec.secret", site.data)
+    superexec = _compose_service(machine) | {
+        "depends_on": ["supernode"],
+        "networks": ["inside"],
+        # Docker before 23.0.11 and 25.0.5 forwards a container's DNS requests to a name server on
+        # the host's loopback, which leaks data (CVE-2024-29018). No server listens on the
+        # container's loopback, and Docker resolves the SuperNode's name itself.
+        "dns": [LOOPBACK],
+        "volumes": [_writable(home), _writable(flower), *(_read_only(path) for path in files)],
+        "command": _words(site.superexec(folder, supernode="supernode")),
+        "healthcheck": _healthcheck(site.superexec_health(folder)),
+    }
+    # An internal network has no route beyond this machine; without a bridge address it has none
+    # to this machine either.
+    driver_options = {"com.docker.network.bridge.inhibit_ipv4": "true"}
+    document = {
+        "services": {"supernode": supernode, "superexec": superexec},
+        "networks": {"outside": {}, "inside": {"internal": True, "driver_opts": driver_options}},
+    }
+    return {"compose.yaml": (as_yaml(_COMPOSE_SITE, document), PUBLIC), **machine.dockerfile()}
+
+
+def _read_only(path: str) -> str:
+    return f"{path}:{path}:ro"
+
+
+def _writable(path: str) -> str:
+    return f"{path}:{path}"
+
+
+def _compose_service(machine: Machine) -> dict[str, Any]:
+    return _guarded(machine.image) | {
+        "environment": dict(sealed_environment(machine.folder, machine.name))
+    }
+
+
+def _guarded(image: str) -> dict[str, Any]:
+    """A service without privileges that can write to its mounts and /tmp only."""
+    return {
+        "image": image,
+        "restart": "always",
+        "user": f"{os.getuid()}:{os.getgid()}",
+        "read_only": True,
+        "tmpfs": ["/tmp"],
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+    }
+
+
+def _healthcheck(command: Sequence[str]) -> dict[str, Any]:
+    """A health check; a site may compile for minutes before the first."""
+    return {"test": ["CMD", *command], "interval": "30s", "timeout": "10s", "start_period": "5m"}
+
+
+def _words(command: Sequence[str]) -> list[str]:
+    """A command with $ escaped, since compose substitutes variables."""
+    return [word.replace("$", "$$") for word in command]
+
+
+# Kubernetes manifests for ``kubectl apply -k``: one namespace per coordinator or site.
+
+Object = dict[str, Any]
+# Mount paths of keys, state and a site's tables.
+_KEYS, _STATE, TABLES = "/etc/fedapp", "/var/lib/fedapp", "/tables"
+_USER_ID = 10001
+_COMMENT = "# kubectl apply -k FOLDER\n"
+# Requested CPU and memory, and memory limit; a relay only forwards messages.
+_RELAY, _TRAINING = ("100m", "512Mi", "2Gi"), ("500m", "1Gi", "8Gi")
+_PROXY = ("50m", "32Mi", "256Mi")
+_DNS_PORTS = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+
+
+def manifests_federation(machine: Machine, federation: Federation) -> Texts:
+    """Manifests of SuperLink, SuperExec and nginx, which share the loopback of one pod."""
+    ports = {"sites": federation.public_port, "users": federation.users_port}
+    superlink = federation.superlink(_KEYS, _STATE)
+    superexec = federation.superexec(_KEYS)
+    containers = [
+        _fedapp(machine, "superlink", superlink, _RELAY, [_mount("state", _STATE, "superlink")])
+        | {"livenessProbe": _alive(federation.health(_KEYS))},
+        _fedapp(machine, "superexec", superexec, _TRAINING, [_mount("state", _STATE, "superexec")]),
+        _container("nginx", IMAGE, container_command(_KEYS), _PROXY)
+        | {
+            "ports": [{"name": who, "containerPort": port} for who, port in ports.items()],
+            "readinessProbe": {"tcpSocket": {"port": "sites"}},
+        },
+    ]
+    workload = _workload("StatefulSet", "superlink", containers, {"state": _claimed("state")})
+    workload["spec"]["serviceName"] = "sites"
+    objects = [
+        _namespace(federation.name),
+        _claim("state"),
+        *(_kubernetes_service(who, "superlink", port) for who, port in ports.items()),
+        workload,
+        _policy("nobody", ""),
+        _policy("superlink", "superlink", ingress=[{"ports": [_tcp(p) for p in ports.values()]}]),
+    ]
+    # Copy the host's certificate: kustomize reads only files of its folder.
+    host_files = {"host.crt": federation.certificate, "host.key": federation.key}
+    copies = {name: (Path(path).read_text(), SECRET) for name, path in host_files.items() if path}
+    certificate, key = copies or ("server.crt", "server.key")
+    secrets = {
+        "superlink": ["ca.crt", "server.crt", "server.key", "superexec.secret"],
+        "superexec": ["ca.crt", "superexec.secret"],
+        "nginx": ["ca.crt", certificate, key, "nginx.conf", "nginx.users"],
+    }
+    return {
+        **_texts(machine, federation.name, objects, secrets),
+        **container_config(federation, _KEYS, (f"{_KEYS}/{certificate}", f"{_KEYS}/{key}")),
+        **copies,
+    }
+
+
+def manifests_site(machine: Machine, site: Site) -> Texts:
+    """Manifests of SuperNode and SuperExec in separate pods, with network policies."""
+    supernode = _fedapp(
+        machine,
+        "supernode",
+        site.supernode(_KEYS, listens="0.0.0.0"),
+        _RELAY,
+        [_mount("state", _STATE)],
+    ) | {
+        "ports": [{"name": "superexec", "containerPort": site.port}],
+        "readinessProbe": {"httpGet": {"path": "/health", "port": "superexec"}},
+        "livenessProbe": _alive(site.health()),
+    }
+    # Kubernetes fills in the Service's address, since the pod has no DNS.
+    superexec = _fedapp(
+        machine,
+        "superexec",
+        site.superexec(_KEYS, supernode="$(SUPERNODE_SERVICE_HOST)"),
+        _TRAINING,
+        [_mount("state", _STATE), _mount("tables", TABLES) | {"readOnly": True}],
+    ) | {"livenessProbe": _alive(site.superexec_health(_STATE))}
+    claims = {name: _claimed(name) for name in ("state", "tables")}
+    between = [_tcp(site.port)]
+    objects = [
+        _namespace(site.name),
+        *(_claim(name) for name in claims),
+        _kubernetes_service("supernode", "supernode", site.port),
+        _workload("Deployment", "supernode", [supernode], {"state": {"emptyDir": {}}}),
+        _workload("Deployment", "superexec", [superexec], claims),
+        _policy("nobody", ""),
+        _policy(
+            "supernode",
+            "supernode",
+            ingress=[{"from": [_pods("superexec")], "ports": between}],
+            egress=_to(site.superlink),
+        ),
+        _policy("superexec", "superexec", egress=[{"to": [_pods("supernode")], "ports": between}]),
+    ]
+    secrets = {"supernode": site.key_files(), "superexec": ["superexec.secret"]}
+    return _texts(machine, site.name, objects, secrets)
+
+
+def _texts(
+    machine: Machine, name: str, objects: Sequence[Object], secrets: Mapping[str, Sequence[str]]
+) -> Texts:
+    """The manifest, and a kustomization that makes Secrets from the files beside it."""
+    image, _, tag = machine.image.partition(":")
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": _namespace(name)["metadata"]["name"],
+        "resources": ["manifest.yaml"],
+        "images": [{"name": image, "newName": image, "newTag": tag}],
+        # Without a hash in their names, changed Secrets reach pods without a restart: adding a
+        # user does not end a run.
+        "generatorOptions": {"disableNameSuffixHash": True},
+        "secretGenerator": [
+            {"name": secret, "files": list(files)} for secret, files in secrets.items()
+        ],
+    }
+    return {
+        "manifest.yaml": (as_yaml(_COMMENT, *objects), PUBLIC),
+        "kustomization.yaml": (as_yaml("", kustomization), PUBLIC),
+        **machine.dockerfile(),
+    }
+
+
+def _object(api: str, kind: str, name: str, **body: Any) -> Object:
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": name}, **body}
+
+
+def _namespace(name: str) -> Object:
+    namespace = _object("v1", "Namespace", f"fedapp-{name}")
+    # Pods that ask for privileges are refused.
+    namespace["metadata"]["labels"] = {"pod-security.kubernetes.io/enforce": "restricted"}
+    return namespace
+
+
+def _claim(name: str) -> Object:
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Gi"}}}
+    return _object("v1", "PersistentVolumeClaim", name, spec=spec)
+
+
+def _kubernetes_service(name: str, app: str, port: int) -> Object:
+    ports = [{"port": port, "targetPort": port}]
+    return _object("v1", "Service", name, spec={"selector": {"app": app}, "ports": ports})
+
+
+def _workload(
+    kind: str, name: str, containers: Sequence[Object], volumes: Mapping[str, Object]
+) -> Object:
+    """A workload of one pod, stopped before its successor starts: a SuperNode key allows one."""
+    labels = {"app": name}
+    sources = {"tmp": {"emptyDir": {}}, **volumes}
+    for container in containers:
+        secret = {"secretName": container["name"], "defaultMode": 0o440}
+        sources[f"{container['name']}-keys"] = {"secret": secret}
+    pod = {
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER_ID),
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": list(containers),
+        "volumes": [{"name": volume, **source} for volume, source in sources.items()],
+    }
+    spec: Object = {"replicas": 1, "selector": {"matchLabels": labels}}
+    if kind == "Deployment":
+        spec["strategy"] = {"type": "Recreate"}
+    spec["template"] = {"metadata": {"labels": labels}, "spec": pod}
+    return _object("apps/v1", kind, name, spec=spec)
+
+
+def _fedapp(
+    machine: Machine,
+    name: str,
+    command: Sequence[str],
+    size: tuple[str, str, str],
+    mounts: Sequence[Object],
+) -> Object:
+    container = _container(name, machine.image, command, size)
+    container["volumeMounts"] += mounts
+    environment = sealed_environment(_STATE, machine.name)
+    return container | {
+        "env": [{"name": key, "value": value} for key, value in environment.items()]
+    }
+
+
+def _container(name: str, image: str, command: Sequence[str], size: tuple[str, str, str]) -> Object:
+    """A container without privileges that can write to its volumes only."""
+    cpu, memory, limit = size
+    return {
+        "name": name,
+        "image": image,
+        "args": list(command),
+        "volumeMounts": [_mount("tmp", "/tmp", name), _mount(f"{name}-keys", _KEYS)],
+        "resources": {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": limit}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+
+
+def _alive(command: Sequence[str]) -> Object:
+    """A probe that ends a container after five minutes; a site may compile that long."""
+    timing = {"periodSeconds": 30, "timeoutSeconds": 10, "failureThreshold": 10}
+    return {"exec": {"command": list(command)}, **timing}
+
+
+def _mount(volume: str, path: str, part: str = "") -> Object:
+    """`part` is a folder of the volume."""
+    return {"name": volume, "mountPath": path} | ({"subPath": part} if part else {})
+
+
+def _claimed(name: str) -> Object:
+    return {"persistentVolumeClaim": {"claimName": name}}
+
+
+def _policy(name: str, app: str, **rules: Sequence[Object]) -> Object:
+    """Network policy of an app's pods, or of all; what no rule allows is denied."""
+    spec = {
+        "podSelector": {"matchLabels": {"app": app}} if app else {},
+        "policyTypes": ["Ingress", "Egress"],
+        **rules,
+    }
+    return _object("networking.k8s.io/v1", "NetworkPolicy", name, spec=spec)
+
+
+def _pods(app: str) -> Object:
+    return {"podSelector": {"matchLabels": {"app": app}}}
+
+
+def _tcp(port: int) -> Object:
+    return {"protocol": "TCP", "port": port}
+
+
+def _to(superlink: str) -> list[Object]:
+    """Egress to the coordinator: its address, or for a host name its port and DNS."""
+    host, _, port = superlink.rpartition(":")
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return [{"ports": [_tcp(int(port))]}, {"ports": _DNS_PORTS}]
+    block = {"ipBlock": {"cidr": f"{address}/{address.max_prefixlen}"}}
+    return [{"to": [block], "ports": [_tcp(int(port))]}]
