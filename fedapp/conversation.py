@@ -77,13 +77,13 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ModelFiles:
+class SavedModel:
     """The finished model: text files of the run's folder by name, first the model itself."""
 
     files: Mapping[str, str]
 
 
-Step = Exchange | Checkpoint | Progress | ModelFiles
+Step = Exchange | Checkpoint | Progress | SavedModel
 Conversation = Generator[Step, Mapping[str, Reply], T]
 
 

@@ -8,11 +8,518 @@ numbers. The estimator has the model; the run's folder is deleted with the estim
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+import dataclasses
+import json
+import logging
+import shutil
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
-from fedapp.estimators import Classes, Federated, Horizontal, Numbers, Vertical
-from fedapp.trees.objective import MetricFunction
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import is_classifier
+from sklearn.utils import check_random_state, column_or_1d
+from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_consistent_length,
+    check_is_fitted,
+    validate_data,
+)
+
+from clients.vertical import FEWEST_ROWS
+from fedapp import metrics
+from fedapp.data.datasets import NAME, party_name
+from fedapp.data.frames import (
+    ArrowStream,
+    Interchange,
+    array_names,
+    as_arrow,
+    drop_frames,
+    write_tables,
+)
+from fedapp.data.predictions import by_class
+from fedapp.errors import ConfigError, DataError
+from fedapp.home import private_folder, write_atomically
+from fedapp.run_folder import RunFolder
+from fedapp.runs.clean import forget_model
+from fedapp.runs.predict import PredictedRows, predicted_rows
+from fedapp.runs.run import Run
+from fedapp.runs.session import Training
+from fedapp.settings import (
+    SIMULATED_PARTIES,
+    check_functions,
+    defaults,
+    functions_of,
+    naming_python_keywords,
+    settings_of,
+)
+from fedapp.trees.model import Ensemble, importance, model_text, ordered_sets, to_json
+from fedapp.trees.objective import (
+    CUSTOM,
+    Array,
+    MetricFunction,
+    ObjectiveFunction,
+    functions_in_use,
+)
+from fedapp.trees.predict import add_trees
+from fedapp.trees.xgboost import to_xgboost_json
+from strategies.scoring import History
+
+# The base classes of the scikit-learn estimators: each ``fit`` is a run of a method.
+
+if TYPE_CHECKING:  # scikit-learn has no types; these are the ones used here
+
+    class BaseEstimator:
+        def get_params(self, deep: bool = True) -> dict[str, Any]: ...
+        def set_params(self, **params: Any) -> Self: ...
+        def set_fit_request(self, **requests: bool | str | None) -> Self: ...
+        def set_score_request(self, **requests: bool | str | None) -> Self: ...
+        def __sklearn_tags__(self) -> Any: ...
+        def __getstate__(self) -> Any: ...
+
+    class _Scored:
+        def score(self, X: object, y: object, sample_weight: object = None) -> float: ...
+
+    class ClassifierMixin(_Scored): ...
+
+    class RegressorMixin(_Scored): ...
+
+else:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+
+Arrays = npt.NDArray[Any]
+RandomState = int | np.random.RandomState | None
+LABEL, ID = "label", "row"
+# Settings that follow from the arguments of ``fit``.
+FITTED = frozenset(("data", "label", "weight", "base-margin", "id", "parties", "objective"))
+# Files of the run's folder that are pickled with the estimator.
+FILES = (
+    *("summary.json", "model.json", "model.xgb.json"),
+    *("config.toml", "rounds.jsonl", "ledger.jsonl"),
+)
+DOCSTRING = """{}
+
+    Examples
+    --------
+    >>> from sklearn.datasets import {data}
+    >>> from fedapp import {name}
+    >>> X, y = {data}(return_X_y=True)
+    >>> model = {name}({example})
+    >>> model.fit(X, y).score(X, y) > {score}
+    True
+
+    Parameters
+    ----------
+    None is the method's default.
+
+{parameters}
+    """
+
+
+@dataclass_transform(eq_default=False, kw_only_default=True)
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
+class Federated(BaseEstimator):
+    """Base class of all estimators. Subclasses are dataclasses; their fields are the parameters."""
+
+    method: ClassVar[str]
+    renamed: ClassVar[Mapping[str, str]] = {}  # parameter -> setting, where they differ
+    # For ``feature_importances_``: "gain" is the mean gain of a split, as in XGBClassifier.
+    importance: ClassVar[str] = "gain"
+    told: ClassVar[Mapping[str, str]] = {}  # descriptions of the parameters
+    example: ClassVar[str]  # arguments of the estimator in the example of the docstring
+    example_of: ClassVar[Mapping[str, Any]]  # its data and the score it exceeds
+    always: ClassVar[Mapping[str, Any]] = {"test-fraction": 0.0}  # settings beside the parameters
+    class_weight: ClassVar[Any] = None
+
+    parties: int | None = None
+    engine: str = "local"
+    random_state: RandomState = None
+    run_dir: str | PathLike[str] | None = None
+    log: str | Sequence[str] | None = None
+    settings: Mapping[str, Any] | None = None
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        dataclasses.dataclass(eq=False, repr=False, kw_only=True)(cls)
+        if hasattr(cls, "method") and not cls.__name__.startswith("_"):
+            lines = (f"    {each.name} : {cls.told[each.name]}" for each in dataclasses.fields(cls))
+            fields = {"name": cls.__name__, "example": cls.example, "parameters": "\n".join(lines)}
+            cls.__doc__ = DOCSTRING.format((cls.__doc__ or "").rstrip(), **cls.example_of, **fields)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def __getstate__(self) -> Any:
+        # The folder is deleted with the estimator that was fitted, not with copies of it.
+        state = super().__getstate__().items()
+        return {name: value for name, value in state if name != "_delete_folder"}
+
+    def _targets(self, y: object) -> tuple[Arrays, dict[str, Any]]:
+        """Labels for the run, and the settings that follow from them."""
+        raise NotImplementedError
+
+    def _tables(self, table: Any, label: str, groups: object) -> tuple[Any, dict[str, Any]]:
+        """Tables of the parties, or one to split, and the settings that follow from them."""
+        raise NotImplementedError
+
+    def _read(self, X: object, reset: bool) -> Any:
+        """Validate rows by scikit-learn's rules and convert them to a pyarrow.Table."""
+        if isinstance(X, ArrowStream | Interchange) and not isinstance(X, np.ndarray):
+            validate_data(self, X, reset=reset, skip_check_array=True)
+            return as_arrow(X)
+        rules = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
+        array = validate_data(self, X, reset=reset, **rules)
+        return as_arrow(array).rename_columns(
+            list(getattr(self, "feature_names_in_", array_names(array.shape[1])))
+        )
+
+    def fit(
+        self,
+        X: object,
+        y: object,
+        sample_weight: object = None,
+        groups: object = None,
+        *,
+        eval_set: Sequence[tuple[object, object]] | None = None,
+        base_margin: object = None,
+    ) -> Self:
+        """Train on all rows.
+
+        Parameters
+        ----------
+        X : frame or array, shape (n_rows, n_columns); NaN is missing.
+        y : shape (n_rows,); if parties have different columns, the first party has it.
+        sample_weight : shape (n_rows,), >= 0.
+        groups : shape (n_rows,): the party of each row, if parties have different rows; by default
+            rows are dealt out at random, evenly.
+        eval_set : pairs of X and y, scored after every round of boosted trees. All rounds are
+            trained; with early_stopping_rounds those after the best one of the last pair are
+            dropped, by the metric of the run's early stopping.
+        base_margin : shape (n_rows,): the margin that each row starts from.
+        """
+        if y is None:
+            raise ValueError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None"
+            )
+        with self._as_value_error():
+            table = self._read(X, reset=True)
+            names = table.column_names
+            labels, of_labels = self._targets(y)
+            check_consistent_length(labels, range(table.num_rows))
+            label = _free(LABEL, names)
+            given: dict[str, Any] = {**self.always, **self._settings(), **of_labels, "label": label}
+            table = table.append_column(label, [labels])
+            of_rows = {} if base_margin is None else {"base-margin": column_or_1d(base_margin)}
+            if sample_weight is not None or self.class_weight is not None:
+                weights = _check_sample_weight(sample_weight, labels)
+                if n_bad := int((weights < 0).sum()):
+                    rule = "sample_weight must be >= 0 in every row"
+                    raise ValueError(f"{rule}, got {n_bad:,} of {len(weights):,} rows below")
+                weights = weights * compute_sample_weight(self.class_weight, column_or_1d(y))
+                if is_classifier(self) and len(np.unique(labels[weights > 0])) < 2:
+                    rule = "needs two classes, but only one class has rows with weight"
+                    raise ValueError(f"{type(self).__name__} {rule}")
+                of_rows["weight"] = weights
+            for role, values in of_rows.items():
+                check_consistent_length(labels, values)
+                given[role] = _free(role, names)
+                table = table.append_column(given[role], [values])
+            tables, of_tables = self._tables(table, label, groups)
+            given |= of_tables
+            if not isinstance(tables, Mapping):
+                n_parties = int(given.get("parties") or SIMULATED_PARTIES)
+                self._check_dealt(table.num_rows, len(names), n_parties)
+            if self.run_dir is None and "tensorboard" in str(given.get("log")):
+                raise ConfigError("run_dir must be given with log=tensorboard, which writes there")
+            if eval_set and (given.get("valid-fraction") or base_margin is not None):
+                raise ConfigError("eval_set must be omitted with valid_fraction or base_margin")
+            patience = given.pop("early-stopping-rounds", 0) if eval_set else 0
+            functions = functions_of(self.get_params())[1]
+            check_functions(functions, self.engine)
+            with functions_in_use(functions), _warned_once(), self._folder() as place:
+                given |= {"data": write_tables(tables, place), "run-dir": str(place)}
+                has_page = self.run_dir is not None
+                Training(self.method, given, self.engine, with_page=has_page).carry_out()
+                self._margin = given.get("base-margin", "")
+                self._keep(names, RunFolder(place), eval_set or (), patience)
+                if has_page and patience:
+                    self.run_.report()  # again, of the model cut back to its best round
+        return self
+
+    @contextmanager
+    def _as_value_error(self) -> Iterator[None]:
+        """Turn errors into ValueErrors that name the estimator's parameters."""
+        parameter_of = {setting: name for name, setting in self.renamed.items()}
+        parameter_of |= {f"{self.method}.{setting}": name for setting, name in parameter_of.items()}
+        parameter_of |= {
+            f"{self.method}.{each.name.replace('_', '-')}": each.name
+            for each in dataclasses.fields(self)
+            if each.name not in self.renamed
+        }
+        try:
+            with naming_python_keywords(parameter_of):
+                yield
+        except (ConfigError, DataError) as error:
+            raise ValueError(str(error)) from error
+
+    @contextmanager
+    def _folder(self) -> Iterator[Path]:
+        """The run's folder: ``run_dir``, or one deleted with the estimator or on failure."""
+        if self.run_dir is not None:
+            folder = RunFolder(Path(self.run_dir).resolve())
+            folder.check_new()
+            private_folder(folder.path)
+            try:
+                yield folder.path
+            finally:
+                drop_frames(folder.path)
+            return
+        place = Path(mkdtemp(prefix="fedapp-"))
+        delete = weakref.finalize(self, shutil.rmtree, place, ignore_errors=True)
+        try:
+            yield place
+        except BaseException:
+            delete()
+            raise
+        if delete_earlier := getattr(self, "_delete_folder", None):
+            delete_earlier()
+        self._delete_folder = delete
+
+    def _check_dealt(self, n_rows: int, n_columns: int, n_parties: int) -> None:
+        """Check that the table is large enough to give every party a share."""
+        if n_rows < n_parties:
+            rule = "parties must be at most the number of rows"
+            raise ValueError(f"{rule}, n_samples={n_rows}, got {n_parties}")
+
+    def _settings(self) -> dict[str, Any]:
+        """Settings from the parameters that are not None."""
+        no_settings = {"columns", "engine", "run_dir", "random_state", "class_weight", "settings"}
+        given = {}
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if value is None or each.name in no_settings:
+                continue
+            name = self.renamed.get(each.name, each.name.replace("_", "-"))
+            in_section = f"{self.method}.{name}"
+            given[in_section if in_section in defaults() else name] = value
+        if isinstance(self.random_state, int | np.integer):
+            given["seed"] = int(self.random_state)
+        elif self.random_state is not None:
+            given["seed"] = int(check_random_state(self.random_state).randint(2**31))
+        given = settings_of(self.method, functions_of(given)[0])
+        more = settings_of(self.method, self.settings or {})
+        if taken := sorted(more.keys() & {*given, *self.always, *FITTED, "run-dir", "resume"}):
+            rule = "settings must have none that the estimator or its parameters set"
+            raise ConfigError(f"{rule}, got {', '.join(taken)}")
+        return {**given, **more}
+
+    def _keep(self, names: Sequence[str], folder: RunFolder, eval_set: Any, patience: int) -> None:
+        """Store the model, scores and importances; delete the states of the simulated sites."""
+        self._place = folder.path
+        forget_model(folder.summary["model_id"])
+        for name in ("evals_result_", "best_iteration_", "feature_importances_"):
+            vars(self).pop(name, None)  # of an earlier fit
+        sets = []
+        for X, y in eval_set:
+            rows, labels = self._rows(X), column_or_1d(y)
+            if hasattr(self, "classes_"):
+                if unknown := set(labels.tolist()) - set(self.classes_.tolist()):
+                    raise ValueError(f"eval_set must have classes of y, got {len(unknown)} others")
+                labels = np.searchsorted(self.classes_, labels)
+            sets.append((rows, np.asarray(labels, np.float32)))
+        scores_of_sets, best = evaluate_rounds(folder, sets, patience)
+        self.model_text_ = model_text(folder.path / "model.json")
+        if best:
+            self.best_iteration_ = best - 1
+            self.evals_result_ = {
+                f"validation_{place}": {
+                    name: [scores_of_round[name] for scores_of_round in set_scores]
+                    for name in set_scores[0]
+                }
+                for place, set_scores in enumerate(scores_of_sets)
+            }
+        gains = (folder.summary.get("importance") or {}).get(self.importance) or {}
+        if gains and set(gains) <= set(names):
+            shares = np.array([gains.get(name, 0.0) for name in names])
+            self.feature_importances_ = shares / shares.sum()
+        files = [folder.path / name for name in FILES]
+        self._files = {path.name: path.read_bytes() for path in files if path.exists()}
+
+    @property
+    def run_(self) -> Run:
+        """The finished run; an unpickled estimator writes its files again."""
+        check_is_fitted(self)
+        if not (self._place / FILES[0]).is_file():
+            self._place = Path(mkdtemp(prefix="fedapp-"))
+            self._delete_folder = weakref.finalize(
+                self, shutil.rmtree, self._place, ignore_errors=True
+            )
+            for name, content in self._files.items():
+                write_atomically(self._place / name, content)
+        return Run(self._place)
+
+    def get_booster(self) -> Any:
+        """The model as an ``xgboost.Booster``; see `Run.to_xgboost`."""
+        return self.run_.to_xgboost()
+
+    def to_onnx(self) -> bytes:
+        """The model as the content of an ONNX file; see `Run.to_onnx`."""
+        return self.run_.to_onnx()
+
+    def _rows(self, X: object, base_margin: object = None) -> PredictedRows:
+        """Rows with the model's columns and category codes, and their predictions."""
+        run, table = self.run_, self._read(X, reset=False)
+        if bool(self._margin) != (base_margin is not None):
+            raise ValueError("base_margin must be given where fit was given one, and only there")
+        if self._margin:
+            check_consistent_length(base_margin, range(table.num_rows))
+            table = table.append_column(self._margin, [column_or_1d(base_margin)])
+        with self._as_value_error(), TemporaryDirectory() as folder:
+            return predicted_rows(run.path, write_tables(table, Path(folder)), label=None)
+
+
+class BaseClassifier(ClassifierMixin, Federated):
+    """Base class of the classifiers."""
+
+    example_of: ClassVar = {"data": "load_breast_cancer", "score": 0.8}
+    class_weight: Mapping[Any, float] | str | None = None  # type: ignore[misc]
+
+    def _targets(self, y: object) -> tuple[Arrays, dict[str, Any]]:
+        labels = column_or_1d(y, warn=True)
+        check_classification_targets(labels)
+        self.classes_, codes = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            name = type(self).__name__
+            raise ValueError(f"{name} needs two classes, but the data contain only one class")
+        objective = "binary:logistic" if len(self.classes_) == 2 else "multi:softprob"
+        return codes, {"objective": objective}
+
+    def predict_proba(self, X: object, base_margin: object = None) -> Arrays:
+        """Probability of each class, shape (n_rows, n_classes)."""
+        return by_class(np.asarray(self._rows(X, base_margin).predictions))
+
+    def predict(self, X: object, base_margin: object = None) -> Arrays:
+        """The class of the largest probability, shape (n_rows,)."""
+        chosen = self.predict_proba(X, base_margin).argmax(axis=1)
+        return np.asarray(self.classes_[chosen])
+
+
+class BaseRegressor(RegressorMixin, Federated):
+    """Base class of the regressors."""
+
+    example_of: ClassVar = {"data": "load_diabetes", "score": 0.2}
+    objective: str | ObjectiveFunction | None = None
+
+    def _targets(self, y: object) -> tuple[Arrays, dict[str, Any]]:
+        labels = column_or_1d(y, warn=True).astype(np.float64)
+        if not np.isfinite(labels).all():
+            raise ValueError("Input y contains NaN or infinity")
+        named = CUSTOM if callable(self.objective) else self.objective
+        return labels, {"objective": named or "reg:squarederror"}
+
+    def predict(self, X: object, base_margin: object = None) -> Arrays:
+        """Predictions, shape (n_rows,)."""
+        return np.asarray(self._rows(X, base_margin).predictions)[:, 0]
+
+
+class Horizontal(Federated):
+    """Parties have the same columns of different rows."""
+
+    def _tables(self, table: Any, label: str, groups: object) -> tuple[Any, dict[str, Any]]:
+        if groups is None:
+            return table, {}
+        members = column_or_1d(groups)
+        check_consistent_length(members, range(table.num_rows))
+        parties, party_ids = np.unique(members, return_inverse=True)
+        if self.parties not in (None, len(parties)):
+            raise ValueError(f"parties must be those of groups, {len(parties)}, got {self.parties}")
+        names = [str(name) for name in parties]
+        if len(set(names)) < len(names) or not all(map(NAME.fullmatch, names)):
+            names = [party_name(party_id, len(parties)) for party_id in range(len(parties))]
+        tables = {name: table.filter(party_ids == at) for at, name in enumerate(names)}
+        return tables, {"parties": len(tables)}
+
+
+class Vertical(Federated):
+    """Parties have different columns of the same rows; the parts of the model are joined."""
+
+    always: ClassVar = {
+        **Federated.always,
+        "allow-export": True,
+        "align": "ordered",
+        "share-column-names": True,
+    }
+
+    columns: Mapping[str, Sequence[str | int]] | None = None
+
+    def _check_dealt(self, n_rows: int, n_columns: int, n_parties: int) -> None:
+        if n_rows < FEWEST_ROWS:
+            raise ValueError(f"rows must be at least {FEWEST_ROWS}, got n_samples={n_rows}")
+        if n_columns < n_parties:
+            rule = "parties must be at most the number of columns"
+            raise ValueError(f"{rule}, n_features={n_columns}, got {n_parties}")
+
+    def _tables(self, table: Any, label: str, groups: object) -> tuple[Any, dict[str, Any]]:
+        if groups is not None:
+            raise ValueError("groups must be omitted where parties have different columns")
+        if self.columns is None:
+            return table, {}
+        # The label, and what ``fit`` appended after it, go to the first party.
+        at_first = table.column_names[table.column_names.index(label) :]
+        names = table.column_names[: -len(at_first)]
+        party_columns = {
+            party: [names[one] if isinstance(one, int | np.integer) else str(one) for one in some]
+            for party, some in self.columns.items()
+        }
+        listed = [name for some in party_columns.values() for name in some]
+        if sorted(listed) != sorted(names):
+            rule = "columns must give every column of X to one party"
+            raise ValueError(f"{rule}, got {', '.join(sorted(listed))}")
+        id_column, rows = _free(ID, names), np.arange(table.num_rows).astype(str)
+        tables: dict[str, Any] = {}
+        for party, some in party_columns.items():
+            part = table.select([*some, *([] if tables else at_first)])
+            tables[party] = part.append_column(id_column, [rows])
+        return tables, {"parties": len(tables), "id": id_column}
+
+
+_WARNED: set[str] = set()  # warnings that this process has logged
+
+
+@contextmanager
+def _warned_once() -> Iterator[None]:
+    """Suppress warnings that an earlier ``fit`` of this process has logged."""
+
+    def is_new(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        is_known = record.levelno == logging.WARNING and text in _WARNED
+        _WARNED.add(text)
+        return not is_known
+
+    log = logging.getLogger("fedapp")
+    log.addFilter(is_new)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_new)
+
+
+def _free(name: str, taken: Sequence[str]) -> str:
+    """Append underscores until the name is not taken."""
+    while name in taken:
+        name += "_"
+    return name
+
 
 Metrics = str | MetricFunction | Sequence[str | MetricFunction] | None
 Constraints = Mapping[str, int] | str | None
@@ -102,7 +609,7 @@ class _Constrained(Federated):
     interaction_constraints: Sequence[Sequence[str]] | str | None = None
 
 
-class _BoostedClasses(Classes):
+class _BoostedClasses(BaseClassifier):
     """Boosted trees of classes."""
 
     scale_pos_weight: float | None = None
@@ -194,7 +701,7 @@ class PAXClassifier(_BoostedClasses, _PAX):
     """Party-adaptive histogram boosting: one boosted classifier of all parties' rows."""
 
 
-class PAXRegressor(Numbers, _PAX):
+class PAXRegressor(BaseRegressor, _PAX):
     """Party-adaptive histogram boosting: one boosted regressor of all parties' rows."""
 
 
@@ -202,7 +709,7 @@ class FedBaggingClassifier(_BoostedClasses, _Bagging):
     """Mean of the parties' XGBoost steps, for classes."""
 
 
-class FedBaggingRegressor(Numbers, _Bagging):
+class FedBaggingRegressor(BaseRegressor, _Bagging):
     """Mean of the parties' XGBoost steps, for numbers."""
 
 
@@ -210,23 +717,23 @@ class FedCyclicClassifier(_BoostedClasses, _Cyclic):
     """XGBoost steps of the parties in turn, for classes."""
 
 
-class FedCyclicRegressor(Numbers, _Cyclic):
+class FedCyclicRegressor(BaseRegressor, _Cyclic):
     """XGBoost steps of the parties in turn, for numbers."""
 
 
-class FedXGBllrClassifier(Classes, _FedXGBllr):
+class FedXGBllrClassifier(BaseClassifier, _FedXGBllr):
     """Every party's trees for classes, weighted by a network that all train; needs PyTorch."""
 
 
-class FedXGBllrRegressor(Numbers, _FedXGBllr):
+class FedXGBllrRegressor(BaseRegressor, _FedXGBllr):
     """Every party's trees for numbers, weighted by a network that all train; needs PyTorch."""
 
 
-class FedAvgLinearClassifier(Classes, _Linear):
+class FedAvgLinearClassifier(BaseClassifier, _Linear):
     """A linear classifier by federated averaging."""
 
 
-class FedAvgLinearRegressor(Numbers, _Linear):
+class FedAvgLinearRegressor(BaseRegressor, _Linear):
     """A linear regressor by federated averaging."""
 
 
@@ -239,18 +746,66 @@ class SecureBoostClassifier(_BoostedClasses, _SecureBoost):
     example = COLUMNS + "n_estimators=6, max_bin=16, key_bits=512, insecure_small_key=True"
 
 
-class SecureBoostRegressor(Numbers, _SecureBoost):
+class SecureBoostRegressor(BaseRegressor, _SecureBoost):
     """A boosted regressor on the columns of several parties; gradients are encrypted.
 
     The example's small keys are insecure.
     """
 
 
-class FederatedForestClassifier(Classes, _Forest):
+class FederatedForestClassifier(BaseClassifier, _Forest):
     """A random forest classifier on the columns of several parties."""
 
     example = COLUMNS + "n_estimators=5"
 
 
-class FederatedForestRegressor(Numbers, _Forest):
+class FederatedForestRegressor(BaseRegressor, _Forest):
     """A random forest regressor on the columns of several parties."""
+
+
+# Score every round of a run: on its validation rows, or on an ``eval_set``.
+
+
+def evaluate_rounds(
+    folder: RunFolder, sets: Sequence[tuple[PredictedRows, Array]], patience: int
+) -> tuple[list[list[dict[str, float]]], int]:
+    """Score every round on each set and find the best round on the last set.
+
+    Parameters
+    ----------
+    folder : of a finished run; with patience its model is cut back to the best round.
+    sets : rows and their labels; if empty, the run's validation scores are read.
+    patience : rounds without a better score after which the search for the best stops; 0: never.
+
+    Returns
+    -------
+    One list of scores by round for each set, and the best round from 1; 0 if there are no scores.
+    """
+    summary, lines = folder.summary, [*map(json.loads, folder.rounds.read_text().splitlines())]
+    history = History(summary["objective"], patience, (), summary["eval_metrics"])
+    ends, scores = [line["trees"] for line in lines], [[line["valid"] for line in lines]]
+    if not sets:
+        metric_values = [one.get(history.metric) for one in scores[0]]
+        history = History(history.objective, 0, metric_values, history.eval_metrics)
+        return scores, history.best_round if all(scores[0]) else 0
+    if not isinstance(model := sets[0][0].model, Ensemble):
+        raise ValueError(f"eval_set must be for boosted trees, got {summary['strategy']}")
+    margins, scores = [model.starts(len(y)) for _, y in sets], [[] for _ in sets]
+    for first, last in pairwise([0, *ends]):
+        for place, (rows, labels) in enumerate(sets):
+            new_trees = model.trees[first:last], rows.table.values, model.sets
+            margins[place] = add_trees(margins[place], *new_trees)
+            arguments = margins[place], labels, np.ones_like(labels)
+            scores[place].append(metrics.pooled(model.objective, *arguments, history.eval_metrics))
+        history.add(scores[-1][-1])
+        if history.stops:
+            break
+    if patience:
+        best = history.best_round
+        model = model.with_trees(ordered_sets(model.trees[: ends[best - 1]], model.sets))
+        folder.write("model.json", to_json(model))
+        folder.write("model.xgb.json", to_xgboost_json(model))
+        at_best = {"train": lines[best - 1]["train"], "valid": scores[-1][best - 1], "test": {}}
+        facts = {"trees": len(model.trees), "importance": importance(model), "best_round": best}
+        folder.add_to_summary({**facts, "threshold": {}, "metrics": {**at_best, "by_party": {}}})
+    return scores, history.best_round

@@ -33,6 +33,6 @@ def main() -> None:
     """Import the commands and run one; an interrupt before that exits quietly."""
     leave_no_core()
     handle_stopping(_leave)
-    from fedapp.cli import main as run_command
+    from fedapp.commands import main as run_command
 
     run_command()

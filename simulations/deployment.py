@@ -210,7 +210,7 @@ class Deployment:
 
     def fedapp(self, *words: str) -> str:
         """Run a ``fedapp`` command at the coordinator to its end."""
-        return ended(self.begin(*words))
+        return wait_for_output(self.begin(*words))
 
     def coordinators_files(self) -> Iterator[tuple[Path, bytes]]:
         """Files at the coordinator: logs, state of the SuperLink, runs; without its keys."""
@@ -233,7 +233,7 @@ def example_nodes(folder: Path, names: Sequence[str], n_rows: int) -> dict[str, 
     return nodes
 
 
-def ended(command: subprocess.Popen[str]) -> str:
+def wait_for_output(command: subprocess.Popen[str]) -> str:
     """Wait for a command to succeed and return its output."""
     try:
         printed, _ = command.communicate(timeout=RUN_SECONDS)

@@ -28,9 +28,9 @@ from fedapp.conversation import (
     Checkpoint,
     Conversation,
     Exchange,
-    ModelFiles,
     Parties,
     Progress,
+    SavedModel,
     ask,
 )
 from fedapp.errors import (
@@ -510,7 +510,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
                     self._save(event)
                 case Progress():
                     self._report(event)
-                case ModelFiles(files):  # at once: what comes after it may fail
+                case SavedModel(files):  # at once: what comes after it may fail
                     self.callbacks.write_model(files)
                     self._make_model = next(iter(files.values())).__str__
 

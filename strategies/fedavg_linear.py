@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fedapp.conversation import Check, Checkpoint, Conversation, ModelFiles, Parties, ask
+from fedapp.conversation import Check, Checkpoint, Conversation, Parties, SavedModel, ask
 from fedapp.data.partition import WATCHED
 from fedapp.errors import DataError
 from fedapp.histograms.fixed_point import power_above
@@ -365,7 +365,7 @@ class FedAvgLinear(HorizontalStrategy):
         yield self._checkpoint()
         model = self.best if best_round else self.model
         text = linear_to_json(model)
-        yield ModelFiles({"model.json": text})
+        yield SavedModel({"model.json": text})
         spread = label_spread(parties)
         scored = yield from self.averages.score(
             parties,

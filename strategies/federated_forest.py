@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, Progress
+from fedapp.conversation import Checkpoint, Conversation, Parties, Progress, SavedModel
 from fedapp.crypto.sums import seconds_to_encrypt
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.messages.federated_forest import (
@@ -345,7 +345,7 @@ class FederatedForest(VerticalStrategy):
             yield self._progress(reply)
         if self.own.master_keeps_model:
             model = self._whole_model(parties, reply, parts | {active: reply})
-            yield ModelFiles({"model.json": to_json(model)})
+            yield SavedModel({"model.json": to_json(model)})
         else:
             yield parts_file(self.state.model_id, self.settings, active, mailbox.passive)
         return {

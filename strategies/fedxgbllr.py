@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, ask
+from fedapp.conversation import Checkpoint, Conversation, Parties, SavedModel, ask
 from fedapp.data.partition import WATCHED
 from fedapp.data.schema import first
 from fedapp.errors import ProtocolError, as_protocol_error
@@ -276,7 +276,7 @@ class FedXGBllr(HorizontalStrategy):
             if not np.isnan(self.history.scores).all():
                 best_round = self.history.best_round
         finished = replace(model, weights=self.best) if best_round else model
-        yield ModelFiles({"model.json": to_json(finished)})
+        yield SavedModel({"model.json": to_json(finished)})
         widest = WIDEST_RESIDUAL * float(model.unit)
         request = FinalRequest(finished.weights, FINAL_BINS, widest)
         shape, eval_metrics = model.shape, self.settings.eval_metrics

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedapp.conversation import Checkpoint, Conversation, ModelFiles, Parties, ask
+from fedapp.conversation import Checkpoint, Conversation, Parties, SavedModel, ask
 from fedapp.data.datasets import party_sources
 from fedapp.errors import ConfigError
 from fedapp.messages.inference import (
@@ -83,7 +83,7 @@ class InferenceStrategy(VerticalStrategy):
     ) -> Conversation[Summary]:
         """The run folder's part: which model, of which rows; the predictions are elsewhere."""
         model = f'{{"format":1,"kind":"model","id":"{self.settings.model}"}}\n'
-        yield ModelFiles({"model.json": model})
+        yield SavedModel({"model.json": model})
         return {
             "metrics": {},
             "active": active,

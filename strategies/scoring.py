@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp import metrics
-from fedapp.conversation import Check, Conversation, ModelFiles, Parties, Progress, ask
+from fedapp.conversation import Check, Conversation, Parties, Progress, SavedModel, ask
 from fedapp.data.columns import columns_json
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
@@ -184,10 +184,10 @@ def shares(weights: Mapping[str, float], parties: Iterable[str]) -> dict[str, fl
     return {party: weight / total for party, weight in by_party.items()}
 
 
-def model_files(model: Ensemble, kinds: Sequence[str]) -> ModelFiles:
+def model_files(model: Ensemble, kinds: Sequence[str]) -> SavedModel:
     """A boosted model's files; XGBoost's form lacks the ``kinds`` of the columns."""
     files = {"model.json": to_json(model), "model.xgb.json": to_xgboost_json(model)}
-    return ModelFiles(
+    return SavedModel(
         files | {"columns.json": columns_json(model.columns, kinds, model.categories)}
     )
 

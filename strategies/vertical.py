@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from fedapp.conversation import Check, Conversation, ModelFiles, Parties, ask
+from fedapp.conversation import Check, Conversation, Parties, SavedModel, ask
 from fedapp.crypto.paillier import SMALLEST_BITS
 from fedapp.crypto.sums import seconds_to_mask
 from fedapp.data.labels import SUGGESTED
@@ -219,7 +219,7 @@ def final_summary(reply: FinalScores, active: str, rows: Mapping[str, int]) -> d
 
 def parts_file(
     model_id: str, settings: Settings, active: str, passive: Sequence[str]
-) -> ModelFiles:
+) -> SavedModel:
     """The run folder's file for a model that is divided among the parties."""
     document = {
         "format": 1,
@@ -230,7 +230,7 @@ def parts_file(
         "active": active,
         "passive": list(passive),
     }
-    return ModelFiles({"model.json": json.dumps(document, separators=(",", ":")) + "\n"})
+    return SavedModel({"model.json": json.dumps(document, separators=(",", ":")) + "\n"})
 
 
 # Matching of vertical parties' rows.

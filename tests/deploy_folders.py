@@ -6,8 +6,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from fedapp.commands.federation import federation_app
-from fedapp.commands.site import site_app
+from fedapp.commands.site import federation_app, site_app
 
 
 def init_federation(parent: Path, *options: str) -> tuple[Path, str]:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp import settings
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.data.frames import as_arrow
 from fedapp.settings import app_folder
 from tests.conftest import MakeSettings, WriteTable
@@ -558,7 +558,7 @@ def test_a_pandas_index_is_no_column() -> None:
 
 
 # What the examples need: some take seconds, of estimators, and run with the slow tests there.
-MODULES = ["fedapp.api", "fedapp.runs.run", "fedapp.runs.run", "fedapp.estimators"]
+MODULES = ["fedapp.api", "fedapp.runs.run", "fedapp.runs.run", "fedapp.sklearn"]
 
 
 @pytest.mark.parametrize("module", MODULES)

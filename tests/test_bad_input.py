@@ -16,7 +16,7 @@ import pytest
 from flwr.app import Context
 from typer.testing import CliRunner
 
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
 from fedapp.runs.engines import run_local
 from fedapp.settings import Settings

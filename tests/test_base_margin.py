@@ -14,7 +14,7 @@ from pyarrow import csv as arrow_csv
 from pyarrow import table as arrow_table
 from typer.testing import CliRunner
 
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.data.datasets import read_source
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles

@@ -21,7 +21,7 @@ from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from typer.testing import CliRunner
 
 from fedapp.client_app import SiteApp
-from fedapp.commands.app import app_app
+from fedapp.commands.site import app_app
 from fedapp.deploy.clientapp import Bundle
 from fedapp.deploy.superexec import SiteExecutor
 from fedapp.errors import ConfigError

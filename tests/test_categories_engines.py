@@ -16,7 +16,7 @@ from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.site.store import PART_FILE
 from fedapp.trees.model import load_model
-from simulations.deployment import Deployment, ended, settings_of
+from simulations.deployment import Deployment, settings_of, wait_for_output
 from tests.deployed import SITES, model_in, same_columns, same_rows, started, use_tables, write_csv
 from tests.forests import without_salt
 from tests.pooled import write_rows
@@ -75,7 +75,7 @@ def with_words(nodes: dict[str, dict[str, str]], prefix: str = "") -> dict[str, 
 def across(deployment: Deployment, method: str, folder: Path, settings: Mapping[str, Any]) -> Path:
     """A run across sites."""
     given = settings_of({**settings, "run-dir": folder})
-    ended(deployment.begin("run", method, "--engine", "federation", *given))
+    wait_for_output(deployment.begin("run", method, "--engine", "federation", *given))
     return folder
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.home import home
 from fedapp.runs.engines import run_local

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.errors import ConfigError, StoppedError
 from fedapp.report.comparison import Comparison, Line, score_table, tradeoff_page
 from fedapp.report.plots import compared_scores, near_range, spread_out, tradeoff

@@ -29,7 +29,7 @@ from flwr.common.config import parse_config_args
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
-from fedapp.commands.federation import federation_app
+from fedapp.commands.site import federation_app
 from fedapp.deploy import certificates, folders
 from fedapp.deploy.targets import Federation, fill
 from fedapp.errors import ConfigError

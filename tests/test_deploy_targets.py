@@ -16,7 +16,7 @@ import yaml
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
-from fedapp.commands.federation import federation_app
+from fedapp.commands.site import federation_app
 from fedapp.deploy.exporter import ALIVE
 from fedapp.errors import ConfigError
 from fedapp.site.settings import parse_node_config

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.deploy.folders import registered_sites
 from fedapp.errors import ConfigError
 from fedapp.home import home
@@ -34,8 +34,8 @@ from simulations.deployment import (
     SUPERNODE,
     WORKER,
     Deployment,
-    ended,
     settings_of,
+    wait_for_output,
 )
 from tests.deployed import (
     CLASSES,
@@ -159,7 +159,7 @@ def test_pax_across_sites_is_the_model_of_the_local_engine_and_secrets_stay_at_t
 ) -> None:
     expected = local_pax(deployment, tmp_path / "local")
     before = {name: deployment.size_of_log(name) for name in ("coordinator", *SITES)}
-    ended(begun(deployment, "pax", tmp_path / "across", PAX))
+    wait_for_output(begun(deployment, "pax", tmp_path / "across", PAX))
     assert model_in(tmp_path / "across") == expected
     assert not any(deployment.process(name, WORKER) for name in SITES)
     known = registered_sites(deployment.coordinator / "flower")
@@ -190,7 +190,7 @@ def test_sums_under_masks_across_sites_make_the_model_of_the_local_engine(
     use_tables(deployment, nodes)
     given = {**MASKED[method], f"{method}.aggregation": "secure"}
     local = deployment.locally(tmp_path / "local", {**given, "strategy": method})
-    ended(begun(deployment, method, tmp_path / "across", given))
+    wait_for_output(begun(deployment, method, tmp_path / "across", given))
     assert model_in(tmp_path / "across") == model_in(local.path)
     no_secret_is_at_the_coordinator(deployment, tmp_path / "across")
 
@@ -203,7 +203,7 @@ def test_a_method_across_sites_makes_the_model_of_the_local_engine_and_predicts(
     use_tables(deployment, same_columns(deployment.folder))
     settings = {"parties": 3, "max-bin": 16, **OTHERS[method]}
     local = deployment.locally(tmp_path / "local", {**settings, "strategy": method})
-    ended(begun(deployment, method, tmp_path / "across", settings))
+    wait_for_output(begun(deployment, method, tmp_path / "across", settings))
     assert model_in(tmp_path / "across") == model_in(local.path)
     new = write_csv(tmp_path / "new.csv", {"id": ["n1", "n2"], "a": [-1.0, 1.0], "b": [-1.0, 1.0]})
     scores = tmp_path / "scores.csv"
@@ -274,7 +274,7 @@ def makes_the_same_parts(
     if any(killed):
         wait_until_growing(folder / "across" / "ledger.jsonl")
         assert deployment.kill(*killed)
-    ended(run)
+    wait_for_output(run)
     models = [json.loads(model_in(path)) for path in (folder / "across", local.path)]
     there = {name: deployment.folder / name / "home" for name in SITES}
     here = dict.fromkeys(SITES, home())

@@ -27,8 +27,8 @@ from simulations.deployment import (
     SUPERNODE,
     WORKER,
     Deployment,
-    ended,
     settings_of,
+    wait_for_output,
 )
 from strategies.delivery import RULE
 from tests.deployed import (
@@ -104,7 +104,7 @@ def test_a_run_survives_the_death_of_a_process(
 ) -> None:
     run = growing(deployment, tmp_path / "across")
     assert deployment.kill(place, program)
-    ended(run)
+    wait_for_output(run)
     assert model_in(tmp_path / "across") == local_model
 
 
@@ -114,7 +114,7 @@ def test_a_superexec_that_dies_leaves_its_supernode_as_it_is(
     supernode = deployment.process("bank", SUPERNODE)
     run = growing(deployment, tmp_path / "across")
     assert deployment.kill("bank", SUPEREXEC)
-    ended(run)
+    wait_for_output(run)
     assert deployment.process("bank", SUPERNODE) == supernode
 
 
@@ -155,7 +155,7 @@ def test_a_slow_site_is_asked_again_and_answers_twice_and_no_tree_grows_twice(
     process.suspend()
     time.sleep(RESEND_SECONDS + 3)
     process.resume()
-    ended(run)
+    wait_for_output(run)
     assert model_in(run_dir) == local_model
     asked, answered = messages(run_dir, "server", "bank"), messages(run_dir, "bank", "server")
     assert max(asked.values()) > 1
@@ -177,7 +177,7 @@ def test_a_run_waits_for_a_site_that_starts_late(
     time.sleep(5)
     assert run.poll() is None
     deployment.start("shop")
-    ended(run)
+    wait_for_output(run)
     assert model_in(run_dir) == local_model
 
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from clients import eini as client
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.crypto.paillier import PrivateKey, PublicKey, decrypt, encrypt, generate_key
 from fedapp.crypto.sealed import unseal
 from fedapp.crypto.sums import select_ciphertexts

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.messages.inference import ExplainRequest

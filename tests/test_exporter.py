@@ -18,7 +18,7 @@ from flwr.supercore.routers import health
 from prometheus_client import CollectorRegistry, generate_latest
 from typer.testing import CliRunner
 
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.deploy.certificates import WARNED_DAYS, YEARS, days_left, validity, warn_of_expiry
 from fedapp.deploy.exporter import ALIVE, METRICS, STALE, FolderCollector, is_alive
 from fedapp.errors import ConfigError

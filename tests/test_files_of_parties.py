@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Context
 from typer.testing import CliRunner
 
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.errors import ConfigError, RunFailedError
 from fedapp.runs import engines
 from fedapp.runs.engines import check_programs, failed, sentence_for

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import fedapp
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.data.partition import Holdout
 from fedapp.errors import ConfigError
 from fedapp.runs.compare import compare

@@ -12,7 +12,7 @@ from sklearn.model_selection import GridSearchCV
 from typer.testing import CliRunner
 
 import fedapp
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.errors import FedappError
 from fedapp.runs.engines import run_local
 from fedapp.trees import objective

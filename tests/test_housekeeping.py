@@ -18,7 +18,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import fedapp
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.errors import PartyError
 from fedapp.home import home, secret_at
 from fedapp.run_folder import RunFolder, State

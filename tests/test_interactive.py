@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.data.datasets import read_source
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, PartyError

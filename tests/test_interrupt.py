@@ -19,7 +19,7 @@ from click.testing import Result
 from flwr.app import Message
 from typer.testing import CliRunner
 
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.commands.common import command_began
 from fedapp.errors import PartyError
 from fedapp.home import home
@@ -207,7 +207,7 @@ main()
 CTRL_C = """
 import os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
-from fedapp.cli import main
+from fedapp.commands import main
 from fedapp.runs.engines import LocalGrid
 
 push, begun = LocalGrid.push_messages, []

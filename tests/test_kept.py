@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp import settings
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.errors import ConfigError, StoppedError
 from fedapp.run_folder import INPUTS_FILE, RunFolder
 from fedapp.runs import compare as module

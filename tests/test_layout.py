@@ -52,7 +52,7 @@ FAMILIES = {"HorizontalStrategy", "VerticalStrategy", "InferenceStrategy"}
 DEFAULTS = {
     "fedapp/runs/run.py": ["interactive"] * 3,
     "fedapp/commands/predict.py": ["interactive"],
-    "fedapp/serve/divided.py": ["one_round", "interactive"],
+    "fedapp/serve/scorer.py": ["one_round", "interactive"],
     "fedapp/trees/rounds.py": ["cyclic"] * 2,  # a way to draw trees
 }
 
@@ -266,7 +266,7 @@ def test_messages_say_what_they_reveal_and_have_handlers(module: str) -> None:
 # processes they have started themselves.
 UNPICKLERS = ("pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
 PIPES = ("fedapp/crypto/workers.py", "simulations/bench/")
-WRITERS = {"fedapp/commands/export.py": "from joblib import dump"}  # and of that module no more
+WRITERS = {"fedapp/commands/predict.py": "from joblib import dump"}  # and of that module no more
 
 
 def unsafe(source: str, code: str) -> list[str]:

@@ -174,7 +174,7 @@ def test_every_tool_has_a_module_and_its_packages_are_an_extra() -> None:
 def test_a_comparison_and_a_prediction_log_nothing() -> None:
     from typer.testing import CliRunner
 
-    from fedapp.cli import cli
+    from fedapp.commands import cli
 
     refused = CliRunner().invoke(cli, ["compare", "pax", "bagging", "-c", "log=mlflow"])
     assert str(refused.exception).startswith("log must be empty in a comparison")

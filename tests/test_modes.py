@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedapp
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.home import home
 from tests.pooled import made_columns, write_rows
 
@@ -82,7 +82,7 @@ module.main({given})
 @pytest.mark.parametrize(
     ("module", "replaced", "given"),
     [
-        ("fedapp.start", "import fedapp.cli; fedapp.cli.main", ""),
+        ("fedapp.start", "import fedapp.commands; fedapp.commands.main", ""),
         ("fedapp.deploy.superexec", "module.flower_superexec", ""),
         ("fedapp.deploy.supernode", "import flwr.supernode.cli as cli; cli.flower_supernode", ""),
         ("fedapp.deploy.superlink", "import flwr.superlink.cli as cli; cli.flower_superlink", ""),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.commands.data import data_app
 from fedapp.errors import ALIASES, SYNONYMS, ConfigError, did_you_mean
 from fedapp.messages.fields import all_methods

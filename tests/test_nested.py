@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedapp
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.data.schema import read_schema
 from fedapp.errors import ConfigError, DataError
 from fedapp.runs.engines import superlinks
@@ -88,7 +88,7 @@ def test_a_model_too_large_to_be_one_is_not_read() -> None:
         os.truncate(run.path / name, MOST_BYTES + 1)
     rule = r"^model must be a file of <= 1,073,741,824 bytes, got 1,073,741,825: .*model"
     loaded = fedapp.load(run.path)
-    from fedapp.serve.divided import open_scorer
+    from fedapp.serve.scorer import open_scorer
 
     readers: list[Callable[[], object]] = [
         lambda: loaded.predict("breast-cancer"),

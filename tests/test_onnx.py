@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedapp
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.runs.predict import load_model
 from tests.conftest import WriteTable
 

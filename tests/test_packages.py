@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.errors import ConfigError, PartyError
 from fedapp.messages.fields import all_methods
 from fedapp.packages import versions
@@ -46,7 +46,7 @@ for package in ("fedapp", "strategies", "clients", "simulations"):
 print(refused)
 """
 MAIN = """
-from fedapp.cli import main
+from fedapp.commands import main
 main()
 """
 

@@ -16,7 +16,7 @@ import pytest
 import xgboost
 from typer.testing import CliRunner
 
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.data.table import DROPPED, THOUSANDS_READ
 from fedapp.report.page import DEEPEST, first_tree, tree_html, write_report
 from fedapp.run_folder import RunFolder

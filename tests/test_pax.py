@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from fedapp.conversation import Checkpoint, ModelFiles, Parties
+from fedapp.conversation import Checkpoint, Parties, SavedModel
 from fedapp.errors import ConfigError
 from fedapp.home import LOCK
 from fedapp.messages import pax
@@ -190,7 +190,7 @@ def test_the_conversation_runs_on_replies_given_by_hand(settings: MakeSettings) 
     event = talk.send({"a": _grow([0.5, 0.5]), "b": _grow([-0.5, -0.5])})
     assert isinstance(event, Checkpoint)
     assert isinstance(next(talk), Checkpoint)
-    assert isinstance(next(talk), ModelFiles)
+    assert isinstance(next(talk), SavedModel)
     exchange = next(talk)
     assert {type(request) for request in exchange.requests.values()} == {booster.EvaluateRequest}
     model = json.loads(exchange.requests["a"].model.tobytes())

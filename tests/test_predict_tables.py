@@ -15,7 +15,7 @@ import xgboost
 from sklearn import metrics as sk
 from typer.testing import CliRunner
 
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.data.datasets import sources_to_predict
 from fedapp.data.predictions import read_columns_of
 from fedapp.data.schema import Roles

@@ -433,8 +433,6 @@ def test_the_first_encryption_has_an_estimate_and_the_next_its_time(
 
 def test_a_command_says_something_before_what_trains_is_loaded() -> None:
     """Numba and Flower take seconds to import, and a command begins with a line of what it does."""
-    code = (
-        "import sys, fedapp.cli; print(*{'numba', 'flwr', 'xgboost', 'sklearn'} & set(sys.modules))"
-    )
+    code = "import sys, fedapp.commands; print(*{'numba', 'flwr', 'xgboost', 'sklearn'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == []

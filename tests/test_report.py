@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedapp import metrics
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.errors import DataError
 from fedapp.report import summary
 from fedapp.report.page import write_report

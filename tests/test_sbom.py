@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedapp.cli import cli
-from fedapp.commands import sbom
+from fedapp.commands import cli, data
 from fedapp.site.bundle import installed_bundle
 
 # Of the published schema (bom-1.6.schema.json): fields that a component may have of those written.
@@ -132,7 +131,7 @@ MIT = ["License :: OSI Approved :: MIT License", "Topic :: Security"]
 )
 def test_a_licence_is_what_the_metadata_calls_it(metadata: Any, licences: Any) -> None:
     package: Any = Package(metadata)
-    found = sbom._component("a-b", package)
+    found = data._component("a-b", package)
     assert found.get("licenses") == licences
     assert found["purl"] == "pkg:pypi/a-b@1.0%2Blocal"
 
@@ -141,7 +140,7 @@ def test_a_hash_is_that_of_the_archive_where_pip_wrote_it_down() -> None:
     digest = "ab" * 32
     origin = {"url": "file:///a.whl", "archive_info": {"hashes": {"sha256": digest}}}
     package: Any = Package({}, json.dumps(origin))
-    assert sbom._component("a", package)["hashes"] == [{"alg": "SHA-256", "content": digest}]
+    assert data._component("a", package)["hashes"] == [{"alg": "SHA-256", "content": digest}]
     for other in (None, json.dumps({"url": "file:///a", "dir_info": {"editable": True}})):
         package = Package({}, other)
-        assert "hashes" not in sbom._component("a", package)
+        assert "hashes" not in data._component("a", package)

@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedapp
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.data.datasets import load_dataset
 from fedapp.runs.predict import notes_on_range, predict_table
 from tests.conftest import WriteTable
@@ -29,7 +29,7 @@ pytest.importorskip("fastapi")
 uvicorn = pytest.importorskip("uvicorn")
 
 from fedapp.serve.app import make_app  # noqa: E402
-from fedapp.serve.divided import open_scorer  # noqa: E402
+from fedapp.serve.scorer import open_scorer  # noqa: E402
 
 SHORT: dict[str, Any] = {"num_boost_round": 3, "max_depth": 3, "max_bin": 16, "parties": 2}
 TOWNS = ["Oslo", "Rome", "Bern", ""]

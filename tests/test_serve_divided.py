@@ -15,7 +15,7 @@ import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.home import home
@@ -28,7 +28,7 @@ from tests.conftest import MakeSettings, WriteTable
 
 pytest.importorskip("fastapi")
 
-from fedapp.serve.divided import open_scorer
+from fedapp.serve.scorer import open_scorer
 from tests.test_serve import Client
 
 SMALL = {"key_bits": 512, "insecure_small_key": True}

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedapp
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.runs.compare import settings_of_all
 from fedapp.runs.tune import Tuning
 from fedapp.server_app import all_strategies, check_read

@@ -13,7 +13,7 @@ from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from typer.testing import CliRunner
 
 import fedapp
-from fedapp.cli import cli
+from fedapp.commands import cli
 from tests.conftest import WriteTable
 
 pytestmark = pytest.mark.usefixtures("undrawn")

@@ -13,7 +13,7 @@ import pytest
 from flwr.app import Context
 from typer.testing import CliRunner
 
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.commands.site import site_app
 from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
 from fedapp.errors import ConfigError, ProtocolError

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedapp
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.errors import ConfigError
 from fedapp.runs.run import read_trials
 from fedapp.runs.tune import (

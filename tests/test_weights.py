@@ -12,7 +12,7 @@ import pytest
 from sklearn.metrics import log_loss
 from typer.testing import CliRunner
 
-from fedapp.cli import cli
+from fedapp.commands import cli
 from fedapp.errors import DataError, PartyError
 from fedapp.runs.engines import run_local
 from fedapp.settings import Settings

@@ -11,13 +11,15 @@ import typer
 
 from fedapp.commands.common import Overrides, console, interruptible, new_follower, say
 from fedapp.errors import ConfigError, FedappError, did_you_mean_path
-from fedapp.home import RUNS, open_private
+from fedapp.home import RUNS, open_private, write_atomically
+from fedapp.packages import check_package
 from fedapp.report.summary import print_warning
 from fedapp.runs.engines import SIMULATED
 from fedapp.settings import parse_overrides
 
 if TYPE_CHECKING:
     from fedapp.runs.predict import Predicted
+
 
 VERBOSE = "verbose.log"
 NOTHING_WRITTEN = "no predictions were written; the same command begins anew"
@@ -185,3 +187,88 @@ def _say_of(ids: Sequence[str], text: str, folder: Path | None) -> None:
         with open_private(folder / VERBOSE, "a") as file:
             file.write(f"{text}: {', '.join(ids)}\n")
     say(f"{text}: {folder / VERBOSE} has their ids" if folder else f"{text} (--verbose: which)")
+
+
+# ``fedapp export``: a run's model for other runtimes.
+
+SUFFIXES = {"onnx": "model.onnx", "xgboost": "model.xgb.json", "sklearn": "model.joblib"}
+
+
+def export(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    to: Annotated[str, typer.Option(help="onnx, xgboost, or sklearn (forests).")] = "onnx",
+    output: Annotated[
+        Path | None, typer.Option(help="File to write; by default in the run's folder.")
+    ] = None,
+) -> None:
+    """Write a run's model for other runtimes: as ONNX, for stock XGBoost, or scikit-learn."""
+    from fedapp.api import load
+
+    if to not in SUFFIXES:
+        raise ConfigError(f"--to must be one of {', '.join(SUFFIXES)}, got {to!r}")
+    run = load(run_dir)
+    file = output or run.path / SUFFIXES[to]
+    if to == "onnx":
+        write_atomically(file, run.to_onnx())
+    elif to == "sklearn":
+        from joblib import dump
+
+        with open_private(file, "wb") as opened:
+            dump(run.to_sklearn(), opened)
+    else:
+        run.to_xgboost()
+        if file.resolve() != run.path / SUFFIXES[to]:
+            write_atomically(file, (run.path / SUFFIXES[to]).read_bytes())
+    console.print(f"{file}", soft_wrap=True, highlight=False)
+
+
+# ``fedapp serve``: score rows over HTTP.
+
+
+def serve(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    host: Annotated[str, typer.Option(help="Address to bind to.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to bind to; 0: a free one.")] = 8000,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name that requests may ask for beside localhost and --host, as a proxy passes it "
+            "on; may be repeated."
+        ),
+    ] = None,
+    most_rows: Annotated[int, typer.Option(help="Rows of one request.", min=1)] = 10_000,
+    most_bytes: Annotated[int, typer.Option(help="Bytes of one request.", min=1)] = 16_000_000,
+    inference: Annotated[
+        str,
+        typer.Option(
+            help="For a model whose parts lie at the parties: interactive, one-round, or eini "
+            "(encrypted); by default one-round for a forest, else interactive."
+        ),
+    ] = "",
+    config: Overrides = None,
+) -> None:
+    """Score rows over HTTP: POST /predict, GET /schema, GET /health.
+
+    A model whose parts lie at the parties is served where the run was a simulation on this machine:
+    a row names its values by party, each party gets its own alone, and each request is an exchange
+    among them. All rows pass through this one process, so that it is for trying and load tests. In
+    a deployment every site puts its columns of the rows in place, and fedapp predict asks them.
+    """
+    for package in ("fastapi", "uvicorn"):
+        check_package(package, "to serve", "serve")
+    import uvicorn
+
+    from fedapp.serve.app import LOOPBACK, make_app
+    from fedapp.serve.scorer import open_scorer
+
+    scorer = open_scorer(run_dir, inference, parse_overrides(config or []))
+    hosts = dict.fromkeys(name.lower() for name in (*LOOPBACK, host, *(allow_host or ())))
+    app = make_app(scorer, most_rows, most_bytes, tuple(hosts))
+    if host not in LOOPBACK:
+        console.print(
+            f"[yellow]![/] {host} can be reached from other machines, and nobody is asked who they "
+            "are: put a proxy with authentication and TLS in front",
+            soft_wrap=True,
+        )
+    with interruptible(lambda: "the server has stopped"):
+        uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,14 +16,17 @@ from fedapp.commands.common import (
     Folds,
     Overrides,
     console,
-    folded,
     interruptible,
     new_follower,
+    say,
+    with_first_fold,
 )
+from fedapp.errors import ConfigError, setting_of
 from fedapp.home import display_path
 from fedapp.metrics import AT_THRESHOLD
 from fedapp.report.progress import checkpoint_text
 from fedapp.report.summary import (
+    fact_grid,
     print_summary,
     print_warning,
     read_run,
@@ -31,7 +35,7 @@ from fedapp.report.summary import (
 )
 from fedapp.runs.engines import SIMULATED
 from fedapp.runs.session import Training
-from fedapp.settings import parse_overrides
+from fedapp.settings import defaults, parse_overrides
 
 NOTHING_SAVED = "nothing was saved yet; the same command begins anew"
 
@@ -80,7 +84,7 @@ def _cross_validate(
         return f"finished folds are saved; the same command with -c run-dir={where} goes on"
 
     with interruptible(left), follower.alive():
-        all_folds.given = folded(parse_overrides(config or []), folds)
+        all_folds.given = with_first_fold(parse_overrides(config or []), folds)
         folder = all_folds.carry_out()
     console.print(_fold_table(Folds(folder.path).scores))
     where = display_path(folder.path / FOLDS)
@@ -121,3 +125,116 @@ def what_now(training: Training) -> str:
     state = folder.kept
     saved = f"saved up to {checkpoint_text(state)} in {where}" if state else "nothing was saved yet"
     return f"{saved}; to resume:\n  {shlex.join(words)}"
+
+
+# ``fedapp compare``: several methods side by side.
+
+FINISHED_CELLS = "finished cells are saved; the same command continues with the others"
+
+
+def compare(
+    strategies: Annotated[list[str], typer.Argument(help="Methods, each once.")],
+    config: Overrides = None,
+    seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 1,
+    folds: Folds = 0,
+    engine: Annotated[str, typer.Option(help="local, or simulation.")] = "local",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the runs; finished ones are not run again. By default one below runs/ "
+            "that follows from the table and the settings.",
+        ),
+    ] = None,
+) -> None:
+    """Run several methods on the same rows, and set them side by side."""
+    from fedapp.report.comparison import score_table
+    from fedapp.runs.compare import carry_out, other_code
+    from fedapp.runs.run import PAGE
+
+    overrides = with_first_fold(parse_overrides(config or []), folds)
+    follower = new_follower()
+    with interruptible(lambda: FINISHED_CELLS), follower.alive():
+        folder, comparison = carry_out(strategies, overrides, seeds, engine, follower, output)
+    console.print(fact_grid(comparison.facts))
+    console.print(score_table(comparison))
+    console.print(f"{folder / PAGE}", soft_wrap=True)
+    if warning := other_code(folder):
+        print_warning(console, warning)
+
+
+# ``fedapp tune``: search for the best settings of a method.
+
+TRIALS_SAVED = "finished trials are saved; the same command goes on after them"
+
+
+def tune(
+    strategy: Annotated[str, typer.Argument(help="The method: one of those below.")],
+    config: Overrides = None,
+    space: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=DOMAIN",
+            help="Search a setting: eta=log:0.01:0.5, subsample=uniform:0.5:1, max-depth=int:3:8, "
+            "pax.bins=share,equal. May be repeated; adds to the method's usual ones. Settings "
+            "given by -c stay as they are.",
+        ),
+    ] = None,
+    search: Annotated[str, typer.Option(help="random, or optuna (TPE).")] = "random",
+    runs: Annotated[
+        int | None, typer.Option(help="Trials at most; 20 where no budget is given.")
+    ] = None,
+    exchanges: Annotated[
+        int | None, typer.Option(help="Exchanges of all trials and the last run at most.")
+    ] = None,
+    bytes_: Annotated[
+        int | None,
+        typer.Option("--bytes", help="Bytes of all trials and the last run at most."),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="local, or simulation.")] = "local",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the search, which goes on where it is unfinished. By default one below "
+            "runs/ that follows from the table, the settings and the space.",
+        ),
+    ] = None,
+) -> None:
+    """Search for the settings with the best validation score, then score its test rows once."""
+    from fedapp.report.summary import repeat_command, trial_table
+    from fedapp.runs.run import BEST, Tuned, read_trials
+    from fedapp.runs.tune import Budget, Tuning
+
+    follower = new_follower()
+    with interruptible(lambda: TRIALS_SAVED), follower.alive():
+        tuning = Tuning(
+            strategy,
+            parse_overrides(config or []),
+            _domains(space or [], strategy),
+            search,
+            Budget(runs, exchanges, bytes_),
+            engine,
+            follower,
+            output,
+        )
+        folder = tuning.carry_out().path
+    summary = Tuned(folder).summary
+    console.print(trial_table(read_trials(folder), summary["metric"]))
+    test = ", ".join(
+        f"{name} {value:.4f}" for name, value in summary["test"].items() if value is not None
+    )
+    say(f"test scores of the best, trial {summary['best']}: {test}")
+    say(f"its model: {display_path(folder / BEST)}; in all {summary['exchanges']:,} exchanges")
+    say(f"to repeat it:\n  {repeat_command(summary)}")
+
+
+def _domains(pairs: list[str], method: str) -> dict[str, str]:
+    space: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--space must be written as key=domain, got {pair}")
+        setting = setting_of(name.strip(), defaults(), method)
+        if setting in space:
+            raise ConfigError(f"--space must name {setting} once, got {space[setting]} and {text}")
+        space[setting] = text.strip()
+    return space

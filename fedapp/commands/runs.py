@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table as Grid
 
 from fedapp.commands.common import console, say
-from fedapp.home import RUNS
+from fedapp.home import RUNS, display_path
+from fedapp.report.summary import print_warning
+
+if TYPE_CHECKING:
+    from fedapp.runs.clean import Cleaning
+
 
 MOST = 20
 
@@ -44,3 +49,80 @@ def runs(
     for run in resumable[:1]:
         command = f"fedapp run {run.method} -c resume={run.path}"
         say(f"to resume: {command}")
+
+
+# ``fedapp clean``: delete what is of no more use.
+
+
+def clean(
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
+    older_than: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DAYS",
+            min=0.0,
+            help="Only what has not changed for so many days; otherwise unfinished runs of any "
+            "age, and what sites keep after a week.",
+        ),
+    ] = None,
+    all_parts: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Parts of models too, also those that finished runs predict with."
+        ),
+    ] = False,
+) -> None:
+    """Delete failed and interrupted runs in ./runs, and what sites keep of old runs.
+
+    Shows first what goes, and how large it is. Finished runs, runs that are going on, and the keys
+    of sites always stay.
+    """
+    from fedapp.report.summary import human_bytes
+    from fedapp.runs.clean import plan
+
+    cleaning = plan(RUNS, older_than, all_parts, say)
+    if cleaning.kept:
+        size = human_bytes(sum(one.n_bytes for one in cleaning.kept))
+        say(
+            f"kept: parts of models at sites ({len(cleaning.kept)}), {size}; --all deletes them too"
+        )
+    if not (cleaning.runs or cleaning.states):
+        say("nothing to delete")
+        return
+    _list(cleaning)
+    if cleaning.needed:
+        models = len({one.path.name for one in cleaning.needed})
+        say(f"WARNING: finished runs in {RUNS} that cannot predict without these parts: {models}")
+    if not yes:
+        typer.confirm(f"Delete all this, {human_bytes(cleaning.n_bytes)}?", abort=True)
+    say(f"deleted, {human_bytes(cleaning.carry_out(say))}")
+
+
+def _list(cleaning: Cleaning) -> None:
+    from fedapp.report.summary import human_bytes
+
+    for run in cleaning.runs:
+        say(f"{display_path(run.path)}  {run.state}, {run.method}, {human_bytes(run.n_bytes)}")
+    for title, is_part in (("states of old runs", False), ("parts of models", True)):
+        sizes: dict[str, list[int]] = {}
+        for one in cleaning.states:
+            if one.is_part == is_part:
+                sizes.setdefault(one.site, []).append(one.n_bytes)
+        for site, each in sorted(sizes.items()):
+            say(f"site {site}: {title} ({len(each)}), {human_bytes(sum(each))}")
+
+
+# ``fedapp report``: pages about finished runs.
+
+
+def report(
+    run_dirs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    output: Annotated[Path | None, typer.Option(help="Where the page goes.")] = None,
+) -> None:
+    """Write an HTML page about one run, or one that compares several."""
+    from fedapp.report.page import compared_warnings, write_report
+
+    console.print(f"{write_report(run_dirs, output)}", soft_wrap=True)
+    if len(run_dirs) > 1:
+        for line in compared_warnings(run_dirs):
+            print_warning(console, line)

@@ -15,13 +15,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from fedapp.commands.common import console, say
-from fedapp.commands.help import Command
-from fedapp.commands.targets import Target, how_started
-from fedapp.errors import ConfigError
+from fedapp.commands.common import Command, console, say
+from fedapp.errors import ConfigError, listed
 
 if TYPE_CHECKING:
     from fedapp.site.register import Run
+
 
 NOBODY = "no other site"
 GETS = "if the coordinator keeps to the rules; fedapp/messages/README.md has the rest"
@@ -259,3 +258,159 @@ def _reveals(method: str) -> str:
         texts.append(f"\n{title}\n\nReveals{rest.partition('Reveals')[2].rstrip()}")
     # One line for each paragraph or item; the console wraps it.
     return re.sub(r"(?<!\n)\n(?!\n|- ) *", " ", "\n".join(texts))
+
+
+# `fedapp app`: what a coordinator sends and a site knows it by.
+
+app_app = typer.Typer(help="The installed app, as sites know it.", no_args_is_help=True)
+
+
+@app_app.command("hash", cls=Command)
+def hash_command() -> None:
+    """Print the hash of the bundle that a coordinator with this fedapp sends."""
+    from fedapp.site.bundle import installed_bundle
+
+    print(installed_bundle())
+
+
+@app_app.command("copy", cls=Command)
+def copy_command(folder: Annotated[Path, typer.Argument(help="New or empty.")]) -> None:
+    """Copy the app into a folder, for `flwr run FOLDER` and `flwr build --app FOLDER`."""
+    from fedapp.site.bundle import copy_sources
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"folder must be new or empty, got {folder}")
+    copy_sources(folder)
+
+
+@app_app.command("sign", cls=Command)
+def sign_command(
+    key: Annotated[Path, typer.Option(help="Ed25519 private key, PEM; keep it off this machine.")],
+) -> None:
+    """Sign the installed fedapp as a release, which sites that pin the key answer."""
+    import fedapp
+    from fedapp.site.bundle import SIGNATURE, build_bundle, load_key, signature_file
+
+    private, path = load_key(key), Path(fedapp.__file__).parent.parent / SIGNATURE
+    path.write_text(signature_file(build_bundle(), private))
+    say(f"signed in {path}, which is part of what a coordinator sends; sites pin:")
+    say(f'release-keys = "{private.public_key().public_bytes_raw().hex()}"')
+
+
+# `fedapp federation`: what a coordinator needs.
+
+federation_app = typer.Typer(help="A coordinator: write what it needs.", no_args_is_help=True)
+
+
+@federation_app.callback()
+def _group() -> None:
+    """A coordinator."""
+
+
+@federation_app.command("init", cls=Command)
+def federation_init_command(
+    folder: Annotated[Path, typer.Argument(help="New folder, for its owner alone.")],
+    host: Annotated[str, typer.Option(help="Name or address by which the sites reach it.")],
+    sites: Annotated[str, typer.Option(help="Names of the sites, separated by commas.")],
+    name: Annotated[str, typer.Option(help="What --engine calls it.")] = "federation",
+    public_port: Annotated[int, typer.Option(help="Where nginx listens for the sites.")] = 9092,
+    users_port: Annotated[int, typer.Option(help="Where nginx listens for users.")] = 9093,
+    port: Annotated[int, typer.Option(help="Where the SuperLink listens, on loopback.")] = 8000,
+    certificate: Annotated[str, typer.Option(help="The host's own, PEM, for nginx.")] = "",
+    key: Annotated[str, typer.Option(help="The key of --certificate, PEM.")] = "",
+    target: Target = "scripts",
+) -> None:
+    """Write certificates, Flower's configuration, and what starts the processes into a folder."""
+    from fedapp.deploy.folders import write_federation
+    from fedapp.deploy.targets import Federation
+
+    names, ports = listed(sites), (public_port, users_port, port)
+    write_federation(folder, Federation(name, host, *ports, names, certificate, key), target)
+    say(f"Written to {folder}. Next:")
+    say(f"  {how_started(target, folder, 'superlink')}")
+    if target in ("scripts", "systemd"):
+        say(f"  {folder}/nginx.conf into nginx's http block")
+    say(f"  sites reach {host}:{public_port}, the fleet routes alone; users {host}:{users_port},")
+    say(f"    each by fedapp federation user {folder} NAME")
+    if not certificate:
+        say(f"  give {folder}/ca.crt to every site")
+    say(f"  put the sites' public keys into {folder}/sites, then {folder}/register-sites.sh")
+    say(f"  . {folder}/env.sh; fedapp run pax --engine {name} -c parties={len(names)}")
+
+
+@federation_app.command("user", cls=Command)
+def user_command(
+    folder: Annotated[Path, typer.Argument(help="The coordinator's folder.")],
+    name: Annotated[str, typer.Argument(help="Of the user.")],
+) -> None:
+    """Let a user start runs from another machine; the password is drawn."""
+    from fedapp.deploy.folders import add_user
+    from fedapp.deploy.targets import users_path
+
+    path = add_user(folder, name)
+    say(f"Written to {path}. Next:")
+    if (folder / "kustomization.yaml").exists():
+        say(f"  kubectl apply -k {folder}")
+    elif not (folder / "compose.yaml").exists():
+        say(f"  sudo install -m 644 {folder}/nginx.users {users_path(folder / 'nginx.conf')}")
+    say(f"  give {name} the file, as ~/.flwr/config.toml, and ca.crt where it says")
+
+
+@federation_app.command("renew", cls=Command)
+def renew_command(
+    folder: Annotated[Path, typer.Argument(help="The coordinator's folder.")],
+) -> None:
+    """Write new certificates in place of those that end soon; keys of the sites stay."""
+    from fedapp.deploy.folders import renew_certificates
+
+    ends = renew_certificates(folder)
+    say(f"The certificates in {folder} are valid until {ends:%Y-%m-%d}. Next:")
+    say("  start the SuperLink and its SuperExec again")
+    say("  reload nginx, where it uses them")
+    say(f"  give {folder}/ca.crt to every site; the one they have is good until it ends")
+
+
+# ``fedapp key`` and ``fedapp trust``: sites get to know each other's keys.
+
+
+def key(name: Annotated[str, typer.Argument(help="The site's name in its node config.")]) -> None:
+    """Print the fingerprint of this site's key, for the other sites to trust."""
+    from fedapp.crypto.sealed import fingerprint_of
+    from fedapp.data.datasets import NAME
+    from fedapp.site.mail import box_key
+
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"name must be letters, digits, '.', '_' or '-', got {name!r}")
+    console.print(fingerprint_of(box_key(name).tobytes()), highlight=False)
+
+
+def trust(
+    name: Annotated[str, typer.Argument(help="The other site's name in its node config.")],
+    fingerprint: Annotated[list[str], typer.Argument(help="As fedapp key prints it there.")],
+) -> None:
+    """Trust the key of another site from now on, and no other key of that site."""
+    from fedapp.home import display_path, home
+    from fedapp.site.mail import PINNED, pin
+
+    before = pin(home(), name, "".join(fingerprint))
+    place = display_path(home() / PINNED)
+    replaced = f", instead of {before}" if before else ""
+    console.print(f"{name} is trusted by its key{replaced}: {place}", highlight=False)
+
+
+# ``--target``: what starts the processes of a folder.
+
+Target = Annotated[
+    str, typer.Option(help="What starts the processes: scripts, compose, kubernetes or systemd.")
+]
+
+
+def how_started(target: str, folder: Path, process: str) -> str:
+    """The command that starts a process (superlink or supernode) of a folder."""
+    return {
+        "scripts": f"{folder}/start-{process}.sh",
+        "compose": f"make the image ({folder}/Dockerfile); "
+        f"docker compose --file {folder}/compose.yaml up --detach",
+        "kubernetes": f"make the image ({folder}/Dockerfile); kubectl apply -k {folder}",
+        "systemd": f"sudo systemctl enable --now {folder}/*.service",
+    }[target]

@@ -21,8 +21,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from fedapp.data.schema import first
 from fedapp.errors import DataError
 from fedapp.report.page import page, section, table
-from fedapp.serve.divided import DividedScorer
-from fedapp.serve.scorer import RowError, Scorer
+from fedapp.serve.scorer import DividedScorer, RowError, Scorer
 
 MOST_ROWS, MOST_BYTES = 10_000, 16_000_000
 MOST_NAMES = 20  # categories of a column on the page
