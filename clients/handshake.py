@@ -29,7 +29,7 @@ from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import power_above
 from fedapp.home import home, secret_at
-from fedapp.messages.fields import Array, fields_of
+from fedapp.messages.fields import Array, Request, fields_of
 from fedapp.messages.handshake import (
     GreetReply,
     GreetRequest,
@@ -47,11 +47,12 @@ from fedapp.messages.wire import LONGEST, UNPRINTABLE
 from fedapp.metrics import check_metrics
 from fedapp.packages import versions
 from fedapp.site.answer import Handler, Site
-from fedapp.site.mail import note_greeting, site_fingerprint
+from fedapp.site.mail import note_greeting
 from fedapp.site.plan import keep_plan
 from fedapp.site.settings import SiteConfig, check_subsets
 from fedapp.site.store import KEEP_DAYS, Store, drop_abandoned
 from fedapp.site.table import fingerprint, read_subsets
+from fedapp.site.trust import site_fingerprint
 from fedapp.trees.objective import (
     AUTO,
     LossParameters,
@@ -379,7 +380,7 @@ def greet(site: Site, request: GreetRequest) -> GreetReply:
     return GreetReply(site.name, "" if site.config.simulated else site_fingerprint(site.name))
 
 
-HANDLERS: Mapping[type[GreetRequest], Handler] = {
+HANDLERS: Mapping[type[Request], Handler] = {
     HelloRequest: hello,
     LabelsRequest: labels,
     GreetRequest: greet,

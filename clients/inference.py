@@ -13,13 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from clients.scoring import prediction_scores
 from clients.vertical import check_order
-from fedapp.data.predictions import (
-    named_predictions,
-    prediction_scores,
-    unmatched_note,
-    write_predictions,
-)
+from fedapp.data.predictions import named_predictions, unmatched_note, write_predictions
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.home import write_atomically
 from fedapp.messages.fields import Array, Request

@@ -10,6 +10,7 @@ import numpy as np
 
 from clients.handshake import CLASSES, METRICS, loss_parameters, run_outputs, stored_categories
 from fedapp import metrics
+from fedapp.data.labels import class_ids, label_texts
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.sketch import surrogates
@@ -280,3 +281,32 @@ def begin_margins(store: Store, base_margin: Array) -> None:
             store[f"{subset}.margins"] = margins[:, None]
             continue
         store[f"{subset}.margins"] = np.tile(base_margin, (len(store[f"{subset}.labels"]), 1))
+
+
+def prediction_scores(
+    objective: Objective,
+    classes: Sequence[str],
+    predictions: Array,
+    labels: Array,
+    weights: Array | None,
+    threshold: float | None,
+) -> tuple[dict[str, float], str]:
+    """Score predictions, (n_rows, n_outputs), by their labels, or say why there are no scores.
+
+    `labels` are names or numbers, as in a ``Table``; `threshold` is a probability for two classes,
+    or None if none was chosen.
+    """
+    if classes and (others := set(np.unique(label_texts(labels)).tolist()) - set(classes)):
+        return {}, f"no scores: the label has {len(others)} values that are no class of the model"
+    if not classes and labels.dtype.kind == "U":
+        return {}, "no scores: the label must be numbers for a regression"
+    scored = (
+        margins_of(objective, predictions.astype(np.float64)),
+        class_ids(labels, classes),
+        np.ones(len(labels), np.float32) if weights is None else weights,
+    )
+    scores = metrics.pooled(objective, *scored)
+    if threshold is not None:
+        margin = float(np.log(threshold) - np.log1p(-threshold)) if threshold else -np.inf
+        scores |= metrics.scores_from_margin(*scored, margin) | {"threshold": threshold}
+    return scores, ""

@@ -85,10 +85,9 @@ __all__ = [
 
 _HOMES = {  # names by the module that has them
     "fedapp.api": ("compare", "load", "run", "tune"),
-    "fedapp.runs.run": ("Run",),
     "fedapp.errors": ("ConfigError", "DataError", "FedappError", "StoppedError"),
     "fedapp.sklearn": tuple(name for name in __all__ if name.endswith(("Classifier", "Regressor"))),
-    "fedapp.runs.run": ("Compared", "Folds", "Tuned"),
+    "fedapp.runs.run": ("Compared", "Folds", "Run", "Tuned"),
     "fedapp.run_folder": ("RoundInfo",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -252,9 +252,9 @@ def _placed_in(
     kind: str, data: Data | None, output: str | PathLike[str] | None, overrides: dict[str, Any]
 ) -> Iterator[Path | None]:
     """Put the tables of several runs into the settings; yields the folder, a new one for frames."""
-    folder, has_frames = None if output is None else Path(output), False
+    folder, is_frames = None if output is None else Path(output), False
     if data is not None:
-        if has_frames := has_frames(data):
+        if is_frames := has_frames(data):
             folder = folder or Path(new_run_dir(kind, RUNS))
             private_folder(folder)
         overrides["data"] = write_tables(data, (folder or Path()).resolve())
@@ -262,7 +262,7 @@ def _placed_in(
         yield folder
     except BaseException:
         # Refused before it wrote a run: only the frames are there.
-        if has_frames and folder and not any(path.is_dir() for path in folder.iterdir()):
+        if is_frames and folder and not any(path.is_dir() for path in folder.iterdir()):
             drop_frames(folder)
             if not any(folder.iterdir()):
                 folder.rmdir()

@@ -20,6 +20,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 WITHHELD = "[withheld]"
@@ -253,3 +254,17 @@ def did_you_mean_setting(name: str, known: Collection[str], method: str = "") ->
 
 def _kebab(name: str) -> str:
     return name.strip().lower().replace("_", "-")
+
+
+def check_package(package: str, why: str, extra: str) -> None:
+    """Raise ConfigError if a package is not installed.
+
+    Parameters
+    ----------
+    package : its name on the package index.
+    why : purpose for the error text, such as ``for log=mlflow``, or empty.
+    extra : of fedapp, that installs it.
+    """
+    if find_spec(package.replace("-", "_")) is None:
+        rule = " ".join(filter(None, ("must be installed", why)))
+        raise ConfigError(f"{package} {rule} (pip install 'fedapp[{extra}]'), got none")

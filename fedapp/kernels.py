@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Thread
@@ -68,11 +69,11 @@ def modules_with_kernels() -> list[str]:
     ]
 
 
-def complete_stamp() -> tuple[Path, str]:
-    """Path and content of the file that marks all kernels as compiled for this processor."""
-    from fedapp.trees import predict
+def complete_stamp(compiled: Any) -> tuple[Path, str]:
+    """Path and content of the file that marks all kernels as compiled for this processor.
 
-    compiled: Any = predict._add_outputs
+    `compiled` is any kernel: all share a folder.
+    """
     machine = [numba.__version__, *compiled.targetctx.codegen().magic_tuple()]
     text = "\n".join([_sources(), *map(str, machine)])
     return Path(compiled.stats.cache_path) / "fedapp-kernels.complete", text
@@ -130,3 +131,10 @@ def _sources() -> str:
     for path in sorted(path for room in ROOMS for path in (HERE / room).rglob("*.py")):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def n_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from fedapp.errors import ConfigError
+from fedapp.errors import check_package
 from fedapp.messages.fields import method_of
 
 SHOWN = ("fedapp", "flwr", "xgboost", "numpy")
@@ -42,20 +42,6 @@ def check_extra(method: str) -> None:
     """Raise ConfigError if a method needs a package that is not installed."""
     if package := _package_of(method):
         check_package(package, f"for {method}", method)
-
-
-def check_package(package: str, why: str, extra: str) -> None:
-    """Raise ConfigError if a package is not installed.
-
-    Parameters
-    ----------
-    package : its name on the package index.
-    why : purpose for the error text, such as ``for log=mlflow``, or empty.
-    extra : of fedapp, that installs it.
-    """
-    if find_spec(package.replace("-", "_")) is None:
-        rule = " ".join(filter(None, ("must be installed", why)))
-        raise ConfigError(f"{package} {rule} (pip install 'fedapp[{extra}]'), got none")
 
 
 def _package_of(method: str) -> str:

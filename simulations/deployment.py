@@ -27,8 +27,8 @@ from fedapp.messages.fields import all_methods
 from fedapp.run_folder import RunFolder
 from fedapp.runs.engines import free_ports, run_local, site_contexts
 from fedapp.settings import load_settings
-from fedapp.site.mail import identity, pin
 from fedapp.site.settings import parse_node_config, site_config
+from fedapp.site.trust import identity, pin
 
 # Timeouts, long enough for a busy machine.
 START_SECONDS, RUN_SECONDS, STOP_SECONDS = 300, 900, 60

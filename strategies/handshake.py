@@ -45,7 +45,6 @@ QUIET_SECONDS = 0.3  # seconds without a new node after which a simulation is co
 
 def site_names() -> dict[str, str]:
     """Names of this coordinator's registered sites, by the label of their node."""
-    from fedapp.deploy.folders import registered_sites
 
     sites = registered_sites(Path(os.environ.get("FLWR_HOME", "")))
     return {f"node {node}": name for node, name in sites.items()}
@@ -267,3 +266,9 @@ def _difference(wanted: Any, got: Any) -> str:
         place, (wanted, got) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
         return as_plain(f"number {place} being {wanted!r}, got {got!r}")
     return f"{wanted!r}, got {got!r}"
+
+
+def registered_sites(flower_home: Path) -> dict[str, str]:
+    """Names of the sites that ``register-sites.sh`` has registered, by node id."""
+    nodes = sorted((flower_home.parent / "sites").glob("*.node"))
+    return {path.read_text().strip(): path.stem for path in nodes}

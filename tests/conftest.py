@@ -47,7 +47,7 @@ def pytest_configure() -> None:
 
 def pytest_xdist_auto_num_workers() -> int:
     """One worker more than there are cores, as some tests wait for processes that they start."""
-    from fedapp.crypto.workers import n_cores
+    from fedapp.kernels import n_cores
 
     return n_cores() + 1
 
@@ -100,7 +100,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _one_core() -> Iterator[None]:
     """A run in this process starts no other ones for big integers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedapp.crypto.workers.n_cores", lambda: 1)
+        patch.setattr("fedapp.kernels.n_cores", lambda: 1)
         yield
 
 

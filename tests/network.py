@@ -14,8 +14,8 @@ from flwr.app import Context, Error, Message
 from fedapp.client_app import SiteApp
 from fedapp.run_folder import RunFolder
 from fedapp.runs.engines import LocalGrid, simulated_contexts
-from fedapp.server_app import train
 from fedapp.settings import Settings, load_settings
+from strategies.run import train
 
 NODE = 3  # party-2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from fedapp.site.mail import site_fingerprint
+from fedapp.site.trust import site_fingerprint
 
 
 def planned(names: Iterable[str], **fields: Any) -> dict[str, Any]:

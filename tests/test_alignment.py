@@ -21,7 +21,7 @@ from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import FedappError, ProtocolError
 from fedapp.home import home
-from fedapp.messages import vertical
+from fedapp.messages import vertical as messages
 from fedapp.messages.fields import Request
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.messages.wire import Content, Envelope, to_content
@@ -544,9 +544,9 @@ def test_an_opening_that_cannot_be_true_is_refused(
     change: Callable[[Any], Any],
     rule: str,
 ) -> None:
-    opening = vertical.OpenRequest
+    opening = messages.OpenRequest
 
-    def changed(*given: Any, **named: Any) -> vertical.OpenRequest:
+    def changed(*given: Any, **named: Any) -> messages.OpenRequest:
         request = opening(*given, **named)
         return replace(request, **{field: change(getattr(request, field))})
 
@@ -569,7 +569,7 @@ class Colluders:
         plan = planned(self._configs, aggregation="sealed")
         greeting = VerticalHelloRequest(True, 1000, 3, "", False, 0.2, **plan)
         hellos = [self.ask(name, greeting, 1) for name in self._configs]
-        self.opening = vertical.OpenRequest(
+        self.opening = messages.OpenRequest(
             tuple(self._configs),
             "bank",
             np.stack([one.arrays["box_key"] for one in hellos]),
@@ -595,11 +595,11 @@ class Colluders:
         store = Store.open(home() / "sites" / "shop" / self.MODEL)
         store.facts["starts"] = [[one, 2] for one in range(1, attempt + 1)]
         points = mask_ids(ids, store["scalar"].tobytes())
-        letter = write_letters("shop", [("clinic", vertical.MaskedList("shop", 1, points))])
+        letter = write_letters("shop", [("clinic", messages.MaskedList("shop", 1, points))])
         envelope = Envelope(self.MODEL, step, attempt=attempt, method=self.METHOD)
         parcels = [("shop", one) for _, one in seal_mail("shop", store, envelope, letter)]
         more = {"attempt": attempt, "checkpoint": 2}
-        return self.ask("clinic", vertical.MaskRequest(), step, parcels, **more)
+        return self.ask("clinic", messages.MaskRequest(), step, parcels, **more)
 
 
 def test_a_step_back_does_not_let_another_list_be_masked(federation: Federation) -> None:

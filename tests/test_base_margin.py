@@ -23,13 +23,13 @@ from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.runs.baselines import run_baselines
 from fedapp.runs.engines import run_local
 from fedapp.runs.predict import predict_table
-from fedapp.server_app import check_read
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig, table_settings
 from fedapp.site.table import Holdout, read_subsets
 from fedapp.trees.model import from_json, load_model, to_json
 from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
+from strategies.run import check_read
 from tests.claims import claims_table
 from tests.encrypted import encrypted
 from tests.letters import letters_sent, raw_of

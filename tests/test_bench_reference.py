@@ -40,7 +40,7 @@ def test_what_only_one_of_two_runs_has_is_a_difference() -> None:
 
 
 def test_every_method_has_a_plan_and_every_way_to_predict() -> None:
-    from fedapp.server_app import all_strategies
+    from strategies.run import all_strategies
 
     planned = {str(plan.settings["strategy"]) for plan in reference.PLANS.values()}
     planned |= {way for plan in reference.PLANS.values() for way in plan.inferences}

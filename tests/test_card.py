@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from fedapp.report import write_report
 from fedapp.report.card import CARD, model_card
-from fedapp.report.page import write_report
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings

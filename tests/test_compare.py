@@ -23,10 +23,10 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import run_baselines
 from fedapp.runs.compare import compare, comparison_folder, finished_cell, same_rows
 from fedapp.runs.engines import run_local
-from fedapp.server_app import all_strategies
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.site.store import Store
 from strategies.inference import InferenceStrategy
+from strategies.run import all_strategies
 
 SHORT: dict[str, Any] = {"num-boost-round": 2, "max-depth": 2, "max-bin": 16}
 

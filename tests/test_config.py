@@ -10,7 +10,6 @@ import tomli_w
 
 from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder
-from fedapp.server_app import check_read
 from fedapp.settings import (
     SIMULATED_PARTIES,
     Settings,
@@ -21,6 +20,7 @@ from fedapp.settings import (
 )
 from strategies.federated_forest import FederatedForest
 from strategies.pax import PAX
+from strategies.run import check_read
 
 
 def test_the_defaults_are_settings() -> None:

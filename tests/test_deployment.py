@@ -20,13 +20,12 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
-from fedapp.deploy.folders import registered_sites
 from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.runs.engines import run_local, site_contexts
 from fedapp.settings import load_settings
-from fedapp.site.mail import PINNED
 from fedapp.site.store import PART_FILE
+from fedapp.site.trust import PINNED
 from simulations.bench.exchange import EXCHANGES, cpu_seconds
 from simulations.deployment import (
     RUN_SECONDS,
@@ -37,6 +36,7 @@ from simulations.deployment import (
     settings_of,
     wait_for_output,
 )
+from strategies.handshake import registered_sites
 from tests.deployed import (
     CLASSES,
     CUSTOMER,

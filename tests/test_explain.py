@@ -16,7 +16,7 @@ from fedapp.commands import cli
 from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.messages.inference import ExplainRequest
-from fedapp.report.page import write_report
+from fedapp.report import write_report
 from fedapp.run_folder import RunFolder
 from fedapp.runs.engines import run_local
 from fedapp.settings import Settings

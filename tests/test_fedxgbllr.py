@@ -19,7 +19,7 @@ from fedapp import metrics
 from fedapp.data.datasets import read_source
 from fedapp.data.schema import Roles
 from fedapp.errors import DataError, PartyError
-from fedapp.report.page import write_report
+from fedapp.report import write_report
 from fedapp.run_folder import RunFolder
 from fedapp.runs.engines import run_local
 from fedapp.runs.predict import predict_table
@@ -347,8 +347,9 @@ def test_the_paper_shares_500_trees_among_the_parties(short: MakeSettings) -> No
 
 def test_neither_torch_nor_xgboost_is_imported_before_it_is_used() -> None:
     code = (
-        "import sys, fedapp.client_app, fedapp.server_app, fedapp.runs.predict, strategies.fedxgbllr,"
-        " clients.fedxgbllr; assert not {'torch', 'xgboost'} & set(sys.modules)"
+        "import sys, fedapp.client_app, fedapp.server_app, fedapp.runs.predict,"
+        " strategies.fedxgbllr, clients.fedxgbllr;"
+        " assert not {'torch', 'xgboost'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -114,7 +114,7 @@ def test_a_run_is_running_while_its_parties_answer(settings: MakeSettings) -> No
             seen.add(RunFolder(RUNS / "one").state)
             return super().pull_messages(message_ids)
 
-    from fedapp.server_app import train
+    from strategies.run import train
 
     train(Watching(simulated_contexts(run)), run)
     assert seen == {State.RUNNING}

@@ -194,7 +194,7 @@ class Interrupting:
         if name == "fedapp.settings":
             os.kill(os.getpid(), int(sys.argv.pop()))
 sys.meta_path.insert(0, Interrupting())
-from fedapp.start import main
+from fedapp.__main__ import main
 main()
 """
     command = [sys.executable, "-c", code, "--version", str(int(number))]

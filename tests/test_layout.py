@@ -14,7 +14,7 @@ import pytest
 
 from fedapp import kernels
 from fedapp.messages.fields import Reply, Request, _groups, all_methods
-from fedapp.server_app import all_strategies
+from strategies.run import all_strategies
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("fedapp", "strategies", "clients", "simulations")

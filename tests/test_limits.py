@@ -9,10 +9,10 @@ import pytest
 
 from fedapp.errors import ConfigError
 from fedapp.runs.engines import run_local
-from fedapp.server_app import check_read
 from fedapp.settings import load_settings
 from fedapp.trees.grow import Limits, interactions_of, monotone_of
 from fedapp.trees.model import LEAF, NODE, load_model
+from strategies.run import check_read
 from tests.conftest import MakeSettings
 from tests.pooled import made_columns, write_rows
 

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from gmpy2 import mpz
 
-from fedapp.crypto import paillier, psi, rings, ristretto
-from fedapp.crypto.lanes.registers import ring, ristretto, supported
+from fedapp.crypto import lanes, paillier, psi
+from fedapp.crypto.lanes import ring, ristretto, run_shared
+from fedapp.crypto.lanes.registers import supported
 from fedapp.crypto.lanes.ring import LaneRing
 from fedapp.crypto.packing import PairLayout
 from fedapp.crypto.paillier import PrivateKey, decrypt, encrypt, generate_key
 from fedapp.crypto.psi import draw_scalar, mask, mask_ids
-from fedapp.crypto.rings import run_call, run_shared, sampled
+from fedapp.crypto.rings import run_call, sampled
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import Workers
 from fedapp.errors import MachineError, PartyError
@@ -75,7 +76,7 @@ def at_the_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def key(monkeypatch: pytest.MonkeyPatch) -> PrivateKey:
     """One that no tables are kept for, in a process whose known answers are right."""
-    rings.ring(mpz(3))
+    lanes.ring_of(mpz(3))
     monkeypatch.setattr(paillier, "_owner_masks", paillier.OwnerMasks)
     monkeypatch.setattr(paillier, "_public_masks", paillier.PublicMasks)
     return generate_key(256, insecure_small_key=True)
@@ -89,7 +90,7 @@ def test_a_kernel_with_a_wrong_bit_is_caught_before_it_is_used(
     broken(kernel)
     for _ in range(2):  # and stays caught
         with pytest.raises(MachineError, match=f"^{RESIDUES}"):
-            rings.ring(mpz(2**255 - 19))
+            lanes.ring_of(mpz(2**255 - 19))
 
 
 @needs_lanes
@@ -98,7 +99,7 @@ def test_a_wrong_bit_in_one_lane_is_caught_before_it_is_used(
 ) -> None:
     broken("multiply", rows=slice(5, 6))
     with pytest.raises(MachineError, match=f"^{RESIDUES}"):
-        rings.ring(mpz(2**255 - 19))
+        lanes.ring_of(mpz(2**255 - 19))
 
 
 @needs_lanes
@@ -175,7 +176,7 @@ def test_a_batch_of_wrong_plaintexts_or_sums_is_caught(broken: Break, key: Priva
 def test_without_lanes_powers_are_compared_with_those_of_gmpy2(
     key: PrivateKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (rings, paillier):
+    for module in (lanes, paillier):
         monkeypatch.setattr(module, "has_lanes", lambda: False)
     right, here = paillier.square_base, Workers(1)
     assert decrypt(key, encrypt(key, range(40), here), here) == [*range(40)]
@@ -255,7 +256,7 @@ def test_one_call_of_a_batch_checks_each_operation_once() -> None:
 def test_a_run_at_a_site_that_computes_wrongly_stops_and_names_the_site(
     settings: Callable[..., Settings], broken: Break
 ) -> None:
-    rings.ring(mpz(3))
+    lanes.ring_of(mpz(3))
     broken("squares")
     small = {"secureboost__key_bits": 256, "secureboost__insecure_small_key": True}
     given = settings(strategy="secureboost", num_boost_round=1, parties=2, **small)

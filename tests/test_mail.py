@@ -29,7 +29,6 @@ from fedapp.site.mail import (
     address_of,
     begin_session,
     box_key,
-    identity,
     note_greeting,
     run_key,
     seal_mail,
@@ -39,6 +38,7 @@ from fedapp.site.mail import (
 from fedapp.site.plan import PLAN, plan_of
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
+from fedapp.site.trust import identity
 from tests.conftest import MakeSettings
 from tests.plans import planned
 from tests.tampering import refuses

@@ -15,10 +15,10 @@ from fedapp.histograms.bins import Cuts, ragged, with_categories
 from fedapp.histograms.split import CategoryRules, Penalties, best_splits
 from fedapp.run_folder import RunFolder
 from fedapp.runs.engines import run_local
-from fedapp.server_app import check_read
 from fedapp.settings import Settings
 from fedapp.site.settings import check_policy, site_config
 from fedapp.trees.model import LEAF, Ensemble, load_model
+from strategies.run import check_read
 from tests.conftest import MakeSettings
 from tests.pooled import made_columns, write_rows
 from tests.reference import compare_trees

@@ -82,7 +82,7 @@ module.main({given})
 @pytest.mark.parametrize(
     ("module", "replaced", "given"),
     [
-        ("fedapp.start", "import fedapp.commands; fedapp.commands.main", ""),
+        ("fedapp.__main__", "import fedapp.commands; fedapp.commands.main", ""),
         ("fedapp.deploy.superexec", "module.flower_superexec", ""),
         ("fedapp.deploy.supernode", "import flwr.supernode.cli as cli; cli.flower_supernode", ""),
         ("fedapp.deploy.superlink", "import flwr.superlink.cli as cli; cli.flower_superlink", ""),

@@ -15,8 +15,8 @@ from fedapp.commands.data import data_app
 from fedapp.errors import ALIASES, SYNONYMS, ConfigError, did_you_mean
 from fedapp.messages.fields import all_methods
 from fedapp.runs.engines import describe_engine
-from fedapp.server_app import load_strategy
 from fedapp.settings import app_folder, defaults, load_settings, parse_overrides, settings_of
+from strategies.run import load_strategy
 
 TRAINING = [name for name, method in all_methods().items() if method.trains]
 PREDICTING = [name for name, method in all_methods().items() if not method.trains]

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.data.table import DROPPED, THOUSANDS_READ
-from fedapp.report.page import DEEPEST, first_tree, tree_html, write_report
+from fedapp.report import write_report
+from fedapp.report.page import DEEPEST, first_tree, tree_html
 from fedapp.run_folder import RunFolder
 from fedapp.runs.tables import stacked_tables
 from fedapp.settings import load_settings

@@ -18,6 +18,7 @@ from phe.paillier import EncryptedNumber, PaillierPublicKey, generate_paillier_k
 
 from fedapp.crypto import sums as sums_module
 from fedapp.crypto.integers import from_bytes_array, to_bytes_array
+from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import FixedPoint, PairLayout
 from fedapp.crypto.paillier import (
     BASE_BYTES,
@@ -36,9 +37,10 @@ from fedapp.crypto.paillier import (
     short_bits,
     square_base,
 )
-from fedapp.crypto.rings import Residues, ring
+from fedapp.crypto.rings import Residues
 from fedapp.crypto.sums import pack_sums, read_sums, self_test, sum_rows
-from fedapp.crypto.workers import Workers, n_cores, shared_workers
+from fedapp.crypto.workers import Workers, shared_workers
+from fedapp.kernels import n_cores
 
 RNG = np.random.default_rng(0)
 HERE = Workers(1)
@@ -68,7 +70,7 @@ def some_rows(n_rows: int, n_outputs: int = 1) -> np.ndarray:
 
 def numbers_of(key: PrivateKey, residues: Residues) -> list[mpz]:
     """Residues mod n^2 as integers."""
-    return ring(key.public.n_squared).numbers(residues)
+    return ring_of(key.public.n_squared).numbers(residues)
 
 
 def naive_sums(
@@ -171,7 +173,7 @@ def test_a_modulus_of_another_length_is_refused_before_it_is_read(key: PrivateKe
 
 def test_table_powers_are_plain_powers() -> None:
     modulus, bases = mpz(10**40 + 121), [mpz(987654321), mpz(2)]
-    own = ring(modulus)
+    own = ring_of(modulus)
     tables = fixed_bases(own, bases, 5)
     digits = RNG.integers(0, 256, (20, 10)).astype(np.uint8)
     wanted = []
@@ -377,7 +379,7 @@ def test_a_reply_under_another_key_is_refused(key: PrivateKey) -> None:
     layout, scale = PairLayout(512, 3), FixedPoint((0, 0))
     # Under the smaller key, so that it may pass for a ciphertext under the other.
     small, large = sorted([key, other], key=lambda one: one.public.n)
-    reply = pack_sums(small.public, ring(small.public.n_squared).ones(1), layout, HERE)
+    reply = pack_sums(small.public, ring_of(small.public.n_squared).ones(1), layout, HERE)
     with pytest.raises(ValueError, match=r"^(sums|plaintexts) must be"):
         read_sums(large, reply, layout, scale, 1, HERE)
 

@@ -19,8 +19,8 @@ from fedapp.messages.wire import Envelope, to_content
 from fedapp.runs.engines import run_local
 from fedapp.settings import load_settings
 from fedapp.site.answer import answer
-from fedapp.site.mail import site_fingerprint
 from fedapp.site.settings import SiteConfig, site_config
+from fedapp.site.trust import site_fingerprint
 from strategies.base import TreeStrategy
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.plans import planned

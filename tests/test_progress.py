@@ -26,8 +26,8 @@ from fedapp.messages.vertical import MaskRequest, MatchRequest
 from fedapp.report.progress import HEARTBEAT_SECONDS, Follower
 from fedapp.run_folder import RunFolder, RunState, Stage, Stages
 from fedapp.runs.engines import run_local, simulated_contexts
-from fedapp.server_app import all_strategies
 from strategies.handshake import find_nodes, site_names
+from strategies.run import all_strategies
 from tests.conftest import MakeSettings
 from tests.network import die, resumed, run
 from tests.test_report import round_line
@@ -433,6 +433,7 @@ def test_the_first_encryption_has_an_estimate_and_the_next_its_time(
 
 def test_a_command_says_something_before_what_trains_is_loaded() -> None:
     """Numba and Flower take seconds to import, and a command begins with a line of what it does."""
-    code = "import sys, fedapp.commands; print(*{'numba', 'flwr', 'xgboost', 'sklearn'} & set(sys.modules))"
+    heavy = {"numba", "flwr", "xgboost", "sklearn"}
+    code = f"import sys, fedapp.commands; print(*{heavy} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == []

@@ -32,10 +32,10 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs.engines import run_local
 from fedapp.site import register
 from fedapp.site.answer import answer
-from fedapp.site.mail import site_fingerprint
 from fedapp.site.register import admit, runs_of
 from fedapp.site.settings import site_config
 from fedapp.site.store import drop_abandoned
+from fedapp.site.trust import site_fingerprint
 from strategies import base
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.plans import planned

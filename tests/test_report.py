@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from fedapp import metrics
 from fedapp.commands import cli
 from fedapp.errors import DataError
-from fedapp.report import summary
-from fedapp.report.page import write_report
+from fedapp.report import summary, write_report
 
 BINARY, MULTI, REGRESSION = metrics.OBJECTIVES[:3]
 OBJECTIVES = {

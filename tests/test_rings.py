@@ -10,7 +10,7 @@ from gmpy2 import mpz, powmod
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedapp.crypto import paillier, rings
+from fedapp.crypto import lanes, paillier, rings
 from fedapp.crypto.lanes.registers import supported
 from fedapp.crypto.lanes.ring import LaneRing
 from fedapp.crypto.packing import FixedPoint, PairLayout
@@ -188,7 +188,7 @@ def test_shares_are_whole_registers_and_of_a_size_that_memory_holds(n_rows: int)
     )
     assert sum(last - first for first, last in shares) == n_rows
     assert all(0 < last - first <= 4096 + 8 for first, last in shares)
-    if rings.has_lanes():
+    if lanes.has_lanes():
         assert all(first % 8 == 0 for first, _ in shares)
 
 
@@ -237,7 +237,7 @@ def test_threads_that_draw_masks_at_once_get_masks_of_their_own() -> None:
     source = paillier.PublicMasks(key.public)
     with Workers(4) as workers:
         drawn = workers.run_here(source.draw, [(7,)] * 20)
-    own = rings.ring(key.public.n_squared)
+    own = lanes.ring_of(key.public.n_squared)
     values = [value for part in drawn for value in own.numbers(part)]
     assert len(set(values)) == 140
     zeros = own.write(np.concatenate(drawn), key.public.ciphertext_bytes)

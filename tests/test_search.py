@@ -47,9 +47,9 @@ def test_codes_are_those_of_numpy(fewest_cells: int, monkeypatch: pytest.MonkeyP
     codes, missing_code = digitise(values, cuts)
     assert missing_code == np.iinfo(codes.dtype).max
     for column, own in enumerate(edges):
-        bins = np.minimum(np.searchsorted(own, values[:, column], side="right"), len(own) - 1)
+        expected = np.minimum(np.searchsorted(own, values[:, column], side="right"), len(own) - 1)
         absent = np.isnan(values[:, column])
-        np.testing.assert_array_equal(codes[:, column], np.where(absent, missing_code, bins))
+        np.testing.assert_array_equal(codes[:, column], np.where(absent, missing_code, expected))
 
 
 def test_codes_of_a_sketch_are_those_of_its_cuts_and_its_masses_count_them() -> None:

@@ -13,9 +13,9 @@ import pytest
 from clients.secureboost import active as secureboost_active
 from clients.secureboost import active as secureboost_round
 from clients.secureboost import passive as secureboost_passive
+from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import grouped_layouts
 from fedapp.crypto.paillier import encrypt, generate_key
-from fedapp.crypto.rings import ring
 from fedapp.crypto.workers import Workers
 from fedapp.messages.fields import Letter
 from fedapp.messages.vertical import Parcel
@@ -144,7 +144,7 @@ def test_sums_of_rows_that_are_too_many_stop_the_run_by_the_partys_name(
     honest = secureboost_passive.sum_rows
 
     def inflated(key: Any, *given: Any) -> Any:
-        return ring(key.n_squared).squares(honest(key, *given), 40)
+        return ring_of(key.n_squared).squares(honest(key, *given), 40)
 
     monkeypatch.setattr(secureboost_passive, "sum_rows", inflated)
     refuses("^party-2.*: EncryptedSums.ciphertexts .*must be", made())

@@ -11,8 +11,8 @@ import fedapp
 from fedapp.commands import cli
 from fedapp.runs.compare import settings_of_all
 from fedapp.runs.tune import Tuning
-from fedapp.server_app import all_strategies, check_read
 from fedapp.settings import defaults, load_settings
+from strategies.run import all_strategies, check_read
 
 
 def read_by(strategy: str) -> set[str]:

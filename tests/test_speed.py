@@ -8,7 +8,8 @@ import pytest
 
 from fedapp.crypto.paillier import encrypt, generate_key
 from fedapp.crypto.sums import seconds_to_encrypt
-from fedapp.crypto.workers import Workers, n_cores
+from fedapp.crypto.workers import Workers
+from fedapp.kernels import n_cores
 
 
 def test_encryption_takes_about_as_long_as_was_said() -> None:

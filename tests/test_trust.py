@@ -25,8 +25,8 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.site.answer import answer
-from fedapp.site.mail import PINNED, identity, pin, site_fingerprint, trusted_keys
 from fedapp.site.settings import SiteConfig, site_config
+from fedapp.site.trust import PINNED, identity, pin, site_fingerprint, trusted_keys
 from strategies.vertical import Mailbox
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.tampering import refuses

@@ -19,12 +19,12 @@ from fedapp.messages.pax import InitRequest
 from fedapp.run_folder import RunFolder
 from fedapp.runs.compare import check_comparable
 from fedapp.runs.engines import run_local, simulated_contexts
-from fedapp.server_app import check_read
 from fedapp.settings import Settings
 from fedapp.trees.model import load_model, pack_trees, to_json
 from strategies import pax
 from strategies.handshake import InitialModel, read_init_model
 from strategies.local_boosting import last_turn, next_turn
+from strategies.run import check_read
 from tests.network import die, resumed, run
 from tests.pooled import Pooled, assert_xgboosts, made_columns, write_rows
 from tests.reference import compare_trees

@@ -19,10 +19,10 @@ from fedapp.messages.vertical import Parcels, SentReply
 from fedapp.messages.wire import CONTENT, ENVELOPE, from_records, to_records
 from fedapp.run_folder import RunFolder
 from fedapp.runs.engines import LocalGrid, simulated_contexts
-from fedapp.server_app import train
 from fedapp.settings import Settings
 from fedapp.site.mail import session_secret
 from fedapp.site.store import Store
+from strategies.run import train
 
 # How a run of vertical parties opens: kinds of messages and their classes, without and with psi.
 ORDERED = {

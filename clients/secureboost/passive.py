@@ -28,10 +28,10 @@ from clients.secureboost.shared import (
     nodes_after,
     parse_constraints,
 )
+from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import PairLayout, grouped_layouts
 from fedapp.crypto.paillier import PublicKey as Key
 from fedapp.crypto.paillier import check_ciphertexts, read_public_key
-from fedapp.crypto.rings import ring
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
@@ -294,19 +294,19 @@ def _encrypted_sums(site: Site) -> EncryptedSums:
     # Bins of missing values are counted in the clear, so their encrypted sums are not sent.
     present = np.ones(offsets[-1], dtype=bool)
     present[offsets[1:] - 1] = False
-    workers, layouts, products = shared_workers(), _layouts(store), ring(key.n_squared)
+    workers, layouts, products = shared_workers(), _layouts(store), ring_of(key.n_squared)
     packed = [np.empty((0, key.ciphertext_bytes), dtype=np.uint8)]
-    for group, tree, wanted in sum_jobs(layouts, level, trees, nodes) if len(columns) else ():
+    for layout_id, tree, wanted in sum_jobs(layouts, level, trees, nodes) if len(columns) else ():
         slots = slots_by_node(inside[tree], wanted)[inside[tree]]  # -1: in no wanted node
         # Ciphertexts are stored layout by layout. Their product encrypts the sum.
         sums, first = products.ones(len(wanted) * int(offsets[-1])), 0
-        for block in blocks_of(store, group * len(slots), (group + 1) * len(slots)):
+        for block in blocks_of(store, layout_id * len(slots), (layout_id + 1) * len(slots)):
             part = slice(first, first + len(block))
             terms = key, block, tree_codes[tree][part], offsets, slots[part], len(wanted)
             sums = products.multiply(sums, sum_rows(*terms, workers))
             first += len(block)
         present_sums = sums[np.tile(present, len(wanted))]
-        packed.append(pack_sums(key, present_sums, layouts[group], workers))
+        packed.append(pack_sums(key, present_sums, layouts[layout_id], workers))
     missing = np.zeros((len(nodes), len(columns)), dtype=np.int32)
     for tree, codes_of_tree in tree_codes.items():
         # Rows with a missing value, by node and column.

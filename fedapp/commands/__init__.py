@@ -21,7 +21,7 @@ from fedapp.commands.run import compare, run, tune
 from fedapp.commands.runs import clean, report, runs
 from fedapp.commands.site import key, trust
 from fedapp.errors import FedappError, RunFailedError, in_words
-from fedapp.start import INTERRUPTED, STOPPING, handle_stopping
+from fedapp.process import INTERRUPTED, STOPPING, handle_stopping
 
 cli = typer.Typer(
     no_args_is_help=True,

@@ -17,9 +17,9 @@ from rich.table import Table as Grid
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from fedapp.errors import ConfigError
+from fedapp.process import INTERRUPTED
 from fedapp.report.progress import Follower
 from fedapp.settings import Value
-from fedapp.start import INTERRUPTED
 
 ENGINES = (
     "local (the parties are simulated in this process), simulation (in Flower's own runtime), or "
@@ -125,7 +125,7 @@ class PredictingCommand(Command):
 def _print_methods(title: str, family: str) -> None:
     """Print a family's methods and the first lines of their modules, framed like the options."""
     from fedapp.messages.fields import all_methods
-    from fedapp.server_app import load_strategy
+    from strategies.run import load_strategy
 
     grid = Grid.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, style="bold cyan")

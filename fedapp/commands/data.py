@@ -24,7 +24,7 @@ from rich.table import Table as Grid
 
 from fedapp import log_lines
 from fedapp.commands.common import Command, interruptible
-from fedapp.packages import check_package
+from fedapp.errors import check_package
 
 if TYPE_CHECKING:
     import numpy.typing as npt

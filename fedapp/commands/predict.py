@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedapp.commands.common import Overrides, console, interruptible, new_follower, say
-from fedapp.errors import ConfigError, FedappError, did_you_mean_path
+from fedapp.errors import ConfigError, FedappError, check_package, did_you_mean_path
 from fedapp.home import RUNS, open_private, write_atomically
-from fedapp.packages import check_package
 from fedapp.report.summary import print_warning
 from fedapp.runs.engines import SIMULATED
 from fedapp.settings import parse_overrides

@@ -71,8 +71,9 @@ def run(
 def _cross_validate(
     strategy: str, config: list[str] | None, engine: str, baselines: bool, folds: int
 ) -> None:
+    from fedapp.runs.clean import FOLDS
     from fedapp.runs.compare import CrossValidation, other_code
-    from fedapp.runs.run import FOLDS, Folds
+    from fedapp.runs.run import Folds
 
     follower = new_follower()
     all_folds = CrossValidation(strategy, {}, engine, baselines, follower)

@@ -120,7 +120,7 @@ def report(
     output: Annotated[Path | None, typer.Option(help="Where the page goes.")] = None,
 ) -> None:
     """Write an HTML page about one run, or one that compares several."""
-    from fedapp.report.page import compared_warnings, write_report
+    from fedapp.report import compared_warnings, write_report
 
     console.print(f"{write_report(run_dirs, output)}", soft_wrap=True)
     if len(run_dirs) > 1:

@@ -145,9 +145,9 @@ def check_command(
     from fedapp.settings import load_settings
     from fedapp.site.bundle import installed_bundle
     from fedapp.site.check import check_site, who_may_read_keys
-    from fedapp.site.mail import pins_in
     from fedapp.site.register import n_today, runs_of, spending
     from fedapp.site.settings import parse_node_config, site_config
+    from fedapp.site.trust import pins_in
 
     if bool(node_config) == bool(config) or (config and not config.endswith(".toml")):
         raise ConfigError("site check must be given --node-config, or --config FILE.toml")
@@ -288,10 +288,9 @@ def sign_command(
     key: Annotated[Path, typer.Option(help="Ed25519 private key, PEM; keep it off this machine.")],
 ) -> None:
     """Sign the installed fedapp as a release, which sites that pin the key answer."""
-    import fedapp
     from fedapp.site.bundle import SIGNATURE, build_bundle, load_key, signature_file
 
-    private, path = load_key(key), Path(fedapp.__file__).parent.parent / SIGNATURE
+    private, path = load_key(key), Path(__file__).parents[2] / SIGNATURE
     path.write_text(signature_file(build_bundle(), private))
     say(f"signed in {path}, which is part of what a coordinator sends; sites pin:")
     say(f'release-keys = "{private.public_key().public_bytes_raw().hex()}"')
@@ -390,7 +389,7 @@ def trust(
 ) -> None:
     """Trust the key of another site from now on, and no other key of that site."""
     from fedapp.home import display_path, home
-    from fedapp.site.mail import PINNED, pin
+    from fedapp.site.trust import PINNED, pin
 
     before = pin(home(), name, "".join(fingerprint))
     place = display_path(home() / PINNED)

@@ -23,3 +23,10 @@ def from_bytes_array(rows: Bytes) -> list[mpz]:
     return [
         mpz.from_bytes(data[start : start + width], "big") for start in range(0, len(data), width)
     ]
+
+
+N_LANES = 8  # of a register
+
+
+# RFC 9496, Section 4: l, the number of points.
+ORDER = 2**252 + 27742317777372353535851937790883648493

@@ -29,8 +29,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from fedapp.crypto.sealed import prefixed
+from fedapp.errors import check_package
 from fedapp.histograms.fixed_point import Whole
-from fedapp.packages import check_package
 
 LABEL = b"fedapp noise v1"
 KEY_BYTES, NONCE_BYTES, WORD_BYTES = 32, 16, 8

@@ -1,8 +1,7 @@
 """Paillier's cryptosystem with g = n + 1, on raw integers; ciphertexts are those of phe.
 
 Source: Paillier, Public-key cryptosystems based on composite degree residuosity classes, 1999,
-scheme 1 and section 7 (Chinese remainders). ``fedapp.crypto.paillier`` explains what hides plaintexts
-from whom.
+scheme 1 and section 7 (Chinese remainders).
 """
 
 from __future__ import annotations
@@ -22,18 +21,9 @@ import numpy as np
 import numpy.typing as npt
 from gmpy2 import mpz, powmod
 
-from fedapp.crypto.integers import Bytes, from_bytes_array, to_bytes_array
-from fedapp.crypto.rings import (
-    N_LANES,
-    PlainRing,
-    Residues,
-    Ring,
-    has_lanes,
-    product,
-    ring,
-    run_shared,
-    sampled,
-)
+from fedapp.crypto.integers import N_LANES, Bytes, from_bytes_array, to_bytes_array
+from fedapp.crypto.lanes import has_lanes, ring_of, run_shared
+from fedapp.crypto.rings import PlainRing, Residues, Ring, product, sampled
 from fedapp.crypto.workers import Workers
 from fedapp.errors import MachineError
 
@@ -87,7 +77,7 @@ def check_ciphertexts(key: PublicKey, ciphertexts: Bytes) -> None:
     if ciphertexts.dtype != np.uint8 or len(shape) != 2 or shape[1] != width:
         form = f"{ciphertexts.dtype} of shape {shape}"
         raise ValueError(f"ciphertexts must be uint8 of shape (n, {width}), got {form}")
-    n2_ring, limit = ring(key.n_squared), to_bytes_array([key.n_squared], width)[0]
+    n2_ring, limit = ring_of(key.n_squared), to_bytes_array([key.n_squared], width)[0]
     # The product of all values mod n: it is a unit only if each value is.
     n_wrong, common = 0, mpz(1)
     for first in range(0, len(ciphertexts), MOST_ROWS):
@@ -130,7 +120,7 @@ def stacked(key: PublicKey, chunks: Iterable[Bytes]) -> Bytes:
 def _encrypt(key: PublicKey | PrivateKey, plaintexts: Sequence[int]) -> Bytes:
     """Encrypt the plaintexts of one call: (1 + m n) r^n mod n^2."""
     public = key.public if isinstance(key, PrivateKey) else key
-    n, n2_ring = public.n, ring(public.n_squared)
+    n, n2_ring = public.n, ring_of(public.n_squared)
     bodies = n2_ring.take([1 + plaintext % n * n for plaintext in plaintexts])
     values = n2_ring.multiply(bodies, masks_of(key).draw(len(plaintexts)))
     return n2_ring.write(values, public.ciphertext_bytes)
@@ -138,7 +128,7 @@ def _encrypt(key: PublicKey | PrivateKey, plaintexts: Sequence[int]) -> Bytes:
 
 def _rerandomise(key: PublicKey, ciphertexts: Bytes) -> Bytes:
     """Put the ciphertexts of one call under fresh masks."""
-    n2_ring = ring(key.n_squared)
+    n2_ring = ring_of(key.n_squared)
     values = n2_ring.multiply(n2_ring.read(ciphertexts), masks_of(key).draw(len(ciphertexts)))
     return n2_ring.write(values, key.ciphertext_bytes)
 
@@ -150,7 +140,7 @@ def _decrypt(key: PrivateKey, ciphertexts: Bytes) -> list[int]:
     scale_p, scale_q, inverse = gmpy2.invert(-q, p), gmpy2.invert(-p, q), gmpy2.invert(p, q)
     values, powers = from_bytes_array(ciphertexts), []
     for prime in (p, q):
-        prime_ring = ring(prime**2)
+        prime_ring = ring_of(prime**2)
         residues = prime_ring.take([value % prime**2 for value in values])
         powers.append(prime_ring.numbers(prime_ring.power(residues, prime - 1)))
     plaintexts = []
@@ -329,7 +319,7 @@ class PublicMasks:
 
     def __init__(self, key: PublicKey) -> None:
         self.n_bases = -(-(key.bits + SLACK_BITS) // (8 * BASE_BYTES))
-        self._key, self._ring = key, ring(key.n_squared)
+        self._key, self._ring = key, ring_of(key.n_squared)
         self._bases: list[mpz] = []
         self._tables: FixedBases | None = None
         self._lock = threading.Lock()
@@ -372,8 +362,8 @@ class OwnerMasks:
             n_bits = min(n_bits, short_bits(key.public.bits))
         power, n_bytes = 1 if key.full_masks else 2, -(-n_bits // 8)
         pairs = (key.p, key.q), (key.q, key.p)
-        self._ring = ring(key.public.n_squared)
-        self._rings = [ring(one**2) for one, _ in pairs]
+        self._ring = ring_of(key.public.n_squared)
+        self._rings = [ring_of(one**2) for one, _ in pairs]
         self.tables = [
             power_tables(powmod(_residue(one, other), power, one**2), one, n_bytes)
             for one, other in pairs
@@ -415,7 +405,7 @@ def masks_of(key: PublicKey | PrivateKey) -> PublicMasks | OwnerMasks:
 def power_tables(base: mpz, prime: mpz, n_bytes: int) -> FixedBases | SquareBase:
     """Powers of a base modulo a prime's square, in whichever way is faster here."""
     if has_lanes():
-        return fixed_bases(ring(prime**2), [base], n_bytes)
+        return fixed_bases(ring_of(prime**2), [base], n_bytes)
     return square_base(base, prime, n_bytes)
 
 

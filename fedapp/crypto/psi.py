@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.crypto.integers import ORDER
 from fedapp.crypto.ristretto import (
-    ORDER,
     POINT_BYTES,
     SCALAR_BYTES,
     UNIFORM_BYTES,

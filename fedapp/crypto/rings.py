@@ -1,14 +1,12 @@
-"""Batched modular arithmetic: AVX-512 IFMA where available, gmpy2 elsewhere.
+"""Batched modular arithmetic, on gmpy2's integers here and on lanes in ``fedapp.crypto.lanes``.
 
-With IFMA (``fedapp.crypto.lanes.registers``) residues are rows of limbs, and products release Python's lock,
-so threads share the work. Otherwise they are gmpy2 integers in an object array, and processes share
-it. The serialised form is the same.
+Here residues are gmpy2 integers in an object array, and processes share the work. On lanes they are
+rows of limbs, and products release Python's lock, so threads share it. The serialised form is the
+same.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
 import secrets
 from collections.abc import Callable, Sequence
 from contextvars import Context, ContextVar
@@ -19,13 +17,10 @@ import numpy.typing as npt
 from gmpy2 import mpz, powmod
 
 from fedapp.crypto.integers import Bytes, from_bytes_array, to_bytes_array
-from fedapp.crypto.workers import Call, Workers
 
 # One residue a row: objects, shape (n,), or uint64, shape (n, n_limbs).
 Residues = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
-LANES, FEATURE = "fedapp.crypto.lanes.registers", "avx512ifma"
-N_LANES = 8  # of a register
 # Operations already checked in a call of ``share``. None outside of such calls: check each time.
 _checked: ContextVar[set[str] | None] = ContextVar("_checked", default=None)
 EVERY = ""
@@ -109,41 +104,6 @@ class PlainRing:
 
     def lift(self, residues: Residues, ring: Any) -> Residues:
         return residues
-
-
-@functools.cache
-def has_lanes() -> bool:
-    """Whether this processor multiplies big integers side by side."""
-    processor: Any = importlib.import_module("llvmlite.binding")
-    try:
-        features = processor.get_host_cpu_features()
-    except RuntimeError:  # LLVM does not know the processor
-        return False
-    # numba takes a moment to load, which a worker of another processor need not wait for.
-    return bool(features.get(FEATURE)) and importlib.import_module(LANES).supported()
-
-
-def ring(modulus: mpz) -> Ring:
-    """The faster ring of an odd modulus; not cached, as a modulus may be secret."""
-    if not has_lanes():
-        return PlainRing(modulus)
-    from fedapp.crypto.lanes.ring import LaneRing, check_known_answers
-
-    # In another context, so that its operations do not count as checks of the current batch.
-    Context().run(check_known_answers)
-    return LaneRing(modulus)
-
-
-def run_shared(workers: Workers, function: Callable[..., Any], calls: Sequence[Call]) -> list[Any]:
-    """Run calls dominated by products: in threads if these release Python's lock, or in processes.
-
-    Each operation of one call, chosen at random, is checked once (``sampled``).
-    """
-    checked = secrets.randbelow(max(1, len(calls)))
-    arguments = [(place == checked, function, *call) for place, call in enumerate(calls)]
-    return (
-        workers.run_here(run_call, arguments) if has_lanes() else workers.run(run_call, arguments)
-    )
 
 
 def run_call(is_checked: bool, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,8 +1,8 @@
 """Multiply points of ristretto255 by a secret scalar, in the fastest way the processor supports.
 
-With AVX-512 IFMA points are processed eight at a time (``fedapp.crypto.lanes.ristretto``), elsewhere one
-by one through libsodium. Both take the same time for every scalar, release Python's lock, and give
-the same bytes.
+With AVX-512 IFMA points are processed eight at a time (``crypto.lanes.ristretto``), elsewhere
+one by one through libsodium. Both take the same time for every scalar, release Python's lock, and
+give the same bytes.
 
 Source: RFC 9496.
 """
@@ -21,15 +21,14 @@ from types import ModuleType
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.crypto.rings import has_lanes, sampled
-from fedapp.crypto.workers import n_cores
+from fedapp.crypto.lanes import has_lanes
+from fedapp.crypto.rings import sampled
 from fedapp.errors import MachineError
+from fedapp.kernels import n_cores
 
 Bytes = npt.NDArray[np.uint8]
 Scale = Callable[[Bytes, int], Bytes]  # some points, and the index of the first
 
-# RFC 9496, Section 4: l, the number of points.
-ORDER = 2**252 + 27742317777372353535851937790883648493
 POINT_BYTES = SCALAR_BYTES = 32
 UNIFORM_BYTES = 64
 # Points a thread takes at once: 50 milliseconds one by one; 200 KB of memory side by side.
@@ -75,7 +74,7 @@ def points_of(uniform: Bytes) -> Bytes:
 
 def _side_by_side(scalar: bytes) -> Scale:
     """Scale eight points at a time."""
-    from fedapp.crypto.lanes.registers import ristretto
+    from fedapp.crypto.lanes import ristretto
 
     ristretto.check_known_answers()
     single = _one_by_one(scalar)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from gmpy2 import mpz, powmod
 
 from fedapp.crypto.integers import Bytes
+from fedapp.crypto.lanes import ring_of, run_shared
 from fedapp.crypto.packing import FixedPoint, PairLayout, SumLayout
 from fedapp.crypto.paillier import (
     CALLS_PER_WORKER,
@@ -40,8 +41,9 @@ from fedapp.crypto.paillier import (
     stacked,
 )
 from fedapp.crypto.psi import draw_scalar, mask, mask_ids
-from fedapp.crypto.rings import Residues, products_by_place, ring, run_call, run_shared
-from fedapp.crypto.workers import Workers, n_cores
+from fedapp.crypto.rings import Residues, products_by_place, run_call
+from fedapp.crypto.workers import Workers
+from fedapp.kernels import n_cores
 
 Ints = npt.NDArray[np.int64]
 
@@ -84,7 +86,7 @@ def sum_rows(
     if (codes >= np.diff(offsets)).any():
         raise ValueError("codes must be below their column's bins, got one that is not")
     rows = np.flatnonzero(nodes >= 0)
-    n2_ring, most = ring(key.n_squared), MOST_ROWS * workers.n_workers
+    n2_ring, most = ring_of(key.n_squared), MOST_ROWS * workers.n_workers
     sums = n2_ring.ones(n_nodes * int(offsets[-1]))
     for first in range(0, len(rows), most):
         part = rows[first : first + most]
@@ -273,7 +275,7 @@ def _sum_rows_of(
     nodes: npt.NDArray[np.int32],
     n_nodes: int,
 ) -> Residues:
-    n2_ring = ring(key.n_squared)
+    n2_ring = ring_of(key.n_squared)
     rows, sums = n2_ring.read(ciphertexts), n2_ring.ones(n_nodes * int(offsets[-1]))
     bin_ids = nodes[:, None].astype(np.int64) * offsets[-1] + offsets[:-1] + codes
     for group in group_columns(bin_ids):
@@ -286,7 +288,7 @@ def _sum_rows_of(
 
 def _pack(key: PublicKey, sums: Residues, layout: PairLayout | SumLayout) -> Bytes:
     """Pack the sums of one call, each ciphertext under a fresh mask."""
-    n2_ring, n_ciphertexts = ring(key.n_squared), layout.n_plaintexts(len(sums))
+    n2_ring, n_ciphertexts = ring_of(key.n_squared), layout.n_plaintexts(len(sums))
     n_slots = max(1, min(layout.n_slots, len(sums)))
     # The first sum in the lowest slot of each ciphertext, by Horner's rule.
     padded = np.concatenate([sums, n2_ring.ones(-len(sums) % n_slots)])
@@ -299,7 +301,7 @@ def _pack(key: PublicKey, sums: Residues, layout: PairLayout | SumLayout) -> Byt
 
 
 def _pack_terms(key: PublicKey, ciphertexts: Bytes, terms: SumJob, layout: SumLayout) -> Bytes:
-    n2_ring = ring(key.n_squared)
+    n2_ring = ring_of(key.n_squared)
     rows, sums = n2_ring.read(ciphertexts), n2_ring.ones(terms.n_sums)
     for count in np.unique(terms.counts):
         counted = terms.counts == count

@@ -21,17 +21,12 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, Self
 
+from fedapp.kernels import n_cores
+
 Call = tuple[Any, ...]
 Run = Callable[[Callable[..., Any], Call], Any]
 
 SERVE = "from fedapp.crypto.workers import serve; serve({})"
-
-
-def n_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @functools.cache

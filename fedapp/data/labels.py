@@ -266,16 +266,6 @@ def check_mean(objective: Objective, mean: npt.NDArray[np.float32]) -> None:
         raise DataError(f"mean label of the training rows {rule}") from error
 
 
-def class_values(classes: Sequence[str]) -> npt.NDArray[Any]:
-    """Class names as numbers if all are numbers, otherwise unchanged."""
-    for kind in (np.int64, np.float64):
-        try:
-            return np.array([kind(name) for name in classes])
-        except ValueError:
-            continue
-    return np.array(classes)
-
-
 def label_texts(labels: Labels) -> npt.NDArray[np.str_]:
     """The class name of each label."""
     names, places = np.unique(labels, return_inverse=True)

@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp import metrics
 from fedapp.data.csv_errors import TextFile
 from fedapp.data.datasets import dataset_names, read_source
-from fedapp.data.labels import class_ids, label_texts
 from fedapp.data.read import read_frame, text_file
 from fedapp.data.schema import PLAIN, Declared, Reader, Roles
 from fedapp.data.table import Note, Table, build_table, is_unlabelled, notes_on_file
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import open_private
-from fedapp.trees.objective import Objective, margins_of
 from fedapp.trees.sets import Categories, chosen, recoded
 
 Array = npt.NDArray[Any]
@@ -147,35 +144,6 @@ def by_class(predictions: Array) -> Array:
     """Probability of each class, shape (n_rows, n_classes), also for two classes."""
     two = predictions.shape[1] == 1
     return np.hstack([1 - predictions, predictions]) if two else predictions
-
-
-def prediction_scores(
-    objective: Objective,
-    classes: Sequence[str],
-    predictions: Array,
-    labels: Array,
-    weights: Array | None,
-    threshold: float | None,
-) -> tuple[dict[str, float], str]:
-    """Score predictions, (n_rows, n_outputs), by their labels, or say why there are no scores.
-
-    `labels` are names or numbers, as in a ``Table``; `threshold` is a probability for two classes,
-    or None if none was chosen.
-    """
-    if classes and (others := set(np.unique(label_texts(labels)).tolist()) - set(classes)):
-        return {}, f"no scores: the label has {len(others)} values that are no class of the model"
-    if not classes and labels.dtype.kind == "U":
-        return {}, "no scores: the label must be numbers for a regression"
-    scored = (
-        margins_of(objective, predictions.astype(np.float64)),
-        class_ids(labels, classes),
-        np.ones(len(labels), np.float32) if weights is None else weights,
-    )
-    scores = metrics.pooled(objective, *scored)
-    if threshold is not None:
-        margin = float(np.log(threshold) - np.log1p(-threshold)) if threshold else -np.inf
-        scores |= metrics.scores_from_margin(*scored, margin) | {"threshold": threshold}
-    return scores, ""
 
 
 def unmatched_note(n_unmatched: int, n_asked: int) -> str:

@@ -7,7 +7,7 @@ import os
 from flwr.supercore.cli import flower_superexec
 
 from fedapp import log_lines
-from fedapp.start import leave_no_core
+from fedapp.process import leave_no_core
 
 if __name__ == "__main__":
     leave_no_core()

@@ -233,12 +233,6 @@ def write_site(
     _write_texts(folder, env_script(machine) | SITE_TEXTS[target](machine, processes))
 
 
-def registered_sites(flower_home: Path) -> dict[str, str]:
-    """Names of the sites that ``register-sites.sh`` has registered, by node id."""
-    nodes = sorted((flower_home.parent / "sites").glob("*.node"))
-    return {path.read_text().strip(): path.stem for path in nodes}
-
-
 def _node_config(site: SiteConfig, data: str, policy: str) -> str:
     """A node config as TOML; other settings follow as comments."""
     values = {

@@ -15,7 +15,7 @@ from fedapp import log_lines
 from fedapp.deploy.exporter import ALIVE
 from fedapp.deploy.warm import SITE, replace, version_error
 from fedapp.home import home
-from fedapp.start import leave_no_core
+from fedapp.process import leave_no_core
 
 try:
     from flwr.supercore.cli import flower_superexec

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from fedapp import log_lines
 from fedapp.deploy.certificates import warn_of_expiry
 from fedapp.deploy.warm import SITE, PatchedFunctions
-from fedapp.start import leave_no_core
+from fedapp.process import leave_no_core
 
 
 def run_flower(program: str, parts: PatchedFunctions) -> None:

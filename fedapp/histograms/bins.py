@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.crypto.workers import n_cores
-from fedapp.kernels import kernel
+from fedapp.kernels import kernel, n_cores
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]

@@ -6,17 +6,13 @@ import html
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from string import Template
 from typing import Any
 
 import numpy as np
 
-from fedapp.errors import DataError
-from fedapp.home import open_private, write_atomically
 from fedapp.metrics import AT_THRESHOLD, is_metric, larger_is_better
-from fedapp.report import comparison, plots
-from fedapp.report.card import CARD, model_card
+from fedapp.report import plots
 from fedapp.report.plots import plain
 from fedapp.report.summary import (
     DEPLOYMENT,
@@ -26,9 +22,7 @@ from fedapp.report.summary import (
     human_bytes,
     human_seconds,
     metric_of,
-    read_run,
     resolved_facts,
-    row_warnings,
     score_names,
     score_notes,
     score_rows,
@@ -53,36 +47,8 @@ HEADED = {"strategy", "run-dir", "resume"}  # in the page's title, or its locati
 OF_SIMULATED_TABLES = {"data", "label", "id", "weight", "drop-columns", "partition", "columns"}
 
 
-def write_report(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
-    """Write the page and model card of one run, or a page that compares several; returns its path.
-
-    `output` defaults to report.html in the folder of a single run, or to comparison.html in the
-    current folder.
-
-    Raises
-    ------
-    DataError : there is no run, a folder is not a run's, or the runs differ in their objective.
-    """
-    if not run_dirs:
-        raise DataError("a report must have at least one run folder, got none")
-    runs = [read_run(path) for path in run_dirs]
-    is_single = len(runs) == 1
-    text = _run_page(runs[0]) if is_single else comparison.comparison_page(runs)
-    if output is None:
-        output = runs[0].path / "report.html" if is_single else Path("comparison.html")
-    if is_single:
-        write_atomically(runs[0].path / CARD, model_card(runs[0]).encode())
-    with open_private(output, "w") as file:
-        file.write(text)
-    return output
-
-
-def compared_warnings(run_dirs: Sequence[Path]) -> list[str]:
-    """Why the scores of several runs are not comparable; DataError for an invalid folder."""
-    return row_warnings(comparison.named_runs([read_run(path) for path in run_dirs]))
-
-
-def _run_page(run: Run) -> str:
+def run_page(run: Run) -> str:
+    """The HTML page of one run."""
     summary = run.summary
     versions = ", ".join(f"{name} {v}" for name, v in summary.get("versions", {}).items())
     facts = {"model": summary.get("model_id"), "engine": summary.get("engine")}

@@ -7,6 +7,7 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape as escape_html
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,7 +22,6 @@ from fedapp.errors import ConfigError, DataError, did_you_mean_path
 from fedapp.home import RUNS, display_path, read_toml
 from fedapp.messages.fields import all_methods
 from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, larger_is_better, watched_metric
-from fedapp.runs.run import Trial, ranked
 from fedapp.settings import flatten
 from fedapp.trees.objective import AUTO
 
@@ -459,3 +459,22 @@ def run_html(summary: Mapping[str, Any], folder: str) -> str:
         f"<div><b>{escape_html(title)}</b><table><tr>{head}</tr>{body}</table>"
         f"<small>{escape_html(facts)}</small></div>"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A line of ``trials.jsonl``."""
+
+    number: int  # from 1
+    state: str  # "finished", "stopped" by the budget, or "interrupted" with the command
+    settings: dict[str, Any]
+    score: float | None  # on the validation rows; None if the trial did not finish
+    exchanges: int
+    bytes: int
+    seconds: float | None = None  # of training; None if the trial did not finish
+
+
+def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
+    """Trials, best first, those without a score last; ties keep their order."""
+    sign = -1 if larger_is_better(metric) else 1
+    return sorted(trials, key=lambda one: (one.score is None, sign * (one.score or 0.0)))

@@ -25,7 +25,6 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs.clean import forget_model
 from fedapp.runs.engines import run_local
 from fedapp.runs.tables import PartRows, party_configs, resolve_objective, stacked_tables
-from fedapp.server_app import load_strategy
 from fedapp.settings import Settings, load_settings
 from fedapp.site.table import Rows, read_columns, row_ids, split_common
 from fedapp.trees.divided import joint_names
@@ -60,6 +59,7 @@ from fedapp.trees.sets import (
     trained_first,
 )
 from fedapp.trees.xgboost import for_xgboost, typed_columns
+from strategies.run import load_strategy
 from strategies.scoring import FINAL_BINS, half_range, scores_of
 
 Floats = npt.NDArray[np.float32]

@@ -16,7 +16,6 @@ from fedapp.errors import ConfigError
 from fedapp.home import LOCK, display_path, exclusive_lock, home, read_toml
 from fedapp.metrics import watched_metric
 from fedapp.run_folder import INPUTS_FILE, RunFolder, State
-from fedapp.runs.run import CLAIM, COMPARISON, FOLDS, SEARCH
 from fedapp.settings import defaults, flatten
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.store import KEEP_DAYS, PART_FILE, SECONDS_A_DAY
@@ -332,3 +331,10 @@ def plan(
 def predictions_folder() -> Path:
     """Folder of runs that predict; only failed ones are kept."""
     return home() / "predictions"
+
+
+# Summaries; the page of a comparison; trials of a search, and the folder of its best run.
+COMPARISON, FOLDS, SEARCH = "comparison.json", "folds.json", "tune.json"
+
+
+CLAIM = "compared.json"  # in every folder of several runs: the inputs that they share

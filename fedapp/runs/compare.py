@@ -26,8 +26,8 @@ from fedapp.errors import ConfigError
 from fedapp.home import RUNS, private_folder
 from fedapp.metrics import larger_is_better
 from fedapp.packages import versions
+from fedapp.report import write_report
 from fedapp.report.comparison import N_ORDERS, Comparison, Line, tradeoff_page
-from fedapp.report.page import write_report
 from fedapp.report.summary import read_run, score_names, score_rows
 from fedapp.run_folder import INPUTS_FILE, OnRound, RunFolder, Silent, State, Watcher, new_run_dir
 from fedapp.runs import session
@@ -41,12 +41,11 @@ from fedapp.runs.baselines import (
     order_range,
     run_baselines,
 )
-from fedapp.runs.clean import delete_run
+from fedapp.runs.clean import CLAIM, COMPARISON, FOLDS, delete_run
 from fedapp.runs.engines import SIMULATED
-from fedapp.runs.run import CLAIM, COMPARISON, FOLDS, PAGE
+from fedapp.runs.run import PAGE
 from fedapp.runs.session import Training, check_method, check_tables
 from fedapp.runs.tables import resolve_objective
-from fedapp.server_app import check_read, load_strategy
 from fedapp.settings import (
     Settings,
     Value,
@@ -56,6 +55,7 @@ from fedapp.settings import (
     load_settings,
     settings_named,
 )
+from strategies.run import check_read, load_strategy
 
 Engine = Callable[[Settings], RunFolder]
 Draw = Mapping[str, int]  # seed and fold

@@ -31,16 +31,16 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedapp import errors
 from fedapp.client_app import SiteApp
-from fedapp.crypto.workers import n_cores
-from fedapp.deploy.folders import registered_sites
 from fedapp.errors import ConfigError, RunFailedError, StoppedError, did_you_mean
 from fedapp.home import home, open_private, private_folder, read_toml
+from fedapp.kernels import n_cores
 from fedapp.run_folder import OnRound, RunFolder, State
-from fedapp.server_app import load_strategy, train
 from fedapp.settings import Settings, flatten
 from fedapp.site.bundle import app_sources
 from fedapp.site.store import LiveStores
 from strategies.delivery import RULE
+from strategies.handshake import registered_sites
+from strategies.run import load_strategy, train
 
 SIMULATED = ("local", "simulation")
 

@@ -20,8 +20,9 @@ from fedapp.client_app import SiteApp
 from fedapp.kernels import complete_stamp, config
 from fedapp.messages.fields import all_methods
 from fedapp.runs.engines import run_local
-from fedapp.server_app import load_strategy
 from fedapp.settings import load_settings
+from fedapp.trees.predict import _add_outputs
+from strategies.run import load_strategy
 
 N_ROWS = 900
 SMALL = {
@@ -84,7 +85,7 @@ def main() -> None:
     """Compile all kernels, unless their sources have not changed since the last time."""
     if config.DISABLE_JIT:
         return
-    stamp, text = complete_stamp()
+    stamp, text = complete_stamp(_add_outputs)
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == text:
         return
     print("Compiling kernels, once: a minute at most", flush=True)

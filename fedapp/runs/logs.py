@@ -27,9 +27,9 @@ import numpy as np
 from fedapp.data.frames import named_frames, write_tables
 from fedapp.data.predictions import in_codes_of, named_predictions, read_columns_of
 from fedapp.data.schema import Roles
-from fedapp.errors import ConfigError, StoppedError, as_plain
+from fedapp.errors import ConfigError, StoppedError, as_plain, check_package
 from fedapp.home import display_path, private_folder
-from fedapp.packages import check_package, versions
+from fedapp.packages import versions
 from fedapp.report.card import CARD
 from fedapp.report.progress import Rounds
 from fedapp.report.summary import score_rows
@@ -242,7 +242,7 @@ def _opened(name: str, run: LoggedRun, run_id: str) -> Logger:
 
 def _described(settings: Settings, folder: RunFolder, engine: str) -> LoggedRun:
     """The settings and tags of a run, before it starts."""
-    from fedapp.server_app import load_strategy
+    from strategies.run import load_strategy
 
     reads = {
         *load_strategy(settings.strategy).settings_read(settings),

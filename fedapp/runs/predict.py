@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from clients.scoring import prediction_scores
 from fedapp.data.datasets import by_party, check_source, file_of_party, sources_to_predict
 from fedapp.data.predictions import (
     check_suffix,
     in_codes_of,
     named_predictions,
-    prediction_scores,
     read_columns_of,
     write_predictions,
 )

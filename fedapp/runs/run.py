@@ -6,7 +6,6 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -17,14 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.frames import Data, Source, write_tables
-from fedapp.data.labels import class_values
 from fedapp.data.predictions import by_class
 from fedapp.data.table import Table
-from fedapp.errors import ConfigError, DataError, did_you_mean_path
+from fedapp.errors import ConfigError, DataError, check_package, did_you_mean_path
 from fedapp.home import RUNS, display_path, home, write_atomically
-from fedapp.metrics import larger_is_better
-from fedapp.packages import check_package
+from fedapp.report.summary import Trial, ranked
 from fedapp.run_folder import Silent
+from fedapp.runs.clean import COMPARISON, FOLDS, SEARCH
 from fedapp.runs.predict import (
     Model,
     PredictedRows,
@@ -36,7 +34,7 @@ from fedapp.runs.predict import (
 from fedapp.settings import flatten, settings_of
 from fedapp.site.store import read_part
 from fedapp.trees.divided import model_of
-from fedapp.trees.model import json_of, model_text
+from fedapp.trees.model import class_values, json_of, model_text
 from fedapp.trees.sets import entries_of
 
 # Base class of finished runs, searches and cross-validations.
@@ -359,7 +357,7 @@ class Run(Finished):
         >>> run.report().name
         'report.html'
         """
-        from fedapp.report.page import write_report
+        from fedapp.report import write_report
 
         return write_report([self.path])
 
@@ -457,10 +455,7 @@ def _check_rows(unmatched: Sequence[str], notes: Sequence[str]) -> None:
 
 # Finished comparisons, searches and cross-validations, in Python and on disk.
 
-# Summaries; the page of a comparison; trials of a search, and the folder of its best run.
-COMPARISON, FOLDS, SEARCH = "comparison.json", "folds.json", "tune.json"
 PAGE, TRIALS, BEST = "comparison.html", "trials.jsonl", "best"
-CLAIM = "compared.json"  # in every folder of several runs: the inputs that they share
 
 
 class Compared(Finished):
@@ -518,19 +513,6 @@ class Folds(Finished):
         return [Run(self.path / name) for name in self.summary["runs"]]
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A line of ``trials.jsonl``."""
-
-    number: int  # from 1
-    state: str  # "finished", "stopped" by the budget, or "interrupted" with the command
-    settings: dict[str, Any]
-    score: float | None  # on the validation rows; None if the trial did not finish
-    exchanges: int
-    bytes: int
-    seconds: float | None = None  # of training; None if the trial did not finish
-
-
 def read_trials(folder: Path) -> list[Trial]:
     """The trials of a search so far; an incomplete last line is dropped."""
     path = folder / TRIALS
@@ -539,12 +521,6 @@ def read_trials(folder: Path) -> list[Trial]:
     if lines and not lines[-1].endswith("\n"):
         write_atomically(path, "".join(lines[:-1]).encode())
     return [Trial(**json.loads(line)) for line in lines if line.endswith("\n")]
-
-
-def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
-    """Trials, best first, those without a score last; ties keep their order."""
-    sign = -1 if larger_is_better(metric) else 1
-    return sorted(trials, key=lambda one: (one.score is None, sign * (one.score or 0.0)))
 
 
 def best_of(trials: Sequence[Trial], metric: str) -> Trial | None:

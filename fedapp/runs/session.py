@@ -70,7 +70,7 @@ class Training:
             watcher.begin("writing the report")
             folder.set_total_seconds(earlier + watcher.seconds)  # shown in the report
             if self.with_page:
-                from fedapp.report.page import write_report
+                from fedapp.report import write_report
 
                 write_report([folder.path])
             folder.set_total_seconds(earlier + watcher.seconds)
@@ -154,7 +154,7 @@ def check_method(settings: Settings, engine: str, given: Collection[str] = ()) -
     given : names of settings that the method must read, even with default values.
     """
     from fedapp.messages.fields import all_methods
-    from fedapp.server_app import check_read, load_strategy
+    from strategies.run import check_read, load_strategy
 
     check_engine(engine)
     strategy = load_strategy(settings.strategy)
@@ -228,7 +228,7 @@ def settings_to_predict(
     overrides : settings by their names; ``strategy`` is the way to predict.
     output : file to write; empty if the active party chooses it.
     """
-    from fedapp.server_app import check_read, load_strategy
+    from strategies.run import check_read, load_strategy
 
     methods = [name for name, method in all_methods().items() if not method.trains]
     if overrides["strategy"] not in methods:

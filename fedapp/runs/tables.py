@@ -31,7 +31,6 @@ from fedapp.errors import ConfigError, DataError, did_you_mean
 from fedapp.messages.fields import Introduction, all_methods
 from fedapp.messages.handshake import HelloReply, HelloRequest, LabelsReply
 from fedapp.messages.vertical import VerticalHelloRequest
-from fedapp.server_app import load_strategy
 from fedapp.settings import Settings, defaults, flatten
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.table import Rows, read_columns, read_table, share_rows, split_common
@@ -40,6 +39,7 @@ from fedapp.trees.sets import joint_categories, recoded
 from strategies.base import TreeStrategy
 from strategies.handshake import parties_by_name, shared_rows, table_warnings
 from strategies.horizontal import check_same_columns, common_table, label_sums
+from strategies.run import load_strategy
 
 Looked = tuple[Introduction, Any]  # a party's introduction, and its table
 

@@ -20,18 +20,17 @@ from typing import Any
 import numpy as np
 
 from fedapp.data.frames import drop_frames, named_frames
-from fedapp.errors import ConfigError, StoppedError, did_you_mean, setting_of
+from fedapp.errors import ConfigError, StoppedError, check_package, did_you_mean, setting_of
 from fedapp.home import open_private
 from fedapp.metrics import larger_is_better
-from fedapp.packages import check_package
+from fedapp.report.summary import Trial
 from fedapp.run_folder import OnRound, RoundInfo, RunFolder, Silent, Watcher
-from fedapp.runs.clean import delete_run, forget_model
+from fedapp.runs.clean import SEARCH, delete_run, forget_model
 from fedapp.runs.compare import claim_folder, comparison_folder
 from fedapp.runs.engines import SIMULATED
-from fedapp.runs.run import BEST, SEARCH, TRIALS, Trial, best_of, read_trials
+from fedapp.runs.run import BEST, TRIALS, best_of, read_trials
 from fedapp.runs.session import Training, check_method, check_tables
 from fedapp.runs.tables import resolve_objective
-from fedapp.server_app import load_strategy
 from fedapp.settings import (
     Settings,
     Value,
@@ -40,6 +39,7 @@ from fedapp.settings import (
     parse_overrides,
     settings_named,
 )
+from strategies.run import load_strategy
 from strategies.settings import SPLIT_SETTINGS, ReadsSettings
 
 USUAL_RUNS = 20

@@ -18,10 +18,8 @@ So all that follows from it, such as the rows held back, is unique per run.
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -40,13 +38,13 @@ from fedapp.crypto.sealed import (
 )
 from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.errors import ProtocolError, as_protocol_error
-from fedapp.home import PRIVATE, home, private_folder, read_toml, secret_at, write_atomically
 from fedapp.messages.fields import Array, Letter, Request
 from fedapp.messages.vertical import Parcel
 from fedapp.messages.wire import Content, Envelope, from_bytes, from_content, to_bytes, to_content
 from fedapp.site.plan import check_roster
-from fedapp.site.settings import SiteConfig, pinned_key
+from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
+from fedapp.site.trust import check_trusted, identity
 
 L = TypeVar("L", bound=Letter)
 Letters = list[tuple[str, Letter]]  # receiver and content of each
@@ -286,75 +284,3 @@ def seal_mail(
 
 
 # Keys that a site trusts: pinned ones, and those in the same home folder.
-
-IDENTITY = "identity.key"
-PINNED = "trusted.toml"
-
-
-def identity(name: str, place: Path | None = None) -> bytes:
-    """The site's private key, 32 bytes, drawn on first use; `place` is the site's home."""
-    return secret_at((place or home()) / "sites" / name / IDENTITY, new_private_key)
-
-
-def site_fingerprint(name: str) -> str:
-    """Fingerprint of the site's public key."""
-    return fingerprint_of(public_key(identity(name)))
-
-
-def pins_in(place: Path) -> dict[str, str]:
-    """Fingerprints by name, as ``pin`` has written them; raises ConfigError."""
-    path = place / PINNED
-    rule = f"{PINNED} must have a fingerprint for each name"
-    pins = read_toml(path.read_text(), rule) if path.exists() else {}
-    return dict(pinned_key(name, str(key), PINNED) for name, key in pins.items())
-
-
-def pin(place: Path, name: str, fingerprint: str) -> str:
-    """Trust this key of a site from now on, and no other; raises ConfigError if it is invalid.
-
-    `place` is the home of the site that trusts. Returns the fingerprint that was pinned before,
-    empty if there was none.
-    """
-    name, fingerprint = pinned_key(name, fingerprint, "fedapp trust")
-    pins = pins_in(place)
-    before = pins.get(name, "")
-    entries = sorted({**pins, name: fingerprint}.items())
-    lines = [f"{json.dumps(each)} = {json.dumps(key)}\n" for each, key in entries]
-    private_folder(place)
-    write_atomically(place / PINNED, "".join(lines).encode(), PRIVATE)
-    return before
-
-
-def trusted_keys(config: SiteConfig, names: Iterable[str]) -> dict[str, str]:
-    """Fingerprints that the site trusts, by name.
-
-    Keys of these parties in this home are trusted too, unless the node config sets ``trusted``.
-    """
-    pins = {**pins_in(home()), **config.trusted}
-    if config.trusted:
-        return pins
-    files = {name: home() / "sites" / name / IDENTITY for name in names if NAME.fullmatch(name)}
-    local = {
-        name: fingerprint_of(public_key(path.read_bytes()))
-        for name, path in files.items()
-        if path.exists()
-    }
-    return {**local, **pins}
-
-
-def check_trusted(config: SiteConfig, keys: dict[str, bytes]) -> None:
-    """Check that the site trusts the public keys that the server forwards.
-
-    Raises ProtocolError with the first unknown or different key, and the command to trust it.
-    """
-    site, trusted = config.name, trusted_keys(config, keys)
-    for name, key in keys.items():
-        got, pinned = fingerprint_of(key), trusted.get(name, "")
-        if got == pinned:
-            continue
-        rule = f"must be one {site} trusts ({pinned or 'none is pinned'}), got {got}"
-        way = f"run at {site}: . env.sh; fedapp trust {name} {got}"
-        if name in config.trusted:
-            way = f"change trusted in the node config of {site}"
-        compare = f"if 'fedapp key {name}' prints that at {name}"
-        raise ProtocolError(name, "parcel", "key", f"{rule}; {compare}, {way}")

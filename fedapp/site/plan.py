@@ -12,9 +12,9 @@ from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Request
 from fedapp.messages.handshake import Plan
-from fedapp.site.mail import site_fingerprint
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
+from fedapp.site.trust import site_fingerprint
 
 # Among a store's facts: the plan; the first round of the run (not 0 if it continues another model),
 # and the last one requested.

@@ -551,3 +551,13 @@ def unpack_trees(arrays: Mapping[str, Array], widths: Ints) -> Grown:
         ]
     sets = CategorySets(arrays["sets"], number_sets(nodes, widths))
     return Grown(split_trees(nodes, offsets), sets)
+
+
+def class_values(classes: Sequence[str]) -> npt.NDArray[Any]:
+    """Class names as numbers if all are numbers, otherwise unchanged."""
+    for kind in (np.int64, np.float64):
+        try:
+            return np.array([kind(name) for name in classes])
+        except ValueError:
+            continue
+    return np.array(classes)

@@ -34,10 +34,10 @@ from statistics import median
 
 import psutil
 
-from fedapp.deploy.folders import registered_sites
 from fedapp.settings import Settings, load_settings
 from simulations.bench import looking, tell
 from simulations.deployment import Deployment, example_nodes
+from strategies.handshake import registered_sites
 
 SITES, WATCHED = ("bank", "insurer", "shop"), "bank"
 ROWS, ROUNDS, REPEATS = 200, 30, 5

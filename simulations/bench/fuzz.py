@@ -47,7 +47,6 @@ from fedapp.messages.secagg import MaskedReply
 from fedapp.messages.wire import Content, from_bytes, from_records, to_records
 from fedapp.runs.engines import LocalGrid, site_contexts
 from fedapp.runs.predict import model_of_text
-from fedapp.server_app import train
 from fedapp.site.answer import answer
 from fedapp.site.settings import site_config
 from fedapp.site.store import PART_FILE
@@ -66,6 +65,7 @@ from simulations.bench.recorded import (
     record,
     watching_letters,
 )
+from strategies.run import train
 
 SECONDS, CPU_SECONDS = 120, 2.0  # of a case: until it is killed; of work
 MEMORY = 512 * 2**20

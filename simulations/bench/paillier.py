@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 from phe.paillier import EncryptedNumber
 
+from fedapp.crypto.lanes import has_lanes
 from fedapp.crypto.packing import FixedPoint, PairLayout
 from fedapp.crypto.paillier import PrivateKey, check_ciphertexts, encrypt, generate_key
-from fedapp.crypto.rings import has_lanes
 from fedapp.crypto.sums import pack_sums, read_sums, self_test, sum_rows
 from fedapp.crypto.workers import Workers
 from simulations.bench import peak_bytes, tell

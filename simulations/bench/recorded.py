@@ -23,10 +23,11 @@ from fedapp.messages.fields import all_methods
 from fedapp.messages.secagg import LeftRequest
 from fedapp.messages.wire import Content, Envelope, from_records, to_bytes
 from fedapp.runs.engines import LocalGrid, site_contexts
-from fedapp.server_app import train
 from fedapp.settings import Settings, load_settings
 from fedapp.site import answer as answer_module
-from fedapp.site.mail import IDENTITY, Mail
+from fedapp.site.mail import Mail
+from fedapp.site.trust import IDENTITY
+from strategies.run import train
 
 N_ROWS = 60
 NODES = ("bank", "shop", "mill", "port")  # the first of them, as many as a run has

@@ -33,7 +33,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet
 
-from fedapp.crypto.workers import n_cores
+from fedapp.kernels import n_cores
 from fedapp.run_folder import RunFolder
 from fedapp.settings import flatten, load_settings
 from simulations.bench import BINARY, SEED, apart, exponent, looking, peak_bytes, tell

@@ -37,11 +37,11 @@ from gmpy2 import mpz
 from clients.secureboost import active as secureboost_round
 from clients.secureboost import passive as secureboost_blocks
 from clients.secureboost import passive as secureboost_passive
+from fedapp.crypto.lanes import has_lanes
 from fedapp.crypto.packing import PairLayout
 from fedapp.crypto.paillier import BASE_BYTES, OwnerMasks, PrivateKey, PublicKey, PublicMasks
-from fedapp.crypto.rings import has_lanes
 from fedapp.crypto.sums import group_columns
-from fedapp.crypto.workers import n_cores
+from fedapp.kernels import n_cores
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import baseline_rows, count_same_nodes, train_boosted
 from fedapp.runs.clean import forget_model

@@ -31,6 +31,7 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 
+from fedapp.crypto.integers import N_LANES, ORDER
 from fedapp.crypto.lanes.registers import (
     REGISTER,
     WORD,
@@ -40,8 +41,6 @@ from fedapp.crypto.lanes.registers import (
     registers,
     spread_word,
 )
-from fedapp.crypto.rings import N_LANES
-from fedapp.crypto.ristretto import ORDER
 from fedapp.errors import MachineError
 from fedapp.kernels import kernel
 

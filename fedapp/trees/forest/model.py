@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.labels import class_values
 from fedapp.errors import ConfigError
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.forest.cart import Ints, Rules
@@ -18,6 +17,7 @@ from fedapp.trees.model import (
     LEAF,
     Grown,
     ModelHeader,
+    class_values,
     ordered_sets,
     read_categories,
     read_model,

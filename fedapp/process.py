@@ -1,19 +1,12 @@
-"""Entry point of the ``fedapp`` command; has few imports, so that it can be interrupted early."""
+"""Signals and limits of a process; few imports, so that a command can be interrupted early."""
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
-from types import FrameType
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 128 + 2  # exit status that shells give for SIGINT
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """Exit at once: nothing has begun."""
-    os._exit(INTERRUPTED)
 
 
 def handle_stopping(handler: signal.Handlers | object) -> None:
@@ -27,12 +20,3 @@ def handle_stopping(handler: signal.Handlers | object) -> None:
 def leave_no_core() -> None:
     """Disable core dumps of this process and its children: they would have rows and keys."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def main() -> None:
-    """Import the commands and run one; an interrupt before that exits quietly."""
-    leave_no_core()
-    handle_stopping(_leave)
-    from fedapp.commands import main as run_command
-
-    run_command()

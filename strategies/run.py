@@ -1,0 +1,216 @@
+"""Run a strategy and write its folder."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from fedapp.conversation import Checkpoint
+from fedapp.errors import ConfigError, alias, did_you_mean, in_words
+from fedapp.messages.fields import all_methods, module_of_group
+from fedapp.packages import versions
+from fedapp.run_folder import (
+    OnRound,
+    RoundInfo,
+    RunFolder,
+    RunState,
+    Stage,
+    new_run_dir,
+    resumed_settings,
+)
+from fedapp.settings import Settings, flatten
+from strategies.base import Callbacks, TreeStrategy
+from strategies.handshake import ENGINES, shared_rows
+from strategies.settings import REMEDIES
+
+BOOSTING = ("num_boost_round", "eta", "early_stopping_rounds")  # settings that can be ``auto``
+
+
+log = logging.getLogger("fedapp")
+
+
+@dataclass(frozen=True, slots=True)
+class FolderCallbacks(Callbacks):
+    """Writes what a strategy reports into a run's folder."""
+
+    folder: RunFolder
+    settings: Settings
+    on_round: OnRound | None = None  # the run stops if it returns False
+    before_checkpoint: Callable[[], None] | None = None
+
+    def begin(self, settings: Settings, state: RunState) -> None:
+        """Write the number of parties; drop lines that an earlier attempt wrote after it saved."""
+        if not self.settings.asked_parties:
+            self.folder.write_settings(self.settings.with_parties(settings.parties))
+        self.folder.rewind(state.step, state.rounds)
+
+    def warnings(self, simulated: bool) -> Iterable[str]:
+        """Warnings about simulated parties that share rows."""
+        return shared_rows(self.settings) if simulated else ()
+
+    def stage(self, stage: Stage) -> None:
+        """Write the run's stage."""
+        self.folder.note(stage)
+
+    def end_round(self, line: RoundInfo) -> bool:
+        """Write a line; False if the caller, or a stop file, stops the run."""
+        self.folder.add_round(line)
+        is_to_stop = self.folder.is_to_stop
+        return not (self.on_round and self.on_round(line) is False) and not is_to_stop
+
+    def checkpoint(self, checkpoint: Checkpoint, state: RunState) -> None:
+        """Save a checkpoint."""
+        if self.before_checkpoint is not None:
+            self.before_checkpoint()
+        self.folder.save(checkpoint, state)
+
+    def write_model(self, files: Mapping[str, str]) -> None:
+        """Write the model."""
+        for name, text in files.items():
+            self.folder.write(name, text)
+
+    def way_on(self) -> str:
+        """How to resume the run."""
+        return f"resume={self.folder.path} goes on from there"
+
+
+def train(
+    grid: Grid,
+    settings: Settings,
+    on_round: OnRound | None = None,
+    before_checkpoint: Callable[[], None] | None = None,
+    warnings: Sequence[str] = (),
+) -> RunFolder:
+    """Run a strategy and write its folder.
+
+    Parameters
+    ----------
+    on_round : called after every round.
+    before_checkpoint : called before every checkpoint.
+    warnings : about the engine, for the summary.
+
+    Raises
+    ------
+    StoppedError : ``on_round`` or a stop file stopped the run.
+    FedappError : the run failed; the folder's ``failure.json`` says why.
+    """
+    settings = resumed_settings(settings)
+    strategy_class = load_strategy(settings.strategy)
+    strategy_class.check_settings(settings)
+    folder = RunFolder(
+        Path(settings.run_dir) if settings.run_dir else new_run_dir(settings.strategy)
+    )
+    with folder.written():
+        if settings.resume:
+            folder.check_unfinished()  # another process may have finished it meanwhile
+            folder.forget_failure()
+        else:
+            folder.begin(settings)
+        try:
+            strategy = strategy_class.of_run(settings)
+            strategy.ledger.path = folder.ledger
+            strategy.callbacks = FolderCallbacks(folder, settings, on_round, before_checkpoint)
+            if saved := folder.saved() if settings.resume else None:
+                strategy.resume(*saved)
+            strategy.start(grid)
+        except BaseException as error:
+            text = in_words(error) if isinstance(error, OSError) else str(error)
+            failure = {"error": type(error).__name__, "message": text}
+            folder.write_json("failure.json", failure)
+            raise
+        folder.write_json("summary.json", summarise(strategy, engine_name(grid), warnings))
+        folder.finish()
+    log.info("the run is in %s", folder.path)
+    return folder
+
+
+def load_strategy(name: str) -> type[TreeStrategy[Any]]:
+    """The strategy class of a method; raise ConfigError if there is none."""
+    method, module = all_methods().get(name), module_of_group(name.replace("-", "_"))
+    # A method's messages and its strategy are in files of one name.
+    strategy = _strategies_of(module.__name__).get(name) if method and module else None
+    if strategy is None:
+        methods = [method for method, found in all_methods().items() if found.trains]
+        rule = f"must be one of {', '.join(methods)}"
+        raise ConfigError(f"strategy {rule}, got {name!r}{did_you_mean(name, methods)}")
+    return strategy
+
+
+def check_read(settings: Settings, given: Collection[str] = ()) -> None:
+    """Raise ConfigError if the method does not read a setting that is given or changed."""
+    method, read = settings.strategy, load_strategy(settings.strategy).settings_read(settings)
+    values = flatten(settings.as_config())
+    # Given settings come first: a preset changes others.
+    unread = {*given, *settings.changed} - set(read)
+    for name in sorted(unread, key=lambda name: (name not in given, name)):
+        readers = [
+            other
+            for other, strategy in all_strategies().items()
+            if name in strategy.settings_read(settings.model_copy(update={"strategy": other}))
+        ]
+        synonym = alias(name.rpartition(".")[2], read, method)
+        way = f"did you mean {synonym}?" if synonym else f"read by {', '.join(readers)}"
+        way += REMEDIES.get(name, "")
+        rule = f"must be omitted for {method}, which does not read it"
+        raise ConfigError(f"{name} {rule}, got {values[name]!r}; {way}")
+
+
+def all_strategies() -> dict[str, type[TreeStrategy[Any]]]:
+    """Every method's strategy by the method's name."""
+    return {name: load_strategy(name) for name in all_methods()}
+
+
+def _strategies_of(messages: str) -> dict[str, type[TreeStrategy[Any]]]:
+    module = importlib.import_module(f"strategies.{messages.rpartition('.')[2]}")
+    strategies: dict[str, type[TreeStrategy[Any]]] = module.STRATEGIES
+    return strategies
+
+
+def engine_name(grid: Grid) -> str:
+    """The engine of a grid: local, simulation or deployment."""
+    return ENGINES.get(type(grid).__name__, "deployment")
+
+
+def summarise(
+    strategy: TreeStrategy[Any], engine: str, warnings: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Content of ``summary.json``."""
+    settings, state = strategy.settings, strategy.state
+    assert strategy.outcome is not None
+    read = strategy.settings_read(settings)
+    return {
+        "strategy": settings.strategy,
+        "engine": engine,
+        "data": settings.data if strategy.simulated else "the parties' own tables",
+        "objective": settings.objective,
+        **({"objective_reason": strategy.objective_reason} if strategy.objective_reason else {}),
+        **({"positive_label": settings.positive_label} if settings.positive_label else {}),
+        "eval_metrics": settings.eval_metrics,
+        "weight": settings.weight if strategy.simulated else "",
+        "settings_read": read,
+        "boosting": {name: getattr(settings, name) for name in BOOSTING if "preset" in read},
+        "round_name": strategy.round_name,
+        "seed": settings.seed,
+        "model_id": state.model_id,
+        "parties": [
+            {"name": name, "rows": hello.n_rows} for name, hello in strategy.parties.items()
+        ],
+        "rows": strategy.row_counts(),
+        **strategy.table_facts(),
+        "left_out": state.left_out,
+        "warnings": [*state.warnings, *warnings],
+        **strategy.outcome,
+        "exchanges": state.exchanges,
+        "bytes": dict(zip(("to_parties", "to_server"), state.bytes, strict=True)),
+        "seconds": {
+            name: round(seconds, 3)
+            for name, seconds in zip(("total", "train"), state.seconds, strict=True)
+        },
+        "versions": versions(),
+    }
