@@ -15,6 +15,7 @@ import numpy as np
 from clients.handshake import keep_coding, loss_parameters, run_outputs, stored_categories
 from clients.pax_secure import (
     MIN_CHILD_ROWS,
+    NOISED_HANDLERS,
     FloatTerms,
     Terms,
     WholeTerms,
@@ -316,6 +317,7 @@ HANDLERS: Mapping[type[Request], Handler] = {
     InitRequest: begin_from,
     GrowRequest: grow,
     GrowSumsRequest: grow_sums,
+    **NOISED_HANDLERS,
 }
 
 

@@ -382,7 +382,7 @@ def _variances(store: Store, kind: str, n_columns: int = 1) -> tuple[int, int]:
     return budget.own_variance(kind, gradients), budget.own_variance(kind, hessians)
 
 
-HANDLERS: Mapping[type[Request], Handler] = {
+NOISED_HANDLERS: Mapping[type[Request], Handler] = {
     PrivateOpenRequest: open_noised_sums,
     PrivateCountRequest: count_noised,
     PrivateTreesRequest: trees,

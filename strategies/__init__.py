@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from strategies.secureboost import SecureBoost
 
 MODULES = {
+    "Bagging": "local_boosting",
+    "Cyclic": "local_boosting",
     "FedAvgLinear": "fedavg_linear",
     "FederatedForest": "federated_forest",
 }

@@ -521,11 +521,11 @@ def test_a_run_that_trains_cannot_pass_for_one_that_predicts(
 @pytest.mark.parametrize(
     ("field", "change", "rule"),
     [
-        ("names", lambda names: ("bank", "clinic", "clinic"), "names must differ, with"),
+        ("names", lambda names: ("bank", "clinic", "clinic"), "names must be distinct and include"),
         (
             "names",
             lambda names: ("clinic", "mallory", "shop"),
-            "names must differ, with",
+            "names must be distinct and include",
         ),
         ("active", lambda name: "mallory", r"OpenRequest\.active must be among the names"),
         (

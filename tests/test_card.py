@@ -27,8 +27,8 @@ def test_the_card_tells_scores_by_party_and_what_was_revealed(
     assert "- method: PAX: party-adaptive histogram boosting.\n" in card
     assert "By party, on its test rows:" in card
     assert "### pax\n\nwith ``pax.aggregation=plain``: nothing is encrypted" in card
-    assert "### hello\n" in card
-    assert "### interactive" not in card
+    assert "### handshake\n" in card
+    assert "### inference" not in card
     assert "| max-bin | 16 |" in card
     assert "| seed |" not in card
     assert "| xgboost | 3." in card
@@ -40,7 +40,7 @@ def test_a_card_of_parties_with_different_columns_tells_of_their_messages(
     card = model_card(read_run(trained_once(vertical(num_boost_round=1)).path))
     assert "### secureboost\n" in card
     assert "### vertical\n" in card
-    assert "### explain" not in card
+    assert "### inference" not in card
 
 
 def test_names_are_no_markup(settings: MakeSettings, trained_once: TrainOnce) -> None:

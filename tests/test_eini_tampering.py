@@ -286,7 +286,7 @@ def test_another_number_of_elements_is_refused(
 ) -> None:
     trained, _ = train(parties=3)
     real = client.choose
-    monkeypatch.setattr(client, "choose", lambda *given: real(*given)[:-1])
+    monkeypatch.setattr(client, "select_ciphertexts", lambda *given: real(*given)[:-1])
     with pytest.raises(
         PartyError, match=r"party-2 .*: Elements.ciphertexts must be \d+ for each of"
     ):

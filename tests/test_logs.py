@@ -161,7 +161,7 @@ def test_what_is_no_tool_or_not_installed_is_refused(monkeypatch: pytest.MonkeyP
             fedapp.run("pax", log=wrong)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     told = r"^tensorboard must be installed for log=tensorboard \(pip install 'fedapp\[log\]'\)"
-    monkeypatch.setattr("fedapp.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("fedapp.errors.find_spec", lambda name: None)
     with pytest.raises(fedapp.ConfigError, match=told):
         fedapp.run("pax", log="tensorboard")
     assert not Path("runs").exists()

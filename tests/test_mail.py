@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from shutil import rmtree
-from types import ModuleType
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -16,7 +14,6 @@ import pytest
 from fedapp.crypto.sealed import Address, new_private_key, public_key, unseal
 from fedapp.errors import ProtocolError
 from fedapp.home import home
-from fedapp.messages import fields
 from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
 from fedapp.messages.handshake import Plan
 from fedapp.messages.vertical import Parcel, SentReply, VerticalHelloRequest
@@ -40,6 +37,7 @@ from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.site.trust import identity
 from tests.conftest import MakeSettings
+from tests.groups import declare_group
 from tests.plans import planned
 from tests.tampering import refuses
 
@@ -159,13 +157,8 @@ def unmet(monkeypatch: pytest.MonkeyPatch) -> Sites:
         reply = TellReply(len(calls), heard) if request.number else BareReply(done=True)
         return reply, [(other, Note(request.number))]
 
-    module = ModuleType("clients.testmail")
     handlers = {GreetRequest: greet, MeetRequest: meet, TellRequest: tell}
-    vars(module)["HANDLERS"] = handlers
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    declared = ModuleType("fedapp.messages.testmail"), fields.Method("inference", {"": "sizes"})
-    groups = {**fields._groups(), "testmail": declared}
-    monkeypatch.setattr(fields, "_groups", lambda: groups)
+    declare_group(monkeypatch, "testmail", handlers)
     return Sites(calls)
 
 

@@ -184,7 +184,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[Any]]:
             )
         return sums
 
-    monkeypatch.setattr(answer, "noised", listening)
+    monkeypatch.setattr(answer, "add_noise", listening)
     return found
 
 

@@ -112,7 +112,7 @@ def test_no_row_moves_the_sums_by_bin_by_more_than_its_bound(
             moved.extend(moves(store, request, name))
         return add_noise(name, store, request, *rest)
 
-    monkeypatch.setattr(answer, "noised", listening)
+    monkeypatch.setattr(answer, "add_noise", listening)
     run_local(made("multi:softprob", num_boost_round=1, **GREEDY))
     assert 0.3 < max(moved) <= 1
 

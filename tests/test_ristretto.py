@@ -123,7 +123,7 @@ def some_uniform(n: int, seed: int = 0) -> Points:
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Choose between eight at a time and one by one."""
-    return lambda lanes: monkeypatch.setattr(ristretto, "has_lanes", lambda: lanes)
+    return lambda lanes: monkeypatch.setattr("fedapp.crypto.ristretto.has_lanes", lambda: lanes)
 
 
 @pytest.mark.parametrize("lanes", KINDS)

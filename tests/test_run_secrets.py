@@ -86,7 +86,7 @@ class Drawn:
             (mail, "agree"),
             (sums, "new_secret"),
             (sums, "seed_of"),
-            (sums, "_box"),
+            (sums, "_share_key"),
             (vertical, "generate_key"),
         ):
             self._note(module, name)

@@ -184,7 +184,7 @@ class DyingApp(SiteApp):
             write_whole(path, data, **how)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store, "write_whole", die_in_between)
+            patch.setattr(store, "write_atomically", die_in_between)
             try:
                 return super().__call__(message, context)
             except Killed:

@@ -424,7 +424,7 @@ def test_what_is_missing_is_told_before_anything_is_served(
 ) -> None:
     found = CliRunner().invoke(cli, ["serve", "nowhere"])
     assert str(found.exception).startswith("model must be a file of a run that has finished, got ")
-    monkeypatch.setattr("fedapp.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("fedapp.errors.find_spec", lambda name: None)
     found = CliRunner().invoke(cli, ["serve", "nowhere"])
     assert "pip install 'fedapp[serve]'" in str(found.exception)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, is_dataclass, replace
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -25,7 +24,9 @@ from fedapp.messages.fields import (
     Range,
     Request,
     SiteLimit,
+    _groups,
     all_methods,
+    kinds_of,
     module_of_group,
 )
 from fedapp.messages.handshake import HelloRequest
@@ -41,6 +42,7 @@ from fedapp.site.settings import (
     SiteConfig,
     check_policy,
     check_request,
+    group_of,
     parse_node_config,
     site_config,
 )
@@ -137,20 +139,15 @@ def all_requests() -> dict[str, set[str]]:
 
 
 def handlers_of(module: str) -> Iterable[type[Request]]:
-    return vars(import_module(f"clients.{module}"))["HANDLERS"]
+    file = module_of_group(module).__name__.rpartition(".")[2]
+    handlers = import_module(f"clients.{file}").HANDLERS
+    return [kind for kind in handlers if group_of(kind.kind) == module]
 
 
 def test_the_policy_matrix_has_every_message_and_every_method() -> None:
     assert set(all_methods()) == HORIZONTAL | VERTICAL | INFERENCE
-    clients = {module.name for module in iter_modules(import_module("clients").__path__)}
-    modules = {name for name in clients if hasattr(import_module(f"clients.{name}"), "HANDLERS")}
-    assert modules == set(SENDERS)
-    declared = {
-        kind.kind
-        for name in SENDERS
-        for kind in vars(module_of_group(name)).values()
-        if isinstance(kind, type) and issubclass(kind, Request) and hasattr(kind, "kind")
-    }
+    assert set(_groups()) == set(SENDERS)
+    declared = {kind for name in SENDERS for kind in kinds_of(module_of_group(name))}
     assert declared == set().union(*all_requests().values())
 
 

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -39,6 +38,7 @@ from fedapp.site.store import (
     drop_abandoned,
     locked,
 )
+from tests.groups import declare_group
 
 MODEL = "0123456789abcdef"
 LARGE = SMALL // 8 + 1  # float64 values that get a file of their own
@@ -92,9 +92,7 @@ def party(monkeypatch: pytest.MonkeyPatch) -> Party:
         site.store["sums"] = before + request.amount
         return SumReply(site.store["sums"], len(calls))
 
-    module = ModuleType("clients.testmethod")
-    module.HANDLERS = {AddRequest: add}  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "clients.testmethod", module)
+    declare_group(monkeypatch, "testmethod", {AddRequest: add})
     return Party(calls, SiteConfig("bank", "rows.csv", allowed=frozenset({"testmethod"})))
 
 
@@ -298,7 +296,7 @@ def test_a_site_that_dies_before_its_state_is_renamed_keeps_the_old_state(
         write_atomically(path, content, lasting=lasting)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "write_whole", die)
+        patch.setattr(store_module, "write_atomically", die)
         with pytest.raises(OSError, match="no space left"):
             party.add(2, step=2)
     assert "sums-0-2.raw" in array_files(party.folder)
@@ -340,7 +338,7 @@ def test_a_step_that_died_half_way_is_done_again(
 ) -> None:
     party.add(1, step=1)
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "write_whole", lambda *given, **how: 1 / 0)
+        patch.setattr(store_module, "write_atomically", lambda *given, **how: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             party.add(2, step=2)
     assert party.add(4, step=2).sums.tolist() == [5] * LARGE

@@ -300,7 +300,7 @@ def test_what_does_not_go_with_a_search_is_refused(more: dict[str, Any], match: 
 def test_without_optuna_its_search_is_refused_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fedapp.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("fedapp.errors.find_spec", lambda name: None)
     rule = r"^optuna must be installed for --search optuna \(pip install 'fedapp\[tune\]'\), got "
     with pytest.raises(ConfigError, match=rule):
         fedapp.tune("pax", search="optuna", **SHORT)

@@ -58,7 +58,6 @@ from flwr.supernode.servicer.runtime import runtime_handlers
 from flwr.supernode.start_client_internal import _insert_message
 
 import fedapp
-from fedapp import server_app
 from fedapp.deploy import warm
 from fedapp.deploy.warm.executor import RunsWorker, Task, WarmExecutor, signed_request
 from fedapp.deploy.warm.serverapp import TICK, one_cpu, poll_often, slow_modes
@@ -88,6 +87,7 @@ from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.wire import Envelope, to_content, to_records
 from fedapp.runs.engines import free_ports
 from strategies.delivery import LOST
+from strategies.handshake import ENGINES
 from tests.conftest import WriteTable
 from tests.plans import planned
 
@@ -144,7 +144,7 @@ def test_a_run_in_slow_mode_says_so_in_its_summary(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(warm, "DIGESTS", "[simulation] gone: gone=111111")
-    monkeypatch.setitem(server_app.ENGINES, "LocalGrid", "simulation")
+    monkeypatch.setitem(ENGINES, "LocalGrid", "simulation")
     run = fedapp.run("pax", num_boost_round=1, max_depth=1, run_dir=tmp_path / "run")
     (warning,) = slow_modes("simulation")
     assert "slow mode, each exchange takes 0.1 s" in warning

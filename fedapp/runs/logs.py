@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
@@ -236,8 +235,12 @@ def logged(settings: Settings, folder: RunFolder, engine: str, tell: Notify) -> 
 
 
 def _opened(name: str, run: LoggedRun, run_id: str) -> Logger:
-    opened: Logger = import_module(f"fedapp.runs.logs.to_{name}").LOGGER(run, run_id)
-    return opened
+    loggers: dict[str, Callable[[LoggedRun, str], Logger]] = {
+        "mlflow": ToMLflow,
+        "tensorboard": ToTensorBoard,
+        "wandb": ToWandb,
+    }
+    return loggers[name](run, run_id)
 
 
 def _described(settings: Settings, folder: RunFolder, engine: str) -> LoggedRun:
@@ -428,9 +431,6 @@ def _param_text(value: object) -> str:
     return as_plain(str(value), LONGEST)
 
 
-MLFLOW = ToMLflow
-
-
 # A run for TensorBoard: event files in the subfolder ``tensorboard`` of the run's folder.
 
 FOLDER = "tensorboard"
@@ -518,9 +518,6 @@ def _table(tags: Mapping[str, str]) -> str:
     return "\n".join(["| tag | value |", "| --- | --- |", *lines])
 
 
-TENSORBOARD = ToTensorBoard
-
-
 # A run in Weights & Biases: configuration, a step per round, tags, and an artifact with the files.
 
 PROJECT = "fedapp"
@@ -573,6 +570,3 @@ class ToWandb:
     def fail(self, is_stopped: bool) -> None:
         """Finish with an exit code other than 0."""
         self._run.finish(exit_code=1)
-
-
-WANDB = ToWandb

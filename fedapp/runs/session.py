@@ -172,19 +172,18 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher) -> None:
     """Check the tables of a simulated run before it starts, and show warnings."""
     if engine in SIMULATED:
         from fedapp.kernels import load_ahead
-        from fedapp.messages.fields import all_methods
+        from fedapp.messages.fields import all_methods, module_of_group
         from fedapp.runs.tables import check_tables
 
         watcher.begin("reading and checking the tables")
         if engine == "local":
             is_boosted = all_methods()[settings.strategy].baseline == "boosted"
-            clients = f"clients.{settings.strategy.replace('-', '_')}"
+            messages = module_of_group(settings.strategy.replace("-", "_"))
+            clients = f"clients.{messages.__name__.rpartition('.')[2]}" if messages else "clients"
             if is_boosted:
-                load_ahead(
-                    [clients, "xgboost"], ("fedapp.trees.forest", "fedapp.histograms.sketch")
-                )
+                load_ahead([clients, "xgboost"], ("fedapp.trees.forest",))
             else:
-                load_ahead([clients], ("fedapp.histograms", "fedapp.trees.boosted"))
+                load_ahead([clients], ("fedapp.histograms", "fedapp.trees.grow"))
         for text in check_tables(settings):
             watcher.tell(f"! {text}")
 

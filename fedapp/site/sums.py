@@ -82,12 +82,7 @@ def share(
     among = sorted([name, *secrets])
     seed = new_secret()
     shares = dict(zip(among, split(seed, store.facts[THRESHOLD], len(among)), strict=True))
-    # Keys that seal the shares between two parties, for this answer only.
-    data = prefixed(LABEL, label)
-    boxes = {
-        peer: hashlib.blake2b(data, digest_size=SHARE_BYTES, key=secret).digest()
-        for peer, secret in secrets.items()
-    }
+    boxes = {peer: _share_key(secret, label) for peer, secret in secrets.items()}
     sealed = [seal(boxes[peer], Address(name, peer, 0), shares[peer]) for peer in sorted(secrets)]
     store.facts[PENDING] = {
         "among": among,
@@ -100,6 +95,11 @@ def share(
     }
     rows = np.frombuffer(b"".join(sealed), dtype=np.uint8)
     return seed, rows.reshape(-1, SEALED_BYTES)
+
+
+def _share_key(secret: bytes, label: bytes) -> bytes:
+    """Key that seals shares between two parties, for one answer."""
+    return hashlib.blake2b(prefixed(LABEL, label), digest_size=SHARE_BYTES, key=secret).digest()
 
 
 def unmask(name: str, store: Store, request: UnmaskRequest) -> UnmaskReply:

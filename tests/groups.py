@@ -1,0 +1,27 @@
+"""A group of messages that only a test has."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fedapp.messages import fields
+from fedapp.messages.fields import Request
+
+
+def declare_group(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    handlers: Mapping[type[Request], Callable[..., Any]],
+) -> None:
+    """Add a method's messages and their handlers."""
+    module = ModuleType(f"clients.{name}")
+    vars(module)["HANDLERS"] = handlers
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    declared = ModuleType(f"fedapp.messages.{name}"), fields.Method("inference", {"": "sizes"})
+    groups = {**fields._groups(), name: declared}
+    monkeypatch.setattr(fields, "_groups", lambda: groups)
