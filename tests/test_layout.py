@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from io import StringIO
 from pathlib import Path
+from tokenize import COMMENT, generate_tokens
 
 import pytest
 
@@ -19,17 +22,14 @@ from strategies.run import all_strategies
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("fedapp", "strategies", "clients", "simulations")
 MAY_IMPORT_FLOWER = (
-    "simulations/bench/changes.py",
-    "simulations/bench/fuzz.py",
-    "simulations/bench/recorded.py",
     "fedapp/server_app.py",
     "fedapp/client_app.py",
-    "strategies/delivery.py",
     "fedapp/deploy/",
-    "fedapp/wire/",
-    "strategies/base.py",
-    "fedapp/runs/engines.py",
-    "simulations/examples/",
+    "fedapp/messages/wire.py",
+    "fedapp/runs/",
+    "fedapp/site/bundle.py",  # what Flower hashes
+    "strategies/",
+    "simulations/",
 )
 METHODS = {name.replace("-", "_") for name in all_strategies()}
 ANSWERING = sorted(
@@ -53,7 +53,17 @@ DEFAULTS = {
     "fedapp/runs/run.py": ["interactive"] * 3,
     "fedapp/commands/predict.py": ["interactive"],
     "fedapp/serve/scorer.py": ["one_round", "interactive"],
+    "fedapp/site/sums.py": ["pax"],  # the budget of a private run
     "fedapp/trees/rounds.py": ["cyclic"] * 2,  # a way to draw trees
+}
+
+
+# The files of methods that share one.
+FILES = {
+    "bagging": "local_boosting",
+    "cyclic": "local_boosting",
+    "interactive": "inference",
+    "one_round": "inference",
 }
 
 
@@ -109,33 +119,109 @@ def test_kernels_are_where_a_change_of_their_sources_is_noticed() -> None:
     assert cached == ["fedapp/kernels.py"]
 
 
+# Room and floor in the drawing of ARCHITECTURE.md.
+DRAWN = re.compile(r"^(?:floor (\d+) +| {10})(\S+) ", re.MULTILINE)
+MOST_FLOORS, MOST_FILES = 11, 200
+# Rooms on lower floors that a room must not import all the same.
+FORBIDDEN = {
+    "clients/": ("fedapp.conversation", "fedapp.settings", "fedapp.run_folder"),
+    "strategies/": ("fedapp.site.store", "fedapp.site.answer"),
+    "fedapp/messages/": ("fedapp.histograms", "fedapp.crypto"),
+}
+
+
+def drawn_floors() -> dict[str, int]:
+    """The floor of each room in the drawing of ARCHITECTURE.md."""
+    floor, floors = 0, {}
+    for number, room in DRAWN.findall((ROOT / "ARCHITECTURE.md").read_text().split("```")[1]):
+        floor = int(number or floor)
+        floors[room] = floor
+    return floors
+
+
+def room_of(source: str) -> str:
+    """The room of a source: a folder of fedapp, one of its loose files, or a top-level folder."""
+    top, *rest = source.split("/")
+    if top != "fedapp":
+        return f"{top}/"
+    return f"{top}/{rest[0]}/" if len(rest) > 1 else source
+
+
+def import_graph(texts: Mapping[str, str]) -> dict[str, set[str]]:
+    """The sources that each source imports, anywhere in it."""
+    modules = {
+        source.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): source
+        for source in texts
+    }
+    graph: dict[str, set[str]] = {}
+    for source, text in texts.items():
+        names = set()
+        for node in nodes_of(text):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                names |= inner & modules.keys()
+                names |= {node.module} if inner - modules.keys() else set()
+        graph[source] = {modules[name] for name in names & modules.keys()} - {source}
+    return graph
+
+
+def faults_of(texts: Mapping[str, str], floors: Mapping[str, int]) -> list[str]:
+    """Imports that run up, and circles of files and of rooms."""
+    graph = import_graph(texts)
+    faults = [
+        f"{source} imports {other} above it"
+        for source, others in graph.items()
+        for other in sorted(others)
+        if room_of(source) != room_of(other) and floors[room_of(source)] <= floors[room_of(other)]
+    ]
+    rooms: dict[str, set[str]] = {}
+    for source, others in graph.items():
+        rooms.setdefault(room_of(source), set()).update(map(room_of, others))
+    for each in (graph, {room: others - {room} for room, others in rooms.items()}):
+        try:
+            TopologicalSorter(each).prepare()
+        except CycleError as error:
+            faults.append(f"circle: {' -> '.join(error.args[1])}")
+    return faults
+
+
+def texts_of_all() -> dict[str, str]:
+    return {source: (ROOT / source).read_text() for source in sources()}
+
+
+def test_imports_go_down_and_never_in_a_circle() -> None:
+    texts, floors = texts_of_all(), drawn_floors()
+    assert {room_of(source) for source in texts} == floors.keys()
+    assert max(floors.values()) <= MOST_FLOORS
+    assert faults_of(texts, floors) == []
+    assert len(texts) <= MOST_FILES
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "fault"),
+    [
+        ("fedapp/trees/new.py", "from fedapp.site.store import Store", "above it"),
+        ("fedapp/trees/new.py", "def late():\n    import strategies.pax", "above it"),
+        ("clients/new.py", "from strategies import base", "above it"),
+        ("fedapp/runs/new.py", "from simulations import study", "above it"),
+        ("fedapp/errors.py", "from fedapp import kernels", "above it"),
+        ("fedapp/site/store.py", "from fedapp.site import answer", "circle"),
+    ],
+)
+def test_a_planted_import_is_found(source: str, code: str, fault: str) -> None:
+    texts = texts_of_all()
+    texts[source] = f"{texts.get(source, '')}\n{code}\n"
+    assert [found for found in faults_of(texts, drawn_floors()) if fault in found]
+
+
 def forbidden_to(source: str) -> tuple[str, ...]:
-    """Packages that a source must not import."""
-    forbidden: tuple[str, ...] = ()
-    if source.startswith(("fedapp/trees/", "fedapp/histograms/", "fedapp/crypto/")):
-        forbidden = ("fedapp.messages", "fedapp.site", "fedapp.wire", "fedapp.conversation")
-        forbidden += ("fedapp.settings", "strategies", "clients", "simulations")
-    elif source.startswith("fedapp/messages/"):
-        forbidden = ("fedapp.trees", "fedapp.histograms", "fedapp.site", "fedapp.wire")
-        forbidden += ("strategies", "clients", "simulations")
-    elif source.startswith("strategies/"):
-        forbidden = (
-            "clients",
-            "simulations",
-            "fedapp.site.store",
-            "fedapp.site.store",
-            "fedapp.site.answer",
-        )
-    elif source.startswith("clients/"):
-        forbidden = ("strategies", "simulations", "fedapp.conversation", "fedapp.settings")
-    elif source.startswith("fedapp/metrics/"):
-        forbidden = ("fedapp.messages", "fedapp.site", "fedapp.wire")
-    elif source.startswith("fedapp/data/"):
-        forbidden = ("fedapp.site", "fedapp.wire", "strategies", "clients", "simulations")
-    return forbidden
+    """Packages that a source must not import though they are below it."""
+    return next((names for room, names in FORBIDDEN.items() if source.startswith(room)), ())
 
 
-def test_imports_go_one_way() -> None:
+def test_rooms_know_nothing_of_what_is_none_of_their_business() -> None:
     found = {
         source: [module for module in imports(source) if begins(module, *forbidden_to(source))]
         for source in sources()
@@ -164,9 +250,10 @@ def test_no_role_imports_another() -> None:
 def test_a_method_has_the_same_name_on_both_sides_and_in_its_messages_and_tests(
     method: str,
 ) -> None:
-    for form in ("strategies/{}", "clients/{}", "fedapp/messages/{}", "tests/test_{}"):
-        place = ROOT / form.format(method)
-        assert place.with_suffix(".py").exists() or (place / "__init__.py").exists()
+    file = FILES.get(method, method)
+    for place in (f"strategies/{file}", f"clients/{file}", f"fedapp/messages/{file}"):
+        assert (ROOT / f"{place}.py").exists() or (ROOT / place / "__init__.py").exists()
+    assert (ROOT / f"tests/test_{method}.py").exists()
 
 
 def test_every_group_of_messages_is_one_methods_or_shared_by_families() -> None:
@@ -188,6 +275,7 @@ def test_every_group_of_messages_is_one_methods_or_shared_by_families() -> None:
 def methods_known(source: str, code: str) -> list[str]:
     """Methods that a source knows by name: whose modules it imports, or whose names it compares."""
     own = {Path(source).stem, Path(source).parent.name}  # a module, or a folder of them
+    own |= {method for method, file in FILES.items() if file in own}
     found = []
     for node in nodes_of(code):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -310,3 +398,52 @@ def test_what_may_run_what_it_reads_is_found(code: str) -> None:
     assert len(unsafe("fedapp/new.py", code)) == 1
     assert not unsafe("fedapp/new.py", "np.load(path, allow_pickle=False)")
     assert not unsafe("fedapp/new.py", "torch.load(path, weights_only=True)")
+
+
+# Words
+
+TEXTS = re.compile(
+    r"\b(un)?told\b|\btells?\b|\bsays? of\b|\bholds? (that|against)\b|\bheld against\b"
+    r"|\boddit(y|ies)\b|\bbegun\b|\banew\b|\bgoes? on from\b|\bso many\b|\bwhom\b",
+    re.IGNORECASE,
+)
+VAGUE = {"found", "known", "kept", "made", "given", "own"}  # as the name of a variable
+DIALECT = {"told", "untold", "oddities", "begun", "alike", "heard"}  # in any name
+
+
+def dialect_in(code: str) -> list[str]:
+    """Words of docstrings, comments and names that plain English has better ones for."""
+    words = []
+    for node in nodes_of(code):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            words += [match.group() for match in TEXTS.finditer(ast.get_docstring(node) or "")]
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names = {node.name}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names = {node.id}
+        else:
+            continue
+        words += [name for name in names if name in VAGUE or DIALECT & set(name.split("_"))]
+    for token in generate_tokens(StringIO(code).readline):
+        if token.type == COMMENT:
+            words += [match.group() for match in TEXTS.finditer(token.string)]
+    return words
+
+
+def test_words_are_plain() -> None:
+    found = {source: dialect_in(text) for source, text in texts_of_all().items()}
+    assert not {source: words for source, words in found.items() if words}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        '"""What the server is told."""',
+        "# Hold that the rows are as many.",
+        "found = search()",
+        "def told_codes() -> None: ...",
+    ],
+)
+def test_dialect_is_found(code: str) -> None:
+    assert len(dialect_in(code)) == 1
+    assert not dialect_in('"""What the server learns."""\nsplits = search()')
