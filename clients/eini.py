@@ -49,6 +49,10 @@ from fedapp.trees.divided import Skeleton, candidates, skeleton
 from fedapp.trees.model import LEAF, check_trees
 
 Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+BATCH_BYTES = 2**26  # 64 MiB of ciphertexts
+UNGUARDED = "; eini.unguarded=true predicts all the same"  # ends the guards' errors
+NO_RECORD = -1  # record of a node that the receiver does not split
 
 
 def step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepReply, Letters]:
@@ -67,7 +71,14 @@ def _passive_step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepRep
         part = read_party_part(site)
         _keep_structure(site, part, structure, request)
         if not request.unguarded:
-            _guard(store, part, request.least_possibilities)
+            # Too few distinct paths through the local splits would reveal the columns' values.
+            local, least = store["records"], request.least_possibilities
+            local = local[local != NO_RECORD]
+            if len(local) and part.lookup.n_ways(local, store["values"]) < least:
+                raise DataError(
+                    f"columns of this party must have {least:g} ways through its splits "
+                    f"(eini.least-possibilities), got fewer{UNGUARDED}"
+                )
         if "explained" in store.facts and "trees" not in part.document:
             explain_open(site, part, _trees(site))
         letters.append((active, Ready(part_digest_array(site))))
@@ -100,16 +111,6 @@ def _keep_structure(site: Site, part: Part, letter: Structure, request: StepRequ
     store["n"], store["ends"] = letter.n, letter.ends
     store["lefts"], store["records"] = letter.lefts, letter.records
     store.facts |= {"layout": [letter.n_terms, letter.n_outputs], "next_row": 0}
-
-
-def _guard(store: Store, part: Part, least: float) -> None:
-    # Too few distinct paths through the local splits would reveal the columns' values.
-    local = store["records"][store["records"] != NO_RECORD]
-    if len(local) and part.lookup.n_ways(local, store["values"]) < least:
-        raise DataError(
-            f"columns of this party must have {least:g} ways through its splits "
-            f"(eini.least-possibilities), got fewer{UNGUARDED}"
-        )
 
 
 def _choose(site: Site, sender: str, letter: Elements) -> Elements | Totals:
@@ -165,17 +166,6 @@ def _open_entries(site: Site, rows: slice) -> Bools:
     return np.concatenate(open_entries, axis=1)
 
 
-HANDLERS: Mapping[type[Request], Handler] = {StepRequest: step}
-
-
-# Fed-EINI at the active party: encrypted weights of the candidates, and the sums decrypted.
-
-BATCH_BYTES = 2**26
-UNGUARDED = "; eini.unguarded=true predicts all the same"  # ends the guards' errors
-NO_RECORD = -1  # record of a node that the receiver does not split
-Floats = npt.NDArray[np.float64]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """The trees to predict, collapsed to what passive parties split."""
@@ -189,7 +179,7 @@ class Plan:
         """Ciphertexts per row."""
         return sum(len(self.skeletons[tree].entries) for tree in self.shared)
 
-    def own_sides(self, site: Site, tree: int, values: Array) -> dict[int, Bools]:
+    def local_sides(self, site: Site, tree: int, values: Array) -> dict[int, Bools]:
         """Which rows each local split of a skeleton sends left, by its node."""
         pruned = self.skeletons[tree]
         owners, records = self.part.owners[tree], self.part.records[tree]
@@ -312,7 +302,7 @@ def _guard_structure(site: Site, plan: Plan, least: float) -> None:
         inner = np.flatnonzero(plan.part.model.trees[tree]["left"] != LEAF)
         n_single += len({plan.part.owners[tree][node] for node in inner}) == 1
         open_entries = candidates(
-            plan.skeletons[tree].lefts, plan.own_sides(site, tree, values), len(values)
+            plan.skeletons[tree].lefts, plan.local_sides(site, tree, values), len(values)
         )
         possibilities += np.log(open_entries.sum(axis=1))
     if n_single:
@@ -339,7 +329,7 @@ def _next_batch(site: Site, plan: Plan) -> Elements | None:
     values, columns = store["values"][first:last], []
     for tree in plan.shared:
         pruned = plan.skeletons[tree]
-        open_entries = candidates(pruned.lefts, plan.own_sides(site, tree, values), last - first)
+        open_entries = candidates(pruned.lefts, plan.local_sides(site, tree, values), last - first)
         for entry, is_open in zip(pruned.sources[pruned.entries], open_entries.T, strict=True):
             terms = np.zeros((last - first, plan.part.model.n_outputs))
             terms[is_open] = plan.terms_below(tree, int(entry), values[is_open])
@@ -372,3 +362,6 @@ def _take_totals(site: Site, mail: Mail) -> None:
         sums = np.array(store["sums"])
         sums[first:end] += terms
         store["sums"], store.facts["n_back"] = sums, end
+
+
+HANDLERS: Mapping[type[Request], Handler] = {StepRequest: step}

@@ -1,7 +1,8 @@
-"""Party side of PAX with secure aggregation.
+"""Party side of PAX with secure aggregation, and with differential privacy.
 
 Quantiles of all parties' rows follow from counts by digit, so all parties have the same bins from
-the first tree on. Rows keep their values, and no representative leaves the party.
+the first tree on. Rows keep their values, and no representative leaves the party. With differential
+privacy every sum leaves with noise, under masks (``open_noised_sums`` and below).
 """
 
 from __future__ import annotations
@@ -196,9 +197,6 @@ def check_offsets(site: Site, message: str, field: str, offsets: Array, n_all: i
     if not site.config.simulated and numbers.max(initial=0) > max_bins:
         rule = f"must be <= {max_bins} (most-bins in the node config of {site.name})"
         raise ConfigError(f"max-bin {rule}, got {numbers.max()}")
-
-
-# Party side of PAX with differential privacy: every sum leaves with noise, under masks.
 
 
 def open_noised_sums(site: Site, request: PrivateOpenRequest) -> Sums:

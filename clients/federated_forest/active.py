@@ -1,6 +1,7 @@
-"""Federated Forest at the active party: codes of the labels, leaf values, scores.
+"""Federated Forest at the active party: coded or encrypted labels, choices, leaf values, scores.
 
-Source: Liu et al. 2019, Algorithms 2 and 6; leaf labels stay here.
+Source: Liu et al. 2019, Algorithms 2 and 6; leaf labels stay here. With encrypted labels this party
+decrypts the others' sums, and chooses the splits of all.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ from fedapp.trees.objective import REGRESSION, check_objective, margins_of, n_ou
 from fedapp.trees.sets import sets_of_rows
 
 SCORE_BINS = 2**12
+SPARE_BYTES = 2**24  # of a letter, for all but its ciphertexts, such as a bit per row
 Scores = dict[str, float]
 Scored = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]  # margins, labels, weights
 
@@ -239,11 +241,6 @@ def _importance(
     return names, gains, np.concatenate([worth[name][1] for name in order])
 
 
-# Federated Forest at the active party with encrypted labels: it chooses splits for all.
-
-SPARE_BYTES = 2**24  # of a letter, for all but its ciphertexts, such as a bit per row
-
-
 def encrypt_labels(site: Site, request: SetupRequest) -> Letters:
     """Draw a key; encrypt the rows under it, afresh for each party."""
     store = site.store
@@ -280,8 +277,8 @@ def choose(site: Site, request: SplitRequest, mail: Mail) -> tuple[Splits, Lette
     splits, _ = number_children(trees[won], nodes[won], best[won], np.asarray(store["n_nodes"]))
     store.put("chosen", splits)
     make_local_splits(site, splits)
-    is_told = len(local_indices(site, splits)) and not request.last
-    letters = letters_to_others(site, local_partition(site)) if is_told else []
+    sends_sides = len(local_indices(site, splits)) and not request.last
+    letters = letters_to_others(site, local_partition(site)) if sends_sides else []
     for name, (listing, offer) in sums.items():
         nodes_won = won[best[won] == peers.index(name)]
         if len(nodes_won):
