@@ -295,10 +295,7 @@ def _check(site: Site, request: GrowRequest) -> None:
             & (np.sort(request.wanted_trees) == request.wanted_trees),
             f"must be < {n_trees} and ascending",
         ),
-        "leaf_offsets": (
-            offsets_fit,
-            f"must divide {n_leaves} leaf values among {n_trees} trees",
-        ),
+        "leaf_offsets": (offsets_fit, f"must divide {n_leaves} leaf values among {n_trees} trees"),
     }
     for field, (holds, rule) in rules.items():
         if not np.all(holds):

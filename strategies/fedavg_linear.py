@@ -95,11 +95,7 @@ class PlainAverages:
     """Each party's replies reach the server."""
 
     def begin(
-        self,
-        parties: Hellos,
-        table: CommonTable,
-        request: MomentsRequest,
-        check: Check,
+        self, parties: Hellos, table: CommonTable, request: MomentsRequest, check: Check
     ) -> Conversation[dict[str, MomentsReply]]:
         """Sums of the labels, moments of the inputs."""
         return (yield from ask(parties.all(request), MomentsReply, check))
@@ -140,11 +136,7 @@ class MaskedAverages:
         self._weight_power, self.resume = 0, self._run.resume
 
     def begin(
-        self,
-        parties: Hellos,
-        table: CommonTable,
-        request: MomentsRequest,
-        check: Check,
+        self, parties: Hellos, table: CommonTable, request: MomentsRequest, check: Check
     ) -> Conversation[dict[str, MomentsReply]]:
         """Exchange keys; then means, then spreads around them. A lost party ends the run."""
         roster, _ = yield from self._run.meet(parties, len(table.classes))
@@ -230,8 +222,6 @@ class FedAvgLinear(HorizontalStrategy):
         Penalty on the weights of the standardised columns.
     aggregation : {"plain", "secure"}
         Whether the server sees each party's model, or only their mean.
-    **settings
-        Others of the signature, as in the run config.
     """
 
     method = "fedavg-linear"

@@ -135,8 +135,6 @@ class FederatedForest(VerticalStrategy):
         Of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
     master_keeps_model : bool
         Whether the server gets the whole model.
-    **settings
-        Others of the signature, as in the run config.
     """
 
     method = "federated-forest"

@@ -113,8 +113,6 @@ class FedXGBllr(HorizontalStrategy):
         Of the CNN.
     device : {"cpu", "cuda"}
         Where heads are trained; "cuda" is used where a party has it.
-    **settings
-        Others of the signature, as in the run config.
     """
 
     method = "fedxgbllr"

@@ -113,7 +113,7 @@ class Cyclic(HorizontalStrategy):
             replies = yield from _take_turn(parties, boosted, turn)
             yield from boosted.record_scores(replies)
             if turn in replies and not boosted.history.stops:
-                boosted.add(trees_of(replies[turn], boosted.widths))
+                boosted.add(unpack_trees(arrays_of(replies[turn]), boosted.widths))
                 yield boosted.checkpoint(turn=turn)
         last_scores = _take_turn(parties, boosted, turn="")
         return (yield from finish(parties, boosted, last_scores, turn=turn))
@@ -217,10 +217,7 @@ class BoostedModel:
 
 
 def begin(
-    strategy: HorizontalStrategy,
-    parties: Hellos,
-    saved: Checkpoint | None,
-    trees_a_round: int = 1,
+    strategy: HorizontalStrategy, parties: Hellos, saved: Checkpoint | None, trees_a_round: int = 1
 ) -> Conversation[BoostedModel]:
     """Agree on tables, classes and base score, or restore them from a checkpoint.
 
@@ -280,11 +277,6 @@ def _restore(strategy: HorizontalStrategy, saved: Checkpoint) -> BoostedModel:
     )
 
 
-def trees_of(reply: BoostReport, widths: Ints) -> Grown:
-    """The trees that a party has grown."""
-    return unpack_trees(arrays_of(reply), widths)
-
-
 def finish(
     parties: Hellos,
     boosted: BoostedModel,
@@ -315,7 +307,7 @@ def check_report(
     """Check number and size of a party's new trees; ``widths`` are categories by column."""
     name = type(reply).__name__
     with as_protocol_error(party, name, "trees"):
-        trees = trees_of(reply, widths).trees
+        trees = unpack_trees(arrays_of(reply), widths).trees
     if len(trees) != n_trees:
         raise ProtocolError(party, name, "trees", f"must be {n_trees}, got {len(trees)}")
     most = 2 ** (max_depth + 1) - 1
@@ -330,7 +322,9 @@ def mean_step(boosted: BoostedModel, replies: Mapping[str, BagReply]) -> Grown:
     tree i still adds to output ``i % n_outputs``.
     """
     weights = shares(boosted.weights, replies)
-    steps = {party: trees_of(reply, boosted.widths) for party, reply in replies.items()}
+    steps = {
+        party: unpack_trees(arrays_of(reply), boosted.widths) for party, reply in replies.items()
+    }
     return concatenated(
         Grown(tuple(scaled(tree, weights[party]) for tree in step.trees), step.sets)
         for party, step in steps.items()

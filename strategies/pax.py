@@ -77,8 +77,6 @@ class PAX(HorizontalStrategy):
         Largest gradient of a row with epsilon, where the objective has no bound.
     min_parties : int
         Smallest number of parties that the run continues with; 0: all.
-    **settings
-        Others of the signature, as in the run config.
 
     Examples
     --------

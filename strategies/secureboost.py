@@ -105,8 +105,6 @@ class SecureBoost(VerticalStrategy):
         from the others.
     align : {"psi", "ordered"}
         How rows are matched; ``align_most_rows`` bounds ``num_rounds``.
-    **settings
-        Others of the signature, as in the run config.
     """
 
     method = "secureboost"

@@ -1,8 +1,8 @@
 """Federated Forest at a party: one is active and has the labels, the others are passive.
 
-``splits`` moves the rows, and has the order of requests for each role; ``passive`` is what any party
-does with its columns, with encoded or encrypted labels; ``active`` adds labels, choices and scores.
-Nothing here draws columns: the server does. Read ``splits`` first.
+``splits`` moves the rows, and has the order of requests for each role; ``passive`` is what any
+party does with its columns, with encoded or encrypted labels; ``active`` adds labels, choices and
+scores. Nothing here draws columns: the server does. Read ``splits`` first.
 """
 
 from __future__ import annotations

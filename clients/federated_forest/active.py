@@ -184,7 +184,20 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
     rows["oob"] = margins, store["labels"][oob], store["weights"][oob]
     scores = metrics.pooled_subsets(model.objective, rows)
     threshold = scores["train"].get("threshold")
-    write_part(store.folder, {**_part(site, model, letters), "threshold": threshold})
+    splits, n_nodes = store.record(Splits, "splits"), np.asarray(store["n_nodes"])
+    records = splits.spread(splits.records, n_nodes, -1)
+    part = {
+        **stored_lookup(store),
+        "active": True,
+        "name": site.name,
+        "parts": {name: letter.digest.tobytes().hex() for name, letter in letters.items()},
+        "model": to_json(model),
+        "splits": [each.tolist() for each in records],
+        # Only the owner of a split is known, so each party counts as one column.
+        "n_columns": dict.fromkeys(store.facts["peers"], 1),
+        "threshold": threshold,
+    }
+    write_part(store.folder, part)
     names, gains, counts = _importance(site, letters)
     keeps_model = store.facts["forest"]["master_keeps_model"]
     reply = FinishReply(
@@ -198,22 +211,6 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
     )
     store.forget()
     return reply, []
-
-
-def _part(site: Site, model: BaggedForest, letters: dict[str, PartKept]) -> dict[str, Any]:
-    store = site.store
-    splits, n_nodes = store.record(Splits, "splits"), np.asarray(store["n_nodes"])
-    records = splits.spread(splits.records, n_nodes, -1)
-    return {
-        **stored_lookup(store),
-        "active": True,
-        "name": site.name,
-        "parts": {name: letter.digest.tobytes().hex() for name, letter in letters.items()},
-        "model": to_json(model),
-        "splits": [each.tolist() for each in records],
-        # Only the owner of a split is known, so each party counts as one column.
-        "n_columns": dict.fromkeys(store.facts["peers"], 1),
-    }
 
 
 def _importance(
