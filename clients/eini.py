@@ -119,12 +119,19 @@ def _choose(site: Site, sender: str, letter: Elements) -> Elements | Totals:
     if "n" not in store:
         raise ProtocolError(sender, "Elements", "letter", "must come after the structure")
     key = PublicKey.from_array(store["n"])
-    n_rows, end = len(site.store["ids"]), letter.first_row + letter.n_rows
-    if letter.first_row != site.store.facts["next_row"]:
+    n_rows, end = len(store["ids"]), letter.first_row + letter.n_rows
+    if letter.first_row != store.facts["next_row"]:
         raise ProtocolError(sender, "Elements", "first_row", "must be the next batch's")
     if end > n_rows:
         raise ProtocolError(sender, "Elements", "n_rows", f"must end by row {n_rows}")
-    chosen, n_sent = _open_entries(site, slice(letter.first_row, end)), len(letter.ciphertexts)
+    # Entries of all trees that local splits leave open; bool, shape (n_rows, n_entries).
+    lookup, values = read_party_part(site).lookup, store["values"][letter.first_row : end]
+    entries = []
+    for lefts, records in _trees(site):
+        local = np.flatnonzero(records != NO_RECORD).tolist()
+        sides = {node: lookup.sides(records[node], values) for node in local}
+        entries.append(candidates(lefts, sides, len(values)))
+    chosen, n_sent = np.concatenate(entries, axis=1), len(letter.ciphertexts)
     if n_sent != chosen.size:
         rule = f"must be {chosen.shape[1]} for each of {letter.n_rows} rows, got {n_sent}"
         raise ProtocolError(sender, "Elements", "ciphertexts", rule)
@@ -153,17 +160,6 @@ def _trees(site: Site) -> list[tuple[Array, Array]]:
     ends = store["ends"][:-1]
     lefts, records = np.split(store["lefts"], ends), np.split(store["records"], ends)
     return list(zip(lefts, records, strict=True))
-
-
-def _open_entries(site: Site, rows: slice) -> Bools:
-    """Entries of all trees left open by local splits; bool, shape (n_rows, n_entries)."""
-    lookup, values = read_party_part(site).lookup, site.store["values"][rows]
-    open_entries = []
-    for lefts, records in _trees(site):
-        local = np.flatnonzero(records != NO_RECORD).tolist()
-        sides = {node: lookup.sides(records[node], values) for node in local}
-        open_entries.append(candidates(lefts, sides, len(values)))
-    return np.concatenate(open_entries, axis=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

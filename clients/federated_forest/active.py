@@ -36,8 +36,8 @@ from clients.handshake import number_rows
 from clients.scoring import rows_of, score_arrays, warn_if_local_is_better
 from clients.vertical import check_order, draw_key
 from fedapp import metrics
-from fedapp.crypto.packing import SumLayout, integer_layout
-from fedapp.crypto.paillier import PrivateKey, PublicKey, encrypt
+from fedapp.crypto.packing import integer_layout
+from fedapp.crypto.paillier import PrivateKey, encrypt
 from fedapp.crypto.sealed import LARGEST_CONTENT
 from fedapp.crypto.sums import read_terms
 from fedapp.crypto.workers import shared_workers
@@ -242,8 +242,11 @@ def encrypt_labels(site: Site, request: SetupRequest) -> Letters:
     """Draw a key; encrypt the rows under it, afresh for each party."""
     store = site.store
     fields = RowFields.of(store["targets"], store["row_weights"], store.facts["n_classes"])
-    key = draw_key(site, request, "federated-forest", lambda public: _layout(public, fields))
-    layout = _layout(key.public, fields)
+    sizes = *fields.numbers.shape, fields.bits
+    key = draw_key(
+        site, request, "federated-forest", lambda public: integer_layout(public.bits, *sizes)
+    )
+    layout = integer_layout(key.public.bits, *sizes)
     store["key"], store["worth"] = key.to_array(), np.zeros((0, 3))
     weighted = store["row_weights"] > 0
     n_rows = int(weighted.sum())
@@ -395,7 +398,7 @@ def _sums(
         np.repeat(r, listing.n_bins + listing.missing)
         for r, listing in zip(read, listings, strict=True)
     ]
-    layout = _layout(key.public, fields)
+    layout = integer_layout(key.public.bits, *fields.numbers.shape, fields.bits)
     with as_protocol_error(party, "ColumnSums", "ciphertexts"):
         plain = read_terms(key, ciphertexts, layout, wanted, shared_workers())
     for (listing, totals), sums, columns, used in zip(pairs, plain, read, wanted, strict=True):
@@ -406,8 +409,3 @@ def _sums(
             rule = "must add up to the labels of each node"
             raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)
     return plain
-
-
-def _layout(key: PublicKey, fields: RowFields) -> SumLayout:
-    n_rows, n_fields = fields.numbers.shape
-    return integer_layout(key.bits, n_rows, n_fields, fields.bits)
