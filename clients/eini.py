@@ -49,6 +49,10 @@ from fedapp.trees.divided import Skeleton, candidates, skeleton
 from fedapp.trees.model import LEAF, check_trees
 
 Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+BATCH_BYTES = 2**26  # 64 MiB of ciphertexts
+UNGUARDED = "; eini.unguarded=true predicts all the same"  # ends the guards' errors
+NO_RECORD = -1  # record of a node that the receiver does not split
 
 
 def step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepReply, Letters]:
@@ -67,7 +71,14 @@ def _passive_step(site: Site, request: StepRequest, mail: Mail) -> tuple[StepRep
         part = read_party_part(site)
         _keep_structure(site, part, structure, request)
         if not request.unguarded:
-            _guard(store, part, request.least_possibilities)
+            # Too few distinct paths through the local splits would reveal the columns' values.
+            local, least = store["records"], request.least_possibilities
+            local = local[local != NO_RECORD]
+            if len(local) and part.lookup.n_ways(local, store["values"]) < least:
+                raise DataError(
+                    f"columns of this party must have {least:g} ways through its splits "
+                    f"(eini.least-possibilities), got fewer{UNGUARDED}"
+                )
         if "explained" in store.facts and "trees" not in part.document:
             explain_open(site, part, _trees(site))
         letters.append((active, Ready(part_digest_array(site))))
@@ -102,28 +113,25 @@ def _keep_structure(site: Site, part: Part, letter: Structure, request: StepRequ
     store.facts |= {"layout": [letter.n_terms, letter.n_outputs], "next_row": 0}
 
 
-def _guard(store: Store, part: Part, least: float) -> None:
-    # Too few distinct paths through the local splits would reveal the columns' values.
-    local = store["records"][store["records"] != NO_RECORD]
-    if len(local) and part.lookup.n_ways(local, store["values"]) < least:
-        raise DataError(
-            f"columns of this party must have {least:g} ways through its splits "
-            f"(eini.least-possibilities), got fewer{UNGUARDED}"
-        )
-
-
 def _choose(site: Site, sender: str, letter: Elements) -> Elements | Totals:
     """Select the entries of one batch; the last party sums them."""
     store = site.store
     if "n" not in store:
         raise ProtocolError(sender, "Elements", "letter", "must come after the structure")
     key = PublicKey.from_array(store["n"])
-    n_rows, end = len(site.store["ids"]), letter.first_row + letter.n_rows
-    if letter.first_row != site.store.facts["next_row"]:
+    n_rows, end = len(store["ids"]), letter.first_row + letter.n_rows
+    if letter.first_row != store.facts["next_row"]:
         raise ProtocolError(sender, "Elements", "first_row", "must be the next batch's")
     if end > n_rows:
         raise ProtocolError(sender, "Elements", "n_rows", f"must end by row {n_rows}")
-    chosen, n_sent = _open_entries(site, slice(letter.first_row, end)), len(letter.ciphertexts)
+    # Entries of all trees that local splits leave open; bool, shape (n_rows, n_entries).
+    lookup, values = read_party_part(site).lookup, store["values"][letter.first_row : end]
+    entries = []
+    for lefts, records in _trees(site):
+        local = np.flatnonzero(records != NO_RECORD).tolist()
+        sides = {node: lookup.sides(records[node], values) for node in local}
+        entries.append(candidates(lefts, sides, len(values)))
+    chosen, n_sent = np.concatenate(entries, axis=1), len(letter.ciphertexts)
     if n_sent != chosen.size:
         rule = f"must be {chosen.shape[1]} for each of {letter.n_rows} rows, got {n_sent}"
         raise ProtocolError(sender, "Elements", "ciphertexts", rule)
@@ -154,28 +162,6 @@ def _trees(site: Site) -> list[tuple[Array, Array]]:
     return list(zip(lefts, records, strict=True))
 
 
-def _open_entries(site: Site, rows: slice) -> Bools:
-    """Entries of all trees left open by local splits; bool, shape (n_rows, n_entries)."""
-    lookup, values = read_party_part(site).lookup, site.store["values"][rows]
-    open_entries = []
-    for lefts, records in _trees(site):
-        local = np.flatnonzero(records != NO_RECORD).tolist()
-        sides = {node: lookup.sides(records[node], values) for node in local}
-        open_entries.append(candidates(lefts, sides, len(values)))
-    return np.concatenate(open_entries, axis=1)
-
-
-HANDLERS: Mapping[type[Request], Handler] = {StepRequest: step}
-
-
-# Fed-EINI at the active party: encrypted weights of the candidates, and the sums decrypted.
-
-BATCH_BYTES = 2**26
-UNGUARDED = "; eini.unguarded=true predicts all the same"  # ends the guards' errors
-NO_RECORD = -1  # record of a node that the receiver does not split
-Floats = npt.NDArray[np.float64]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """The trees to predict, collapsed to what passive parties split."""
@@ -189,7 +175,7 @@ class Plan:
         """Ciphertexts per row."""
         return sum(len(self.skeletons[tree].entries) for tree in self.shared)
 
-    def own_sides(self, site: Site, tree: int, values: Array) -> dict[int, Bools]:
+    def local_sides(self, site: Site, tree: int, values: Array) -> dict[int, Bools]:
         """Which rows each local split of a skeleton sends left, by its node."""
         pruned = self.skeletons[tree]
         owners, records = self.part.owners[tree], self.part.records[tree]
@@ -312,7 +298,7 @@ def _guard_structure(site: Site, plan: Plan, least: float) -> None:
         inner = np.flatnonzero(plan.part.model.trees[tree]["left"] != LEAF)
         n_single += len({plan.part.owners[tree][node] for node in inner}) == 1
         open_entries = candidates(
-            plan.skeletons[tree].lefts, plan.own_sides(site, tree, values), len(values)
+            plan.skeletons[tree].lefts, plan.local_sides(site, tree, values), len(values)
         )
         possibilities += np.log(open_entries.sum(axis=1))
     if n_single:
@@ -339,7 +325,7 @@ def _next_batch(site: Site, plan: Plan) -> Elements | None:
     values, columns = store["values"][first:last], []
     for tree in plan.shared:
         pruned = plan.skeletons[tree]
-        open_entries = candidates(pruned.lefts, plan.own_sides(site, tree, values), last - first)
+        open_entries = candidates(pruned.lefts, plan.local_sides(site, tree, values), last - first)
         for entry, is_open in zip(pruned.sources[pruned.entries], open_entries.T, strict=True):
             terms = np.zeros((last - first, plan.part.model.n_outputs))
             terms[is_open] = plan.terms_below(tree, int(entry), values[is_open])
@@ -372,3 +358,6 @@ def _take_totals(site: Site, mail: Mail) -> None:
         sums = np.array(store["sums"])
         sums[first:end] += terms
         store["sums"], store.facts["n_back"] = sums, end
+
+
+HANDLERS: Mapping[type[Request], Handler] = {StepRequest: step}

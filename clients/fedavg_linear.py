@@ -49,7 +49,7 @@ from fedapp.trees.objective import Objective
 from fedapp.trees.sets import category_counts
 
 POWERS = "powers"  # in a store: powers of two that bound the inputs
-MEANS_TOLD = "means_told"  # a fact: the means have been received
+MEANS_RECEIVED = "means_told"  # a fact: the means have been received
 
 
 def sum_up(site: Site, request: MomentsRequest) -> MomentsReply:
@@ -163,7 +163,7 @@ def spreads(site: Site, request: SpreadsRequest) -> Sums:
     """Sums of squared deviations of the inputs from the joint means."""
     store = site.store
     powers = np.asarray(store[POWERS])
-    if MEANS_TOLD in store.facts:
+    if MEANS_RECEIVED in store.facts:
         raise ProtocolError(site.name, "SpreadsRequest", "means", "must be sent once")
     if request.means.shape != powers.shape:
         rule = f"must be {len(powers)}, got {len(request.means)}"
@@ -171,7 +171,7 @@ def spreads(site: Site, request: SpreadsRequest) -> Sums:
     if (np.abs(request.means) > np.ldexp(1.0, powers)).any():
         rule = "must be within the largest values"
         raise ProtocolError(site.name, "SpreadsRequest", "means", rule)
-    store.facts[MEANS_TOLD] = True
+    store.facts[MEANS_RECEIVED] = True
     rows = store["train.values"], store["train.weights"], stored_categories(store)
     return Sums([sum_squares(*rows, request.means, powers, bounds_of(store))], follows=True)
 

@@ -1,4 +1,8 @@
-"""Horizontal handshake at a party: read the table, hold rows back, describe it."""
+"""Handshake of a horizontal run at a party: describe its table, then code it as the run does.
+
+The reply to the greeting has columns, classes and category names. The server returns the joint
+classes and dictionary, by which labels and categories of all subsets are recoded.
+"""
 
 from __future__ import annotations
 
@@ -69,6 +73,15 @@ log = logging.getLogger("fedapp.site")
 
 FEWEST_ROWS = 2
 COUNTS = "category_counts"  # an array, which facts of a store cannot hold
+# Facts of a store: the run's classes, extra metrics, parameters of the loss.
+CLASSES, METRICS, PARAMETERS = "classes", "eval_metrics", "loss_parameters"
+# In a store, the site's and the joint dictionary as JSON in bytes: an array file is written once.
+LOCAL, JOINT = "own_categories", "categories"
+
+
+def greet(site: Site, request: GreetRequest) -> GreetReply:
+    """Name of the party and fingerprint of its key, before a run opens."""
+    return GreetReply(site.name, "" if site.config.simulated else site_fingerprint(site.name))
 
 
 def hello(site: Site, request: HelloRequest) -> HelloReply:
@@ -95,7 +108,7 @@ def hello(site: Site, request: HelloRequest) -> HelloReply:
             site.store[f"{name}.base_margins"] = table.base_margins
         if table.labels is not None:
             site.store[f"{name}.labels"] = table.labels
-    store_local_categories(site.store, local_categories(subsets))
+    site.store[LOCAL] = _as_bytes(local_categories(subsets))  # until there is a joint dictionary
     fields = fields_of(reply)
     note_greeting(site.store, request)
     site.store.facts["objective"] = request.objective
@@ -126,6 +139,13 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         raise ConfigError(
             f"objective {rule} (least-parties, run-epsilon), got {request.objective}{way}"
         )
+    # A simulation notes leaks of the whole table instead.
+    leaks = () if config.simulated else notes_on_leaks(subsets["train"])
+    notes = tuple(note.told(shares_names=True) for note in (*subsets["train"].notes, *leaks))
+    if rounded and not config.simulated:  # a site that permits only sums logs them
+        for note in notes:
+            log.warning("%s: %s", config.name, note)
+        notes = ()
     facts = {
         **{f"n_{name}": n_rows[name] for name in SUBSETS},
         "columns": subsets["train"].columns,
@@ -137,7 +157,7 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         "simulated": config.simulated,
         "fingerprint": fingerprint(subsets, site_key(config.name)),
         "versions": tuple(relevant_versions()),
-        "notes": _notes(config, subsets["train"], rounded),
+        "notes": notes,
         **category_fields(config, subsets),
         "merges_bins": config.least_bin_rows > 0,
     }
@@ -154,31 +174,17 @@ def _subsets(config: SiteConfig, request: HelloRequest) -> dict[str, Table]:
     return {name: table.in_order(order) for name, table in subsets.items()}
 
 
-def _notes(config: SiteConfig, table: Table, rounded: bool) -> tuple[str, ...]:
-    """Warnings about the table; only logged where a site permits only sums."""
-    # A simulation notes leaks of the whole table instead.
-    leaks = () if config.simulated else notes_on_leaks(table)
-    notes = tuple(note.told(shares_names=True) for note in (*table.notes, *leaks))
-    if config.simulated or not rounded:
-        return notes
-    for note in notes:
-        log.warning("%s: %s", config.name, note)
-    return ()
-
-
 def _label_range(
     labels: Labels, classes: Sequence[str], objective: str, rounded: bool
 ) -> dict[str, float]:
     """Smallest and largest label of a regression; ``rounded`` widens to powers of two."""
-    discloses_range = not classes or (objective == AUTO and labels.dtype.kind != "U")
-    bounds = (float(labels.min()), float(labels.max())) if discloses_range else (0.0, 0.0)
+    low = high = 0.0
+    if not classes or (objective == AUTO and labels.dtype.kind != "U"):
+        low, high = float(labels.min()), float(labels.max())
     if rounded:
-        low, high = min(bounds[0], 0.0), max(bounds[1], 0.0)
-        bounds = (
-            -math.ldexp(1.0, power_above(-low)) if low else 0.0,
-            math.ldexp(1.0, power_above(high)) if high else 0.0,
-        )
-    return dict(zip(("label_low", "label_high"), bounds, strict=True))
+        low = -math.ldexp(1.0, power_above(-low)) if low < 0 else 0.0
+        high = math.ldexp(1.0, power_above(high)) if high > 0 else 0.0
+    return {"label_low": low, "label_high": high}
 
 
 def _labels(subsets: Mapping[str, Table]) -> Labels:
@@ -209,12 +215,6 @@ def site_key(name: str) -> bytes:
 def relevant_versions() -> list[str]:
     """Relevant packages with their versions."""
     return [f"{name} {number}" for name, number in versions().items()]
-
-
-# Code a site's labels and categories by the classes and dictionary of the run.
-
-# Facts of a store: the run's classes, extra metrics, parameters of the loss.
-CLASSES, METRICS, PARAMETERS = "classes", "eval_metrics", "loss_parameters"
 
 
 def labels(site: Site, request: LabelsRequest) -> LabelsReply:
@@ -270,11 +270,6 @@ def number_rows(site: Site, objective: str) -> tuple[tuple[str, ...], npt.NDArra
     return classes, numbers
 
 
-# Category names of a site: what it reports of them, and recoding by the joint dictionary.
-
-OWN, JOINT = "own_categories", "categories"  # JSON, in bytes: an array file is written once
-
-
 def category_fields(config: SiteConfig, subsets: Mapping[str, Table]) -> dict[str, Any]:
     """Category fields of a ``HelloReply``; raises a DataError if names may not be sent."""
     local, table = local_categories(subsets), subsets["train"]
@@ -300,10 +295,8 @@ def category_fields(config: SiteConfig, subsets: Mapping[str, Table]) -> dict[st
     if config.shares_categories:
         return fields
     if unshared := [name for name in coded if name not in table.given]:
-        rule = (
-            "categories of feature columns must be given by the schema where share-categories is "
-        )
-        rule += "false in the node config, got none for {}"
+        rule = "categories of feature columns must be given by the schema where share-categories "
+        rule += "is false in the node config, got none for {}"
         raise DataError.naming(rule, listed(unshared))
     return fields | {"categories": ()}
 
@@ -319,11 +312,6 @@ def local_categories(subsets: Mapping[str, Table]) -> Categories:
         names if names or has_value else ()
         for names, has_value in zip(entries, has_values, strict=True)
     )
-
-
-def store_local_categories(store: Store, categories: Categories) -> None:
-    """Store the local dictionary, which codes the values until there is a joint one."""
-    store[OWN] = _as_bytes(categories)
 
 
 def store_categories(store: Store, categories: Categories) -> None:
@@ -345,7 +333,7 @@ def recode(site: Site, request: JointCoding) -> Array:
     store, message = site.store, type(request).__name__
     columns = store.facts["hello"]["columns"]
     n_columns = len(columns)
-    joint, local = read_categories(site.name, request, n_columns), _from_bytes(store[OWN])
+    joint, local = read_categories(site.name, request, n_columns), _from_bytes(store[LOCAL])
     digests = store.facts["hello"]["digests"]
     unseen = np.zeros(n_columns if joint else 0, dtype=np.int64)
     with as_protocol_error(site.name, message, "categories"):
@@ -359,7 +347,7 @@ def recode(site: Site, request: JointCoding) -> Array:
             if values is not old_values:
                 store[f"{subset}.values"] = values
             unseen += n_unseen[: len(unseen)]
-    store.drop(OWN)
+    store.drop(LOCAL)
     store_categories(store, joint)
     return unseen
 
@@ -370,14 +358,6 @@ def _as_bytes(categories: Categories) -> Array:
 
 def _from_bytes(text: Array) -> Categories:
     return tuple(None if names is None else tuple(names) for names in json.loads(text.tobytes()))
-
-
-# Send the party's name, before a run opens.
-
-
-def greet(site: Site, request: GreetRequest) -> GreetReply:
-    """Name of the party and fingerprint of its key."""
-    return GreetReply(site.name, "" if site.config.simulated else site_fingerprint(site.name))
 
 
 HANDLERS: Mapping[type[Request], Handler] = {

@@ -1,4 +1,9 @@
-"""Vertical inference at a party: its part of the model, and writing predictions."""
+"""Inference with a divided model at a party: traverse or intersect, write and explain predictions.
+
+Interactive inference asks the owners of splits for the sides of rows (``walk`` and ``answer``); so
+does SecureBoost with the rows of an initial model. One-round prediction intersects the leaf sets of
+all parties (``answer_leaf_sets`` and ``intersect``). Explanations show what a party sees anyway.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +62,14 @@ from fedapp.trees.sets import names_of
 
 log = logging.getLogger("fedapp.site")
 OUTPUT = "predictions"
+NAME = "explanation"
+OPEN = (
+    "splits that this party's other splits leave open to the row; whether it gets there is unseen"
+)
+REACHED = "splits that the row reaches"
+Entry = dict[str, Any]
+Asked = dict[str, list[tuple[int, int, int]]]  # by party: place of the tree, node, record
+Rows = list[npt.NDArray[np.int32]]
 Model = Ensemble | BaggedForest
 Ints = npt.NDArray[np.int64]
 
@@ -90,7 +103,7 @@ def read_party_part(site: Site, model: str = "") -> Part:
 
 
 def active_part(site: Site, model: str = "") -> ActivePart:
-    """As ``own_part``, at the active party; raises a DataError if a party does not take part."""
+    """As ``read_party_part``, at the active party; raises a DataError if a party is missing."""
     document = read_part(_folder(site, model))
     if missing := sorted(document["parts"].keys() - site.store.facts["peers"].keys()):
         raise DataError(f"parties must be those of the model, got none named {', '.join(missing)}")
@@ -102,13 +115,6 @@ def active_part(site: Site, model: str = "") -> ActivePart:
 def part_digest_array(site: Site, model: str = "") -> Array:
     """Digest of the party's part, for the active party; uint8, shape (32,)."""
     return np.frombuffer(part_digest(_folder(site, model)), dtype=np.uint8)
-
-
-def predictions_by_leaves(site: Site, part: ActivePart, leaves: npt.NDArray[np.int32]) -> Array:
-    """Predictions from leaves, int32, shape (n_trees, n_rows)."""
-    if isinstance(part.model, Ensemble):
-        return part.model.predictions(leaves, site.store.find("base_margins"))
-    return part.model.predictions(leaves)
 
 
 def predictions_by_sums(site: Site, part: ActivePart, sums: npt.NDArray[np.float64]) -> Array:
@@ -131,8 +137,8 @@ def write_rows(site: Site, part: ActivePart, predictions: Array, suffix: str) ->
     write_predictions(store.folder / f"{OUTPUT}{suffix}", name, store["ids"][order], named)
     unmatched = store["unmatched"].tolist()
     if unmatched and not site.config.simulated:
-        unmatched_text = unmatched_note(len(unmatched), len(unmatched) + len(order))
-        log.warning("%s: %s has their ids", unmatched_text, f"{OUTPUT}.json")
+        text = unmatched_note(len(unmatched), len(unmatched) + len(order))
+        log.warning("%s: %s has their ids", text, f"{OUTPUT}.json")
     scores, note = dict[str, float](), ""
     if "labels" in store:
         scored_rows = predictions, store["labels"], store["weights"], part.document.get("threshold")
@@ -148,9 +154,6 @@ def _folder(site: Site, model: str) -> Path:
     return site.store.folder.parent / (model or str(site.store.facts["model"]))
 
 
-# Interactive inference at a party: traverse the trees and ask, or answer for local splits.
-
-
 def walk(site: Site, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
     """At the active party: route rows of ``trees_at_once`` trees as far as answers allow."""
     store, part = site.store, active_part(site)
@@ -162,7 +165,10 @@ def walk(site: Site, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Lette
     letters = ask_on(site, part, request.trees_at_once)
     if not letters:
         leaves = leaves_reached(store)
-        predictions = predictions_by_leaves(site, part, leaves)
+        if isinstance(part.model, Ensemble):
+            predictions = part.model.predictions(leaves, store.find("base_margins"))
+        else:
+            predictions = part.model.predictions(leaves)
         explain_scores(site, part, predictions, leaves)
         write_rows(site, part, predictions, request.suffix)
     return WalkReply(finished=not letters, n_trees=len(part.model.trees)), letters
@@ -182,7 +188,89 @@ def answer(site: Site, request: AnswerRequest, mail: Mail) -> tuple[AnswerReply,
     return AnswerReply(), [(active, Answers(part_digest_array(site), bits))]
 
 
-# One-round prediction at a party: leaf sets by local splits, or the intersection of all.
+def ask_on(site: Site, part: ActivePart, at_once: int) -> Letters:
+    """At the active party: route rows as far as its splits allow; questions, none at the end."""
+    store = site.store
+    # These trees, and the next ones while no question is left.
+    while not (asked := _walk_local(site, part)):
+        first = store.facts["first_tree"]
+        end = first + len(store["nodes"])
+        store[f"leaves.{first}"] = store["nodes"]
+        store.facts["done"] = [*store.facts.get("done", []), first]
+        if end >= len(part.model.trees):
+            break
+        begin_trees(store, part, end, at_once)
+    store.facts["asked"] = asked
+    letters: Letters = []
+    for name, places in asked.items():
+        rows = [rows_of(store["nodes"], tree, node) for tree, node, _ in places]
+        records = np.array([record for _, _, record in places], dtype=np.int64)
+        sizes = np.array([len(each) for each in rows], dtype=np.int64)
+        letters.append((name, Questions(records, sizes, np.concatenate(rows).astype(np.int32))))
+    return letters
+
+
+def leaves_reached(store: Store) -> npt.NDArray[np.int32]:
+    """Leaf of each row in each tree, at the end; shape (n_trees, n_rows)."""
+    return np.concatenate([store[f"leaves.{first}"] for first in store.facts["done"]])
+
+
+def answers(site: Site, part: Part, asked: Questions) -> tuple[npt.NDArray[np.uint8], Rows]:
+    """At a passive party: packed sides of the rows asked about, and the rows of each split."""
+    values, active = site.store["values"], site.store.facts["active"]
+    n_records = len(part.lookup.columns)
+    fits = (asked.rows < len(values)).all() and (asked.records < n_records).all()
+    if not fits or not len(asked.rows) or asked.sizes.sum() != len(asked.rows):
+        raise ProtocolError(active, "Questions", "rows", "must be of this table and these splits")
+    rows = np.split(asked.rows, np.cumsum(asked.sizes)[:-1])
+    places = zip(asked.records, rows, strict=True)
+    sides = [part.lookup.sides(record, values, at) for record, at in places]
+    return np.packbits(np.concatenate(sides)), rows
+
+
+def begin_trees(store: Store, part: ActivePart, first: int, at_once: int) -> None:
+    """Put all rows at the roots of the next ``at_once`` trees; 0: of all trees."""
+    n_trees = len(part.model.trees[first:][: at_once or None])
+    store["nodes"] = np.zeros((n_trees, len(store["ids"])), dtype=np.int32)
+    store.facts["first_tree"] = first
+
+
+def _walk_local(site: Site, part: ActivePart) -> Asked:
+    """Route rows by local splits until all are at leaves or others' splits; returns the latter."""
+    store, asked = site.store, Asked()
+    nodes, values = np.array(store["nodes"]), store["values"]
+    for index, tree_nodes in enumerate(nodes):
+        number = store.facts["first_tree"] + index
+        lefts, records = part.model.trees[number]["left"], part.records[number]
+        owners = part.owners[number]
+        # Children come after their parents, so one pass takes a row all the way.
+        for node in np.flatnonzero(lefts != LEAF).tolist():
+            rows = np.flatnonzero(tree_nodes == node)
+            if len(rows) and owners[node] == site.name:
+                sides = part.lookup.sides(records[node], values, rows)
+                tree_nodes[rows] = lefts[node] + ~sides  # the right child follows the left
+            elif len(rows):
+                asked.setdefault(owners[node], []).append((index, node, int(records[node])))
+    store["nodes"] = nodes
+    return asked
+
+
+def take_answers(site: Site, mail: Mail, part: ActivePart) -> None:
+    """Move the rows that were asked about."""
+    store, asked = site.store, site.store.facts["asked"]
+    places = [place for splits in asked.values() for place in splits]
+    trees, nodes = (np.array([place[k] for place in places], dtype=np.int32) for k in (0, 1))
+    slots, sizes = slots_of(store["nodes"], trees, nodes)
+    sides, end = [np.empty(0, dtype=bool)], 0
+    for party, splits in asked.items():
+        letter, start, end = mail.one(Answers, party), end, end + len(splits)
+        part.check(party, letter.part)
+        n_rows = int(sizes[start:end].sum())
+        sides += sent_bits(party, "Answers", "bits", letter.bits, [n_rows])
+    trees_walked = part.model.trees[store.facts["first_tree"] :]
+    lefts = np.array([trees_walked[tree]["left"][node] for tree, node, _ in places], dtype=np.int32)
+    firsts = np.cumsum(sizes) - sizes
+    store["nodes"] = move_rows(store["nodes"], lefts, slots, firsts, np.concatenate(sides))
 
 
 def answer_leaf_sets(
@@ -242,17 +330,7 @@ def _sets(mail: Mail, name: str, part: ActivePart) -> Iterator[bytes]:
     return (sets[start:end] for start, end in pairwise(ends))
 
 
-# Explanations of single rows, from what each party may see anyway.
-
-NAME = "explanation"
-Entry = dict[str, Any]
-OPEN = (
-    "splits that this party's other splits leave open to the row; whether it gets there is unseen"
-)
-REACHED = "splits that the row reaches"
-
-
-def begin(site: Site, request: ExplainRequest) -> ExplainReply:
+def note_explained(site: Site, request: ExplainRequest) -> ExplainReply:
     """Store the rows to explain; a passive party of a forest knows the structure already."""
     store = site.store
     index = {row: position for position, row in enumerate(store["ids"].tolist())}
@@ -425,101 +503,10 @@ def _line(split: Mapping[str, Any]) -> str:
     return f"{where}{rule}? {value}: {split['side']}"
 
 
-# Tree traversal across parties: the active party asks for sides of rows, the others answer.
-
-Asked = dict[str, list[tuple[int, int, int]]]  # by party: place of the tree, node, record
-Rows = list[npt.NDArray[np.int32]]
-
-
-def ask_on(site: Site, part: ActivePart, at_once: int) -> Letters:
-    """At the active party: route rows as far as its splits allow; questions, none at the end."""
-    store = site.store
-    # These trees, and the next ones while no question is left.
-    while not (asked := _walk_local(site, part)):
-        first = store.facts["first_tree"]
-        end = first + len(store["nodes"])
-        store[f"leaves.{first}"] = store["nodes"]
-        store.facts["done"] = [*store.facts.get("done", []), first]
-        if end >= len(part.model.trees):
-            break
-        begin_trees(store, part, end, at_once)
-    store.facts["asked"] = asked
-    letters: Letters = []
-    for name, places in asked.items():
-        rows = [rows_of(store["nodes"], tree, node) for tree, node, _ in places]
-        records = np.array([record for _, _, record in places], dtype=np.int64)
-        sizes = np.array([len(each) for each in rows], dtype=np.int64)
-        letters.append((name, Questions(records, sizes, np.concatenate(rows).astype(np.int32))))
-    return letters
-
-
-def leaves_reached(store: Store) -> npt.NDArray[np.int32]:
-    """Leaf of each row in each tree, at the end; shape (n_trees, n_rows)."""
-    return np.concatenate([store[f"leaves.{first}"] for first in store.facts["done"]])
-
-
-def answers(site: Site, part: Part, asked: Questions) -> tuple[npt.NDArray[np.uint8], Rows]:
-    """At a passive party: packed sides of the rows asked about, and the rows of each split."""
-    values, active = site.store["values"], site.store.facts["active"]
-    n_records = len(part.lookup.columns)
-    fits = (asked.rows < len(values)).all() and (asked.records < n_records).all()
-    if not fits or not len(asked.rows) or asked.sizes.sum() != len(asked.rows):
-        raise ProtocolError(active, "Questions", "rows", "must be of this table and these splits")
-    rows = np.split(asked.rows, np.cumsum(asked.sizes)[:-1])
-    places = zip(asked.records, rows, strict=True)
-    sides = [part.lookup.sides(record, values, at) for record, at in places]
-    return np.packbits(np.concatenate(sides)), rows
-
-
-def begin_trees(store: Store, part: ActivePart, first: int, at_once: int) -> None:
-    """Put all rows at the roots of the next ``at_once`` trees; 0: of all trees."""
-    n_trees = len(part.model.trees[first:][: at_once or None])
-    store["nodes"] = np.zeros((n_trees, len(store["ids"])), dtype=np.int32)
-    store.facts["first_tree"] = first
-
-
-def _walk_local(site: Site, part: ActivePart) -> Asked:
-    """Route rows by local splits until all are at leaves or others' splits; returns the latter."""
-    store, asked = site.store, Asked()
-    nodes, values = np.array(store["nodes"]), store["values"]
-    for index, tree_nodes in enumerate(nodes):
-        number = store.facts["first_tree"] + index
-        lefts, records = part.model.trees[number]["left"], part.records[number]
-        owners = part.owners[number]
-        # Children come after their parents, so one pass takes a row all the way.
-        for node in np.flatnonzero(lefts != LEAF).tolist():
-            rows = np.flatnonzero(tree_nodes == node)
-            if len(rows) and owners[node] == site.name:
-                sides = part.lookup.sides(records[node], values, rows)
-                tree_nodes[rows] = lefts[node] + ~sides  # the right child follows the left
-            elif len(rows):
-                asked.setdefault(owners[node], []).append((index, node, int(records[node])))
-    store["nodes"] = nodes
-    return asked
-
-
-def take_answers(site: Site, mail: Mail, part: ActivePart) -> None:
-    """Move the rows that were asked about."""
-    store, asked = site.store, site.store.facts["asked"]
-    places = [place for splits in asked.values() for place in splits]
-    trees, nodes = (np.array([place[k] for place in places], dtype=np.int32) for k in (0, 1))
-    slots, sizes = slots_of(store["nodes"], trees, nodes)
-    sides, end = [np.empty(0, dtype=bool)], 0
-    for party, splits in asked.items():
-        letter, start, end = mail.one(Answers, party), end, end + len(splits)
-        part.check(party, letter.part)
-        n_rows = int(sizes[start:end].sum())
-        sides += sent_bits(party, "Answers", "bits", letter.bits, [n_rows])
-    trees_walked = part.model.trees[store.facts["first_tree"] :]
-    lefts = np.array([trees_walked[tree]["left"][node] for tree, node, _ in places], dtype=np.int32)
-    firsts = np.cumsum(sizes) - sizes
-    store["nodes"] = move_rows(store["nodes"], lefts, slots, firsts, np.concatenate(sides))
-
-
 HANDLERS: Mapping[type[Request], Handler] = {
     WalkRequest: walk,
     AnswerRequest: answer,
     LeafSetsRequest: answer_leaf_sets,
     IntersectRequest: intersect,
-    ExplainRequest: begin,
+    ExplainRequest: note_explained,
 }

@@ -1,4 +1,4 @@
-"""Boost with XGBoost at a party, from the margins of a model that several parties grow."""
+"""Bagging and cyclic training at a party: boost from the margins of the common model."""
 
 from __future__ import annotations
 
@@ -58,23 +58,14 @@ def boost(site: Site, request: BoostOrder) -> dict[str, Array]:
     return {**pack_trees(grown.trees, EXPLAINED, grown.sets), **scores}
 
 
-# Bagging at a party: boost from the margins of the common model.
-
-
 def bag(site: Site, request: BagRequest) -> BagReply:
-    """Add trees, score and grow; see ``clients.local_boosting``."""
+    """Bagging: boost beside the others."""
     return BagReply(**boost(site, request))
 
 
-# Cyclic boosting at a party: add the others' trees, and boost in its turn.
-
-
 def take_turn(site: Site, request: TurnRequest) -> TurnReply:
-    """Add trees, score and grow; see ``clients.local_boosting``."""
+    """Cyclic training: boost in turn; without a turn, only add the others' trees and score."""
     return TurnReply(**boost(site, request))
 
 
-HANDLERS: Mapping[type[Request], Handler] = {
-    BagRequest: bag,
-    TurnRequest: take_turn,
-}
+HANDLERS: Mapping[type[Request], Handler] = {BagRequest: bag, TurnRequest: take_turn}

@@ -15,7 +15,6 @@ import numpy as np
 from clients.handshake import keep_coding, loss_parameters, run_outputs, stored_categories
 from clients.pax_secure import (
     MIN_CHILD_ROWS,
-    NOISED_HANDLERS,
     FloatTerms,
     Terms,
     WholeTerms,
@@ -66,6 +65,9 @@ from fedapp.trees.objective import Objective, gradients
 from fedapp.trees.predict import add_trees
 from fedapp.trees.sets import CategorySets, category_counts, set_numbers
 
+# Keys in a store with ``least-bin-rows``: the node each row is summed in; (tree, node) of each open
+# node; for each of these, the last cell of the group of each cell.
+SUMMED_IN, OPEN, ENDS = "floor.nodes", "floor.open", "floor.ends"
 # Scores are sent once a round, at level 0.
 NO_SCORES: dict[str, Array] = {
     "train_sums": np.empty(0),
@@ -268,14 +270,18 @@ def _check(site: Site, request: GrowRequest) -> None:
     open_nodes = roots_of(request.n_trees)
     if request.level:
         open_nodes = children_of(request.split_trees, request.split_lefts)
-    wanted = request.wanted_trees, request.wanted_nodes
+    wanted, offsets = (request.wanted_trees, request.wanted_nodes), request.leaf_offsets
+    offsets_fit = not len(offsets)
+    if n_leaves:
+        ends_fit = len(offsets) == n_trees + 1 and offsets[0] == 0 and offsets[-1] == n_leaves
+        offsets_fit = bool(ends_fit and (np.diff(offsets) > 0).all())
     rules = {
         "n_trees": (n_trees == width, f"must be {width}"),
         "base_margin": (len(request.base_margin) == width, f"must be {width}, one an output"),
         "level": (at_root or request.level == level + 1, f"must be 0 or {level + 1}"),
         "split_nodes": (n_splits <= n_open, f"must be {n_open} at most"),
         "wanted_nodes": (
-            (len(request.wanted_nodes) > 0 and each_once_among(wanted, open_nodes)),
+            len(request.wanted_nodes) > 0 and each_once_among(wanted, open_nodes),
             "must be roots, or children of the splits, once, and one at least",
         ),
         "columns": (
@@ -289,43 +295,15 @@ def _check(site: Site, request: GrowRequest) -> None:
             & (np.sort(request.wanted_trees) == request.wanted_trees),
             f"must be < {n_trees} and ascending",
         ),
-        "leaf_offsets": (
-            _offsets_fit(request.leaf_offsets, n_trees, n_leaves),
-            f"must divide {n_leaves} leaf values among {n_trees} trees",
-        ),
+        "leaf_offsets": (offsets_fit, f"must divide {n_leaves} leaf values among {n_trees} trees"),
     }
     for field, (holds, rule) in rules.items():
         if not np.all(holds):
             raise ProtocolError(site.name, "GrowRequest", field, rule)
 
 
-def _offsets_fit(offsets: Array, n_trees: int, n_values: int) -> bool:
-    if not n_values:
-        return not len(offsets)
-    return (
-        len(offsets) == n_trees + 1
-        and offsets[0] == 0
-        and offsets[-1] == n_values
-        and bool((np.diff(offsets) > 0).all())
-    )
-
-
-HANDLERS: Mapping[type[Request], Handler] = {
-    SketchRequest: sketch,
-    OpenRequest: open_sums,
-    CountRequest: count,
-    InitRequest: begin_from,
-    GrowRequest: grow,
-    GrowSumsRequest: grow_sums,
-    **NOISED_HANDLERS,
-}
-
-
-# PAX at a party with ``least-bin-rows``: no reported bin has fewer of its rows.
-
-# Keys in a store: the node each row is summed in; (tree, node) of each open node; for each of
-# these, the last cell of the group of each cell.
-SUMMED_IN, OPEN, ENDS = "floor.nodes", "floor.open", "floor.ends"
+# With ``least-bin-rows`` no reported bin has fewer of the party's rows: small nodes are summed with
+# their siblings, and a column's cells (missing values, then its bins) are merged to groups.
 
 
 def begin_round(site: Site, n_trees: int) -> None:
@@ -417,3 +395,13 @@ def drawn_rows(store: Store) -> Array:
 
 def _drawn(store: Store) -> Array:
     return np.asarray(store["gradients"].any(axis=2))  # bool, (n_trees, n_rows)
+
+
+HANDLERS: Mapping[type[Request], Handler] = {
+    SketchRequest: sketch,
+    OpenRequest: open_sums,
+    CountRequest: count,
+    InitRequest: begin_from,
+    GrowRequest: grow,
+    GrowSumsRequest: grow_sums,
+}

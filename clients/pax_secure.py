@@ -1,7 +1,8 @@
-"""Party side of PAX with secure aggregation.
+"""Party side of PAX with secure aggregation, and with differential privacy.
 
 Quantiles of all parties' rows follow from counts by digit, so all parties have the same bins from
-the first tree on. Rows keep their values, and no representative leaves the party.
+the first tree on. Rows keep their values, and no representative leaves the party. With differential
+privacy every sum leaves with noise, under masks (``open_noised_sums`` and below).
 """
 
 from __future__ import annotations
@@ -198,9 +199,6 @@ def check_offsets(site: Site, message: str, field: str, offsets: Array, n_all: i
         raise ConfigError(f"max-bin {rule}, got {numbers.max()}")
 
 
-# Party side of PAX with differential privacy: every sum leaves with noise, under masks.
-
-
 def open_noised_sums(site: Site, request: PrivateOpenRequest) -> Sums:
     """Store coding, parties and privacy promise; noised sums of labels, counts of values."""
     keep_coding(site, request)
@@ -382,7 +380,7 @@ def _variances(store: Store, kind: str, n_columns: int = 1) -> tuple[int, int]:
     return budget.own_variance(kind, gradients), budget.own_variance(kind, hessians)
 
 
-NOISED_HANDLERS: Mapping[type[Request], Handler] = {
+HANDLERS: Mapping[type[Request], Handler] = {
     PrivateOpenRequest: open_noised_sums,
     PrivateCountRequest: count_noised,
     PrivateTreesRequest: trees,

@@ -1,4 +1,8 @@
-"""Score a finished boosted model on a party's rows, store it, and drop the rows."""
+"""Scores at a party: of a finished model or a round, and of a local model to compare them with.
+
+Horizontal parties send sums, from which the server computes the scores of all rows. In a vertical
+run only the active party has labels, and sends scores.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,11 @@ from fedapp.trees.predict import add_trees, predict_margins
 from fedapp.trees.sets import Categories, Ints, category_counts
 from fedapp.trees.xgboost import grow_trees
 
+log = logging.getLogger("fedapp.site")
 BATCH_ROWS = 2**16
+# The local model that warns of a worse federated one; takes about a second.
+ROUNDS, MOST_ROWS = 50, 2**14
+PARAMETERS = {"max_bin": 256, "max_depth": 6, "eta": 0.3, "nthread": 1}
 
 
 class Scored(Described, Protocol):
@@ -149,7 +157,7 @@ def score_fields(
 
 def _batches(store: Store, subset: str) -> Iterator[tuple[Array, ...]]:
     """Batches of values, with base margins if the rows have any."""
-    margins = base_margins(store, subset)
+    margins = store.find(f"{subset}.base_margins")
     replaced = f"{subset}.values" not in store  # by bins, whose surrogates are scored
     rows = store["codes" if replaced else f"{subset}.values"]
     for start in range(0, len(rows), BATCH_ROWS):
@@ -159,15 +167,6 @@ def _batches(store: Store, subset: str) -> Iterator[tuple[Array, ...]]:
             batch = surrogates(batch, missing_code, store["representatives"], store["offsets"])
         batch_margins = () if margins is None else (margins[start : start + BATCH_ROWS],)
         yield np.ascontiguousarray(batch), *batch_margins
-
-
-HANDLERS: Mapping[type[EvaluateRequest], Handler] = {
-    EvaluateRequest: evaluate,
-    SumScoresRequest: evaluate_sums,
-}
-
-
-# Scores at the active party, the only one with labels in a vertical run.
 
 
 def rows_of(store: Store, subset: str) -> slice:
@@ -194,13 +193,6 @@ def warn_if_local_is_better(
         names = "values", "labels", "weights"
         train, test = ([site.store[name][rows] for name in names] for rows in places)
         warn_if_worse(site, objective, margins[places[1]], train, test, loss)
-
-
-# Warn a site whose test rows XGBoost predicts better from its training rows only.
-
-log = logging.getLogger("fedapp.site")
-ROUNDS, MOST_ROWS = 50, 2**14  # takes about a second
-PARAMETERS = {"max_bin": 256, "max_depth": 6, "eta": 0.3, "nthread": 1}
 
 
 def warn_if_worse(
@@ -247,9 +239,6 @@ def warn_if_worse(
         )
 
 
-# Margins of a party's rows under a model whose trees also grow elsewhere.
-
-
 def read_trees(site: Site, request: Trees, widths: Ints) -> Grown:
     """Trees of a request, checked; ``widths``: categories of each column, 0 if numeric."""
     message, width = type(request).__name__, run_outputs(site.store)
@@ -259,11 +248,6 @@ def read_trees(site: Site, request: Trees, widths: Ints) -> Grown:
         rule = f"must be a multiple of {width}, got {len(grown.trees)}"
         raise ProtocolError(site.name, message, "trees", rule)
     return grown
-
-
-def base_margins(store: Store, subset: str) -> Array | None:
-    """Initial margins of a subset, float32, shape (n_rows,); None: the base score."""
-    return store.find(f"{subset}.base_margins")
 
 
 def check_outputs(site: Site, request: object, field: str) -> None:
@@ -277,10 +261,10 @@ def check_outputs(site: Site, request: object, field: str) -> None:
 def begin_margins(store: Store, base_margin: Array) -> None:
     """Margins before the first tree: the table's base margins, else the run's ``base_margin``."""
     for subset in WATCHED:
-        if (margins := base_margins(store, subset)) is not None:
-            store[f"{subset}.margins"] = margins[:, None]
-            continue
-        store[f"{subset}.margins"] = np.tile(base_margin, (len(store[f"{subset}.labels"]), 1))
+        margins, n_rows = store.find(f"{subset}.base_margins"), len(store[f"{subset}.labels"])
+        store[f"{subset}.margins"] = (
+            np.tile(base_margin, (n_rows, 1)) if margins is None else margins[:, None]
+        )
 
 
 def prediction_scores(
@@ -310,3 +294,9 @@ def prediction_scores(
         margin = float(np.log(threshold) - np.log1p(-threshold)) if threshold else -np.inf
         scores |= metrics.scores_from_margin(*scored, margin) | {"threshold": threshold}
     return scores, ""
+
+
+HANDLERS: Mapping[type[EvaluateRequest], Handler] = {
+    EvaluateRequest: evaluate,
+    SumScoresRequest: evaluate_sums,
+}

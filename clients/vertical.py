@@ -1,4 +1,8 @@
-"""Vertical handshake at a party: read its columns, report the table's size."""
+"""Opening of a vertical run at a party: describe its table, find the common rows, draw a key.
+
+Rows are matched by private set intersection: every party masks every list of ids, the active one
+intersects them and sends the others their common rows; then all put these in one order.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +67,9 @@ from fedapp.trees.divided import categories_of, quantiles_of
 from fedapp.trees.objective import AUTO
 
 log = logging.getLogger("fedapp.site")
+FEWEST_ROWS = 2  # to train
+KEY_BYTES = 32
+ROWS = ("ids", "values", "labels", "weights", "base_margins")  # arrays of the store, one row each
 # Fixed for a run. The table may change later, which its fingerprint shows.
 FIXED = (
     "n_table",
@@ -177,13 +184,6 @@ def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bo
         names = ", ".join(table.columns[column] for column in unlike)
         log.warning("the table to predict has values unlike those trained on in: %s", names)
     return table, active, len(unlike)
-
-
-# Private set intersection: find the rows that all parties have, and put them in a common order.
-
-FEWEST_ROWS = 2  # to train
-KEY_BYTES = 32
-ROWS = ("ids", "values", "labels", "weights", "base_margins")
 
 
 def open_run(site: Site, request: OpenRequest) -> tuple[SentReply, Letters]:
@@ -356,9 +356,6 @@ def _shuffle(n_rows: int) -> npt.NDArray[np.int64]:
     return np.lexsort(drawn.reshape(2, n_rows))
 
 
-# The Paillier key of a run or an inference, drawn by the active party.
-
-
 class KeyOrder(Protocol):
     """A request that sets the key's size."""
 
@@ -371,7 +368,7 @@ class KeyOrder(Protocol):
 def draw_key(
     site: Site, request: KeyOrder, section: str, fits: Callable[[PublicKey], object]
 ) -> PrivateKey:
-    """Draw a key and test it; ``fits`` raises a ValueError if it is too small."""
+    """Draw the Paillier key and test it; ``fits`` raises a ValueError if it is too small."""
     try:
         key = generate_key(
             request.key_bits,

@@ -156,7 +156,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
     def suggested_objective(self) -> tuple[Objective, str]:
         """The objective that the parties' labels suggest, and why."""
 
-    def settle(self) -> None:
+    def resolve_objective(self) -> None:
         """Resolve ``objective=auto`` from the parties' labels and store it in the settings."""
         if self.settings.objective != AUTO or self.settings.model:
             return
@@ -164,9 +164,9 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self.settings = self.settings.settled(objective)
         self.objective_reason = why
         log.info("objective %s: %s", objective, why)
-        self.settled()
+        self.objective_resolved()
 
-    def settled(self) -> None:
+    def objective_resolved(self) -> None:
         """Hook: the objective is known; strategies finish their settings here."""
 
     @property
@@ -485,7 +485,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         ahead = {name: self._clocks[node] for node, name in names.items() if node in self._clocks}
         for text in (*table_warnings(self.parties), *clock_warnings(ahead)):
             self.warn_once(text)
-        self.settle()
+        self.resolve_objective()
         return (yield from self.conversation(self.parties, self._saved))
 
     def _advance(self, answers: Mapping[str, Reply] | None) -> None:
@@ -624,13 +624,11 @@ def _bytes_of(arrays: ArrayRecord) -> dict[str, bytes]:
     return {name: array.data for name, array in arrays.items()}
 
 
-# Events that a strategy reports; ``fedapp.server_app`` writes them to a run's folder.
-
-
 class Callbacks:
     """Receives a strategy's events, in its thread; each method does nothing here.
 
-    Set ``strategy.callbacks = MyCallbacks()`` before the start.
+    Set ``strategy.callbacks = MyCallbacks()`` before the start; ``strategies.run`` has those that
+    write a run's folder.
     """
 
     def begin(self, settings: Settings, state: RunState) -> None:

@@ -34,14 +34,25 @@ from fedapp.messages.wire import (
     parcels_of,
 )
 
-# Record of traffic: what was sent, to which party, how many bytes.
+log = logging.getLogger("fedapp")
+R = TypeVar("R", bound=Reply)
 
-SERVER = "server"
+SERVER = "server"  # its name in the ledger
+# Flower's codes for a lost message or reply: unavailable message, reply or node, crashed app.
+LOST = frozenset({3, 4, 5, 8})
+SHORTEST_POLL, LONGEST_POLL = 0.001, 0.5  # seconds
+NAMED_AFTER = 5.0  # seconds without a reply, then name the parties that have not answered
+LONGEST_REASON = 2000  # characters
+NOTICED = 2.0  # seconds; a smaller difference of clocks does no harm
+RULE = (
+    f"Flower refuses a site whose clock is {SYSTEM_TIME_TOLERANCE} s ahead of its SuperLink's, or "
+    f"{TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE} s behind it"
+)
 
 
 @dataclass(slots=True)
 class Ledger:
-    """A line a message, appended to ``ledger.jsonl`` (not if None), and sums over all of them.
+    """Record of traffic: a line a message in ``ledger.jsonl`` (not if None), and total bytes.
 
     ``to_parties`` and ``to_server`` are bytes so far.
     """
@@ -77,14 +88,6 @@ class Ledger:
         seconds = round(time.perf_counter() - self._start, 4)
         line = {"step": step, "type": kind, "from": source, "to": target}
         self._lines.append({**line, "bytes": n_bytes, "seconds": seconds})
-
-
-log = logging.getLogger("fedapp")
-
-# Flower's codes for a lost message or reply: unavailable message, reply or node, crashed app.
-LOST = frozenset({3, 4, 5, 8})
-SHORTEST_POLL, LONGEST_POLL = 0.001, 0.5  # seconds
-NAMED_AFTER = 5.0  # seconds without a reply, then name the parties that have not answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +204,6 @@ class Courier:
         return replies
 
 
-# Read a party's reply from the message received.
-
-R = TypeVar("R", bound=Reply)
-LONGEST_REASON = 2000  # characters
-
-
 def read_reply(
     message: Message, party: str, reply: type[R], model_id: str, step: int
 ) -> tuple[R, list[Parcel]]:
@@ -236,15 +233,6 @@ def _failure(error: Error, party: str, step: int) -> FedappError:
     last_line = (error.reason or "").strip().rpartition("\n")[2]
     text = as_plain(last_line, LONGEST_REASON) or f"error code {error.code}"
     return PartyError(party, step, text)
-
-
-# Difference between the clocks of a site and its coordinator.
-
-NOTICED = 2.0  # seconds; a smaller difference does no harm
-RULE = (
-    f"Flower refuses a site whose clock is {SYSTEM_TIME_TOLERANCE} s ahead of its SuperLink's, or "
-    f"{TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE} s behind it"
-)
 
 
 def seconds_ahead(asked: float, answered: float, earliest: float, latest: float) -> float:

@@ -13,13 +13,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedapp.conversation import Checkpoint, Conversation, Parties
+from fedapp.conversation import Checkpoint, Conversation
 from fedapp.messages.eini import StepReply, StepRequest
-from fedapp.messages.vertical import VerticalHelloReply
 from fedapp.settings import Section, Settings, check
 from strategies.base import Summary
 from strategies.inference import InferenceStrategy
-from strategies.vertical import Mailbox, check_key_bits
+from strategies.vertical import Hellos, Mailbox, check_key_bits
 
 
 class EiniSettings(Section):
@@ -40,25 +39,26 @@ class EiniSettings(Section):
 
 
 class Eini(InferenceStrategy):
-    """The server's side: relays parcels until all sums are back."""
+    """Fed-EINI: relays parcels until all sums are back."""
 
     method = "eini"
 
     @classmethod
-    def own_settings(cls, settings: Settings) -> EiniSettings:
+    def section_settings(cls, settings: Settings) -> EiniSettings:
         """``[eini]``, checked; and there must be a model."""
         eini = check(EiniSettings, settings.sections["eini"], "eini.")
         check_key_bits(eini.key_bits, eini.insecure_small_key, "eini")
-        super().own_settings(settings)
+        super().section_settings(settings)
         return eini
 
-    def conversation(
-        self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
-    ) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
         """Algorithm 1, for all trees at once."""
         mailbox = Mailbox(parties)
         rows = yield from self.align_all(parties, mailbox)
-        fields = {**self.own_settings(self.settings).model_dump(), "suffix": self.settings.output}
+        fields = {
+            **self.section_settings(self.settings).model_dump(),
+            "suffix": self.settings.output,
+        }
         finished = False
         while not finished:
             replies = yield from mailbox.relay(StepRequest, parties, StepReply, **fields)

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fedapp.conversation import Check, Checkpoint, Conversation, Parties, SavedModel, ask
+from fedapp.conversation import Check, Checkpoint, Conversation, SavedModel, ask
 from fedapp.data.partition import WATCHED
 from fedapp.errors import DataError
 from fedapp.histograms.fixed_point import power_above
@@ -41,7 +41,6 @@ from fedapp.messages.fedavg_linear import (
     check_moments,
 )
 from fedapp.messages.fields import fields_of
-from fedapp.messages.handshake import HelloReply
 from fedapp.messages.scoring import EvaluateReply
 from fedapp.messages.secagg import EVERYONE
 from fedapp.settings import Section, Settings, check
@@ -64,6 +63,7 @@ from fedapp.trees.linear import (
 from fedapp.trees.objective import base_margin
 from fedapp.trees.sets import category_counts
 from strategies.base import Summary
+from strategies.handshake import Hellos
 from strategies.horizontal import CommonTable, HorizontalStrategy, mean_label
 from strategies.scoring import (
     FINAL_BINS,
@@ -95,24 +95,20 @@ class PlainAverages:
     """Each party's replies reach the server."""
 
     def begin(
-        self,
-        parties: Parties[HelloReply],
-        table: CommonTable,
-        request: MomentsRequest,
-        check: Check,
+        self, parties: Hellos, table: CommonTable, request: MomentsRequest, check: Check
     ) -> Conversation[dict[str, MomentsReply]]:
         """Sums of the labels, moments of the inputs."""
         return (yield from ask(parties.all(request), MomentsReply, check))
 
     def train(
-        self, parties: Parties[HelloReply], request: AverageRequest, check: Check
+        self, parties: Hellos, request: AverageRequest, check: Check
     ) -> Conversation[dict[str, AverageReply]]:
         """Have all parties score the model and train it further."""
         return (yield from ask(parties.all(request), AverageReply, check))
 
     score = staticmethod(ask_to_score)
 
-    def resume(self, parties: Parties[HelloReply]) -> Conversation[None]:
+    def resume(self, parties: Hellos) -> Conversation[None]:
         """Nothing to ask for."""
         yield from ()
 
@@ -140,11 +136,7 @@ class MaskedAverages:
         self._weight_power, self.resume = 0, self._run.resume
 
     def begin(
-        self,
-        parties: Parties[HelloReply],
-        table: CommonTable,
-        request: MomentsRequest,
-        check: Check,
+        self, parties: Hellos, table: CommonTable, request: MomentsRequest, check: Check
     ) -> Conversation[dict[str, MomentsReply]]:
         """Exchange keys; then means, then spreads around them. A lost party ends the run."""
         roster, _ = yield from self._run.meet(parties, len(table.classes))
@@ -177,7 +169,7 @@ class MaskedAverages:
         return {EVERYONE: reply}
 
     def train(
-        self, parties: Parties[HelloReply], request: AverageRequest, check: Check
+        self, parties: Hellos, request: AverageRequest, check: Check
     ) -> Conversation[dict[str, AverageReply]]:
         """The mean of the remaining parties' models."""
         run = self._run
@@ -200,7 +192,7 @@ class MaskedAverages:
         return {EVERYONE: reply}
 
     def score(
-        self, parties: Parties[HelloReply], request: ScoreRequest, check: Check
+        self, parties: Hellos, request: ScoreRequest, check: Check
     ) -> Conversation[dict[str, EvaluateReply]]:
         """Sums of the finished model's scores."""
         return (yield from self._run.score(parties, request, check, ScoreSumsRequest))
@@ -230,12 +222,6 @@ class FedAvgLinear(HorizontalStrategy):
         Penalty on the weights of the standardised columns.
     aggregation : {"plain", "secure"}
         Whether the server sees each party's model, or only their mean.
-    **settings
-        Others of the signature, as in the run config.
-
-    Raises
-    ------
-    ConfigError : a setting breaks its rule, or federated averaging does not read it.
     """
 
     method = "fedavg-linear"
@@ -246,34 +232,32 @@ class FedAvgLinear(HorizontalStrategy):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.own = self.own_settings(self.settings)
-        self.tells_sums_alone = self.own.aggregation == "secure"
+        self.section = self.section_settings(self.settings)
+        self.sees_only_sums = self.section.aggregation == "secure"
         self.averages: PlainAverages | MaskedAverages = PlainAverages()
-        if self.tells_sums_alone:
+        if self.sees_only_sums:
             self.averages = MaskedAverages(lambda: self.settings, SETTING, self.warn_once)
         self.weights: Mapping[str, float] = {}
         self.n_averaged = 0
 
     @classmethod
-    def own_settings(cls, settings: Settings) -> FedAvgLinearSettings:
+    def section_settings(cls, settings: Settings) -> FedAvgLinearSettings:
         """``[fedavg-linear]``, checked, also against what secure aggregation needs."""
-        own = check(FedAvgLinearSettings, settings.sections["fedavg-linear"], "fedavg-linear.")
-        if own.aggregation == "secure":
+        section = check(FedAvgLinearSettings, settings.sections["fedavg-linear"], "fedavg-linear.")
+        if section.aggregation == "secure":
             check_secure_aggregation(settings, SETTING)
-        return own
+        return section
 
     @classmethod
     def most_rounds(cls, settings: Settings) -> int:
-        return cls.own_settings(settings).rounds
+        return cls.section_settings(settings).rounds
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
-        aggregation = cls.own_settings(settings).aggregation
+        aggregation = cls.section_settings(settings).aggregation
         return {**super().planned(settings), **secure_plan_fields(settings, aggregation)}
 
-    def conversation(
-        self, parties: Parties[HelloReply], saved: Checkpoint | None
-    ) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
         """Algorithm 1."""
         self.agree(parties, saved)
         if saved is None:
@@ -282,16 +266,16 @@ class FedAvgLinear(HorizontalStrategy):
         else:
             self._restore(saved)
             yield from self.averages.resume(parties)
-        while self.n_averaged < self.own.rounds and not self.history.stops:
-            replies = yield from self._ask(parties, self.own.local_epochs)
-            yield from self._note_scores(replies)
+        while self.n_averaged < self.section.rounds and not self.history.stops:
+            replies = yield from self._ask(parties, self.section.local_epochs)
+            yield from self._record_scores(replies)
             if not self.history.stops:
                 self.model = self._average(replies)
                 self.n_averaged += 1
                 yield self._checkpoint()
         return (yield from self._finish(parties))
 
-    def _begin(self, parties: Parties[HelloReply]) -> Conversation[LinearModel]:
+    def _begin(self, parties: Hellos) -> Conversation[LinearModel]:
         """The model that predicts the mean label, with the columns' standardisation."""
         self.history = History.of(self.settings)
         table = self.table
@@ -304,7 +288,7 @@ class FedAvgLinear(HorizontalStrategy):
                 party, reply, n_inputs, n_classes, self.n_outputs, table.n_coded_columns
             ),
         )
-        self.note_coding(replies)
+        self.store_unseen(replies)
         self.weights = {party: reply.weight_sum for party, reply in replies.items()}
         whole = merge_moments(
             Moments(reply.counts, reply.means, reply.squares) for reply in replies.values()
@@ -319,17 +303,15 @@ class FedAvgLinear(HorizontalStrategy):
         arrays = means, scales, weights, bias
         return LinearModel(objective, table.columns, table.classes, *arrays, table.categories)
 
-    def _ask(
-        self, parties: Parties[HelloReply], n_epochs: int
-    ) -> Conversation[dict[str, AverageReply]]:
-        model, own, eval_metrics = self.model, self.own, self.settings.eval_metrics
+    def _ask(self, parties: Hellos, n_epochs: int) -> Conversation[dict[str, AverageReply]]:
+        model, section, eval_metrics = self.model, self.section, self.settings.eval_metrics
         request = AverageRequest(
             round_id=self.n_averaged,
             classes=model.classes,
             **{name: getattr(model, name) for name in ARRAYS},
             epochs=n_epochs,
-            **own.model_dump(include={"batch_size", "learning_rate", "l2"}),
-            decay=1 - self.n_averaged / own.rounds,
+            **section.model_dump(include={"batch_size", "learning_rate", "l2"}),
+            decay=1 - self.n_averaged / section.rounds,
             seed=self.settings.seed,
             score_bins=ROUND_BINS,
         )
@@ -347,20 +329,20 @@ class FedAvgLinear(HorizontalStrategy):
         bias = sum(share[party] * reply.bias for party, reply in replies.items())
         return replace(self.model, weights=np.asarray(weights), bias=np.asarray(bias))
 
-    def _note_scores(
+    def _record_scores(
         self, replies: Mapping[str, AverageReply | EvaluateReply]
     ) -> Conversation[None]:
         """Add the scores of the last round's model, which come with the next replies."""
-        is_new = yield from self.history.note_late(replies, self.n_averaged)
+        is_new = yield from self.history.record_scores(replies, self.n_averaged)
         if is_new and self.history.best_round == self.n_averaged:
             self.best = self.model
 
-    def _finish(self, parties: Parties[HelloReply]) -> Conversation[Summary]:
+    def _finish(self, parties: Hellos) -> Conversation[Summary]:
         """Write and score the finished model, under early stopping that of the best round."""
         best_round = None
         if self.history.patience:
             if len(self.history) < self.n_averaged:
-                yield from self._note_scores((yield from self._ask(parties, n_epochs=0)))
+                yield from self._record_scores((yield from self._ask(parties, n_epochs=0)))
             best_round = self.history.best_round
         yield self._checkpoint()
         model = self.best if best_round else self.model
@@ -374,7 +356,7 @@ class FedAvgLinear(HorizontalStrategy):
                 party, reply, model.objective, model.n_outputs, self.settings.eval_metrics
             ),
         )
-        yield from self._note_scores(scored)
+        yield from self._record_scores(scored)
         summary = score_summary(model, scored, spread, self.settings.eval_metrics)
         return {**summary, "importance": {}, "trees": 0, "best_round": best_round}
 

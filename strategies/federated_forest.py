@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedapp.conversation import Checkpoint, Conversation, Parties, Progress, SavedModel
+from fedapp.conversation import Checkpoint, Conversation, Progress, SavedModel
 from fedapp.crypto.sums import seconds_to_encrypt
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.messages.federated_forest import (
@@ -49,7 +49,7 @@ from fedapp.messages.federated_forest import (
 )
 from fedapp.messages.fields import Array
 from fedapp.messages.handshake import read_categories
-from fedapp.messages.vertical import SentReply, VerticalHelloReply
+from fedapp.messages.vertical import SentReply
 from fedapp.settings import Section, Settings, check
 from fedapp.trees.divided import joint_names
 from fedapp.trees.forest.cart import Criterion
@@ -75,6 +75,7 @@ from strategies.base import Summary
 from strategies.settings import SPLIT_SETTINGS
 from strategies.vertical import (
     MIN_PARTIES,
+    Hellos,
     Mailbox,
     VerticalStrategy,
     align,
@@ -134,12 +135,6 @@ class FederatedForest(VerticalStrategy):
         Of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
     master_keeps_model : bool
         Whether the server gets the whole model.
-    **settings
-        Others of the signature, as in the run config.
-
-    Raises
-    ------
-    ConfigError : a setting breaks its rule, or Federated Forest does not read it.
     """
 
     method = "federated-forest"
@@ -149,32 +144,32 @@ class FederatedForest(VerticalStrategy):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.own = self.own_settings(self.settings)
+        self.section = self.section_settings(self.settings)
         self.rows: dict[str, int] = {}
         self.level, self.draws = 0, self.settings.seed  # draws: seed of the columns' draws
-        self.n_nodes = np.ones(self.own.trees, dtype=np.int64)
+        self.n_nodes = np.ones(self.section.trees, dtype=np.int64)
         self.splits, self.last = Splits.none(), Splits.none()  # all, and the last level's
 
-    def settled(self) -> None:
+    def objective_resolved(self) -> None:
         """The criterion must fit the objective."""
-        self.own = self.own_settings(self.settings)
+        self.section = self.section_settings(self.settings)
 
     @classmethod
-    def own_settings(cls, settings: Settings) -> FederatedForestSettings:
+    def section_settings(cls, settings: Settings) -> FederatedForestSettings:
         values = dict(settings.sections["federated-forest"])
-        own = check(FederatedForestSettings, values, "federated-forest.")
+        section = check(FederatedForestSettings, values, "federated-forest.")
         is_variance = settings.objective == REGRESSION
-        is_open = settings.objective == AUTO
-        if not is_open and own.criterion != "auto" and (own.criterion == "variance") != is_variance:
+        is_checked = section.criterion != "auto" and settings.objective != AUTO
+        if is_checked and (section.criterion == "variance") != is_variance:
             fitting = "variance" if is_variance else "gini or entropy"
             rule = f"must be {fitting} for {settings.objective}"
-            raise ConfigError(f"federated-forest.criterion {rule}, got {own.criterion}")
-        check_key_bits(own.key_bits, own.insecure_small_key, "federated-forest")
-        return own
+            raise ConfigError(f"federated-forest.criterion {rule}, got {section.criterion}")
+        check_key_bits(section.key_bits, section.insecure_small_key, "federated-forest")
+        return section
 
     @classmethod
     def most_rounds(cls, settings: Settings) -> int:
-        return cls.own_settings(settings).max_depth
+        return cls.section_settings(settings).max_depth
 
     @classmethod
     def exchanges_a_round(cls, settings: Settings) -> int:
@@ -183,17 +178,15 @@ class FederatedForest(VerticalStrategy):
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
-        own = cls.own_settings(settings)
-        forest = {"rounds": 0, "trees": own.trees, "max_depth": own.max_depth}
-        return {**super().planned(settings), **forest, "labels": own.labels}
+        section = cls.section_settings(settings)
+        forest = {"rounds": 0, "trees": section.trees, "max_depth": section.max_depth}
+        return {**super().planned(settings), **forest, "labels": section.labels}
 
-    def conversation(
-        self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
-    ) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
         """Algorithm 2, for all nodes of a level at once."""
         mailbox = Mailbox(parties)
         if saved is None:
-            self.warn(WARNINGS[self.own.labels])
+            self.warn(WARNINGS[self.section.labels])
             yield from self._begin(parties, mailbox)
         else:
             self._restore(saved, mailbox)
@@ -217,24 +210,24 @@ class FederatedForest(VerticalStrategy):
     @property
     def encrypted(self) -> bool:
         """Whether only the active party can read labels."""
-        return self.own.labels == PAILLIER
+        return self.section.labels == PAILLIER
 
     @property
     def grown(self) -> bool:
         """Whether the last level has been searched."""
-        return self.level == self.own.max_depth or (self.level > 0 and not len(self.last.trees))
+        return self.level == self.section.max_depth or (self.level > 0 and not len(self.last.trees))
 
-    def _begin(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[None]:
+    def _begin(self, parties: Hellos, mailbox: Mailbox) -> Conversation[None]:
         """Match the rows, bin the columns, encode the labels."""
         self.rows = yield from align(parties, mailbox, self.settings)
         self.warn_of_few_matched(sum(self.rows.values()))
         if not self.simulated:
             # Every party knows the run's seed, which would disclose how many columns others draw.
             self.draws = secrets.randbits(63)
-        own, settings = self.own, self.settings
+        section, settings = self.section, self.settings
         seeds, owners = self._column_seeds(parties)
-        fields = {name: value for name, value in own if name in SetupRequest.forms}
-        fields["criterion"] = own.criterion_for(settings.objective)
+        fields = {name: value for name, value in section if name in SetupRequest.forms}
+        fields["criterion"] = section.criterion_for(settings.objective)
         # Only for the active party: for regression it would disclose the labels' scale.
         passive = fields | {"min_impurity_decrease": 0.0}
         requests = {
@@ -247,17 +240,16 @@ class FederatedForest(VerticalStrategy):
             )
             for place, party in enumerate(parties)
         }
-        seconds = seconds_to_encrypt(self.rows["train"], own.key_bits) if self.encrypted else None
+        n_rows = self.rows["train"]
+        seconds = seconds_to_encrypt(n_rows, section.key_bits) if self.encrypted else None
         yield from mailbox.relay_each(requests, SentReply, seconds=seconds)
 
-    def _column_seeds(
-        self, parties: Parties[VerticalHelloReply]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _column_seeds(self, parties: Hellos) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """A seed for each column's draws, and the index of each column's party."""
         sizes = [hello.n_columns for hello in parties.values()]
         return column_seeds(self.draws, sum(sizes)), np.repeat(np.arange(len(sizes)), sizes)
 
-    def _search(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[Won]:
+    def _search(self, parties: Hellos, mailbox: Mailbox) -> Conversation[Won]:
         """Splits of this level: the largest improvement wins."""
         trees, nodes = self._open_nodes()
         requests = {
@@ -277,9 +269,7 @@ class FederatedForest(VerticalStrategy):
         won = np.flatnonzero(best >= 0)
         return trees[won], nodes[won], best[won]
 
-    def _search_encrypted(
-        self, parties: Parties[VerticalHelloReply], mailbox: Mailbox
-    ) -> Conversation[Won]:
+    def _search_encrypted(self, parties: Hellos, mailbox: Mailbox) -> Conversation[Won]:
         """The same: the passive parties sum, and the active one chooses."""
         drawn, fields, active = self._drawn(parties), _fields_of(self.last), mailbox.active
         requests = {party: SumRequest(**fields, n_drawn=drawn[party]) for party in mailbox.passive}
@@ -302,17 +292,17 @@ class FederatedForest(VerticalStrategy):
             check_reply,
             **fields,
             n_drawn=drawn[active],
-            last=self.level + 1 == self.own.max_depth,
+            last=self.level + 1 == self.section.max_depth,
         )
         reply = replies[active]
         if self.level:
             yield self._progress(reply)
         return reply.trees, reply.nodes, reply.owners
 
-    def _drawn(self, parties: Parties[VerticalHelloReply]) -> dict[str, Array]:
+    def _drawn(self, parties: Hellos) -> dict[str, Array]:
         """Number of columns of each party that are drawn for each open node."""
         seeds, owners = self._column_seeds(parties)
-        n_drawn = n_features(self.own.max_features, len(seeds))
+        n_drawn = n_features(self.section.max_features, len(seeds))
         drawn = draw_columns(seeds, owners, len(parties), n_drawn, self._open_nodes())
         return dict(zip(parties, drawn, strict=True))
 
@@ -320,12 +310,13 @@ class FederatedForest(VerticalStrategy):
         """Trees and nodes that may be split next."""
         if self.level:
             return self.last.children()
-        return np.arange(self.own.trees, dtype=np.int32), np.zeros(self.own.trees, dtype=np.int32)
+        n_trees = self.section.trees
+        return np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
 
     def _progress(self, reply: LevelReply | SplitReply | FinishReply) -> Progress:
-        names, n_leaves = reply.score_names, self.own.trees + len(self.splits.trees)
+        names, n_leaves = reply.score_names, self.section.trees + len(self.splits.trees)
         scores = named_scores(names, reply.train_scores), named_scores(names, reply.valid_scores)
-        return Progress(self.level, self.own.trees, n_leaves, *scores)
+        return Progress(self.level, self.section.trees, n_leaves, *scores)
 
     def _partition(
         self, winners: Iterable[str], mailbox: Mailbox, last: bool = False
@@ -334,16 +325,14 @@ class FederatedForest(VerticalStrategy):
         fields = {**_fields_of(self.last), "last": last}
         return (yield from mailbox.relay(PartitionRequest, winners, PartitionReply, **fields))
 
-    def _finish(
-        self, parties: Parties[VerticalHelloReply], mailbox: Mailbox
-    ) -> Conversation[Summary]:
+    def _finish(self, parties: Hellos, mailbox: Mailbox) -> Conversation[Summary]:
         active = mailbox.active
         parts: Parts = {**(yield from self._partition(mailbox.passive, mailbox, last=True))}
         fields = _fields_of(self.last)
         reply = (yield from mailbox.relay(FinishRequest, [active], FinishReply, **fields))[active]
         if len(self.last.trees):
             yield self._progress(reply)
-        if self.own.master_keeps_model:
+        if self.section.master_keeps_model:
             model = self._whole_model(parties, reply, parts | {active: reply})
             yield SavedModel({"model.json": to_json(model)})
         else:
@@ -351,13 +340,11 @@ class FederatedForest(VerticalStrategy):
         return {
             **final_summary(reply, active, self.rows),
             "oob": named_scores(reply.score_names, reply.oob_scores),
-            "trees": self.own.trees,
+            "trees": self.section.trees,
             "best_round": None,
         }
 
-    def _whole_model(
-        self, parties: Parties[VerticalHelloReply], reply: FinishReply, parts: Parts
-    ) -> BaggedForest:
+    def _whole_model(self, parties: Hellos, reply: FinishReply, parts: Parts) -> BaggedForest:
         """Join the parties' parts: their splits, in the order of the parties, to whole trees."""
         widths = [hello.n_columns for hello in parties.values()]
         first_columns = np.cumsum([0, *widths])
@@ -369,8 +356,8 @@ class FederatedForest(VerticalStrategy):
                 rule = f"must be {n_splits[i]}, got {len(part.columns)}"
                 raise ProtocolError(party, type(part).__name__, "columns", rule)
             cuts.append((part.columns + first_columns[i], part.thresholds, part.defaults))
-            own, split_sets = _own_sets(party, part, widths[i])
-            categories.append(own)
+            party_categories, split_sets = _party_sets(party, part, widths[i])
+            categories.append(party_categories)
             sets.append(split_sets)
             set_widths.append(part.widths)
         by_party = self.splits.taken(np.argsort(self.splits.owners, kind="stable"))
@@ -410,7 +397,7 @@ class FederatedForest(VerticalStrategy):
 STRATEGIES = {FederatedForest.method: FederatedForest}
 
 
-def _own_sets(
+def _party_sets(
     party: str, part: PartitionReply | FinishReply, n_columns: int
 ) -> tuple[Categories, CategorySets]:
     """A party's categories, and the sets of its splits, checked against each other."""

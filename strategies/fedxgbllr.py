@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fedapp.conversation import Checkpoint, Conversation, Parties, SavedModel, ask
+from fedapp.conversation import Checkpoint, Conversation, SavedModel, ask
 from fedapp.data.partition import WATCHED
 from fedapp.data.schema import first
 from fedapp.errors import ProtocolError, as_protocol_error
@@ -45,7 +45,6 @@ from fedapp.messages.fedxgbllr import (
     check_final,
 )
 from fedapp.messages.fields import MOST_DEPTH, Reply, parameters_of
-from fedapp.messages.handshake import HelloReply
 from fedapp.messages.trees import arrays_of
 from fedapp.metrics import loss_metric, scored_names
 from fedapp.settings import Section, Settings, check
@@ -65,6 +64,7 @@ from fedapp.trees.stacked import (
     to_json,
 )
 from strategies.base import Summary
+from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalStrategy, mean_label, parties_without_class
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
 from strategies.settings import TREE_SETTINGS
@@ -113,12 +113,6 @@ class FedXGBllr(HorizontalStrategy):
         Of the CNN.
     device : {"cpu", "cuda"}
         Where heads are trained; "cuda" is used where a party has it.
-    **settings
-        Others of the signature, as in the run config.
-
-    Raises
-    ------
-    ConfigError : a setting breaks its rule, or FedXGBllr does not read it.
     """
 
     method = "fedxgbllr"
@@ -129,28 +123,26 @@ class FedXGBllr(HorizontalStrategy):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.own = self.own_settings(self.settings)
+        self.section = self.section_settings(self.settings)
         self.names: tuple[str, ...] = ()  # of the ensembles, in their order
         self.n_averaged = 0
         self.best: Floats = np.empty(0, dtype=np.float32)
 
     @classmethod
-    def own_settings(cls, settings: Settings) -> FedXGBllrSettings:
+    def section_settings(cls, settings: Settings) -> FedXGBllrSettings:
         return check(FedXGBllrSettings, settings.sections["fedxgbllr"], "fedxgbllr.")
 
     @classmethod
     def most_rounds(cls, settings: Settings) -> int:
-        return cls.own_settings(settings).rounds
+        return cls.section_settings(settings).rounds
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
-        own = cls.own_settings(settings)
-        trees = own.trees or max(1, TREES_OF_ALL // settings.parties)
-        return {**super().planned(settings), "trees": trees, "max_depth": own.max_depth}
+        section = cls.section_settings(settings)
+        trees = section.trees or max(1, TREES_OF_ALL // settings.parties)
+        return {**super().planned(settings), "trees": trees, "max_depth": section.max_depth}
 
-    def conversation(
-        self, parties: Parties[HelloReply], saved: Checkpoint | None
-    ) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
         """Algorithm 1."""
         self.agree(parties, saved)
         if saved is None:
@@ -158,12 +150,12 @@ class FedXGBllr(HorizontalStrategy):
             yield self._checkpoint(model)
         else:
             model = self._restore(saved)
-        while self.n_averaged < self.own.rounds:
+        while self.n_averaged < self.section.rounds:
             model = yield from self._average(parties, model)
             yield self._checkpoint(model)
         return (yield from self._evaluate(parties, model))
 
-    def _begin(self, parties: Parties[HelloReply]) -> Conversation[StackedModel]:
+    def _begin(self, parties: Hellos) -> Conversation[StackedModel]:
         """Lines 1 to 7: all parties get all trees, and the head is drawn."""
         self.history = _history(self.settings)
         labels = yield from self.ask_for_labels(parties)
@@ -178,8 +170,8 @@ class FedXGBllr(HorizontalStrategy):
         weight_sum = sum(reply.weight_sum for reply in labels.values())
         # With several classes the base score is the same for all: the head learns their shares.
         mean = hide_class_shares(mean_label(labels, 0, self.settings))
-        own = self.own
-        tree_parameters = {"max_depth": own.max_depth, "eta": own.eta}
+        section = self.section
+        tree_parameters = {"max_depth": section.max_depth, "eta": section.eta}
         request = FitRequest(
             n_outputs=n_outputs(self.settings.objective, len(classes)),
             base_score=mean,
@@ -196,7 +188,7 @@ class FedXGBllr(HorizontalStrategy):
         self.names = tuple(fits)
         by_party = [unpack_trees(arrays_of(fit), widths) for fit in fits.values()]
         grown, counts = concatenated(by_party), [len(part.trees) for part in by_party]
-        shape = HeadShape.over(own.head, counts, request.n_outputs, own.channels)
+        shape = HeadShape.over(section.head, counts, request.n_outputs, section.channels)
         # 0 for classification, and where all training labels are the same.
         deviation = np.sqrt(sum(fit.square_sum for fit in fits.values()) / weight_sum)
         unit, weights = np.float32(deviation or 1), initial_weights(shape, self.settings.seed)
@@ -226,19 +218,17 @@ class FedXGBllr(HorizontalStrategy):
         yield from ask(parties.all(share), ShareReply)
         return model
 
-    def _average(
-        self, parties: Parties[HelloReply], model: StackedModel
-    ) -> Conversation[StackedModel]:
+    def _average(self, parties: Hellos, model: StackedModel) -> Conversation[StackedModel]:
         """Lines 9 to 13: one round. A failed party is not in the mean; its trees stay."""
-        replies = yield from self._ask_to_train(parties, model, self.own.epochs)
-        yield from self._note_scores(replies, model)
+        replies = yield from self._ask_to_train(parties, model, self.section.epochs)
+        yield from self._record_scores(replies, model)
         self.n_averaged += 1
         n_rows = [reply.n_rows for reply in replies.values()]
         mean = np.average([reply.weights for reply in replies.values()], axis=0, weights=n_rows)
         return replace(model, weights=np.asarray(mean, dtype=np.float32))
 
     def _ask_to_train(
-        self, parties: Parties[HelloReply], model: StackedModel, epochs: int
+        self, parties: Hellos, model: StackedModel, epochs: int
     ) -> Conversation[dict[str, AverageReply]]:
         names = ("batch_size", "learning_rate", "beta1", "beta2", "patience", "device")
         request = AverageRequest(
@@ -247,7 +237,7 @@ class FedXGBllr(HorizontalStrategy):
             epochs=epochs,
             seed=self.settings.seed,
             score_bins=ROUND_BINS,
-            **{name: getattr(self.own, name) for name in names},
+            **{name: getattr(self.section, name) for name in names},
         )
 
         eval_metrics = self.settings.eval_metrics
@@ -258,20 +248,22 @@ class FedXGBllr(HorizontalStrategy):
 
         return (yield from ask(parties.all(request), AverageReply, check_reply))
 
-    def _note_scores(self, replies: Mapping[str, Reply], model: StackedModel) -> Conversation[None]:
+    def _record_scores(
+        self, replies: Mapping[str, Reply], model: StackedModel
+    ) -> Conversation[None]:
         """Add the scores of the last round's head, which come with the next replies."""
         trees = model.trees
-        is_new = yield from self.history.note_late(replies, self.n_averaged, trees, trees)
+        is_new = yield from self.history.record_scores(replies, self.n_averaged, trees, trees)
         if is_new and self.history.best_round == self.n_averaged:
             self.best = model.weights
 
-    def _evaluate(self, parties: Parties[HelloReply], model: StackedModel) -> Conversation[Summary]:
+    def _evaluate(self, parties: Hellos, model: StackedModel) -> Conversation[Summary]:
         """Score the finished model, with the head of its best round where that is known."""
         best_round = None
         if any(hello.n_valid for hello in parties.values()):
             if len(self.history) < self.n_averaged:
                 replies = yield from self._ask_to_train(parties, model, epochs=0)
-                yield from self._note_scores(replies, model)
+                yield from self._record_scores(replies, model)
                 yield self._checkpoint(model)
             if not np.isnan(self.history.scores).all():
                 best_round = self.history.best_round
@@ -286,7 +278,7 @@ class FedXGBllr(HorizontalStrategy):
             check_scores(party, reply, model.objective, model.n_outputs, eval_metrics)
 
         scored = yield from ask(parties.all(request), FinalReply, check_reply)
-        yield from self._note_scores(scored, model)
+        yield from self._record_scores(scored, model)
         n_rows = [parties[party].n_train for party in scored]
         rates = np.average([reply.rates for reply in scored.values()], axis=0, weights=n_rows)
         return {
@@ -306,7 +298,7 @@ class FedXGBllr(HorizontalStrategy):
         return Checkpoint(arrays, facts, lambda: to_json(model))
 
     def _restore(self, saved: Checkpoint) -> StackedModel:
-        table, head = self.table, (self.own.head, self.own.channels)
+        table, head = self.table, (self.section.head, self.section.channels)
         arrays, facts, objective = saved.arrays, saved.facts, self.settings.objective
         self.history, self.best = _history(self.settings, facts["history"]), arrays["best"]
         self.names, self.n_averaged = tuple(facts["names"]), facts["averaged"]

@@ -1,4 +1,4 @@
-"""How parties meet: by name, with warnings about their tables."""
+"""Opening of any run: its nodes, their names, warnings about their tables, the initial model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedapp.errors import (
 )
 from fedapp.home import RUNS
 from fedapp.messages.fields import Introduction
-from fedapp.messages.handshake import GreetReply
+from fedapp.messages.handshake import GreetReply, HelloReply
 from fedapp.run_folder import RunState
 from fedapp.settings import Settings, flatten
 from fedapp.site.settings import site_config
@@ -37,6 +37,7 @@ from fedapp.trees.objective import LossParameters
 from fedapp.trees.sets import Categories
 from strategies.delivery import clock_text
 
+Hellos = Parties[HelloReply]
 I = TypeVar("I", bound=Introduction | GreetReply)  # noqa: E741
 # Engines of simulations by their grids; their nodes are all made within moments.
 ENGINES = {"LocalGrid": "local", "InMemoryGrid": "simulation"}
@@ -45,9 +46,14 @@ QUIET_SECONDS = 0.3  # seconds without a new node after which a simulation is co
 
 def site_names() -> dict[str, str]:
     """Names of this coordinator's registered sites, by the label of their node."""
-
     sites = registered_sites(Path(os.environ.get("FLWR_HOME", "")))
     return {f"node {node}": name for node, name in sites.items()}
+
+
+def registered_sites(flower_home: Path) -> dict[str, str]:
+    """Names of the sites that ``register-sites.sh`` has registered, by node id."""
+    nodes = sorted((flower_home.parent / "sites").glob("*.node"))
+    return {path.read_text().strip(): path.stem for path in nodes}
 
 
 class Nodes(Protocol):
@@ -71,14 +77,14 @@ def find_nodes(
     while True:
         before, nodes = nodes, sorted(grid.get_node_ids())
         last_change = last_change if len(nodes) == len(before) else time.monotonic()
-        is_settled = bool(nodes) and time.monotonic() - last_change > QUIET_SECONDS
-        if len(nodes) >= wanted and (parties or is_settled or not is_simulated):
+        is_stable = bool(nodes) and time.monotonic() - last_change > QUIET_SECONDS
+        if len(nodes) >= wanted and (parties or is_stable or not is_simulated):
             break
         present = {f"node {node}" for node in nodes}
         absent = ", ".join(name for node, name in site_names().items() if node not in present)
         if absent and text != (text := f"waiting for {absent}"):
             wait(text)
-        if is_simulated and is_settled:
+        if is_simulated and is_stable:
             remedy = f"set parties=0, or --federation-config 'num-supernodes={wanted}'"
             rule = f"must be {len(nodes)}, as many as there are simulated SuperNodes"
             raise ConfigError(f"parties {rule}, got {wanted}; {remedy}")
@@ -180,12 +186,9 @@ def table_warnings(parties: Mapping[str, Introduction]) -> list[str]:
     ]
 
 
-# Initial model of a run, as ``xgb_model`` of ``xgboost.train``.
-
-
 @dataclass(frozen=True, slots=True)
 class InitialModel:
-    """Size of the initial model; 0 without one."""
+    """Size of the model that a run continues, as ``xgb_model`` of XGBoost; 0 without one."""
 
     n_rounds: int = 0
     n_trees: int = 0
@@ -266,9 +269,3 @@ def _difference(wanted: Any, got: Any) -> str:
         place, (wanted, got) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
         return as_plain(f"number {place} being {wanted!r}, got {got!r}")
     return f"{wanted!r}, got {got!r}"
-
-
-def registered_sites(flower_home: Path) -> dict[str, str]:
-    """Names of the sites that ``register-sites.sh`` has registered, by node id."""
-    nodes = sorted((flower_home.parent / "sites").glob("*.node"))
-    return {path.read_text().strip(): path.stem for path in nodes}

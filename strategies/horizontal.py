@@ -1,4 +1,4 @@
-"""Opening of a horizontal run: what the parties' tables have in common."""
+"""Horizontal runs: what the parties' tables have in common, and what each category code means."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.conversation import Checkpoint, Conversation, Parties, ask
+from fedapp.conversation import Checkpoint, Conversation, ask
 from fedapp.data.columns import ENCODINGS
 from fedapp.data.datasets import party_sources
 from fedapp.data.labels import (
@@ -49,10 +49,14 @@ from fedapp.trees.objective import (
 )
 from fedapp.trees.sets import MOST_CATEGORIES, Categories, joint_categories, names_of
 from strategies.base import TreeStrategy
-from strategies.handshake import InitialModel, read_init_model
-from strategies.settings import OWN_TABLES, SPLIT_SETTINGS
+from strategies.handshake import Hellos, InitialModel, read_init_model
+from strategies.settings import LOCAL_TABLES, SPLIT_SETTINGS
 
 log = logging.getLogger("fedapp")
+
+DIGEST = re.compile(r"([0-9a-f]{64})?")
+Names = tuple[str, ...]
+Digests = dict[int, str]  # column index -> digest of the names that a schema lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +99,19 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
     """A strategy whose parties have different rows of the same columns, with labels."""
 
     introduction = HelloReply
-    tells_sums_alone = False  # whether the server sees only sums over all parties
+    sees_only_sums = False  # whether the server sees only sums over all parties
     reads = SPLIT_SETTINGS | {"partition", "objective", "min-parties"}
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.table = CommonTable((), (), ())
-        self.begun = InitialModel()
+        self.initial = InitialModel()
 
     def greeting(self) -> HelloRequest:
         """Ask for the table's description; the parties hold rows back."""
         return HelloRequest(
             objective=self.settings.objective,
-            rounded=self.tells_sums_alone,
+            rounded=self.sees_only_sums,
             **fields_of(self.settings, Holdout),
             **self.plan(),
         )
@@ -127,7 +131,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
     def check_classes(self, is_open: bool) -> None:
         """See ``check_spelling``; parts of one table always spell classes alike."""
         data, n_parties = self.settings.data, self.settings.parties
-        if not self.simulated or data == OWN_TABLES or party_sources(data, n_parties):
+        if not self.simulated or data == LOCAL_TABLES or party_sources(data, n_parties):
             check_spelling({name: hello.classes for name, hello in self.parties.items()}, is_open)
 
     def row_counts(self) -> dict[str, int]:
@@ -147,9 +151,9 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         facts: dict[str, Any] = {"categories": categories} if categories else {}
         if table.base_margin:
             facts["base_margin"] = table.base_margin
-        return facts | self.begun.facts(self.settings)
+        return facts | self.initial.facts(self.settings)
 
-    def agree(self, parties: Parties[HelloReply], saved: Checkpoint | None) -> CommonTable:
+    def agree(self, parties: Hellos, saved: Checkpoint | None) -> CommonTable:
         """Find the ``CommonTable`` and warn about it."""
         self.check_classes(is_open=False)
         self.table = common_table(parties, self.settings, saved)
@@ -163,21 +167,21 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
             self.warn_once(note_on_untrained(untrained))
         return self.table
 
-    def begin_with(self, trees_a_round: int) -> Ensemble | None:
+    def load_initial_model(self, trees_a_round: int) -> Ensemble | None:
         """The run's initial model, or None; a round has ``trees_a_round`` trees of each output.
 
-        See ``read_init_model`` and ``Begun`` for what is refused.
+        See ``read_init_model`` and ``InitialModel`` for what is refused.
         """
         table = self.table
         model = read_init_model(
             self.settings, table.columns, table.classes, table.categories, table.base_margin
         )
         if model is not None:
-            self.begun = InitialModel.with_model(model, trees_a_round * model.n_outputs)
-            log.info("continues %s: %d rounds", self.settings.init_model, self.begun.n_rounds)
+            self.initial = InitialModel.with_model(model, trees_a_round * model.n_outputs)
+            log.info("continues %s: %d rounds", self.settings.init_model, self.initial.n_rounds)
         return model
 
-    def note_coding(self, replies: Mapping[str, LabelsReply]) -> None:
+    def store_unseen(self, replies: Mapping[str, LabelsReply]) -> None:
         """Store and warn about values that the joint dictionary lacks."""
         self.table = self.table.coded(replies)
         for column, counts in self.table.unseen.items():
@@ -194,7 +198,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         """The fields of ``Terms``."""
         return {**self.table.coding(), **loss_fields(self.settings)}
 
-    def ask_for_labels(self, parties: Parties[HelloReply]) -> Conversation[dict[str, LabelsReply]]:
+    def ask_for_labels(self, parties: Hellos) -> Conversation[dict[str, LabelsReply]]:
         """Have labels and categories coded; replies are sums of each party's training labels."""
         table = self.table
         replies = yield from ask(
@@ -204,7 +208,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
                 party, reply, len(table.classes), self.n_outputs, table.n_coded_columns
             ),
         )
-        self.note_coding(replies)
+        self.store_unseen(replies)
         return replies
 
 
@@ -339,13 +343,6 @@ def label_sums(
     if n_classes == 2 and not 0 < sums[-1] < weight_sum:
         raise DataError("label must have both classes among the training rows of weight > 0")
     return sums, weight_sum
-
-
-# Joint dictionary of horizontal parties: what the category codes of each column mean.
-
-DIGEST = re.compile(r"([0-9a-f]{64})?")
-Names = tuple[str, ...]
-Digests = dict[int, str]  # column index -> digest of the names that a schema lists
 
 
 def joint_dictionary(parties: Mapping[str, HelloReply]) -> Categories:

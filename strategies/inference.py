@@ -1,4 +1,9 @@
-"""Opening and ending of runs that predict with a vertical model."""
+"""Predict with a divided model: interactively, or in one round; for Fed-EINI see ``eini``.
+
+Interactive: the active party walks the trees and asks the others for sides of rows, level by level.
+One round: every party sends the leaves that its splits leave open to each row (Federated Forest,
+Algorithm 4), and the active party intersects them. The server only relays.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedapp.conversation import Checkpoint, Conversation, Parties, SavedModel, ask
+from fedapp.conversation import Checkpoint, Conversation, SavedModel, ask
 from fedapp.data.datasets import party_sources
 from fedapp.errors import ConfigError
 from fedapp.messages.inference import (
@@ -24,10 +29,9 @@ from fedapp.messages.inference import (
     WalkReply,
     WalkRequest,
 )
-from fedapp.messages.vertical import VerticalHelloReply
 from fedapp.settings import Section, Settings, check
 from strategies.base import Summary
-from strategies.vertical import Mailbox, VerticalStrategy, align
+from strategies.vertical import Hellos, Mailbox, VerticalStrategy, align
 
 log = logging.getLogger("fedapp")
 
@@ -47,7 +51,7 @@ class InferenceStrategy(VerticalStrategy):
         return {"aggregation": "sealed"}
 
     @classmethod
-    def own_settings(cls, settings: Settings) -> Any:
+    def section_settings(cls, settings: Settings) -> Any:
         """Check that there is a model, and that rows to be explained have ids."""
         if not settings.model:
             raise ConfigError("model must be the id of a trained model, got ''")
@@ -55,9 +59,7 @@ class InferenceStrategy(VerticalStrategy):
             rule = f"must be ids of up to {MOST_ROWS} rows, separated by commas"
             raise ConfigError(f"explain {rule}, got {len(ids)}, {ids.count('')} of them empty")
 
-    def align_all(
-        self, parties: Parties[VerticalHelloReply], mailbox: Mailbox
-    ) -> Conversation[dict[str, int]]:
+    def align_all(self, parties: Hellos, mailbox: Mailbox) -> Conversation[dict[str, int]]:
         """Match the rows, all to be predicted; name those to be explained."""
         sources = party_sources(self.settings.data, self.settings.parties) if self.simulated else {}
         for name, hello in parties.items():
@@ -102,9 +104,6 @@ def _explained_rows(settings: Settings) -> tuple[str, ...]:
     return tuple(row_id.strip() for row_id in settings.explain.split(","))
 
 
-# Interactive inference: the active party walks the trees and asks the others level by level.
-
-
 class InteractiveSettings(Section):
     """``[interactive]`` of the run config; ``trees_at_once``: trees in a lot, 0: all."""
 
@@ -112,24 +111,24 @@ class InteractiveSettings(Section):
 
 
 class Interactive(InferenceStrategy):
-    """The server's side: relays questions and answers."""
+    """Interactive inference: relays questions and answers until every row is at a leaf."""
 
     method = "interactive"
 
     @classmethod
-    def own_settings(cls, settings: Settings) -> InteractiveSettings:
+    def section_settings(cls, settings: Settings) -> InteractiveSettings:
         """``[interactive]``, checked; and there must be a model."""
-        super().own_settings(settings)
+        super().section_settings(settings)
         return check(InteractiveSettings, settings.sections["interactive"], "interactive.")
 
-    def conversation(
-        self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
-    ) -> Conversation[Summary]:
-        """Ask until every row is at a leaf."""
+    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
         mailbox = Mailbox(parties)
         active, passive = mailbox.active, mailbox.passive
         rows = yield from self.align_all(parties, mailbox)
-        fields = {**self.own_settings(self.settings).model_dump(), "suffix": self.settings.output}
+        fields = {
+            **self.section_settings(self.settings).model_dump(),
+            "suffix": self.settings.output,
+        }
         is_last = False
         while not is_last:
             replies = yield from mailbox.relay(WalkRequest, [active], WalkReply, **fields)
@@ -139,17 +138,12 @@ class Interactive(InferenceStrategy):
         return (yield from self.predicted(active, rows, n_trees))
 
 
-# One-round prediction: leaf sets of all parties, intersected at the active one.
-
-
 class OneRound(InferenceStrategy):
-    """The server's side: relays leaf sets."""
+    """One-round prediction: relays leaf sets."""
 
     method = "one-round"
 
-    def conversation(
-        self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
-    ) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
         """Algorithm 4."""
         mailbox = Mailbox(parties)
         rows = yield from self.align_all(parties, mailbox)
@@ -161,7 +155,4 @@ class OneRound(InferenceStrategy):
         return (yield from self.predicted(active, rows, replies[active].n_trees))
 
 
-STRATEGIES = {
-    Interactive.method: Interactive,
-    OneRound.method: OneRound,
-}
+STRATEGIES = {Interactive.method: Interactive, OneRound.method: OneRound}

@@ -1,4 +1,9 @@
-"""Model and ending of bagging and cyclic training, where parties grow whole trees."""
+"""Bagging and cyclic training: parties grow whole trees with XGBoost, the server joins them.
+
+In bagging every party boosts from the margins of the same model, which moves by the mean of their
+steps, weighted by their rows. In cyclic training they take turns, in the order of their names. A
+round's trees travel with the next request, whose replies bring that round's scores.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedapp.conversation import Check, Checkpoint, Conversation, Parties, ask
+from fedapp.conversation import Check, Checkpoint, Conversation, ask
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Reply, parameters_of
-from fedapp.messages.handshake import HelloReply
 from fedapp.messages.local_boosting import BagReply, BagRequest, TurnReply, TurnRequest
 from fedapp.messages.trees import BoostReport, arrays_of
 from fedapp.settings import Section, Settings, check
@@ -34,10 +38,85 @@ from fedapp.trees.model import (
 from fedapp.trees.objective import LossParameters
 from fedapp.trees.sets import CategorySets, Ints, category_counts
 from strategies.base import Summary
-from strategies.handshake import InitialModel
+from strategies.handshake import Hellos, InitialModel
 from strategies.horizontal import CommonTable, HorizontalStrategy, mean_label
 from strategies.scoring import ROUND_BINS, History, check_scores, evaluate, shares
 from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, INIT_MODEL, OBJECTIVES_OR_FUNCTION
+
+
+class BaggingSettings(Section):
+    """``[bagging]`` of the run config; ``local_rounds``: rounds a party boosts before a mean."""
+
+    local_rounds: Annotated[int, Field(ge=1, le=10**6)]
+
+
+class Bagging(HorizontalStrategy):
+    """Bagging: every party boosts the same model, which moves by the mean of their steps.
+
+    Parameters
+    ----------
+    local_rounds : int
+        Rounds that a party boosts before a mean.
+    **settings
+        XGBoost's parameters and the others of the signature, as in the run config.
+    """
+
+    method = "bagging"
+    reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN
+    objectives = OBJECTIVES_OR_FUNCTION
+
+    @classmethod
+    def section_settings(cls, settings: Settings) -> BaggingSettings:
+        return check(BaggingSettings, settings.sections["bagging"], "bagging.")
+
+    @classmethod
+    def planned(cls, settings: Settings) -> dict[str, Any]:
+        return {**super().planned(settings), "trees": cls.section_settings(settings).local_rounds}
+
+    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
+        """One exchange a round; a round's trees travel with the next request."""
+        n_rounds = self.section_settings(self.settings).local_rounds
+        boosted = yield from begin(self, parties, saved, n_rounds * len(parties))
+        while boosted.has_more_rounds:
+            replies = yield from _bag(parties, boosted, n_rounds)
+            yield from boosted.record_scores(replies)
+            if not boosted.history.stops:
+                boosted.add(mean_step(boosted, replies))
+                yield boosted.checkpoint()
+        return (yield from finish(parties, boosted, _bag(parties, boosted, n_rounds=0)))
+
+
+class Cyclic(HorizontalStrategy):
+    """Cyclic training: parties take turns to boost the one model.
+
+    Parameters
+    ----------
+    **settings
+        XGBoost's parameters and the others of the signature, as in the run config.
+    """
+
+    method = "cyclic"
+    reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN
+    objectives = OBJECTIVES_OR_FUNCTION
+
+    @classmethod
+    def planned(cls, settings: Settings) -> dict[str, Any]:
+        """A turn is one round of XGBoost."""
+        return {**super().planned(settings), "trees": 1}
+
+    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
+        """One turn an exchange. If the party whose turn it is fails, the next one takes it."""
+        boosted = yield from begin(self, parties, saved)
+        turn = saved.facts["turn"] if saved else last_turn(parties, boosted.n_rounds)
+        while boosted.has_more_rounds:
+            turn = next_turn(parties, turn)
+            replies = yield from _take_turn(parties, boosted, turn)
+            yield from boosted.record_scores(replies)
+            if turn in replies and not boosted.history.stops:
+                boosted.add(unpack_trees(arrays_of(replies[turn]), boosted.widths))
+                yield boosted.checkpoint(turn=turn)
+        last_scores = _take_turn(parties, boosted, turn="")
+        return (yield from finish(parties, boosted, last_scores, turn=turn))
 
 
 @dataclass(slots=True, eq=False)
@@ -51,8 +130,8 @@ class BoostedModel:
     history: History
     grown: Grown = NO_TREES  # trees of all finished rounds
     ends: list[int] = field(default_factory=list)  # number of trees after each round
-    n_told: int = 0  # trees that the parties have received
-    begun: InitialModel = field(default_factory=InitialModel)
+    n_sent: int = 0  # trees that the parties have received
+    initial: InitialModel = field(default_factory=InitialModel)
 
     @property
     def n_rounds(self) -> int:
@@ -62,12 +141,17 @@ class BoostedModel:
     @property
     def n_added(self) -> int:
         """Finished rounds of this run."""
-        return self.n_rounds - self.begun.n_rounds
+        return self.n_rounds - self.initial.n_rounds
 
     @property
-    def goes_on(self) -> bool:
+    def has_more_rounds(self) -> bool:
         """Whether there is another round to train."""
         return self.n_added < self.settings.num_boost_round and not self.history.stops
+
+    @property
+    def widths(self) -> Ints:
+        """Categories of each column, 0 for one of numbers."""
+        return category_counts(self.model.categories, len(self.model.columns))
 
     def after(self, n_rounds: int) -> Ensemble:
         """The model after ``n_rounds`` rounds."""
@@ -77,7 +161,7 @@ class BoostedModel:
     def order(self, n_rounds: int) -> dict[str, Any]:
         """The fields of a ``BoostOrder`` for ``n_rounds`` rounds."""
         return {
-            **pack_trees(self.grown.trees[self.n_told :], sets=self.grown.sets),
+            **pack_trees(self.grown.trees[self.n_sent :], sets=self.grown.sets),
             **parameters_of(self.settings),
             "round_id": self.n_rounds,
             "n_rounds": n_rounds,
@@ -97,17 +181,12 @@ class BoostedModel:
 
         return check_reply
 
-    def note_scores(self, replies: Mapping[str, Reply]) -> Conversation[None]:
+    def record_scores(self, replies: Mapping[str, Reply]) -> Conversation[None]:
         """Add the scores of the trees so far, which come with the first reply after a round."""
         trees = self.grown.trees
-        self.n_told = len(trees)
+        self.n_sent = len(trees)
         last_trees = trees[self.ends[-2] if self.n_rounds > 1 else 0 :]
-        yield from self.history.note_late(replies, self.n_added, trees, last_trees)
-
-    @property
-    def widths(self) -> Ints:
-        """Categories of each column, 0 for one of numbers."""
-        return category_counts(self.model.categories, len(self.model.columns))
+        yield from self.history.record_scores(replies, self.n_added, trees, last_trees)
 
     def add(self, grown: Grown) -> None:
         """Finish a round."""
@@ -128,9 +207,9 @@ class BoostedModel:
             "base_score": self.model.base_score.tolist(),
             "weights": dict(self.weights),
             "history": self.history.scores,
-            "told": self.n_told,
+            "told": self.n_sent,
             "rounds": self.n_added,
-            "begun": astuple(self.begun),
+            "begun": astuple(self.initial),
             **self.table.facts(),
         }
         facts |= more
@@ -138,20 +217,17 @@ class BoostedModel:
 
 
 def begin(
-    strategy: HorizontalStrategy,
-    parties: Parties[HelloReply],
-    saved: Checkpoint | None,
-    trees_a_round: int = 1,
+    strategy: HorizontalStrategy, parties: Hellos, saved: Checkpoint | None, trees_a_round: int = 1
 ) -> Conversation[BoostedModel]:
     """Agree on tables, classes and base score, or restore them from a checkpoint.
 
     ``trees_a_round`` is the number of trees that a round adds to each output.
     """
-    table = strategy.agree(parties, saved)
+    strategy.agree(parties, saved)
     settings = strategy.settings
     if saved is not None:
-        return _restore(strategy, saved, table)
-    init_model = strategy.begin_with(trees_a_round)
+        return _restore(strategy, saved)
+    init_model = strategy.load_initial_model(trees_a_round)
     replies = yield from strategy.ask_for_labels(parties)
     table = strategy.table
     mean = mean_label(replies, len(table.classes), settings)
@@ -161,23 +237,32 @@ def begin(
     )
     if init_model is not None:
         # The first request carries the trees of the initial model.
-        begun = strategy.begun
+        initial = strategy.initial
         boosted.model = replace(boosted.model, base_score=init_model.base_score)
-        boosted.grown, boosted.begun = init_model.grown, begun
-        n_trees = begun.n_trees // begun.n_rounds
-        boosted.ends = [n_trees * n_rounds for n_rounds in range(1, begun.n_rounds + 1)]
+        boosted.grown, boosted.initial = init_model.grown, initial
+        n_trees = initial.n_trees // initial.n_rounds
+        boosted.ends = [n_trees * n_rounds for n_rounds in range(1, initial.n_rounds + 1)]
     return boosted
 
 
 def _bare(settings: Settings, table: CommonTable, mean: npt.NDArray[np.float32]) -> Ensemble:
-    bare = Ensemble(settings.objective, mean, table.columns, table.classes, ())
-    bare = replace(bare, categories=table.categories, margin_column=table.base_margin)
-    return replace(bare, parameters=LossParameters.of(settings))
+    """The run's model without trees."""
+    return Ensemble(
+        settings.objective,
+        mean,
+        table.columns,
+        table.classes,
+        (),
+        categories=table.categories,
+        margin_column=table.base_margin,
+        parameters=LossParameters.of(settings),
+    )
 
 
-def _restore(strategy: HorizontalStrategy, saved: Checkpoint, table: CommonTable) -> BoostedModel:
-    arrays, facts, settings = saved.arrays, saved.facts, strategy.settings
-    strategy.begun = InitialModel(*facts["begun"])
+def _restore(strategy: HorizontalStrategy, saved: Checkpoint) -> BoostedModel:
+    arrays, facts = saved.arrays, saved.facts
+    settings, table = strategy.settings, strategy.table
+    strategy.initial = InitialModel(*facts["begun"])
     trees = split_trees(arrays["nodes"], arrays["offsets"])
     return BoostedModel(
         settings,
@@ -188,17 +273,12 @@ def _restore(strategy: HorizontalStrategy, saved: Checkpoint, table: CommonTable
         Grown(trees, CategorySets(arrays["sets"], arrays["set_widths"])),
         arrays["ends"].tolist(),
         facts["told"],
-        strategy.begun,
+        strategy.initial,
     )
 
 
-def trees_of(reply: BoostReport, widths: Ints) -> Grown:
-    """The trees that a party has grown."""
-    return unpack_trees(arrays_of(reply), widths)
-
-
 def finish(
-    parties: Parties[HelloReply],
+    parties: Hellos,
     boosted: BoostedModel,
     last_scores: Conversation[Mapping[str, Reply]],
     **more: Any,
@@ -211,13 +291,13 @@ def finish(
     best_round = None
     if boosted.history.patience:
         if len(boosted.history) < boosted.n_added:
-            yield from boosted.note_scores((yield from last_scores))
+            yield from boosted.record_scores((yield from last_scores))
         best_round = boosted.history.best_round
     yield boosted.checkpoint(**more)
-    model = boosted.after(boosted.begun.n_rounds + (best_round or boosted.n_added))
+    model = boosted.after(boosted.initial.n_rounds + (best_round or boosted.n_added))
     metrics = boosted.settings.eval_metrics
     scored, summary = yield from evaluate(parties, model, best_round, metrics)
-    yield from boosted.note_scores(scored)
+    yield from boosted.record_scores(scored)
     return summary
 
 
@@ -227,63 +307,12 @@ def check_report(
     """Check number and size of a party's new trees; ``widths`` are categories by column."""
     name = type(reply).__name__
     with as_protocol_error(party, name, "trees"):
-        trees = trees_of(reply, widths).trees
+        trees = unpack_trees(arrays_of(reply), widths).trees
     if len(trees) != n_trees:
         raise ProtocolError(party, name, "trees", f"must be {n_trees}, got {len(trees)}")
     most = 2 ** (max_depth + 1) - 1
     if (reply.sizes > most).any():
         raise ProtocolError(party, name, "sizes", f"must be at most {most} nodes a tree")
-
-
-# Bagging: every party boosts from the same margins; the model moves by the mean of their steps.
-
-
-class BaggingSettings(Section):
-    """``[bagging]`` of the run config; ``local_rounds``: rounds a party boosts before a mean."""
-
-    local_rounds: Annotated[int, Field(ge=1, le=10**6)]
-
-
-class Bagging(HorizontalStrategy):
-    """Bagging: every party boosts the same model, which moves by the mean of their steps.
-
-    Parameters
-    ----------
-    local_rounds : int
-        Rounds that a party boosts before a mean.
-    **settings
-        XGBoost's parameters and the others of the signature, as in the run config.
-
-    Raises
-    ------
-    ConfigError : a setting breaks its rule, or bagging does not read it.
-    """
-
-    method = "bagging"
-    reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN
-    objectives = OBJECTIVES_OR_FUNCTION
-
-    @classmethod
-    def own_settings(cls, settings: Settings) -> BaggingSettings:
-        return check(BaggingSettings, settings.sections["bagging"], "bagging.")
-
-    @classmethod
-    def planned(cls, settings: Settings) -> dict[str, Any]:
-        return {**super().planned(settings), "trees": cls.own_settings(settings).local_rounds}
-
-    def conversation(
-        self, parties: Parties[HelloReply], saved: Checkpoint | None
-    ) -> Conversation[Summary]:
-        """One exchange a round; a round's trees travel with the next request."""
-        n_rounds = self.own_settings(self.settings).local_rounds
-        boosted = yield from begin(self, parties, saved, n_rounds * len(parties))
-        while boosted.goes_on:
-            replies = yield from _bag(parties, boosted, n_rounds)
-            yield from boosted.note_scores(replies)
-            if not boosted.history.stops:
-                boosted.add(mean_step(boosted, replies))
-                yield boosted.checkpoint()
-        return (yield from finish(parties, boosted, _bag(parties, boosted, n_rounds=0)))
 
 
 def mean_step(boosted: BoostedModel, replies: Mapping[str, BagReply]) -> Grown:
@@ -293,7 +322,9 @@ def mean_step(boosted: BoostedModel, replies: Mapping[str, BagReply]) -> Grown:
     tree i still adds to output ``i % n_outputs``.
     """
     weights = shares(boosted.weights, replies)
-    steps = {party: trees_of(reply, boosted.widths) for party, reply in replies.items()}
+    steps = {
+        party: unpack_trees(arrays_of(reply), boosted.widths) for party, reply in replies.items()
+    }
     return concatenated(
         Grown(tuple(scaled(tree, weights[party]) for tree in step.trees), step.sets)
         for party, step in steps.items()
@@ -301,53 +332,11 @@ def mean_step(boosted: BoostedModel, replies: Mapping[str, BagReply]) -> Grown:
 
 
 def _bag(
-    parties: Parties[HelloReply], boosted: BoostedModel, n_rounds: int
+    parties: Hellos, boosted: BoostedModel, n_rounds: int
 ) -> Conversation[dict[str, BagReply]]:
     request = BagRequest(**boosted.order(n_rounds))
     check_reply = boosted.check(dict.fromkeys(parties, n_rounds))
     return (yield from ask(parties.all(request), BagReply, check_reply))
-
-
-# Cyclic training: the parties take turns, in the order of their names, to boost the one model.
-
-
-class Cyclic(HorizontalStrategy):
-    """Cyclic training: parties take turns to boost the one model.
-
-    Parameters
-    ----------
-    **settings
-        XGBoost's parameters and the others of the signature, as in the run config.
-
-    Raises
-    ------
-    ConfigError : a setting breaks its rule, or cyclic training does not read it.
-    """
-
-    method = "cyclic"
-    reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN
-    objectives = OBJECTIVES_OR_FUNCTION
-
-    @classmethod
-    def planned(cls, settings: Settings) -> dict[str, Any]:
-        """A turn is one round of XGBoost."""
-        return {**super().planned(settings), "trees": 1}
-
-    def conversation(
-        self, parties: Parties[HelloReply], saved: Checkpoint | None
-    ) -> Conversation[Summary]:
-        """One turn an exchange. If the party whose turn it is fails, the next one takes it."""
-        boosted = yield from begin(self, parties, saved)
-        turn = saved.facts["turn"] if saved else last_turn(parties, boosted.n_rounds)
-        while boosted.goes_on:
-            turn = next_turn(parties, turn)
-            replies = yield from _take_turn(parties, boosted, turn)
-            yield from boosted.note_scores(replies)
-            if turn in replies and not boosted.history.stops:
-                boosted.add(trees_of(replies[turn], boosted.widths))
-                yield boosted.checkpoint(turn=turn)
-        last_scores = _take_turn(parties, boosted, turn="")
-        return (yield from finish(parties, boosted, last_scores, turn=turn))
 
 
 def next_turn(parties: Iterable[str], last: str) -> str:
@@ -363,14 +352,11 @@ def last_turn(parties: Iterable[str], n_rounds: int) -> str:
 
 
 def _take_turn(
-    parties: Parties[HelloReply], boosted: BoostedModel, turn: str
+    parties: Hellos, boosted: BoostedModel, turn: str
 ) -> Conversation[dict[str, TurnReply]]:
     n_rounds = {party: int(party == turn) for party in parties}
     requests = {party: TurnRequest(**boosted.order(n)) for party, n in n_rounds.items()}
     return (yield from ask(requests, TurnReply, boosted.check(n_rounds)))
 
 
-STRATEGIES = {
-    Bagging.method: Bagging,
-    Cyclic.method: Cyclic,
-}
+STRATEGIES = {Bagging.method: Bagging, Cyclic.method: Cyclic}

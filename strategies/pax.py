@@ -9,6 +9,8 @@ Algorithm 1; line numbers are of that algorithm. Departures:
   do not change.
 - With ``pax.aggregation=secure`` (see ``strategies.pax_sums``) the server gets no surrogates or
   bins of single parties; with ``privacy.epsilon`` (``strategies.pax_dp``) no histograms.
+
+Read ``fedapp.messages.pax``, this file, ``pax_sums``, ``clients.pax``, ``pax_secure``, ``pax_dp``.
 """
 
 from __future__ import annotations
@@ -20,13 +22,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.conversation import Checkpoint, Conversation, Parties, ask
+from fedapp.conversation import Checkpoint, Conversation, ask
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.build import Histogram, add_histograms
 from fedapp.messages.fields import Reply, parameters_of
-from fedapp.messages.handshake import HelloReply
 from fedapp.messages.pax import GrowReply, GrowRequest, InitReply, InitRequest, check_grow
 from fedapp.settings import Settings, check
 from fedapp.trees.grow import Growth, Limits, Rows, Shape, check_without_categories, constraints_of
@@ -34,7 +35,7 @@ from fedapp.trees.model import pack_trees, to_json
 from fedapp.trees.objective import LossParameters, base_margin, hide_class_shares
 from fedapp.trees.rounds import Boosting, Sampling, stored_cuts
 from strategies.base import Summary
-from strategies.handshake import InitialModel
+from strategies.handshake import Hellos, InitialModel
 from strategies.horizontal import HorizontalStrategy, mean_label
 from strategies.pax_dp import NoisedSums, privacy_settings
 from strategies.pax_sums import PaxSettings, PlainSums, SecureSums
@@ -76,12 +77,6 @@ class PAX(HorizontalStrategy):
         Largest gradient of a row with epsilon, where the objective has no bound.
     min_parties : int
         Smallest number of parties that the run continues with; 0: all.
-    **settings
-        Others of the signature, as in the run config.
-
-    Raises
-    ------
-    ConfigError : a setting breaks its rule, or PAX does not read it.
 
     Examples
     --------
@@ -99,25 +94,25 @@ class PAX(HorizontalStrategy):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.own = self.own_settings(self.settings)
-        self.tells_sums_alone = self.own.aggregation == "secure"
+        self.section = self.section_settings(self.settings)
+        self.sees_only_sums = self.section.aggregation == "secure"
         source: type[PlainSums | SecureSums]
-        source = SecureSums if self.tells_sums_alone else PlainSums
-        self.aggregation = source(lambda: self.settings, self.own, self.warn_once)
-        private = privacy_settings(self.settings, self.own.aggregation)
+        source = SecureSums if self.sees_only_sums else PlainSums
+        self.aggregation = source(lambda: self.settings, self.section, self.warn_once)
+        private = privacy_settings(self.settings, self.section.aggregation)
         self.noised: NoisedSums | None = None
         if private.epsilon:
             self.noised = NoisedSums(lambda: self.settings, private, self.warn_once)
-        self._opening = self.noised or self.aggregation  # opens the run, and scores its model
+        self._ends = self.noised or self.aggregation  # sums of the first and the last exchanges
 
     @classmethod
-    def own_settings(cls, settings: Settings) -> PaxSettings:
+    def section_settings(cls, settings: Settings) -> PaxSettings:
         """``[pax]``, checked, also against what secure aggregation needs."""
-        own = check(PaxSettings, settings.sections["pax"], "pax.")
-        privacy_settings(settings, own.aggregation)
-        if own.aggregation == "secure":
+        section = check(PaxSettings, settings.sections["pax"], "pax.")
+        privacy_settings(settings, section.aggregation)
+        if section.aggregation == "secure":
             check_secure_aggregation(settings, "pax.aggregation")
-        return own
+        return section
 
     @classmethod
     def exchanges_a_round(cls, settings: Settings) -> int:
@@ -126,12 +121,10 @@ class PAX(HorizontalStrategy):
 
     def plan(self) -> dict[str, Any]:
         noise = self.noised.promise(self.settings.parties) if self.noised else {}
-        sums = secure_plan_fields(self.settings, self.own.aggregation)
+        sums = secure_plan_fields(self.settings, self.section.aggregation)
         return {**super().plan(), **sums, **noise}
 
-    def conversation(
-        self, parties: Parties[HelloReply], saved: Checkpoint | None
-    ) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
         """Algorithm 1."""
         self.agree(parties, saved)
         if saved is None:
@@ -149,14 +142,14 @@ class PAX(HorizontalStrategy):
 
     def _n_added(self, boosting: Boosting) -> int:
         """Finished rounds of this run, without those of the initial model."""
-        return boosting.n_rounds - self.begun.n_rounds
+        return boosting.n_rounds - self.initial.n_rounds
 
-    def _begin(self, parties: Parties[HelloReply]) -> Conversation[Boosting]:
+    def _begin(self, parties: Hellos) -> Conversation[Boosting]:
         """Lines 2 to 7 and 21 to 26: every party's surrogates, and the cuts of all of them."""
         self.history = History.of(self.settings)
-        init_model = self.begin_with(trees_a_round=1)
-        labels, cuts = yield from self._opening.begin(parties, self.table, self.terms())
-        self.note_coding(labels)
+        init_model = self.load_initial_model(trees_a_round=1)
+        labels, cuts = yield from self._ends.begin(parties, self.table, self.terms())
+        self.store_unseen(labels)
         mean = mean_label(labels, len(self.table.classes), self.settings)
         if self.noised:
             mean = hide_class_shares(mean)
@@ -197,7 +190,7 @@ class PAX(HorizontalStrategy):
             table.base_margin,
         )
 
-    def _round(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[bool]:
+    def _round(self, parties: Hellos, boosting: Boosting) -> Conversation[bool]:
         """Lines 12 to 26: one round. False where it restarts, or training stops before it."""
         if self.noised:
             progress = yield from self.noised.add_round(parties, boosting)
@@ -211,10 +204,10 @@ class PAX(HorizontalStrategy):
             replies = yield from self._ask_to_grow(parties, request, boosting)
             if growth.level == 0:
                 boosting.told()
-                yield from self._note_scores(replies, boosting)
+                yield from self._record_scores(replies, boosting)
                 if self.history.stops:
                     return False
-            if self.aggregation.begins_anew and len(parties) < n_asked:
+            if self.aggregation.restarts_rounds and len(parties) < n_asked:
                 # The sums no longer fit the parents' histograms, which the lost party is in. Under
                 # masks a round must not restart: sums of the same gradients with and without the
                 # party would disclose its part. So its trees end at the depth that they have.
@@ -227,14 +220,14 @@ class PAX(HorizontalStrategy):
                 sums = [reply.root_sums for reply in replies.values()]
                 growth.set_roots(np.sum(sums, axis=0))
             boosting.tell(*growth.split(*self._merge(replies, boosting, growth)))
-            if not self.aggregation.goes_on(parties):
+            if not self.aggregation.can_continue(parties):
                 break
             request = self._request(boosting, growth)
         boosting.add(growth.grown())
         return True
 
     def _ask_to_grow(
-        self, parties: Parties[HelloReply], request: GrowRequest, boosting: Boosting
+        self, parties: Hellos, request: GrowRequest, boosting: Boosting
     ) -> Conversation[dict[str, GrowReply]]:
         settings = self.settings
 
@@ -300,12 +293,14 @@ class PAX(HorizontalStrategy):
         columns = np.searchsorted(cuts.offsets, places, side="right") - 1
         return places[np.isin(columns, drawn)]
 
-    def _note_scores(self, replies: Mapping[str, Reply], boosting: Boosting) -> Conversation[None]:
+    def _record_scores(
+        self, replies: Mapping[str, Reply], boosting: Boosting
+    ) -> Conversation[None]:
         """Add the scores of the trees so far, which come with the first reply of a round."""
         trees, last_trees = boosting.grown.trees, boosting.last_trees
-        yield from self.history.note_late(replies, self._n_added(boosting), trees, last_trees)
+        yield from self.history.record_scores(replies, self._n_added(boosting), trees, last_trees)
 
-    def _evaluate(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[Summary]:
+    def _evaluate(self, parties: Hellos, boosting: Boosting) -> Conversation[Summary]:
         """Score the finished model, cut back to its best round under early stopping."""
         model, best_round = boosting.model, None
         if self.history.patience:
@@ -314,14 +309,14 @@ class PAX(HorizontalStrategy):
                 request = self._request(boosting, boosting.growth())
                 replies = yield from self._ask_to_grow(parties, request, boosting)
                 boosting.told()
-                yield from self._note_scores(replies, boosting)
+                yield from self._record_scores(replies, boosting)
             best_round = self.history.best_round
-            model = model.first_rounds(self.begun.n_rounds + best_round)
+            model = model.first_rounds(self.initial.n_rounds + best_round)
         yield self._checkpoint(boosting)
         scored, summary = yield from evaluate(
-            parties, model, best_round, self.settings.eval_metrics, self._opening.score
+            parties, model, best_round, self.settings.eval_metrics, self._ends.score
         )
-        yield from self._note_scores(scored, boosting)
+        yield from self._record_scores(scored, boosting)
         if self.noised:
             summary = {**summary, "privacy": self.noised.summary()}
         elif bins := self.aggregation.facts().get("bins"):
@@ -330,29 +325,26 @@ class PAX(HorizontalStrategy):
 
     def _checkpoint(self, boosting: Boosting) -> Checkpoint:
         maps: dict[str, npt.NDArray[Any]]
-        maps = {f"bins {party}": places for party, places in self._opening.places.items()}
+        maps = {f"bins {party}": places for party, places in self._ends.places.items()}
         maps |= {f"weights {party}": each for party, each in self.aggregation.weights.items()}
         facts = {
             "history": self.history.scores,
             **self.table.facts(),
             "rounds": self._n_added(boosting),
-            "begun": astuple(self.begun),
-            "aggregation": self._opening.facts(),
+            "begun": astuple(self.initial),
+            "aggregation": self._ends.facts(),
         }
         return Checkpoint(boosting.arrays() | maps, facts, lambda: to_json(boosting.model))
 
     def _restore(self, saved: Checkpoint) -> Boosting:
         arrays = saved.arrays
-        self._opening.restore(_by_party(arrays, "bins "), saved.facts["aggregation"])
+        self._ends.restore(_by_party(arrays, "bins "), saved.facts["aggregation"])
         self.aggregation.weights = _by_party(arrays, "weights ")
         self.history = History.of(self.settings, saved.facts["history"])
-        self.begun = InitialModel(*saved.facts["begun"])
+        self.initial = InitialModel(*saved.facts["begun"])
         boosting = self._boosting(*stored_cuts(arrays))
         boosting.restore(arrays)
         return boosting
-
-
-STRATEGIES = {PAX.method: PAX}
 
 
 def _drawn(growth: Growth) -> npt.NDArray[np.int32]:
@@ -362,3 +354,6 @@ def _drawn(growth: Growth) -> npt.NDArray[np.int32]:
 
 def _by_party(arrays: Mapping[str, npt.NDArray[Any]], kind: str) -> dict[str, npt.NDArray[Any]]:
     return {name.removeprefix(kind): each for name, each in arrays.items() if name.startswith(kind)}
+
+
+STRATEGIES = {PAX.method: PAX}

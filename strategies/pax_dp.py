@@ -2,8 +2,8 @@
 
 Source: Maddock et al. 2022 (arXiv:2210.02910); see ``fedapp.trees.rounds`` for the trees and
 ``fedapp.crypto.noise`` for what is released about a row. A tree takes one exchange: its structure
-is drawn, and its leaves are summed. With ``privacy.trees=greedy`` it takes one more a level (see
-``strategies.pax_dp``).
+is drawn, and its leaves are summed. With ``privacy.trees=greedy`` it takes one more a level: splits
+are chosen by noised sums.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 from pydantic import Field
 
-from fedapp.conversation import Check, Conversation, Parties, Progress
+from fedapp.conversation import Check, Conversation, Progress
 from fedapp.crypto.noise import Budget, budget_for, check_installed
 from fedapp.data.partition import HELD_OUT
 from fedapp.errors import ConfigError
@@ -25,9 +25,8 @@ from fedapp.histograms.bins import Cuts, Ints, with_categories
 from fedapp.histograms.build import CLEAR, make_consistent, make_sums_consistent
 from fedapp.histograms.fixed_point import Bounds, Whole, from_fixed, power_above
 from fedapp.histograms.sketch import BASE, N_DIGITS, Descent
-from fedapp.histograms.split import Penalties
 from fedapp.messages.fields import fields_of
-from fedapp.messages.handshake import HelloReply, LabelsReply
+from fedapp.messages.handshake import LabelsReply
 from fedapp.messages.pax import (
     COUNTED_ROWS,
     PrivateCountRequest,
@@ -61,12 +60,17 @@ from fedapp.trees.rounds import (
     with_leaf_weights,
 )
 from fedapp.trees.sets import category_counts
+from strategies.handshake import Hellos
 from strategies.horizontal import CommonTable
 from strategies.secagg import MaskedSums, exchange_keys
 
 MIN_PARTIES = 2
 GREEDY: Final = "greedy"
 SCORE_BINS = 32  # at an epsilon of 1, the noise of more bins costs more AUC than they gain
+# Most bins of a column in greedy trees: with more, a side of a split has more noise. At an epsilon
+# of 1, 16 and 32 bins were better than 8, and all of them much better than 256.
+SPLIT_BINS = 32
+MIN_SIDE_DEVIATIONS = 2.0  # smallest hessian of a side of a split, in deviations of its noise
 LONGEST_STEP = 2.0  # of a leaf, before the learning rate; for squared errors it is the clip
 UNIT = "one row of one party, which counts for nothing in one of two tables that are told apart"
 NOT_PROTECTED = (
@@ -76,6 +80,22 @@ NOT_PROTECTED = (
     "settings chosen by looking at the same rows",
     "other runs over the same rows: their epsilons add up",
     "all rows of one person together",
+)
+
+
+# Settings that must have one value with epsilon, and why.
+_FIXED: tuple[tuple[str, Any, str], ...] = (
+    ("early_stopping_rounds", 0, "scores of every round would take noise, and so epsilon"),
+    ("min_parties", 0, "the noise of every party is needed"),
+    ("least_bin_rows", 0, "bins of gradients, if any are sent, and leaves have noise"),
+    ("min_child_rows", 0, "rows of a node are not sent"),
+    ("init_model", "", "the noise of its trees is unknown"),
+    ("subsample", 1.0, "rows are drawn by a seed that all know, which hides none"),
+    ("gamma", 0.0, "splits are drawn, or their gains have noise"),
+    ("colsample_bylevel", 1.0, "colsample-bytree and privacy.trees choose what may be split"),
+    ("colsample_bynode", 1.0, "colsample-bytree and privacy.trees choose what may be split"),
+    ("monotone_constraints", "", "leaves with noise do not keep them"),
+    ("interaction_constraints", "", "privacy.trees=cyclic lets no columns interact"),
 )
 
 
@@ -109,22 +129,6 @@ def privacy_settings(settings: Settings, aggregation: str) -> PrivacySettings:
     return private
 
 
-# Settings that must have one value with epsilon, and why.
-_FIXED: tuple[tuple[str, Any, str], ...] = (
-    ("early_stopping_rounds", 0, "scores of every round would take noise, and so epsilon"),
-    ("min_parties", 0, "the noise of every party is needed"),
-    ("least_bin_rows", 0, "bins of gradients, if any are sent, and leaves have noise"),
-    ("min_child_rows", 0, "rows of a node are not sent"),
-    ("init_model", "", "the noise of its trees is unknown"),
-    ("subsample", 1.0, "rows are drawn by a seed that all know, which hides none"),
-    ("gamma", 0.0, "splits are drawn, or their gains have noise"),
-    ("colsample_bylevel", 1.0, "colsample-bytree and privacy.trees choose what may be split"),
-    ("colsample_bynode", 1.0, "colsample-bytree and privacy.trees choose what may be split"),
-    ("monotone_constraints", "", "leaves with noise do not keep them"),
-    ("interaction_constraints", "", "privacy.trees=cyclic lets no columns interact"),
-)
-
-
 class NoisedSums:
     """All parties answer as one, with noise; as ``SecureSums``, with ``add_round`` for ``grow``."""
 
@@ -140,7 +144,7 @@ class NoisedSums:
         self.budget = Budget(private.epsilon, private.delta, 1.0, 1, MIN_PARTIES)
 
     def begin(
-        self, parties: Parties[HelloReply], table: CommonTable, terms: Mapping[str, Any]
+        self, parties: Hellos, table: CommonTable, terms: Mapping[str, Any]
     ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
         """Exchange keys, sum the labels, and find the approximate quantiles of every column."""
         private, rounds = self._private, self._settings().num_boost_round
@@ -196,7 +200,7 @@ class NoisedSums:
         names = ("epsilon", "delta", "multiplier", "levels")
         return {name: getattr(budget, name) for name in names}
 
-    def add_round(self, parties: Parties[HelloReply], boosting: Boosting) -> Conversation[Progress]:
+    def add_round(self, parties: Hellos, boosting: Boosting) -> Conversation[Progress]:
         """Draw or grow a round's trees, and sum their leaves."""
         settings, row = self._settings(), self._row_bounds()
         exponents = np.array(row.exponents(self._bounds))
@@ -239,7 +243,7 @@ class NoisedSums:
         return Progress(boosting.n_rounds, len(trees), n_leaves(last), {}, {})
 
     def score(
-        self, parties: Parties[HelloReply], request: EvaluateRequest, check: Check
+        self, parties: Hellos, request: EvaluateRequest, check: Check
     ) -> Conversation[dict[str, EvaluateReply]]:
         """Noised sums of the finished model's scores, on rows that did not train it."""
         adder, form = self._form()
@@ -266,7 +270,6 @@ class NoisedSums:
         return {"bounds": bounds, "n_classes": self._n_classes, "budget": budget}
 
     def restore(self, places: dict[str, Ints], facts: Mapping[str, Any]) -> None:
-        """Undo ``facts``."""
         self._bounds, self._n_classes = Bounds(**facts["bounds"]), facts["n_classes"]
         self.budget = Budget(**facts["budget"])
 
@@ -313,7 +316,7 @@ class NoisedSums:
         noise = self.budget.deviation("splits", row.norm * math.sqrt(n_columns)) / row.scale
         return noise * math.ldexp(1.0, self._bounds.heaviest)
 
-    def _check_enough(self, parties: Parties[HelloReply], row: RowBounds) -> None:
+    def _check_enough(self, parties: Hellos, row: RowBounds) -> None:
         """Check that the leaves of a tree stand out from noise."""
         settings, n_rows = self._settings(), sum(hello.n_train for hello in parties.values())
         if self._private.delta * n_rows >= 1:
@@ -336,7 +339,7 @@ class NoisedSums:
                 f"{settings.max_depth} have on average; {ways} or a smaller max-depth may help"
             )
 
-    def _check_splits(self, parties: Parties[HelloReply], row: RowBounds, n_columns: int) -> None:
+    def _check_splits(self, parties: Hellos, row: RowBounds, n_columns: int) -> None:
         """Check that the sides of a split stand out from noise."""
         n_rows = sum(hello.n_train for hello in parties.values())
         n_drawn = max(1, int(self._settings().colsample_bytree * n_columns))
@@ -387,18 +390,8 @@ class NoisedSums:
         return adder, form
 
 
-# PAX with ``privacy.trees=greedy``: trees whose splits are chosen by noised sums.
-
-# Most bins of a column: with more, a side of a split has more noise. At an epsilon of 1, 16 and 32
-# bins were better than 8, and all of them much better than 256.
-SPLIT_BINS = 32
-MIN_SIDE_DEVIATIONS = (
-    2.0  # smallest hessian of a side of a split, in standard deviations of its noise
-)
-
-
 def grow_greedily(
-    parties: Parties[HelloReply],
+    parties: Hellos,
     boosting: Boosting,
     fields: Mapping[str, Any],
     exponents: Whole,
@@ -415,10 +408,13 @@ def grow_greedily(
     allowed, cuts = boosting.growth().allowed, boosting.cuts
     columns = np.flatnonzero(allowed.any(axis=0))
     widths, deviation = cuts.widths[columns], deviation_of(len(columns))
-    penalties = raised_penalties(
-        boosting.shape.penalties, side_deviation(deviation, int(widths.max()))
+    # Penalties are raised so that no split is chosen for noise.
+    noise, penalties = side_deviation(deviation, int(widths.max())), boosting.shape.penalties
+    least = max(penalties.min_child_weight, MIN_SIDE_DEVIATIONS * noise)
+    raised = replace(
+        penalties, reg_lambda=penalties.reg_lambda + SHRINKING * noise, min_child_weight=least
     )
-    shape = replace(boosting.shape, penalties=penalties)
+    shape = replace(boosting.shape, penalties=raised)
     growth = Growth(boosting.width, cuts, allowed, shape, Limits(both_children=True))
     no_values = np.empty(0, dtype=np.float32)
     while growth.growing:
@@ -454,15 +450,6 @@ def side_deviation(deviation: float, n_bins: int) -> float:
     """Standard deviation of the noise of one side's hessians, at most, from that of a bin's."""
     # Half of the bins on each side, of sums that are consistent: var = n/2 - (n/2)^2 / n.
     return deviation * math.sqrt(n_bins) / 2
-
-
-def raised_penalties(penalties: Penalties, deviation: float) -> Penalties:
-    """The penalties, raised so that no split is chosen for noise; ``deviation`` is of a side."""
-    return replace(
-        penalties,
-        reg_lambda=penalties.reg_lambda + SHRINKING * deviation,
-        min_child_weight=max(penalties.min_child_weight, MIN_SIDE_DEVIATIONS * deviation),
-    )
 
 
 def _structure(growth: Growth) -> Grown:

@@ -1,4 +1,9 @@
-"""Plain aggregation of PAX, as in the paper: the server sees each party's histograms."""
+"""Sums of PAX: each party's, as in the paper, or by secure aggregation only those over all parties.
+
+Both classes answer ``strategies.pax`` alike: ``begin`` agrees on the cuts, ``grow`` returns a
+level's sums by party. Under masks the cuts are quantiles of all rows, counted digit by digit, so
+they do not depend on how rows are split; all parties then answer as one, named ``EVERYONE``.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedapp.conversation import Check, Conversation, Parties, ask
+from fedapp.conversation import Check, Conversation, ask
 from fedapp.crypto.masking import SIZES
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError, as_protocol_error
@@ -39,6 +44,7 @@ from fedapp.settings import Section, Settings
 from fedapp.trees.objective import LossParameters, gradient_exponents, is_regression, n_outputs
 from fedapp.trees.rounds import Boosting, Doubles, HistogramChecks
 from fedapp.trees.sets import category_counts
+from strategies.handshake import Hellos
 from strategies.horizontal import CommonTable
 from strategies.scoring import ask_to_score
 from strategies.secagg import SecuredRun
@@ -46,6 +52,8 @@ from strategies.secagg import SecuredRun
 MIN_BINS = 2
 MANY_PARTIES = 10  # where bins=auto becomes equal: shares of fewer parties cost little accuracy
 FEW_BINS = 32  # fewer cost much accuracy in all measurements
+WEIGHT_BITS = 12  # weights count to a 4096th of the heaviest
+MAX_COUNT_BYTES = 2**30  # bytes of a party's counts in one exchange
 
 
 class PaxSettings(Section):
@@ -56,27 +64,22 @@ class PaxSettings(Section):
     aggregation: Literal["plain", "secure"]
 
 
-def share_bins(max_bin: int, n_rows: Mapping[str, int]) -> dict[str, int]:
-    """Bins of each party: its share of ``max_bin`` by rows, at least 2 (line 36: 1/epsilon_i)."""
-    total = sum(n_rows.values())
-    return {party: max(MIN_BINS, round(max_bin * count / total)) for party, count in n_rows.items()}
-
-
 class PlainSums:
     """Each party's sums reach the server; ``settings`` returns the current settings."""
 
-    begins_anew = True  # whether a round restarts when a party is lost; else its trees end
+    restarts_rounds = True  # whether a round restarts when a party is lost; else its trees end
 
     def __init__(
-        self, settings: Callable[[], Settings], own: PaxSettings, warn: Callable[[str], None]
+        self, settings: Callable[[], Settings], section: PaxSettings, warn: Callable[[str], None]
     ) -> None:
-        self._settings, self._own, self._warn, self._bins = settings, own, warn, own.bins
+        self._settings, self._warn = settings, warn
+        self._fusion, self._bins = section.fusion, section.bins
         self.places: dict[str, Ints] = {}  # global bin of each bin of a reply, by party
-        self.weights: dict[str, Doubles] = {}  # of a party's bins and all its rows, see ``Claims``
+        self.weights: dict[str, Doubles] = {}  # of a party's bins and all its rows, for the checks
         self._claims: dict[str, HistogramChecks] = {}
 
     def begin(
-        self, parties: Parties[HelloReply], table: CommonTable, terms: Mapping[str, Any]
+        self, parties: Hellos, table: CommonTable, terms: Mapping[str, Any]
     ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
         """Lines 2 to 7 and 21 to 26: sums of the labels, surrogates, and the cuts from all of them.
 
@@ -105,8 +108,8 @@ class PlainSums:
         )
         summaries = {party: Sketch(**fields_of(reply, Sketch)) for party, reply in sketches.items()}
         # Global cuts are as many as those of the party with the fewest, or with the most.
-        coarsest = self._own.fusion == "coarsest"
-        if self._own.fusion == "auto":
+        coarsest = self._fusion == "coarsest"
+        if self._fusion == "auto":
             coarsest = is_regression(self._settings().objective)
         resolution = (min if coarsest else max)(n_bins[party] for party in sketches)
         if resolution < min(FEW_BINS, max_bin):
@@ -129,7 +132,7 @@ class PlainSums:
         return sketches, cuts
 
     def grow(
-        self, parties: Parties[HelloReply], request: GrowRequest, boosting: Boosting, check: Check
+        self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
     ) -> Conversation[dict[str, GrowReply]]:
         """Lines 12 to 16; checks that a party's sums agree with its earlier ones."""
         loss = boosting.objective, boosting.parameters
@@ -146,11 +149,11 @@ class PlainSums:
 
     score = staticmethod(ask_to_score)
 
-    def goes_on(self, parties: Mapping[str, HelloReply]) -> bool:
+    def can_continue(self, parties: Mapping[str, HelloReply]) -> bool:
         """Whether a tree may grow from the last sums after a loss; here rounds restart instead."""
         return True
 
-    def resume(self, parties: Parties[HelloReply]) -> Conversation[None]:
+    def resume(self, parties: Hellos) -> Conversation[None]:
         """Nothing to ask for."""
         yield from ()
 
@@ -159,23 +162,16 @@ class PlainSums:
         return {"bins": self._bins}
 
     def restore(self, places: dict[str, Ints], facts: Mapping[str, Any]) -> None:
-        """Undo ``facts``."""
         self.places, self._bins = places, facts["bins"]
 
 
-# Secure aggregation of PAX: sums over all parties, independent of how rows are split.
-
-WEIGHT_BITS = 12  # weights count to a 4096th of the heaviest
-MAX_COUNT_BYTES = 2**30  # bytes of a party's counts in one exchange
-
-
 class SecureSums:
-    """All parties answer as one, named ``EVERYONE``; interface as of ``PlainSums``."""
+    """All parties answer as one, named ``EVERYONE``; methods as of ``PlainSums``."""
 
-    begins_anew = False
+    restarts_rounds = False
 
     def __init__(
-        self, settings: Callable[[], Settings], own: PaxSettings, warn: Callable[[str], None]
+        self, settings: Callable[[], Settings], section: PaxSettings, warn: Callable[[str], None]
     ) -> None:
         self._settings = settings
         self._run = run = SecuredRun(settings, "pax.aggregation", warn)
@@ -185,7 +181,7 @@ class SecureSums:
         self._sent_cuts = False
 
     def begin(
-        self, parties: Parties[HelloReply], table: CommonTable, terms: Mapping[str, Any]
+        self, parties: Hellos, table: CommonTable, terms: Mapping[str, Any]
     ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
         """Exchange keys, sum the labels, and find the quantiles of every column digit by digit."""
         roster, weighted = yield from self._run.meet(parties, len(table.classes))
@@ -231,7 +227,7 @@ class SecureSums:
         return {EVERYONE: self._run.labels(sums, unseen)}, cuts
 
     def grow(
-        self, parties: Parties[HelloReply], request: GrowRequest, boosting: Boosting, check: Check
+        self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
     ) -> Conversation[dict[str, GrowReply]]:
         """Sums of one level; none where a lost party prevents them, and trees must end."""
         cuts = boosting.cuts
@@ -276,7 +272,7 @@ class SecureSums:
         check(EVERYONE, reply)
         return {EVERYONE: reply}
 
-    def goes_on(self, parties: Mapping[str, HelloReply]) -> bool:
+    def can_continue(self, parties: Mapping[str, HelloReply]) -> bool:
         """Whether all parties of the last sum are still present."""
         return not self._run.sums.threshold or set(self._run.sums.names) <= set(parties)
 
@@ -284,3 +280,9 @@ class SecureSums:
         """Undo ``facts``; the parties have the cuts."""
         self.places, self._sent_cuts = places, True
         self._run.restore(facts)
+
+
+def share_bins(max_bin: int, n_rows: Mapping[str, int]) -> dict[str, int]:
+    """Bins of each party: its share of ``max_bin`` by rows, at least 2 (line 36: 1/epsilon_i)."""
+    total = sum(n_rows.values())
+    return {party: max(MIN_BINS, round(max_bin * count / total)) for party, count in n_rows.items()}

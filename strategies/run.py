@@ -51,11 +51,9 @@ class FolderCallbacks(Callbacks):
         self.folder.rewind(state.step, state.rounds)
 
     def warnings(self, simulated: bool) -> Iterable[str]:
-        """Warnings about simulated parties that share rows."""
         return shared_rows(self.settings) if simulated else ()
 
     def stage(self, stage: Stage) -> None:
-        """Write the run's stage."""
         self.folder.note(stage)
 
     def end_round(self, line: RoundInfo) -> bool:
@@ -65,18 +63,15 @@ class FolderCallbacks(Callbacks):
         return not (self.on_round and self.on_round(line) is False) and not is_to_stop
 
     def checkpoint(self, checkpoint: Checkpoint, state: RunState) -> None:
-        """Save a checkpoint."""
         if self.before_checkpoint is not None:
             self.before_checkpoint()
         self.folder.save(checkpoint, state)
 
     def write_model(self, files: Mapping[str, str]) -> None:
-        """Write the model."""
         for name, text in files.items():
             self.folder.write(name, text)
 
     def way_on(self) -> str:
-        """How to resume the run."""
         return f"resume={self.folder.path} goes on from there"
 
 
@@ -134,7 +129,10 @@ def load_strategy(name: str) -> type[TreeStrategy[Any]]:
     """The strategy class of a method; raise ConfigError if there is none."""
     method, module = all_methods().get(name), module_of_group(name.replace("-", "_"))
     # A method's messages and its strategy are in files of one name.
-    strategy = _strategies_of(module.__name__).get(name) if method and module else None
+    strategy: type[TreeStrategy[Any]] | None = None
+    if method and module:
+        file = importlib.import_module(f"strategies.{module.__name__.rpartition('.')[2]}")
+        strategy = file.STRATEGIES.get(name)
     if strategy is None:
         methods = [method for method, found in all_methods().items() if found.trains]
         rule = f"must be one of {', '.join(methods)}"
@@ -164,12 +162,6 @@ def check_read(settings: Settings, given: Collection[str] = ()) -> None:
 def all_strategies() -> dict[str, type[TreeStrategy[Any]]]:
     """Every method's strategy by the method's name."""
     return {name: load_strategy(name) for name in all_methods()}
-
-
-def _strategies_of(messages: str) -> dict[str, type[TreeStrategy[Any]]]:
-    module = importlib.import_module(f"strategies.{messages.rpartition('.')[2]}")
-    strategies: dict[str, type[TreeStrategy[Any]]] = module.STRATEGIES
-    return strategies
 
 
 def engine_name(grid: Grid) -> str:

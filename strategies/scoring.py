@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp import metrics
-from fedapp.conversation import Check, Conversation, Parties, Progress, SavedModel, ask
+from fedapp.conversation import Check, Conversation, Progress, SavedModel, ask
 from fedapp.data.columns import columns_json
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
@@ -24,14 +24,13 @@ from fedapp.trees.objective import AUTO
 from fedapp.trees.rounds import n_leaves
 from fedapp.trees.xgboost import to_xgboost_json
 from strategies.base import Summary
+from strategies.handshake import Hellos
 from strategies.horizontal import joint_kinds
 
 # Bins of the score histograms while training, and of the finished model.
 ROUND_BINS, FINAL_BINS = 512, 2**12
 Scores = dict[str, float]
-AskToScore = Callable[
-    [Parties[HelloReply], EvaluateRequest, Check], Conversation[dict[str, EvaluateReply]]
-]
+AskToScore = Callable[[Hellos, EvaluateRequest, Check], Conversation[dict[str, EvaluateReply]]]
 
 log = logging.getLogger("fedapp")
 
@@ -132,7 +131,7 @@ class History:
             self.patience = 0
         self.scores.append(score)
 
-    def note_late(
+    def record_scores(
         self,
         replies: Mapping[str, Reply],
         n_rounds: int,
@@ -193,14 +192,14 @@ def model_files(model: Ensemble, kinds: Sequence[str]) -> SavedModel:
 
 
 def ask_to_score(
-    parties: Parties[HelloReply], request: EvaluateRequest, check: Check
+    parties: Hellos, request: EvaluateRequest, check: Check
 ) -> Conversation[dict[str, EvaluateReply]]:
     """Have each party score the finished model."""
     return (yield from ask(parties.all(request), EvaluateReply, check))
 
 
 def evaluate(
-    parties: Parties[HelloReply],
+    parties: Hellos,
     model: Ensemble,
     best_round: int | None,
     eval_metrics: Sequence[str] = (),

@@ -1,4 +1,4 @@
-"""Secure aggregation: sums over all parties, of which the server sees no party's share."""
+"""Secure aggregation at the server, which sees only sums over all parties."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedapp import metrics
-from fedapp.conversation import Check, Conversation, Parties, ask
+from fedapp.conversation import Check, Conversation, ask
 from fedapp.crypto.masking import join, n_words, unmasked_sum
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
@@ -32,12 +32,14 @@ from fedapp.metrics import is_custom
 from fedapp.metrics.sums import WholeNumbers, read_sums
 from fedapp.settings import Settings
 from fedapp.trees.objective import CUSTOM, label_power, n_outputs
+from strategies.handshake import Hellos
 
+MIN_PRIVATE_PARTIES = 3  # of two, each can subtract its part from the sum
 Seeds = tuple[list[bytes], list[bytes]]  # of masks that were added, and subtracted
 
 
 def exchange_keys(
-    parties: Parties[HelloReply], threshold: int = 0
+    parties: Hellos, threshold: int = 0
 ) -> Conversation[tuple[dict[str, Any], Bounds, bool]]:
     """The fields of a ``Roster``, bounds of all parties' rows, and whether any has weights.
 
@@ -88,7 +90,7 @@ class MaskedSums:
 
     def ask(
         self,
-        parties: Parties[HelloReply],
+        parties: Hellos,
         request: Request,
         *shapes: tuple[int, ...],
         n_bytes: int = 8,
@@ -183,11 +185,6 @@ def _place(names: tuple[str, ...], sender: str, holder: str) -> int:
     return place - (names.index(sender) < place)
 
 
-# Parts that runs with secure aggregation share.
-
-MIN_PRIVATE_PARTIES = 3  # parties: of two, each can subtract its part from the sum
-
-
 def check_secure_aggregation(settings: Settings, setting: str) -> None:
     """Check that a run's sums may be masked; ``setting`` is the one that asks for it.
 
@@ -231,9 +228,7 @@ class SecuredRun:
         self.sums = MaskedSums()  # over the parties that are still present
         self._n_classes = 0
 
-    def meet(
-        self, parties: Parties[HelloReply], n_classes: int
-    ) -> Conversation[tuple[dict[str, Any], bool]]:
+    def meet(self, parties: Hellos, n_classes: int) -> Conversation[tuple[dict[str, Any], bool]]:
         """The fields of a ``Roster``, and whether any party has weights."""
         if len(parties) < MIN_PRIVATE_PARTIES:
             self._warn(
@@ -245,7 +240,7 @@ class SecuredRun:
         self.sums, self._n_classes = MaskedSums(roster["names"], threshold), n_classes
         return roster, weighted
 
-    def resume(self, parties: Parties[HelloReply]) -> Conversation[None]:
+    def resume(self, parties: Hellos) -> Conversation[None]:
         """In a resumed run, exclude parties that any party reports as lost."""
         if not self.sums.threshold:
             return
@@ -265,7 +260,6 @@ class SecuredRun:
         }
 
     def restore(self, facts: Mapping[str, Any]) -> None:
-        """Undo ``facts``."""
         self.sums = MaskedSums(tuple(facts["names"]), facts["threshold"])
         self.bounds, self._n_classes = Bounds(**facts["bounds"]), facts["n_classes"]
 
@@ -296,7 +290,7 @@ class SecuredRun:
 
     def score(
         self,
-        parties: Parties[HelloReply],
+        parties: Hellos,
         request: EvaluateRequest,
         check: Check,
         masked: type[SumScoresRequest] = SumScoresRequest,

@@ -2,8 +2,10 @@
 
 Source: Cheng et al. 2019, "SecureBoost: A Lossless Federated Learning Framework"
 (arXiv:1901.08755), Algorithms 1 and 2; "Completely SecureBoost" is ``first-trees``. The server
-relays letters that it cannot read; for the parties see ``active``, ``round`` and ``passive`` in
-``clients.secureboost``.
+relays letters that it cannot read.
+
+Read ``fedapp.messages.secureboost``, this file, then ``shared``, ``active``, ``passive`` and
+``finish`` in ``clients.secureboost``.
 
 A round takes at most ``2 + 2 max_depth`` exchanges with one passive party, ``1 + 3 max_depth`` with
 several: one to begin the round; two a level with one passive party, as its partition travels with
@@ -19,7 +21,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedapp.conversation import Checkpoint, Conversation, Parties, Progress
+from fedapp.conversation import Checkpoint, Conversation, Progress
 from fedapp.crypto.sums import seconds_to_encrypt
 from fedapp.errors import ConfigError, as_protocol_error
 from fedapp.messages.fields import Request, loss_fields, parameters_of
@@ -41,7 +43,7 @@ from fedapp.messages.secureboost import (
     WalkRequest,
     block_rows,
 )
-from fedapp.messages.vertical import SentReply, VerticalHelloReply
+from fedapp.messages.vertical import SentReply
 from fedapp.settings import Section, Settings, check
 from fedapp.trees.model import from_json
 from fedapp.trees.objective import is_regression
@@ -57,6 +59,7 @@ from strategies.settings import (
 )
 from strategies.vertical import (
     MANY_PARTIES,
+    Hellos,
     Mailbox,
     VerticalStrategy,
     align,
@@ -102,12 +105,6 @@ class SecureBoost(VerticalStrategy):
         from the others.
     align : {"psi", "ordered"}
         How rows are matched; ``align_most_rows`` bounds ``num_rounds``.
-    **settings
-        Others of the signature, as in the run config.
-
-    Raises
-    ------
-    ConfigError : a setting breaks its rule, or SecureBoost does not read it.
     """
 
     method = "secureboost"
@@ -123,47 +120,45 @@ class SecureBoost(VerticalStrategy):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.own = self.own_settings(self.settings)
+        self.section = self.section_settings(self.settings)
         self.purities: list[list[float]] = []
         self.rows: dict[str, int] = {}  # matched, by subset
         self.trained = False  # whether all rounds are finished
         self.n_grown = 0  # rounds, the last of which may have no scores yet
-        self.begun = InitialModel()
+        self.initial = InitialModel()
 
     @classmethod
-    def own_settings(cls, settings: Settings) -> SecureBoostSettings:
-        own = check(SecureBoostSettings, settings.sections["secureboost"], "secureboost.")
-        check_key_bits(own.key_bits, own.insecure_small_key, "secureboost")
+    def section_settings(cls, settings: Settings) -> SecureBoostSettings:
+        section = check(SecureBoostSettings, settings.sections["secureboost"], "secureboost.")
+        check_key_bits(section.key_bits, section.insecure_small_key, "secureboost")
         patience = settings.early_stopping_rounds
-        if patience and own.first_trees > patience:
+        if patience and section.first_trees > patience:
             # The active party grows these rounds in one exchange, in which nobody can stop it.
             raise ConfigError(
                 "secureboost.first-trees must be at most early-stopping-rounds where that is set, "
-                f"got {own.first_trees} and {patience}"
+                f"got {section.first_trees} and {patience}"
             )
-        if own.goss and own.top_rate + own.other_rate > 1:
-            total = own.top_rate + own.other_rate
+        if section.goss and section.top_rate + section.other_rate > 1:
+            total = section.top_rate + section.other_rate
             raise ConfigError(f"secureboost.top-rate + other-rate must be <= 1, got {total:g}")
-        if own.goss and settings.subsample < 1:
+        if section.goss and settings.subsample < 1:
             raise ConfigError(
                 f"subsample must be 1 with secureboost.goss, got {settings.subsample}"
             )
-        return own
+        return section
 
     @classmethod
     def exchanges_a_round(cls, settings: Settings) -> int:
         """See the module, with as many blocks of gradients as there may be rows."""
         n_receivers = (settings.asked_parties or MANY_PARTIES) - 1
-        most = block_rows(cls.own_settings(settings).key_bits // 4, n_receivers)
+        most = block_rows(cls.section_settings(settings).key_bits // 4, n_receivers)
         return 1 + 3 * settings.max_depth + settings.align_most_rows // most
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
-        return {**super().planned(settings), "goss": cls.own_settings(settings).goss}
+        return {**super().planned(settings), "goss": cls.section_settings(settings).goss}
 
-    def conversation(
-        self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
-    ) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
         """Round by round, level by level."""
         mailbox = Mailbox(parties)
         active = mailbox.active
@@ -171,19 +166,19 @@ class SecureBoost(VerticalStrategy):
             yield from self._begin(parties, mailbox)
         else:
             self._restore(saved, mailbox)
-        n_rounds = self.begun.n_rounds + self.settings.num_boost_round
+        n_rounds = self.initial.n_rounds + self.settings.num_boost_round
         # To encrypt a block of gradients, if the active party's machine is like this one.
-        own, share = self.own, self.settings.subsample
-        share = own.top_rate + own.other_rate if own.goss else share
-        most = block_rows(own.key_bits // 4, len(mailbox.passive))
-        seconds = seconds_to_encrypt(min(round(share * self.rows["train"]), most), own.key_bits)
+        section, share = self.section, self.settings.subsample
+        share = section.top_rate + section.other_rate if section.goss else share
+        most = block_rows(section.key_bits // 4, len(mailbox.passive))
+        seconds = seconds_to_encrypt(min(round(share * self.rows["train"]), most), section.key_bits)
         while not self.trained:
             yield self._checkpoint(mailbox)
             n_wanted = 0 if self.history.stops else n_rounds
             replies = yield from mailbox.relay(
                 BeginRequest, [active], BeginReply, seconds=seconds, n_rounds=n_wanted
             )
-            yield from self._note_scores(replies[active])
+            yield from self._record_scores(replies[active])
             self.trained = not replies[active].begun or self.history.stops
             if self.trained:
                 mailbox.clear()  # gradients of a round that is not grown
@@ -193,11 +188,17 @@ class SecureBoost(VerticalStrategy):
                 requests[active] = EncryptRequest()
                 for _ in range(replies[active].n_blocks):
                     yield from mailbox.relay_each(requests, SentReply, seconds=seconds)
-                yield from self._grow(mailbox)
+                growing = True
+                while growing:
+                    yield from mailbox.relay(SumRequest, mailbox.passive, SentReply)
+                    split = (yield from mailbox.relay(SplitRequest, [active], SplitReply))[active]
+                    growing = split.growing
+                    if split.passive_splits and (len(mailbox.passive) > 1 or not growing):
+                        yield from mailbox.relay(PartitionRequest, mailbox.passive, SentReply)
                 self.n_grown = len(self.history) + 1
         return (yield from self._finish(mailbox))
 
-    def _begin(self, parties: Parties[VerticalHelloReply], mailbox: Mailbox) -> Conversation[None]:
+    def _begin(self, parties: Hellos, mailbox: Mailbox) -> Conversation[None]:
         """Match the rows, bin the columns, exchange a key; walk the initial model."""
         self.rows = yield from align(parties, mailbox, self.settings)
         self.warn_of_few_matched(sum(self.rows.values()))
@@ -215,7 +216,7 @@ class SecureBoost(VerticalStrategy):
             **loss_fields(self.settings),
             "monotone_constraints": self.settings.monotone_constraints,
             "interaction_constraints": self.settings.interaction_constraints,
-            **self.own.model_dump(),
+            **self.section.model_dump(),
             "init_model": init_model,
         }
         yield from mailbox.relay(SetupRequest, parties, SentReply, **fields)
@@ -226,12 +227,12 @@ class SecureBoost(VerticalStrategy):
             while not reply.finished:
                 yield from mailbox.relay(AnswerRequest, passive, SentReply)
                 reply = (yield from mailbox.relay(WalkRequest, [active], WalkReply))[active]
-            self.begun = InitialModel(reply.n_rounds, reply.n_trees)
+            self.initial = InitialModel(reply.n_rounds, reply.n_trees)
 
     def _warn_of_sums(self) -> None:
         """Warn if the active party may get enough sums to solve for the others' bins."""
         settings, n_rows = self.settings, self.rows["train"]
-        n_rounds = max(0, settings.num_boost_round - self.own.first_trees)
+        n_rounds = max(0, settings.num_boost_round - self.section.first_trees)
         # Of gradients and of hessians, at each root and one child of each pair above the leaves.
         n_sums = n_rounds * 2**settings.max_depth
         is_multi = settings.objective == "multi:softprob"  # with two classes or more
@@ -250,16 +251,7 @@ class SecureBoost(VerticalStrategy):
             "smaller max-bin discloses less of a value"
         )
 
-    def _grow(self, mailbox: Mailbox) -> Conversation[None]:
-        active, passive, growing = mailbox.active, mailbox.passive, True
-        while growing:
-            yield from mailbox.relay(SumRequest, passive, SentReply)
-            reply = (yield from mailbox.relay(SplitRequest, [active], SplitReply))[active]
-            growing = reply.growing
-            if reply.passive_splits and (len(passive) > 1 or not growing):
-                yield from mailbox.relay(PartitionRequest, passive, SentReply)
-
-    def _note_scores(self, reply: BeginReply) -> Conversation[None]:
+    def _record_scores(self, reply: BeginReply) -> Conversation[None]:
         """Add the scores of the rounds that are finished now."""
         rounds = zip(reply.train_scores, reply.valid_scores, reply.purities, strict=True)
         for train, valid, purities in rounds:
@@ -274,7 +266,7 @@ class SecureBoost(VerticalStrategy):
         best = self.history.best_round if self.history.patience else None
         yield self._checkpoint(mailbox)
         yield from mailbox.relay(HandOverRequest, passive, SentReply)
-        n_rounds = self.begun.n_rounds + (best or len(self.history))
+        n_rounds = self.initial.n_rounds + (best or len(self.history))
         finishing = mailbox.relay(FinishRequest, [active], FinishReply, best_round=n_rounds)
         reply = (yield from finishing)[active]
         if len(reply.model):  # all parties allow the export of the whole model
@@ -292,7 +284,7 @@ class SecureBoost(VerticalStrategy):
             "leaf_purity": purity,
             "trees": reply.n_trees,
             "best_round": best,
-            **self.begun.facts(self.settings),
+            **self.initial.facts(self.settings),
         }
 
     def _checkpoint(self, mailbox: Mailbox) -> Checkpoint:
@@ -302,7 +294,7 @@ class SecureBoost(VerticalStrategy):
             "rows": self.rows,
             "rounds": self.n_grown,
             "trained": self.trained,
-            "begun": astuple(self.begun),
+            "begun": astuple(self.initial),
         }
         return Checkpoint(mailbox.arrays(), facts)
 
@@ -312,7 +304,7 @@ class SecureBoost(VerticalStrategy):
         self.n_grown = facts["rounds"]
         self.settings = self.settings.watching(self.rows["valid"])
         self.history = History.of(self.settings, facts["history"])
-        self.trained, self.begun = facts["trained"], InitialModel(*facts["begun"])
+        self.trained, self.initial = facts["trained"], InitialModel(*facts["begun"])
         mailbox.restore(saved.arrays)
 
 

@@ -33,7 +33,7 @@ BOOSTING_SETTINGS = TREE_SETTINGS | {
     *("num-boost-round", "early-stopping-rounds", "eval-metric", "scale-pos-weight", "preset")
 }
 # ``data`` of a strategy that names no table.
-OWN_TABLES = "the parties' own tables"
+LOCAL_TABLES = "the parties' own tables"
 # Settings of fedapp's ServerApp; a strategy in another app does not take them.
 OF_APP = frozenset(("strategy", "run-dir", "resume", "log"))
 # Settings of the tables, which are set at the parties, where the tables are.
@@ -124,9 +124,9 @@ class ReadsSettings:
             if (method := named.setdefault("strategy", cls.method)) != cls.method:
                 rule = f"must be {cls.method} for {cls.__name__}"
                 raise ConfigError(f"strategy {rule}, got {method!r}")
-            named.setdefault("data", OWN_TABLES)
+            named.setdefault("data", LOCAL_TABLES)
             settings = load_settings(named)
-            of_tables = OF_TABLES if settings.data == OWN_TABLES else frozenset()
+            of_tables = OF_TABLES if settings.data == LOCAL_TABLES else frozenset()
             for name, value in settings.changed.items():
                 if name in of_tables - {"data"} and name in named:
                     rule = "must be set where the tables are read, at the parties"
@@ -162,10 +162,10 @@ class ReadsSettings:
             check_custom_is_set(settings.objective)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        cls.own_settings(settings)
+        cls.section_settings(settings)
 
     @classmethod
-    def own_settings(cls, settings: Settings) -> Section | None:
+    def section_settings(cls, settings: Settings) -> Section | None:
         """The method's section of the run config, checked; None where it has none."""
         return None
 

@@ -38,9 +38,10 @@ from strategies.scoring import threshold_note
 
 MIN_PARTIES = 2
 MANY_PARTIES = 100  # assumed by ``num_rounds`` where ``parties`` is 0
-SPLIT_SETTINGS = ("test_fraction", "valid_fraction", "fold", "folds")
+HOLDOUT = ("test_fraction", "valid_fraction", "fold", "folds")  # settings that split the rows
 
 R = TypeVar("R", bound=Reply)
+Hellos = Parties[VerticalHelloReply]
 
 
 class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
@@ -59,7 +60,7 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
             settings.model,
             asks_objective=settings.objective == AUTO and not settings.model,
             **self.plan(),
-            **{name: getattr(settings, name) for name in SPLIT_SETTINGS if not settings.model},
+            **{name: getattr(settings, name) for name in HOLDOUT if not settings.model},
         )
 
     @classmethod
@@ -73,12 +74,12 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
         """Parties write to each other in sealed letters."""
         return {**super().planned(settings), "aggregation": "sealed"}
 
-    def settle(self) -> None:
+    def resolve_objective(self) -> None:
         """As usual; between sites only the party with the labels may set ``positive-label``."""
         if self.settings.positive_label and not self.simulated:
             rule = "must be in the node config or schema of the party with the labels"
             raise ConfigError(f"positive-label {rule}, got it in the run config")
-        super().settle()
+        super().resolve_objective()
 
     def suggested_objective(self) -> tuple[Objective, str]:
         active = active_party(self.parties)
@@ -102,7 +103,7 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
         raise error
 
 
-def active_party(parties: Parties[VerticalHelloReply]) -> str:
+def active_party(parties: Hellos) -> str:
     """Name of the only party that has labels; all others must have columns."""
     if len(parties) < MIN_PARTIES:
         raise ConfigError(f"parties must be >= {MIN_PARTIES}, got {len(parties)}")
@@ -126,7 +127,7 @@ def check_key_bits(key_bits: int, insecure_small_key: bool, section: str) -> Non
 class Mailbox:
     """Roles of ``parties``, and parcels in transit, by receiver in the order of arrival."""
 
-    def __init__(self, parties: Parties[VerticalHelloReply]) -> None:
+    def __init__(self, parties: Hellos) -> None:
         self.active = active_party(parties)
         self.passive = tuple(party for party in parties if party != self.active)  # in order
         self._waiting: dict[str, list[Parcel]] = {party: [] for party in parties}
@@ -233,12 +234,7 @@ def parts_file(
     return SavedModel({"model.json": json.dumps(document, separators=(",", ":")) + "\n"})
 
 
-# Matching of vertical parties' rows.
-
-
-def align(
-    parties: Parties[VerticalHelloReply], mailbox: Mailbox, settings: Settings
-) -> Conversation[dict[str, int]]:
+def align(parties: Hellos, mailbox: Mailbox, settings: Settings) -> Conversation[dict[str, int]]:
     """Private set intersection: every list of ids is masked by every party.
 
     Takes ``len(parties) + 2`` exchanges. The digests of the order are in the mailbox afterwards,
@@ -265,7 +261,7 @@ def align(
     return {subset: getattr(reply, f"n_{subset}") for subset in SUBSETS}
 
 
-def _seconds_left(parties: Parties[VerticalHelloReply]) -> list[float]:
+def _seconds_left(parties: Hellos) -> list[float]:
     # An estimate from each exchange to the end, the last exchange's first; every party masks every
     # list, and simulated parties share one machine.
     n_others = len(parties) - 1

@@ -313,5 +313,5 @@ def test_flowers_simulation_gives_the_model_of_the_local_engine(
 )
 def test_a_bad_setting_is_refused(bag: MakeSettings, value: object, rule: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Bagging.own_settings(bag(bagging__local_rounds=value))
+        Bagging.section_settings(bag(bagging__local_rounds=value))
     assert str(caught.value) == rule

@@ -45,7 +45,7 @@ def test_an_override_changes_its_setting_alone() -> None:
 
 @pytest.mark.parametrize("overrides", [{"pax.bins": "equal"}, {"pax": {"bins": "equal"}}])
 def test_a_section_may_be_written_flat_or_nested(overrides: dict[str, Any]) -> None:
-    assert PAX.own_settings(load_settings(overrides)).bins == "equal"
+    assert PAX.section_settings(load_settings(overrides)).bins == "equal"
 
 
 @pytest.mark.parametrize(
@@ -136,13 +136,13 @@ def test_a_value_that_breaks_its_rule_is_refused(name: str, value: Any, rule: st
 def test_a_value_of_a_section_that_breaks_its_rule_is_refused(bins: Any) -> None:
     rule = "must be one of 'auto', 'share' or 'equal'"
     with pytest.raises(ConfigError, match=f"^pax.bins {rule}, got "):
-        PAX.own_settings(load_settings({"pax.bins": bins}))
+        PAX.section_settings(load_settings({"pax.bins": bins}))
 
 
 def test_a_value_of_several_types_is_held_against_the_rules_of_all() -> None:
     rule = r"one of 'all', 'sqrt' or 'log2' or <= 1.0, got 2.5"
     with pytest.raises(ConfigError, match=rf"^federated-forest.max-features must be {rule}$"):
-        FederatedForest.own_settings(load_settings({"federated-forest.max-features": 2.5}))
+        FederatedForest.section_settings(load_settings({"federated-forest.max-features": 2.5}))
 
 
 def test_fewer_parties_than_the_least_is_refused() -> None:

@@ -296,9 +296,9 @@ def test_another_number_of_elements_is_refused(
 def test_a_small_key_is_refused(settings: MakeSettings) -> None:
     given = {"strategy": "eini", "model": "0" * 16, "eini__key_bits": 512}
     with pytest.raises(ConfigError, match=r"^eini.key-bits must be >= 2048 without eini.insecure"):
-        Eini.own_settings(settings(**given))
+        Eini.section_settings(settings(**given))
     with pytest.raises(ConfigError, match="model must be the id of a trained model"):
-        Eini.own_settings(settings(strategy="eini"))
+        Eini.section_settings(settings(strategy="eini"))
 
 
 @pytest.mark.parametrize("strategy", ["federated-forest"], indirect=True)

@@ -229,7 +229,7 @@ def test_the_report_has_gain_and_splits_by_shared_name(train: Train, strategy: s
 @pytest.mark.parametrize("explain", [",", "3,,4", "3,"])
 def test_rows_without_an_id_are_refused(settings: MakeSettings, explain: str) -> None:
     with pytest.raises(ConfigError, match="explain must be ids of up to 100 rows, separated by"):
-        Eini.own_settings(settings(strategy="eini", model="0" * 16, explain=explain))
+        Eini.section_settings(settings(strategy="eini", model="0" * 16, explain=explain))
 
 
 def test_a_site_explains_in_runs_of_the_methods_it_allows() -> None:

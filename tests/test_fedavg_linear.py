@@ -267,7 +267,7 @@ def test_a_bad_setting_is_refused(
     settings: MakeSettings, name: str, value: object, rule: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        FedAvgLinear.own_settings(settings(**{f"fedavg-linear.{name}": value}))
+        FedAvgLinear.section_settings(settings(**{f"fedavg-linear.{name}": value}))
     assert str(caught.value) == f"fedavg-linear.{name} must be {rule}"
 
 

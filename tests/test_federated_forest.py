@@ -428,7 +428,7 @@ def test_settings_that_break_a_rule_are_refused(
     forest: MakeSettings, own: dict[str, Any], match: str
 ) -> None:
     with pytest.raises(ConfigError, match=match):
-        FederatedForest.own_settings(forest(**own))
+        FederatedForest.section_settings(forest(**own))
 
 
 def test_one_label_alone_is_refused(

@@ -267,7 +267,7 @@ def test_labels_that_do_not_fit_under_the_key_are_refused(
 def test_a_small_key_is_refused_without_consent(made: MakeSettings) -> None:
     match = "federated-forest.key-bits must be >= 2048 without federated-forest.insecure-small-key"
     with pytest.raises(ConfigError, match=match):
-        FederatedForest.own_settings(made(own_insecure_small_key=False))
+        FederatedForest.section_settings(made(own_insecure_small_key=False))
 
 
 # What is survived

@@ -266,7 +266,7 @@ def test_bits_of_rows_that_were_not_asked_about_are_refused_by_the_senders_name(
 
 def test_a_run_without_a_model_is_refused(settings: MakeSettings) -> None:
     with pytest.raises(ConfigError, match="model must be the id of a trained model"):
-        Interactive.own_settings(settings(strategy="interactive"))
+        Interactive.section_settings(settings(strategy="interactive"))
     with pytest.raises(ConfigError, match="model"):
         settings(strategy="interactive", model="../../etc")
 
@@ -274,7 +274,7 @@ def test_a_run_without_a_model_is_refused(settings: MakeSettings) -> None:
 def test_less_than_no_tree_at_once_is_refused(settings: MakeSettings) -> None:
     given = {"strategy": "interactive", "model": "0" * 16, "interactive__trees_at_once": -1}
     with pytest.raises(ConfigError, match=r"interactive.trees-at-once must be >= 0, got -1"):
-        Interactive.own_settings(settings(**given))
+        Interactive.section_settings(settings(**given))
 
 
 @pytest.mark.parametrize("n_rows", [0, 1])

@@ -190,7 +190,7 @@ def test_leaf_sets_that_do_not_fit_are_refused(
 
 def test_a_run_without_a_model_is_refused(settings: MakeSettings) -> None:
     with pytest.raises(ConfigError, match="model must be the id of a trained model"):
-        OneRound.own_settings(settings(strategy="one-round"))
+        OneRound.section_settings(settings(strategy="one-round"))
 
 
 @pytest.mark.slow

@@ -389,4 +389,4 @@ def test_rounds_grown_alone_are_no_more_than_early_stopping_waits_for(made: Make
     more = {"secureboost__first_trees": 4, "early_stopping_rounds": 3, "valid_fraction": 0.3}
     rule = "^secureboost.first-trees must be at most early-stopping-rounds where that is set, got 4"
     with pytest.raises(ConfigError, match=rule):
-        SecureBoost.own_settings(made(**more))
+        SecureBoost.section_settings(made(**more))

@@ -1,12 +1,15 @@
-"""Federated Forest at a party: one is active and has the labels, the others are passive."""
+"""Federated Forest at a party: one is active and has the labels, the others are passive.
+
+``splits`` moves the rows, and has the order of requests for each role; ``passive`` is what any
+party does with its columns, with encoded or encrypted labels; ``active`` adds labels, choices and
+scores. Nothing here draws columns: the server does. Read ``splits`` first.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from clients.federated_forest import active, passive, splits
-from clients.federated_forest import active as chooser
-from clients.federated_forest import passive as summer
 from clients.federated_forest.splits import SET_UP, SPLIT, role_of
 from clients.scoring import score_arrays
 from fedapp.errors import ProtocolError
@@ -51,23 +54,23 @@ def sums(site: Site, request: SumRequest, mail: Mail) -> tuple[SentReply, Letter
     """Apply the last level's splits, and sum encrypted labels of the open nodes."""
     letters: Letters = []
     if phase_of(site.store) == SET_UP:
-        summer.take_labels(site, mail)
+        passive.take_labels(site, mail)
     if len(request.trees):
         splits.keep_partitions(site, mail)
-        letters = summer.make_won(site, request, mail)
+        letters = passive.make_won(site, request, mail)
         splits.take_splits(site, request)
-    letters.append((site.store.facts["active"], summer.sum_columns(site, request)))
+    letters.append((site.store.facts["active"], passive.sum_columns(site, request)))
     return SentReply(), letters
 
 
 def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
     """Apply the last level's splits, and choose those of the open nodes for all parties."""
     if len(request.trees):
-        chooser.check_chosen(site, request)
+        active.check_chosen(site, request)
         splits.keep_partitions(site, mail)
         splits.take_splits(site, request)
     scores = _scores(site, request)
-    chosen, letters = chooser.choose(site, request, mail)
+    chosen, letters = active.choose(site, request, mail)
     reply = SplitReply(trees=chosen.trees, nodes=chosen.nodes, owners=chosen.owners, **scores)
     return reply, letters
 
@@ -83,7 +86,7 @@ def partition(site: Site, request: PartitionRequest, mail: Mail) -> tuple[Partit
     """Make the local splits of a level, send their sides; after the last level store the part."""
     splits.keep_partitions(site, mail)
     if splits.is_encrypted(site.store):
-        letters = summer.make_won(site, request, mail)
+        letters = passive.make_won(site, request, mail)
     else:
         splits.make_local_splits(site, request)
         letters = splits.letters_to_others(site, splits.local_partition(site))

@@ -1,6 +1,7 @@
-"""Federated Forest at the active party: codes of the labels, leaf values, scores.
+"""Federated Forest at the active party: coded or encrypted labels, choices, leaf values, scores.
 
-Source: Liu et al. 2019, Algorithms 2 and 6; leaf labels stay here.
+Source: Liu et al. 2019, Algorithms 2 and 6; leaf labels stay here. With encrypted labels this party
+decrypts the others' sums, and chooses the splits of all.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from clients.handshake import number_rows
 from clients.scoring import rows_of, score_arrays, warn_if_local_is_better
 from clients.vertical import check_order, draw_key
 from fedapp import metrics
-from fedapp.crypto.packing import SumLayout, integer_layout
-from fedapp.crypto.paillier import PrivateKey, PublicKey, encrypt
+from fedapp.crypto.packing import integer_layout
+from fedapp.crypto.paillier import PrivateKey, encrypt
 from fedapp.crypto.sealed import LARGEST_CONTENT
 from fedapp.crypto.sums import read_terms
 from fedapp.crypto.workers import shared_workers
@@ -83,6 +84,7 @@ from fedapp.trees.objective import REGRESSION, check_objective, margins_of, n_ou
 from fedapp.trees.sets import sets_of_rows
 
 SCORE_BINS = 2**12
+SPARE_BYTES = 2**24  # of a letter, for all but its ciphertexts, such as a bit per row
 Scores = dict[str, float]
 Scored = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]  # margins, labels, weights
 
@@ -182,7 +184,20 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
     rows["oob"] = margins, store["labels"][oob], store["weights"][oob]
     scores = metrics.pooled_subsets(model.objective, rows)
     threshold = scores["train"].get("threshold")
-    write_part(store.folder, {**_part(site, model, letters), "threshold": threshold})
+    splits, n_nodes = store.record(Splits, "splits"), np.asarray(store["n_nodes"])
+    records = splits.spread(splits.records, n_nodes, -1)
+    part = {
+        **stored_lookup(store),
+        "active": True,
+        "name": site.name,
+        "parts": {name: letter.digest.tobytes().hex() for name, letter in letters.items()},
+        "model": to_json(model),
+        "splits": [each.tolist() for each in records],
+        # Only the owner of a split is known, so each party counts as one column.
+        "n_columns": dict.fromkeys(store.facts["peers"], 1),
+        "threshold": threshold,
+    }
+    write_part(store.folder, part)
     names, gains, counts = _importance(site, letters)
     keeps_model = store.facts["forest"]["master_keeps_model"]
     reply = FinishReply(
@@ -196,22 +211,6 @@ def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply,
     )
     store.forget()
     return reply, []
-
-
-def _part(site: Site, model: BaggedForest, letters: dict[str, PartKept]) -> dict[str, Any]:
-    store = site.store
-    splits, n_nodes = store.record(Splits, "splits"), np.asarray(store["n_nodes"])
-    records = splits.spread(splits.records, n_nodes, -1)
-    return {
-        **stored_lookup(store),
-        "active": True,
-        "name": site.name,
-        "parts": {name: letter.digest.tobytes().hex() for name, letter in letters.items()},
-        "model": to_json(model),
-        "splits": [each.tolist() for each in records],
-        # Only the owner of a split is known, so each party counts as one column.
-        "n_columns": dict.fromkeys(store.facts["peers"], 1),
-    }
 
 
 def _importance(
@@ -239,17 +238,15 @@ def _importance(
     return names, gains, np.concatenate([worth[name][1] for name in order])
 
 
-# Federated Forest at the active party with encrypted labels: it chooses splits for all.
-
-SPARE_BYTES = 2**24  # of a letter, for all but its ciphertexts, such as a bit per row
-
-
 def encrypt_labels(site: Site, request: SetupRequest) -> Letters:
     """Draw a key; encrypt the rows under it, afresh for each party."""
     store = site.store
     fields = RowFields.of(store["targets"], store["row_weights"], store.facts["n_classes"])
-    key = draw_key(site, request, "federated-forest", lambda public: _layout(public, fields))
-    layout = _layout(key.public, fields)
+    sizes = *fields.numbers.shape, fields.bits
+    key = draw_key(
+        site, request, "federated-forest", lambda public: integer_layout(public.bits, *sizes)
+    )
+    layout = integer_layout(key.public.bits, *sizes)
     store["key"], store["worth"] = key.to_array(), np.zeros((0, 3))
     weighted = store["row_weights"] > 0
     n_rows = int(weighted.sum())
@@ -280,8 +277,8 @@ def choose(site: Site, request: SplitRequest, mail: Mail) -> tuple[Splits, Lette
     splits, _ = number_children(trees[won], nodes[won], best[won], np.asarray(store["n_nodes"]))
     store.put("chosen", splits)
     make_local_splits(site, splits)
-    is_told = len(local_indices(site, splits)) and not request.last
-    letters = letters_to_others(site, local_partition(site)) if is_told else []
+    sends_sides = len(local_indices(site, splits)) and not request.last
+    letters = letters_to_others(site, local_partition(site)) if sends_sides else []
     for name, (listing, offer) in sums.items():
         nodes_won = won[best[won] == peers.index(name)]
         if len(nodes_won):
@@ -401,7 +398,7 @@ def _sums(
         np.repeat(r, listing.n_bins + listing.missing)
         for r, listing in zip(read, listings, strict=True)
     ]
-    layout = _layout(key.public, fields)
+    layout = integer_layout(key.public.bits, *fields.numbers.shape, fields.bits)
     with as_protocol_error(party, "ColumnSums", "ciphertexts"):
         plain = read_terms(key, ciphertexts, layout, wanted, shared_workers())
     for (listing, totals), sums, columns, used in zip(pairs, plain, read, wanted, strict=True):
@@ -412,8 +409,3 @@ def _sums(
             rule = "must add up to the labels of each node"
             raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)
     return plain
-
-
-def _layout(key: PublicKey, fields: RowFields) -> SumLayout:
-    n_rows, n_fields = fields.numbers.shape
-    return integer_layout(key.bits, n_rows, n_fields, fields.bits)

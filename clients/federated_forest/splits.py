@@ -146,13 +146,12 @@ def note_splits(store: Store, splits: Splits, n_nodes: Ints) -> None:
     store.drop("bits")
 
 
-# The order of requests at each role of Federated Forest.
-
+# The order of requests at each role: phase -> request -> the phases that may follow it.
 SET_UP = "set up"  # columns are binned; passive parties do not have the labels yet
 SEARCHED = "searched"  # the best splits of the open nodes are sent
 SUMMED = "summed"  # encrypted sums of the open nodes are sent
 CHOSEN = "chosen"  # the splits of the open nodes are chosen, for all parties
-SPLIT = "told"  # the local splits that won are made, and their sides sent
+SPLIT = "told"  # (a name on disk) the local splits that won are made, and their sides sent
 
 BEGINS: Table = {ALIGNED: {SetupRequest: (SET_UP,)}}
 TABLES: dict[str, Table] = {

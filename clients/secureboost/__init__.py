@@ -1,4 +1,10 @@
-"""SecureBoost at a party: one is active and has the labels, the others are passive."""
+"""SecureBoost at a party: one is active and has the labels, the others are passive.
+
+``shared`` moves rows by the splits of all parties, and has the order of requests for each role;
+``active`` sends encrypted gradients and chooses splits, ``passive`` sums and splits its columns,
+``finish`` scores and stores the model. Nothing here knows the server, which only relays. Read
+``shared`` first.
+"""
 
 from __future__ import annotations
 

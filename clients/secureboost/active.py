@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.handshake import number_rows
-from clients.inference import ask_on, begin_trees, take_answers
+from clients.inference import active_part, ask_on, begin_trees, take_answers
 from clients.scoring import rows_of
 from clients.secureboost.shared import (
     BEGUN,
@@ -26,6 +26,7 @@ from clients.secureboost.shared import (
     ENCRYPTING,
     GROWN,
     IDLE,
+    INIT_MODEL,
     SET_UP,
     TO_WALK,
     WALKED,
@@ -33,7 +34,6 @@ from clients.secureboost.shared import (
     add_leaves,
     apply_local_splits,
     code_categories,
-    initial_part,
     joint_constraints,
     keep_cuts,
     load_initial_lookup,
@@ -97,6 +97,10 @@ from fedapp.trees.predict import pack_bits
 from fedapp.trees.rounds import Sampling, n_leaves
 from fedapp.trees.sets import NO_SET, CategorySets
 
+Ints = npt.NDArray[np.int64]
+Done = tuple[dict[str, float], dict[str, float], list[float]]  # scores, validation scores, purities
+
+ROWS_AT_ONCE = 1 << 15  # packed and encrypted; bounds the Python integers in memory
 BINS_A_COLUMN = 16  # on average, of most-columns: 26 MB of sums in a node with the usual 100,000
 
 
@@ -131,7 +135,7 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Let
 
 def walk(site: Site, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
     """Route the rows down the initial model as far as answers and local splits allow."""
-    store, part = site.store, initial_part(site)
+    store, part = site.store, active_part(site, site.store.facts[INIT_MODEL])
     if "nodes" not in store:
         _meet(site, mail)
         for name in site.others:
@@ -155,16 +159,20 @@ def begin(site: Site, request: BeginRequest, mail: Mail) -> tuple[BeginReply, Le
     check_within(site.config, store, "BeginRequest", "n_rounds", n_rounds, "rounds")
     if phase == SET_UP:
         _meet(site, mail)
-    view, done, letters = ActiveState.read(site), list[Done](), Letters()
+    state, done, letters = ActiveState.read(site), list[Done](), Letters()
     if phase == GROWN:
-        make_splits(view, mail)
-        done.append(finish_round(view))
+        make_splits(state, mail)
+        done.append(finish_round(state))
     while store.facts["n_rounds"] < request.n_rounds and not letters:
-        letters = new_round(site, view)
+        letters = new_round(site, state)
         if not letters:
-            grow_alone(view)
-            done.append(finish_round(view, alone=True))
-    n_blocks = n_blocks_left(view) if letters else 0
+            # Only the active party has columns in this round.
+            growth = state.growth()
+            while growth.growing:
+                send_splits(state, growth, *choose(state, growth, {}))
+                make_splits(state, Mail(state.name, []))
+            done.append(finish_round(state, is_local=True))
+    n_blocks = n_blocks_left(state) if letters else 0
     enter(store, (ENCRYPTING if n_blocks else BEGUN) if letters else IDLE)
     reply = BeginReply(
         begun=bool(letters),
@@ -180,26 +188,28 @@ def begin(site: Site, request: BeginRequest, mail: Mail) -> tuple[BeginReply, Le
 
 
 def send_on(site: Site, request: EncryptRequest, mail: Mail) -> tuple[SentReply, Letters]:
-    """The next block of the round's gradients."""
-    view = ActiveState.read(site)
-    letters = next_gradients(view)
-    enter(site.store, ENCRYPTING if n_blocks_left(view) else BEGUN)
-    return SentReply(), letters
+    """The next block of the round's gradients, for parties with columns in it."""
+    state = ActiveState.read(site)
+    receivers = [name for name in state.passive if len(state.drawn(name))]
+    start, ciphertexts = _next_block(state, len(receivers))
+    letter = MoreGradients(site.store.facts["n_rounds"], start, ciphertexts)
+    enter(site.store, ENCRYPTING if n_blocks_left(state) else BEGUN)
+    return SentReply(), [(name, letter) for name in receivers]
 
 
 def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
     """Algorithm 2: decrypt the others' sums, add the local ones, choose."""
-    view = ActiveState.read(site)
+    state = ActiveState.read(site)
     if phase_of(site.store) == CHOSEN:
-        make_splits(view, mail)
-    growth = view.growth()
-    sums = {name: read_party_sums(view, mail, name, growth) for name in view.passive}
-    routes, sets = choose(view, growth, sums)
-    letters = send_splits(view, growth, routes, sets)
+        make_splits(state, mail)
+    growth = state.growth()
+    sums = {name: read_party_sums(state, mail, name, growth) for name in state.passive}
+    routes, sets = choose(state, growth, sums)
+    letters = send_splits(state, growth, routes, sets)
     if not growth.growing:
         check_range(growth.grown().trees)
     enter(site.store, CHOSEN if growth.growing else GROWN)
-    others = {owner for owner, _ in view.owners(routes["column"])} - {site.name}
+    others = {owner for owner, _ in state.owners(routes["column"])} - {site.name}
     return SplitReply(growth.growing, passive_splits=bool(others)), letters
 
 
@@ -277,14 +287,9 @@ def _rows(lists: list[list[float]]) -> npt.NDArray[np.float64]:
     return np.array(lists, dtype=np.float64).reshape(len(lists), width)
 
 
-# What the active party of a SecureBoost run reads from its store, once a step.
-
-Ints = npt.NDArray[np.int64]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ActiveState:
-    """Constants of a run, and access to the state of its round."""
+    """Constants of a run, and access to the state of its round; read from the store once a step."""
 
     name: str  # of the active party
     passive: list[str]
@@ -301,7 +306,7 @@ class ActiveState:
 
     @classmethod
     def read(cls, site: Site) -> ActiveState:
-        """The view, from the first round on."""
+        """The state, from the first round on."""
         store, facts = site.store, site.store.facts
         boost, n_train, key = facts["boost"], facts["n_train"], PrivateKey.from_array(store["key"])
         width = n_outputs(boost["objective"], len(facts["classes"]))
@@ -357,13 +362,6 @@ class ActiveState:
         return self.joint.own(party, np.flatnonzero(self.store["allowed"].any(axis=0)))
 
 
-# A round of SecureBoost at the active party: send gradients, read sums, choose splits, set leaves.
-
-ROWS_AT_ONCE = 1 << 15  # packed and encrypted; bounds the Python integers in memory
-
-Done = tuple[dict[str, float], dict[str, float], list[float]]  # scores, validation scores, purities
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Chosen:
     """A level's splits, until the sides of all are known."""
@@ -374,12 +372,12 @@ class Chosen:
     records: Ints  # record ids of the local splits
 
 
-def new_round(site: Site, view: ActiveState) -> Letters:
+def new_round(site: Site, state: ActiveState) -> Letters:
     """Start a round; letters with the first gradients, none if no passive column is drawn."""
-    store, boost, joint = view.store, view.boost, view.joint
-    rows, round_id = slice(view.n_train), store.facts["n_rounds"]
+    store, boost, joint = state.store, state.boost, state.joint
+    rows, round_id = slice(state.n_train), store.facts["n_rounds"]
     labels, weights = store["labels"][rows], store["weights"][rows]
-    pairs = gradients(view.objective, store["margins"][rows], labels, weights, view.parameters)
+    pairs = gradients(state.objective, store["margins"][rows], labels, weights, state.parameters)
     if boost["subsample"] < 1 or boost["goss"]:
         entropy = site.entropy(boost["seed"], round_id, 1, share=boost["subsample"])
         drawn = draw_rows(pairs.copy(), boost, np.random.default_rng(entropy))
@@ -388,20 +386,20 @@ def new_round(site: Site, view: ActiveState) -> Letters:
             pairs = drawn
     n_columns = joint.cuts.n_columns
     sampling = Sampling(boost["seed"], boost["colsample_bytree"])
-    allowed = sampling.columns(round_id, view.width, n_columns)
+    allowed = sampling.columns(round_id, state.width, n_columns)
     if round_id < boost["first_trees"]:
-        owners = np.array([owner for owner, _ in view.owners(np.arange(n_columns))])
-        allowed = allowed & (owners == view.name)
+        owners = np.array([owner for owner, _ in state.owners(np.arange(n_columns))])
+        allowed = allowed & (owners == state.name)
     # pairs: (n_rows, n_trees, 2); the store keeps (n_trees, n_rows, 2)
     store["gradients"] = np.ascontiguousarray(pairs.transpose(1, 0, 2))
     store["allowed"] = allowed.astype(np.uint8)
-    store["nodes"] = np.zeros((view.width, len(store["labels"])), dtype=np.int32)
+    store["nodes"] = np.zeros((state.width, len(store["labels"])), dtype=np.int32)
     store["round.records"] = np.empty((0, 3), dtype=np.int64)
-    growth = Growth(view.width, joint.cuts, allowed, Shape.of(boost), view.limits)
+    growth = Growth(state.width, joint.cuts, allowed, Shape.of(boost), state.limits)
     growth.set_roots(pairs.sum(axis=0, dtype=np.float64))
-    view.keep(growth)
-    columns = {name: view.drawn(name) for name in view.passive}
-    return _encrypt(view, pairs, columns) if any(map(len, columns.values())) else []
+    state.keep(growth)
+    columns = {name: state.drawn(name) for name in state.passive}
+    return _encrypt(state, pairs, columns) if any(map(len, columns.values())) else []
 
 
 def draw_rows(pairs: Array, boost: Mapping[str, Any], rng: np.random.Generator) -> Array:
@@ -424,15 +422,15 @@ def draw_rows(pairs: Array, boost: Mapping[str, Any], rng: np.random.Generator) 
     return pairs * factors[:, None, None]
 
 
-def _encrypt(view: ActiveState, pairs: Array, columns: dict[str, Ints]) -> Letters:
+def _encrypt(state: ActiveState, pairs: Array, columns: dict[str, Ints]) -> Letters:
     """Letters with the same ciphertexts for every party that has columns in this round."""
     drawn = (pairs != 0).any(axis=(1, 2))
     scale = FixedPoint.covering(pairs[drawn])
-    store, facts = view.store, view.store.facts
+    store, facts = state.store, state.store.facts
     facts["scale"] = list(scale.exponents)
     store["unsent"], facts["sent"] = scale.encode(pairs[drawn]), 0
     _, ciphertexts = _next_block(
-        view, sum(len(party_columns) > 0 for party_columns in columns.values())
+        state, sum(len(party_columns) > 0 for party_columns in columns.values())
     )
     bits = np.packbits(drawn)
     n_rounds, nothing = facts["n_rounds"], ciphertexts[:0]  # for a party without columns
@@ -447,73 +445,57 @@ def _encrypt(view: ActiveState, pairs: Array, columns: dict[str, Ints]) -> Lette
     ]
 
 
-def next_gradients(view: ActiveState) -> Letters:
-    """The next block of the round's gradients, for parties with columns in it."""
-    receivers = [name for name in view.passive if len(view.drawn(name))]
-    start, ciphertexts = _next_block(view, len(receivers))
-    letter = MoreGradients(view.store.facts["n_rounds"], start, ciphertexts)
-    return [(name, letter) for name in receivers]
-
-
-def n_blocks_left(view: ActiveState) -> int:
+def n_blocks_left(state: ActiveState) -> int:
     """Messages that the rest of the round's gradients takes."""
-    if "unsent" not in view.store:
+    if "unsent" not in state.store:
         return 0
-    n_receivers = sum(len(view.drawn(name)) > 0 for name in view.passive)
-    n_left = len(view.layouts) * len(view.store["unsent"]) - int(view.store.facts["sent"])
-    return -(-n_left // block_rows(view.key.public.ciphertext_bytes, n_receivers))
+    n_receivers = sum(len(state.drawn(name)) > 0 for name in state.passive)
+    n_left = len(state.layouts) * len(state.store["unsent"]) - int(state.store.facts["sent"])
+    return -(-n_left // block_rows(state.key.public.ciphertext_bytes, n_receivers))
 
 
-def _next_block(view: ActiveState, n_receivers: int) -> tuple[int, npt.NDArray[np.uint8]]:
-    store, width = view.store, view.key.public.ciphertext_bytes
+def _next_block(state: ActiveState, n_receivers: int) -> tuple[int, npt.NDArray[np.uint8]]:
+    store, width = state.store, state.key.public.ciphertext_bytes
     fields, start = store["unsent"], store.facts["sent"]
-    n_all = len(view.layouts) * len(fields)
+    n_all = len(state.layouts) * len(fields)
     stop = store.facts["sent"] = min(n_all, start + block_rows(width, n_receivers))
     if stop == n_all:
         store.drop("unsent")
-    return start, _encrypted(view, fields, start, stop)
+    return start, _encrypted(state, fields, start, stop)
 
 
 def _encrypted(
-    view: ActiveState, fields: npt.NDArray[np.int64], start: int, stop: int
+    state: ActiveState, fields: npt.NDArray[np.int64], start: int, stop: int
 ) -> npt.NDArray[np.uint8]:
     """Ciphertexts ``start`` to ``stop`` of all rows, layout by layout."""
-    firsts = np.cumsum([0, *(layout.n_outputs for layout in view.layouts)]).tolist()
-    blocks = [np.empty((0, view.key.public.ciphertext_bytes), dtype=np.uint8)]
+    firsts = np.cumsum([0, *(layout.n_outputs for layout in state.layouts)]).tolist()
+    blocks = [np.empty((0, state.key.public.ciphertext_bytes), dtype=np.uint8)]
     while start < stop:
         group, row = divmod(start, len(fields))
         end = min(len(fields), row + min(ROWS_AT_ONCE, stop - start))
         group_fields = fields[row:end, firsts[group] : firsts[group + 1]]
-        blocks.append(encrypt(view.key, view.layouts[group].pack(group_fields), shared_workers()))
+        blocks.append(encrypt(state.key, state.layouts[group].pack(group_fields), shared_workers()))
         start += end - row
     return np.concatenate(blocks)
 
 
-def grow_alone(view: ActiveState) -> None:
-    """All levels of a round in which only the active party has columns."""
-    growth = view.growth()
-    while growth.growing:
-        send_splits(view, growth, *choose(view, growth, {}))
-        make_splits(view, Mail(view.name, []))
-
-
 def choose(
-    view: ActiveState, growth: Growth, sums: dict[str, tuple[Histogram, Array]]
+    state: ActiveState, growth: Growth, sums: dict[str, tuple[Histogram, Array]]
 ) -> tuple[Routes, CategorySets]:
     """Splits of a level from the sums of all parties, and their category sets."""
-    joint, name = view.joint, view.name
+    joint, name = state.joint, state.name
     histograms = np.zeros((len(growth.wanted), len(growth.cuts.edges), 2))
     missing = np.zeros((len(growth.wanted), growth.cuts.n_columns), dtype=np.int32)
     local_columns = np.arange(len(joint.widths[name]))
-    columns = {party: view.drawn(party) for party in sums} | {name: local_columns}
+    columns = {party: state.drawn(party) for party in sums} | {name: local_columns}
     all_sums = sums | {
         name: build_all_histograms(
-            view.store["codes"],
-            view.store.facts["missing_code"],
+            state.store["codes"],
+            state.store.facts["missing_code"],
             local_columns,
-            np.diff(view.store["offsets"]),
-            view.store["gradients"],
-            view.store["nodes"][:, : view.n_train],
+            np.diff(state.store["offsets"]),
+            state.store["gradients"],
+            state.store["nodes"][:, : state.n_train],
             *growth.wanted_pairs.T,
         )
     }
@@ -524,20 +506,20 @@ def choose(
 
 
 def read_party_sums(
-    view: ActiveState, mail: Mail, party: str, growth: Growth
+    state: ActiveState, mail: Mail, party: str, growth: Growth
 ) -> tuple[Histogram, Array]:
     """Decrypt a passive party's sums of the wanted nodes."""
-    letter, columns = mail.one(EncryptedSums, party), view.drawn(party)
+    letter, columns = mail.one(EncryptedSums, party), state.drawn(party)
     wanted = growth.wanted_pairs
-    if (letter.round_id, letter.level) != (view.store.facts["n_rounds"], growth.level):
+    if (letter.round_id, letter.level) != (state.store.facts["n_rounds"], growth.level):
         raise ProtocolError(party, "EncryptedSums", "level", "must be the one being split")
     if letter.missing.shape != (len(wanted), len(columns)):
         rule = f"must be of shape {(len(wanted), len(columns))}, got {letter.missing.shape}"
         raise ProtocolError(party, "EncryptedSums", "missing", rule)
-    n_bins = int(view.joint.widths[party][columns].sum())
+    n_bins = int(state.joint.widths[party][columns].sum())
     with as_protocol_error(party, "EncryptedSums", "ciphertexts"):
-        key, layouts = view.key, view.layouts
-        first, second = view.store.facts["scale"]
+        key, layouts = state.key, state.layouts
+        first, second = state.store.facts["scale"]
         scale = FixedPoint((first, second))
         firsts = np.cumsum([0, *(layout.n_outputs for layout in layouts)]).tolist()
         jobs = list(sum_jobs(layouts, growth.level, *wanted.T)) if n_bins else []
@@ -559,11 +541,11 @@ def read_party_sums(
         return histograms, letter.missing
 
 
-def send_splits(view: ActiveState, growth: Growth, routes: Routes, sets: CategorySets) -> Letters:
+def send_splits(state: ActiveState, growth: Growth, routes: Routes, sets: CategorySets) -> Letters:
     """Make the local splits of a level; returns the letters for the others."""
-    store, owners = view.store, view.owners(routes["column"])
+    store, owners = state.store, state.owners(routes["column"])
     local = np.array(
-        [index for index, (name, _) in enumerate(owners) if name == view.name], dtype=np.int64
+        [index for index, (name, _) in enumerate(owners) if name == state.name], dtype=np.int64
     )
     local_routes = routes[local]
     sides, records = apply_local_splits(
@@ -577,8 +559,8 @@ def send_splits(view: ActiveState, growth: Growth, routes: Routes, sets: Categor
     )
     chosen = Chosen(routes, local, pack_bits(sides), records)
     store.put("chosen", chosen)
-    view.keep(growth)
-    letters = [(party, _splits_for(party, owners, growth, chosen, sets)) for party in view.passive]
+    state.keep(growth)
+    letters = [(party, _splits_for(party, owners, growth, chosen, sets)) for party in state.passive]
     # After the last level, a party gets its splits only.
     return [(party, letter) for party, letter in letters if len(letter.trees)]
 
@@ -612,14 +594,14 @@ def _sets_of(routes: Routes, sets: CategorySets) -> CategorySets:
     return sets.take(routes["set"][routes["set"] != NO_SET])
 
 
-def make_splits(view: ActiveState, mail: Mail) -> None:
+def make_splits(state: ActiveState, mail: Mail) -> None:
     """Move all rows to the children, once the sides of every split are known."""
-    store = view.store
+    store = state.store
     chosen = store.record(Chosen, "chosen")
     routes, local = chosen.routes, chosen.own
     last, nodes = not len(store["growth.wanted"]), store["nodes"]
-    owners = np.array([owner for owner, _ in view.owners(routes["column"])])
-    sources, records = [(view.name, local, chosen.bits)], np.full(len(routes), -1, dtype=np.int64)
+    owners = np.array([owner for owner, _ in state.owners(routes["column"])])
+    sources, records = [(state.name, local, chosen.bits)], np.full(len(routes), -1, dtype=np.int64)
     records[local] = chosen.records
     for party, letter in mail.all(Partition).items():
         theirs = np.flatnonzero(owners == party)
@@ -638,9 +620,9 @@ def make_splits(view: ActiveState, mail: Mail) -> None:
     store.drop("chosen")
 
 
-def finish_round(view: ActiveState, alone: bool = False) -> Done:
+def finish_round(state: ActiveState, is_local: bool = False) -> Done:
     """Add the trees and their leaf values; returns scores and purities."""
-    store, trees = view.store, [tree.copy() for tree in view.growth().grown().trees]
+    store, trees = state.store, [tree.copy() for tree in state.growth().grown().trees]
     for tree in trees:
         tree["set"] = NO_SET  # sets are in the lookup tables
     nodes = store["nodes"]
@@ -655,59 +637,56 @@ def finish_round(view: ActiveState, alone: bool = False) -> Done:
     store["model.records"] = np.concatenate((store["model.records"], *records))
     store.facts["n_rounds"] += 1
     store.facts["n_leaves"] = n_leaves(trees)
-    purities = [] if is_regression(view.objective) else _purities(view, alone)
+    purities = [] if is_regression(state.objective) else _purities(state, is_local)
     store.drop("growth", "before", "last", "gradients", "round")
-    scores = scores_of(view, store["margins"])
-    note_best(view, scores["valid"])
+    scores = scores_of(state, store["margins"])
+    note_best(state, scores["valid"])
     return scores["train"], scores["valid"], purities
 
 
-def _purities(view: ActiveState, alone: bool) -> list[float]:
+def _purities(state: ActiveState, is_local: bool) -> list[float]:
     """Mean purity of the leaves, and of the row groups that each passive party can distinguish."""
-    store, rows = view.store, slice(view.n_train)
+    store, rows = state.store, slice(state.n_train)
     labels, leaves = store["labels"][rows].astype(np.int64), store["nodes"][:, rows]
     views = [leaves]
-    for party in view.passive:
-        if alone:
+    for party in state.passive:
+        if is_local:
             views.append(np.zeros_like(leaves))
             continue
         routes = store["last.routes"][store["last.owners"] == party]
         splits_seen = np.stack((routes["tree"], routes["node"]), axis=1).astype(np.int64)
         views.append(last_seen(store["before"][:, rows], leaves, splits_seen))
-    return [mean_purity(labels, view) for view in views]
+    return [mean_purity(labels, groups) for groups in views]
 
 
-# Scores of a SecureBoost model at the active party, and the margins of its best round.
-
-
-def scores_of(view: ActiveState, margins: Array) -> dict[str, dict[str, float]]:
+def scores_of(state: ActiveState, margins: Array) -> dict[str, dict[str, float]]:
     """Scores by subset; none for a subset without rows."""
-    labels, weights = view.store["labels"], view.store["weights"]
-    places = {subset: rows_of(view.store, subset) for subset in SUBSETS}
+    labels, weights = state.store["labels"], state.store["weights"]
+    places = {subset: rows_of(state.store, subset) for subset in SUBSETS}
     rows = {
         subset: (margins[of_subset], labels[of_subset], weights[of_subset])
         for subset, of_subset in places.items()
     }
-    return metrics.pooled_subsets(view.objective, rows, view.eval_metrics)
+    return metrics.pooled_subsets(state.objective, rows, state.eval_metrics)
 
 
-def note_best(view: ActiveState, valid: dict[str, float]) -> None:
+def note_best(state: ActiveState, valid: dict[str, float]) -> None:
     """Store the margins of the round with the best validation score, the first of equals."""
-    name = metrics.stopping_metric(view.objective, view.eval_metrics)
-    facts = view.store.facts
+    name = metrics.stopping_metric(state.objective, state.eval_metrics)
+    facts = state.store.facts
     score = valid.get(name, float("nan"))
     signed = score if metrics.larger_is_better(name) else -score
     if signed > facts.get("best_score", -np.inf):  # never true for NaN
         facts |= {"best_score": signed, "best_round": facts["n_rounds"]}
-        view.store["best.margins"] = view.store["margins"]
+        state.store["best.margins"] = state.store["margins"]
 
 
-def margins_after(view: ActiveState, n_rounds: int) -> Array:
+def margins_after(state: ActiveState, n_rounds: int) -> Array:
     """Margins after ``n_rounds``: all of them, or the best; raises a ProtocolError for others."""
-    store, facts = view.store, view.store.facts
+    store, facts = state.store, state.store.facts
     if n_rounds == facts["n_rounds"]:
         return store["margins"]
     if n_rounds != facts.get("best_round"):
         rule = f"must be {facts['n_rounds']} or {facts.get('best_round')}, got {n_rounds}"
-        raise ProtocolError(view.name, "FinishRequest", "best_round", rule)
+        raise ProtocolError(state.name, "FinishRequest", "best_round", rule)
     return store["best.margins"]

@@ -67,6 +67,11 @@ from fedapp.trees.grow import children_of, each_once_among
 from fedapp.trees.predict import pack_bits
 from fedapp.trees.sets import CategorySets
 
+# Of a round's encrypted gradients, stored block by block: names in a store and its facts.
+BLOCKS, ENDS, WANTED = "ciphertexts", "block_ends", "n_ciphertexts"
+# Keys in a store: (tree, node) of each open node; the last cell of the group of each of its cells.
+OPEN, FLOOR_ENDS = "floor.open", "floor.ends"
+
 
 def setup(site: Site, request: SetupRequest) -> tuple[SentReply, Letters]:
     """Code the categories, and bin the columns of the training rows."""
@@ -126,7 +131,10 @@ def sum_nodes(site: Site, request: SumRequest, mail: Mail) -> tuple[SentReply, L
     letters: Letters = []
     if phase in (SET_UP, TAKING) or mail.only(EncryptedGradients, active):
         take(site, TakeRequest(), mail)
-        check_whole(store)
+        n_received, wanted = store.facts[ENDS][-1], store.facts[WANTED]
+        if n_received != wanted:
+            rule = f"must be {wanted}, got {n_received}"
+            raise ProtocolError(active, "EncryptedGradients", "ciphertexts", rule)
     else:
         if phase == SUMMED:
             letters = _take_splits(site, mail.one(Splits, active))
@@ -206,7 +214,9 @@ def _begin(site: Site, letter: EncryptedGradients) -> None:
     if (letter.columns >= n_columns).any() or (np.diff(letter.columns) < 1).any():
         rule = f"must be < {n_columns} and ascending, each once"
         raise ProtocolError(active, "EncryptedGradients", "columns", rule)
-    begin_blocks(store, len(drawn) * len(layouts) if len(letter.columns) else 0)
+    store.drop(BLOCKS)
+    n_wanted = len(drawn) * len(layouts) if len(letter.columns) else 0
+    store.facts[ENDS], store.facts[WANTED] = [0], n_wanted
     keep_block(store, _key(store), letter)
     store["drawn"], store["columns"] = drawn, letter.columns
     n_outputs, n_all = store.facts["packing"][1], len(store["values"])
@@ -318,17 +328,6 @@ def _encrypted_sums(site: Site) -> EncryptedSums:
     return EncryptedSums(store.facts["round"], level, missing, np.concatenate(packed))
 
 
-# A round's encrypted gradients at a passive party, checked and stored block by block.
-
-BLOCKS, ENDS, WANTED = "ciphertexts", "block_ends", "n_ciphertexts"  # in a store and its facts
-
-
-def begin_blocks(store: Store, n_wanted: int) -> None:
-    """Expect ``n_wanted`` ciphertexts, and drop those of the round before."""
-    store.drop(BLOCKS)
-    store.facts[ENDS], store.facts[WANTED] = [0], n_wanted
-
-
 def keep_block(store: Store, key: Key, letter: EncryptedGradients | MoreGradients) -> None:
     """Check a block and store it."""
     active, kind = store.facts["active"], type(letter).__name__
@@ -343,14 +342,6 @@ def keep_block(store: Store, key: Key, letter: EncryptedGradients | MoreGradient
     store.facts[ENDS] = [*ends, ends[-1] + len(letter.ciphertexts)]
 
 
-def check_whole(store: Store) -> None:
-    """Check that all blocks have come."""
-    n_received, wanted = store.facts[ENDS][-1], store.facts[WANTED]
-    if n_received != wanted:
-        rule = f"must be {wanted}, got {n_received}"
-        raise ProtocolError(store.facts["active"], "EncryptedGradients", "ciphertexts", rule)
-
-
 def blocks_of(store: Store, first: int, last: int) -> Iterator[Array]:
     """Ciphertexts ``first`` to ``last`` of the round, block by block."""
     for number, (start, end) in enumerate(pairwise(store.facts[ENDS])):
@@ -359,10 +350,8 @@ def blocks_of(store: Store, first: int, last: int) -> Iterator[Array]:
             yield store[f"{BLOCKS}.{number}"][low - start : high - start]
 
 
-# SecureBoost at a passive party with ``least-bin-rows``: no reported bin has fewer drawn rows.
-
-# Keys in a store: (tree, node) of each open node; the last cell of the group of each of its cells.
-OPEN, FLOOR_ENDS = "floor.open", "floor.ends"
+# With ``least-bin-rows`` no reported bin has fewer drawn rows: a column's cells (missing values,
+# then its bins) are merged to groups.
 
 
 def begin_round(site: Site, n_trees: int) -> None:

@@ -1,4 +1,4 @@
-"""SecureBoost at any party: a level's splits, and where they send the rows.
+"""SecureBoost at any party: an initial model, cuts, constraints, splits, the order of requests.
 
 The owner of a column makes its splits and sends all parties the rows that go left; after the last
 level, only the active party.
@@ -53,9 +53,13 @@ from fedapp.trees.predict import Bits, Nodes, Places, move_rows, sides_of, slots
 from fedapp.trees.rounds import n_leaves
 from fedapp.trees.sets import CategorySets, category_counts, recoded, set_numbers, trained_first
 
-# Continue training from a finished divided model, as with XGBoost's ``xgb_model``.
+Ints = npt.NDArray[np.int64]
+Groups = tuple[frozenset[int], ...]
+Sent = tuple[str, Ints, npt.NDArray[np.uint8]]  # sender, indices of the splits, their bits
 
-INIT_MODEL = "init_model"  # a fact: the model's id
+INIT_MODEL = "init_model"  # a fact: id of the divided model that the run continues
+NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.float32))
+BOTH = "monotone-constraints and interaction-constraints"
 
 
 def note_init_model(site: Site, request: SetupRequest) -> None:
@@ -83,14 +87,9 @@ def load_initial_lookup(site: Site) -> npt.NDArray[np.uint8]:
     return part_digest_array(site, model)
 
 
-def initial_part(site: Site) -> ActivePart:
-    """The active party's part of the initial model."""
-    return active_part(site, site.store.facts[INIT_MODEL])
-
-
 def load_initial_trees(site: Site, request: SetupRequest, classes: tuple[str, ...]) -> Array:
     """Start with the trees of the initial model, checked to fit the run; returns its base score."""
-    store, part = site.store, initial_part(site)
+    store, part = site.store, active_part(site, site.store.facts[INIT_MODEL])
     model = part.model
     if not isinstance(model, Ensemble):
         raise ConfigError("init-model must be a boosted model, got a forest")
@@ -127,11 +126,6 @@ def add_leaves(store: Store, part: ActivePart) -> None:
         store.facts.pop(name, None)
 
 
-# Category codes and bins of a party's columns for one SecureBoost run.
-
-NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.float32))
-
-
 def code_categories(store: Store) -> Ints:
     """Give training categories the lowest codes; returns their number per column, 0 if numeric."""
     local, values = stored_categories(store), np.asarray(store["values"])
@@ -153,13 +147,6 @@ def keep_cuts(store: Store, max_bin: int, categories: Ints) -> Cuts:
     store["set_widths"] = categories
     store["n_categories"] = category_counts(stored_categories(store), train.shape[1])
     return cuts
-
-
-# Column constraints in SecureBoost: each party's, and the joint ones.
-
-Ints = npt.NDArray[np.int64]
-Groups = tuple[frozenset[int], ...]
-BOTH = "monotone-constraints and interaction-constraints"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -260,15 +247,26 @@ def read_constraints(party: str, letter: Any, n_names: int, n_columns: int) -> P
 
 def joint_constraints(
     wanted: ConfiguredConstraints,
-    held: Mapping[str, PartyConstraints],
+    constraints: Mapping[str, PartyConstraints],
     categorical: Mapping[str, list[bool]],
 ) -> tuple[list[int], list[list[int]]]:
-    """Constraints of the joint columns, in the order of ``held``: directions, or none; groups."""
-    counts = [len(categorical[party]) for party in held]
-    firsts = dict(zip(held, np.cumsum([0, *counts[:-1]]).tolist(), strict=True))
-    joint_ids = _joint_ids(wanted.names, held, firsts)
+    """Constraints of the joint columns, in the parties' order: directions, or none; groups."""
+    counts = [len(categorical[party]) for party in constraints]
+    firsts = dict(zip(constraints, np.cumsum([0, *counts[:-1]]).tolist(), strict=True))
+    joint_ids = dict[str, int]()  # by the names in the run config
+    for number, name in enumerate(wanted.names):
+        columns = {party: int(each.named[number]) for party, each in constraints.items()}
+        owners = [party for party, column in columns.items() if column >= 0]
+        if len(owners) != 1:
+            got = ", ".join(owners) if owners else "no party that shares its names"
+            raise ConfigError(
+                f"{BOTH} must name columns of one party that shares its names "
+                f"(share-column-names), got {name} of {got}; an owner that does not can "
+                "constrain its columns in its node config"
+            )
+        joint_ids[name] = firsts[owners[0]] + columns[owners[0]]
     directions, groups = [0] * sum(counts), list[list[int]]()
-    for party, of_party in held.items():
+    for party, of_party in constraints.items():
         first = firsts[party]
         directions[first : first + len(of_party.directions)] = of_party.directions.tolist()
         groups += [sorted(first + column for column in group) for group in of_party.groups]
@@ -285,29 +283,6 @@ def joint_constraints(
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return set_directions, groups
-
-
-def _joint_ids(
-    names: tuple[str, ...], held: Mapping[str, PartyConstraints], firsts: Mapping[str, int]
-) -> dict[str, int]:
-    joint_ids: dict[str, int] = {}
-    for name, *columns in zip(names, *(each.named.tolist() for each in held.values()), strict=True):
-        by_party = {
-            party: column for party, column in zip(held, columns, strict=True) if column >= 0
-        }
-        if len(by_party) != 1:
-            owners = ", ".join(by_party) if by_party else "no party that shares its names"
-            raise ConfigError(
-                f"{BOTH} must name columns of one party that shares its names "
-                f"(share-column-names), got {name} of {owners}; an owner that does not can "
-                "constrain its columns in its node config"
-            )
-        ((party, column),) = by_party.items()
-        joint_ids[name] = firsts[party] + column
-    return joint_ids
-
-
-Sent = tuple[str, Ints, npt.NDArray[np.uint8]]  # sender, indices of the splits, their bits
 
 
 def apply_local_splits(
@@ -360,8 +335,7 @@ def nodes_after(
     return move_rows(nodes, lefts, slots, np.cumsum(sizes) - sizes, went_left)
 
 
-# The order of requests at each role of SecureBoost.
-
+# The order of requests at each role: phase -> request -> the phases that may follow it.
 SET_UP = "set up"  # columns are binned; the others' bins are to come
 TO_WALK = "to walk"  # the same, and rows are traversing the initial model
 WALKED = "walked"  # all rows are at its leaves
@@ -372,7 +346,7 @@ GROWN = "grown"  # so are those of the last level
 IDLE = "idle"  # no round is in progress, and none follows
 TAKING = "taking"  # receiving a round's gradients, block by block
 SUMMED = "summed"  # a level's sums are sent
-SPLIT = "told"  # a level's splits are received, and the local ones made
+SPLIT = "told"  # (a name on disk) a level's splits are received, and the local ones made
 
 ACTIVE: Table = {
     ALIGNED: {SetupRequest: (SET_UP, TO_WALK)},

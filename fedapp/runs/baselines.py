@@ -367,7 +367,7 @@ def forest_scores(settings: Settings, rows: Pooled) -> dict[str, float]:
 def _forest(settings: Settings, rows: Pooled) -> Trained:
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
-    section: Any = load_strategy(settings.strategy).own_settings(settings)
+    section: Any = load_strategy(settings.strategy).section_settings(settings)
     is_regression = settings.objective == REGRESSION
     kind = RandomForestRegressor if is_regression else RandomForestClassifier
     forest = kind(
@@ -407,7 +407,7 @@ def pooled_forest(
     ``values``, ``labels`` and ``weights`` are of the training rows, in the run's order. Returns the
     forest, the rows it grew from, and the leaf of each row in each tree.
     """
-    section: Any = load_strategy(settings.strategy).own_settings(settings)
+    section: Any = load_strategy(settings.strategy).section_settings(settings)
     is_numbers = settings.objective == REGRESSION
     n_rows, n_columns = values.shape
     codes, unit = number_codes(labels) if is_numbers else (class_codes(labels), 1.0)

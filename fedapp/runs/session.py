@@ -250,7 +250,7 @@ def settings_to_predict(
     if settings.log:
         rule = "must be empty to predict (fedapp run logs a model that it trains)"
         raise ConfigError(f"log {rule}, got {settings.log}")
-    load_strategy(settings.strategy).own_settings(settings)
+    load_strategy(settings.strategy).section_settings(settings)
     check_read(settings, overrides)
     check_engine(engine)
     return settings

@@ -85,7 +85,7 @@ def _open(strategy: TreeStrategy[Any], configs: Sequence[SiteConfig]) -> dict[st
     if isinstance(again := strategy.greeting_again(), HelloRequest):
         looked = {config.name: _look(config, again) for config in configs}
         strategy.parties = parties_by_name(reply for reply, _ in looked.values())
-    strategy.settle()
+    strategy.resolve_objective()
     conversation = strategy.conversation(strategy.parties, None)
     next(conversation)
     conversation.close()

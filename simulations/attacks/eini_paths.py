@@ -99,7 +99,7 @@ class Curious:
 def _open_by_active(site: Site, plan: Plan, values: Floats) -> list[Bools]:
     """Entries of each tree that the active party's splits leave open to rows."""
     return [
-        candidates(plan.skeletons[tree].lefts, plan.own_sides(site, tree, values), len(values))
+        candidates(plan.skeletons[tree].lefts, plan.local_sides(site, tree, values), len(values))
         for tree in plan.shared
     ]
 

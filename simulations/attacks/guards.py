@@ -233,7 +233,7 @@ GUARDS = (
     Guard(
         "squares of inputs are summed around one mean after the other",
         "clients/fedavg_linear.py",
-        "if MEANS_TOLD in store.facts:",
+        "if MEANS_RECEIVED in store.facts:",
         "tests/test_fedavg_linear_secure.py",
     ),
     Guard(

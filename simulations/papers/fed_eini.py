@@ -335,7 +335,7 @@ def main(
             raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {chosen[0]!r}")
     for size in (bits := [int(part) for part in key_bits.split(",")]):
         config = {"eini.key-bits": size, "eini.insecure-small-key": True, "model": "0" * 16}
-        Eini.own_settings(load_settings(config))
+        Eini.section_settings(load_settings(config))
     output.mkdir(parents=True, exist_ok=True)
     console.print(CUT if quick else "Credit 1 takes 20 minutes on 2 cores, Credit 2 hours")
     n_trees, most = (QUICK_TREES, QUICK_ROWS) if quick else (TREES, rows)
