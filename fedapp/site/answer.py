@@ -56,7 +56,6 @@ from fedapp.messages.wire import (
 )
 from fedapp.packages import check_extra
 from fedapp.site.mail import Letters, Mail, end_session, open_mail, seal_mail, write_letters
-from fedapp.site.plan import check_planned
 from fedapp.site.register import opening, record_begun
 from fedapp.site.settings import SiteConfig, check_leaving, check_policy, check_request, group_of
 from fedapp.site.store import NoStateError, Store, Stores, has_begun, locked
@@ -71,6 +70,7 @@ from fedapp.site.sums import (
     mask_sums,
     note_request,
 )
+from fedapp.site.trust import check_planned
 
 log = logging.getLogger("fedapp.site")
 

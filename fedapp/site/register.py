@@ -37,10 +37,9 @@ from fedapp.errors import (
 from fedapp.home import home, sync_folder, write_new
 from fedapp.messages.fields import Request, method_of
 from fedapp.messages.handshake import Plan
-from fedapp.site.plan import SPLIT
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import KEEP_DAYS, SECONDS_A_DAY, locked
-from fedapp.site.trust import trusted_keys
+from fedapp.site.trust import SPLIT, trusted_keys
 
 DATABASE = "register.db"
 KEPT_SECONDS = KEEP_DAYS * SECONDS_A_DAY

@@ -37,9 +37,9 @@ from fedapp.messages.pax import Promise
 from fedapp.messages.secagg import SEALED_BYTES, Among, MaskedReply, UnmaskReply, UnmaskRequest
 from fedapp.messages.wire import Envelope
 from fedapp.site.mail import ANSWERED_ONCE, checkpoint_of, pair_secrets
-from fedapp.site.plan import FIRST_ROUND, PLAN
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import NOISE, Store
+from fedapp.site.trust import FIRST_ROUND, PLAN
 
 # Dropout-tolerant secure aggregation: a self-mask whose seed is secret-shared.
 
