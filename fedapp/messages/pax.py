@@ -10,7 +10,7 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
 - The server learns of each party, per tree node, column and bin, the sums of gradients and hessians
   and the number of missing values. A bin may contain a single row: the share rule gives a small
   party few bins, and nothing else hides its rows.
-- A category is a bin of its own, so the server learns how many rows a party has of every category.
+- Each category has a bin, so the server learns how many rows a party has of every category.
   Nothing hides a rare one.
 - With ``min-child-rows`` the server also learns the number of rows of every node, column and bin,
   which shows bins of one row.
@@ -57,9 +57,44 @@ With ``pax.aggregation=secure`` everything except ``hello`` and keys is masked (
   these: of a column with no more distinct ones than that, every value of every party. No minimum of
   a site's applies to counts. Noise does (see ``private``).
 - A party learns the model as it grows, the cuts of all columns, and which first digits values near
-  the quantiles have. With two parties, each knows that what is not its own is the other's.
+  the quantiles have. With two parties, each knows that the rest is the other's.
 - Nothing that a party sends is checked for plausibility: it may send sums of rows that it does not
   have.
+
+With ``privacy.epsilon`` (``private``): as ``secure``, but no sum is exact. Every party adds
+discrete Gaussian noise to each sum before it masks it. What a run discloses of a row is bounded by
+its epsilon.
+
+- The server learns noised sums over all parties of the labels and the weights (with
+  ``multi:softprob`` of the weights only: every class starts at 0.5), and of the weights of rows by
+  the digits of their values.
+- The server learns noised sums of gradients and hessians at the leaves of trees whose structure it
+  draws without looking at rows or, with ``privacy.trees=greedy``, grows from such sums by node,
+  column and bin.
+- The server learns noised sums of the scores of validation and test rows of the finished model,
+  with no scores before and none of training rows.
+- These sums, and the model, which follows from them, are (epsilon, delta)-differentially private:
+  they are almost as likely if one row of one party had weight 0.
+- Each party's noise is large enough that this holds against the other parties too, each of which
+  knows its noise, but not if all of them but one collude with the server. It holds for each row,
+  not for all rows of a person together.
+- A party draws its noise from its operating system, once for each sum of the schedule, and draws
+  the same again if a restarted server asks the same again. It refuses another request in its place,
+  and one beyond the schedule.
+- A party refuses, by the accountant, a run whose noise does not keep the promise of its opening,
+  and a promise above the node config's ``run-epsilon``.
+- Runs add up: before a site answers an opening, it composes all private runs that it has ever
+  admitted on its table, by the same accountant and for the smallest of their deltas, and refuses a
+  run that would exceed its ``total-epsilon``.
+- A thief of a site's disk during a run can remove that site's noise; when the run ends, the key of
+  the noise is deleted.
+- Not covered is what ``hello`` and ``secure`` disclose, among it the numbers of rows, the names of
+  columns, of classes and, unless a schema gives them (``share-categories = false``), of categories,
+  the range of numeric labels, to powers of two, and the largest weight, to a power of two.
+- Not covered are whether a party fails, and settings that were chosen by looking at the same rows.
+- Held-out rows have a budget to themselves, of the same size, because each is in one subset only
+  and only their scores depend on them. Over several runs a row may be in both, so each run counts
+  in full.
 """
 
 from __future__ import annotations
@@ -278,8 +313,6 @@ def check_grow(
     if (reply.histograms[..., 1] < 0).any() or (reply.root_sums[:, 1] < 0).any():
         raise ProtocolError(party, "GrowReply", "histograms", "must have hessians >= 0")
 
-
-# Differentially private sums: what a run discloses of a row is bounded by its epsilon.
 
 # Sent as the number of all rows. Units follow from it: noise has room beside the sums, and a row of
 # the largest weight counts 2^22 units.
