@@ -280,6 +280,3 @@ def seal_mail(
         sealed = seal(session_secret(name, store, envelope, receiver), address, content)
         parcels.append((receiver, head + sealed))
     return parcels
-
-
-# Keys that a site trusts: pinned ones, and those in the same home folder.
