@@ -23,10 +23,9 @@ from fedapp.histograms.build import build_all_histograms, sums_by_column
 from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
 from fedapp.histograms.sketch import LARGEST, N_DIGITS, Descent, digit_counts
 from fedapp.messages.fields import Array, Request
-from fedapp.messages.pax import (
+from fedapp.messages.pax import CountRequest, OpenRequest
+from fedapp.messages.pax_secure import (
     COUNTED_ROWS,
-    CountRequest,
-    OpenRequest,
     PrivateCountRequest,
     PrivateOpenRequest,
     PrivateScoresRequest,

@@ -27,7 +27,13 @@ from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.build import Histogram, add_histograms
 from fedapp.messages.fields import Reply, parameters_of
 from fedapp.messages.handshake import HelloReply
-from fedapp.messages.pax import GrowReply, GrowRequest, InitReply, InitRequest, check_grow
+from fedapp.messages.pax import (
+    GrowReply,
+    GrowRequest,
+    InitReply,
+    InitRequest,
+    check_grow,
+)
 from fedapp.settings import Settings, check
 from fedapp.trees.grow import Growth, Limits, Rows, Shape, check_without_categories, constraints_of
 from fedapp.trees.model import pack_trees, to_json

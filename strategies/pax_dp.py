@@ -28,7 +28,7 @@ from fedapp.histograms.sketch import BASE, N_DIGITS, Descent
 from fedapp.histograms.split import Penalties
 from fedapp.messages.fields import fields_of
 from fedapp.messages.handshake import HelloReply, LabelsReply
-from fedapp.messages.pax import (
+from fedapp.messages.pax_secure import (
     COUNTED_ROWS,
     PrivateCountRequest,
     PrivateOpenRequest,
