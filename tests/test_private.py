@@ -187,7 +187,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[Any]]:
             )
         return sums
 
-    monkeypatch.setattr(answer, "noised", listening)
+    monkeypatch.setattr(answer, "add_noise", listening)
     return found
 
 

@@ -1,14 +1,13 @@
-"""Data sets known by name: scikit-learn's, and public files verified by SHA-256.
+"""What the setting ``data`` names: data sets known by name, files, and the party of each table.
 
-Files are searched in $FEDAPP_DATA, then in the cache, $FEDAPP_HOME/data; plain, with .gz or with
-.bz2, as the checksum is that of the content.
+Known sets are scikit-learn's, and public files verified by SHA-256. Files are searched in
+$FEDAPP_DATA, then in the cache, $FEDAPP_HOME/data; plain, with .gz or with .bz2, as the checksum is
+that of the content.
 """
 
 from __future__ import annotations
 
-import bz2
 import difflib
-import gzip
 import hashlib
 import os
 import re
@@ -23,6 +22,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from fedapp.data.csv_errors import opened
 from fedapp.data.read import load_table, read_frame
 from fedapp.data.registry import BUILT_IN, REGISTRY, DataFile, DataSet, bare_name
 from fedapp.data.schema import NO_ROLES, PACKINGS, PLAIN, Reader, Roles
@@ -32,6 +32,8 @@ from fedapp.home import home
 
 Progress = Callable[[int, int], None]
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a party
+NAME_RULE = "letters, digits, '.', '_' or '-'"
 CHUNK_BYTES = 1 << 20
 SECONDS_TO_CONNECT = 60
 NOT_PUBLIC = "no public copy of this exact file; put it into $FEDAPP_DATA"
@@ -95,7 +97,7 @@ def source_frame(
 ) -> tuple[Any, Roles, Reader]:
     """Read the columns of `data` as they are, with their roles and reader; see `read_source`."""
     if data in dataset_names():
-        return _known_frame(data, roles)
+        return _set_frame(data, roles)
     _check_file(data)
     return read_frame(Path(data), roles, reader), roles, reader
 
@@ -139,11 +141,11 @@ def fetch(name: str, progress: Progress = lambda done, total: None) -> Path:
 
 
 def _load(name: str, asked: Roles) -> Table:
-    frame, roles, reader = _known_frame(name, asked)
+    frame, roles, reader = _set_frame(name, asked)
     return build_table(frame, roles, reader=reader)
 
 
-def _known_frame(name: str, asked: Roles) -> tuple[Any, Roles, Reader]:
+def _set_frame(name: str, asked: Roles) -> tuple[Any, Roles, Reader]:
     dataset = find_dataset(name)
     if asked.label not in ("", dataset.label):
         rule = f"label must be '{dataset.label}' or empty for the data set '{name}'"
@@ -195,17 +197,11 @@ def _check(path: Path, file: DataFile) -> None:
     # Another compressor gives other bytes of the same content.
     content = file.content_sha256 or file.stored_sha256
     try:
-        digest = _sha256(_unpacked(path))
+        digest = _sha256(opened(path))
     except (OSError, EOFError) as error:
         raise DataError(f"'{path.name}' must unpack, got {type(error).__name__}") from None
     if digest != content:
         raise DataError(f"'{path.name}' must have content of sha256 {content}, got {digest}")
-
-
-def _unpacked(path: Path) -> Any:
-    if path.suffix == ".gz":
-        return gzip.open(path)
-    return bz2.open(path) if path.suffix == ".bz2" else path.open("rb")
 
 
 def _sha256(stream: IO[bytes]) -> str:
@@ -240,9 +236,6 @@ def _receive(url: str, path: Path, progress: Progress) -> None:
         while chunk := reply.read(CHUNK_BYTES):
             out.write(chunk)
             progress(out.tell(), total)
-
-
-# Which tables the setting ``data`` names, and the party of each.
 
 
 def party_sources(data: str, n_parties: int) -> dict[str, str]:
@@ -334,12 +327,6 @@ def _check_entries(data: str, named: Sequence[tuple[str | None, str]]) -> None:
     if repeated:
         rule = "data must give every party a different name"
         raise ConfigError(f"{rule}, {example}; got {repeated[0]!r} more than once")
-
-
-# Names of parties.
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-NAME_RULE = "letters, digits, '.', '_' or '-'"
 
 
 def party_name(share: int, n_shares: int) -> str:

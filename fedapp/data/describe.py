@@ -34,6 +34,12 @@ USES = {
     "ordinal": "feature, in the order given",
     "category": "feature, categories",
 }
+COMMENT = """\
+# What `fedapp data describe` found. Change it and name this file: schema = "FILE.toml".
+# Of a column: type = "number", "category", "ordinal" (with order = [lowest, ..., highest]),
+# "boolean", "date" or "drop"; missing = [values that mean none]; name = "in the run";
+# categories = [the names all parties have]; codes = {value-in-the-file = "name"}.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +128,6 @@ def schema_text(described: Description) -> str:
         },
     }
     return COMMENT + tomli_w.dumps(head)
-
-
-COMMENT = """\
-# What `fedapp data describe` found. Change it and name this file: schema = "FILE.toml".
-# Of a column: type = "number", "category", "ordinal" (with order = [lowest, ..., highest]),
-# "boolean", "date" or "drop"; missing = [values that mean none]; name = "in the run";
-# categories = [the names all parties have]; codes = {value-in-the-file = "name"}.
-"""
 
 
 def _section(one: Described, declared: Declared, roles: Roles) -> dict[str, Any]:
