@@ -151,20 +151,16 @@ def _set_frame(name: str, asked: Roles) -> tuple[Any, Roles, Reader]:
         rule = f"label must be '{dataset.label}' or empty for the data set '{name}'"
         raise ConfigError(f"{rule}, got '{asked.label}'")
     roles = replace(asked, label=dataset.label, drop=(*dataset.drop, *asked.drop))
-    frame = _file_frame(name, dataset, roles) if dataset.files else _built_in_frame(name)
-    if dataset.prepare:
-        frame = dataset.prepare(frame)
-    return frame, roles, dataset.reader
-
-
-def _file_frame(name: str, dataset: DataSet, roles: Roles) -> Any:
+    if not dataset.files:
+        return _built_in_frame(name), roles, dataset.reader
     file = dataset.files[0]
     path = _here(file)
     if path is None:
         rule = f"data set '{name}' must be in $FEDAPP_DATA or in the cache"
         hint = f"`fedapp data fetch {name}` downloads it" if file.url else NOT_PUBLIC
         raise DataError(f"{rule}, got no file '{file.name}'; {hint}")
-    return read_frame(path, roles, dataset.reader)
+    frame = read_frame(path, roles, dataset.reader)
+    return dataset.prepare(frame) if dataset.prepare else frame, roles, dataset.reader
 
 
 def _built_in_frame(name: str) -> Any:
@@ -220,22 +216,19 @@ def _download(name: str, file: DataFile, progress: Progress) -> Path:
     target = folder / (bare_name(file.name) + packing)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         path = Path(work) / target.name
+        if not file.url.startswith("https://"):
+            raise DataError(f"url must start with https://, got {file.url}")
         try:
-            _receive(file.url, path, progress)
+            reply = urllib.request.urlopen(file.url, timeout=SECONDS_TO_CONNECT)
+            with reply, path.open("wb") as out:
+                total = int(reply.headers.get("Content-Length") or 0)
+                while chunk := reply.read(CHUNK_BYTES):
+                    out.write(chunk)
+                    progress(out.tell(), total)
         except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
             raise DataError(f"download of '{file.name}' must succeed, got {error}") from error
         _check(path, file)
         return path.replace(target)
-
-
-def _receive(url: str, path: Path, progress: Progress) -> None:
-    if not url.startswith("https://"):
-        raise DataError(f"url must start with https://, got {url}")
-    with urllib.request.urlopen(url, timeout=SECONDS_TO_CONNECT) as reply, path.open("wb") as out:
-        total = int(reply.headers.get("Content-Length") or 0)
-        while chunk := reply.read(CHUNK_BYTES):
-            out.write(chunk)
-            progress(out.tell(), total)
 
 
 def party_sources(data: str, n_parties: int) -> dict[str, str]:

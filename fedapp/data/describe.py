@@ -85,7 +85,11 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
             converted[name] = one
             columns.append(_described(name, column, one, _role(name, roles)))
         except UntypedError as error:
-            columns.append(_refused(name, column, error, _role(name, roles)))
+            role, n_missing = _role(name, roles), column.null_count
+            n_distinct = len(pc.unique(column).drop_null())
+            shown = "text", n_missing, n_distinct, "", _example(column)
+            use = role or f"refused: {error.found}"  # only a feature is refused
+            columns.append(Described(name, *shown, use, refused=not role))
     features = {name: one for name, one in converted.items() if not _role(name, roles)}
     n_unlabelled = int(is_unlabelled(frame[roles.label]).sum()) if roles.label in converted else 0
     counts = roles.label, n_unlabelled, frame.num_rows
@@ -168,15 +172,6 @@ def _described(name: str, column: Any, one: ConvertedColumn, role: str) -> Descr
     span = _span(one, values) if n_distinct else ""
     return Described(
         name, kind, n_missing, n_distinct, span, _example(column), use, names=tuple(names)
-    )
-
-
-def _refused(name: str, column: Any, error: UntypedError, role: str) -> Described:
-    """Describe a column that fits no type; it is refused only if it is a feature."""
-    use = role or f"refused: {error.found}"
-    n_distinct = len(pc.unique(column).drop_null())
-    return Described(
-        name, "text", column.null_count, n_distinct, "", _example(column), use, refused=not role
     )
 
 

@@ -133,13 +133,10 @@ def first(words: Sequence[str], limit: int = MOST_LISTED) -> str:
     return ", ".join(words[:limit]) + more
 
 
-def _as_text(value: object) -> object:
-    """Convert a number in TOML to text, as it would be in a table."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return str(value) if is_number else value
-
-
-Text = Annotated[str, BeforeValidator(_as_text)]
+# A number in TOML is text here, as it would be in a table.
+Text = Annotated[
+    str, BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)
+]
 
 
 class Section(BaseModel):

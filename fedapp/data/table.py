@@ -462,6 +462,11 @@ def notes_on_features(
     `values` has shape (n_rows, n_columns); `exact` returns a column by name, before its conversion
     to float32. Category codes are not checked as numbers.
     """
+
+    def is_rounded(numbers: npt.NDArray[np.float64]) -> bool:
+        large = numbers[np.abs(numbers) > EXACT]
+        return bool(((large == np.floor(large)) & (large.astype(np.float32) != large)).any())
+
     if len(values) < 2:
         return []
     low, high = np.fmin.reduce(values, axis=0), np.fmax.reduce(values, axis=0)
@@ -485,7 +490,7 @@ def notes_on_features(
     groups = [
         (empty, "no value in any row"),
         (constant, "the same value in every row"),
-        ([name for name in wide if _is_rounded(exact(name))], ROUNDED),
+        ([name for name in wide if is_rounded(exact(name))], ROUNDED),
         (numbered, "the numbers of the rows, of no use for other rows: see drop-columns"),
     ]
     return [note_on(names, what) for names, what in groups if names]
@@ -569,12 +574,6 @@ def numbers_rows(numbers: npt.NDArray[np.float64]) -> bool:
         return False
     ordered = np.sort(numbers)
     return bool(ordered[0] == np.floor(ordered[0]) and (np.diff(ordered) == 1).all())
-
-
-def _is_rounded(numbers: npt.NDArray[np.float64]) -> bool:
-    """Whether conversion to float32 changes a whole number."""
-    large = numbers[np.abs(numbers) > EXACT]
-    return bool(((large == np.floor(large)) & (large.astype(np.float32) != large)).any())
 
 
 def note_on(names: Sequence[str], what: str) -> Note:

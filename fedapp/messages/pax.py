@@ -273,9 +273,8 @@ def check_grow(
     for field, shape in shapes.items():
         actual = getattr(reply, field).shape
         if actual != shape:
-            raise ProtocolError(
-                party, "GrowReply", field, f"must be of shape {shape}, got {actual}"
-            )
+            rule = f"must be of shape {shape}, got {actual}"
+            raise ProtocolError(party, "GrowReply", field, rule)
     if (reply.histograms[..., 1] < 0).any() or (reply.root_sums[:, 1] < 0).any():
         raise ProtocolError(party, "GrowReply", "histograms", "must have hessians >= 0")
 

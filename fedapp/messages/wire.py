@@ -262,16 +262,18 @@ def from_records(records: RecordDict, party: str) -> tuple[Envelope, Content]:
         if head["format"] != WIRE_FORMAT:
             rule = f"must be {WIRE_FORMAT}, got {head['format']!r}; update fedapp at all parties"
             raise ProtocolError(party, "message", "format", rule)
-        steps = {key: _whole(head[key]) for key in ("step", "checkpoint", "attempt", "gap")}
+        steps = {key: head[key] for key in ("step", "checkpoint", "attempt", "gap")}
+        for value in steps.values():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ValueError(f"{value!r} is no whole number >= 0")
         method = head["method"]
         if not isinstance(method, str) or not METHOD.fullmatch(method):
             raise ValueError("no name of a method")
         envelope = Envelope(str(head["model-id"]), **steps, method=method)
         data = _content(records, head)
     except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(
-            party, "message", "records", f"must be fedapp's, got {error!r}"
-        ) from error
+        rule = f"must be fedapp's, got {error!r}"
+        raise ProtocolError(party, "message", "records", rule) from error
     return envelope, from_bytes(data, party)
 
 
@@ -289,12 +291,6 @@ def n_bytes(records: RecordDict) -> int:
                 text = value.encode() if isinstance(value, str) else value
                 total += len(text) if isinstance(text, bytes) else 8
     return total
-
-
-def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no whole number >= 0")
-    return value
 
 
 def _content(records: RecordDict, head: dict[str, Any]) -> bytes:

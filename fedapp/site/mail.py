@@ -245,11 +245,9 @@ def _open(
         address = address_of(store, sender, name, parcel)
         return address, unseal(secret, address, parcel[HEAD.size :])
     except (struct.error, ValueError):
-        rule = (
-            f"must be sealed by {sender} for {name} in this run, got {len(parcel)} bytes that are "
-            "not: changed on the way, or the server sent the two different parties, keys or "
-            "settings"
-        )
+        rule = f"must be sealed by {sender} for {name} in this run, got {len(parcel)} bytes that "
+        rule += "are not: changed on the way, or the server sent the two different parties, keys "
+        rule += "or settings"
         raise ProtocolError(sender, "parcel", "content", rule) from None
 
 
