@@ -52,11 +52,10 @@ from fedapp.metrics import check_metrics
 from fedapp.packages import versions
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import note_greeting
-from fedapp.site.plan import keep_plan
 from fedapp.site.settings import SiteConfig, check_subsets
 from fedapp.site.store import KEEP_DAYS, Store, drop_abandoned
 from fedapp.site.table import fingerprint, read_subsets
-from fedapp.site.trust import site_fingerprint
+from fedapp.site.trust import keep_plan, site_fingerprint
 from fedapp.trees.objective import (
     AUTO,
     LossParameters,

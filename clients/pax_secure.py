@@ -24,10 +24,9 @@ from fedapp.histograms.build import build_all_histograms, sums_by_column
 from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
 from fedapp.histograms.sketch import LARGEST, N_DIGITS, Descent, digit_counts
 from fedapp.messages.fields import Array, Request
-from fedapp.messages.pax import (
+from fedapp.messages.pax import CountRequest, OpenRequest
+from fedapp.messages.pax_secure import (
     COUNTED_ROWS,
-    CountRequest,
-    OpenRequest,
     PrivateCountRequest,
     PrivateOpenRequest,
     PrivateScoresRequest,
@@ -38,9 +37,9 @@ from fedapp.messages.secagg import SharedCuts
 from fedapp.metrics.sums import DOUBLES, TOTALS_NOISE, ClippedNumbers, WholeNumbers
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import hold_once
-from fedapp.site.plan import check_within
 from fedapp.site.store import Store
 from fedapp.site.sums import PROMISED, Noise, Sums, bounds_of, budget_of, check_budget
+from fedapp.site.trust import check_within
 from fedapp.trees.model import LEAF, Grown, Tree, from_json
 from fedapp.trees.objective import RowBounds, row_bounds, row_pairs, whole_gradients
 from fedapp.trees.predict import find_leaves, predict_margins

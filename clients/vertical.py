@@ -49,7 +49,6 @@ from fedapp.site.mail import (
     run_key,
     store_peers,
 )
-from fedapp.site.plan import keep_plan
 from fedapp.site.settings import SiteConfig, check_subsets
 from fedapp.site.store import KEEP_DAYS, drop_abandoned, read_part, sent_bits
 from fedapp.site.table import (
@@ -63,6 +62,7 @@ from fedapp.site.table import (
     split_common,
     unlike_columns,
 )
+from fedapp.site.trust import keep_plan
 from fedapp.trees.divided import categories_of, quantiles_of
 from fedapp.trees.objective import AUTO
 

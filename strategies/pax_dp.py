@@ -27,7 +27,7 @@ from fedapp.histograms.fixed_point import Bounds, Whole, from_fixed, power_above
 from fedapp.histograms.sketch import BASE, N_DIGITS, Descent
 from fedapp.messages.fields import fields_of
 from fedapp.messages.handshake import LabelsReply
-from fedapp.messages.pax import (
+from fedapp.messages.pax_secure import (
     COUNTED_ROWS,
     PrivateCountRequest,
     PrivateOpenRequest,

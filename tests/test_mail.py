@@ -32,10 +32,9 @@ from fedapp.site.mail import (
     session_secret,
     store_peers,
 )
-from fedapp.site.plan import PLAN, plan_of
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
-from fedapp.site.trust import identity
+from fedapp.site.trust import PLAN, identity, plan_of
 from tests.conftest import MakeSettings
 from tests.groups import declare_group
 from tests.plans import planned

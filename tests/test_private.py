@@ -19,8 +19,11 @@ from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import CLEAR, make_consistent
 from fedapp.histograms.fixed_point import Bounds
 from fedapp.histograms.sketch import Descent, digit_counts
-from fedapp.messages import handshake, pax, secagg
-from fedapp.messages.pax import COUNTED_ROWS, CountRequest
+from fedapp.messages import handshake, pax_secure, secagg
+from fedapp.messages.pax import CountRequest
+from fedapp.messages.pax_secure import (
+    COUNTED_ROWS,
+)
 from fedapp.metrics.sums import TOTALS_NOISE, ClippedNumbers, make_plausible
 from fedapp.report.card import model_card
 from fedapp.report.summary import read_run
@@ -156,10 +159,10 @@ KINDS = {
     "query.greet": (handshake.GreetRequest, handshake.GreetReply),
     "query.hello": (handshake.HelloRequest, handshake.HelloReply),
     "query.secure_keys": (secagg.KeysRequest, secagg.KeysReply),
-    "train.private_open": (pax.PrivateOpenRequest, secagg.MaskedReply),
-    "train.private_count": (pax.PrivateCountRequest, secagg.MaskedReply),
-    "train.private_trees": (pax.PrivateTreesRequest, secagg.MaskedReply),
-    "evaluate.private_scores": (pax.PrivateScoresRequest, secagg.MaskedReply),
+    "train.private_open": (pax_secure.PrivateOpenRequest, secagg.MaskedReply),
+    "train.private_count": (pax_secure.PrivateCountRequest, secagg.MaskedReply),
+    "train.private_trees": (pax_secure.PrivateTreesRequest, secagg.MaskedReply),
+    "evaluate.private_scores": (pax_secure.PrivateScoresRequest, secagg.MaskedReply),
 }
 
 
@@ -232,7 +235,7 @@ def store(tmp_path: Path) -> Store:
     return found
 
 
-REQUEST = pax.PrivateCountRequest(1, np.empty(0, np.uint32), np.zeros(1, np.int64))
+REQUEST = pax_secure.PrivateCountRequest(1, np.empty(0, np.uint32), np.zeros(1, np.int64))
 ZEROS = [np.zeros((4, 2), dtype=np.int64)]
 
 

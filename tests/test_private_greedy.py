@@ -14,7 +14,9 @@ from clients.pax_secure import gradient_bounds, splits
 from fedapp.crypto.noise import Budget, budget_for
 from fedapp.errors import ConfigError, PartyError
 from fedapp.histograms.build import make_sums_consistent, sums_by_column
-from fedapp.messages.pax import PrivateSplitsRequest
+from fedapp.messages.pax_secure import (
+    PrivateSplitsRequest,
+)
 from fedapp.messages.secagg import MaskedReply
 from fedapp.report.card import model_card
 from fedapp.report.summary import read_run

@@ -405,7 +405,7 @@ def test_an_opening_that_was_refused_meanwhile_does_not_begin() -> None:
         with pytest.raises(DataError):
             fail()
         with pytest.raises(ConfigError, match=rule):
-            register.record_begun("bank", "a" * 16)
+            register.record_opened("bank", "a" * 16)
 
 
 # Which rows are held back, and between whom sums are

@@ -76,9 +76,9 @@ from fedapp.messages.secureboost import (
 from fedapp.messages.vertical import SentReply
 from fedapp.site.answer import Site, enter, phase_of
 from fedapp.site.mail import Letters, Mail
-from fedapp.site.plan import FIRST_ROUND, check_within
 from fedapp.site.settings import check_sample_size
 from fedapp.site.store import Store
+from fedapp.site.trust import FIRST_ROUND, check_within
 from fedapp.trees.grow import Growth, Limits, Routes, Shape, last_seen, mean_purity
 from fedapp.trees.model import check_range, split_trees, stack_trees
 from fedapp.trees.objective import (

@@ -39,7 +39,8 @@ COMMA_NUMBER = re.compile(
 )
 # A number with a decimal point and commas as thousands separators, which no reader accepts.
 WITH_THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?", re.ASCII)
-Record = tuple[int, list[str]]
+MOST_SHOWN = 3  # columns in an error
+Record = tuple[int, list[str]]  # line and fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,8 @@ class TextFile:
 
     path: Path
     reader: Reader  # with its delimiter
-    # row numbers, from 0, that the table has of the file; None: all
-    kept: Sequence[int] | None = None
+    # numbers, from 0, of the file's rows that the table has; None: all
+    row_numbers: Sequence[int] | None = None
 
     def header(self) -> list[str]:
         """Column names without spaces around; ``with_names`` names a column without one."""
@@ -110,7 +111,7 @@ class TextFile:
 
     def line_of(self, row: int) -> int:
         """The line of a row of the table, numbered from 0."""
-        wanted = row if self.kept is None else self.kept[row]
+        wanted = row if self.row_numbers is None else self.row_numbers[row]
         return next(line for place, (line, _) in enumerate(self.rows()) if place == wanted)
 
     def faults(self, columns: Mapping[str, Callable[[str], bool]], wanted: str) -> list[TextFault]:
@@ -232,9 +233,9 @@ def delimiter_of(path: Path, reader: Reader = PLAIN) -> str:
     widths = {mark: [len(split(line, mark)) for line in lines] for mark in DELIMITERS}
     if reader.decimal == ",":
         widths[","] = [1]
-    alike = [mark for mark in DELIMITERS if len(set(widths[mark])) == 1 and widths[mark][0] > 1]
-    if alike and (alike[0] != " " or widths[","][0] == 1):
-        return alike[0]
+    fits = [mark for mark in DELIMITERS if len(set(widths[mark])) == 1 and widths[mark][0] > 1]
+    if fits and (fits[0] != " " or widths[","][0] == 1):
+        return fits[0]
     if widths[","][0] > 1:
         return ","
     return max(DELIMITERS[:-1], key=lambda mark: widths[mark][0])
@@ -275,9 +276,7 @@ def _undecodable(path: Path) -> tuple[int, int, int] | None:
             line += chunk.count(b"\n")
 
 
-# Error messages about the values of a table, as its owner reads them.
-
-MOST_SHOWN = 3
+# Error messages, as the table's owner reads them.
 
 
 def not_utf8(name: str, bad: BadBytes) -> str:
@@ -307,9 +306,8 @@ def no_numbers(role: str, columns: Sequence[TextFault]) -> str:
 
 def mixed_types(columns: Sequence[TextFault], way: str = "") -> str:
     """Error for features with values of two types; `way` is what to do about it."""
-    return (
-        f"feature columns must be of one type each: {_shown(columns)}: {way or _way_out(columns)}"
-    )
+    way = way or _way_out(columns)
+    return f"feature columns must be of one type each: {_shown(columns)}: {way}"
 
 
 def many_names(columns: Mapping[str, str]) -> DataError:

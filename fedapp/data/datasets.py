@@ -1,14 +1,13 @@
-"""Data sets known by name: scikit-learn's, and public files verified by SHA-256.
+"""What the setting ``data`` names: data sets known by name, files, and the party of each table.
 
-Files are searched in $FEDAPP_DATA, then in the cache, $FEDAPP_HOME/data; plain, with .gz or with
-.bz2, as the checksum is that of the content.
+Known sets are scikit-learn's, and public files verified by SHA-256. Files are searched in
+$FEDAPP_DATA, then in the cache, $FEDAPP_HOME/data; plain, with .gz or with .bz2, as the checksum is
+that of the content.
 """
 
 from __future__ import annotations
 
-import bz2
 import difflib
-import gzip
 import hashlib
 import os
 import re
@@ -23,6 +22,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from fedapp.data.csv_errors import opened
 from fedapp.data.read import load_table, read_frame
 from fedapp.data.registry import BUILT_IN, REGISTRY, DataFile, DataSet, bare_name
 from fedapp.data.schema import NO_ROLES, PACKINGS, PLAIN, Reader, Roles
@@ -32,6 +32,8 @@ from fedapp.home import home
 
 Progress = Callable[[int, int], None]
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a party
+NAME_RULE = "letters, digits, '.', '_' or '-'"
 CHUNK_BYTES = 1 << 20
 SECONDS_TO_CONNECT = 60
 NOT_PUBLIC = "no public copy of this exact file; put it into $FEDAPP_DATA"
@@ -95,7 +97,7 @@ def source_frame(
 ) -> tuple[Any, Roles, Reader]:
     """Read the columns of `data` as they are, with their roles and reader; see `read_source`."""
     if data in dataset_names():
-        return _known_frame(data, roles)
+        return _set_frame(data, roles)
     _check_file(data)
     return read_frame(Path(data), roles, reader), roles, reader
 
@@ -139,30 +141,26 @@ def fetch(name: str, progress: Progress = lambda done, total: None) -> Path:
 
 
 def _load(name: str, asked: Roles) -> Table:
-    frame, roles, reader = _known_frame(name, asked)
+    frame, roles, reader = _set_frame(name, asked)
     return build_table(frame, roles, reader=reader)
 
 
-def _known_frame(name: str, asked: Roles) -> tuple[Any, Roles, Reader]:
+def _set_frame(name: str, asked: Roles) -> tuple[Any, Roles, Reader]:
     dataset = find_dataset(name)
     if asked.label not in ("", dataset.label):
         rule = f"label must be '{dataset.label}' or empty for the data set '{name}'"
         raise ConfigError(f"{rule}, got '{asked.label}'")
     roles = replace(asked, label=dataset.label, drop=(*dataset.drop, *asked.drop))
-    frame = _file_frame(name, dataset, roles) if dataset.files else _built_in_frame(name)
-    if dataset.prepare:
-        frame = dataset.prepare(frame)
-    return frame, roles, dataset.reader
-
-
-def _file_frame(name: str, dataset: DataSet, roles: Roles) -> Any:
+    if not dataset.files:
+        return _built_in_frame(name), roles, dataset.reader
     file = dataset.files[0]
     path = _here(file)
     if path is None:
         rule = f"data set '{name}' must be in $FEDAPP_DATA or in the cache"
         hint = f"`fedapp data fetch {name}` downloads it" if file.url else NOT_PUBLIC
         raise DataError(f"{rule}, got no file '{file.name}'; {hint}")
-    return read_frame(path, roles, dataset.reader)
+    frame = read_frame(path, roles, dataset.reader)
+    return dataset.prepare(frame) if dataset.prepare else frame, roles, dataset.reader
 
 
 def _built_in_frame(name: str) -> Any:
@@ -195,17 +193,11 @@ def _check(path: Path, file: DataFile) -> None:
     # Another compressor gives other bytes of the same content.
     content = file.content_sha256 or file.stored_sha256
     try:
-        digest = _sha256(_unpacked(path))
+        digest = _sha256(opened(path))
     except (OSError, EOFError) as error:
         raise DataError(f"'{path.name}' must unpack, got {type(error).__name__}") from None
     if digest != content:
         raise DataError(f"'{path.name}' must have content of sha256 {content}, got {digest}")
-
-
-def _unpacked(path: Path) -> Any:
-    if path.suffix == ".gz":
-        return gzip.open(path)
-    return bz2.open(path) if path.suffix == ".bz2" else path.open("rb")
 
 
 def _sha256(stream: IO[bytes]) -> str:
@@ -224,25 +216,19 @@ def _download(name: str, file: DataFile, progress: Progress) -> Path:
     target = folder / (bare_name(file.name) + packing)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         path = Path(work) / target.name
+        if not file.url.startswith("https://"):
+            raise DataError(f"url must start with https://, got {file.url}")
         try:
-            _receive(file.url, path, progress)
+            reply = urllib.request.urlopen(file.url, timeout=SECONDS_TO_CONNECT)
+            with reply, path.open("wb") as out:
+                total = int(reply.headers.get("Content-Length") or 0)
+                while chunk := reply.read(CHUNK_BYTES):
+                    out.write(chunk)
+                    progress(out.tell(), total)
         except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
             raise DataError(f"download of '{file.name}' must succeed, got {error}") from error
         _check(path, file)
         return path.replace(target)
-
-
-def _receive(url: str, path: Path, progress: Progress) -> None:
-    if not url.startswith("https://"):
-        raise DataError(f"url must start with https://, got {url}")
-    with urllib.request.urlopen(url, timeout=SECONDS_TO_CONNECT) as reply, path.open("wb") as out:
-        total = int(reply.headers.get("Content-Length") or 0)
-        while chunk := reply.read(CHUNK_BYTES):
-            out.write(chunk)
-            progress(out.tell(), total)
-
-
-# Which tables the setting ``data`` names, and the party of each.
 
 
 def party_sources(data: str, n_parties: int) -> dict[str, str]:
@@ -334,12 +320,6 @@ def _check_entries(data: str, named: Sequence[tuple[str | None, str]]) -> None:
     if repeated:
         rule = "data must give every party a different name"
         raise ConfigError(f"{rule}, {example}; got {repeated[0]!r} more than once")
-
-
-# Names of parties.
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-NAME_RULE = "letters, digits, '.', '_' or '-'"
 
 
 def party_name(share: int, n_shares: int) -> str:

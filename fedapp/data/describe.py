@@ -34,6 +34,12 @@ USES = {
     "ordinal": "feature, in the order given",
     "category": "feature, categories",
 }
+COMMENT = """\
+# What `fedapp data describe` found. Change it and name this file: schema = "FILE.toml".
+# Of a column: type = "number", "category", "ordinal" (with order = [lowest, ..., highest]),
+# "boolean", "date" or "drop"; missing = [values that mean none]; name = "in the run";
+# categories = [the names all parties have]; codes = {value-in-the-file = "name"}.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,11 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
             converted[name] = one
             columns.append(_described(name, column, one, _role(name, roles)))
         except UntypedError as error:
-            columns.append(_refused(name, column, error, _role(name, roles)))
+            role, n_missing = _role(name, roles), column.null_count
+            n_distinct = len(pc.unique(column).drop_null())
+            shown = "text", n_missing, n_distinct, "", _example(column)
+            use = role or f"refused: {error.found}"  # only a feature is refused
+            columns.append(Described(name, *shown, use, refused=not role))
     features = {name: one for name, one in converted.items() if not _role(name, roles)}
     n_unlabelled = int(is_unlabelled(frame[roles.label]).sum()) if roles.label in converted else 0
     counts = roles.label, n_unlabelled, frame.num_rows
@@ -124,14 +134,6 @@ def schema_text(described: Description) -> str:
     return COMMENT + tomli_w.dumps(head)
 
 
-COMMENT = """\
-# What `fedapp data describe` found. Change it and name this file: schema = "FILE.toml".
-# Of a column: type = "number", "category", "ordinal" (with order = [lowest, ..., highest]),
-# "boolean", "date" or "drop"; missing = [values that mean none]; name = "in the run";
-# categories = [the names all parties have]; codes = {value-in-the-file = "name"}.
-"""
-
-
 def _section(one: Described, declared: Declared, roles: Roles) -> dict[str, Any]:
     """Schema section of one column."""
     type = declared.type or one.type
@@ -170,15 +172,6 @@ def _described(name: str, column: Any, one: ConvertedColumn, role: str) -> Descr
     span = _span(one, values) if n_distinct else ""
     return Described(
         name, kind, n_missing, n_distinct, span, _example(column), use, names=tuple(names)
-    )
-
-
-def _refused(name: str, column: Any, error: UntypedError, role: str) -> Described:
-    """Describe a column that fits no type; it is refused only if it is a feature."""
-    use = role or f"refused: {error.found}"
-    n_distinct = len(pc.unique(column).drop_null())
-    return Described(
-        name, "text", column.null_count, n_distinct, "", _example(column), use, refused=not role
     )
 
 

@@ -57,9 +57,7 @@ def as_arrow(frame: object) -> Any:
         if type(frame).__module__.partition(".")[0] == "pandas":
             table = pa.Table.from_pandas(frame, preserve_index=False)
             return _storable(table.replace_schema_metadata(None))
-        if isinstance(frame, dict):
-            return _storable(pa.table(frame))
-        if isinstance(frame, ArrowStream):
+        if isinstance(frame, dict | ArrowStream):
             return _storable(pa.table(frame))
         if isinstance(frame, Interchange):
             import pyarrow.interchange
@@ -68,7 +66,7 @@ def as_arrow(frame: object) -> Any:
     except (pa.ArrowException, TypeError, ValueError) as error:
         rule = "data must be a frame whose columns are of one type each, got one that Arrow refuses"
         text = f"{rule} ({type(error).__name__})"
-        # Arrow's own text may quote a value: it stays on this machine.
+        # Arrow's text may quote a value: it stays on this machine.
         raise DataError(text, here=f"{text}: {error}") from None
     kind = f"{type(frame).__module__}.{type(frame).__qualname__}"
     raise DataError(f"data must be {KINDS}, got {kind}")

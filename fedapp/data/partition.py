@@ -226,26 +226,16 @@ def _dirichlet(
     classes = _classes(labels[rows])
     least = min(10.0, len(rows) / n_parties / 10)
     for _ in range(DRAWS):
-        shares = _dirichlet_draw(alpha, rows, classes, n_parties, rng)
+        pieces: list[list[Rows]] = [[] for _ in range(n_parties)]
+        for label_class in range(classes.max() + 1):
+            members = rng.permutation(rows[classes == label_class])
+            counts = _shares(rng.dirichlet(np.full(n_parties, alpha)), len(members))
+            for party, piece in enumerate(_cut(members, counts)):
+                pieces[party].append(piece)
+        shares = [np.concatenate(party_pieces) for party_pieces in pieces]
         if min(map(len, shares)) >= least:
             return shares
     raise _broken(f"leave each of {n_parties} parties {least:g} rows in one of {DRAWS} draws", rule)
-
-
-def _dirichlet_draw(
-    alpha: float,
-    rows: Rows,
-    classes: npt.NDArray[np.intp],
-    n_parties: int,
-    rng: np.random.Generator,
-) -> list[Rows]:
-    pieces: list[list[Rows]] = [[] for _ in range(n_parties)]
-    for label_class in range(classes.max() + 1):
-        members = rng.permutation(rows[classes == label_class])
-        counts = _shares(rng.dirichlet(np.full(n_parties, alpha)), len(members))
-        for party, piece in enumerate(_cut(members, counts)):
-            pieces[party].append(piece)
-    return [np.concatenate(party_pieces) for party_pieces in pieces]
 
 
 def _classes(labels: npt.NDArray[Any]) -> npt.NDArray[np.intp]:

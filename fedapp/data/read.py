@@ -1,8 +1,8 @@
 """Read one table from a CSV, Parquet or LIBSVM file.
 
-``read_frame`` reads a file into an Arrow frame, ``build_table`` turns that into a ``Table``. Errors
-name columns and counts, and the file without its folder. Only the table's owner also sees lines and
-values.
+``read_frame`` reads a file into an Arrow frame, ``build_table`` turns that into a ``Table``. Of a
+CSV file the first bytes, the quotes and the header are checked. Errors name columns and counts, and
+the file without its folder. Only the table's owner also sees lines and values.
 """
 
 from __future__ import annotations
@@ -68,10 +68,19 @@ from fedapp.errors import DataError, did_you_mean
 LIBSVM_LABEL = "label"
 FORMATS = {".csv": "csv", ".txt": "csv", ".tsv": "csv", ".data": "csv"}
 FORMATS |= {".parquet": "parquet", ".libsvm": "libsvm", ".svm": "libsvm"}
-CANNOT_READ = (
-    *(pa.ArrowException, OSError, EOFError, ValueError, OverflowError, zlib.error, csv.Error),
-)
+CANNOT_READ = pa.ArrowException, OSError, EOFError, ValueError, OverflowError, zlib.error, csv.Error
 ARROW_SCHEMA = b"ARROW:schema"  # of a Parquet file: the types that its writer had, in base64
+# First bytes of files that are not text, whatever their suffix.
+OTHER_FILES = {
+    b"PK\x03\x04": "an Excel or zip file: save the sheet as CSV",
+    b"\xd0\xcf\x11\xe0": "an Excel file: save the sheet as CSV",
+    b"PAR1": "a Parquet file: name it .parquet",
+    b"\x1f\x8b": "a packed file: name it .gz",
+    b"BZh": "a packed file: name it .bz2",
+}
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
+# In Arrow's error if a line, or a quoted field with line ends, does not fit in a block.
+TOO_LONG = "straddling object"
 
 
 def load_table(path: Path, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:
@@ -144,7 +153,7 @@ def read_frame(path: Path, roles: Roles, reader: Reader = PLAIN) -> Any:
         rule = f"data file '{path.name}' must be readable for the user that runs this"
         raise DataError(f"{rule}, got permission denied") from None
     except CANNOT_READ as error:
-        # Unchained: the reader's own text may quote a row or the path.
+        # Unchained: the reader's text may quote a row or the path.
         raise _malformed(path, format, reader, error) from None
 
 
@@ -306,21 +315,6 @@ def _parsed(texts: Any) -> Any:
     return texts
 
 
-# Read a CSV file into an Arrow frame; check its first bytes, its quotes and its header.
-
-# First bytes of files that are not text, whatever their suffix.
-OTHER_FILES = {
-    b"PK\x03\x04": "an Excel or zip file: save the sheet as CSV",
-    b"\xd0\xcf\x11\xe0": "an Excel file: save the sheet as CSV",
-    b"PAR1": "a Parquet file: name it .parquet",
-    b"\x1f\x8b": "a packed file: name it .gz",
-    b"BZh": "a packed file: name it .bz2",
-}
-UTF16 = (b"\xff\xfe", b"\xfe\xff")
-# In Arrow's error if a line, or a quoted field with line ends, does not fit in a block.
-TOO_LONG = "straddling object"
-
-
 def csv_text(path: Path, reader: Reader) -> TextFile:
     """Open a CSV file for locating errors; detects the delimiter if the reader sets none."""
     delimiter = reader.delimiter or delimiter_of(path, reader)
@@ -348,7 +342,9 @@ def read_csv(path: Path, roles: Roles, reader: Reader) -> Any:
     try:
         frame = _csv_frame(path, roles, reader, line_ends=False)
     except pa.ArrowInvalid as error:
-        if TOO_LONG in str(error) and not _has_quotes(path):
+        with opened(path) as stream:
+            has_quotes = b'"' in stream.read(BLOCK_BYTES)  # so a field may have line ends
+        if TOO_LONG in str(error) and not has_quotes:
             raise
         # A block may end inside a quoted field with line ends; this slower mode allows for it.
         try:
@@ -388,19 +384,13 @@ def _check_header(path: Path, frame: Any) -> None:
 
 
 def _repeats_values(frame: Any, names: Sequence[str]) -> bool:
-    """Whether most text columns contain their own name as a value."""
+    """Whether most text columns contain their name as a value."""
     texts = [place for place, type in enumerate(frame.schema.types) if pa.types.is_string(type)]
     occurs = [
         pc.any(pc.equal(pc.utf8_trim_whitespace(frame.column(place)), names[place])).as_py()
         for place in texts
     ]
     return 2 * sum(map(bool, occurs)) > len(texts) > 0
-
-
-def _has_quotes(path: Path) -> bool:
-    """Whether the first block has a quote, so that a field may have line ends."""
-    with opened(path) as stream:
-        return b'"' in stream.read(BLOCK_BYTES)
 
 
 def _check_closed(path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Roles of a table's columns, and options for reading its file."""
+"""A table's schema: a TOML file; and what it becomes, roles of columns and options for reading.
+
+``fedapp data describe TABLE --schema FILE.toml`` writes one with what it has detected.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,19 @@ MISSING_ELSEWHERE = ("#N/A", "#NA", "<NA>", "NULL", "None", "n/a")
 PACKINGS = (".gz", ".bz2")
 NO_NAME = "unnamed-"
 MOST_LISTED = 20
+SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "blank": " "}
+RULES = {
+    "extra_forbidden": "a field of a schema",
+    "literal_error": "one of {expected}",
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "int_type": "a whole number",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "greater_than_equal": ">= {ge}",
+    "too_long": "at most {max_length} values",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,30 +133,10 @@ def first(words: Sequence[str], limit: int = MOST_LISTED) -> str:
     return ", ".join(words[:limit]) + more
 
 
-# A table's schema: a TOML file with the format of the table and the types of its columns.
-
-SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "blank": " "}
-RULES = {
-    "extra_forbidden": "a field of a schema",
-    "literal_error": "one of {expected}",
-    "string_type": "a text",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "int_type": "a whole number",
-    "dict_type": "a table",
-    "model_type": "a table",
-    "greater_than_equal": ">= {ge}",
-    "too_long": "at most {max_length} values",
-}
-
-
-def _as_text(value: object) -> object:
-    """Convert a number in TOML to text, as it would be in a table."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return str(value) if is_number else value
-
-
-Text = Annotated[str, BeforeValidator(_as_text)]
+# A number in TOML is text here, as it would be in a table.
+Text = Annotated[
+    str, BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)
+]
 
 
 class Section(BaseModel):

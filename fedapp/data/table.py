@@ -1,4 +1,8 @@
-"""One party's table as read from a file, before anything is computed from it."""
+"""One party's table: features as numbers, labels, weights and ids, each checked; and its warnings.
+
+``build_table`` makes it from an Arrow frame. ``notes_on_*`` are warnings, to be read before a model
+is trained on the table.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +48,12 @@ from fedapp.data.schema import (
 from fedapp.errors import LONGEST, WITHHELD, DataError, as_plain, did_you_mean
 from fedapp.trees.sets import Categories, as_categories, chosen, names_of
 
-# Build a ``Table`` from an Arrow frame: features, labels, weights and ids, each checked.
+Mask = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.float64] | npt.NDArray[np.str_]
 
 MISSING_GROUP = "missing"
 MARKS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "blanks"}
-Mask = npt.NDArray[np.bool_]
 # Smallest value allowed in a column of this role.
 LEAST = {"weight": 0.0, "base-margin": -np.inf}
 THOUSANDS_READ = "points before three digits, read as marks of thousands (decimal=,)"
@@ -59,6 +64,73 @@ INFINITE_WAY = (
     'leave the field empty where a value is missing, list it in a schema as missing = ["inf"], '
     "divide values beyond 3.4e38, or exclude the column with drop-columns"
 )
+EXACT = 2**24  # float32 represents every whole number up to here
+FEWEST_ROWS = 10  # with fewer, consecutive whole numbers or a high AUC occur by chance
+LEAK_AUC = 0.99  # breast-cancer's best column has 0.975
+MOST_RANKED = 100_000  # rows used for an AUC
+ROUNDED = f"whole numbers beyond {EXACT:,} (2^24) that become others as float32"
+# Matches a note that describes a conversion and is not a warning.
+FACT = re.compile(r"is read as one|, read as (?!missing)|, removed$|are removed: |are dropped befo")
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One warning."""
+
+    rule: str  # text, with ``{}`` for the columns
+    columns: str = ""  # their names; empty if it is about none
+
+    def told(self, shares_names: bool) -> str:
+        """The text as plain printable characters; column names only with `shares_names`."""
+        text = self.rule.replace("{}", self.columns if shares_names else WITHHELD)
+        return as_plain(text)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Rows of one table: features as numbers or category codes, and the columns with a role."""
+
+    columns: tuple[str, ...]  # names of the features, in the order of the table
+    values: Floats  # (n_rows, n_columns); NaN is missing, no value is infinite
+    # (n_rows,), str: class names; None without a label column
+    labels: Labels | None = None
+    weights: Floats | None = None  # (n_rows,), >= 0; None means 1 for every row
+    ids: npt.NDArray[np.str_] | None = None  # (n_rows,); None without an id column
+    groups: npt.NDArray[np.str_] | None = None  # (n_rows,): the column of a natural partition
+    # warnings about the whole table, also if these are some of its rows
+    notes: tuple[Note, ...] = ()
+    categories: Categories = ()  # of each column, see ``fedapp.trees.sets``
+    # columns whose categories come from a schema, not from the rows
+    given: frozenset[str] = frozenset()
+    base_margins: Floats | None = None  # (n_rows,): initial margins
+    # of the columns, see ``fedapp.data.columns``; empty for rows to predict
+    kinds: tuple[str, ...] = ()
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return len(self.values)
+
+    def in_order(self, columns: Sequence[str]) -> Table:
+        """Reorder the columns; `columns` has the same names."""
+        if tuple(columns) == self.columns:
+            return self
+        places = [self.columns.index(name) for name in columns]
+        values = np.ascontiguousarray(self.values[:, places])
+        categories = chosen(self.categories, places)
+        return replace(self, columns=tuple(columns), values=values, categories=categories)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Table:
+        """Select rows, in this order."""
+        return replace(
+            self,
+            values=self.values[rows],
+            labels=None if self.labels is None else self.labels[rows],
+            weights=None if self.weights is None else self.weights[rows],
+            ids=None if self.ids is None else self.ids[rows],
+            groups=None if self.groups is None else self.groups[rows],
+            base_margins=None if self.base_margins is None else self.base_margins[rows],
+        )
 
 
 def build_table(
@@ -117,7 +189,8 @@ def _with_labels(frame: Any, label: str, text: TextFile | None) -> tuple[Any, Te
         )
         raise DataError.naming(rule, listed([label]))
     row_numbers = np.flatnonzero(labelled).tolist()
-    return frame.filter(pa.array(labelled)), replace(text, kept=row_numbers) if text else None
+    text = replace(text, row_numbers=row_numbers) if text else None
+    return frame.filter(pa.array(labelled)), text
 
 
 def feature_columns(frame: Any, roles: Roles) -> tuple[str, ...]:
@@ -177,7 +250,7 @@ def notes_on_types(features: Mapping[str, ConvertedColumn]) -> list[Note]:
 def notes_on_labels(
     frame: Any,
     name: str,
-    labels: npt.NDArray[np.float64] | npt.NDArray[np.str_] | None,
+    labels: Labels | None,
     reader: Reader,
 ) -> list[Note]:
     """Note thousands separators in the labels, and class names that may mean "missing"."""
@@ -269,9 +342,7 @@ def _passes(error: UntypedError, declared: Declared, reader: Reader) -> Callable
     return lambda value: value in absent or fits(codes.get(value, value))
 
 
-def _values(
-    features: Mapping[str, ConvertedColumn], text: TextFile | None
-) -> npt.NDArray[np.float32]:
+def _values(features: Mapping[str, ConvertedColumn], text: TextFile | None) -> Floats:
     """Stack the columns into a float32 matrix; raise if any value is infinite."""
     n_rows = len(next(iter(features.values())).column)
     values = np.empty((n_rows, len(features)), np.float32)
@@ -314,9 +385,7 @@ def _texts(column: Any) -> npt.NDArray[np.str_]:
     return np.asarray(filled.to_numpy(), dtype=np.str_)
 
 
-def _labels(
-    column: Any, name: str, text: TextFile | None
-) -> npt.NDArray[np.float64] | npt.NDArray[np.str_]:
+def _labels(column: Any, name: str, text: TextFile | None) -> Labels:
     rule = "label column {} must"
     column = values_of(column)
     if not holds_numbers(column.type):
@@ -328,9 +397,7 @@ def _labels(
     return labels
 
 
-def _numbers_of_rows(
-    frame: Any, role: str, roles: Roles, text: TextFile | None
-) -> npt.NDArray[np.float32] | None:
+def _numbers_of_rows(frame: Any, role: str, roles: Roles, text: TextFile | None) -> Floats | None:
     """Read the weights or base margins, by role; None if the table has no such column."""
     name = roles.named().get(role, "")
     if not name:
@@ -379,28 +446,6 @@ def _first_line(bad: Mask, text: TextFile | None) -> str:
     return f", first in line {text.line_of(int(bad.argmax())):,}" if text else ""
 
 
-# Warnings about a table, to be read before a model is trained on it.
-
-EXACT = 2**24  # float32 represents every whole number up to here
-FEWEST_ROWS = 10  # with fewer, consecutive whole numbers or a high AUC occur by chance
-LEAK_AUC = 0.99  # breast-cancer's best column has 0.975
-MOST_RANKED = 100_000  # rows used for an AUC
-Floats = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """One warning."""
-
-    rule: str  # text, with ``{}`` for the columns
-    columns: str = ""  # their names; empty if it is about none
-
-    def told(self, shares_names: bool) -> str:
-        """The text as plain printable characters; column names only with `shares_names`."""
-        text = self.rule.replace("{}", self.columns if shares_names else WITHHELD)
-        return as_plain(text)
-
-
 def is_plain(text: str) -> bool:
     """Whether a text is printable and no longer than a note may be."""
     return text.isprintable() and len(text) <= LONGEST
@@ -417,6 +462,11 @@ def notes_on_features(
     `values` has shape (n_rows, n_columns); `exact` returns a column by name, before its conversion
     to float32. Category codes are not checked as numbers.
     """
+
+    def is_rounded(numbers: npt.NDArray[np.float64]) -> bool:
+        large = numbers[np.abs(numbers) > EXACT]
+        return bool(((large == np.floor(large)) & (large.astype(np.float32) != large)).any())
+
     if len(values) < 2:
         return []
     low, high = np.fmin.reduce(values, axis=0), np.fmax.reduce(values, axis=0)
@@ -440,14 +490,14 @@ def notes_on_features(
     groups = [
         (empty, "no value in any row"),
         (constant, "the same value in every row"),
-        ([name for name in wide if _is_rounded(exact(name))], ROUNDED),
+        ([name for name in wide if is_rounded(exact(name))], ROUNDED),
         (numbered, "the numbers of the rows, of no use for other rows: see drop-columns"),
     ]
     return [note_on(names, what) for names, what in groups if names]
 
 
 def notes_on_leaks(table: Table) -> list[Note]:
-    """Note features that alone have an AUC above 0.99 for two classes.
+    """Note features of which a single one has an AUC above 0.99 for two classes.
 
     Missing values rank as the largest or the smallest. Categories are ranked by the share of their
     rows in the second class, if they have 10 rows or more on average.
@@ -474,12 +524,6 @@ def notes_on_leaks(table: Table) -> list[Note]:
     rule = f"features that alone have an AUC above {LEAK_AUC} for the label: {{}}; if they are "
     rule += "known only after the label, exclude them with drop-columns"
     return [Note(rule, first(leaks))] if leaks else []
-
-
-FACT = re.compile(r"is read as one|, read as (?!missing)|, removed$|are removed: |are dropped befo")
-"""Matches a note that describes a conversion and is not a warning."""
-
-ROUNDED = f"whole numbers beyond {EXACT:,} (2^24) that become others as float32"
 
 
 def note_on_ids(name: str, ids: npt.NDArray[np.str_]) -> list[Note]:
@@ -532,61 +576,8 @@ def numbers_rows(numbers: npt.NDArray[np.float64]) -> bool:
     return bool(ordered[0] == np.floor(ordered[0]) and (np.diff(ordered) == 1).all())
 
 
-def _is_rounded(numbers: npt.NDArray[np.float64]) -> bool:
-    """Whether conversion to float32 changes a whole number."""
-    large = numbers[np.abs(numbers) > EXACT]
-    return bool(((large == np.floor(large)) & (large.astype(np.float32) != large)).any())
-
-
 def note_on(names: Sequence[str], what: str) -> Note:
     """Note about feature columns, which have `what`."""
     one = len(names) == 1
     columns, has = ("feature column", "has") if one else ("feature columns", "have")
     return Note(f"{columns} {{}} {has} {what}", listed(names))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Table:
-    """Rows of one table: features as numbers or category codes, and the columns with a role."""
-
-    columns: tuple[str, ...]  # names of the features, in the order of the table
-    values: npt.NDArray[np.float32]  # (n_rows, n_columns); NaN is missing, no value is infinite
-    # (n_rows,), str: class names; None without a label column
-    labels: npt.NDArray[np.float64] | npt.NDArray[np.str_] | None = None
-    weights: npt.NDArray[np.float32] | None = None  # (n_rows,), >= 0; None means 1 for every row
-    ids: npt.NDArray[np.str_] | None = None  # (n_rows,); None without an id column
-    groups: npt.NDArray[np.str_] | None = None  # (n_rows,): the column of a natural partition
-    # warnings about the whole table, also if these are some of its rows
-    notes: tuple[Note, ...] = ()
-    categories: Categories = ()  # of each column, see ``fedapp.trees.sets``
-    # columns whose categories come from a schema, not from the rows
-    given: frozenset[str] = frozenset()
-    base_margins: npt.NDArray[np.float32] | None = None  # (n_rows,): initial margins
-    # of the columns, see ``fedapp.data.columns``; empty for rows to predict
-    kinds: tuple[str, ...] = ()
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows."""
-        return len(self.values)
-
-    def in_order(self, columns: Sequence[str]) -> Table:
-        """Reorder the columns; `columns` has the same names."""
-        if tuple(columns) == self.columns:
-            return self
-        places = [self.columns.index(name) for name in columns]
-        values = np.ascontiguousarray(self.values[:, places])
-        categories = chosen(self.categories, places)
-        return replace(self, columns=tuple(columns), values=values, categories=categories)
-
-    def take(self, rows: npt.NDArray[np.int64]) -> Table:
-        """Select rows, in this order."""
-        return replace(
-            self,
-            values=self.values[rows],
-            labels=None if self.labels is None else self.labels[rows],
-            weights=None if self.weights is None else self.weights[rows],
-            ids=None if self.ids is None else self.ids[rows],
-            groups=None if self.groups is None else self.groups[rows],
-            base_margins=None if self.base_margins is None else self.base_margins[rows],
-        )

@@ -7,7 +7,7 @@ Reveals: the sum of each row's leaf values, to the active party, and sizes and s
 
 - The server learns sizes: rows, trees, entries of the trees and bytes.
 - A passive party learns the structure of the trees down to the subtrees that no passive party
-  splits (of a forest it knows all of it since the training), and which splits are its own. Of the
+  splits (of a forest it knows all of it since the training), and which splits it made. Of the
   rows it learns nothing but its columns.
 - A passive party learns neither which entries another party leaves open, nor leaf values, nor
   predictions.

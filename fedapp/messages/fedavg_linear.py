@@ -50,7 +50,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from fedapp.errors import ProtocolError
-from fedapp.messages import scoring as booster
+from fedapp.messages import scoring
 from fedapp.messages.fields import Array, Form, Method, Range, Reply, Request, SiteLimit
 from fedapp.messages.handshake import LabelsReply, RunCoding, check_coded
 from fedapp.messages.secagg import Among, Roster
@@ -117,10 +117,10 @@ class AverageReply(Reply):
 
     weights: Weights
     bias: Bias
-    train_sums: booster.Sums
-    train_scores: booster.Scores
-    valid_sums: booster.Sums
-    valid_scores: booster.Scores
+    train_sums: scoring.Sums
+    train_scores: scoring.Scores
+    valid_sums: scoring.Sums
+    valid_scores: scoring.Scores
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,7 +168,7 @@ class AverageSumsRequest(Among, AverageRequest):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ScoreRequest(booster.EvaluateRequest):
+class ScoreRequest(scoring.EvaluateRequest):
     """Score the finished model on all rows; the reply is ``scoring``'s."""
 
     kind: ClassVar[str] = "evaluate.fedavg_linear_scores"
@@ -176,7 +176,7 @@ class ScoreRequest(booster.EvaluateRequest):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ScoreSumsRequest(booster.SumScoresRequest):
+class ScoreSumsRequest(scoring.SumScoresRequest):
     """As ``ScoreRequest``, for ``sums``: the fields of an ``EvaluateReply``."""
 
     kind: ClassVar[str] = "evaluate.fedavg_linear_sums"

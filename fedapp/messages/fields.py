@@ -1,6 +1,6 @@
-"""The building blocks of messages: frozen dataclasses of arrays and scalars with declared forms.
+"""The building blocks of messages: declared forms of fields, and what a method declares of itself.
 
-A field is annotated with its form; the codec checks it on both sides::
+Messages are frozen dataclasses. A field is annotated with its form; both sides check it::
 
     histograms: Annotated[Array, Form("float64", "n_wanted", "n_bins", 2)]
     level: Annotated[int, Range(0, 64)]
@@ -12,6 +12,9 @@ limits the values that a site accepts::
     max_bin: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]
     min_child_rows: Annotated[int, Range(0, 2**40), SiteFloor("min-child-rows")]
     level: Annotated[int, Range(0, 64), PlanLimit("max_depth")]
+
+A module of messages lists its groups of kinds in ``GROUPS``: a method by its ``Method``, shared
+messages by the families of the methods that send them.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from fedapp.trees.sets import MOST_CATEGORIES
 
 Array = npt.NDArray[Any]
 MOST_FOLDS = 1000  # of cross-validation
+MOST_DEPTH = 15
+MOST_NODES = 2 ** (MOST_DEPTH + 1)  # of a tree
 
 
 class Form:
@@ -114,9 +119,7 @@ class Message:
     floors: ClassVar[Mapping[str, SiteFloor]]
     planned: ClassVar[Mapping[str, PlanLimit]]
     carries_letters: ClassVar[bool] = False
-    wire_name: ClassVar[
-        str
-    ]  # that a message says it is: the class name, unless the class gives one
+    wire_name: ClassVar[str]  # sent with a message: the class name, unless the class sets one
 
     def __init_subclass__(cls, letters: bool | None = None) -> None:
         # ``dataclass(slots=True)`` makes a class twice, the second time without the keyword.
@@ -199,8 +202,6 @@ def fields_of(source: Any, kind: type[Any] | None = None) -> dict[str, Any]:
     return {field.name: getattr(source, field.name) for field in fields(kind or source)}
 
 
-# What the app needs to know about a method: its message module declares it.
-
 # Parties share columns; parties share rows; parties predict with a vertical model.
 Family = Literal["horizontal", "vertical", "inference"]
 
@@ -218,7 +219,7 @@ class Method:
     baseline : the model on pooled rows to compare with.
     package : that only this method needs; an extra of the method's name installs it.
     holds_columns : whether its trees obey column constraints of a site's node config.
-    takes_margins : whether rows may start from a margin of their own.
+    takes_margins : whether rows may start from a base margin.
     merges_bins : whether it applies a site's minimum of rows per bin to gradient sums.
     counts_rows : whether its trees obey a site's minimum of rows per child.
     """
@@ -269,16 +270,16 @@ def module_of_group(group: str) -> ModuleType | None:
 
 
 def modules_of_method(name: str) -> list[ModuleType]:
-    """Modules of all messages that a method sends, its own first."""
+    """Modules of all messages that a method sends, first the one that declares it."""
     if (method := method_of(name)) is None:
         return []
-    own = module_of_group(name.replace("-", "_"))
+    declaring = module_of_group(name.replace("-", "_"))
     shared = [
         module
         for module, by in _groups().values()
         if isinstance(by, frozenset) and method.family in by
     ]
-    return list(dict.fromkeys(module for module in (own, *shared) if module))
+    return list(dict.fromkeys(module for module in (declaring, *shared) if module))
 
 
 def message_kinds() -> list[str]:
@@ -304,10 +305,6 @@ def _groups() -> dict[str, tuple[ModuleType, Method | frozenset[Family]]]:
     }
 
 
-# XGBoost's tree parameters in a message: the run's settings.
-
-MOST_DEPTH = 15
-MOST_NODES = 2 ** (MOST_DEPTH + 1)  # of a tree
 NotNegative = Annotated[float, Range(0, 1e38)]
 BaseMargin = Annotated[Array, Form("float32", "n_outputs")]  # of a row before its first tree
 

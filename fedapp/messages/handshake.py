@@ -1,6 +1,20 @@
-"""The opening of every horizontal run.
+"""The opening of a run: names and plan; in a horizontal run tables, labels and categories.
 
-Reveals: what a table looks like from the outside, and the run's plan.
+Reveals: what a table looks like from the outside, sums of its labels, and the run's plan.
+
+``greet`` asks for names before a run opens, so that its plan can name the parties. It reveals
+nothing of the table; a site need not have approved the run.
+
+- The server learns each party's name.
+- The server learns the fingerprint of the party's public key, which is the same in every run.
+- The server learns the site's time, which Flower sends with each of its messages.
+
+The plan is part of ``hello`` and ``vertical``. People at a site approve it; secrets of pairs, and
+so masks and letters, depend on it; a site compares every later request with it.
+
+- Each party learns the settings of the plan, and the names and fingerprints of all parties.
+
+``hello`` opens every horizontal run.
 
 - The server learns each party's name, its numbers of rows, and the versions of its packages.
 - The server learns the column names in order, and which columns hold numbers, yes or no, dates,
@@ -29,11 +43,34 @@ Reveals: what a table looks like from the outside, and the run's plan.
 - Where only sums over all parties may leave a site (``rounded``), it sends the range of its labels
   rounded away from 0 to powers of two, and no warnings. It still sends its numbers of rows, and
   which classes none of them has.
-- A party learns the objective, the fractions or the test fold, the seed, and the run's plan (see
-  ``plan``); the names come with ``labels``.
+- A party learns the objective, the fractions or the test fold, the seed, and the run's plan ; the
+  names come with ``labels``.
 - Where parties have the same columns in different orders, every party is asked again and learns the
   order of the first party's.
 - Where sums are masked, parties that received different openings produce noise.
+
+``labels`` gives labels and categories numbers that mean the same at all parties, and sums labels.
+
+- The server learns the weighted sum of each party's training labels (0 and 1 for two classes; with
+  ``multi:softprob`` the weight of the training rows of each class), the sum of its weights, and how
+  many of its values of each column are not in the common dictionary.
+- A party learns the classes of all parties, and the names of all categories, but not whose they
+  are; with two parties, names that it does not have are the other's.
+- Where trees start from the mean label, or from the shares of the classes, a party learns these of
+  the rows of all parties.
+- Weights by class follow from the scores too (see ``scoring``), and no minimum of a site's applies
+  to either: a class of a single row is sent as such.
+- Two runs that hold out different rows differ by the classes of the rows in which they differ. So a
+  site's first run on a table fixes the fractions, the seed and the fold, and a run with others
+  starts only if a person at the site approves it.
+- The server chooses the objective. With ``multi:softprob`` of numeric labels it learns by ``hello``
+  every value that occurs, and here how many training rows have each. A site with ``least-parties``
+  or ``run-epsilon`` refuses that, unless they are at most 20 whole numbers.
+- The server chooses where each output starts (``base_margin`` of later requests). What other
+  numbers would reveal to it, leaf values of its choice reveal too.
+- Under masks (see ``secure``) the server learns these sums over all parties. A class that only one
+  party has is that party's, and with two parties each can subtract its sums from the total to get
+  the other's.
 """
 
 from __future__ import annotations
@@ -61,8 +98,7 @@ from fedapp.messages.fields import (
 )
 from fedapp.trees.sets import MOST_CATEGORIES, Categories
 
-# Names of categories in a message: for each column in turn, how many names and which.
-
+# Names of categories: of each column in turn, how many and which.
 NUMBERS = -1  # in place of a number of categories
 MOST_NAMES = 2**20  # of all columns together
 MOST_LETTERS = 2**24  # of all names together
@@ -134,8 +170,6 @@ def _check_sizes(counts: Sequence[int], names: Sequence[str]) -> None:
         raise ValueError(f"categories must be {rule}, got {len(names):,}")
 
 
-# Labels and categories as numbers that mean the same at all parties, and sums of the labels.
-
 # Weights of a class are summed in float32, where rounding may at most double each.
 CLASS_ROUNDING = 1.0
 
@@ -184,9 +218,6 @@ def check_coded(
         raise ProtocolError(party, message, "label_sums", f"must be 0 to {reply.weight_sum:g}")
 
 
-# Ask for names before a run opens, so that its plan can name the parties.
-
-
 @dataclass(frozen=True, slots=True)
 class GreetRequest(Request):
     """Ask for the party's name. Not a step of a run: a site stores nothing."""
@@ -203,9 +234,6 @@ class GreetReply(Reply):
 
     name: Annotated[str, Range(1, 64)]
     fingerprint: Annotated[str, Range(0, 64)]  # empty if simulated
-
-
-# The plan of a run: limits on what it may request, fixed by its opening.
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -1,14 +1,37 @@
-"""Interactive inference: rows traverse the trees of a model whose splits are at several parties.
+"""Predictions with a divided model, interactive or in one round, and explanations of single rows.
 
-Source: Cheng et al. 2019, "SecureBoost" (arXiv:1901.08755), "Federated Inference based on the
-Learned Model", Figure 3; for all trees and rows at once.
+Interactive inference: rows traverse the trees, and parties ask each other at every split. Source:
+Cheng et al. 2019, "SecureBoost" (arXiv:1901.08755), "Federated Inference based on the Learned
+Model", Figure 3; for all trees and rows at once.
+
+One-round prediction: every party sends which rows may end in which leaves. Source: Liu et al. 2019,
+"Federated Forest" (arXiv:1905.10053v1), Algorithms 3, 4, 7 and 8. A party traverses all trees with
+its splits, and both ways at the others'; a row's leaf is the one that all parties leave open
+(Proposition 1). The active party takes the place of the master, which would learn every row's leaf.
 
 Reveals: rows' ways through the splits of passive parties, to the parties concerned.
+
+By ``interactive``, and where rows traverse an initial model (``Questions`` and ``Answers``):
 
 - The server learns sizes: rows, and how many splits each exchange asks about.
 - A passive party learns which of the rows reach which of its splits. It learns no leaf weight, no
   prediction, and nothing of others' splits.
 - The active party learns which of these rows go left. The predictions stay with it.
+
+By ``one_round``:
+
+- The server learns sizes: rows, trees, bytes.
+- A passive party learns nothing of another: it only answers.
+- The active party learns which rows go which way at every split of a passive party whose direction
+  shows in its leaf sets, for rows that reach the split and for rows that do not. This is more than
+  in interactive inference, which does not ask about rows that do not reach a split.
+
+By ``explain``: which rows are to be explained, and nothing else. Every party writes what it may see
+to its disk only.
+
+- The server learns the ids of the rows, because the run's settings name them, and nothing else: a
+  party gives the same answer whether it has such rows or not.
+- A party learns which of the rows are to be explained.
 """
 
 from __future__ import annotations
@@ -49,9 +72,6 @@ class WalkReply(Reply, letters=True):
 @dataclass(frozen=True, slots=True, eq=False)
 class AnswerReply(Reply, letters=True):
     """Answers for the active party."""
-
-
-# One-round prediction: every party sends which rows may end in which leaves.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,8 +119,6 @@ class LeafSets(Letter):
     sets: Annotated[Array, Form("uint8", "n_bytes")]
 
 
-# Explain predictions of some rows; every party writes what it may see to its disk only.
-
 MOST_ROWS = 100
 
 
@@ -118,9 +136,6 @@ class ExplainReply(Reply):
     """Confirms the request."""
 
     done: bool
-
-
-# Letters for rows that traverse trees whose splits are at several parties.
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,18 +1,24 @@
-"""Bagging: every party boosts from the same margins, and the model adds the mean of their trees.
+"""Bagging and cyclic training: XGBoost grows each tree on the rows of one party.
+
+In bagging every party boosts from the same margins, and the model adds the mean of their trees. In
+cyclic training the parties take turns to boost a single model.
 
 Reveals: no row, label or gradient of a row leaves a party, and nothing is encrypted.
 
 - The server learns each party's trees as XGBoost grew them on its rows only: thresholds are between
-  the party's values, and gains, sums of hessians and leaf values may describe a single row.
+  the party's values, and gains, sums of hessians and leaf values may describe a single row. In
+  cyclic training these are the trees of the party whose turn it is.
 - Before each round the server also learns each party's training and validation scores, as in
   ``scoring``, and once the sums of ``labels``.
-- A party learns the trees of all parties, without gains and hessians, with leaf values times the
-  party's share of the rows.
-- These trees come in the order of the parties' names. The order is not sent, but a party recognises
-  its trees, and so can infer which of the other parties grew which.
+- A party learns the trees of all parties, without gains and hessians; in bagging with leaf values
+  times the party's share of the rows.
+- In bagging these trees come in the order of the parties' names. The order is not sent, but a party
+  recognises its trees, and so can infer which of the other parties grew which.
+- In cyclic training a party learns from the turns which trees came from the same party. It does not
+  learn that party's name.
 - A secret of the party decides which rows and columns it draws, unless it is simulated. XGBoost
   uses 31 bits of it, and trees depend on the draw: a server that tries all of them on guessed rows
-  can tell whether the guess is right.
+  can find out whether the guess is right.
 - A party refuses a round that would draw fewer rows than ``min-rows``.
 - With ``init-model`` a party also learns the trees of that model, without gains and hessians.
 """
@@ -38,9 +44,6 @@ class BagRequest(BoostOrder, Request):
 @dataclass(frozen=True, slots=True, eq=False)
 class BagReply(BoostReport):
     """The party's new trees, unscaled."""
-
-
-# Cyclic training: the parties take turns to boost a single model.
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
 - The server learns of each party, per tree node, column and bin, the sums of gradients and hessians
   and the number of missing values. A bin may contain a single row: the share rule gives a small
   party few bins, and nothing else hides its rows.
-- A category is a bin of its own, so the server learns how many rows a party has of every category.
+- Each category has a bin, so the server learns how many rows a party has of every category.
   Nothing hides a rare one.
 - With ``min-child-rows`` the server also learns the number of rows of every node, column and bin,
   which shows bins of one row.
@@ -57,9 +57,11 @@ With ``pax.aggregation=secure`` everything except ``hello`` and keys is masked (
   these: of a column with no more distinct ones than that, every value of every party. No minimum of
   a site's applies to counts. Noise does (see ``private``).
 - A party learns the model as it grows, the cuts of all columns, and which first digits values near
-  the quantiles have. With two parties, each knows that what is not its own is the other's.
+  the quantiles have. With two parties, each knows that the rest is the other's.
 - Nothing that a party sends is checked for plausibility: it may send sums of rows that it does not
   have.
+
+With ``privacy.epsilon`` noise is added before the masks: see ``private``.
 """
 
 from __future__ import annotations
@@ -70,7 +72,6 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from fedapp.errors import ProtocolError
-from fedapp.messages import scoring
 from fedapp.messages.fields import (
     MOST_DEPTH,
     MOST_NODES,
@@ -272,94 +273,10 @@ def check_grow(
     for field, shape in shapes.items():
         actual = getattr(reply, field).shape
         if actual != shape:
-            raise ProtocolError(
-                party, "GrowReply", field, f"must be of shape {shape}, got {actual}"
-            )
+            rule = f"must be of shape {shape}, got {actual}"
+            raise ProtocolError(party, "GrowReply", field, rule)
     if (reply.histograms[..., 1] < 0).any() or (reply.root_sums[:, 1] < 0).any():
         raise ProtocolError(party, "GrowReply", "histograms", "must have hessians >= 0")
-
-
-# Differentially private sums: what a run discloses of a row is bounded by its epsilon.
-
-# Sent as the number of all rows. Units follow from it: noise has room beside the sums, and a row of
-# the largest weight counts 2^22 units.
-COUNTED_ROWS = 2**40
-
-
-@dataclass(frozen=True, eq=False)
-class Promise:
-    """Part of a message: what a run may disclose about a row; see ``fedapp.crypto.noise``."""
-
-    __slots__ = ()
-    epsilon: Annotated[float, Range(0, 1e6)]
-    delta: Annotated[float, Range(0, 1)]
-    multiplier: Annotated[float, Range(0, 1e9)]  # of noise, for the whole budget
-    n_rounds: Annotated[int, Range(1, 10**6), PlanLimit("rounds")]
-    levels: Annotated[int, Range(0, MOST_DEPTH)]  # of a tree that are split by sums; 0: drawn
-    clip: Annotated[float, Range(0, 1e30)]  # largest absolute gradient; 0: bounded by the objective
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrivateOpenRequest(RunCoding, Roster, Promise, Request):
-    """Start with the roster; encode labels and categories; sum the labels, count first digits.
-
-    Asks for noised sums: of the labels (except for several outputs), of the weights, and
-    ``digit_counts`` of all columns of numbers.
-    """
-
-    kind: ClassVar[str] = "train.private_open"
-    doing: ClassVar[str] = "counting values"
-    leaves: ClassVar[str] = "noised"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrivateCountRequest(Request):
-    """Count the weights of rows by the next digit of their values; see ``digit_counts``."""
-
-    kind: ClassVar[str] = "train.private_count"
-    doing: ClassVar[str] = "counting values"
-    leaves: ClassVar[str] = "noised"
-    digit: Annotated[int, Range(1, 3)]
-    prefixes: Annotated[Array, Form("uint32", "n_prefixes")]  # ascending in a column
-    offsets: Annotated[Array, Form("int64", "n_column_offsets", low=0)]  # n_columns + 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrivateTreesRequest(Trees, Request):
-    """Add the last round's leaves to the margins; sum gradients at the leaves of new trees.
-
-    The leaves of the trees sent have the value 0.
-    """
-
-    kind: ClassVar[str] = "train.private_trees"
-    doing: ClassVar[str] = "growing trees"
-    each_round: ClassVar[bool] = True
-    leaves: ClassVar[str] = "noised"
-    round_id: Annotated[int, Range(0, 10**6)]
-    base_margin: BaseMargin
-    # Of the last round's leaves; empty once they have been sent.
-    leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrivateSplitsRequest(SharedCuts, PrivateTreesRequest):
-    """As ``PrivateTreesRequest``, for trees that grow level by level.
-
-    Sum gradients and hessians of the rows at the leaves of one level by bin, and of missing values
-    by column. Only the first request of a round has the leaves of the last one.
-    """
-
-    kind: ClassVar[str] = "train.private_splits"
-    level: Annotated[int, Range(0, MOST_DEPTH), PlanLimit("max_depth")]
-    drawn: Annotated[Array, Form("int32", "n_drawn", low=0)]  # columns to sum over, ascending
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrivateScoresRequest(scoring.EvaluateRequest):
-    """As ``EvaluateRequest``, for noised sums of validation and test rows."""
-
-    kind: ClassVar[str] = "evaluate.private_scores"
-    leaves: ClassVar[str] = "noised"
 
 
 GROUPS = {
@@ -376,5 +293,4 @@ GROUPS = {
         merges_bins=True,
         counts_rows=True,
     ),
-    "private": frozenset({"horizontal"}),
 }

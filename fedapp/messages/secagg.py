@@ -142,7 +142,7 @@ class UnmaskReply(Reply):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeftRequest(Request):
-    """Say with whom the last sum was, to a server that was started anew."""
+    """Ask a party for the parties of its last sum, after a restart of the server."""
 
     kind: ClassVar[str] = "query.secure_left"
     doing: ClassVar[str] = "asking who is left"

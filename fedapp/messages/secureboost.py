@@ -20,14 +20,14 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   margins if there is one. Base margins themselves never leave the active party.
 - Scores are exact. Where trees move all rows alike (a large ``gamma``), the loss after a round
   shows how many of the rows that it has drawn have a label, an equation of the labels. The active
-  party draws these rows, with ``subsample`` and ``goss``, by a secret of its own, unless it is
-  simulated. It sends neither the secret nor the rows to the server, which so does not know which
+  party draws these rows, with ``subsample`` and ``goss``, by a secret of that party, unless it
+  is simulated. It sends neither the secret nor the rows to the server, which so does not know which
   rows they are.
 - A passive party receives which rows are drawn. With the scores, as from a server that colludes
   with it, about as many rounds as rows reveal every label of two classes. Without draws all rounds
   are the same equation. A round that would leave out fewer than ``min-rows`` draws all rows.
 - A passive party learns the structure of the trees down to the last level but one, which rows are
-  in which of their nodes, which rows a round has drawn, and which splits are its own. It learns
+  in which of their nodes, which rows a round has drawn, and which splits it made. It learns
   nothing of labels, gradients, leaf weights or who else made a split. In the last level it sees
   only its splits.
 - Rows without weight are never drawn. With ``goss`` the rows drawn are mostly those of large
@@ -35,7 +35,7 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
 - A passive party receives no label, but rows that share nodes tend to share one: if some labels are
   known, others follow with a good chance, from any rounds (``simulations.attacks.shared_nodes``).
 - With ``init-model`` the rows first traverse the trees of that model, as in predictions (see
-  ``walking``): of rows that were not trained on then, a passive party learns which reach its
+  ``interactive``): of rows that were not trained on then, a passive party learns which reach its
   splits, and the active party which of these go left.
 - All parties learn the constraints of the run config, with the columns named there. The active
   party learns which columns these are of owners with ``share-column-names``. A party without does

@@ -1,6 +1,18 @@
-"""The opening of a run between parties that have different columns of the same rows.
+"""The opening of a run over the columns of several parties; alignment of rows; sealed parcels.
 
-Reveals: what a table looks like from the outside, and the run's plan.
+Alignment: the parties find the rows that all of them have, and bring them into one order. Source of
+the intersection: De Cristofaro and Tsudik 2010, "Practical Private Set Intersection Protocols with
+Linear Complexity", section 4, in its form over a group of prime order (ECDH), for two and more
+parties.
+
+Parcels carry letters from party to party, which the server cannot open. They travel beside the
+fields of a message declared with ``letters=True``, one after the other, with the names of the
+peers: the sender of each in a request, the receiver in a reply.
+
+Reveals: what a table looks like from the outside, the run's plan, and which rows are common. No ids
+and no hashes of ids leave a party.
+
+By the opening:
 
 - The server learns each party's name, its numbers of rows and columns, and the versions of its
   packages.
@@ -21,8 +33,24 @@ Reveals: what a table looks like from the outside, and the run's plan.
   a weight.
 - The server learns the names of columns only where their owner shares them
   (``share-column-names``).
-- A party learns whether names are shared, the run's plan (see ``plan``), and the names, numbers of
+- A party learns whether names are shared, the run's plan, and the names, numbers of
   rows and public keys of the others.
+
+By the alignment:
+
+- The server learns how many rows each party has and how many rows all have in common.
+- A passive party learns how many rows the parties have whose lists it masks.
+- The active party is the only one to see lists under the masks of all. It learns for every subset
+  of the parties how many rows they have in common, and which of its rows any other party has.
+- A party masks one list of each other party in a run. A coordinator that goes back to an earlier
+  step can have the same list masked again, and no other.
+- A passive party learns which of its rows all parties have. It does not learn who has the others.
+- With ``align=ordered`` a party learns whether its ids are the active party's, and how many rows
+  the others have.
+- Letters between parties are sealed under keys that are bound to all of ``OpenRequest`` and of the
+  request before it: two parties that received different requests cannot read each other's letters.
+- A thief of a site's disk can read a run's letters to and from the site only during the run;
+  afterwards the keys are deleted, as far as the disk erases what is deleted.
 """
 
 from __future__ import annotations
@@ -110,8 +138,6 @@ class VerticalHelloReply(Introduction):
         return self.n_table
 
 
-# Alignment: the parties find the rows that all of them have, and bring them into one order.
-
 Points = Annotated[Array, Form("uint8", "n_points", 32)]  # of ristretto255
 
 
@@ -190,9 +216,6 @@ class OrderDigest(Letter):
     """Keyed digest of the ids in the common order."""
 
     digest: Annotated[Array, Form("uint8", 32)]
-
-
-# Parcels: sealed content from one party to another, which the server cannot open.
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,26 @@
-"""A message as scalars and arrays by name, each checked against its declared form on both sides."""
+"""Messages as bytes and as Flower records. Nothing is pickled, and both sides check everything.
+
+A message becomes ``Content``: scalars and arrays by name, each checked against its declared form.
+``to_bytes`` lays it out, for a Flower record or to be sealed for another party::
+
+    8 bytes     length of the header, little-endian
+    header      JSON: {"name": ..., "scalars": {...}, "arrays": [[name, dtype, shape], ...]}
+    arrays      raw C-order bytes, one after the other
+
+Padding at the header's end and the order of the arrays, wide items first, align every array to its
+item size; numba would compile a function again for unaligned arrays. Offsets follow from the
+header, so no array can be outside of the message, leave a gap, or share bytes with another. A
+message has only one layout: anything that ``to_bytes`` would not write is refused.
+
+``to_records`` puts these bytes into one or two records of a ``RecordDict``::
+
+    envelope  ConfigRecord   format, model id, step, checkpoint, attempt, gap, method; content
+    content   ArrayRecord    one array of bytes, only if they are many
+
+In a deployment Flower makes a request on every hop for each record and for two more objects an
+array, so a small content goes with the envelope. A large one is an array, because Flower splits
+arrays into chunks, but not the values of a ConfigRecord.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +42,25 @@ from fedapp.messages.vertical import Parcel, Parcels, pack_parcels, unpack_parce
 
 M = TypeVar("M", bound=Message)
 Scalar = bool | int | float | str | list[str]
+Layout = Sequence[tuple[str, str, Sequence[int]]]  # name, dtype and shape of each array
 LONGEST = 1000  # characters of a text
 # Control characters, marks that change the direction of writing, and lone surrogates.
 UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+WIRE_FORMAT = 3
+MOST_WITH_ENVELOPE = 2**20  # bytes of a content
+RAW, BYTES = "fedapp.raw", "|u1"
+METHOD = re.compile(r"[a-z0-9-]{0,64}")
+ENVELOPE, CONTENT = "envelope", "content"
+# Error codes of sites, whose texts begin with the site's name; Flower's codes are far below.
+REFUSED, FAILED, WAITING, DIVERGED = 1000, 1001, 1002, 1003
+PREFIX_BYTES = ALIGNMENT = 8
+DTYPE = re.compile(r"\|[ui]1|[<>](?:[ui][248]|f[248])")
+INT64 = range(-(2**63), 2**63)
+HEADER_KEYS = {"name", "scalars", "arrays"}
+MOST_DIMENSIONS = 8
+MOST_HEADERS, LONGEST_HEADER = 64, 2**14  # size of the cache; bytes of its longest header
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,17 +198,6 @@ def _broken_scalar(value: Any, base: Any, form: Range | None) -> str:
     return ""
 
 
-# Messages <-> Flower records. Nothing is pickled, and both sides check everything.
-
-WIRE_FORMAT = 3
-MOST_WITH_ENVELOPE = 2**20  # bytes of a content
-RAW, BYTES = "fedapp.raw", "|u1"
-METHOD = re.compile(r"[a-z0-9-]{0,64}")
-ENVELOPE, CONTENT = "envelope", "content"
-# Error codes of sites, whose texts begin with the site's name; Flower's codes are far below.
-REFUSED, FAILED, WAITING, DIVERGED = 1000, 1001, 1002, 1003
-
-
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """What every message carries beside its content.
@@ -237,16 +262,18 @@ def from_records(records: RecordDict, party: str) -> tuple[Envelope, Content]:
         if head["format"] != WIRE_FORMAT:
             rule = f"must be {WIRE_FORMAT}, got {head['format']!r}; update fedapp at all parties"
             raise ProtocolError(party, "message", "format", rule)
-        steps = {key: _whole(head[key]) for key in ("step", "checkpoint", "attempt", "gap")}
+        steps = {key: head[key] for key in ("step", "checkpoint", "attempt", "gap")}
+        for value in steps.values():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ValueError(f"{value!r} is no whole number >= 0")
         method = head["method"]
         if not isinstance(method, str) or not METHOD.fullmatch(method):
             raise ValueError("no name of a method")
         envelope = Envelope(str(head["model-id"]), **steps, method=method)
         data = _content(records, head)
     except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(
-            party, "message", "records", f"must be fedapp's, got {error!r}"
-        ) from error
+        rule = f"must be fedapp's, got {error!r}"
+        raise ProtocolError(party, "message", "records", rule) from error
     return envelope, from_bytes(data, party)
 
 
@@ -266,12 +293,6 @@ def n_bytes(records: RecordDict) -> int:
     return total
 
 
-def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no whole number >= 0")
-    return value
-
-
 def _content(records: RecordDict, head: dict[str, Any]) -> bytes:
     """The content's bytes, in the envelope or in the only array."""
     data = head.get(CONTENT)
@@ -289,18 +310,6 @@ def _content(records: RecordDict, head: dict[str, Any]) -> bytes:
     if form != (RAW, BYTES, (len(array.data),)):
         raise ValueError(f"an array of {form}")
     return array.data
-
-
-# A message as bytes: what a Flower record carries, and what is sealed for another party.
-
-PREFIX_BYTES = ALIGNMENT = 8
-DTYPE = re.compile(r"\|[ui]1|[<>](?:[ui][248]|f[248])")
-INT64 = range(-(2**63), 2**63)
-HEADER_KEYS = {"name", "scalars", "arrays"}
-MOST_DIMENSIONS = 8
-MOST_HEADERS, LONGEST_HEADER = 64, 2**14  # size of the cache; bytes of its longest header
-
-Layout = Sequence[tuple[str, str, Sequence[int]]]  # name, dtype and shape of each array
 
 
 def to_bytes(content: Content) -> bytes:

@@ -553,8 +553,8 @@ def _content_digest(path: Path, size: int, changed: int) -> str:
 def code_digest() -> str:
     """Digest of all sources, and of the versions of the numerical libraries."""
     digest = hashlib.blake2b(json.dumps(versions(LIBRARIES)).encode(), digest_size=16)
-    for package in sorted(PACKAGES):
-        for _, path in sorted(app_files(f"{package}/**/*.py").items()):
+    for pattern in (*(f"{package}/**/*.py" for package in sorted(PACKAGES)), "fedapp/**/*.toml"):
+        for _, path in sorted(app_files(pattern).items()):
             digest.update(hashlib.blake2b(path.read_bytes()).digest())
     return digest.hexdigest()
 

@@ -11,6 +11,16 @@ carries some::
 
 Letters are opened before a handler and sealed after it, and sums are masked after it, so that no
 handler depends on keys or steps.
+
+The order of a method's messages at a party is a table for each role, see ``in_order``::
+
+    {"grown": {BeginRequest: ("begun", "idle")}}  # phase -> message -> the phases it may lead to
+
+The phase is a fact of the site's state, so it is restored with a checkpoint. If a message may lead
+to several phases, its handler enters one of them.
+
+Each answer adds a JSON line to ``$FEDAPP_HOME/answers/NAME.jsonl``: time, run, outcome, seconds and
+bytes, and nothing about rows.
 """
 
 from __future__ import annotations
@@ -56,8 +66,7 @@ from fedapp.messages.wire import (
 )
 from fedapp.packages import check_extra
 from fedapp.site.mail import Letters, Mail, end_session, open_mail, seal_mail, write_letters
-from fedapp.site.plan import check_planned
-from fedapp.site.register import opening, record_begun
+from fedapp.site.register import opening, record_opened
 from fedapp.site.settings import SiteConfig, check_leaving, check_policy, check_request, group_of
 from fedapp.site.store import NoStateError, Store, Stores, has_begun, locked
 from fedapp.site.sums import (
@@ -71,14 +80,21 @@ from fedapp.site.sums import (
     mask_sums,
     note_request,
 )
+from fedapp.site.trust import check_planned
 
 log = logging.getLogger("fedapp.site")
 
 Handler = Callable[..., Reply | tuple[Reply, Letters] | Sums]
+Handlers = Mapping[type[Request], Handler]
+Table = Mapping[str, Mapping[type[Request], tuple[str, ...]]]  # see the module
+Call = TypeVar("Call", bound=Callable[..., Any])
 MODEL_ID = re.compile(r"[0-9a-f]{16}")
 METHOD = "method"  # of the run, among a store's facts
 # The last answer of a finished run, and the reply that unmasks it.
 KEPT, KEPT_MASKS = "kept", "kept_masks"
+# Phases in which a method's table begins and ends.
+ALIGNED, FINISHED = "aligned", "finished"
+OUTCOMES = {None: "answered", WAITING: "waiting", REFUSED: "refused", DIVERGED: "refused"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +191,7 @@ def answered(
             end_session(store)
         laid_out = to_bytes(reply)
         if begins:
-            record_begun(config.name, envelope.model_id)
+            record_opened(config.name, envelope.model_id)
         store.commit(envelope.step, envelope.attempt, laid_out)
         stores.committed(store)
     return laid_out
@@ -225,7 +241,6 @@ def _handled(
     return to_content(reply, site.name, write_letters(site.name, letters))
 
 
-# The last answer, for a server restarted from a checkpoint before it
 def _keep(
     store: Store, asked: Request, envelope: Envelope, request: Content, reply: Content
 ) -> None:
@@ -299,14 +314,6 @@ def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Stor
     return store
 
 
-# The order of a method's messages at a party: a table of phases for each role.
-
-Table = Mapping[str, Mapping[type[Request], tuple[str, ...]]]
-Handlers = Mapping[type[Request], Handler]
-ALIGNED = "aligned"  # where a method's table begins
-FINISHED = "finished"  # where it ends
-
-
 def phase_of(store: Store) -> str:
     """Current phase of a party."""
     return str(store.facts.get("phase", "not aligned"))
@@ -327,30 +334,24 @@ def in_order(handlers: Handlers, role_of: Callable[[Site], tuple[str, Table]]) -
 
     `role_of` returns the name of a site's role, for errors, and its table.
     """
-    return {request: _in_order(handler, role_of) for request, handler in handlers.items()}
 
+    def checked(handler: Handler) -> Handler:
+        @wraps(handler)
+        def handle(site: Site, request: Request, *letters: Any) -> Any:
+            (role, table), before, kind = role_of(site), phase_of(site.store), type(request)
+            if kind not in table.get(before, {}):
+                allowed = [phase for phase, messages in table.items() if kind in messages]
+                rule = f"must be {' or '.join(allowed) or 'none'} at {role}, got {before}"
+                raise ProtocolError(site.name, kind.__name__, "phase", rule)
+            answer, after = handler(site, request, *letters), table[before][kind]
+            if len(after) == 1:
+                enter(site.store, *after)
+            assert phase_of(site.store) in after, f"{kind.__name__} led from {before} to no phase"
+            return answer
 
-def _in_order(handler: Handler, role_of: Callable[[Site], tuple[str, Table]]) -> Handler:
-    @wraps(handler)
-    def handle(site: Site, request: Request, *letters: Any) -> Any:
-        (role, table), before, kind = role_of(site), phase_of(site.store), type(request)
-        if kind not in table.get(before, {}):
-            allowed = [phase for phase, messages in table.items() if kind in messages]
-            rule = f"must be {' or '.join(allowed) or 'none'} at {role}, got {before}"
-            raise ProtocolError(site.name, kind.__name__, "phase", rule)
-        answer, after = handler(site, request, *letters), table[before][kind]
-        if len(after) == 1:
-            enter(site.store, *after)
-        assert phase_of(site.store) in after, f"{kind.__name__} led from {before} to no phase"
-        return answer
+        return handle
 
-    return handle
-
-
-# Log of a site's answers: one JSON line per message in ``$FEDAPP_HOME/answers/NAME.jsonl``.
-
-OUTCOMES = {None: "answered", WAITING: "waiting", REFUSED: "refused", DIVERGED: "refused"}
-Call = TypeVar("Call", bound=Callable[..., Any])
+    return {request: checked(handler) for request, handler in handlers.items()}
 
 
 def answers_file(name: str) -> Path:

@@ -2,6 +2,8 @@
 
 A site runs its installed code, so a bundle only identifies the coordinator's fedapp. A run of
 another one ends before its first message is read.
+
+It also answers every bundle that a key signed which its node config pins (``release-keys``).
 """
 
 from __future__ import annotations
@@ -25,6 +27,13 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from fedapp.errors import ConfigError
 from fedapp.settings import app_files, app_folder
 from fedapp.site.settings import SiteConfig
+
+# A .py file that pyproject.toml lists, so Flower requires it in unsigned bundles too.
+SIGNATURE = "fedapp/signature.py"
+CONTENT = ".info/CONTENT"  # Flower's list of what is in the bundle
+MOST_BYTES, MOST_FILES = 20_000_000, 2_000  # twice what Flower takes
+# Errors for a zip that is truncated, encrypted or uses an unknown compression.
+_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 
 
 def build_bundle() -> bytes:
@@ -77,16 +86,6 @@ def check_bundle(config: SiteConfig, bundle: bytes) -> None:
             "; install the same fedapp at coordinator and site (fedapp app hash), "
             "or name both hashes in the site's node config (app)"
         )
-
-
-# Signed releases: a site answers every bundle (FAB) signed by a key that it pins.
-
-# A .py file that pyproject.toml lists, so Flower requires it in unsigned bundles too.
-SIGNATURE = "fedapp/signature.py"
-CONTENT = ".info/CONTENT"  # Flower's list of what is in the bundle
-MOST_BYTES, MOST_FILES = 20_000_000, 2_000  # twice what Flower takes
-# Errors for a zip that is truncated, encrypted or uses an unknown compression.
-_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 
 
 def load_key(path: Path) -> Ed25519PrivateKey:

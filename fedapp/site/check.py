@@ -75,8 +75,8 @@ def check_allowed(config: SiteConfig, methods: Collection[str]) -> None:
     """Check that the policy names known methods; raises ConfigError."""
     unknown = config.allowed - set(methods)
     if unknown:
-        known, got = ", ".join(sorted(methods)), ", ".join(sorted(unknown))
-        raise ConfigError(f"allow must name methods ({known}), got {got}")
+        names, got = ", ".join(sorted(methods)), ", ".join(sorted(unknown))
+        raise ConfigError(f"allow must name methods ({names}), got {got}")
 
 
 def who_may_read_keys(folders: Iterable[Path]) -> str:

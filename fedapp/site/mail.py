@@ -41,10 +41,9 @@ from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, Letter, Request
 from fedapp.messages.vertical import Parcel
 from fedapp.messages.wire import Content, Envelope, from_bytes, from_content, to_bytes, to_content
-from fedapp.site.plan import check_roster
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
-from fedapp.site.trust import check_trusted, identity
+from fedapp.site.trust import check_roster, check_trusted, identity
 
 L = TypeVar("L", bound=Letter)
 Letters = list[tuple[str, Letter]]  # receiver and content of each
@@ -246,11 +245,9 @@ def _open(
         address = address_of(store, sender, name, parcel)
         return address, unseal(secret, address, parcel[HEAD.size :])
     except (struct.error, ValueError):
-        rule = (
-            f"must be sealed by {sender} for {name} in this run, got {len(parcel)} bytes that are "
-            "not: changed on the way, or the server sent the two different parties, keys or "
-            "settings"
-        )
+        rule = f"must be sealed by {sender} for {name} in this run, got {len(parcel)} bytes that "
+        rule += "are not: changed on the way, or the server sent the two different parties, keys "
+        rule += "or settings"
         raise ProtocolError(sender, "parcel", "content", rule) from None
 
 
@@ -281,6 +278,3 @@ def seal_mail(
         sealed = seal(session_secret(name, store, envelope, receiver), address, content)
         parcels.append((receiver, head + sealed))
     return parcels
-
-
-# Keys that a site trusts: pinned ones, and those in the same home folder.

@@ -37,10 +37,9 @@ from fedapp.errors import (
 from fedapp.home import home, sync_folder, write_new
 from fedapp.messages.fields import Request, method_of
 from fedapp.messages.handshake import Plan
-from fedapp.site.plan import SPLIT
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import KEEP_DAYS, SECONDS_A_DAY, locked
-from fedapp.site.trust import trusted_keys
+from fedapp.site.trust import SPLIT, trusted_keys
 
 DATABASE = "register.db"
 KEPT_SECONDS = KEEP_DAYS * SECONDS_A_DAY
@@ -100,7 +99,7 @@ DURABLY = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL"
 def admit(config: SiteConfig, model_id: str, method: str, request: Request) -> None:
     """Record a run that has sent its opening, and check that it may begin.
 
-    It is recorded anew, and so counts and waits again, if its state was deleted since, if it first
+    It is recorded again, and so counts and waits again, if its state was deleted since, if it first
     asked too long ago, or if the site has another table now. Raises ConfigError if runs-per-day or
     total-epsilon would be exceeded or the opening has changed, and WaitingError if nobody at the
     site has approved it yet.
@@ -135,7 +134,7 @@ def opening(config: SiteConfig, model_id: str, method: str, request: Request) ->
         raise
 
 
-def record_begun(name: str, model_id: str) -> None:
+def record_opened(name: str, model_id: str) -> None:
     """Record that a site has a state of a run; raises ConfigError if its opening was refused."""
     if not _mark(name, model_id, "begun = admitted"):
         raise ConfigError(f"run must be admitted by {name}, got an opening that it has refused")
@@ -196,7 +195,7 @@ def _noted(config: SiteConfig, register: sqlite3.Connection, asked: Run) -> Run:
     register.execute("DELETE FROM runs WHERE NOT admitted AND asked <= ?", (oldest,))
     earlier = [run for run in _runs(register) if run.data == config.data]
     again = [run for run in earlier if run.model == asked.model and run.asked > oldest][-1:]
-    # A run that has begun and sends its opening again has lost its state here: it counts anew.
+    # A run that has begun and sends its opening again has lost its state here: it counts again.
     if again and not again[0].begun:
         run = again[0]
         _check_same(config.name, run, asked)

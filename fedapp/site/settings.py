@@ -1,4 +1,8 @@
-"""A site's settings: from its node config, or from the run config in simulation."""
+"""A site's settings and policy: from its node config, or from the run config in simulation.
+
+A node config names the site's table and says which runs the site takes part in. ``check_*`` compare
+a run's method, requests and numbers of rows with that policy.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ from fedapp.messages.fields import Request, method_of, senders_of
 from fedapp.messages.handshake import Plan
 from fedapp.trees.grow import parse_interactions, parse_monotone
 
-# Parse a site's node config: its table, and the runs it takes part in.
+log = logging.getLogger("fedapp.site")
 
 Value = bool | int | float | str
 PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")  # as in Flower
@@ -57,6 +61,8 @@ MIN_BIN_ROWS = 10
 LEAST_PARTIES, FEWEST_IN_SUMS = 3, 2
 # Of draws-secret: minimum number of characters, and the word for draws as in a simulation.
 SHORTEST_SECRET, NO_SECRET = 16, "none"
+BOOSTED = "pax, bagging, cyclic, secureboost"
+SUBSET_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 
 
 def table_settings(config: Mapping[str, Value], is_shared: bool = False) -> dict[str, Any]:
@@ -241,7 +247,7 @@ class SiteConfig:
     reader: Reader = PLAIN  # options for reading the table
     # whether the run config names the tables of all parties, on one machine
     simulated: bool = False
-    partition: str = ""  # rule that splits a simulated table; empty if the party has its own
+    partition: str = ""  # rule that splits a simulated table; empty if each party has a table
     share: int = 0  # this party's share of a simulated table
     n_shares: int = 1
     columns: str = ""  # rule that splits the columns of a simulated table (vertical)
@@ -357,7 +363,7 @@ def config_in_memory(
 
 
 def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfig:
-    """Settings of a simulated party: with its own table, or a share of the only one."""
+    """Settings of a simulated party: with a table of its name, or a share of the only one."""
     sources, files = party_sources(str(run["data"]), n_shares), str(run.get("schema", ""))
     schemas = by_party(files)
     if unknown := sorted(set(schemas) - {"", *sources}):
@@ -372,14 +378,6 @@ def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfi
     settings |= {"share": share, "n_shares": n_shares}
     settings |= {"least_bin_rows": whole(run, "least-bin-rows", 0)}
     return SiteConfig(name, simulated=True, **settings)
-
-
-# A site's policy: methods, settings and numbers of rows that it allows.
-
-log = logging.getLogger("fedapp.site")
-
-BOOSTED = "pax, bagging, cyclic, secureboost"
-SUBSET_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 
 
 def group_of(kind: str) -> str:

@@ -5,7 +5,7 @@
     state.json        step, facts, dtype and shape of every array, small arrays, files of large ones
     checkpoint.json   the same, at the last checkpoint that the server announced
     margins-0-17.raw  bytes of an array after step 17; never changed once written
-    noise.json        key and record of a run's noise, not affected by a rollback (``site.noise``)
+    noise.json        key and record of a run's noise, not affected by a rollback (``site.sums``)
 
 A step writes new array files, then renames one new ``state.json`` into place: a crash leaves
 either the state before the step or the state after it. Files that neither JSON names are deleted.
@@ -13,9 +13,12 @@ When ``state.json`` says that the run has ended, the checkpoint and the noise ke
 last reply is stored as an array. The files are not ``.npy``: numpy parses their headers with
 ``ast``, and CPython 3.11 fails if two threads do so at once.
 
-If all messages of a run come to one process (``stores.LiveStores``), a state stays in memory
+If all messages of a run come to one process (``LiveStores``), a state stays in memory
 between steps. It is written after the first step, before the server saves a checkpoint and at the
 end, so the disk always has the state from which a killed run resumes.
+
+A party's part of a model is a file beside them, private to its owner, salted, and identified by its
+digest.
 """
 
 from __future__ import annotations
@@ -47,6 +50,10 @@ from fedapp.trees.predict import Bits, unpack_bits
 FORMAT = 3
 STATE, CHECKPOINT, NOISE = "state.json", "checkpoint.json", "noise.json"
 RAW = ".raw"
+SECONDS_A_DAY = 24 * 60 * 60
+KEEP_DAYS = 7  # after which an interrupted run cannot be resumed: copies of its rows are deleted
+PART_FILE = "part.json"
+SALT_BYTES = CHECK_BYTES = 16
 T = TypeVar("T")
 REPLY = "reply"
 SMALL = 512  # bytes; a smaller array costs less inside the JSON than as a file
@@ -112,8 +119,7 @@ class Store:
     _changed: dict[str, Array] = field(default_factory=dict)  # not yet committed
     _unwritten: dict[str, Array] = field(default_factory=dict)  # committed, not yet on disk
     _replaced: set[str] = field(default_factory=set)  # files no longer used
-    # the checkpoint
-    _kept: dict[str, Any] = field(
+    _saved: dict[str, Any] = field(  # the checkpoint
         default_factory=lambda: {"step": -1, "checkpoint": 0, "files": []}
     )
 
@@ -144,7 +150,7 @@ class Store:
             _forms=state["forms"],
             _files=state["files"],
             _small=state["small"],
-            _kept=state["kept"],
+            _saved=state["kept"],
         )
 
     def copy(self) -> Store:
@@ -158,7 +164,7 @@ class Store:
             _changed={},
             _unwritten=dict(self._unwritten),
             _replaced=set(self._replaced),
-            _kept=dict(self._kept),
+            _saved=dict(self._saved),
         )
 
     def __getitem__(self, name: str) -> Array:
@@ -260,7 +266,7 @@ class Store:
         if self.finished:
             self._end()
             self._sweep(self._files.values())
-        for file in self._replaced - set(self._kept["files"]):
+        for file in self._replaced - set(self._saved["files"]):
             drop_file(self.folder / file)
         self._replaced.clear()
 
@@ -270,11 +276,11 @@ class Store:
 
     def keep(self, checkpoint: int) -> None:
         """Store the current state as that of a checkpoint, in place of the previous one."""
-        if self._kept["step"] != self.step:  # the server repeats its checkpoint in every message
+        if self._saved["step"] != self.step:  # the server repeats its checkpoint in every message
             if not self.is_written:
                 self.write()
             files = list(self._files.values())
-            self._kept = {"step": self.step, "checkpoint": checkpoint, "files": files}
+            self._saved = {"step": self.step, "checkpoint": checkpoint, "files": files}
             self._write(CHECKPOINT)
             self._sweep(self._files.values())
 
@@ -283,7 +289,7 @@ class Store:
         if not (self.folder / CHECKPOINT).exists():
             return None
         state = self._read(self.folder, CHECKPOINT, self.lasting, self.live)
-        return state if state._kept["checkpoint"] == checkpoint else None
+        return state if state._saved["checkpoint"] == checkpoint else None
 
     def _write(self, name: str) -> None:
         state = {
@@ -294,7 +300,7 @@ class Store:
             "forms": self._forms,
             "files": self._files,
             "small": self._small,
-            "kept": self._kept,
+            "kept": self._saved,
         }
         write_atomically(self.folder / name, json.dumps(state).encode(), lasting=self.lasting)
         if self.lasting:
@@ -317,12 +323,6 @@ def _dtype_of(described: str | list[Any]) -> np.dtype[Any]:
     if isinstance(described, str):
         return np.dtype(described)
     return np.dtype([(name, code) for name, code in described])
-
-
-# Where the states of a site's models are stored between two messages, and how long.
-
-SECONDS_A_DAY = 24 * 60 * 60
-KEEP_DAYS = 7  # after which an interrupted run cannot be resumed: copies of its rows are deleted
 
 
 class Stores:
@@ -394,12 +394,6 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-# A party's part of a model on its disk: private to its owner, salted, identified by its digest.
-
-PART_FILE = "part.json"
-SALT_BYTES = CHECK_BYTES = 16
-
-
 def write_part(folder: Path, document: Mapping[str, Any]) -> None:
     """Write a party's part of a model, readable only by its owner.
 
@@ -440,9 +434,6 @@ def _check(salt: bytes, document: Mapping[str, Any]) -> bytes:
 def part_digest(folder: Path) -> bytes:
     """Digest of a party's part of a model, 32 bytes."""
     return hashlib.blake2b((folder / PART_FILE).read_bytes(), digest_size=32).digest()
-
-
-# Unpack bits of rows that another party has sent.
 
 
 def sent_bits(

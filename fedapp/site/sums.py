@@ -1,17 +1,39 @@
-"""Mask a site's sums, so that the server sees only sums over all parties.
+"""Mask a site's sums, so that the server sees only sums over all parties; add noise before.
 
-A handler returns integer sums, and they are masked here, so that no handler depends on keys or
-steps. The label of the masks covers everything that determines the sums: the run with its hello and
-all parties, through the secrets of the pairs; the step, the attempt of the server and its
+**Masks.** A handler returns integer sums, and they are masked here, so that no handler depends on
+keys or steps. The label of the masks covers everything that determines the sums: the run with its
+hello and all parties, through the secrets of the pairs; the step, the attempt of the server and its
 checkpoint; and all requests since the parties met, each as a whole. The rows held back follow from
 the hello, and the rows of a tree node from the splits of earlier requests. So a mask stream never
 hides two contents, even if a site's disk is set back, and the masks of parties that were sent
-different requests do not cancel from there on.
+different requests do not cancel from there on. The last answer of a run follows from its request
+only, whatever attempt of the server asks: its label has no step, so a restarted server can add
+answers to several attempts. If parties may be lost, the label also has the parties of the sum.
 
-The last answer of a run follows from its request only, whatever attempt of the server asks: its
-label has no step, so a restarted server can add answers to several attempts.
+**Lost parties.** Each answer then has one more mask, from a seed drawn for it, and shares of the
+seed, each sealed for its holder. The server names the parties whose answers it has. A site then
+sends its shares of their seeds and, for each missing party, the seed of their pairwise stream for
+this answer. So a party's seed can be reconstructed, or its pairwise masks, but never both:
 
-If parties may be lost, the label also has the parties of the sum; see ``site.shares``.
+- A site accepts one set of parties per sum, which includes itself and at least ``threshold``
+  parties. With n parties, whatever sets the server sends to whom, a sum that it gets is over at
+  least ``2 threshold - n`` parties. The site checks that this is at least its ``least-parties``.
+- Missing parties do not come back: the next sum is over those named. This survives a restart of the
+  server and a rollback, even to before the run was opened.
+- A request is summed once: if it is repeated after a rollback, only over the same parties, however
+  steps are numbered. Sums that overlap with others, such as a level of a tree, must be over the
+  parties of these.
+
+Source: Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine
+Learning", Section 4 and Figure 4. Departure: no round in which all parties sign the set; a higher
+threshold replaces it.
+
+**Noise**, in a run with an epsilon, is added once per sum. It is derived from a key that the site
+draws for the run, from the sum's place in the schedule, and from all requests up to then. So a
+restarted server that repeats a request gets the same noise, and cannot average several draws.
+Answers are recorded in a separate file, which a rollback of the run's state does not change:
+another request for a sum already disclosed is refused, and so is a sum beyond the schedule. The
+file is deleted when the run ends.
 """
 
 from __future__ import annotations
@@ -33,15 +55,15 @@ from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import Bounds, Whole
 from fedapp.home import write_atomically
 from fedapp.messages.fields import Array, Request
-from fedapp.messages.pax import Promise
+from fedapp.messages.pax_secure import (
+    Promise,
+)
 from fedapp.messages.secagg import SEALED_BYTES, Among, MaskedReply, UnmaskReply, UnmaskRequest
 from fedapp.messages.wire import Envelope
 from fedapp.site.mail import ANSWERED_ONCE, checkpoint_of, pair_secrets
-from fedapp.site.plan import FIRST_ROUND, PLAN
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import NOISE, Store
-
-# Dropout-tolerant secure aggregation: a self-mask whose seed is secret-shared.
+from fedapp.site.trust import FIRST_ROUND, PLAN
 
 log = logging.getLogger("fedapp.site")
 
@@ -53,8 +75,98 @@ PENDING = "pending"  # the answer to be unmasked
 SUMMED = "summed"  # since the last checkpoint: number of the request, its digest, the parties
 N_ASKED = "n_asked"  # number of requests that led to this state, whatever their steps
 ANSWERED = "answered_for"  # since the last checkpoint: digests of the requests by number
+BOUNDS = "bounds"  # of the rows of all parties, once sums are masked
+ASKED = "asked_for"  # digest of the requests since sums are masked
+PROMISED = "promised"  # the privacy budget of the run
+NOISED = "noised_for"  # digest of the noised requests since then
 # What survives a rollback to a checkpoint.
 SURVIVES_ROLLBACK = ANSWERED_ONCE, AMONG, SUMMED, ANSWERED, PLAN, FIRST_ROUND
+ONCE = {"scores": 1}  # sums that are not in the schedule, and are disclosed once
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Noise of one array of sums."""
+
+    kind: str  # of the sum, as in ``Budget.schedule``, or ``scores``
+    number: int  # of the sum within its kind, from 0
+    variances: tuple[int, ...]  # for each index of the last axis, or one for all
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sums:
+    """Sums over a party's rows."""
+
+    arrays: Sequence[Whole]  # int64, of any shapes, in the order in which the server reads them
+    n_bytes: int = 8  # each sum over all parties fits in
+    noise: Sequence[Noise] = ()  # of each array, in a run with an epsilon; otherwise empty
+    # Whether these sums overlap with others of the same rows and gradients: then no party may be
+    # lost in between.
+    follows: bool = False
+
+
+def bounds_of(store: Store) -> Bounds:
+    """Bounds on the rows of all parties, from the run."""
+    return Bounds(**store.facts[BOUNDS])
+
+
+def is_masked(store: Store) -> bool:
+    """Whether the site's sums leave it only masked."""
+    return BOUNDS in store.facts
+
+
+def check_leaves(name: str, store: Store, request: Request) -> None:
+    """Check that a request does not ask for unmasked sums in a run with masks."""
+    if is_masked(store) and request.leaves == "own":
+        rule = "must be one for sums over all parties, as the run has begun"
+        raise ProtocolError(name, type(request).__name__, "class", rule)
+
+
+def note_request(name: str, store: Store, request: Request, digest: str) -> None:
+    """Add a request, by its digest, to those that determine the masks; ``query.`` ones do not.
+
+    Raises ProtocolError if no party may be lost and another request was answered before a rollback:
+    its sums would be of other nodes, or after other leaves, once per rollback.
+    """
+    if not request.kind.startswith("query."):
+        both = prefixed(store.facts.get(ASKED, "").encode(), digest.encode())
+        store.facts[ASKED] = hashlib.sha256(both).hexdigest()
+        store.facts[N_ASKED] = number = store.facts.get(N_ASKED, 0) + 1
+        answered = store.facts.setdefault(ANSWERED, {})
+        if answered.setdefault(str(number), digest) != digest and not store.facts[THRESHOLD]:
+            rule = "must be what it was before the run was resumed; begin a new run"
+            raise ProtocolError(name, type(request).__name__, "content", rule)
+
+
+def mask_sums(
+    name: str, store: Store, envelope: Envelope, request: Request, digest: str, sums: Sums
+) -> MaskedReply:
+    """Mask a site's sums; raises ProtocolError if the server names parties that may not sum."""
+    parts = [np.ravel(each).astype(np.int64, copy=False) for each in sums.arrays]
+    flat = np.concatenate(parts)
+    named = request.among if isinstance(request, Among) else ()
+    among = parties_of(name, store, named, sums.follows)
+    secrets, label = pair_secrets(name, store, envelope), label_of(store, envelope, digest, among)
+    if not among:  # no party may be lost: pairwise masks suffice
+        nothing = np.empty((0, SEALED_BYTES), np.uint8)
+        return MaskedReply(mask_vector(name, flat, secrets, label, sums.n_bytes), nothing)
+    secrets = {peer: secret for peer, secret in secrets.items() if peer in among}
+    asked = digest if store.finished else store.facts[ASKED]
+    self_mask, sealed = share(name, store, secrets, label, asked, sums.follows)
+    return MaskedReply(mask_vector(name, flat, secrets, label, sums.n_bytes, self_mask), sealed)
+
+
+def label_of(store: Store, envelope: Envelope, digest: str, among: Sequence[str]) -> bytes:
+    """Label of the masks of one answer; see the module."""
+    when, asked = (envelope.step, envelope.attempt, checkpoint_of(store, envelope.attempt)), digest
+    if store.finished:
+        when = (0, 0, 0)  # the last answer is the same in every attempt
+    else:
+        asked = store.facts[ASKED]
+    return prefixed(*(str(part).encode() for part in (*when, asked)), *(p.encode() for p in among))
+
+
+# Lost parties.
 
 
 def parties_of(name: str, store: Store, named: Sequence[str], follows: bool) -> list[str]:
@@ -118,9 +230,9 @@ def unmask(name: str, store: Store, request: UnmaskRequest) -> UnmaskReply:
     # The same is summed for the same parties only.
     number, asked = pending["number"], pending["asked"]
     summed = store.facts.get(SUMMED, [])
-    for _, before, of_whom in summed:
-        if before == asked and of_whom != names:
-            returning = ", ".join(sorted(set(of_whom) - set(names)))
+    for _, before, parties in summed:
+        if before == asked and parties != names:
+            returning = ", ".join(sorted(set(parties) - set(names)))
             rule = f"must have {returning}, with whom this was summed before the run was resumed"
             raise ProtocolError(name, "UnmaskRequest", "names", rule)
     store.facts[SUMMED] = [*summed, [number, asked, names]]
@@ -177,35 +289,21 @@ def _checked(
         f"must be {fewest} or more": len(parties) >= fewest,
         "must be those of the sums that this one is part of": not follows or parties == among,
     }
-    for rule, holds in rules.items():
-        if not holds:
+    for rule, is_kept in rules.items():
+        if not is_kept:
             raise ProtocolError(name, "sum", "names", f"{rule}, got {', '.join(parties)}")
     return parties
 
 
 def _opened(sender: str, receiver: str, box: bytes, sealed: Array) -> bytes:
     try:
-        found = unseal(box, Address(sender, receiver, 0), sealed.tobytes())
+        return unseal(box, Address(sender, receiver, 0), sealed.tobytes())
     except ValueError:
         rule = f"must be sealed by {sender} for {receiver} with this answer, got another"
         raise ProtocolError(sender, "UnmaskRequest", "sealed", rule) from None
-    return found
 
 
-# Add noise to a site's sums in a run with an epsilon, once per sum.
-
-# Among a store's facts: the promised budget, and a digest of the noised requests since then.
-PROMISED, NOISED = "promised", "noised_for"
-ONCE = {"scores": 1}  # sums that are not in the schedule, and are disclosed once
-
-
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """Noise of one array of sums."""
-
-    kind: str  # of the sum, as in ``Budget.schedule``, or ``scores``
-    number: int  # of the sum within its kind, from 0
-    variances: tuple[int, ...]  # for each index of the last axis, or one for all
+# Noise.
 
 
 def check_budget(
@@ -289,82 +387,4 @@ def add_noise(
 def _draws(shape: tuple[int, ...], variances: tuple[int, ...], source: Source) -> Whole:
     if len(variances) == 1:
         return discrete_gaussian(variances[0], int(np.prod(shape)), source).reshape(shape)
-    drawn = [_draws(shape[:-1], (variance,), source) for variance in variances]
-    return np.stack(drawn, axis=-1)
-
-
-# Facts of a store once sums are masked: bounds of the rows, and a digest of the requests since.
-BOUNDS, ASKED = "bounds", "asked_for"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Sums:
-    """Sums over a party's rows."""
-
-    arrays: Sequence[Whole]  # int64, of any shapes, in the order in which the server reads them
-    n_bytes: int = 8  # each sum over all parties fits in
-    noise: Sequence[Noise] = ()  # of each array, in a run with an epsilon; otherwise empty
-    # Whether these sums overlap with others of the same rows and gradients: then no party may be
-    # lost in between.
-    follows: bool = False
-
-
-def bounds_of(store: Store) -> Bounds:
-    """Bounds on the rows of all parties, from the run."""
-    return Bounds(**store.facts[BOUNDS])
-
-
-def is_masked(store: Store) -> bool:
-    """Whether the site's sums leave it only masked."""
-    return BOUNDS in store.facts
-
-
-def check_leaves(name: str, store: Store, request: Request) -> None:
-    """Check that a request does not ask for unmasked sums in a run with masks."""
-    if is_masked(store) and request.leaves == "own":
-        rule = "must be one for sums over all parties, as the run has begun"
-        raise ProtocolError(name, type(request).__name__, "class", rule)
-
-
-def note_request(name: str, store: Store, request: Request, digest: str) -> None:
-    """Add a request, by its digest, to those that determine the masks; ``query.`` ones do not.
-
-    Raises ProtocolError if no party may be lost and another request was answered before a rollback:
-    its sums would be of other nodes, or after other leaves, once per rollback.
-    """
-    if not request.kind.startswith("query."):
-        both = prefixed(store.facts.get(ASKED, "").encode(), digest.encode())
-        store.facts[ASKED] = hashlib.sha256(both).hexdigest()
-        store.facts[N_ASKED] = number = store.facts.get(N_ASKED, 0) + 1
-        answered = store.facts.setdefault(ANSWERED, {})
-        if answered.setdefault(str(number), digest) != digest and not store.facts[THRESHOLD]:
-            rule = "must be what it was before the run was resumed; begin a new run"
-            raise ProtocolError(name, type(request).__name__, "content", rule)
-
-
-def mask_sums(
-    name: str, store: Store, envelope: Envelope, request: Request, digest: str, sums: Sums
-) -> MaskedReply:
-    """Mask a site's sums; raises ProtocolError if the server names parties that may not sum."""
-    parts = [np.ravel(each).astype(np.int64, copy=False) for each in sums.arrays]
-    flat = np.concatenate(parts)
-    named = request.among if isinstance(request, Among) else ()
-    among = parties_of(name, store, named, sums.follows)
-    secrets, label = pair_secrets(name, store, envelope), label_of(store, envelope, digest, among)
-    if not among:  # no party may be lost: pairwise masks suffice
-        nothing = np.empty((0, SEALED_BYTES), np.uint8)
-        return MaskedReply(mask_vector(name, flat, secrets, label, sums.n_bytes), nothing)
-    secrets = {peer: secret for peer, secret in secrets.items() if peer in among}
-    asked = digest if store.finished else store.facts[ASKED]
-    self_mask, sealed = share(name, store, secrets, label, asked, sums.follows)
-    return MaskedReply(mask_vector(name, flat, secrets, label, sums.n_bytes, self_mask), sealed)
-
-
-def label_of(store: Store, envelope: Envelope, digest: str, among: Sequence[str]) -> bytes:
-    """Label of the masks of one answer; see the module."""
-    when, asked = (envelope.step, envelope.attempt, checkpoint_of(store, envelope.attempt)), digest
-    if store.finished:
-        when = (0, 0, 0)  # the last answer is the same in every attempt
-    else:
-        asked = store.facts[ASKED]
-    return prefixed(*(str(part).encode() for part in (*when, asked)), *(p.encode() for p in among))
+    return np.stack([_draws(shape[:-1], (one,), source) for one in variances], axis=-1)

@@ -1,4 +1,23 @@
-"""A party's table in a vertical run, where other parties have other columns of the same rows."""
+"""A party's table in a run: its rows by use, its columns, tables joined by id, and rows to predict.
+
+Horizontal parties have different rows of the same columns (``read_subsets``), vertical ones
+different columns of the same rows (``read_columns``). A simulated party may have a share of one
+table.
+
+Rows to predict are compared with quantiles of the training columns, which a party stores with its
+part of a model, as column names alone do not distinguish tables. The two rules were measured on
+default-credit, give-me-some-credit and the breast-hetero tables, each randomly cut in two (60 cuts,
+5 to 1,000 rows to predict): no cut comes near either rule, and the other party's file of
+default-credit is detected from 100 rows on. Tables whose columns are all distributed alike
+(breast-hetero) cannot be distinguished; hence files are named after parties.
+
+    warning     half of the columns have a Kolmogorov distance (largest difference of the
+                distribution functions) above 0.15 + 1.5 / sqrt(n_rows), or most values outside
+                the training range, widened by a tenth; the largest median of matching rows was
+                0.36 at 20 rows, 0.13 at 300 to 1,000
+    error       in most rows, most values and at least three are outside that range: one column
+                that drifts, such as days since a date, does not make another table
+"""
 
 from __future__ import annotations
 
@@ -16,7 +35,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.datasets import dataset_names, read_source
-from fedapp.data.partition import SUBSETS, Holdout, Split, partition_columns, partition_rows
+from fedapp.data.partition import (
+    HELD_OUT,
+    SUBSETS,
+    Holdout,
+    Split,
+    partition_columns,
+    partition_rows,
+)
 from fedapp.data.predictions import columns_of_frame, in_codes_of, read_columns_of
 from fedapp.data.read import column_names, table_of_frame
 from fedapp.data.schema import PLAIN, Reader, Roles
@@ -26,7 +52,14 @@ from fedapp.site.settings import SiteConfig
 from fedapp.trees.sets import Categories, as_categories, chosen, entries_of, in_secret_order
 
 Rows = npt.NDArray[np.int64]
+Values = npt.NDArray[np.float32]
 ORDER_BYTES = 16
+# Of the comparison with training columns; see the module.
+N_QUANTILES = 65
+MOST_ROWS = 100_000  # of which quantiles are taken
+MARGIN = 0.1  # of a column's range, beyond it
+LEAST_DISTANCE, OF_FEW_ROWS = 0.15, 1.5
+FEWEST_OUTSIDE = 3  # columns of a row
 
 
 def read_columns(config: SiteConfig, seed: int) -> Table:
@@ -37,7 +70,7 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
     all three.
     """
     if not config.is_share:
-        table = read_table(_with_own_roles(config) if config.simulated else config)
+        table = read_table(_with_present_roles(config) if config.simulated else config)
         return _shuffled(_without_lone_columns(table, config), seed)
     table = read_table(config)
     rng = np.random.default_rng(seed)
@@ -123,7 +156,7 @@ def common_order(ids: Sequence[str], seed: int) -> Rows:
     keyed = hashlib.blake2b(key=seed.to_bytes(8, "little"), digest_size=ORDER_BYTES)
     digests = bytearray()
     for name in ids:
-        digest = keyed.copy()  # hashing the key anew would take half of the time
+        digest = keyed.copy()  # hashing the key again would take half of the time
         digest.update(name.encode())
         digests += digest.digest()
     # A digest of 16 bytes is two big-endian words; lexsort takes its last key as the first.
@@ -168,7 +201,7 @@ def _without_lone_columns(table: Table, config: SiteConfig) -> Table:
     return replace(table, weights=None, base_margins=None)
 
 
-def _with_own_roles(config: SiteConfig) -> SiteConfig:
+def _with_present_roles(config: SiteConfig) -> SiteConfig:
     """Remove roles and dropped columns that the file does not have."""
     path = Path(config.data)
     names = set(column_names(path, config.reader)) if path.is_file() else set()
@@ -183,20 +216,16 @@ def _with_own_roles(config: SiteConfig) -> SiteConfig:
     )
 
 
-# A party's rows for training, validation and test.
-
-
 def read_subsets(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
     """Read the train, valid and test rows of one site.
 
     A simulated table is first split into subsets and then among the parties, so that a pooled model
     sees the same rows.
     """
+    table = read_table(config)
     if not config.is_share:
-        table = read_table(config)
         split = holdout.split(table.n_rows)
         return {subset: table.take(getattr(split, subset)) for subset in SUBSETS}
-    table = read_table(config)
     shares = share_rows(table, holdout, config.partition, config.n_shares)
     return {subset: table.take(shares[subset][config.share]) for subset in SUBSETS}
 
@@ -219,7 +248,7 @@ def share_rows(
             for subset in SUBSETS
         }
     dealt = {"train": partition_rows(partition, split.train, n_parties, rng, table.labels)}
-    for subset in ("valid", "test"):
+    for subset in HELD_OUT:
         rows = rng.permutation(getattr(split, subset))
         dealt[subset] = tuple(np.sort(share) for share in np.array_split(rows, n_parties))
     return dealt
@@ -266,9 +295,6 @@ def read_once(read: Callable[..., Table], data: str, *how: Any) -> Table:
 @lru_cache(64)  # tables of the parties of a simulation, to train and to predict
 def _read_once(version: tuple[int, ...], read: Callable[..., Table], *how: Any) -> Table:
     return read(*how)
-
-
-# Join the tables of several parties, for a model with columns of all of them.
 
 
 def read_joined(
@@ -371,16 +397,6 @@ def _owner(column: str, names: Mapping[str, set[str]], columns: Collection[str])
         rule = f"column '{column}' of the model must be in one of the tables"
         raise DataError(f"{rule}, got {got}{way}")
     return owners[0]
-
-
-# Detect rows to predict whose values differ from those a model was trained on.
-
-Values = npt.NDArray[np.float32]
-N_QUANTILES = 65
-MOST_ROWS = 100_000  # of which quantiles are taken
-MARGIN = 0.1  # of a column's range, beyond it
-LEAST_DISTANCE, OF_FEW_ROWS = 0.15, 1.5
-FEWEST_OUTSIDE = 3  # columns of a row
 
 
 def quantiles(values: Values) -> Values:

@@ -40,7 +40,12 @@ from fedapp.histograms.build import add_histograms
 from fedapp.histograms.sketch import Sketch, fuse_sketches, sketch_cuts
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.handshake import HelloReply
-from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
+from fedapp.messages.pax import (
+    GrowReply,
+    GrowRequest,
+    SketchReply,
+    SketchRequest,
+)
 from fedapp.messages.secagg import EVERYONE
 from fedapp.runs.engines import LocalGrid, simulated_contexts
 from fedapp.runs.tables import stacked_tables

@@ -1,0 +1,137 @@
+"""Differentially private PAX: what a run discloses of a row is bounded by its epsilon.
+
+Reveals: as ``secure``, but no sum is exact. Every party adds discrete Gaussian noise to each sum
+before it masks it.
+
+- The server learns noised sums over all parties of the labels and the weights (with
+  ``multi:softprob`` of the weights only: every class starts at 0.5), and of the weights of rows by
+  the digits of their values.
+- The server learns noised sums of gradients and hessians at the leaves of trees whose structure it
+  draws without looking at rows or, with ``privacy.trees=greedy``, grows from such sums by node,
+  column and bin.
+- The server learns noised sums of the scores of validation and test rows of the finished model,
+  with no scores before and none of training rows.
+- These sums, and the model, which follows from them, are (epsilon, delta)-differentially private:
+  they are almost as likely if one row of one party had weight 0.
+- Each party's noise is large enough that this holds against the other parties too, each of which
+  knows its noise, but not if all of them but one collude with the server. It holds for each row,
+  not for all rows of a person together.
+- A party draws its noise from its operating system, once for each sum of the schedule, and draws
+  the same again if a restarted server asks the same again. It refuses another request in its place,
+  and one beyond the schedule.
+- A party refuses, by the accountant, a run whose noise does not keep the promise of its opening,
+  and a promise above the node config's ``run-epsilon``.
+- Runs add up: before a site answers an opening, it composes all private runs that it has ever
+  admitted on its table, by the same accountant and for the smallest of their deltas, and refuses a
+  run that would exceed its ``total-epsilon``.
+- A thief of a site's disk during a run can remove that site's noise; when the run ends, the key of
+  the noise is deleted.
+- Not covered is what ``hello`` and ``secure`` disclose, among it the numbers of rows, the names of
+  columns, of classes and, unless a schema gives them (``share-categories = false``), of categories,
+  the range of numeric labels, to powers of two, and the largest weight, to a power of two.
+- Not covered are whether a party fails, and settings that were chosen by looking at the same rows.
+- Held-out rows have a budget to themselves, of the same size, because each is in one subset only
+  and only their scores depend on them. Over several runs a row may be in both, so each run counts
+  in full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fedapp.messages import scoring
+from fedapp.messages.fields import (
+    MOST_DEPTH,
+    Array,
+    BaseMargin,
+    Form,
+    PlanLimit,
+    Range,
+    Request,
+)
+from fedapp.messages.handshake import RunCoding
+from fedapp.messages.secagg import Roster, SharedCuts
+from fedapp.messages.trees import Trees
+
+GROUPS = {"private": frozenset({"horizontal"})}
+
+# Sent as the number of all rows. Units follow from it: noise has room beside the sums, and a row of
+# the largest weight counts 2^22 units.
+COUNTED_ROWS = 2**40
+
+
+@dataclass(frozen=True, eq=False)
+class Promise:
+    """Part of a message: what a run may disclose about a row; see ``fedapp.crypto.noise``."""
+
+    __slots__ = ()
+    epsilon: Annotated[float, Range(0, 1e6)]
+    delta: Annotated[float, Range(0, 1)]
+    multiplier: Annotated[float, Range(0, 1e9)]  # of noise, for the whole budget
+    n_rounds: Annotated[int, Range(1, 10**6), PlanLimit("rounds")]
+    levels: Annotated[int, Range(0, MOST_DEPTH)]  # of a tree that are split by sums; 0: drawn
+    clip: Annotated[float, Range(0, 1e30)]  # largest absolute gradient; 0: bounded by the objective
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrivateOpenRequest(RunCoding, Roster, Promise, Request):
+    """Start with the roster; encode labels and categories; sum the labels, count first digits.
+
+    Asks for noised sums: of the labels (except for several outputs), of the weights, and
+    ``digit_counts`` of all columns of numbers.
+    """
+
+    kind: ClassVar[str] = "train.private_open"
+    doing: ClassVar[str] = "counting values"
+    leaves: ClassVar[str] = "noised"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrivateCountRequest(Request):
+    """Count the weights of rows by the next digit of their values; see ``digit_counts``."""
+
+    kind: ClassVar[str] = "train.private_count"
+    doing: ClassVar[str] = "counting values"
+    leaves: ClassVar[str] = "noised"
+    digit: Annotated[int, Range(1, 3)]
+    prefixes: Annotated[Array, Form("uint32", "n_prefixes")]  # ascending in a column
+    offsets: Annotated[Array, Form("int64", "n_column_offsets", low=0)]  # n_columns + 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrivateTreesRequest(Trees, Request):
+    """Add the last round's leaves to the margins; sum gradients at the leaves of new trees.
+
+    The leaves of the trees sent have the value 0.
+    """
+
+    kind: ClassVar[str] = "train.private_trees"
+    doing: ClassVar[str] = "growing trees"
+    each_round: ClassVar[bool] = True
+    leaves: ClassVar[str] = "noised"
+    round_id: Annotated[int, Range(0, 10**6)]
+    base_margin: BaseMargin
+    # Of the last round's leaves; empty once they have been sent.
+    leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrivateSplitsRequest(SharedCuts, PrivateTreesRequest):
+    """As ``PrivateTreesRequest``, for trees that grow level by level.
+
+    Sum gradients and hessians of the rows at the leaves of one level by bin, and of missing values
+    by column. Only the first request of a round has the leaves of the last one.
+    """
+
+    kind: ClassVar[str] = "train.private_splits"
+    level: Annotated[int, Range(0, MOST_DEPTH), PlanLimit("max_depth")]
+    drawn: Annotated[Array, Form("int32", "n_drawn", low=0)]  # columns to sum over, ascending
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrivateScoresRequest(scoring.EvaluateRequest):
+    """As ``EvaluateRequest``, for noised sums of validation and test rows."""
+
+    kind: ClassVar[str] = "evaluate.private_scores"
+    leaves: ClassVar[str] = "noised"
