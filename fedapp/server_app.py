@@ -13,11 +13,7 @@ from fedapp import log_lines
 from fedapp.deploy.warm import serverapp
 from fedapp.errors import FedappError
 from fedapp.process import leave_no_core
-from fedapp.run_folder import (
-    RunFolder,
-    new_run_dir,
-    resumed_settings,
-)
+from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
 from fedapp.settings import Settings, load_settings
 from strategies.run import check_read, engine_name, log, train
 

@@ -35,8 +35,7 @@ Overrides = Annotated[
     ),
 ]
 Folds = Annotated[
-    int,
-    typer.Option(help="Cross-validate: hold back each of so many parts of the rows in turn."),
+    int, typer.Option(help="Cross-validate: hold back each of so many parts of the rows in turn.")
 ]
 
 command_began: ContextVar[float | None] = ContextVar("command_began", default=None)

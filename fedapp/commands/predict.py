@@ -51,8 +51,7 @@ def predict(
         ),
     ] = "local",
     inference: Annotated[
-        str,
-        typer.Option(help="For such a model: interactive, one-round, or eini (encrypted)."),
+        str, typer.Option(help="For such a model: interactive, one-round, or eini (encrypted).")
     ] = "interactive",
     explain: Annotated[
         str,

@@ -41,15 +41,9 @@ NOTHING_SAVED = "nothing was saved yet; the same command begins anew"
 
 
 def run(
-    strategy: Annotated[
-        str,
-        typer.Argument(help="The method: one of those below."),
-    ],
+    strategy: Annotated[str, typer.Argument(help="The method: one of those below.")],
     config: Overrides = None,
-    engine: Annotated[
-        str,
-        typer.Option(help=ENGINES),
-    ] = "local",
+    engine: Annotated[str, typer.Option(help=ENGINES)] = "local",
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Also train on pooled rows, and each party alone.")
     ] = False,
@@ -143,7 +137,7 @@ def compare(
         Path | None,
         typer.Option(
             help="Folder of the runs; finished ones are not run again. By default one below runs/ "
-            "that follows from the table and the settings.",
+            "that follows from the table and the settings."
         ),
     ] = None,
 ) -> None:
@@ -188,15 +182,14 @@ def tune(
         int | None, typer.Option(help="Exchanges of all trials and the last run at most.")
     ] = None,
     bytes_: Annotated[
-        int | None,
-        typer.Option("--bytes", help="Bytes of all trials and the last run at most."),
+        int | None, typer.Option("--bytes", help="Bytes of all trials and the last run at most.")
     ] = None,
     engine: Annotated[str, typer.Option(help="local, or simulation.")] = "local",
     output: Annotated[
         Path | None,
         typer.Option(
             help="Folder of the search, which goes on where it is unfinished. By default one below "
-            "runs/ that follows from the table, the settings and the space.",
+            "runs/ that follows from the table, the settings and the space."
         ),
     ] = None,
 ) -> None:

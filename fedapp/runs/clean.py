@@ -276,10 +276,7 @@ def _all_runs(parent: Path, tell: Tell = _silent) -> list[ListedRun]:
 
 
 def plan(
-    parent: Path,
-    days: float | None = None,
-    all_parts: bool = False,
-    tell: Tell = _silent,
+    parent: Path, days: float | None = None, all_parts: bool = False, tell: Tell = _silent
 ) -> Cleaning:
     """Decide which runs in a folder, failed predictions and site states can be deleted.
 
@@ -318,14 +315,7 @@ def plan(
         (parts if keeps else states).append(state)
     needed = tuple(one for one in states if one.is_part and one.path.name in finished)
     unfinished = tuple(run for run in runs if run.path in deleted)
-    return Cleaning(
-        parent,
-        unfinished,
-        tuple(states),
-        needed,
-        tuple(parts),
-        frozenset(finished),
-    )
+    return Cleaning(parent, unfinished, tuple(states), needed, tuple(parts), frozenset(finished))
 
 
 def predictions_folder() -> Path:
