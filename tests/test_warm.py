@@ -132,7 +132,7 @@ def test_of_another_flower_nothing_is_replaced_with_one_warning(
     function: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(warm, "DIGESTS", f"{warm.DIGESTS}\n[server] {function}")
-    assert warm.SERVER.load("carried") is None
+    assert warm.SERVER.load("supernode") is None
     rule = f"flwr must be 1.41.0 or 1.42.0, got {version('flwr')}: it differs; slow mode, each"
     way = "exchange takes seconds; what differs: python -m fedapp.deploy.warm"
     assert caplog.messages == [f"{rule} {way}"]

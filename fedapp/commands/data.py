@@ -22,9 +22,9 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table as Grid
 
-from fedapp import log_lines
 from fedapp.commands.common import Command, interruptible
 from fedapp.errors import check_package
+from fedapp.process import start_log
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -295,7 +295,7 @@ def metrics(
     collector: Any = FolderCollector(runs or ())
     registry.register(collector)
     start_http_server(port, "127.0.0.1", registry)
-    log_lines.begin("metrics")
+    start_log("metrics")
     log.info("metrics of %s at http://127.0.0.1:%d/metrics", home(), port)
     with interruptible(lambda: "the exporter has stopped"):
         threading.Event().wait()

@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
@@ -214,7 +213,7 @@ def logged(settings: Settings, folder: RunFolder, engine: str, tell: Notify) -> 
     try:
         for name in settings.logs:
             run = _described(settings, folder, engine)
-            loggers[name] = _opened(name, run, run_ids.get(name, ""))
+            loggers[name] = LOGGERS[name](run, run_ids.get(name, ""))
             if name not in run_ids:
                 for info in earlier:
                     loggers[name].round(info)
@@ -233,11 +232,6 @@ def logged(settings: Settings, folder: RunFolder, engine: str, tell: Notify) -> 
     except BaseException as error:
         logs.fail(isinstance(error, StoppedError | KeyboardInterrupt))
         raise
-
-
-def _opened(name: str, run: LoggedRun, run_id: str) -> Logger:
-    opened: Logger = import_module(f"fedapp.runs.logs.to_{name}").LOGGER(run, run_id)
-    return opened
 
 
 def _described(settings: Settings, folder: RunFolder, engine: str) -> LoggedRun:
@@ -428,9 +422,6 @@ def _param_text(value: object) -> str:
     return as_plain(str(value), LONGEST)
 
 
-MLFLOW = ToMLflow
-
-
 # A run for TensorBoard: event files in the subfolder ``tensorboard`` of the run's folder.
 
 FOLDER = "tensorboard"
@@ -518,9 +509,6 @@ def _table(tags: Mapping[str, str]) -> str:
     return "\n".join(["| tag | value |", "| --- | --- |", *lines])
 
 
-TENSORBOARD = ToTensorBoard
-
-
 # A run in Weights & Biases: configuration, a step per round, tags, and an artifact with the files.
 
 PROJECT = "fedapp"
@@ -575,4 +563,8 @@ class ToWandb:
         self._run.finish(exit_code=1)
 
 
-WANDB = ToWandb
+LOGGERS: Mapping[str, type[Logger]] = {
+    "mlflow": ToMLflow,
+    "tensorboard": ToTensorBoard,
+    "wandb": ToWandb,
+}

@@ -153,7 +153,6 @@ def check_method(settings: Settings, engine: str, given: Collection[str] = ()) -
     ----------
     given : names of settings that the method must read, even with default values.
     """
-    from fedapp.messages.fields import all_methods
     from strategies.run import check_read, load_strategy
 
     check_engine(engine)
@@ -172,19 +171,22 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher) -> None:
     """Check the tables of a simulated run before it starts, and show warnings."""
     if engine in SIMULATED:
         from fedapp.kernels import load_ahead
-        from fedapp.messages.fields import all_methods
         from fedapp.runs.tables import check_tables
+        from strategies.run import load_strategy
 
         watcher.begin("reading and checking the tables")
         if engine == "local":
-            is_boosted = all_methods()[settings.strategy].baseline == "boosted"
-            clients = f"clients.{settings.strategy.replace('-', '_')}"
-            if is_boosted:
-                load_ahead(
-                    [clients, "xgboost"], ("fedapp.trees.forest", "fedapp.histograms.sketch")
-                )
-            else:
-                load_ahead([clients], ("fedapp.histograms", "fedapp.trees.boosted"))
+            # Modules that the first round needs, and kernels that the method does not call.
+            modules = [load_strategy(settings.strategy).__module__.replace("strategies", "clients")]
+            unused: tuple[str, ...] = (
+                "fedapp.histograms",
+                "fedapp.trees.grow",
+                "fedapp.trees.rounds",
+            )
+            if all_methods()[settings.strategy].baseline == "boosted":
+                modules += ["xgboost"]
+                unused = ("fedapp.trees.forest", "fedapp.histograms.sketch")
+            load_ahead(modules, unused)
         for text in check_tables(settings):
             watcher.tell(f"! {text}")
 
@@ -202,9 +204,7 @@ def carry_out(
         return run(settings)
 
 
-# Joint prediction with a divided model; the active party writes the predictions.
-
-# Settings that a prediction takes from the training run; the second only for simulated parties.
+# Settings that a joint prediction takes from the training run; OF_SIMULATED only in a simulation.
 TRAINED = ("parties", "columns", "align", "align-most-rows", "seed")
 OF_SIMULATED = ("label", "weight", "schema", "header", "decimal", "encoding")
 

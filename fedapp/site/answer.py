@@ -33,7 +33,6 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from fedapp import log_lines
 from fedapp.data.datasets import NAME
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.home import home, open_private, private_folder, secret_at
@@ -55,6 +54,7 @@ from fedapp.messages.wire import (
     without_parcels,
 )
 from fedapp.packages import check_extra
+from fedapp.process import log_run
 from fedapp.site.mail import Letters, Mail, end_session, open_mail, seal_mail, write_letters
 from fedapp.site.plan import check_planned
 from fedapp.site.register import opening, record_begun
@@ -366,7 +366,7 @@ def log_answers(answer: Call) -> Call:
         name = str(context.node_config.get("name"))
         if "data" not in context.node_config or not NAME.fullmatch(name):
             return answer(app, message, context)
-        log_lines.name_run(message.metadata.run_id)
+        log_run(message.metadata.run_id)
         began, reply = time.perf_counter(), answer(app, message, context)
         error = reply.error.code if reply.has_error() else None
         line = {

@@ -39,7 +39,6 @@ from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supernode.runtime import run_clientapp
 from flwr.supernode.runtime.run_clientapp import push_task_output
 
-from fedapp import log_lines
 from fedapp.client_app import SiteApp
 from fedapp.deploy.superexec import SiteExecutor, tls_options
 from fedapp.deploy.warm import BACKOFF, replace
@@ -47,6 +46,7 @@ from fedapp.deploy.warm.supernode import ObjectCarrier, add, contents_of
 from fedapp.home import home
 from fedapp.kernels import load_ahead, modules_with_kernels
 from fedapp.messages.wire import ENVELOPE
+from fedapp.process import start_log
 from fedapp.site.store import Store
 
 log = logging.getLogger("fedapp")
@@ -252,7 +252,7 @@ def main() -> None:
     # stdout carries the answers, so whatever the app prints goes to stderr, the log.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    log_lines.begin("worker")
+    start_log("worker")
     load_ahead([*modules_with_kernels(), "xgboost"])
     tokens: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin, tokens), daemon=True).start()
