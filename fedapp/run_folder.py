@@ -158,7 +158,7 @@ class RunFolder:
         (self.path / "progress.json").unlink(missing_ok=True)
 
     @property
-    def kept(self) -> RunState | None:
+    def saved_state(self) -> RunState | None:
         """The state in the last checkpoint, or None."""
         facts = self._saved_facts()
         return RunState.from_json(facts) if facts else None

@@ -117,7 +117,7 @@ def what_now(training: Training) -> str:
     words = ["fedapp", "run", training.strategy, "--engine", engine]
     words += ["--baselines"] if training.baselines else []
     words += ["-c", f"resume={where}"]
-    state = folder.kept
+    state = folder.saved_state
     saved = f"saved up to {checkpoint_text(state)} in {where}" if state else "nothing was saved yet"
     return f"{saved}; to resume:\n  {shlex.join(words)}"
 

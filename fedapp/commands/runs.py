@@ -81,11 +81,10 @@ def clean(
     from fedapp.runs.clean import plan
 
     cleaning = plan(RUNS, older_than, all_parts, say)
-    if cleaning.kept:
-        size = human_bytes(sum(one.n_bytes for one in cleaning.kept))
-        say(
-            f"kept: parts of models at sites ({len(cleaning.kept)}), {size}; --all deletes them too"
-        )
+    if cleaning.retained:
+        size = human_bytes(sum(one.n_bytes for one in cleaning.retained))
+        number = len(cleaning.retained)
+        say(f"kept: parts of models at sites ({number}), {size}; --all deletes them too")
     if not (cleaning.runs or cleaning.states):
         say("nothing to delete")
         return

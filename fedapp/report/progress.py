@@ -64,7 +64,7 @@ class Follower:
     def run(self, folder: RunFolder, metric: str) -> Iterator[None]:
         """Show a run's stages and rounds during the block; `metric` is shown first."""
         folder.forget_stage()
-        checkpoint = folder.kept
+        checkpoint = folder.saved_state
         if checkpoint:
             self.tell(f"resumed after {checkpoint_text(checkpoint)}")
         with self._lock:

@@ -45,11 +45,8 @@ class Training:
     def carry_out(self) -> RunFolder | None:
         """Train a model; returns its folder, or None if it is on another machine.
 
-        Raises
-        ------
-        ConfigError, DataError : a setting or a table is invalid; before anything is started.
-        StoppedError : ``on_round`` stopped the run.
-        FedappError : the run failed.
+        An invalid setting or table raises ConfigError or DataError before anything is started, an
+        ``on_round`` that stops the run StoppedError.
         """
         watcher = self.watcher
         watcher.begin("reading the settings")
@@ -58,7 +55,7 @@ class Training:
         settings = settings.model_copy(update={"run_dir": run_dir_of(settings, self.engine)})
         self.folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
         watcher.tell(describe_engine(self.engine))
-        saved = self.folder.kept if self.folder else None
+        saved = self.folder.saved_state if self.folder else None
         earlier = saved.seconds[0] if saved else 0.0  # of earlier attempts of a resumed run
         with self._logged(settings) as logs:
             folder = carry_out(settings, self.engine, watcher, logs.before(self.on_round))
@@ -147,12 +144,8 @@ def delete_when_done(run_dir: str, stays: bool) -> Iterator[None]:
 
 
 def check_method(settings: Settings, engine: str, given: Collection[str] = ()) -> None:
-    """Raise ConfigError if a method cannot train here with these settings.
-
-    Parameters
-    ----------
-    given : names of settings that the method must read, even with default values.
-    """
+    """Raise ConfigError if a method cannot train here with these settings; it must read all of
+    ``given``, even those with default values."""
     from strategies.run import check_read, load_strategy
 
     check_engine(engine)
@@ -222,11 +215,9 @@ def settings_to_predict(
 ) -> Settings:
     """Settings of a run that predicts with the divided model of another run.
 
-    Parameters
-    ----------
-    parts : parties of the model, see ``fedapp.runs.predict.parts_of``.
-    overrides : settings by their names; ``strategy`` is the way to predict.
-    output : file to write; empty if the active party chooses it.
+    ``parts`` are from ``fedapp.runs.predict.parts_of``; ``overrides`` has settings by their names,
+    with ``strategy`` as the way to predict; ``output`` is empty if the active party chooses the
+    file.
     """
     from strategies.run import check_read, load_strategy
 
