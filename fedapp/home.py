@@ -1,4 +1,4 @@
-"""Folders of fedapp on this machine, and private, atomic writes."""
+"""Files on this machine: private folders, atomic writes, locks on a run's folder, safe TOML."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from fedapp.errors import ConfigError
 
 RUNS = Path("runs")  # where a command writes runs, below the working folder
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
+LOCK = ".lock"
+DEEPEST = 32  # nesting of TOML tables and lists; fedapp's files have 4 levels at most
 
 
 def home() -> Path:
@@ -94,9 +96,7 @@ def secret_at(path: Path, draw: Callable[[], bytes]) -> bytes:
     return path.read_bytes()
 
 
-# Locks on a run's folder: many processes can hold it, one writes it, or one deletes it.
-
-LOCK = ".lock"
+# Locks on a run's folder: many processes share it, one writes it, or one deletes it.
 
 
 @contextmanager
@@ -176,11 +176,6 @@ def _shared(folder: Path) -> int:
             if os.path.samestat(os.fstat(descriptor), folder.stat()):
                 return descriptor
         os.close(descriptor)
-
-
-# Parse TOML of untrusted files and commands.
-
-DEEPEST = 32  # nesting of tables and lists; fedapp's files have 4 levels at most
 
 
 def read_toml(text: str, rule: str) -> dict[str, Any]:

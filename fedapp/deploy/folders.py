@@ -53,10 +53,8 @@ from fedapp.messages.fields import Method, all_methods
 from fedapp.site.settings import SiteConfig, Value
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?")
-# Needs no quotes in scripts, units and configurations.
-PLAIN = re.compile(r"[A-Za-z0-9_/.+,@-]+")
-# Valid in a Kubernetes namespace.
-LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,54}[a-z0-9])?")
+PLAIN = re.compile(r"[A-Za-z0-9_/.+,@-]+")  # needs no quotes in scripts, units, configurations
+LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,54}[a-z0-9])?")  # valid in a Kubernetes namespace
 LOOPBACK = ("localhost", "127.0.0.1")
 # Target -> writer of its files.
 FEDERATION_TEXTS = {
@@ -89,17 +87,12 @@ POLICIES: Mapping[str, tuple[Callable[[Method], bool], Mapping[str, Value]]] = {
 }
 # The folder's user where the SuperLink is in a cluster and reached through nginx.
 OPERATOR = "operator"
-# A SuperNode's port inside a container network.
-INSIDE_PORT = 9094
+INSIDE_PORT = 9094  # a SuperNode's, inside a container network
 
 
 def write_federation(folder: Path, federation: Federation, target: str = "scripts") -> None:
-    """Write a coordinator's folder for `target`.
-
-    Raises
-    ------
-    ConfigError : a name or path is invalid, or the folder is not empty.
-    """
+    """Write a coordinator's folder for `target`; ConfigError if a name or path is invalid, or the
+    folder is not empty."""
     for name in (federation.name, *federation.sites):
         _check(NAME, name, "a name of letters, digits, '.', '_' or '-'", "name")
     _check_target(target, federation.name)
@@ -140,9 +133,7 @@ def write_federation(folder: Path, federation: Federation, target: str = "script
 def add_user(folder: Path, name: str) -> Path:
     """Add a user who may start runs; returns Flower's configuration file for them.
 
-    Raises
-    ------
-    ConfigError : the name is invalid or taken, or the folder is not a coordinator's.
+    ConfigError if the name is invalid or taken, or the folder is not a coordinator's.
     """
     _check(NAME, name, "a name of letters, digits, '.', '_' or '-'", "name")
     users = Path(_existing(str(folder / "nginx.users")))
@@ -168,9 +159,7 @@ def _flower_config(federation: Federation, address: str, root: str) -> str:
 def renew_certificates(folder: Path) -> datetime:
     """Renew a coordinator's certificates, keeping the CA key; returns when they end (UTC).
 
-    Raises
-    ------
-    ConfigError : the folder is not a coordinator's, or its certificates are broken.
+    ConfigError if the folder is not a coordinator's, or its certificates are broken.
     """
     paths = {name: folder / name for name in ("ca.key", "ca.crt", "server.key", "server.crt")}
     for path in paths.values():
@@ -193,18 +182,12 @@ def write_site(
     target: str = "scripts",
     policy: str = "",
 ) -> None:
-    """Write a site's folder.
+    """Write a site's folder; ConfigError if an argument is invalid, a file is missing, or the
+    folder is not empty.
 
-    Parameters
-    ----------
-    superlink : ``HOST:PORT`` of the coordinator.
-    ca : CA certificate of the coordinator; empty to use the system's.
-    port : loopback port on which the SuperNode serves the site's processes.
-    policy : a name in `POLICIES` for what `site` leaves open; empty allows no method.
-
-    Raises
-    ------
-    ConfigError : an argument is invalid, a file is missing, or the folder is not empty.
+    ``superlink`` is HOST:PORT of the coordinator, ``ca`` its CA certificate or empty for the
+    system's, ``port`` the loopback port on which the SuperNode serves the site's processes.
+    ``policy`` is a name in `POLICIES` for what `site` leaves open; empty allows no method.
     """
     if policy and policy not in POLICIES:
         raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")

@@ -1,4 +1,4 @@
-"""A site's executor that keeps one process per run.
+"""A site's executor that keeps one process per run, and that process.
 
 The process starts with the run's first message and ends with the run, or after `IDLE_SECONDS`
 without messages; so no run sees another's memory. If it dies, its messages are answered with an
@@ -171,9 +171,6 @@ def warm_executor() -> WarmExecutor:
     return WarmExecutor()
 
 
-# One process per run at a site: it answers the messages of that run, one after the other.
-
-
 class Task:
     """The token of the current task; empty between tasks."""
 
@@ -186,14 +183,10 @@ class Task:
         return call_next(context)
 
     def client(
-        # Flower's retry invoker exits this process when a token is refused; None does not retry.
-        self,
-        address: str,
-        insecure: bool,
-        ca: str | None,
-        retry: RetryInvoker | None = None,
+        self, address: str, insecure: bool, ca: str | None, retry: RetryInvoker | None = None
     ) -> RuntimeHttpClient:
         """A connection to the SuperNode that sends the token."""
+        # Flower's retry invoker exits this process when a token is refused; None does not retry.
         certificates = validate_and_resolve_root_certificates(ca, insecure)
         version_header = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
         return RuntimeHttpClient.from_server_address(
