@@ -1,4 +1,4 @@
-"""Shared by the commands: the console, ``-c`` and progress."""
+"""Shared by the commands: the console, common options, progress, and what ``--help`` adds."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ ENGINES = (
 )
 # Tables are cut to the width of a terminal; a file or a pipe has none.
 console = Console() if sys.stdout.isatty() else Console(width=120)
+
+# Short options of settings.
+SHORT = {"label": "Label column", "id": "Column that names the rows", "parties": "How many"}
 
 Overrides = Annotated[
     list[str] | None,
@@ -71,11 +74,6 @@ def interruptible(what_now: Callable[[], str]) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-# ``--help``: descriptions of the arguments, and lists of the methods.
-
-SHORT = {"label": "Label column", "id": "Column that names the rows", "parties": "How many"}
-
-
 class Command(TyperCommand):
     """A command whose help describes its arguments."""
 
@@ -100,8 +98,8 @@ class TrainingCommand(Command):
 
     def invoke(self, context: click.Context) -> Any:
         """Add the short options to the settings."""
-        given = {name: context.params.pop(name) or () for name in SHORT}
-        pairs = [f"{name}={value}" for name, values in given.items() for value in values]
+        options = {name: context.params.pop(name) or () for name in SHORT}
+        pairs = [f"{name}={value}" for name, values in options.items() for value in values]
         context.params["config"] = [*(context.params["config"] or ()), *pairs]
         return super().invoke(context)
 

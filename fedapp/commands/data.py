@@ -1,4 +1,8 @@
-"""`fedapp data`: list, fetch and describe tables."""
+"""`fedapp data` lists, fetches and describes tables; `fedapp sbom` and `fedapp metrics`.
+
+The last two describe an installation: its packages, in CycloneDX, and for Prometheus what a
+coordinator or a site counts.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,8 @@ if TYPE_CHECKING:
     from fedapp.data.describe import Described
 
 
-MAX_CLASSES = 30
+APP, MAX_CLASSES = "fedapp", 30
+log = logging.getLogger("fedapp")
 
 data_app = typer.Typer(help="Data sets: list, fetch, describe.", no_args_is_help=True)
 
@@ -99,24 +104,20 @@ def describe_command(
     from fedapp.site.settings import SiteConfig, table_settings
 
     is_read = schema is not None and schema.exists()
-    config = SiteConfig(
-        "describe",
-        **table_settings(
-            {
-                "data": source,
-                "label": label,
-                "id": id_column,
-                "weight": weight,
-                "base-margin": base_margin,
-                "missing-label": missing_label,
-                "drop-columns": drop_columns,
-                "header": header,
-                "decimal": decimal,
-                "encoding": encoding,
-                "schema": str(schema) if is_read else "",
-            }
-        ),
-    )
+    settings = {
+        "data": source,
+        "label": label,
+        "id": id_column,
+        "weight": weight,
+        "base-margin": base_margin,
+        "missing-label": missing_label,
+        "drop-columns": drop_columns,
+        "header": header,
+        "decimal": decimal,
+        "encoding": encoding,
+        "schema": str(schema) if is_read else "",
+    }
+    config = SiteConfig("describe", **table_settings(settings))
     roles = config.roles
     check_source(source)
     if source in dataset_names():
@@ -182,11 +183,6 @@ def _labels(labels: npt.NDArray[Any]) -> Grid:
         value = f"{values[at]:g}" if labels.dtype.kind == "f" else escape(values[at])
         grid.add_row(value, str(counts[at]), f"{counts[at] / len(labels):.2%}")
     return grid
-
-
-# `fedapp sbom`: which packages are installed, in CycloneDX.
-
-APP = "fedapp"
 
 
 def sbom(
@@ -267,11 +263,6 @@ def _requirements(installed: Mapping[str, Distribution]) -> dict[str, set[str]]:
                     extras[other] |= wanted.extras
                     waiting.append(other)
     return required
-
-
-# ``fedapp metrics``: what a coordinator or a site counts, for Prometheus.
-
-log = logging.getLogger("fedapp")
 
 
 def metrics(

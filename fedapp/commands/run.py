@@ -1,4 +1,4 @@
-"""``fedapp run``: train a model."""
+"""Commands that train: ``fedapp run``, ``fedapp compare``, ``fedapp tune``."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ from fedapp.runs.session import Training
 from fedapp.settings import defaults, parse_overrides
 
 NOTHING_SAVED = "nothing was saved yet; the same command begins anew"
+FINISHED_CELLS = "finished cells are saved; the same command continues with the others"
+TRIALS_SAVED = "finished trials are saved; the same command goes on after them"
 
 
 def run(
@@ -122,11 +124,6 @@ def what_now(training: Training) -> str:
     return f"{saved}; to resume:\n  {shlex.join(words)}"
 
 
-# ``fedapp compare``: several methods side by side.
-
-FINISHED_CELLS = "finished cells are saved; the same command continues with the others"
-
-
 def compare(
     strategies: Annotated[list[str], typer.Argument(help="Methods, each once.")],
     config: Overrides = None,
@@ -155,11 +152,6 @@ def compare(
     console.print(f"{folder / PAGE}", soft_wrap=True)
     if warning := other_code(folder):
         print_warning(console, warning)
-
-
-# ``fedapp tune``: search for the best settings of a method.
-
-TRIALS_SAVED = "finished trials are saved; the same command goes on after them"
 
 
 def tune(
@@ -200,16 +192,9 @@ def tune(
 
     follower = new_follower()
     with interruptible(lambda: TRIALS_SAVED), follower.alive():
-        tuning = Tuning(
-            strategy,
-            parse_overrides(config or []),
-            _domains(space or [], strategy),
-            search,
-            Budget(runs, exchanges, bytes_),
-            engine,
-            follower,
-            output,
-        )
+        overrides, domains = parse_overrides(config or []), _domains(space or [], strategy)
+        budget = Budget(runs, exchanges, bytes_)
+        tuning = Tuning(strategy, overrides, domains, search, budget, engine, follower, output)
         folder = tuning.carry_out().path
     summary = Tuned(folder).summary
     console.print(trial_table(read_trials(folder), summary["metric"]))

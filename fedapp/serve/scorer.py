@@ -50,16 +50,12 @@ SUFFIX = ".parquet"
 
 
 class RowError(DataError):
-    """A row that cannot be scored; None where no single column, row or party is at fault."""
+    """A row, counted from 0, that cannot be scored; None where no single column is at fault."""
 
     def __init__(
-        self,
-        message: str,
-        column: str | None = None,
-        row: int | None = None,  # counts from 0
-        party: str | None = None,
+        self, text: str, column: str | None = None, row: int | None = None, party: str | None = None
     ) -> None:
-        super().__init__(message)
+        super().__init__(text)
         self.column, self.row, self.party = column, row, party
 
 
