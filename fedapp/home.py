@@ -102,7 +102,16 @@ def secret_at(path: Path, draw: Callable[[], bytes]) -> bytes:
 @contextmanager
 def shared_lock(folder: Path) -> Iterator[None]:
     """Make a folder and share its lock during the block."""
-    descriptor = _shared(folder)
+    while True:
+        private_folder(folder)
+        descriptor = os.open(folder, os.O_RDONLY)
+        with suppress(OSError):  # of a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        # The previous owner of the lock may have deleted the folder.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), folder.stat()):
+                break
+        os.close(descriptor)
     try:
         yield
     finally:
@@ -162,20 +171,6 @@ def _lock_alone(descriptor: int, folder: Path, may_lack_locks: bool = False) -> 
         if not may_lack_locks:
             rule = "must be on a file system with locks to be deleted"
             raise ConfigError(f"run folder {rule}, got {folder}") from None
-
-
-def _shared(folder: Path) -> int:
-    """Open a folder and share its lock."""
-    while True:
-        private_folder(folder)
-        descriptor = os.open(folder, os.O_RDONLY)
-        with suppress(OSError):  # of a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-        # The previous owner of the lock may have deleted the folder.
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), folder.stat()):
-                return descriptor
-        os.close(descriptor)
 
 
 def read_toml(text: str, rule: str) -> dict[str, Any]:

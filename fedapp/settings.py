@@ -82,7 +82,6 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 
-
 SIMULATED_PARTIES = 3  # if one table is split on this machine
 ALIGN = {"rows": "ordered"}  # synonyms
 POISSON_DELTA_STEP = 0.7  # XGBoost's default

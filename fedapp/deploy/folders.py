@@ -19,6 +19,7 @@ from pathlib import Path
 import tomli_w
 
 from fedapp.data.datasets import NAME
+from fedapp.deploy import targets
 from fedapp.deploy.certificates import (
     KeyPair,
     hosts_of,
@@ -27,26 +28,7 @@ from fedapp.deploy.certificates import (
     server_certificate,
     supernode_keys,
 )
-from fedapp.deploy.targets import (
-    PUBLIC,
-    SECRET,
-    TABLES,
-    Federation,
-    Machine,
-    Site,
-    Texts,
-    compose_federation,
-    compose_site,
-    env_script,
-    manifests_federation,
-    manifests_site,
-    register_script,
-    scripts_federation,
-    scripts_site,
-    units_federation,
-    units_site,
-    user_line,
-)
+from fedapp.deploy.targets import PUBLIC, SECRET, TABLES, Federation, Machine, Site, Texts
 from fedapp.errors import ConfigError
 from fedapp.home import write_atomically, write_new
 from fedapp.messages.fields import Method, all_methods
@@ -58,16 +40,16 @@ LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,54}[a-z0-9])?")  # valid in a Kubernet
 LOOPBACK = ("localhost", "127.0.0.1")
 # Target -> writer of its files.
 FEDERATION_TEXTS = {
-    "scripts": scripts_federation,
-    "compose": compose_federation,
-    "kubernetes": manifests_federation,
-    "systemd": units_federation,
+    "scripts": targets.scripts_federation,
+    "compose": targets.compose_federation,
+    "kubernetes": targets.manifests_federation,
+    "systemd": targets.units_federation,
 }
 SITE_TEXTS = {
-    "scripts": scripts_site,
-    "compose": compose_site,
-    "kubernetes": manifests_site,
-    "systemd": units_site,
+    "scripts": targets.scripts_site,
+    "compose": targets.compose_site,
+    "kubernetes": targets.manifests_site,
+    "systemd": targets.units_site,
 }
 # Policy -> which methods it allows, and its other settings of the node config.
 _SUMS: Mapping[str, Value] = {"least-parties": 3, "min-rows": 20, "approve": "ask"}
@@ -119,8 +101,8 @@ def write_federation(folder: Path, federation: Federation, target: str = "script
     texts = {
         "user.toml": (outside, SECRET),
         "nginx.users": ("", PUBLIC),
-        **env_script(machine),
-        **register_script(machine, federation),
+        **targets.env_script(machine),
+        **targets.register_script(machine, federation),
         **FEDERATION_TEXTS[target](machine, federation),
     }
     _write_texts(folder, texts)
@@ -140,7 +122,7 @@ def add_user(folder: Path, name: str) -> Path:
     if any(line.startswith(f"{name}:") for line in users.read_text().splitlines()):
         raise ConfigError(f"name must be new, got {name}, which is in {users}")
     config = tomllib.loads((folder / "user.toml").read_text())
-    password, line = user_line(name)
+    password, line = targets.user_line(name)
     (link,) = (link for link in config["superlink"].values() if isinstance(link, dict))
     link["address"] = f"{name}:{password}@{link['address']}"
     path = folder / "users" / f"{name}.toml"
@@ -213,7 +195,7 @@ def write_site(
     for name in ("flower", "home"):
         (folder / name).mkdir(mode=0o700)
     processes = Site(site.name, data, superlink, bool(ca), port)
-    _write_texts(folder, env_script(machine) | SITE_TEXTS[target](machine, processes))
+    _write_texts(folder, targets.env_script(machine) | SITE_TEXTS[target](machine, processes))
 
 
 def _node_config(site: SiteConfig, data: str, policy: str) -> str:

@@ -292,10 +292,7 @@ def _draw(ax: Any, models: Curves, x: str, y: str, with_legend: bool = True, **s
 
 
 def tradeoff(
-    points: Sequence[tuple[str, float, float]],
-    cost: str,
-    metric: str,
-    in_words: Callable[[float], str],
+    points: Sequence[tuple[str, float, float]], cost: str, metric: str, show: Callable[[float], str]
 ) -> str:
     """A metric against a cost on a logarithmic scale; `points` are (name, cost, score)."""
     figure, ax = new_canvas()
@@ -315,7 +312,7 @@ def tradeoff(
     decades = np.log10(max(costs, default=1) / min(costs, default=1))
     steps = (1, 2, 5) if decades < 1 else (1, 3) if decades < 2.5 else (1,)
     ax.xaxis.set_major_locator(LogLocator(subs=steps))
-    ax.xaxis.set_major_formatter(lambda spent, _: in_words(spent))
+    ax.xaxis.set_major_formatter(lambda spent, _: show(spent))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.tick_params(axis="x", rotation=30)
     return to_svg(figure)

@@ -30,15 +30,8 @@ from fedapp.runs.tables import PartRows, party_configs, resolve_objective, stack
 from fedapp.settings import Settings, load_settings
 from fedapp.site.table import Rows, read_columns, row_ids, split_common
 from fedapp.trees.divided import joint_names
+from fedapp.trees.forest import levels
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
-from fedapp.trees.forest.levels import Rows as TreeRows
-from fedapp.trees.forest.levels import (
-    class_codes,
-    column_seeds,
-    n_features,
-    number_codes,
-    row_counts,
-)
 from fedapp.trees.forest.model import BaggedForest, grow, leaf_values
 from fedapp.trees.grow import constraints_of
 from fedapp.trees.model import Ensemble, load_model
@@ -405,7 +398,7 @@ def pooled_forest(
     labels: Floats,
     weights: Floats,
     categories: Categories = (),
-) -> tuple[BaggedForest, TreeRows, Nodes]:
+) -> tuple[BaggedForest, levels.Rows, Nodes]:
     """Grow the forest of a run, with the same random draws, from all columns in one place.
 
     ``values``, ``labels`` and ``weights`` are of the training rows, in the run's order. Returns the
@@ -414,12 +407,12 @@ def pooled_forest(
     section: Any = load_strategy(settings.strategy).own_settings(settings)
     is_numbers = settings.objective == REGRESSION
     n_rows, n_columns = values.shape
-    codes, unit = number_codes(labels) if is_numbers else (class_codes(labels), 1.0)
+    codes, unit = levels.number_codes(labels) if is_numbers else (levels.class_codes(labels), 1.0)
     widths = category_counts(categories, n_columns)
     bins = bin_columns(values, settings.max_bin, widths)
-    counts = row_counts(section.bootstrap, settings.seed, section.trees, n_rows)
+    counts = levels.row_counts(section.bootstrap, settings.seed, section.trees, n_rows)
     exact_weights = weights.astype(np.float64)
-    rows = TreeRows(code_columns(values, bins), bins, codes, exact_weights, counts)
+    rows = levels.Rows(code_columns(values, bins), bins, codes, exact_weights, counts)
     n_classes = 0 if is_numbers else int(labels.max()) + 1
     rules = Rules(
         section.criterion_for(settings.objective),
@@ -428,8 +421,8 @@ def pooled_forest(
         section.min_samples_leaf,
         section.min_impurity_decrease / unit**2,
     )
-    seeds = column_seeds(settings.seed, n_columns)
-    n_drawn = n_features(section.max_features, n_columns)
+    seeds = levels.column_seeds(settings.seed, n_columns)
+    n_drawn = levels.n_features(section.max_features, n_columns)
     trees, sets, nodes = grow(rows, values, seeds, n_drawn, section.max_depth, rules)
     sizes, width = np.array([len(tree) for tree in trees]), n_outputs(settings.objective, n_classes)
     leaves = leaf_values(nodes, counts, exact_weights, labels, sizes, n_classes, width)
@@ -573,14 +566,9 @@ def same_nodes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[int,
     Splits are equal if column, threshold or categories, default side and gain are, gains to the
     last bit; leaves if their values are close. Children are compared only below equal nodes.
     """
-    models = _trees(ours), _trees(theirs)
+    models = [one["learner"]["gradient_booster"]["model"]["trees"] for one in (ours, theirs)]
     n_nodes = max(sum(len(tree["left_children"]) for tree in trees) for trees in models)
     return sum(_walk(mine, other) for mine, other in zip(*models, strict=False)), n_nodes
-
-
-def _trees(model: Mapping[str, Any]) -> list[dict[str, Any]]:
-    trees: list[dict[str, Any]] = model["learner"]["gradient_booster"]["model"]["trees"]
-    return trees
 
 
 def _walk(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:

@@ -235,11 +235,8 @@ def _described(settings: Settings, folder: RunFolder, engine: str) -> LoggedRun:
     """The settings and tags of a run, before it starts."""
     from strategies.run import load_strategy
 
-    reads = {
-        *load_strategy(settings.strategy).settings_read(settings),
-        "data",
-        "label",
-    } - UNLOGGED_SETTINGS
+    read = load_strategy(settings.strategy).settings_read(settings)
+    reads = {*read, "data", "label"} - UNLOGGED_SETTINGS
     values = {name: value for name, value in flatten(settings.as_config()).items() if name in reads}
     values["data"] = named_frames(settings.data, folder.path)
     tags = {
