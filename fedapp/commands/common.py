@@ -31,6 +31,14 @@ console = Console() if sys.stdout.isatty() else Console(width=120)
 # Short options of settings.
 SHORT = {"label": "Label column", "id": "Column that names the rows", "parties": "How many"}
 
+# What a method does, where its strategy shares a module; else the module's first line says it.
+DESCRIPTIONS = {
+    "bagging": "Every party boosts from the same margins; the model moves by the mean of their steps",
+    "cyclic": "The parties take turns, in the order of their names, to boost the one model",
+    "interactive": "The active party walks the trees and asks the others level by level",
+    "one-round": "Leaf sets of all parties, intersected at the active one",
+}
+
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -129,5 +137,6 @@ def _print_methods(title: str, family: str) -> None:
     for name in (name for name, method in all_methods().items() if method.family == family):
         title_line = (sys.modules[load_strategy(name).__module__].__doc__ or "").partition("\n")[0]
         text = (title_line.partition(": ")[2] or title_line).rstrip(".")
+        text = DESCRIPTIONS.get(name, text)
         grid.add_row(name, text[:1].upper() + text[1:])
     Console().print(Panel(grid, title=title, title_align="left", border_style="dim"))
