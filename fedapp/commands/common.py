@@ -33,7 +33,8 @@ SHORT = {"label": "Label column", "id": "Column that names the rows", "parties":
 
 # What a method does, where its strategy shares a module; else the module's first line says it.
 DESCRIPTIONS = {
-    "bagging": "Every party boosts from the same margins; the model moves by the mean of their steps",
+    "bagging": "Every party boosts from the same margins; the model moves by the mean of their "
+    "steps",
     "cyclic": "The parties take turns, in the order of their names, to boost the one model",
     "interactive": "The active party walks the trees and asks the others level by level",
     "one-round": "Leaf sets of all parties, intersected at the active one",
