@@ -34,23 +34,16 @@ class Relay(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
-    """Requests that are sent together, and the class of the replies.
-
-    Parameters
-    ----------
-    check : raises a ProtocolError where a party's reply does not fit its request.
-    may_fail : replies that may be missing; None: by the settings of the run.
-    seconds : estimate for the exchange and those of the same phase that follow; None if unknown
-        before a similar one has run.
-    relay : of the letters between parties in these messages.
-    """
+    """Requests that are sent together, and the class of the replies."""
 
     requests: Mapping[str, Request]
     reply: type[Reply]
-    check: Check | None = None
-    may_fail: int | None = None
+    check: Check | None = None  # raises a ProtocolError where a party's reply does not fit
+    may_fail: int | None = None  # replies that may be missing; None: by the settings of the run
+    # Estimate for the exchange and those of the same phase that follow; None if unknown before a
+    # similar one has run.
     seconds: float | None = None
-    relay: Relay | None = None
+    relay: Relay | None = None  # of the letters between parties in these messages
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -196,7 +196,7 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def did_you_mean_path(path: Path, *folders: Path) -> str:
-    """``near`` for a missing path, by the files of its folder and of others.
+    """``did_you_mean`` for a missing path, by the files of its folder and of others.
 
     Only for texts shown to people who may see these folders.
     """
@@ -207,7 +207,7 @@ def did_you_mean_path(path: Path, *folders: Path) -> str:
 
 
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """The most similar name or one that begins so, or an empty text; see ``near``."""
+    """The most similar name or one that begins so, or an empty text; see ``did_you_mean``."""
     spelled = {_kebab(one).removeprefix(prefix): one for one in known}
     asked = _kebab(name).removeprefix(prefix)
     matches = difflib.get_close_matches(asked, spelled, n=1, cutoff=MIN_SIMILARITY)
@@ -221,7 +221,7 @@ def setting_of(name: str, known: Collection[str], method: str = "") -> str:
     """The setting that a name or an exact synonym refers to; else the name itself."""
     kebab = name.strip().replace("_", "-")
     meant = SYNONYMS.get(kebab, ()) if kebab not in known else ()
-    settings = [one for one in (*(f"{method}.{own}" for own in meant), *meant) if one in known]
+    settings = [one for one in (*(f"{method}.{each}" for each in meant), *meant) if one in known]
     return settings[0] if settings else kebab if kebab in known else name.strip()
 
 
@@ -235,7 +235,7 @@ def alias(kebab: str, known: Collection[str], method: str) -> str:
 
 
 def did_you_mean_setting(name: str, known: Collection[str], method: str = "") -> str:
-    """``near`` for a setting, also by its names in other libraries.
+    """``did_you_mean`` for a setting, also by its names in other libraries.
 
     ``known`` are all settings, with the method's name before its settings:
     ``federated-forest.trees``.
@@ -257,13 +257,10 @@ def _kebab(name: str) -> str:
 
 
 def check_package(package: str, why: str, extra: str) -> None:
-    """Raise ConfigError if a package is not installed.
+    """Raise ConfigError if a package, by its name on the index, is not installed.
 
-    Parameters
-    ----------
-    package : its name on the package index.
-    why : purpose for the error text, such as ``for log=mlflow``, or empty.
-    extra : of fedapp, that installs it.
+    ``why`` is the purpose for the error text, such as ``for log=mlflow``, or empty; ``extra`` of
+    fedapp installs it.
     """
     if find_spec(package.replace("-", "_")) is None:
         rule = " ".join(filter(None, ("must be installed", why)))

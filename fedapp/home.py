@@ -1,4 +1,4 @@
-"""Folders of fedapp on this machine, and private, atomic writes."""
+"""Files on this machine: private folders, atomic writes, locks on a run's folder, safe TOML."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from fedapp.errors import ConfigError
 
 RUNS = Path("runs")  # where a command writes runs, below the working folder
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
+LOCK = ".lock"
+DEEPEST = 32  # nesting of TOML tables and lists; fedapp's files have 4 levels at most
 
 
 def home() -> Path:
@@ -94,15 +96,22 @@ def secret_at(path: Path, draw: Callable[[], bytes]) -> bytes:
     return path.read_bytes()
 
 
-# Locks on a run's folder: many processes can hold it, one writes it, or one deletes it.
-
-LOCK = ".lock"
+# Locks on a run's folder: many processes share it, one writes it, or one deletes it.
 
 
 @contextmanager
 def shared_lock(folder: Path) -> Iterator[None]:
     """Make a folder and share its lock during the block."""
-    descriptor = _shared(folder)
+    while True:
+        private_folder(folder)
+        descriptor = os.open(folder, os.O_RDONLY)
+        with suppress(OSError):  # of a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        # The previous owner of the lock may have deleted the folder.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), folder.stat()):
+                break
+        os.close(descriptor)
     try:
         yield
     finally:
@@ -162,25 +171,6 @@ def _lock_alone(descriptor: int, folder: Path, may_lack_locks: bool = False) -> 
         if not may_lack_locks:
             rule = "must be on a file system with locks to be deleted"
             raise ConfigError(f"run folder {rule}, got {folder}") from None
-
-
-def _shared(folder: Path) -> int:
-    """Open a folder and share its lock."""
-    while True:
-        private_folder(folder)
-        descriptor = os.open(folder, os.O_RDONLY)
-        with suppress(OSError):  # of a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-        # The previous owner of the lock may have deleted the folder.
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), folder.stat()):
-                return descriptor
-        os.close(descriptor)
-
-
-# Parse TOML of untrusted files and commands.
-
-DEEPEST = 32  # nesting of tables and lists; fedapp's files have 4 levels at most
 
 
 def read_toml(text: str, rule: str) -> dict[str, Any]:

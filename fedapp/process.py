@@ -1,12 +1,36 @@
-"""Signals and limits of a process; few imports, so that a command can be interrupted early."""
+"""A process of fedapp: its signals, its limits, and the format of its log lines.
+
+Few imports, as ``fedapp.__main__`` imports this file first, so that a command can be interrupted
+early. A log line of any process of a coordinator or a site::
+
+    2026-11-23T19:05:28.499Z INFO bank worker run=7270070455849061505: kernels are compiled
+
+``FEDAPP_LOG=json`` writes a JSON object per line; ``FLWR_LOG_LEVEL=DEBUG`` adds lines on single
+messages. ``FEDAPP_NAME``, which scripts and units set, is the name of the site.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import re
 import resource
 import signal
+import sys
+from datetime import UTC, datetime
+from typing import Any
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 128 + 2  # exit status that shells give for SIGINT
+FORMS = ("text", "json")
+# Flower's lines on single messages and other noise, shown as DEBUG.
+_CHATTER = re.compile(
+    r"$|\[RUN |(Receiving|Sending): |(Received|Sent) successfully|ControlServicer\.\w+$"
+    r"|\[Fleet\.(PushMessages|GetRun|GetFab)|(FastAPI l|SuperLinkL)ifespan|Start `flwr-"
+)
+_RUN = re.compile(r"\brun(?:_id=| ID | )`?(\d{6,})")
+_about = {"process": "", "run": ""}
 
 
 def handle_stopping(handler: signal.Handlers | object) -> None:
@@ -20,3 +44,65 @@ def handle_stopping(handler: signal.Handlers | object) -> None:
 def leave_no_core() -> None:
     """Disable core dumps of this process and its children: they would have rows and keys."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+class Lines(logging.Formatter):
+    """Adds the site or coordinator, the process and the run to a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record; further lines of a text message are indented."""
+        message = super().format(record).strip()
+        run_id = _RUN.search(message)
+        fields = {
+            "time": f"{datetime.fromtimestamp(record.created, UTC):%FT%T}.{int(record.msecs):03}Z",
+            "level": record.levelname,
+            "site": os.environ.get("FEDAPP_NAME", "-"),
+            **_about,
+            **({"run": run_id[1]} if run_id else {}),
+            "message": message,
+        }
+        if os.environ.get("FEDAPP_LOG") == "json":
+            return json.dumps(fields)
+        time, level, site, process, run, _ = fields.values()
+        plain = "".join(one if one.isprintable() or one == "\n" else "?" for one in message)
+        indented = plain.replace("\n", "\n    ")
+        return f"{time} {level} {site} {process}{run and f' run={run}'}: {indented}"
+
+
+class Handler(logging.StreamHandler[Any]):
+    """Writes to stderr; lines on single messages count as DEBUG."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Lower chatter to DEBUG, then compare the level."""
+        args: Any = record.args
+        is_chatter = not record.name.startswith("fedapp")
+        if record.name.startswith("flwr"):
+            is_chatter = bool(_CHATTER.match(str(record.msg)))
+        elif record.name == "uvicorn.access":
+            is_chatter = int(args[-1]) < 400
+        if is_chatter and record.levelno == logging.INFO:
+            record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+        return record.levelno >= self.level
+
+
+def start_log(process: str, run: int | str = "") -> None:
+    """Use this format for all log lines of this process from now on."""
+    from fedapp.errors import ConfigError
+
+    if (form := os.environ.get("FEDAPP_LOG", "text")) not in FORMS:
+        raise ConfigError(f"FEDAPP_LOG must be {' or '.join(FORMS)}, got {form!r}")
+    _about.update(process=process, run=str(run))
+    handler = Handler()
+    handler.setLevel("DEBUG" if os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG" else "INFO")
+    handler.setFormatter(Lines())
+    # The root level is not DEBUG: other libraries would log headers, and so tokens.
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+    logging.getLogger("fedapp").setLevel(handler.level)
+    logging.getLogger("flwr").handlers.clear()
+    if uvicorn := sys.modules.get("uvicorn"):  # it would install handlers of its loggers
+        setattr(uvicorn.Config, "configure_logging", lambda _: None)  # noqa: B010
+
+
+def log_run(run: int | str) -> None:
+    """Set the run of this process's log lines."""
+    _about["run"] = str(run)

@@ -1,4 +1,8 @@
-"""The folder of a run: settings, lines of rounds and of messages, model, summary, checkpoint."""
+"""The folder of a run: settings, lines of rounds and of messages, model, summary, checkpoint.
+
+Also what a run writes there of its progress (`RunState` in every checkpoint, `Stage` for whoever
+waits), and the callbacks by which a command or a call follows it.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,10 @@ INTERRUPTIONS = frozenset({"SystemExit", "KeyboardInterrupt", StoppedError.__nam
 SCHEMA = "schema.toml"  # copy of the schema by which the run reads its tables
 STOP = "stop"  # if it exists, the run stops after its round
 INPUTS_FILE = "made-from.json"  # inputs of a run of a study, written before it begins
+# Settings that a resumed run may change: they do not affect the model.
+CHANGEABLE = {"log", "start-deadline", "exchange-deadline", "resend-after", "min-parties"}
+PACE_ROUNDS = 5  # the mean time of the last ones predicts the next
+BRIEF = 0.1  # seconds; a shorter stage is not shown
 
 
 class State(StrEnum):
@@ -158,7 +166,7 @@ class RunFolder:
         (self.path / "progress.json").unlink(missing_ok=True)
 
     @property
-    def kept(self) -> RunState | None:
+    def saved_state(self) -> RunState | None:
         """The state in the last checkpoint, or None."""
         facts = self._saved_facts()
         return RunState.from_json(facts) if facts else None
@@ -288,16 +296,10 @@ def schema_copy(folder: Path, party: str) -> Path:
     return folder / (f"schema-{party}.toml" if party else SCHEMA)
 
 
-# Settings that a resumed run may change: they do not affect the model.
-CHANGEABLE = {"log", "start-deadline", "exchange-deadline", "resend-after", "min-parties"}
-
-
 def resumed_settings(settings: Settings) -> Settings:
     """The settings of the run to resume, or the given ones if ``resume`` is empty.
 
-    Raises
-    ------
-    ConfigError : there is no such run, it has finished, or another value of a setting is given.
+    ConfigError if there is no such run, it has finished, or another value of a setting is given.
     """
     if not settings.resume:
         return settings
@@ -316,9 +318,6 @@ def resumed_settings(settings: Settings) -> Settings:
             raise ConfigError(f"{name} must be the resumed run's, {before!r}, got {value!r}")
     changed = {name: overrides[name] for name in CHANGEABLE & set(overrides)}
     return load_settings({**stored, **changed, **place})
-
-
-# Progress of a run, as its strategy counts it and every checkpoint has it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,12 +357,6 @@ class RunState:
         # Before the parties' names are known, a gap is known only if all were last asked together.
         steps = set(self.asked.values()) or {0}
         return self.step - self.asked.get(party, steps.pop() if len(steps) == 1 else self.step)
-
-
-# Progress of a run: what its parties are doing, since when, and how long it may take.
-
-PACE_ROUNDS = 5  # the mean time of the last ones predicts the next
-BRIEF = 0.1  # seconds; a shorter stage is not shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,9 +444,6 @@ class Stages:
         self._noted = ("", 0)  # the next exchange is noted, however brief
         doing = f"{self._stage.doing}; waiting for {', '.join(parties)}"
         self._note(replace(self._stage, doing=doing, waiting=parties))
-
-
-# Callbacks of a run: progress shown to the user, and a function called after every round.
 
 
 class RoundInfo(TypedDict):

@@ -9,15 +9,10 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedapp import log_lines
 from fedapp.deploy.warm import serverapp
 from fedapp.errors import FedappError
-from fedapp.process import leave_no_core
-from fedapp.run_folder import (
-    RunFolder,
-    new_run_dir,
-    resumed_settings,
-)
+from fedapp.process import leave_no_core, start_log
+from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
 from fedapp.settings import Settings, load_settings
 from strategies.run import check_read, engine_name, log, train
 
@@ -31,7 +26,7 @@ def main(grid: Grid, context: Context) -> None:
     """Train, and write the report unless a command that waits for the run does."""
     leave_no_core()
     if engine_name(grid) == "deployment":
-        log_lines.begin("serverapp", context.run_id)
+        start_log("serverapp", context.run_id)
     else:  # a handler of the root logger would print Flower's lines twice
         log.addHandler(logging.StreamHandler(sys.stdout))
         log.setLevel(logging.INFO)

@@ -1,7 +1,8 @@
-"""Run config -> frozen, checked settings.
+"""The settings of a run: frozen and checked, from a run config or from Python.
 
 Defaults are in ``[tool.flwr.app.config]`` of pyproject.toml only; types and rules are here. Nested
-tables are sections of single methods, which the methods check.
+tables are sections of single methods, which the methods check. `settings_of` reads settings as
+Python writes them, ``reg_lambda=1.0``, and `naming_python_keywords` names them so in errors.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from fedapp.trees.objective import (
 from fedapp.trees.sets import MOST_CATEGORIES
 
 Value = bool | int | float | str
-# Tools that log runs; ``fedapp.runs.logs`` has a module for each.
+# Tools that log runs, see ``fedapp.runs.logs``.
 LOGS = ("mlflow", "tensorboard", "wandb")
 # Pydantic's kinds of errors, and prefixes of them.
 SIGNS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
@@ -57,6 +58,11 @@ TYPES = {
     "string_too_short": "a text that is not empty",
     "string_": "a text",
 }
+# Names in Python that are not the setting's with underscores.
+IN_PYTHON = {"lambda": "reg_lambda", "alpha": "reg_alpha"}
+# A setting's name in an error text: not part of a path, a number or a longer word.
+SETTING = re.compile(r"(?<![\w./-])(?:--)?([a-z]+(?:-[a-z]+)*(?:\.[a-z]+(?:-[a-z]+)*)?)(?![\w./-])")
+UNKNOWN = re.compile(r"^[\w.-]+(?= is not a setting)")
 S = TypeVar("S", bound="Section")
 
 
@@ -75,7 +81,6 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
-
 
 SIMULATED_PARTIES = 3  # if one table is split on this machine
 ALIGN = {"rows": "ordered"}  # synonyms
@@ -244,21 +249,21 @@ class Settings(Section):
         if self.asked_patience != "auto":
             return self.asked_patience
         # ``auto`` is 0 without validation rows, and where a setting of the method excludes it.
-        own = self.sections.get(self.strategy, {})
+        section = self.sections.get(self.strategy, {})
         is_off = (
             not self.valid_fraction
-            or "rounds" in own  # of averaging instead of boosting
+            or "rounds" in section  # of averaging instead of boosting
             or self._is_private
-            or (own.get("aggregation") == "secure" and self.min_parties > 0)
-            or own.get("first-trees", 0) not in range(PATIENCE + 1)
+            or (section.get("aggregation") == "secure" and self.min_parties > 0)
+            or section.get("first-trees", 0) not in range(PATIENCE + 1)
             or (self.objective == CUSTOM and not self.eval_metrics)
         )
         return 0 if is_off else PATIENCE
 
     @property
     def _is_private(self) -> bool:
-        own = self.sections.get(self.strategy, {})
-        return own.get("aggregation") == "secure" and self.sections["privacy"]["epsilon"] != 0
+        section = self.sections.get(self.strategy, {})
+        return section.get("aggregation") == "secure" and self.sections["privacy"]["epsilon"] != 0
 
     def watching(self, n_valid: int) -> Settings:
         """Switch ``auto`` early stopping off if there are too few validation rows."""
@@ -373,12 +378,8 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
 
 
 def load_settings(overrides: Mapping[str, Any]) -> Settings:
-    """Override the defaults, and check the settings.
-
-    Raises
-    ------
-    ConfigError : a setting is unknown, given twice, or invalid.
-    """
+    """Override the defaults, and check the settings; ConfigError if one is unknown, given twice, or
+    invalid."""
     named = settings_named(overrides, str(overrides.get("strategy", "")))
     preset = PRESETS.get(str(named.get("preset")), {})
     merged = {**defaults(), **named}
@@ -393,9 +394,7 @@ def load_settings(overrides: Mapping[str, Any]) -> Settings:
 def settings_named(given: Mapping[str, Any], method: str = "") -> dict[str, Value]:
     """Settings by their full names; a synonym means the method's setting first.
 
-    Raises
-    ------
-    ConfigError : a name is unknown, or two names mean the same setting.
+    ConfigError if a name is unknown, or two names mean the same setting.
     """
     named: dict[str, Value] = {}
     for name, value in flatten(given).items():
@@ -464,21 +463,10 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:
     return overrides
 
 
-# Settings as Python writes them: ``reg_lambda=1.0``, ``drop_columns=["id"]``, ``pax={...}``.
-
-# Names in Python that are not the setting's with underscores.
-IN_PYTHON = {"lambda": "reg_lambda", "alpha": "reg_alpha"}
-# A setting's name in an error text: not part of a path, a number or a longer word.
-SETTING = re.compile(r"(?<![\w./-])(?:--)?([a-z]+(?:-[a-z]+)*(?:\.[a-z]+(?:-[a-z]+)*)?)(?![\w./-])")
-UNKNOWN = re.compile(r"^[\w.-]+(?= is not a setting)")
-
-
 def settings_of(strategy: str, given: Mapping[str, Any]) -> dict[str, Value]:
     """Convert keyword arguments to settings by their full names; None is the default.
 
-    Raises
-    ------
-    ConfigError : a name is unknown, or a value has a type that no setting has.
+    ConfigError if a name is unknown, or a value has a type that no setting has.
     """
     flat: Mapping[str, Any] = flatten(_kebab(given))
     with naming_python_keywords():

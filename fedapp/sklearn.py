@@ -73,8 +73,6 @@ from fedapp.trees.predict import add_trees
 from fedapp.trees.xgboost import to_xgboost_json
 from strategies.scoring import History
 
-# The base classes of the scikit-learn estimators: each ``fit`` is a run of a method.
-
 if TYPE_CHECKING:  # scikit-learn has no types; these are the ones used here
 
     class BaseEstimator:
@@ -105,6 +103,61 @@ FILES = (
     *("summary.json", "model.json", "model.xgb.json"),
     *("config.toml", "rounds.jsonl", "ledger.jsonl"),
 )
+Metrics = str | MetricFunction | Sequence[str | MetricFunction] | None
+Constraints = Mapping[str, int] | str | None
+PARAMETERS = {
+    "n_estimators": "boosting rounds; trees of a forest, or of each party (FedXGBllr).",
+    "max_depth": "levels of a tree.",
+    "learning_rate": "by which each tree's leaves, or each step, are multiplied.",
+    "reg_lambda": "L2 penalty on leaves.",
+    "reg_alpha": "L1 penalty on leaves.",
+    "gamma": "least gain of a split.",
+    "min_child_weight": "least sum of hessians on both sides of a split.",
+    "max_delta_step": "longest step of a leaf.",
+    "scale_pos_weight": "weight of the rows of the second of two classes.",
+    "subsample": "share of the rows that a tree sees.",
+    "colsample_bytree": "share of the columns that a tree sees.",
+    "colsample_bylevel": "share of the columns that a level sees.",
+    "colsample_bynode": "share of the columns that a node sees.",
+    "max_bin": "bins of a column.",
+    "monotone_constraints": "-1 or 1 by column.",
+    "interaction_constraints": "lists of columns that may meet in a tree.",
+    "early_stopping_rounds": "without a better score; needs eval_set in fit, or valid_fraction, "
+    "with which it is on by default.",
+    "valid_fraction": "share of the rows that are held back to be scored in every round.",
+    "objective": "loss by XGBoost's name, or a function (fedapp.run); reg:squarederror by default.",
+    "eval_metric": "further scores, by XGBoost's names, or a function as in fedapp.run.",
+    "bins": "how bins are dealt out to parties: share, or equal.",
+    "min_child_rows": "fewest rows of all parties on each side of a split; 0: any.",
+    "fusion": "of the parties' cuts: auto, finest or coarsest.",
+    "aggregation": "plain, or secure: the coordinator learns only sums over all parties.",
+    "local_rounds": "rounds of a party before its trees are joined with the others'.",
+    "rounds": "exchanges of the common network or linear model.",
+    "epochs": "passes over its rows that a party makes in a round.",
+    "local_epochs": "passes over its rows that a party makes in a round.",
+    "batch_size": "rows of a step.",
+    "head": "of the common network: cnn or fcnn.",
+    "channels": "of the common network.",
+    "head_learning_rate": "of the common network.",
+    "l2": "penalty on weights.",
+    "columns": "of each party by its name, the first has the labels; None deals them out evenly.",
+    "key_bits": "of Paillier keys.",
+    "insecure_small_key": "whether fewer than 2048 key_bits are allowed.",
+    "first_trees": "trees of the first party's columns only (Completely SecureBoost).",
+    "criterion": "gini, entropy or variance; auto takes the one for the label.",
+    "min_samples_split": "fewest rows of a node that is split.",
+    "min_samples_leaf": "fewest rows of a leaf.",
+    "max_features": "columns that a tree sees: sqrt, log2, all, a share or a number.",
+    "bootstrap": "whether a tree's rows are drawn with replacement.",
+    "parties": "number of parties that share the rows or columns; default: that of ``groups``.",
+    "engine": "local, in this process, or simulation, by Flower's runtime.",
+    "random_state": "seed of all random draws.",
+    "log": "tools that also log the run: mlflow, wandb, and with run_dir tensorboard.",
+    "class_weight": "balanced, or a weight by class; multiplies the rows' weights.",
+    "settings": 'other settings of the run, as for fedapp.run: {"privacy": {"epsilon": 1}}.',
+    "run_dir": "new folder for the run; by default one that is deleted with the estimator.",
+}
+COLUMNS = 'columns={"bank": range(20), "insurer": range(20, 30)}, '  # of an example
 DOCSTRING = """{}
 
     Examples
@@ -133,7 +186,6 @@ class Federated(BaseEstimator):
     renamed: ClassVar[Mapping[str, str]] = {}  # parameter -> setting, where they differ
     # For ``feature_importances_``: "gain" is the mean gain of a split, as in XGBClassifier.
     importance: ClassVar[str] = "gain"
-    told: ClassVar[Mapping[str, str]] = {}  # descriptions of the parameters
     example: ClassVar[str]  # arguments of the estimator in the example of the docstring
     example_of: ClassVar[Mapping[str, Any]]  # its data and the score it exceeds
     always: ClassVar[Mapping[str, Any]] = {"test-fraction": 0.0}  # settings beside the parameters
@@ -150,7 +202,8 @@ class Federated(BaseEstimator):
         super().__init_subclass__(**given)
         dataclasses.dataclass(eq=False, repr=False, kw_only=True)(cls)
         if hasattr(cls, "method") and not cls.__name__.startswith("_"):
-            lines = (f"    {each.name} : {cls.told[each.name]}" for each in dataclasses.fields(cls))
+            names = (each.name for each in dataclasses.fields(cls))
+            lines = (f"    {name} : {PARAMETERS[name]}" for name in names)
             fields = {"name": cls.__name__, "example": cls.example, "parameters": "\n".join(lines)}
             cls.__doc__ = DOCSTRING.format((cls.__doc__ or "").rstrip(), **cls.example_of, **fields)
 
@@ -521,64 +574,6 @@ def _free(name: str, taken: Sequence[str]) -> str:
     return name
 
 
-Metrics = str | MetricFunction | Sequence[str | MetricFunction] | None
-Constraints = Mapping[str, int] | str | None
-PARAMETERS = {
-    "n_estimators": "boosting rounds; trees of a forest, or of each party (FedXGBllr).",
-    "max_depth": "levels of a tree.",
-    "learning_rate": "by which each tree's leaves, or each step, are multiplied.",
-    "reg_lambda": "L2 penalty on leaves.",
-    "reg_alpha": "L1 penalty on leaves.",
-    "gamma": "least gain of a split.",
-    "min_child_weight": "least sum of hessians on both sides of a split.",
-    "max_delta_step": "longest step of a leaf.",
-    "scale_pos_weight": "weight of the rows of the second of two classes.",
-    "subsample": "share of the rows that a tree sees.",
-    "colsample_bytree": "share of the columns that a tree sees.",
-    "colsample_bylevel": "share of the columns that a level sees.",
-    "colsample_bynode": "share of the columns that a node sees.",
-    "max_bin": "bins of a column.",
-    "monotone_constraints": "-1 or 1 by column.",
-    "interaction_constraints": "lists of columns that may meet in a tree.",
-    "early_stopping_rounds": "without a better score; needs eval_set in fit, or valid_fraction, "
-    "with which it is on by default.",
-    "valid_fraction": "share of the rows that are held back to be scored in every round.",
-    "objective": "loss by XGBoost's name, or a function (fedapp.run); reg:squarederror by default.",
-    "eval_metric": "further scores, by XGBoost's names, or a function as in fedapp.run.",
-    "bins": "how bins are dealt out to parties: share, or equal.",
-    "min_child_rows": "fewest rows of all parties on each side of a split; 0: any.",
-    "fusion": "of the parties' cuts: auto, finest or coarsest.",
-    "aggregation": "plain, or secure: the coordinator learns only sums over all parties.",
-    "local_rounds": "rounds of a party before its trees are joined with the others'.",
-    "rounds": "exchanges of the common network or linear model.",
-    "epochs": "passes over its rows that a party makes in a round.",
-    "local_epochs": "passes over its rows that a party makes in a round.",
-    "batch_size": "rows of a step.",
-    "head": "of the common network: cnn or fcnn.",
-    "channels": "of the common network.",
-    "head_learning_rate": "of the common network.",
-    "l2": "penalty on weights.",
-    "columns": "of each party by its name, the first has the labels; None deals them out evenly.",
-    "key_bits": "of Paillier keys.",
-    "insecure_small_key": "whether fewer than 2048 key_bits are allowed.",
-    "first_trees": "trees of the first party's columns only (Completely SecureBoost).",
-    "criterion": "gini, entropy or variance; auto takes the one for the label.",
-    "min_samples_split": "fewest rows of a node that is split.",
-    "min_samples_leaf": "fewest rows of a leaf.",
-    "max_features": "columns that a tree sees: sqrt, log2, all, a share or a number.",
-    "bootstrap": "whether a tree's rows are drawn with replacement.",
-    "parties": "number of parties that share the rows or columns; default: that of ``groups``.",
-    "engine": "local, in this process, or simulation, by Flower's runtime.",
-    "random_state": "seed of all random draws.",
-    "log": "tools that also log the run: mlflow, wandb, and with run_dir tensorboard.",
-    "class_weight": "balanced, or a weight by class; multiplies the rows' weights.",
-    "settings": 'other settings of the run, as for fedapp.run: {"privacy": {"epsilon": 1}}.',
-    "run_dir": "new folder for the run; by default one that is deleted with the estimator.",
-}
-Federated.told = PARAMETERS
-COLUMNS = 'columns={"bank": range(20), "insurer": range(20, 30)}, '  # of an example
-
-
 class _Boosted(Federated):
     """Boosted trees."""
 
@@ -763,23 +758,15 @@ class FederatedForestRegressor(BaseRegressor, _Forest):
     """A random forest regressor on the columns of several parties."""
 
 
-# Score every round of a run: on its validation rows, or on an ``eval_set``.
-
-
 def evaluate_rounds(
     folder: RunFolder, sets: Sequence[tuple[PredictedRows, Array]], patience: int
 ) -> tuple[list[list[dict[str, float]]], int]:
     """Score every round on each set and find the best round on the last set.
 
-    Parameters
-    ----------
-    folder : of a finished run; with patience its model is cut back to the best round.
-    sets : rows and their labels; if empty, the run's validation scores are read.
-    patience : rounds without a better score after which the search for the best stops; 0: never.
-
-    Returns
-    -------
-    One list of scores by round for each set, and the best round from 1; 0 if there are no scores.
+    ``sets`` are rows and their labels; if empty, the run's validation scores are read. The search
+    for the best round stops after ``patience`` rounds without a better score, 0: never; with
+    patience the model in ``folder`` is cut back to the best round. Returns one list of scores by
+    round for each set, and the best round from 1; 0 if there are no scores.
     """
     summary, lines = folder.summary, [*map(json.loads, folder.rounds.read_text().splitlines())]
     history = History(summary["objective"], patience, (), summary["eval_metrics"])

@@ -19,7 +19,7 @@ from fedapp.errors import ConfigError, StoppedError
 from fedapp.report.comparison import Comparison, Line, score_table, tradeoff_page
 from fedapp.report.plots import compared_scores, near_range, spread_out, tradeoff
 from fedapp.report.summary import fact_grid, read_run
-from fedapp.run_folder import RunFolder
+from fedapp.run_folder import RunFolder, Silent
 from fedapp.runs.baselines import run_baselines
 from fedapp.runs.compare import compare, comparison_folder, finished_cell, same_rows
 from fedapp.runs.engines import run_local
@@ -96,7 +96,9 @@ def test_an_interrupted_cell_is_run_anew(tmp_path: Path) -> None:
     assert engine.runs == ["pax-42"]
 
 
-def test_a_cell_that_was_stopped_after_a_round_goes_on_to_the_same_model(tmp_path: Path) -> None:
+def test_a_cell_that_was_stopped_after_a_round_goes_on_to_the_same_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compared(tmp_path / "whole", Counted(), n_seeds=1, eta=0.1)
 
     def stopped(settings: Settings) -> RunFolder:
@@ -106,7 +108,9 @@ def test_a_cell_that_was_stopped_after_a_round_goes_on_to_the_same_model(tmp_pat
     with pytest.raises(StoppedError):
         compare(["pax"], {**SHORT, "eta": 0.1}, 1, output, stopped)
     told: list[str] = []
-    compare(["pax"], {**SHORT, "eta": 0.1}, 1, output, engine, tell=told.append)
+    watcher = Silent()
+    monkeypatch.setattr(watcher, "tell", told.append)
+    compare(["pax"], {**SHORT, "eta": 0.1}, 1, output, engine, watcher=watcher)
     assert told[:2] == ["pax-42: goes on", "pax-42: done"]
     models = [tmp_path / name / "pax-42" / "model.json" for name in ("whole", "out")]
     assert models[0].read_bytes() == models[1].read_bytes()

@@ -119,7 +119,7 @@ def test_a_site_compiles_its_kernels_before_it_asks_for_tasks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # there is nothing to compile
-    monkeypatch.setattr(superexec.log_lines, "begin", lambda _: caplog.set_level("INFO"))
+    monkeypatch.setattr(superexec, "start_log", lambda _: caplog.set_level("INFO"))
     monkeypatch.setattr(superexec, "flower_superexec", lambda: superexec.log.info("asks"))
     for name in ("get_executor", "AutoExecPlugin", "AcquireTaskRequest"):  # which it replaces
         monkeypatch.setattr(superexec.run_superexec, name, getattr(superexec.run_superexec, name))

@@ -12,7 +12,7 @@ import uvicorn
 from flwr.supercore.http_logging import get_uvicorn_log_config
 from flwr.supercore.logger import FLOWER_LOGGER
 
-from fedapp import log_lines
+from fedapp import process
 from fedapp.errors import ConfigError
 
 FLOWER, FEDAPP = logging.getLogger("flwr"), logging.getLogger("fedapp")
@@ -24,13 +24,13 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """``begun(**environment)``: as in a worker of the site bank; undone in the end."""
     loggers = [logging.getLogger(), FLOWER, FEDAPP]
     before = [(each, each.handlers[:], each.level, each.propagate) for each in loggers]
-    monkeypatch.setattr(log_lines, "_about", {})
+    monkeypatch.setattr(process, "_about", {})
     monkeypatch.setattr(uvicorn.Config, "configure_logging", uvicorn.Config.configure_logging)
 
     def begin(**environment: str) -> None:
         for name, value in {"FEDAPP_NAME": "bank", **environment}.items():
             monkeypatch.setenv(name, value)
-        log_lines.begin("worker")
+        process.start_log("worker")
 
     yield begin
     for logger, handlers, level, propagate in before:
@@ -44,7 +44,7 @@ Capture = pytest.CaptureFixture[str]
 
 def test_a_line_has_time_level_site_process_and_run(begun: Begin, capsys: Capture) -> None:
     begun()
-    log_lines.name_run(RUN)
+    process.log_run(RUN)
     FEDAPP.warning("min-rows must be %d", 20)
     time, rest = capsys.readouterr().err.split(" ", 1)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", time)

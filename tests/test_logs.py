@@ -79,13 +79,13 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Stands for all tools; ``fails`` is what the next one fails at, ``made`` are those made."""
     found = SimpleNamespace(made=[], fails="")
 
-    def opened(name: str, run: LoggedRun, run_id: str) -> Fake:
+    def opened(run: LoggedRun, run_id: str) -> Fake:
         if found.fails == "begin":
             raise OSError("no begin at http://ann:secret@tracking:5000/api")
         found.made.append(Fake(run, run_id, found.fails))
         return found.made[-1]
 
-    monkeypatch.setattr(logs, "_opened", opened)
+    monkeypatch.setattr(logs, "LOGGERS", dict.fromkeys(LOGS, opened))
     return found
 
 

@@ -401,7 +401,7 @@ def test_a_run_that_was_interrupted_says_where_and_how_far_it_was_saved(
     interrupted = settings(parties=2, num_boost_round=5)
     die(interrupted, dies_before_sending=8)
     folder = RunFolder(Path(interrupted.run_dir))
-    stage, kept = folder.stage, folder.kept
+    stage, kept = folder.stage, folder.saved_state
     assert stage is not None
     assert (stage.doing, stage.round) == ("growing trees", 3)
     assert kept is not None
@@ -409,7 +409,7 @@ def test_a_run_that_was_interrupted_says_where_and_how_far_it_was_saved(
     assert kept.rounds == 1
     run(resumed(interrupted), simulated_contexts(interrupted))
     assert folder.stage is None
-    assert folder.kept is None
+    assert folder.saved_state is None
 
 
 def test_the_first_encryption_has_an_estimate_and_the_next_its_time(

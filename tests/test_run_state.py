@@ -26,10 +26,10 @@ STATE = RunState(
 
 def test_a_state_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    assert folder.kept is None
+    assert folder.saved_state is None
     assert folder.saved() is None
     folder.save(Checkpoint({"margins": np.arange(3)}, {"best": 1}), STATE)
-    assert folder.kept == STATE
+    assert folder.saved_state == STATE
     saved = folder.saved()
     assert saved is not None
     checkpoint, state = saved

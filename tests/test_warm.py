@@ -62,7 +62,7 @@ from fedapp.deploy import warm
 from fedapp.deploy.warm.executor import RunsWorker, Task, WarmExecutor, signed_request
 from fedapp.deploy.warm.serverapp import TICK, one_cpu, poll_often, slow_modes
 from fedapp.deploy.warm.superlink import (
-    HOLD,
+    WAIT_SECONDS,
     LinkStateWithoutObjects,
     MessageQueue,
     notify_waiting,
@@ -132,7 +132,7 @@ def test_of_another_flower_nothing_is_replaced_with_one_warning(
     function: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(warm, "DIGESTS", f"{warm.DIGESTS}\n[server] {function}")
-    assert warm.SERVER.load("carried") is None
+    assert warm.SERVER.load("supernode") is None
     rule = f"flwr must be 1.41.0 or 1.42.0, got {version('flwr')}: it differs; slow mode, each"
     way = "exchange takes seconds; what differs: python -m fedapp.deploy.warm"
     assert caplog.messages == [f"{rule} {way}"]
@@ -357,7 +357,7 @@ def test_whoever_asks_for_a_task_gets_it_when_a_message_comes(node: Node) -> Non
 def test_a_supernode_asks_the_sooner_the_less_time_has_passed_since_a_message() -> None:
     pace = PollTimer()
     assert pace.seconds(3) == 3
-    pace.asked()
+    pace.note_message()
     assert pace.seconds(3) < 3
     assert pace.task.is_set()
 
@@ -422,11 +422,11 @@ def test_a_message_that_came_while_its_node_was_looked_up_is_not_waited_for() ->
 
     before = time.monotonic()
     assert wait_for_messages(arrivals, pull, lambda request: request, NODE).messages_list == [1]
-    assert time.monotonic() - before < HOLD
+    assert time.monotonic() - before < WAIT_SECONDS
 
 
 def test_another_nodes_message_ends_no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedapp.deploy.warm.superlink.HOLD", 0.05)
+    monkeypatch.setattr("fedapp.deploy.warm.superlink.WAIT_SECONDS", 0.05)
     arrivals = MessageQueue()
     arrivals.add(NODE + 1)
     assert not arrivals.wait(NODE, 0)
@@ -669,7 +669,7 @@ def test_an_actor_takes_one_cpu_unless_the_federation_says_more(
 def test_what_an_executor_was_asked_fails_when_another_one_asks(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedapp.deploy.warm.supernode.HOLD", 0.01)
+    monkeypatch.setattr("fedapp.deploy.warm.supernode.WAIT_SECONDS", 0.01)
     acquire = partial(wait_for_task, runtime_handlers.acquire_task, node.state.pace)
     first, second = (
         signed_request(sender, supported_task_types=[TaskType.CLIENT_APP])

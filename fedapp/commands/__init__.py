@@ -1,4 +1,9 @@
-"""The ``fedapp`` command."""
+"""The ``fedapp`` command: arguments in, texts on the terminal out.
+
+A file has the commands of one errand, each a function whose docstring is its ``--help``. The room
+knows nothing of how a run, a page or a folder is made: ``fedapp.runs``, ``fedapp.report`` and
+``fedapp.deploy`` do that, imported when a command needs them. Read ``run`` first.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by the commands: the console, ``-c`` and progress."""
+"""Shared by the commands: the console, common options, progress, and what ``--help`` adds."""
 
 from __future__ import annotations
 
@@ -28,6 +28,18 @@ ENGINES = (
 # Tables are cut to the width of a terminal; a file or a pipe has none.
 console = Console() if sys.stdout.isatty() else Console(width=120)
 
+# Short options of settings.
+SHORT = {"label": "Label column", "id": "Column that names the rows", "parties": "How many"}
+
+# What a method does, where its strategy shares a module; else the module's first line says it.
+DESCRIPTIONS = {
+    "bagging": "Every party boosts from the same margins; the model moves by the mean of their "
+    "steps",
+    "cyclic": "The parties take turns, in the order of their names, to boost the one model",
+    "interactive": "The active party walks the trees and asks the others level by level",
+    "one-round": "Leaf sets of all parties, intersected at the active one",
+}
+
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -35,8 +47,7 @@ Overrides = Annotated[
     ),
 ]
 Folds = Annotated[
-    int,
-    typer.Option(help="Cross-validate: hold back each of so many parts of the rows in turn."),
+    int, typer.Option(help="Cross-validate: hold back each of so many parts of the rows in turn.")
 ]
 
 command_began: ContextVar[float | None] = ContextVar("command_began", default=None)
@@ -72,11 +83,6 @@ def interruptible(what_now: Callable[[], str]) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-# ``--help``: descriptions of the arguments, and lists of the methods.
-
-SHORT = {"label": "Label column", "id": "Column that names the rows", "parties": "How many"}
-
-
 class Command(TyperCommand):
     """A command whose help describes its arguments."""
 
@@ -101,8 +107,8 @@ class TrainingCommand(Command):
 
     def invoke(self, context: click.Context) -> Any:
         """Add the short options to the settings."""
-        given = {name: context.params.pop(name) or () for name in SHORT}
-        pairs = [f"{name}={value}" for name, values in given.items() for value in values]
+        options = {name: context.params.pop(name) or () for name in SHORT}
+        pairs = [f"{name}={value}" for name, values in options.items() for value in values]
         context.params["config"] = [*(context.params["config"] or ()), *pairs]
         return super().invoke(context)
 
@@ -132,5 +138,6 @@ def _print_methods(title: str, family: str) -> None:
     for name in (name for name, method in all_methods().items() if method.family == family):
         title_line = (sys.modules[load_strategy(name).__module__].__doc__ or "").partition("\n")[0]
         text = (title_line.partition(": ")[2] or title_line).rstrip(".")
+        text = DESCRIPTIONS.get(name, text)
         grid.add_row(name, text[:1].upper() + text[1:])
     Console().print(Panel(grid, title=title, title_align="left", border_style="dim"))

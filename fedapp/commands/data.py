@@ -1,4 +1,8 @@
-"""`fedapp data`: list, fetch and describe tables."""
+"""`fedapp data` lists, fetches and describes tables; `fedapp sbom` and `fedapp metrics`.
+
+The last two describe an installation: its packages, in CycloneDX, and for Prometheus what a
+coordinator or a site counts.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,9 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table as Grid
 
-from fedapp import log_lines
 from fedapp.commands.common import Command, interruptible
 from fedapp.errors import check_package
+from fedapp.process import start_log
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -32,7 +36,8 @@ if TYPE_CHECKING:
     from fedapp.data.describe import Described
 
 
-MAX_CLASSES = 30
+APP, MAX_CLASSES = "fedapp", 30
+log = logging.getLogger("fedapp")
 
 data_app = typer.Typer(help="Data sets: list, fetch, describe.", no_args_is_help=True)
 
@@ -99,24 +104,20 @@ def describe_command(
     from fedapp.site.settings import SiteConfig, table_settings
 
     is_read = schema is not None and schema.exists()
-    config = SiteConfig(
-        "describe",
-        **table_settings(
-            {
-                "data": source,
-                "label": label,
-                "id": id_column,
-                "weight": weight,
-                "base-margin": base_margin,
-                "missing-label": missing_label,
-                "drop-columns": drop_columns,
-                "header": header,
-                "decimal": decimal,
-                "encoding": encoding,
-                "schema": str(schema) if is_read else "",
-            }
-        ),
-    )
+    settings = {
+        "data": source,
+        "label": label,
+        "id": id_column,
+        "weight": weight,
+        "base-margin": base_margin,
+        "missing-label": missing_label,
+        "drop-columns": drop_columns,
+        "header": header,
+        "decimal": decimal,
+        "encoding": encoding,
+        "schema": str(schema) if is_read else "",
+    }
+    config = SiteConfig("describe", **table_settings(settings))
     roles = config.roles
     check_source(source)
     if source in dataset_names():
@@ -182,11 +183,6 @@ def _labels(labels: npt.NDArray[Any]) -> Grid:
         value = f"{values[at]:g}" if labels.dtype.kind == "f" else escape(values[at])
         grid.add_row(value, str(counts[at]), f"{counts[at] / len(labels):.2%}")
     return grid
-
-
-# `fedapp sbom`: which packages are installed, in CycloneDX.
-
-APP = "fedapp"
 
 
 def sbom(
@@ -269,11 +265,6 @@ def _requirements(installed: Mapping[str, Distribution]) -> dict[str, set[str]]:
     return required
 
 
-# ``fedapp metrics``: what a coordinator or a site counts, for Prometheus.
-
-log = logging.getLogger("fedapp")
-
-
 def metrics(
     port: Annotated[int, typer.Option(help="Port on loopback.", min=1, max=65535)] = 9464,
     runs: Annotated[
@@ -295,7 +286,7 @@ def metrics(
     collector: Any = FolderCollector(runs or ())
     registry.register(collector)
     start_http_server(port, "127.0.0.1", registry)
-    log_lines.begin("metrics")
+    start_log("metrics")
     log.info("metrics of %s at http://127.0.0.1:%d/metrics", home(), port)
     with interruptible(lambda: "the exporter has stopped"):
         threading.Event().wait()

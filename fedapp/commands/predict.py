@@ -1,4 +1,4 @@
-"""``fedapp predict``: the rows of a table, by a run's model."""
+"""Commands that use a run's model: ``fedapp predict``, ``fedapp export``, ``fedapp serve``."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fedapp.settings import parse_overrides
 if TYPE_CHECKING:
     from fedapp.runs.predict import Predicted
 
-
 VERBOSE = "verbose.log"
+SUFFIXES = {"onnx": "model.onnx", "xgboost": "model.xgb.json", "sklearn": "model.joblib"}
 NOTHING_WRITTEN = "no predictions were written; the same command begins anew"
 
 
@@ -51,8 +51,7 @@ def predict(
         ),
     ] = "local",
     inference: Annotated[
-        str,
-        typer.Option(help="For such a model: interactive, one-round, or eini (encrypted)."),
+        str, typer.Option(help="For such a model: interactive, one-round, or eini (encrypted).")
     ] = "interactive",
     explain: Annotated[
         str,
@@ -78,11 +77,8 @@ def predict(
             f"model must be a file {rule}, got {model}{did_you_mean_path(run_dir, RUNS)}"
         )
     parts, verbose_folder = parts_of(run_dir), run_dir if verbose else None
-    _check_tables(
-        engine,
-        bool(parts),
-        {"--data": data, "--output": output, "--id": id_column, "--label": label},
-    )
+    tables = {"--data": data, "--output": output, "--id": id_column, "--label": label}
+    _check_tables(engine, bool(parts), tables)
     if parts:
         overrides = parse_overrides(config or [])
         if engine in SIMULATED:
@@ -91,12 +87,12 @@ def predict(
         overrides["strategy"] = inference
         if explain:
             overrides["explain"] = explain
-        _predict_together(run_dir, parts, overrides, output, engine, verbose_folder)
+        _predict_jointly(run_dir, parts, overrides, output, engine, verbose_folder)
         return
-    for name, given in {"--explain": ["ids"] if explain else [], "-c": config or []}.items():
-        if given:
+    for name, values in {"--explain": ["ids"] if explain else [], "-c": config or []}.items():
+        if values:
             rule = "must be omitted for a model that is whole in the run's folder"
-            raise ConfigError(f"{name} {rule}, got {', '.join(given)}")
+            raise ConfigError(f"{name} {rule}, got {', '.join(values)}")
     _show(predict_table(run_dir, data, id_column, Path(output), label), output, verbose_folder)
 
 
@@ -117,7 +113,7 @@ def _check_tables(engine: str, has_parts: bool, given: Mapping[str, str]) -> Non
             raise ConfigError(f"{name} must name a file, got none")
 
 
-def _predict_together(
+def _predict_jointly(
     run_dir: Path,
     parts: Mapping[str, Any],
     overrides: Mapping[str, Any],
@@ -140,12 +136,10 @@ def _predict_together(
         raise
     for explained in list(result.explained.values())[:1]:
         if missing := explained["not_among_the_rows"]:
-            _say_of(
-                missing, f"{len(missing):,} to be explained are not among the rows", verbose_folder
-            )
-    where = (
-        display_path(home() / "sites") if result.predicted else "home/sites of its site's folder"
-    )
+            text = f"{len(missing):,} to be explained are not among the rows"
+            _say_rows(missing, text, verbose_folder)
+    is_here = result.predicted is not None
+    where = display_path(home() / "sites") if is_here else "home/sites of its site's folder"
     if settings.explain:
         console.print(f"Each party's explanation.txt is in {where}.", soft_wrap=True)
     if result.predicted is None:
@@ -170,7 +164,7 @@ def _show(predicted: Predicted, output: str, folder: Path | None) -> None:
     n_rows, unmatched, scores = predicted.n_rows, predicted.unmatched, predicted.scores
     say(f"{n_rows} rows written to {output}")
     if unmatched:
-        _say_of(unmatched, unmatched_note(len(unmatched), n_rows + len(unmatched)), folder)
+        _say_rows(unmatched, unmatched_note(len(unmatched), n_rows + len(unmatched)), folder)
     if predicted.note:
         say(predicted.note)
     if scores:
@@ -180,17 +174,12 @@ def _show(predicted: Predicted, output: str, folder: Path | None) -> None:
         say(f"at the run's threshold, {threshold}: {at_threshold(scores)}")
 
 
-def _say_of(ids: Sequence[str], text: str, folder: Path | None) -> None:
+def _say_rows(ids: Sequence[str], text: str, folder: Path | None) -> None:
     """Print a line on rows; their ids are only written to a private file in ``folder``."""
     if folder:
         with open_private(folder / VERBOSE, "a") as file:
             file.write(f"{text}: {', '.join(ids)}\n")
     say(f"{text}: {folder / VERBOSE} has their ids" if folder else f"{text} (--verbose: which)")
-
-
-# ``fedapp export``: a run's model for other runtimes.
-
-SUFFIXES = {"onnx": "model.onnx", "xgboost": "model.xgb.json", "sklearn": "model.joblib"}
 
 
 def export(
@@ -219,9 +208,6 @@ def export(
         if file.resolve() != run.path / SUFFIXES[to]:
             write_atomically(file, (run.path / SUFFIXES[to]).read_bytes())
     console.print(f"{file}", soft_wrap=True, highlight=False)
-
-
-# ``fedapp serve``: score rows over HTTP.
 
 
 def serve(

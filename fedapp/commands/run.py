@@ -1,4 +1,4 @@
-"""``fedapp run``: train a model."""
+"""Commands that train: ``fedapp run``, ``fedapp compare``, ``fedapp tune``."""
 
 from __future__ import annotations
 
@@ -38,18 +38,14 @@ from fedapp.runs.session import Training
 from fedapp.settings import defaults, parse_overrides
 
 NOTHING_SAVED = "nothing was saved yet; the same command begins anew"
+FINISHED_CELLS = "finished cells are saved; the same command continues with the others"
+TRIALS_SAVED = "finished trials are saved; the same command goes on after them"
 
 
 def run(
-    strategy: Annotated[
-        str,
-        typer.Argument(help="The method: one of those below."),
-    ],
+    strategy: Annotated[str, typer.Argument(help="The method: one of those below.")],
     config: Overrides = None,
-    engine: Annotated[
-        str,
-        typer.Option(help=ENGINES),
-    ] = "local",
+    engine: Annotated[str, typer.Option(help=ENGINES)] = "local",
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Also train on pooled rows, and each party alone.")
     ] = False,
@@ -123,14 +119,9 @@ def what_now(training: Training) -> str:
     words = ["fedapp", "run", training.strategy, "--engine", engine]
     words += ["--baselines"] if training.baselines else []
     words += ["-c", f"resume={where}"]
-    state = folder.kept
+    state = folder.saved_state
     saved = f"saved up to {checkpoint_text(state)} in {where}" if state else "nothing was saved yet"
     return f"{saved}; to resume:\n  {shlex.join(words)}"
-
-
-# ``fedapp compare``: several methods side by side.
-
-FINISHED_CELLS = "finished cells are saved; the same command continues with the others"
 
 
 def compare(
@@ -143,7 +134,7 @@ def compare(
         Path | None,
         typer.Option(
             help="Folder of the runs; finished ones are not run again. By default one below runs/ "
-            "that follows from the table and the settings.",
+            "that follows from the table and the settings."
         ),
     ] = None,
 ) -> None:
@@ -161,11 +152,6 @@ def compare(
     console.print(f"{folder / PAGE}", soft_wrap=True)
     if warning := other_code(folder):
         print_warning(console, warning)
-
-
-# ``fedapp tune``: search for the best settings of a method.
-
-TRIALS_SAVED = "finished trials are saved; the same command goes on after them"
 
 
 def tune(
@@ -188,15 +174,14 @@ def tune(
         int | None, typer.Option(help="Exchanges of all trials and the last run at most.")
     ] = None,
     bytes_: Annotated[
-        int | None,
-        typer.Option("--bytes", help="Bytes of all trials and the last run at most."),
+        int | None, typer.Option("--bytes", help="Bytes of all trials and the last run at most.")
     ] = None,
     engine: Annotated[str, typer.Option(help="local, or simulation.")] = "local",
     output: Annotated[
         Path | None,
         typer.Option(
             help="Folder of the search, which goes on where it is unfinished. By default one below "
-            "runs/ that follows from the table, the settings and the space.",
+            "runs/ that follows from the table, the settings and the space."
         ),
     ] = None,
 ) -> None:
@@ -207,16 +192,9 @@ def tune(
 
     follower = new_follower()
     with interruptible(lambda: TRIALS_SAVED), follower.alive():
-        tuning = Tuning(
-            strategy,
-            parse_overrides(config or []),
-            _domains(space or [], strategy),
-            search,
-            Budget(runs, exchanges, bytes_),
-            engine,
-            follower,
-            output,
-        )
+        overrides, domains = parse_overrides(config or []), _domains(space or [], strategy)
+        budget = Budget(runs, exchanges, bytes_)
+        tuning = Tuning(strategy, overrides, domains, search, budget, engine, follower, output)
         folder = tuning.carry_out().path
     summary = Tuned(folder).summary
     console.print(trial_table(read_trials(folder), summary["metric"]))

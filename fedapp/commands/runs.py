@@ -1,4 +1,4 @@
-"""``fedapp runs``: what is in ./runs."""
+"""Commands about ./runs: ``fedapp runs``, ``fedapp clean``, ``fedapp report``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 
 from fedapp.commands.common import console, say
 from fedapp.home import RUNS, display_path
-from fedapp.report.summary import print_warning
+from fedapp.report.summary import human_bytes, print_warning
 
 if TYPE_CHECKING:
     from fedapp.runs.clean import Cleaning
@@ -27,7 +27,6 @@ def runs(
     ] = False,
 ) -> None:
     """List runs, comparisons, searches and folds in ./runs: state, test score, size."""
-    from fedapp.report.summary import human_bytes
     from fedapp.run_folder import State
     from fedapp.runs.clean import list_runs
 
@@ -47,11 +46,7 @@ def runs(
         console.print(f"{len(listed) - len(shown)} more: fedapp runs --all")
     resumable = [run for run in shown if run.state is State.RESUMABLE]
     for run in resumable[:1]:
-        command = f"fedapp run {run.method} -c resume={run.path}"
-        say(f"to resume: {command}")
-
-
-# ``fedapp clean``: delete what is of no more use.
+        say(f"to resume: fedapp run {run.method} -c resume={run.path}")
 
 
 def clean(
@@ -77,15 +72,13 @@ def clean(
     Shows first what goes, and how large it is. Finished runs, runs that are going on, and the keys
     of sites always stay.
     """
-    from fedapp.report.summary import human_bytes
     from fedapp.runs.clean import plan
 
     cleaning = plan(RUNS, older_than, all_parts, say)
-    if cleaning.kept:
-        size = human_bytes(sum(one.n_bytes for one in cleaning.kept))
-        say(
-            f"kept: parts of models at sites ({len(cleaning.kept)}), {size}; --all deletes them too"
-        )
+    if cleaning.retained:
+        size = human_bytes(sum(one.n_bytes for one in cleaning.retained))
+        number = len(cleaning.retained)
+        say(f"kept: parts of models at sites ({number}), {size}; --all deletes them too")
     if not (cleaning.runs or cleaning.states):
         say("nothing to delete")
         return
@@ -99,8 +92,6 @@ def clean(
 
 
 def _list(cleaning: Cleaning) -> None:
-    from fedapp.report.summary import human_bytes
-
     for run in cleaning.runs:
         say(f"{display_path(run.path)}  {run.state}, {run.method}, {human_bytes(run.n_bytes)}")
     for title, is_part in (("states of old runs", False), ("parts of models", True)):
@@ -110,9 +101,6 @@ def _list(cleaning: Cleaning) -> None:
                 sizes.setdefault(one.site, []).append(one.n_bytes)
         for site, each in sorted(sizes.items()):
             say(f"site {site}: {title} ({len(each)}), {human_bytes(sum(each))}")
-
-
-# ``fedapp report``: pages about finished runs.
 
 
 def report(

@@ -1,4 +1,8 @@
-"""`fedapp site`: what a site's engineer does before the first run."""
+"""Commands between organisations: `fedapp site`, `federation`, `app`, `key` and `trust`.
+
+What a site's engineer does before the first run and at its approval, what a coordinator writes, how
+sites know the app, and how they get to know each other's keys.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +42,9 @@ SHOWN = (
     *("test_fraction", "valid_fraction", "seed", "fold", "folds"),
     "rounded",  # of a masked run always
 )
+Target = Annotated[
+    str, typer.Option(help="What starts the processes: scripts, compose, kubernetes or systemd.")
+]
 site_app = typer.Typer(help="A site: write what it needs, check its table.", no_args_is_help=True)
 
 
@@ -260,8 +267,6 @@ def _reveals(method: str) -> str:
     return re.sub(r"(?<!\n)\n(?!\n|- ) *", " ", "\n".join(texts))
 
 
-# `fedapp app`: what a coordinator sends and a site knows it by.
-
 app_app = typer.Typer(help="The installed app, as sites know it.", no_args_is_help=True)
 
 
@@ -295,8 +300,6 @@ def sign_command(
     say(f"signed in {path}, which is part of what a coordinator sends; sites pin:")
     say(f'release-keys = "{private.public_key().public_bytes_raw().hex()}"')
 
-
-# `fedapp federation`: what a coordinator needs.
 
 federation_app = typer.Typer(help="A coordinator: write what it needs.", no_args_is_help=True)
 
@@ -369,9 +372,6 @@ def renew_command(
     say(f"  give {folder}/ca.crt to every site; the one they have is good until it ends")
 
 
-# ``fedapp key`` and ``fedapp trust``: sites get to know each other's keys.
-
-
 def key(name: Annotated[str, typer.Argument(help="The site's name in its node config.")]) -> None:
     """Print the fingerprint of this site's key, for the other sites to trust."""
     from fedapp.crypto.sealed import fingerprint_of
@@ -395,13 +395,6 @@ def trust(
     place = display_path(home() / PINNED)
     replaced = f", instead of {before}" if before else ""
     console.print(f"{name} is trusted by its key{replaced}: {place}", highlight=False)
-
-
-# ``--target``: what starts the processes of a folder.
-
-Target = Annotated[
-    str, typer.Option(help="What starts the processes: scripts, compose, kubernetes or systemd.")
-]
 
 
 def how_started(target: str, folder: Path, process: str) -> str:

@@ -61,13 +61,10 @@ def new_authority(name: str) -> Authority:
 
 
 def renewed_authority(files: KeyPair) -> Authority:
-    """The same authority with a new certificate for its existing key.
+    """The same authority with a new certificate for its existing key; ConfigError if they do not
+    match.
 
     Until the old certificate ends, sites that trust it accept what the authority signs.
-
-    Raises
-    ------
-    ConfigError : the files are not PEM, or key and certificate do not match.
     """
     try:
         key = load_pem_private_key(files.secret, None)
@@ -82,12 +79,8 @@ def renewed_authority(files: KeyPair) -> Authority:
 
 
 def hosts_of(certificate: bytes) -> tuple[str, ...]:
-    """Host names and addresses of a server certificate.
-
-    Raises
-    ------
-    ConfigError : it is not a certificate, or names no host.
-    """
+    """Host names and addresses of a server certificate; ConfigError if it is none, or names no
+    host."""
     try:
         extensions = x509.load_pem_x509_certificate(certificate).extensions
         names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -102,9 +95,8 @@ def days_left(path: Path) -> float:
         certificates = x509.load_pem_x509_certificates(path.read_bytes())
     except ValueError as error:
         raise ConfigError(f"{path.name} must be a PEM certificate: {error}") from None
-    return (
-        min(certificate.not_valid_after_utc for certificate in certificates) - datetime.now(UTC)
-    ) / timedelta(days=1)
+    first = min(certificate.not_valid_after_utc for certificate in certificates)
+    return (first - datetime.now(UTC)) / timedelta(days=1)
 
 
 def validity(path: Path) -> str:

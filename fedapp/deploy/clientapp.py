@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedapp import log_lines
 from fedapp.client_app import SiteApp
 from fedapp.deploy.warm import replace, version_error
+from fedapp.process import start_log
 
 try:
     from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
@@ -42,7 +42,7 @@ def refuse_to_install(*_: object, **__: object) -> None:
 
 def main() -> None:
     """Answer one message. SystemExit if Flower lacks one of the functions replaced here."""
-    log_lines.begin("clientapp")
+    start_log("clientapp")
     bundle = Bundle()
     replace(
         run_clientapp,

@@ -6,12 +6,11 @@ import os
 
 from flwr.supercore.cli import flower_superexec
 
-from fedapp import log_lines
-from fedapp.process import leave_no_core
+from fedapp.process import leave_no_core, start_log
 
 if __name__ == "__main__":
     leave_no_core()
-    log_lines.begin("superexec")
+    start_log("superexec")
     # Silences Flower's log until the ServerApp sets up fedapp's.
     os.environ.setdefault("FLWR_LOG_LEVEL", "WARNING")
     flower_superexec()

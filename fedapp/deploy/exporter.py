@@ -1,7 +1,8 @@
-"""Prometheus metrics of a coordinator or a site, read from their files on every scrape.
+"""Prometheus metrics of a coordinator or a site, and health checks of their processes.
 
-The exporter takes no part in a run and keeps no state: it reads run folders and a site's
-``answers``. It shows names, counts and sizes; no row, label, id or key.
+The exporter takes no part in a run and keeps no state: on every scrape it reads run folders and a
+site's ``answers``. It shows names, counts and sizes; no row, label, id or key. ``python -m
+fedapp.deploy.exporter URL [CA]``, or ``FILE``, exits with 0 if the process is healthy.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from fedapp.run_folder import RunFolder, State
 from fedapp.site.answer import answers_file
 from strategies.delivery import SERVER
 
+ALIVE = "superexec.alive"  # in the site's home
+STALE = 120.0  # seconds; a SuperExec asks, or retries its SuperNode, every few seconds
 MOST_RUNS = 20  # only the newest, since each run is a label value
 # Help and labels of each metric; the name of a counter ends in _total.
 METRICS: Mapping[str, tuple[str, Sequence[str]]] = {
@@ -107,12 +110,6 @@ def _sums(path: Path, size: int, inode: int) -> Counter[tuple[str, ...]]:
             exchanges.add((line["step"], line["type"]))
             sums["exchanges",] = len(exchanges)
     return sums
-
-
-# Health check of a process, for the units that start it.
-
-ALIVE = "superexec.alive"  # in the site's home
-STALE = 120.0  # seconds; a SuperExec asks, or retries its SuperNode, every few seconds
 
 
 def is_alive(target: str, ca: str | None = None) -> bool:

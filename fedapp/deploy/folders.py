@@ -19,6 +19,7 @@ from pathlib import Path
 import tomli_w
 
 from fedapp.data.datasets import NAME
+from fedapp.deploy import targets
 from fedapp.deploy.certificates import (
     KeyPair,
     hosts_of,
@@ -27,49 +28,28 @@ from fedapp.deploy.certificates import (
     server_certificate,
     supernode_keys,
 )
-from fedapp.deploy.targets import (
-    PUBLIC,
-    SECRET,
-    TABLES,
-    Federation,
-    Machine,
-    Site,
-    Texts,
-    compose_federation,
-    compose_site,
-    env_script,
-    manifests_federation,
-    manifests_site,
-    register_script,
-    scripts_federation,
-    scripts_site,
-    units_federation,
-    units_site,
-    user_line,
-)
+from fedapp.deploy.targets import PUBLIC, SECRET, TABLES, Federation, Machine, Site, Texts
 from fedapp.errors import ConfigError
 from fedapp.home import write_atomically, write_new
 from fedapp.messages.fields import Method, all_methods
 from fedapp.site.settings import SiteConfig, Value
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?")
-# Needs no quotes in scripts, units and configurations.
-PLAIN = re.compile(r"[A-Za-z0-9_/.+,@-]+")
-# Valid in a Kubernetes namespace.
-LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,54}[a-z0-9])?")
+PLAIN = re.compile(r"[A-Za-z0-9_/.+,@-]+")  # needs no quotes in scripts, units, configurations
+LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,54}[a-z0-9])?")  # valid in a Kubernetes namespace
 LOOPBACK = ("localhost", "127.0.0.1")
 # Target -> writer of its files.
 FEDERATION_TEXTS = {
-    "scripts": scripts_federation,
-    "compose": compose_federation,
-    "kubernetes": manifests_federation,
-    "systemd": units_federation,
+    "scripts": targets.scripts_federation,
+    "compose": targets.compose_federation,
+    "kubernetes": targets.manifests_federation,
+    "systemd": targets.units_federation,
 }
 SITE_TEXTS = {
-    "scripts": scripts_site,
-    "compose": compose_site,
-    "kubernetes": manifests_site,
-    "systemd": units_site,
+    "scripts": targets.scripts_site,
+    "compose": targets.compose_site,
+    "kubernetes": targets.manifests_site,
+    "systemd": targets.units_site,
 }
 # Policy -> which methods it allows, and its other settings of the node config.
 _SUMS: Mapping[str, Value] = {"least-parties": 3, "min-rows": 20, "approve": "ask"}
@@ -89,17 +69,12 @@ POLICIES: Mapping[str, tuple[Callable[[Method], bool], Mapping[str, Value]]] = {
 }
 # The folder's user where the SuperLink is in a cluster and reached through nginx.
 OPERATOR = "operator"
-# A SuperNode's port inside a container network.
-INSIDE_PORT = 9094
+INSIDE_PORT = 9094  # a SuperNode's, inside a container network
 
 
 def write_federation(folder: Path, federation: Federation, target: str = "scripts") -> None:
-    """Write a coordinator's folder for `target`.
-
-    Raises
-    ------
-    ConfigError : a name or path is invalid, or the folder is not empty.
-    """
+    """Write a coordinator's folder for `target`; ConfigError if a name or path is invalid, or the
+    folder is not empty."""
     for name in (federation.name, *federation.sites):
         _check(NAME, name, "a name of letters, digits, '.', '_' or '-'", "name")
     _check_target(target, federation.name)
@@ -126,8 +101,8 @@ def write_federation(folder: Path, federation: Federation, target: str = "script
     texts = {
         "user.toml": (outside, SECRET),
         "nginx.users": ("", PUBLIC),
-        **env_script(machine),
-        **register_script(machine, federation),
+        **targets.env_script(machine),
+        **targets.register_script(machine, federation),
         **FEDERATION_TEXTS[target](machine, federation),
     }
     _write_texts(folder, texts)
@@ -140,16 +115,14 @@ def write_federation(folder: Path, federation: Federation, target: str = "script
 def add_user(folder: Path, name: str) -> Path:
     """Add a user who may start runs; returns Flower's configuration file for them.
 
-    Raises
-    ------
-    ConfigError : the name is invalid or taken, or the folder is not a coordinator's.
+    ConfigError if the name is invalid or taken, or the folder is not a coordinator's.
     """
     _check(NAME, name, "a name of letters, digits, '.', '_' or '-'", "name")
     users = Path(_existing(str(folder / "nginx.users")))
     if any(line.startswith(f"{name}:") for line in users.read_text().splitlines()):
         raise ConfigError(f"name must be new, got {name}, which is in {users}")
     config = tomllib.loads((folder / "user.toml").read_text())
-    password, line = user_line(name)
+    password, line = targets.user_line(name)
     (link,) = (link for link in config["superlink"].values() if isinstance(link, dict))
     link["address"] = f"{name}:{password}@{link['address']}"
     path = folder / "users" / f"{name}.toml"
@@ -168,9 +141,7 @@ def _flower_config(federation: Federation, address: str, root: str) -> str:
 def renew_certificates(folder: Path) -> datetime:
     """Renew a coordinator's certificates, keeping the CA key; returns when they end (UTC).
 
-    Raises
-    ------
-    ConfigError : the folder is not a coordinator's, or its certificates are broken.
+    ConfigError if the folder is not a coordinator's, or its certificates are broken.
     """
     paths = {name: folder / name for name in ("ca.key", "ca.crt", "server.key", "server.crt")}
     for path in paths.values():
@@ -193,18 +164,12 @@ def write_site(
     target: str = "scripts",
     policy: str = "",
 ) -> None:
-    """Write a site's folder.
+    """Write a site's folder; ConfigError if an argument is invalid, a file is missing, or the
+    folder is not empty.
 
-    Parameters
-    ----------
-    superlink : ``HOST:PORT`` of the coordinator.
-    ca : CA certificate of the coordinator; empty to use the system's.
-    port : loopback port on which the SuperNode serves the site's processes.
-    policy : a name in `POLICIES` for what `site` leaves open; empty allows no method.
-
-    Raises
-    ------
-    ConfigError : an argument is invalid, a file is missing, or the folder is not empty.
+    ``superlink`` is HOST:PORT of the coordinator, ``ca`` its CA certificate or empty for the
+    system's, ``port`` the loopback port on which the SuperNode serves the site's processes.
+    ``policy`` is a name in `POLICIES` for what `site` leaves open; empty allows no method.
     """
     if policy and policy not in POLICIES:
         raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
@@ -230,7 +195,7 @@ def write_site(
     for name in ("flower", "home"):
         (folder / name).mkdir(mode=0o700)
     processes = Site(site.name, data, superlink, bool(ca), port)
-    _write_texts(folder, env_script(machine) | SITE_TEXTS[target](machine, processes))
+    _write_texts(folder, targets.env_script(machine) | SITE_TEXTS[target](machine, processes))
 
 
 def _node_config(site: SiteConfig, data: str, policy: str) -> str:

@@ -11,11 +11,10 @@ import subprocess
 import sys
 from typing import Any
 
-from fedapp import log_lines
 from fedapp.deploy.exporter import ALIVE
 from fedapp.deploy.warm import SITE, replace, version_error
 from fedapp.home import home
-from fedapp.process import leave_no_core
+from fedapp.process import leave_no_core, start_log
 
 try:
     from flwr.supercore.cli import flower_superexec
@@ -62,7 +61,7 @@ def tls_options(spec: ExecutionSpec) -> list[str]:
 def main() -> None:
     """Run a site's SuperExec. SystemExit if Flower lacks ``get_executor``."""
     leave_no_core()
-    log_lines.begin("superexec")
+    start_log("superexec")
     executor = SiteExecutor()
     replace(run_superexec, get_executor=lambda *_, **__: executor)
     # Compile before asking for tasks, so that the first round does not wait for the compiler.

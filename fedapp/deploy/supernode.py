@@ -8,10 +8,9 @@ from __future__ import annotations
 import sys
 from importlib.metadata import entry_points
 
-from fedapp import log_lines
 from fedapp.deploy.certificates import warn_of_expiry
 from fedapp.deploy.warm import SITE, PatchedFunctions
-from fedapp.process import leave_no_core
+from fedapp.process import leave_no_core, start_log
 
 
 def run_flower(program: str, parts: PatchedFunctions) -> None:
@@ -19,7 +18,7 @@ def run_flower(program: str, parts: PatchedFunctions) -> None:
     leave_no_core()
     (command,) = entry_points(group="console_scripts", name=f"flower-{program}")
     main = command.load()  # which sets up Flower's own log
-    log_lines.begin(program)
+    start_log(program)
     warn_of_expiry(sys.argv)
     if warm := parts.load(program):
         warm.replace_parts()

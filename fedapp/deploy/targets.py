@@ -1,6 +1,8 @@
-"""Command lines and environment of each process of a deployment.
+"""The files that start a coordinator's or a site's processes, for each ``--target``.
 
-Scripts, compose files, Kubernetes manifests and systemd units differ only in paths and addresses.
+`Federation` and `Site` give the command lines and health checks of their processes. Scripts,
+systemd units, compose files and Kubernetes manifests wrap the same commands, and differ in what
+separates the rows from the network; nginx is in front of every SuperLink.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ import yaml
 from fedapp.deploy.exporter import ALIVE
 from fedapp.settings import app_folder
 
+Object = dict[str, Any]  # of Kubernetes
+Texts = dict[str, tuple[str, int]]  # file name -> (content, mode)
+SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o700
 LOOPBACK = "127.0.0.1"
 METRICS = ("python", "-P", "-m", "fedapp", "metrics", "--port", "${FEDAPP_METRICS}")
 HEALTH = ("python", "-P", "-m", "fedapp.deploy.exporter")
@@ -138,13 +143,6 @@ def sealed_environment(state: str, name: str) -> Mapping[str, str]:
         "HOME": f"{state}/home",
         "NUMBA_CACHE_DIR": f"{state}/home/numba",
     }
-
-
-# The machine that a folder is written on, and the format of its files.
-
-SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o700
-# File name -> (content, mode).
-Texts = dict[str, tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -729,7 +727,6 @@ def _words(command: Sequence[str]) -> list[str]:
 
 # Kubernetes manifests for ``kubectl apply -k``: one namespace per coordinator or site.
 
-Object = dict[str, Any]
 # Mount paths of keys, state and a site's tables.
 _KEYS, _STATE, TABLES = "/etc/fedapp", "/var/lib/fedapp", "/tables"
 _USER_ID = 10001

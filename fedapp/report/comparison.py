@@ -1,4 +1,8 @@
-"""The page that compares several runs."""
+"""Several runs on one page, and a comparison of strategies with its table and page.
+
+`comparison_page` compares any finished runs (``fedapp report``); `tradeoff_page` shows a
+`Comparison`, all of whose lines are scored on the same rows (``fedapp compare``).
+"""
 
 from __future__ import annotations
 
@@ -42,6 +46,16 @@ from fedapp.report.summary import (
 )
 from fedapp.settings import Value, flatten
 
+ONE_PLACE = (
+    "pooled: all rows and columns in one place. A party's rows alone: trained on these. A party's "
+    "columns alone: what the party that has the labels reaches without the others' columns."
+)
+N_ORDERS = 10  # of the training rows, for the range of pooled XGBoost's scores
+TIES = (
+    "less the best: mean and standard deviation of the differences to the best strategy, on the "
+    "same seeds and folds; tie: the mean is within two standard errors of 0."
+)
+OFF_AXIS = " An arrow stands for a score beyond the axis, which is written beside it."
 Named = Mapping[str, Run]
 # A run's location, and settings that the table of runs shows.
 STATED = {"run-dir", "resume", "strategy", "data", "parties", "seed"}
@@ -106,7 +120,7 @@ def _scores(named: Named) -> str:
     names = [name for name in score_names(list(tests.values())) if name not in AT_THRESHOLD]
     best = {}  # the best value of each metric, as shown
     for name in filter(is_metric, names):
-        defined = [score for each in tests.values() if (score := _known(each, name)) is not None]
+        defined = [score for each in tests.values() if (score := _defined(each, name)) is not None]
         if defined:
             best[name] = score_text(max(defined) if larger_is_better(name) else min(defined))
     rows = []
@@ -139,11 +153,11 @@ def _trade_offs(named: Named) -> dict[str, str]:
     lines = []
     for name, run in named.items():
         summary, pooled = run.summary, (run.summary.get("baselines") or {}).get("pooled") or {}
-        if (score := _known(summary["metrics"].get("test") or {}, metric)) is not None:
+        if (score := _defined(summary["metrics"].get("test") or {}, metric)) is not None:
             seconds = summary["seconds"].get("train", summary["seconds"]["total"])
             costs = seconds, summary["exchanges"], sum(summary["bytes"].values())
             lines.append(Line(name, (score,), *costs))
-        if (score := _known(pooled, metric)) is not None:
+        if (score := _defined(pooled, metric)) is not None:
             lines.append(Line(f"{name}, pooled", (score,)))
     if sum(line.n_bytes is not None for line in lines) < 2:
         return {}
@@ -151,7 +165,7 @@ def _trade_offs(named: Named) -> dict[str, str]:
     return cost_figures(lines, metric, "run")
 
 
-def _known(scores: Scores, metric: str) -> float | None:
+def _defined(scores: Scores, metric: str) -> float | None:
     """A score, or None if it is absent or undefined."""
     value = scores.get(metric)
     return None if value is None or math.isnan(value) else value
@@ -169,20 +183,6 @@ def _differences(named: Named) -> str:
     if not differing:
         return "<p>None.</p>"
     return table(["setting", *named], differing, n_texts=1 + len(named))
-
-
-# A comparison of strategies, with its table and page: scores and what they cost.
-
-ONE_PLACE = (
-    "pooled: all rows and columns in one place. A party's rows alone: trained on these. A party's "
-    "columns alone: what the party that has the labels reaches without the others' columns."
-)
-N_ORDERS = 10  # of the training rows, for the range of pooled XGBoost's scores
-TIES = (
-    "less the best: mean and standard deviation of the differences to the best strategy, on the "
-    "same seeds and folds; tie: the mean is within two standard errors of 0."
-)
-OFF_AXIS = " An arrow stands for a score beyond the axis, which is written beside it."
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""Figures of a report: plain data in, an SVG element out."""
+"""Figures of a report: plain data in, an SVG element out.
+
+First the figures of a run by round and column, then those of its predictions, then those of a
+comparison; at last the canvas that all share. Colours become CSS variables of the page.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 from numpy.typing import NDArray
 
@@ -23,9 +28,33 @@ from fedapp.report.summary import score_text
 
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
 Array: TypeAlias = NDArray[np.float64]
+Curves: TypeAlias = Mapping[str, Mapping[str, Sequence[float]]]  # model -> axis -> values
 
 ROUND = "boosting round"
 N_COLUMNS = 20
+
+
+# Okabe and Ito's palette, safe for colour-blind readers; dashes distinguish lines in print.
+BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
+PINK, SKY, BLACK = "#CC79A7", "#56B4E9", "#222222"
+PALETTE = (BLUE, VERMILION, GREEN, ORANGE, PINK, SKY, BLACK)
+DASHES = ("-", "--", "-.", ":")
+GREY, GRID, LINE, PAPER = "#555555", "#e4e4e4", "#aaaaaa", "#fefefe"
+# CSS variables of the page, which have other values in dark mode.
+VARIABLES = dict(
+    zip(PALETTE, ("blue", "vermilion", "green", "orange", "pink", "sky", "ink"), strict=True)
+) | {GREY: "quiet", GRID: "grid", LINE: "line", PAPER: "paper"}
+
+_WIDTH, _HEIGHT, _DPI = 5.2, 3.3, 180  # inches; twice the page's resolution
+_LONGEST_NAME = 32
+_LEGEND_LINE = 0.23  # inches
+_LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 10, "labelcolor": BLACK}
+_SQUARE, _N_BARS = (4.6, 4.4), 30
+_LABEL_GAP = 0.085  # between the centres of two labels, as a share of the axes' height
+_LONGEST_LABEL = 40
+_MARGIN = 0.08
+_FAR = 5.0  # a score this many times the others' range away from them is off the axis
+_FEWEST_NEAR = 3
 
 
 def scores_by_round(
@@ -177,159 +206,6 @@ def _edges(rounds: Rounds) -> Array:
     return np.append(trees - 0.5, trees[-1] + 0.5)
 
 
-# The canvas of every figure, written as PNG or as SVG for a page.
-
-# Okabe and Ito's palette, safe for colour-blind readers; dashes distinguish lines in print.
-BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
-PINK, SKY, BLACK = "#CC79A7", "#56B4E9", "#222222"
-PALETTE = (BLUE, VERMILION, GREEN, ORANGE, PINK, SKY, BLACK)
-DASHES = ("-", "--", "-.", ":")
-GREY, GRID, LINE, PAPER = "#555555", "#e4e4e4", "#aaaaaa", "#fefefe"
-# CSS variables of the page, which have other values in dark mode.
-VARIABLES = {
-    BLUE: "blue",
-    VERMILION: "vermilion",
-    GREEN: "green",
-    ORANGE: "orange",
-    PINK: "pink",
-    SKY: "sky",
-    BLACK: "ink",
-    GREY: "quiet",
-    GRID: "grid",
-    LINE: "line",
-    PAPER: "paper",
-}
-
-_WIDTH, _HEIGHT, _DPI = 5.2, 3.3, 180  # inches; twice the page's resolution
-_LONGEST_NAME = 32
-_LEGEND_LINE = 0.23  # inches
-
-
-def new_canvas(
-    width: float = _WIDTH, height: float = _HEIGHT, rows: int = 1
-) -> tuple[Figure, Axes]:
-    """A figure with a light grid, and the topmost of its axes."""
-    figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    all_axes = [figure.add_subplot(rows, 1, row + 1) for row in range(rows)]
-    for ax in all_axes:
-        ax.grid(True, color=GRID, linewidth=0.8)
-        ax.set_axisbelow(True)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.spines[["left", "bottom"]].set_color(LINE)
-        ax.tick_params(colors=GREY, labelsize=10)
-        ax.ticklabel_format(useOffset=False)
-        for label in (ax.xaxis.label, ax.yaxis.label):
-            label.set(fontsize=11, color=BLACK)
-    return figure, all_axes[0]
-
-
-def to_png(figure: Figure) -> bytes:
-    """The figure as a standalone PNG."""
-    buffer = io.BytesIO()
-    _save(figure, buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
-
-
-def to_svg(figure: Figure, names: Sequence[str] = ()) -> str:
-    """The figure as an SVG element that takes colours and font from the page around it.
-
-    Text stays text, and ids are unique on the page. `names` are the figure's names in order; those
-    that ``plain`` has shortened get a title.
-    """
-    buffer = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedapp"}):
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        _save(figure, buffer, format="svg", transparent=True, metadata=nothing)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :].strip()
-    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
-    text = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", text)
-    for color, name in VARIABLES.items():
-        text = re.sub(color, f"var(--{name})", text, flags=re.IGNORECASE)
-    return re.sub(r"\n\s*", "\n", _titled(_with_unique_ids(text), names))
-
-
-def new_pens() -> Any:
-    """Colours and dashes for lines; the first 28 pairs are distinct."""
-    return zip(cycle(PALETTE), cycle(DASHES), strict=False)
-
-
-def line_style(points: Sequence[Any]) -> dict[str, Any]:
-    """A thick line, with markers if there are few points."""
-    return {"linewidth": 2, "marker": "o" if len(points) <= 30 else "", "markersize": 3.5}
-
-
-def plain(name: str, longest: int = _LONGEST_NAME) -> str:
-    """A name on one line of printable characters, at most `longest`."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in name).split())
-    return line if len(line) <= longest else line[: longest - 1] + "…"
-
-
-def add_legend(ax: Axes, above: bool = False) -> None:
-    """A legend inside the axes, or above axes that are filled with bars."""
-    if not ax.get_legend_handles_labels()[0]:
-        return
-    location: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2}
-    legend = ax.legend(frameon=False, fontsize=10, labelcolor=BLACK, **(location if above else {}))
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-
-
-def add_legend_below(figure: Figure) -> None:
-    """A legend below the axes, one name per line; the figure grows to fit it."""
-    (ax,) = figure.axes
-    handles, names = ax.get_legend_handles_labels()
-    figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * (len(names) + 1))
-    ax.set_anchor("N")  # axes of equal scales would be centred otherwise
-    legend = figure.legend(
-        handles, names, loc="outside lower left", frameon=False, fontsize=10, labelcolor=BLACK
-    )
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-
-
-def _titled(text: str, names: Sequence[str]) -> str:
-    """Add the full name as a title to each shortened one."""
-    searched_to = 0
-    for name in names:
-        shown = f">{html.escape(plain(name), quote=False)}</text>"
-        start = text.find(shown, searched_to)
-        if start >= 0 and plain(name) != name:
-            title = f"<title>{html.escape(''.join(filter(str.isprintable, name)))}</title>"
-            text = text[: start + 1] + title + text[start + 1 :]
-            searched_to = start + len(title)
-    return text
-
-
-def _save(figure: Figure, buffer: Any, **options: Any) -> None:
-    with warnings.catch_warnings():
-        # Column names may use a script that the font lacks; the page's font shows them.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(buffer, **options)
-
-
-def _with_unique_ids(text: str) -> str:
-    """Prefix referenced ids with a digest of the figure, and remove all others."""
-    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
-    prefix = "f" + hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-
-    def renamed(match: re.Match[str]) -> str:
-        return f' id="{prefix}{match[1]}"' if match[1] in used else ""
-
-    text = re.sub(r' id="([^"]+)"', renamed, text)
-    return re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}", text)
-
-
-# Figures of a model's predictions: its curves from the summary, beside its baselines'.
-
-Curves = Mapping[str, Mapping[str, Sequence[float]]]  # model -> axis -> values
-
-
-_SQUARE = 4.6, 4.4
-_N_BARS = 30
-
-
 def roc(models: Curves, legend_below: bool = False) -> str:
     """ROC curves: each with fpr and tpr."""
     figure, ax = new_canvas(*_SQUARE)
@@ -415,20 +291,8 @@ def _draw(ax: Any, models: Curves, x: str, y: str, with_legend: bool = True, **s
     ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
 
 
-# Figures of a comparison: scores against costs, by round, and as a ranking.
-
-_LABEL_GAP = 0.085  # between the centres of two labels, as a share of the axes' height
-_LONGEST_LABEL = 40
-_MARGIN = 0.08
-_FAR = 5.0  # a score this many times the others' range away from them is off the axis
-_FEWEST_NEAR = 3
-
-
 def tradeoff(
-    points: Sequence[tuple[str, float, float]],
-    cost: str,
-    metric: str,
-    in_words: Callable[[float], str],
+    points: Sequence[tuple[str, float, float]], cost: str, metric: str, show: Callable[[float], str]
 ) -> str:
     """A metric against a cost on a logarithmic scale; `points` are (name, cost, score)."""
     figure, ax = new_canvas()
@@ -448,7 +312,7 @@ def tradeoff(
     decades = np.log10(max(costs, default=1) / min(costs, default=1))
     steps = (1, 2, 5) if decades < 1 else (1, 3) if decades < 2.5 else (1,)
     ax.xaxis.set_major_locator(LogLocator(subs=steps))
-    ax.xaxis.set_major_formatter(lambda spent, _: in_words(spent))
+    ax.xaxis.set_major_formatter(lambda spent, _: show(spent))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.tick_params(axis="x", rotation=30)
     return to_svg(figure)
@@ -463,11 +327,7 @@ def compared_scores(runs: Mapping[str, Rounds], metric: str) -> str:
         split = next((split for split, values in splits.items() if np.isfinite(values).any()), "")
         if split:
             is_finite = np.isfinite(splits[split])
-            numbers = [
-                entry["round"]
-                for entry, is_known in zip(rounds, is_finite, strict=True)
-                if is_known
-            ]
+            numbers = [entry["round"] for entry, has in zip(rounds, is_finite, strict=True) if has]
             drawn[f"{name}, {split}"] = numbers, splits[split][is_finite]
     curves = [values for _, values in drawn.values()]
     # Only curves that end near most others set the axis.
@@ -578,3 +438,122 @@ def _limits(low: float, high: float) -> tuple[float, float]:
 def _marker(score: float, low: float, high: float, beyond: str) -> str:
     """A dot, or an arrow for a score below or above the axis."""
     return beyond[0] if score < low else beyond[1] if score > high else "o"
+
+
+# The canvas of every figure, and how it becomes SVG.
+
+
+def new_canvas(
+    width: float = _WIDTH, height: float = _HEIGHT, rows: int = 1
+) -> tuple[Figure, Axes]:
+    """A figure with a light grid, and the topmost of its axes."""
+    figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    all_axes = [figure.add_subplot(rows, 1, row + 1) for row in range(rows)]
+    for ax in all_axes:
+        ax.grid(True, color=GRID, linewidth=0.8)
+        ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.spines[["left", "bottom"]].set_color(LINE)
+        ax.tick_params(colors=GREY, labelsize=10)
+        ax.ticklabel_format(useOffset=False)
+        for label in (ax.xaxis.label, ax.yaxis.label):
+            label.set(fontsize=11, color=BLACK)
+    return figure, all_axes[0]
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure as a standalone PNG."""
+    buffer = io.BytesIO()
+    _save(figure, buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def to_svg(figure: Figure, names: Sequence[str] = ()) -> str:
+    """The figure as an SVG element that takes colours and font from the page around it.
+
+    Text stays text, and ids are unique on the page. `names` are the figure's names in order; those
+    that ``plain`` has shortened get a title.
+    """
+    buffer = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedapp"}):
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        _save(figure, buffer, format="svg", transparent=True, metadata=nothing)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :].strip()
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", text)
+    for color, name in VARIABLES.items():
+        text = re.sub(color, f"var(--{name})", text, flags=re.IGNORECASE)
+    return re.sub(r"\n\s*", "\n", _titled(_with_unique_ids(text), names))
+
+
+def new_pens() -> Any:
+    """Colours and dashes for lines; the first 28 pairs are distinct."""
+    return zip(cycle(PALETTE), cycle(DASHES), strict=False)
+
+
+def line_style(points: Sequence[Any]) -> dict[str, Any]:
+    """A thick line, with markers if there are few points."""
+    return {"linewidth": 2, "marker": "o" if len(points) <= 30 else "", "markersize": 3.5}
+
+
+def plain(name: str, longest: int = _LONGEST_NAME) -> str:
+    """A name on one line of printable characters, at most `longest`."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in name).split())
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def add_legend(ax: Axes, above: bool = False) -> None:
+    """A legend inside the axes, or above axes that are filled with bars."""
+    if not ax.get_legend_handles_labels()[0]:
+        return
+    location: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2}
+    _as_text(ax.legend(**_LEGEND, **(location if above else {})))
+
+
+def add_legend_below(figure: Figure) -> None:
+    """A legend below the axes, one name per line; the figure grows to fit it."""
+    (ax,) = figure.axes
+    handles, names = ax.get_legend_handles_labels()
+    figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * (len(names) + 1))
+    ax.set_anchor("N")  # axes of equal scales would be centred otherwise
+    _as_text(figure.legend(handles, names, loc="outside lower left", **_LEGEND))
+
+
+def _as_text(legend: Legend) -> None:
+    """Show names as they are: matplotlib would read a dollar sign as mathematics."""
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def _titled(text: str, names: Sequence[str]) -> str:
+    """Add the full name as a title to each shortened one."""
+    searched_to = 0
+    for name in names:
+        shown = f">{html.escape(plain(name), quote=False)}</text>"
+        start = text.find(shown, searched_to)
+        if start >= 0 and plain(name) != name:
+            title = f"<title>{html.escape(''.join(filter(str.isprintable, name)))}</title>"
+            text = text[: start + 1] + title + text[start + 1 :]
+            searched_to = start + len(title)
+    return text
+
+
+def _save(figure: Figure, buffer: Any, **options: Any) -> None:
+    with warnings.catch_warnings():
+        # Column names may use a script that the font lacks; the page's font shows them.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(buffer, **options)
+
+
+def _with_unique_ids(text: str) -> str:
+    """Prefix referenced ids with a digest of the figure, and remove all others."""
+    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
+    prefix = "f" + hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+    def renamed(match: re.Match[str]) -> str:
+        return f' id="{prefix}{match[1]}"' if match[1] in used else ""
+
+    text = re.sub(r' id="([^"]+)"', renamed, text)
+    return re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}", text)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,8 +17,6 @@ from rich.table import Column
 from fedapp.errors import DataError
 from fedapp.report.summary import Scores, human_bytes, human_seconds, score_text
 from fedapp.run_folder import RoundInfo, RunFolder, RunState, Stage
-
-Round: TypeAlias = RoundInfo
 
 _TICK_SECONDS = 0.2
 HEARTBEAT_SECONDS = 4.0  # so that a log has a line every 5 s even on a busy machine
@@ -64,7 +62,7 @@ class Follower:
     def run(self, folder: RunFolder, metric: str) -> Iterator[None]:
         """Show a run's stages and rounds during the block; `metric` is shown first."""
         folder.forget_stage()
-        checkpoint = folder.kept
+        checkpoint = folder.saved_state
         if checkpoint:
             self.tell(f"resumed after {checkpoint_text(checkpoint)}")
         with self._lock:
@@ -122,9 +120,9 @@ class Follower:
                 thread.join()
 
 
-def checkpoint_text(kept: RunState) -> str:
+def checkpoint_text(state: RunState) -> str:
     """Progress of a checkpoint: ``round 3``, or ``exchange 12`` before the first round."""
-    return f"round {kept.rounds}" if kept.rounds else f"exchange {kept.step}"
+    return f"round {state.rounds}" if state.rounds else f"exchange {state.step}"
 
 
 class Rounds:
@@ -134,7 +132,7 @@ class Rounds:
         self._path, self._last = path, last
         self._seen: tuple[int, ...] = ()
 
-    def new(self, tell: Callable[[str], None]) -> list[Round]:
+    def new(self, tell: Callable[[str], None]) -> list[RoundInfo]:
         """New rounds on complete lines; `tell` receives invalid lines and going back on resume."""
         if not self._path.exists():
             return []
@@ -143,7 +141,7 @@ class Rounds:
         if seen == self._seen:
             return []
         self._seen = seen
-        rounds: dict[int, Round] = {}
+        rounds: dict[int, RoundInfo] = {}
         for line in self._path.read_bytes().rpartition(b"\n")[0].splitlines():
             try:
                 entry = _round(line)
@@ -158,7 +156,7 @@ class Rounds:
         return [entry for number, entry in sorted(rounds.items()) if number > last]
 
 
-def _round(line: bytes) -> Round:
+def _round(line: bytes) -> RoundInfo:
     try:
         entry = json.loads(line)
     except ValueError as error:  # no JSON, or no UTF-8
@@ -167,7 +165,7 @@ def _round(line: bytes) -> Round:
         raise DataError(f"a line of rounds.jsonl must be an object, got {type(entry).__name__}")
     if missing := _FIELDS - set(entry):
         raise DataError(f"a line of rounds.jsonl must have {', '.join(sorted(missing))}, got none")
-    return cast(Round, entry)
+    return cast(RoundInfo, entry)
 
 
 class _Plain:
@@ -196,7 +194,7 @@ class _Plain:
         if begins or now - self._last >= HEARTBEAT_SECONDS:
             self.say(", ".join([_where(stage), *_times(stage, now)]), now)
 
-    def add(self, entry: Round, metric: str, now: float) -> None:
+    def add(self, entry: RoundInfo, metric: str, now: float) -> None:
         scores = _score(entry, [metric, *_SECOND_SCORES])
         parts = (
             f"round {entry['round']:>{len(str(entry['rounds']))}}/{entry['rounds']}",
@@ -246,7 +244,7 @@ class _Live:
             left=remaining[0].removeprefix("about "),
         )
 
-    def add(self, entry: Round, metric: str, now: float) -> None:
+    def add(self, entry: RoundInfo, metric: str, now: float) -> None:
         self._progress.update(self._task, score=_score(entry, [metric]))
 
 

@@ -1,4 +1,8 @@
-"""Read and check a run's folder; print its summary on the terminal."""
+"""Read and check a run's folder, and put its content into words.
+
+The terminal's summary, the facts and scores of every page, the reasons why runs are not comparable,
+the table of a search, and a run in a notebook.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,8 @@ from fedapp.trees.objective import AUTO
 Fields: TypeAlias = dict[str, Any]
 Scores: TypeAlias = Mapping[str, float | None]
 
+DEPLOYMENT = "deployment"  # engine whose sites bring their tables
+MOST_SCORES = 6  # of a run in a notebook
 COMMON = ("logloss", "mlogloss", "accuracy", "rmse", "mae")  # shown beside the watched score
 # Fields that a report requires; a run may write more.
 _SUMMARY: dict[str, type] = {
@@ -63,6 +69,19 @@ class Run:
     summary: Fields  # summary.json
     rounds: list[Fields]  # rounds.jsonl
     ledger: list[Fields]  # ledger.jsonl, one entry per message
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A line of ``trials.jsonl``."""
+
+    number: int  # from 1
+    state: str  # "finished", "stopped" by the budget, or "interrupted" with the command
+    settings: dict[str, Any]
+    score: float | None  # on the validation rows; None if the trial did not finish
+    exchanges: int
+    bytes: int
+    seconds: float | None = None  # of training; None if the trial did not finish
 
 
 def read_run(run_dir: Path) -> Run:
@@ -355,11 +374,6 @@ def _check_fields(value: object, where: str, fields: Mapping[str, type]) -> Fiel
     return value
 
 
-# Check that runs were scored on the same test rows, by the settings that select these rows.
-
-DEPLOYMENT = "deployment"  # engine whose sites bring their tables
-
-
 def row_warnings(runs: Mapping[str, Run]) -> list[str]:
     """Why scores of two or more runs are not comparable, one sentence per reason."""
     deciding = {name: _deciding(run) for name, run in runs.items()}
@@ -404,9 +418,6 @@ def _deciding(run: Run) -> Fields:
     return facts
 
 
-# Trials of a search on the terminal, best first, and the command that repeats the best.
-
-
 def trial_table(trials: Sequence[Trial], metric: str) -> Table:
     """One line per trial; trials without a score come last."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.settings))
@@ -426,19 +437,14 @@ def trial_table(trials: Sequence[Trial], metric: str) -> Table:
     return table
 
 
-def repeat_command(found: Mapping[str, Any]) -> str:
+def repeat_command(search: Mapping[str, Any]) -> str:
     """The command that repeats the best trial, from the content of ``tune.json``."""
-    words = ["fedapp", "run", found["strategy"]]
-    words += ["--engine", found["engine"]] if found["engine"] != "local" else []
-    for name, value in found["settings"].items():
+    words = ["fedapp", "run", search["strategy"]]
+    words += ["--engine", search["engine"]] if search["engine"] != "local" else []
+    for name, value in search["settings"].items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
         words += ["-c", f"{name}={text}"]
     return shlex.join(words)
-
-
-# HTML of a finished run in a notebook.
-
-MOST_SCORES = 6
 
 
 def run_html(summary: Mapping[str, Any], folder: str) -> str:
@@ -459,19 +465,6 @@ def run_html(summary: Mapping[str, Any], folder: str) -> str:
         f"<div><b>{escape_html(title)}</b><table><tr>{head}</tr>{body}</table>"
         f"<small>{escape_html(facts)}</small></div>"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A line of ``trials.jsonl``."""
-
-    number: int  # from 1
-    state: str  # "finished", "stopped" by the budget, or "interrupted" with the command
-    settings: dict[str, Any]
-    score: float | None  # on the validation rows; None if the trial did not finish
-    exchanges: int
-    bytes: int
-    seconds: float | None = None  # of training; None if the trial did not finish
 
 
 def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:

@@ -1,6 +1,8 @@
-"""Baselines of federated models: pooled rows, and each party alone.
+"""Baselines of federated models, trained on the pooled rows and on each party's rows only.
 
-They are trained by XGBoost, or by scikit-learn's random forest if the model is a forest.
+They are trained by XGBoost, or by scikit-learn's random forest if the model is a forest. The same
+pooled rows give contributions of columns (SHAP values) and exact scores of a model; `same_nodes`
+compares two models node for node.
 """
 
 from __future__ import annotations
@@ -28,15 +30,8 @@ from fedapp.runs.tables import PartRows, party_configs, resolve_objective, stack
 from fedapp.settings import Settings, load_settings
 from fedapp.site.table import Rows, read_columns, row_ids, split_common
 from fedapp.trees.divided import joint_names
+from fedapp.trees.forest import levels
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
-from fedapp.trees.forest.levels import Rows as TreeRows
-from fedapp.trees.forest.levels import (
-    class_codes,
-    column_seeds,
-    n_features,
-    number_codes,
-    row_counts,
-)
 from fedapp.trees.forest.model import BaggedForest, grow, leaf_values
 from fedapp.trees.grow import constraints_of
 from fedapp.trees.model import Ensemble, load_model
@@ -65,6 +60,10 @@ from strategies.scoring import FINAL_BINS, half_range, scores_of
 Floats = npt.NDArray[np.float32]
 BY_ROWS, BY_COLUMNS = "rows", "columns"
 XGBOOST, FOREST = "XGBoost", "forest (scikit-learn)"
+MOST_ROWS = 1000  # test rows of the contributions
+# Relative; and absolute for leaves near 0, where gradients cancel and only the last bit of the two
+# libraries' float32 sigmoids is left.
+LEAF_TOLERANCE, NEAR_ZERO = 1e-6, 1e-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +96,13 @@ def baselines_of(strategy: str) -> BaselineKind:
 class Pooled:
     """All rows of a run in one place."""
 
-    values: npt.NDArray[np.float32]  # (n_rows, n_columns)
-    labels: npt.NDArray[np.float32]  # (n_rows,): class ids, or numbers
-    weights: npt.NDArray[np.float32]  # (n_rows,)
+    values: Floats  # (n_rows, n_columns)
+    labels: Floats  # (n_rows,): class ids, or numbers
+    weights: Floats  # (n_rows,)
     split: Split  # row numbers of each subset, in the order of the run
     columns: tuple[str, ...]
     categories: Categories = ()
-    base_margins: npt.NDArray[np.float32] | None = None  # (n_rows,)
+    base_margins: Floats | None = None  # (n_rows,)
 
     def of_rows(self, rows: Rows) -> dict[str, Any]:
         """Arguments of XGBoost's matrices for some rows, beside values and labels."""
@@ -136,7 +135,7 @@ class Pooled:
 class Trained:
     """A trained baseline."""
 
-    margins: Callable[[Rows], npt.NDArray[np.float32]]  # row numbers -> (n, n_outputs)
+    margins: Callable[[Rows], Floats]  # row numbers -> (n, n_outputs)
     center: float  # of the histogram of margins, see ``metrics.statistics``
     gains: npt.NDArray[np.float64]  # (n_columns,): total gain of the splits by column
     booster: Any = None  # if the model is XGBoost's
@@ -197,11 +196,9 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
     ``folder`` is None and methods share one baseline. If the folder has a lossless method's model,
     its trees are compared with the pooled ones.
 
-    Returns
-    -------
-    ``{"pooled": scores, "alone": {party: scores}, "curves": {"pooled", "alone"}, "importance":
-    {"pooled"}, "same_nodes": [equal nodes, nodes]}``, the last one only if trees were compared. Of
-    vertical parties, only the one with the labels can train alone.
+    Returns ``{"pooled": scores, "alone": {party: scores}, "curves": {"pooled", "alone"},
+    "importance": {"pooled"}, "same_nodes": [equal nodes, nodes]}``, the last one only if trees were
+    compared. Of vertical parties, only the one with the labels can train alone.
     """
     settings = resolve_objective(settings)
     kind, (pooled, alone) = baselines_of(settings.strategy), baseline_rows(settings)
@@ -295,8 +292,8 @@ def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
     holdout = settings.holdout
     split = split_common(np.arange(len(common)), common, holdout, configs[active].is_share)
     first = sum(table.values.shape[1] for table in taken[:active])
-    own = slice(first, first + taken[active].values.shape[1])
-    return _pooled(settings, joined, split), configs[active].name, own
+    columns = slice(first, first + taken[active].values.shape[1])
+    return _pooled(settings, joined, split), configs[active].name, columns
 
 
 def _pooled(settings: Settings, table: Table, split: Split) -> Pooled:
@@ -344,7 +341,7 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
     )
     n_trees = booster.best_iteration + 1 if stop and len(valid) else 0
 
-    def margins(of: Rows) -> npt.NDArray[np.float32]:
+    def margins(of: Rows) -> Floats:
         predicted = booster.predict(matrix(of), output_margin=True, iteration_range=(0, n_trees))
         return predicted.reshape(len(of), -1).astype(np.float32)
 
@@ -384,7 +381,7 @@ def _forest(settings: Settings, rows: Pooled) -> Trained:
     train = rows.split.train
     forest.fit(rows.values[train], rows.labels[train], sample_weight=rows.weights[train])
 
-    def margins(of: Rows) -> npt.NDArray[np.float32]:
+    def margins(of: Rows) -> Floats:
         values = rows.values[of]
         outputs = forest.predict(values)[:, None] if is_regression else forest.predict_proba(values)
         if settings.objective == "binary:logistic":
@@ -397,11 +394,11 @@ def _forest(settings: Settings, rows: Pooled) -> Trained:
 def pooled_forest(
     settings: Settings,
     columns: Sequence[str],
-    values: npt.NDArray[np.float32],
-    labels: npt.NDArray[np.float32],
-    weights: npt.NDArray[np.float32],
+    values: Floats,
+    labels: Floats,
+    weights: Floats,
     categories: Categories = (),
-) -> tuple[BaggedForest, TreeRows, Nodes]:
+) -> tuple[BaggedForest, levels.Rows, Nodes]:
     """Grow the forest of a run, with the same random draws, from all columns in one place.
 
     ``values``, ``labels`` and ``weights`` are of the training rows, in the run's order. Returns the
@@ -410,12 +407,12 @@ def pooled_forest(
     section: Any = load_strategy(settings.strategy).section_settings(settings)
     is_numbers = settings.objective == REGRESSION
     n_rows, n_columns = values.shape
-    codes, unit = number_codes(labels) if is_numbers else (class_codes(labels), 1.0)
+    codes, unit = levels.number_codes(labels) if is_numbers else (levels.class_codes(labels), 1.0)
     widths = category_counts(categories, n_columns)
     bins = bin_columns(values, settings.max_bin, widths)
-    counts = row_counts(section.bootstrap, settings.seed, section.trees, n_rows)
+    counts = levels.row_counts(section.bootstrap, settings.seed, section.trees, n_rows)
     exact_weights = weights.astype(np.float64)
-    rows = TreeRows(code_columns(values, bins), bins, codes, exact_weights, counts)
+    rows = levels.Rows(code_columns(values, bins), bins, codes, exact_weights, counts)
     n_classes = 0 if is_numbers else int(labels.max()) + 1
     rules = Rules(
         section.criterion_for(settings.objective),
@@ -424,14 +421,15 @@ def pooled_forest(
         section.min_samples_leaf,
         section.min_impurity_decrease / unit**2,
     )
-    seeds = column_seeds(settings.seed, n_columns)
-    n_drawn = n_features(section.max_features, n_columns)
+    seeds = levels.column_seeds(settings.seed, n_columns)
+    n_drawn = levels.n_features(section.max_features, n_columns)
     trees, sets, nodes = grow(rows, values, seeds, n_drawn, section.max_depth, rules)
     sizes, width = np.array([len(tree) for tree in trees]), n_outputs(settings.objective, n_classes)
     leaves = leaf_values(nodes, counts, exact_weights, labels, sizes, n_classes, width)
     classes = tuple(map(str, range(n_classes)))
-    names = tuple(columns), classes
-    model = BaggedForest(settings.objective, *names, trees, leaves, sets, categories)
+    model = BaggedForest(
+        settings.objective, tuple(columns), classes, trees, leaves, sets, categories
+    )
     return model, rows, nodes
 
 
@@ -472,11 +470,6 @@ def _constraints(settings: Settings, columns: Sequence[str]) -> dict[str, Any]:
     return signs | ({"interaction_constraints": text} if groups else {})
 
 
-# Contributions of columns to the predictions of a whole model: SHAP values on test rows.
-
-MOST_ROWS = 1000
-
-
 def contributions(settings: Settings, run_dir: Path) -> dict[str, Any]:
     """Mean absolute contribution of each column to the margin of a test row.
 
@@ -502,7 +495,7 @@ def contributions(settings: Settings, run_dir: Path) -> dict[str, Any]:
     return {"rows": len(values), "mean": {columns[c]: float(means[c]) for c in order}}
 
 
-def _test_rows(settings: Settings, model: Ensemble) -> npt.NDArray[np.float32]:
+def _test_rows(settings: Settings, model: Ensemble) -> Floats:
     """At most ``MOST_ROWS`` test rows, drawn by the run's seed, with the model's columns."""
     if all_methods()[settings.strategy].family == "vertical":
         joined, _, _ = join_tables(settings)
@@ -520,17 +513,12 @@ def _test_rows(settings: Settings, model: Ensemble) -> npt.NDArray[np.float32]:
     return recoded(values[test][:, taken], dictionaries, model.categories, model.columns)[0]
 
 
-# Simulated runs, and exact scores of their models on rows in one place.
-
-Array = npt.NDArray[np.float32]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
     """Margins and labels of one subset."""
 
-    margins: Array  # (n_rows, n_outputs)
-    labels: Array  # (n_rows,): class ids, or numbers
+    margins: Floats  # (n_rows, n_outputs)
+    labels: Floats  # (n_rows,): class ids, or numbers
 
 
 @contextmanager
@@ -564,13 +552,6 @@ def score(settings: Settings, model: Ensemble) -> dict[str, Scored]:
     return scored
 
 
-# Compare two models in XGBoost's JSON, node for node.
-
-# Relative; and absolute for leaves near 0, where gradients cancel and only the last bit of the two
-# libraries' float32 sigmoids is left.
-LEAF_TOLERANCE, NEAR_ZERO = 1e-6, 1e-8
-
-
 def count_same_nodes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:
     """Number of nodes of two equal models; ValueError if they differ."""
     n_same, n_nodes = same_nodes(ours, theirs)
@@ -585,14 +566,9 @@ def same_nodes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[int,
     Splits are equal if column, threshold or categories, default side and gain are, gains to the
     last bit; leaves if their values are close. Children are compared only below equal nodes.
     """
-    models = _trees(ours), _trees(theirs)
+    models = [one["learner"]["gradient_booster"]["model"]["trees"] for one in (ours, theirs)]
     n_nodes = max(sum(len(tree["left_children"]) for tree in trees) for trees in models)
     return sum(_walk(mine, other) for mine, other in zip(*models, strict=False)), n_nodes
-
-
-def _trees(model: Mapping[str, Any]) -> list[dict[str, Any]]:
-    trees: list[dict[str, Any]] = model["learner"]["gradient_booster"]["model"]["trees"]
-    return trees
 
 
 def _walk(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:

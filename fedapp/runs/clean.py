@@ -25,6 +25,8 @@ UNFINISHED = frozenset({State.FAILED, State.INTERRUPTED, State.RESUMABLE})
 IN_USE_SECONDS = 3600.0  # a run on another machine may still use a younger state
 # What reading a broken run may raise.
 BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError)
+COMPARISON, FOLDS, SEARCH = "comparison.json", "folds.json", "tune.json"  # summaries
+CLAIM = "compared.json"  # in every folder of several runs: the inputs that they share
 
 Tell = Callable[[str], None]
 
@@ -43,7 +45,7 @@ class ListedRun:
     data: str
     score: str  # on the test rows, as "auc 0.9891", or empty
     n_bytes: int
-    begun: float  # Unix time of the oldest file, and of the newest
+    began: float  # Unix time of the oldest file, and of the newest
     changed: float
     model_id: str  # empty before the first checkpoint
 
@@ -71,7 +73,7 @@ class Cleaning:
     runs: tuple[ListedRun, ...]  # failed or interrupted
     states: tuple[SiteState, ...]
     needed: tuple[SiteState, ...]  # those of ``states`` that a finished run predicts with
-    kept: tuple[SiteState, ...]  # parts that stay without ``all_parts``
+    retained: tuple[SiteState, ...]  # parts that stay without ``all_parts``
     finished: frozenset[str]  # ids of the models of finished runs
 
     @property
@@ -105,18 +107,14 @@ def _skipping(path: Path, tell: Tell) -> Iterator[None]:
         tell(f"skipped: {display_path(path)}: {error}")
 
 
-def delete_run(path: Path, as_found: ListedRun | None = None) -> None:
-    """Delete the folder of an unfinished run.
-
-    Raises
-    ------
-    ConfigError : it has changed since it was listed as ``as_found``, or is in use.
-    """
+def delete_run(path: Path, listed: ListedRun | None = None) -> None:
+    """Delete the folder of an unfinished run; ConfigError if it is in use, or has changed since it
+    was listed as ``listed``."""
     check_run_folder(path)
     with exclusive_lock(path):
         _check_flat(path)
         run = _listed_run(path, RunFolder(path).state_of_files)
-        if run.state not in UNFINISHED or (as_found and run != as_found):
+        if run.state not in UNFINISHED or (listed and run != listed):
             raise ConfigError("run folder must be as it was listed, got a changed one")
         shutil.rmtree(path)
 
@@ -148,13 +146,10 @@ def _check_flat(path: Path) -> None:
 def list_runs(
     parent: Path, deep: bool = False, tell: Tell = _silent, with_groups: bool = False
 ) -> list[ListedRun]:
-    """The runs in a folder, most recently changed first.
+    """The runs in a folder, most recently changed first; `tell` gets each skipped folder, and why.
 
-    Parameters
-    ----------
-    deep : also those one folder further down, in comparisons.
-    with_groups : also comparisons, searches and cross-validations, one entry each.
-    tell : called with each folder that is skipped, and why.
+    ``deep`` adds those one folder further down, in comparisons; ``with_groups`` comparisons,
+    searches and cross-validations, one entry each.
     """
     runs = []
     for path in _folders(parent, deep, tell):
@@ -225,7 +220,7 @@ def _listed_run(path: Path, state: State) -> ListedRun:
         data=str(summary.get("data") or settings.get("data", "")),
         score=score,
         n_bytes=n_bytes,
-        begun=min(times),
+        began=min(times),
         changed=max(times),
         model_id=str(summary.get("model_id") or saved.get("model_id", "")),
     )
@@ -276,21 +271,14 @@ def _all_runs(parent: Path, tell: Tell = _silent) -> list[ListedRun]:
 
 
 def plan(
-    parent: Path,
-    days: float | None = None,
-    all_parts: bool = False,
-    tell: Tell = _silent,
+    parent: Path, days: float | None = None, all_parts: bool = False, tell: Tell = _silent
 ) -> Cleaning:
     """Decide which runs in a folder, failed predictions and site states can be deleted.
 
-    Running runs and what they use are kept, and so is what a kept run would resume from. Parts of
-    models are kept unless ``all_parts`` is set or their run is deleted, too.
-
-    Parameters
-    ----------
-    days : only what has not changed for that long; by default unfinished runs of any age, and
-        states of ``KEEP_DAYS``.
-    tell : called with each folder that is skipped, and why.
+    Running runs and what they use stay, and so does what a remaining run would resume from. Parts
+    of models stay unless ``all_parts`` is set or their run is deleted, too. ``days`` selects what
+    has not changed for that long; by default unfinished runs of any age, and states of
+    ``KEEP_DAYS``.
     """
     now = time.time()
     runs = _all_runs(parent, tell)
@@ -302,39 +290,25 @@ def plan(
                 _check_flat(run.path)
                 deleted.add(run.path)
     deleted_models = {run.model_id for run in runs if run.path in deleted} - {""}
-    kept = {run.model_id for run in runs if run.path not in deleted}
+    model_ids = {run.model_id for run in runs if run.path not in deleted}
     finished = {run.model_id for run in runs if run.state is State.FINISHED}
     # A state that changed after a running run began may be that run's.
-    starts = [run.begun for run in runs if run.state is State.RUNNING]
+    starts = [run.began for run in runs if run.state is State.RUNNING]
     idle = min([now - IN_USE_SECONDS, *starts])
     old = min(idle, now - (KEEP_DAYS if days is None else days) * SECONDS_A_DAY)
     states: list[SiteState] = []
     parts: list[SiteState] = []
     for state in site_states():
         model = state.path.name
-        if model in kept - finished or not (model in deleted_models or state.changed <= old):
+        if model in model_ids - finished or not (model in deleted_models or state.changed <= old):
             continue
         keeps = state.is_part and not (all_parts or model in deleted_models)
         (parts if keeps else states).append(state)
     needed = tuple(one for one in states if one.is_part and one.path.name in finished)
     unfinished = tuple(run for run in runs if run.path in deleted)
-    return Cleaning(
-        parent,
-        unfinished,
-        tuple(states),
-        needed,
-        tuple(parts),
-        frozenset(finished),
-    )
+    return Cleaning(parent, unfinished, tuple(states), needed, tuple(parts), frozenset(finished))
 
 
 def predictions_folder() -> Path:
-    """Folder of runs that predict; only failed ones are kept."""
+    """Folder of runs that predict; only failed ones stay."""
     return home() / "predictions"
-
-
-# Summaries; the page of a comparison; trials of a search, and the folder of its best run.
-COMPARISON, FOLDS, SEARCH = "comparison.json", "folds.json", "tune.json"
-
-
-CLAIM = "compared.json"  # in every folder of several runs: the inputs that they share

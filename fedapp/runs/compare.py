@@ -1,8 +1,8 @@
-"""Compare strategies on the same rows, over several seeds or folds.
+"""Compare strategies on the same rows, over several seeds or folds; and cross-validate one.
 
-Every cell is a run in its own folder, ``<output>/<strategy>-<seed>``, followed by ``-fold-<fold>``
-if there are folds. Finished cells are reused and interrupted ones resumed, see
-``fedapp.runs.compare``.
+Every cell is a run in a folder, ``<output>/<strategy>-<seed>``, followed by ``-fold-<fold>`` if
+there are folds. Cells and baselines are written with the inputs they were computed from: finished
+ones with the same inputs are reused, and interrupted cells resumed.
 """
 
 from __future__ import annotations
@@ -59,6 +59,19 @@ from strategies.run import check_read, load_strategy
 
 Engine = Callable[[Settings], RunFolder]
 Draw = Mapping[str, int]  # seed and fold
+Tell = Callable[[str], None]
+# Settings that the lines and facts of a comparison show, or that differ between its runs.
+STATED = {"strategy", "data", "seed", "parties", "objective", "run-dir", "resume"}
+# Settings that every method of a comparison must read: they affect columns and scores.
+ALL_READ = ("eval-metric", "base-margin")
+# Inputs of a cached result: settings, except those that do not affect it, table and code.
+NO_MATTER = {"run-dir", "resume"}
+TABLE, CODE = "table", "code"
+KEY = "made_from"  # first key of a file with inputs
+PACKAGES = ("fedapp", "strategies", "clients", "simulations")
+LIBRARIES = ("flwr", "numpy", "scikit-learn", "torch", "xgboost")
+MOST_NAMED = 6  # results of other code
+NO_INPUTS = "made again, as what is there does not say what it was made from"
 
 
 def carry_out(
@@ -89,9 +102,7 @@ def carry_out(
     for settings in runs:
         session.check_tables(settings, engine, watcher)
     folder = output or comparison_folder(runs[0], engine)
-    comparison = compare(
-        strategies, overrides, n_seeds, folder, run, engine, watcher.tell, watcher.begin
-    )
+    comparison = compare(strategies, overrides, n_seeds, folder, run, engine, watcher)
     watcher.begin("writing the pages")
     cells = [RunFolder(folder / name) for line in comparison.lines for name in line.runs]
     for cell in cells if drop_frames(folder) else []:
@@ -109,28 +120,18 @@ def compare(
     output: Path,
     engine: Engine,
     engine_name: str = "local",
-    tell: Callable[[str], None] = lambda text: None,
-    begin: Callable[[str], None] = lambda doing: None,
+    watcher: Watcher | None = None,
 ) -> Comparison:
     """Run every strategy with every seed and fold, and the baselines, on the same rows.
 
-    Parameters
-    ----------
-    overrides : settings of all runs; the seeds are ``seed``, ``seed`` + 1, ...; with ``folds`` each
-        of them is run.
-    output : folder of the cells; may have finished ones.
-    tell : called with each cell.
-    begin : called with what is done next.
-
-    Raises
-    ------
-    ConfigError : a setting is invalid, the methods cannot be scored on the same rows, or ``output``
-        has cells of other settings.
+    ``overrides`` are settings of all runs; the seeds are ``seed``, ``seed`` + 1, ...; with
+    ``folds`` each of them is run. ConfigError if a setting is invalid, the methods cannot be scored
+    on the same rows, or ``output``, the folder of the cells, has cells of other settings.
     """
+    watcher = watcher or Silent()
     runs = settings_of_all(strategies, overrides)
     check_comparable(runs, n_seeds)
-    first = runs[0]
-    begin("reading the table")
+    watcher.begin("reading the table")
     n_rows = same_rows(runs)
     runs = [resolve_objective(run) for run in runs]
     first = runs[0]
@@ -142,16 +143,17 @@ def compare(
     for place, run in enumerate(runs):
         cells = []
         for number, draw in enumerate(draws, start=place * len(draws) + 1):
-            begin(f"{run.strategy}, {_in_words(draw)} (run {number} of {len(runs) * len(draws)})")
+            of_all = f"(run {number} of {len(runs) * len(draws)})"
+            watcher.begin(f"{run.strategy}, {_in_words(draw)} {of_all}")
             cell = without_unread(run).model_copy(update=draw)
-            cells.append(finished_cell(cell, output, engine, tell))
+            cells.append(finished_cell(cell, output, engine, watcher.tell))
         named = [_cell_name(run.strategy, draw) for draw in draws]
         lines.append(_line(run.strategy, cells, metric, named))
-    lines += _baselines(runs, draws, output, metric, tell, begin)
+    lines += _baselines(runs, draws, output, metric, watcher)
     boosted = next((run for run in runs if baselines_of(run.strategy).model == XGBOOST), None)
     orders = None
     if boosted is not None:
-        orders = _orders(boosted.model_copy(update=draws[0]), output, metric, tell, begin)
+        orders = _orders(boosted.model_copy(update=draws[0]), output, metric, watcher)
     stated = STATED | {"fold", "folds"}
     changed = {name: value for name, value in first.changed.items() if name not in stated}
     methods: dict[str, tuple[str, ...]] = {}  # by what the parties share of a table
@@ -190,15 +192,9 @@ def _in_words(draw: Draw) -> str:
     return ", ".join(f"{name} {value}" for name, value in draw.items() if value or name == "seed")
 
 
-def finished_cell(
-    settings: Settings, output: Path, engine: Engine, tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """The summary of a run, which is run or resumed unless it has finished.
-
-    Raises
-    ------
-    ConfigError : the folder has a run of other settings or another table.
-    """
+def finished_cell(settings: Settings, output: Path, engine: Engine, tell: Tell) -> dict[str, Any]:
+    """The summary of a run, which is run or resumed unless it has finished; ConfigError if the
+    folder has a run of other settings or another table."""
     name = _cell_name(settings.strategy, {"seed": settings.seed, "fold": settings.fold})
     folder = (output / name).resolve()
     asked, before = inputs_of(settings), read_inputs(folder / INPUTS_FILE)
@@ -252,12 +248,7 @@ def _scored_line(name: str, tests: Sequence[Mapping[str, Any]], metric: str) -> 
 
 
 def _baselines(
-    runs: Sequence[Settings],
-    draws: Sequence[Draw],
-    output: Path,
-    metric: str,
-    tell: Callable[[str], None],
-    begin: Callable[[str], None],
+    runs: Sequence[Settings], draws: Sequence[Draw], output: Path, metric: str, watcher: Watcher
 ) -> list[Line]:
     """Baselines on the same rows; those with equal names share a line."""
     kinds = {baselines_of(run.strategy): run for run in reversed(runs)}
@@ -265,7 +256,7 @@ def _baselines(
     for kind, run in sorted(kinds.items(), key=lambda item: item[0].name):
         of_kind: dict[str, list[Mapping[str, Any]]] = {}
         for draw in draws:
-            trained = _scored(kind, run, draw, output, tell, begin)
+            trained = _scored(kind, run, draw, output, watcher)
             named = {f"pooled {kind.model}": trained["pooled"]} | {
                 f"{party}'s {kind.split_by} alone, {kind.short}": values
                 for party, values in trained["alone"].items()
@@ -277,54 +268,37 @@ def _baselines(
 
 
 def _scored(
-    kind: BaselineKind,
-    run: Settings,
-    draw: Draw,
-    output: Path,
-    tell: Callable[[str], None],
-    begin: Callable[[str], None],
+    kind: BaselineKind, run: Settings, draw: Draw, output: Path, watcher: Watcher
 ) -> Mapping[str, Any]:
     """Scores of the baselines of a kind; trained, or read if their file is valid."""
     name, settings = _cell_name(f"baselines-{kind.name}", draw), run.model_copy(update=draw)
 
     def train() -> list[dict[str, Any]]:
-        begin(f"training the baselines ({kind.model} by {kind.split_by}), {_in_words(draw)}")
+        what = f"the baselines ({kind.model} by {kind.split_by}), {_in_words(draw)}"
+        watcher.begin(f"training {what}")
         scores = run_baselines(settings)
-        tell(f"{name}: done")
+        watcher.tell(f"{name}: done")
         return [scores]
 
     # All methods of a kind share their baselines.
     of_kind = settings.model_copy(update={"strategy": kind.name})
-    (scores,) = cached_rows(output / f"{name}.json", of_kind, train, tell)
+    (scores,) = cached_rows(output / f"{name}.json", of_kind, train, watcher.tell)
     return scores
 
 
-def _orders(
-    settings: Settings,
-    output: Path,
-    metric: str,
-    tell: Callable[[str], None],
-    begin: Callable[[str], None],
-) -> tuple[float, float]:
+def _orders(settings: Settings, output: Path, metric: str, watcher: Watcher) -> tuple[float, float]:
     """Range of pooled XGBoost's score over row orders; computed, or read if the file is valid."""
     kind = baselines_of(settings.strategy).name
 
     def train() -> list[dict[str, float]]:
-        begin("training pooled XGBoost on the rows in other orders")
+        watcher.begin("training pooled XGBoost on the rows in other orders")
         low, high = order_range(settings, metric, N_ORDERS)
         return [{"low": low, "high": high}]
 
     of_kind = settings.model_copy(update={"strategy": kind})
-    (scores,) = cached_rows(output / f"row-orders-{kind}.json", of_kind, train, tell)
+    path = output / f"row-orders-{kind}.json"
+    (scores,) = cached_rows(path, of_kind, train, watcher.tell)
     return scores["low"], scores["high"]
-
-
-# Conditions under which methods can be compared, and the folder of a comparison.
-
-# Settings that the lines and facts of a comparison show, or that differ between its runs.
-STATED = {"strategy", "data", "seed", "parties", "objective", "run-dir", "resume"}
-# Settings that every method of a comparison must read: they affect columns and scores.
-ALL_READ = ("eval-metric", "base-margin")
 
 
 def check_comparable(runs: Sequence[Settings], n_seeds: int) -> None:
@@ -352,13 +326,8 @@ def check_comparable(runs: Sequence[Settings], n_seeds: int) -> None:
 
 
 def same_rows(runs: Sequence[Settings]) -> dict[str, int]:
-    """Check that all runs have the same rows, and return the size of each subset.
-
-    Raises
-    ------
-    ConfigError : the rows differ, or there are no test rows.
-    DataError : a table is invalid.
-    """
+    """Check that all runs have the same rows, and return the size of each subset; ConfigError if
+    the rows differ, or there are no test rows."""
     kinds = _kinds(runs)
     splits = {kind: baseline_rows(run)[0].in_table_order().split for kind, run in kinds.items()}
     first = next(iter(splits.values()))
@@ -443,20 +412,6 @@ def _identity(settings: Settings, engine: str) -> dict[str, Any]:
     return {**inputs, **resolved, "engine": engine, TABLE: table_digest(settings)}
 
 
-# Cached results on disk, with the inputs they were computed from.
-
-TABLE, CODE = "table", "code"  # inputs beside the settings
-KEY = "made_from"  # first key of a file with inputs
-# Settings that name a run but do not affect its result.
-NO_MATTER = {"run-dir", "resume"}
-PACKAGES = ("fedapp", "strategies", "clients", "simulations")
-LIBRARIES = ("flwr", "numpy", "scikit-learn", "torch", "xgboost")
-MOST_NAMED = 6
-NO_INPUTS = "made again, as what is there does not say what it was made from"
-
-Tell = Callable[[str], None]
-
-
 def inputs_of(settings: Settings) -> dict[str, Any]:
     """Inputs of a result: settings, and digests of tables and code."""
     config = flatten(settings.as_config())
@@ -493,13 +448,8 @@ def check_same(asked: Mapping[str, Any], before: Mapping[str, Any], folder: Path
 def cached_rows(
     path: Path, settings: Settings, make: Callable[[], Sequence[Mapping[str, Any]]], tell: Tell
 ) -> list[dict[str, Any]]:
-    """Read a file's cached rows if their inputs are the same; else make and write them.
-
-    Parameters
-    ----------
-    settings : inputs of the rows, beside the code and what the path names.
-    tell : called if cached rows are invalid, or of other code.
-    """
+    """Read a file's cached rows if their inputs, `settings` and the code, are the same; else make
+    and write them. `tell` is called if cached rows are invalid, or of other code."""
     asked, before = inputs_of(settings), read_inputs(path)
     differs = before is not None and first_difference(asked, before)
     if before is None or differs:
@@ -557,9 +507,6 @@ def code_digest() -> str:
         for _, path in sorted(app_files(pattern).items()):
             digest.update(hashlib.blake2b(path.read_bytes()).digest())
     return digest.hexdigest()
-
-
-# Cross-validation: each run holds back one fold of the rows.
 
 
 @dataclass(slots=True)

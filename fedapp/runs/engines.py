@@ -1,4 +1,8 @@
-"""Engines of ``--engine``: local, simulation, and the SuperLinks of Flower's configuration."""
+"""Engines of ``--engine``: local, simulation, and the SuperLinks of Flower's configuration.
+
+`engine_of` returns the function that carries out a run. Locally a thread answers for each party,
+in this process; otherwise Flower's ``flwr run`` starts the run and its status is polled.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +47,16 @@ from strategies.handshake import registered_sites
 from strategies.run import load_strategy, train
 
 SIMULATED = ("local", "simulation")
+SUPERLINK_START_SECONDS = 60
+# Asking for a run's status takes a process and a second of CPU, so it is done rarely.
+STATUS_POLL_SECONDS, ENDING_POLL_SECONDS, LOCAL_POLL_SECONDS = 6.0, 1.0, 20.0
+STOP_SECONDS = 10
+# A SuperLink that is killed and restarted answers after about 20 s, on a busy machine later.
+LONGEST_SILENCE = 120.0
+COMPLETED = "finished:completed"
+LOCAL = "local"  # Flower's name for a simulation on this machine
+UNKNOWN = "unknown"  # status of a run if the SuperLink does not answer
+STOPPED = {"SystemExit", "KeyboardInterrupt"}  # errors of a ServerApp stopped from outside
 
 
 def flower_config() -> Path:
@@ -92,16 +106,10 @@ def describe_engine(name: str) -> str:
 
 
 def engine_of(
-    name: str, tell: Tell, on_round: OnRound | None = None
+    name: str, report: Report, on_round: OnRound | None = None
 ) -> Callable[[Settings], RunFolder | None]:
-    """The function that carries out a run.
-
-    Parameters
-    ----------
-    tell : called with what the engine does before and after the run.
-    on_round : called after every round; ignored if the run's folder is on another machine.
-    """
-
+    """The function that carries out a run; `report` is called with what it does around the run.
+    ``on_round`` is called after every round; ignored if the run's folder is on another machine."""
     check_engine(name)
     if name == "local":
         return lambda settings: run_local(settings, on_round=on_round)
@@ -109,10 +117,10 @@ def engine_of(
 
         def simulate(settings: Settings) -> RunFolder:
             with _reporting(RunFolder(Path(settings.run_dir)), on_round):
-                return run_simulation(settings, tell)
+                return run_simulation(settings, report)
 
         return simulate
-    return lambda settings: run_superlink(settings, name, tell)
+    return lambda settings: run_superlink(settings, name, report)
 
 
 @contextmanager
@@ -124,7 +132,7 @@ def _reporting(folder: RunFolder, on_round: OnRound | None) -> Iterator[None]:
         yield
         return
     ended, faults = Event(), list[BaseException]()
-    saved = folder.kept
+    saved = folder.saved_state
     rounds = Rounds(folder.rounds, saved.rounds if saved else 0)
 
     def watch() -> None:
@@ -154,21 +162,7 @@ def _reporting(folder: RunFolder, on_round: OnRound | None) -> Iterator[None]:
             raise faults[0]
 
 
-# Runs that Flower carries out: in its simulation, or through a SuperLink.
-
-SUPERLINK_START_SECONDS = 60
-# Asking for a run's status takes a process and a second of CPU, so it is done rarely.
-STATUS_POLL_SECONDS, ENDING_POLL_SECONDS, LOCAL_POLL_SECONDS = 6.0, 1.0, 20.0
-STOP_SECONDS = 10
-# A SuperLink that is killed and restarted answers after about 20 s, on a busy machine later.
-LONGEST_SILENCE = 120.0
-COMPLETED = "finished:completed"
-LOCAL = "local"  # Flower's name for a simulation on this machine
-UNKNOWN = "unknown"  # status of a run if the SuperLink does not answer
-STOPPED = {"SystemExit", "KeyboardInterrupt"}  # errors of a ServerApp stopped from outside
-
-
-class Tell(Protocol):
+class Report(Protocol):
     """Called with what the engine does; with ``ends``, it replaces the run's own stages."""
 
     def __call__(self, doing: str, ends: bool = False) -> None: ...
@@ -178,19 +172,19 @@ def _silent(doing: str, ends: bool = False) -> None:
     """Show nothing."""
 
 
-def run_simulation(settings: Settings, tell: Tell = _silent) -> RunFolder:
+def run_simulation(settings: Settings, report: Report = _silent) -> RunFolder:
     """Train in Flower's simulation, on a SuperLink that is started for this run."""
-    with superlink(tell) as environment:
-        return run_simulated(settings, environment, tell)
+    with superlink(report) as environment:
+        return run_simulated(settings, environment, report)
 
 
 def run_simulated(
-    settings: Settings, environment: dict[str, str], tell: Tell = _silent
+    settings: Settings, environment: dict[str, str], report: Report = _silent
 ) -> RunFolder:
     """Train in Flower's simulation, on a running SuperLink; `superlink` yields ``environment``."""
     federation = {"num-supernodes": settings.parties, "client-resources-num-cpus": 1}
     gpus = {"client-resources-num-gpus": _gpus_of_actor(settings)}
-    _flwr_run(settings, LOCAL, environment, federation | gpus, tell)
+    _flwr_run(settings, LOCAL, environment, federation | gpus, report)
     return RunFolder(Path(settings.run_dir))
 
 
@@ -203,20 +197,16 @@ def _gpus_of_actor(settings: Settings) -> float:
     return min(1.0, math.floor(1e4 * torch.cuda.device_count() / n_cores()) / 1e4)
 
 
-def run_superlink(settings: Settings, name: str, tell: Tell = _silent) -> RunFolder | None:
+def run_superlink(settings: Settings, name: str, report: Report = _silent) -> RunFolder | None:
     """Train across sites, through a SuperLink in Flower's configuration.
 
     Without ``run-dir`` the ServerApp, wherever it runs, chooses the folder, and None is returned.
-
-    Raises
-    ------
-    RunFailedError : the run failed, or the SuperLink could not be reached; names the sites that are
-        not connected.
+    The RunFailedError of a failed run names the sites that are not connected.
     """
     environment = _environment()
     check_programs(environment, "flwr")
     try:
-        _flwr_run(settings, name, environment, {}, tell)
+        _flwr_run(settings, name, environment, {}, report)
     except RunFailedError as error:
         sites = ", ".join(_not_connected(name, environment))
         why = f"not connected: {sites}, whose own log says why; {RULE}"
@@ -257,7 +247,7 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def superlink(tell: Tell = _silent) -> Iterator[dict[str, str]]:
+def superlink(report: Report = _silent) -> Iterator[dict[str, str]]:
     """A SuperLink for simulations, on free ports; yields the environment for ``flwr``.
 
     Flower's managed SuperLink would outlive its runs and keep its first environment.
@@ -266,7 +256,7 @@ def superlink(tell: Tell = _silent) -> Iterator[dict[str, str]]:
     if cluster := os.environ.get("RAY_ADDRESS"):
         rule = "must be unset: parties of a simulation keep their states on one machine"
         raise ConfigError(f"RAY_ADDRESS {rule}, got {cluster}")
-    tell("starting Flower")
+    report("starting Flower")
     flower_home = home() / "flower"
     private_folder(flower_home)
     http_port, control_port = free_ports(2)
@@ -294,7 +284,7 @@ def superlink(tell: Tell = _silent) -> Iterator[dict[str, str]]:
             raise failed(printed, LOCAL, "Flower's SuperLink did not start")
         yield environment
     finally:
-        tell("ending Flower", ends=True)
+        report("ending Flower", ends=True)
         _stop(process)
         log.unlink(missing_ok=True)
 
@@ -345,9 +335,10 @@ def _flwr_run(
     name: str,
     environment: dict[str, str],
     federation: Mapping[str, float],
-    tell: Tell,
+    report: Report,
 ) -> None:
-    tell("handing the app to Flower")
+    """Start a run by ``flwr run`` and wait for its end; ``federation`` is of a simulation."""
+    report("handing the app to Flower")
     read = load_strategy(settings.strategy).settings_read(settings)
     config = {name: one for name, one in flatten(settings.as_config()).items() if name in read}
     options = ["--format", "json", "--run-config", _toml_pairs(config)]
@@ -361,9 +352,9 @@ def _flwr_run(
         printed = started.stdout + started.stderr
         raise failed(printed, name, "flwr run could not start the run")
     folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
-    tell("waiting for Flower to start the run")
+    report("waiting for Flower to start the run")
     try:
-        status = _wait_for(run_id, name, environment, folder, tell)
+        status = _wait_for(run_id, name, environment, folder, report)
     except KeyboardInterrupt:
         if federation:
             raise
@@ -371,7 +362,7 @@ def _flwr_run(
         raise KeyboardInterrupt(f"the run continues; to stop it:\n  {stop}") from None
     if status != COMPLETED and folder and folder.state_of_files is State.FINISHED:
         # A SuperLink killed at the very end reports the run as failed after its restart.
-        tell(f"Flower says {status}, but the run has written its results")
+        report(f"Flower says {status}, but the run has written its results")
     elif status != COMPLETED:
         if cause := _cause(folder):
             raise RunFailedError(cause, [])
@@ -404,7 +395,7 @@ def _json_of(text: str) -> dict[str, Any]:
 
 
 def _wait_for(
-    run_id: str, name: str, environment: dict[str, str], folder: RunFolder | None, tell: Tell
+    run_id: str, name: str, environment: dict[str, str], folder: RunFolder | None, report: Report
 ) -> str:
     """Poll a run's status until it has ended; show it while the run's folder shows nothing."""
     shown, answered = "", time.monotonic()
@@ -424,12 +415,12 @@ def _wait_for(
             fault = sentence_for(printed, name)
             silent = SILENT.format(name=name, seconds=LONGEST_SILENCE)
             silent = f"{fault}; {silent}" if fault else silent
-            tell(silent if is_silent else f"the run is {status}, says Flower")
+            report(silent if is_silent else f"the run is {status}, says Flower")
             shown = status
         seldom = LOCAL_POLL_SECONDS if name == LOCAL and says_more else STATUS_POLL_SECONDS
         _pause(ENDING_POLL_SECONDS if is_silent else seldom, folder)
         if folder and folder.has_ended() and shown != "ended":
-            tell("waiting for Flower to end the run")
+            report("waiting for Flower to end the run")
             shown = "ended"
     return UNKNOWN
 
@@ -453,52 +444,44 @@ def _cause(folder: RunFolder | None) -> str:
     return str(failure["message"])
 
 
-# Error texts for what Flower's commands print when they fail, with the way out.
-
-LOG_LINES = 20
+LOG_LINES = 20  # shown of a failed run's log
 # Patterns of Flower 1.41's output, and our texts; {name} is the SuperLink, {0} the first group.
 LOST_RUN = "Run ID not found"
-SENTENCES: tuple[tuple[str, str], ...] = (
-    (
-        r"SuperLink connection '\S+' not found in the\s+Flower configuration file \((\S+)\)",
-        "engine must be a SuperLink in {0}, got '{name}'; a coordinator first sources its own: "
-        ". FOLDER/env.sh",
+_USING = r"Using SuperLink: \S+ \((\S+)\)(?s:.*)"  # and the address
+SENTENCES: Mapping[str, str] = {
+    r"SuperLink connection '\S+' not found in the\s+Flower configuration file \((\S+)\)": (
+        "engine must be a SuperLink in {0}, got '{name}'; a coordinator first sources its own: . "
+        "FOLDER/env.sh"
     ),
-    (
-        r"Using SuperLink: \S+ \((\S+)\)(?s:.*)Connection to the SuperLink is unavailable",
+    f"{_USING}Connection to the SuperLink is unavailable": (
         "the SuperLink '{name}' must answer at {0}, got no connection; at the coordinator: "
-        "FOLDER/start-superlink.sh",
+        "FOLDER/start-superlink.sh"
     ),
-    (
-        r"Using SuperLink: \S+ \((\S+)\)(?s:.*)Authentication failed",
+    f"{_USING}Authentication failed": (
         "the SuperLink '{name}' at {0} must know the user, got a name or a password that it does "
-        "not; at the coordinator: fedapp federation user FOLDER NAME",
+        "not; at the coordinator: fedapp federation user FOLDER NAME"
     ),
-    (
-        r"Using SuperLink: \S+ \((\S+)\)(?s:.*)502 Bad Gateway",
-        "the SuperLink '{name}' must answer behind {0}, got its nginx alone (502): it is starting, "
-        "or is gone; at the coordinator: FOLDER/start-superlink.sh",
+    f"{_USING}502 Bad Gateway": (
+        "the SuperLink '{name}' must answer behind {0}, got its nginx alone (502): it is "
+        "starting, or is gone; at the coordinator: FOLDER/start-superlink.sh"
     ),
-    (
-        r"Using SuperLink: \S+ \((\S+)\)(?s:.*)" + LOST_RUN,
-        "the SuperLink '{name}' at {0} must have the database that the run began with, got another "
-        "or an empty one; at the coordinator: put FOLDER/flower/superlink.db back, or run again",
+    _USING + LOST_RUN: (
+        "the SuperLink '{name}' at {0} must have the database that the run began with, got "
+        "another or an empty one; at the coordinator: put FOLDER/flower/superlink.db back, or run "
+        "again"
     ),
-    (
-        r"Using SuperLink: \S+ \((\S+)\)(?s:.*)Internal server error",
+    f"{_USING}Internal server error": (
         "the SuperLink '{name}' at {0} must be able to use its database, got an internal error, "
         "which its own log names; at the coordinator: put FOLDER/flower/superlink.db back, and "
-        "FOLDER/start-superlink.sh",
+        "FOLDER/start-superlink.sh"
     ),
-    (
-        r"Failed to read certificate file `([^`]+)`",
-        "the certificate of the SuperLink '{name}' must be readable, got {0}",
+    r"Failed to read certificate file `([^`]+)`": (
+        "the certificate of the SuperLink '{name}' must be readable, got {0}"
     ),
-    (
-        r"attempting to bind on address \('([^']+)', (\d+)\): address already in use",
-        "port {1} of {0} must be free for Flower, got one in use; the same command takes another",
+    r"attempting to bind on address \('([^']+)', (\d+)\): address already in use": (
+        "port {1} of {0} must be free for Flower, got one in use; the same command takes another"
     ),
-)
+}
 GONE = (
     "the SuperLink '{name}' must answer until the run has ended, got no status for {seconds:.0f} "
     "s; started again, by FOLDER/start-superlink.sh at the coordinator, it resumes the run"
@@ -509,7 +492,7 @@ SILENT = "the SuperLink '{name}' gives no status of the run; it is asked again f
 def sentence_for(printed: str, name: str) -> str:
     """The meaning of a failed Flower command's output (JSON or a log); empty if unknown."""
     text = printed.replace("\\n", "\n")
-    for pattern, sentence in SENTENCES:
+    for pattern, sentence in SENTENCES.items():
         if match := re.search(pattern, text):
             return sentence.format(*match.groups(), name=name)
     return ""
@@ -537,7 +520,6 @@ def check_programs(environment: Mapping[str, str], *programs: str) -> None:
 
 
 # Runs in this process: Flower's messages are handed to threads, one for each party.
-
 SERVER_NODE = 1
 PULL_SECONDS = 0.01  # that a pull waits for a reply
 
@@ -644,13 +626,8 @@ def run_local(
     on_round: OnRound | None = None,
     client_app: ClientApp | None = None,
 ) -> RunFolder:
-    """Train in this process.
-
-    Parameters
-    ----------
-    contexts : one for each party; by default shares of the table that ``data`` names.
-    on_round : called after every round, in the caller's thread.
-    """
+    """Train in this process; ``on_round`` is called after every round, in the caller's thread.
+    ``contexts`` has one for each party, by default shares of the table that ``data`` names."""
     grid = LocalGrid(contexts or simulated_contexts(settings), client_app)
     try:
         return train(grid, settings, on_round, grid.write_states)

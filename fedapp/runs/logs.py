@@ -36,8 +36,22 @@ from fedapp.run_folder import OnRound, RoundInfo, RunFolder
 from fedapp.runs.predict import load_model, notes_on_range, parts_of
 from fedapp.settings import Settings, Value, flatten
 
-# The interface of a tool that logs runs, and the values that are logged.
+log = logging.getLogger("fedapp")
 
+# Packages of each tool, beyond fedapp's requirements.
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "mlflow": ("mlflow", "pandas"),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+}
+RUN_IDS_FILE = "logs.json"  # in the run's folder: run ids by tool
+UNLOGGED_SETTINGS = {"run-dir", "resume", "log", "strategy"}
+TENSORBOARD, MODEL, PROJECT = "tensorboard", "model", "fedapp"  # names in the tools
+LONGEST = 500  # characters of a parameter that every store of MLflow accepts
+ANSWER_SECONDS = 3.0  # timeout of the check; MLflow itself retries for minutes
+_UNSUPPORTED = re.compile(r"[^\w/. -]")
+Notify = Callable[[str], None]
+# Uploaded with a finished run.
 FILES = ("model.json", "model.xgb.json", "columns.json", "report.html", CARD, "summary.json")
 
 
@@ -69,7 +83,7 @@ class Logger(Protocol):
         """Close a run without a model: stopped or failed."""
 
 
-def without_password(text: str) -> str:
+def without_passwords(text: str) -> str:
     """Remove user names and passwords from URLs in a text."""
     return re.sub(r"//[^/@\s]*@", "//", text)
 
@@ -119,19 +133,6 @@ def files_of(folder: RunFolder) -> Iterator[Path]:
     for name in FILES:
         if (path := folder.path / name).is_file():
             yield path
-
-
-log = logging.getLogger("fedapp")
-
-# Packages of each tool, beyond fedapp's requirements.
-PACKAGES: Mapping[str, tuple[str, ...]] = {
-    "mlflow": ("mlflow", "pandas"),
-    "tensorboard": ("tensorboard",),
-    "wandb": ("wandb",),
-}
-RUN_IDS_FILE = "logs.json"  # in the run's folder: run ids by tool
-UNLOGGED_SETTINGS = {"run-dir", "resume", "log", "strategy"}
-Notify = Callable[[str], None]
 
 
 class Logs:
@@ -199,12 +200,8 @@ def check_packages(names: Sequence[str]) -> None:
 
 @contextmanager
 def logged(settings: Settings, folder: RunFolder, engine: str, tell: Notify) -> Iterator[Logs]:
-    """Log the run that the block makes to the tools that the settings name.
-
-    Raises
-    ------
-    ConfigError : a tool is not installed or cannot be reached.
-    """
+    """Log the run that the block makes to the tools that the settings name; ConfigError if one is
+    not installed or cannot be reached."""
     check_packages(settings.logs)
     path = folder.path / RUN_IDS_FILE
     run_ids = json.loads(path.read_text()) if settings.resume and path.is_file() else {}
@@ -213,7 +210,7 @@ def logged(settings: Settings, folder: RunFolder, engine: str, tell: Notify) -> 
     try:
         for name in settings.logs:
             run = _described(settings, folder, engine)
-            loggers[name] = _opened(name, run, run_ids.get(name, ""))
+            loggers[name] = LOGGERS[name](run, run_ids.get(name, ""))
             if name not in run_ids:
                 for info in earlier:
                     loggers[name].round(info)
@@ -234,24 +231,12 @@ def logged(settings: Settings, folder: RunFolder, engine: str, tell: Notify) -> 
         raise
 
 
-def _opened(name: str, run: LoggedRun, run_id: str) -> Logger:
-    loggers: dict[str, Callable[[LoggedRun, str], Logger]] = {
-        "mlflow": ToMLflow,
-        "tensorboard": ToTensorBoard,
-        "wandb": ToWandb,
-    }
-    return loggers[name](run, run_id)
-
-
 def _described(settings: Settings, folder: RunFolder, engine: str) -> LoggedRun:
     """The settings and tags of a run, before it starts."""
     from strategies.run import load_strategy
 
-    reads = {
-        *load_strategy(settings.strategy).settings_read(settings),
-        "data",
-        "label",
-    } - UNLOGGED_SETTINGS
+    read = load_strategy(settings.strategy).settings_read(settings)
+    reads = {*read, "data", "label"} - UNLOGGED_SETTINGS
     values = {name: value for name, value in flatten(settings.as_config()).items() if name in reads}
     values["data"] = named_frames(settings.data, folder.path)
     tags = {
@@ -267,10 +252,7 @@ def _described(settings: Settings, folder: RunFolder, engine: str) -> LoggedRun:
 
 def _cause(error: Exception) -> str:
     kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
-    return as_plain(without_password(f"{kind}{error}"))
-
-
-# A logged model as ``mlflow.pyfunc`` loads it.
+    return as_plain(without_passwords(f"{kind}{error}"))
 
 
 class LoadedModel:
@@ -280,13 +262,8 @@ class LoadedModel:
         self._model, self._predict = load_model(path)
 
     def predict(self, model_input: Any, params: Any = None) -> Any:
-        """Predictions for a frame's rows, with the columns that ``fedapp predict`` writes.
-
-        Returns
-        -------
-        pandas.DataFrame : ``probability_CLASS`` of every class, or of the second of two; or
-        ``prediction``.
-        """
+        """Predictions for a frame's rows as a pandas.DataFrame, with the columns that ``fedapp
+        predict`` writes."""
         import pandas
 
         model = self._model
@@ -307,16 +284,8 @@ def _load_pyfunc(path: str) -> LoadedModel:
     return LoadedModel(file / "model.json" if file.is_dir() else file)
 
 
-# A run in MLflow: parameters, one step per round, tags, files, and the model with its signature.
-
-LONGEST = 500  # characters of a parameter that every store accepts
-ANSWER_SECONDS = 3.0  # timeout of the check; MLflow itself retries for minutes
-MODEL = "model"
-_UNSUPPORTED = re.compile(r"[^\w/. -]")
-
-
 class ToMLflow:
-    """Implements ``fedapp.runs.logs.Logger``."""
+    """Parameters, a step per round, tags, files, and the model with its signature."""
 
     def __init__(self, run: LoggedRun, run_id: str) -> None:
         import mlflow
@@ -327,7 +296,7 @@ class ToMLflow:
         with self._active(run_id or None, None if run_id else run.path.name) as opened:
             self.run_id = str(opened.info.run_id)
             experiment = opened.info.experiment_id
-        uri = without_password(mlflow.get_tracking_uri())
+        uri = without_passwords(mlflow.get_tracking_uri())
         self.place = f"run {self.run_id} of experiment {experiment} in {uri}"
         self._client.update_run(self.run_id, status="RUNNING")
         params = [Param(_name(name), _param_text(value)) for name, value in run.params.items()]
@@ -388,7 +357,7 @@ def _check_answers() -> None:
         httpx.head(uri, timeout=ANSWER_SECONDS, verify=False)
     except (httpx.TransportError, httpx.InvalidURL) as error:
         raise ConfigError(
-            f"{without_password(uri)} must answer within {ANSWER_SECONDS:.0f} s, got "
+            f"{without_passwords(uri)} must answer within {ANSWER_SECONDS:.0f} s, got "
             f"{str(error) or type(error).__name__}; start the server, set MLFLOW_TRACKING_URI to "
             "its address, or leave out log=mlflow"
         ) from None
@@ -431,20 +400,15 @@ def _param_text(value: object) -> str:
     return as_plain(str(value), LONGEST)
 
 
-# A run for TensorBoard: event files in the subfolder ``tensorboard`` of the run's folder.
-
-FOLDER = "tensorboard"
-
-
 class ToTensorBoard:
-    """Implements ``fedapp.runs.logs.Logger``."""
+    """Event files in the subfolder ``tensorboard`` of the run's folder."""
 
     def __init__(self, run: LoggedRun, run_id: str) -> None:
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        path = run.path / FOLDER
-        self.run_id, self.place = FOLDER, f"tensorboard --logdir {display_path(path)}"
+        path = run.path / TENSORBOARD
+        self.run_id, self.place = TENSORBOARD, f"tensorboard --logdir {display_path(path)}"
         self._writer = EventFileWriter(str(path))
         if not run_id:
             self._add(hparams_pb(dict(run.params)), 0)
@@ -518,13 +482,8 @@ def _table(tags: Mapping[str, str]) -> str:
     return "\n".join(["| tag | value |", "| --- | --- |", *lines])
 
 
-# A run in Weights & Biases: configuration, a step per round, tags, and an artifact with the files.
-
-PROJECT = "fedapp"
-
-
 class ToWandb:
-    """Implements ``fedapp.runs.logs.Logger``."""
+    """Weights & Biases: configuration, a step per round, tags, and an artifact with the files."""
 
     def __init__(self, run: LoggedRun, run_id: str) -> None:
         import wandb
@@ -570,3 +529,10 @@ class ToWandb:
     def fail(self, is_stopped: bool) -> None:
         """Finish with an exit code other than 0."""
         self._run.finish(exit_code=1)
+
+
+LOGGERS: Mapping[str, type[Logger]] = {
+    "mlflow": ToMLflow,
+    "tensorboard": ToTensorBoard,
+    "wandb": ToWandb,
+}

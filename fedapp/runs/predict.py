@@ -1,4 +1,7 @@
-"""Predict a table with the model of a finished run."""
+"""Predict a table with the model of a finished run that is whole in its folder.
+
+A divided model predicts in a run of its own: see ``fedapp.runs.session``.
+"""
 
 from __future__ import annotations
 
@@ -59,19 +62,13 @@ class Predicted:
 def predict_table(
     run_dir: Path, data: str, id_column: str, output: Path, label: str = ""
 ) -> Predicted:
-    """Predict every row of a table and write one line for each.
+    """Predict every row of a table and write one line for each to ``output`` (.csv or .parquet).
 
     The file has a column ``probability_<class>`` for every class of a multi-class model, or for the
-    second of two classes, and ``prediction`` for a regression. Other columns are excluded.
-
-    Parameters
-    ----------
-    run_dir : folder of a finished run.
-    data : a data set's name or a file; for parties with different columns also a table of each,
-        ``bank=a.csv,insurer=b.csv``.
-    id_column : column that names the rows; if empty they are numbered from 0.
-    output : ``.csv`` or ``.parquet``.
-    label : column to score the predictions by, if the table has it; empty: the run's.
+    second of two classes, and ``prediction`` for a regression. Other columns are excluded. For
+    parties with different columns ``data`` may name a table of each, ``bank=a.csv,insurer=b.csv``.
+    Rows are named by ``id_column``, or numbered from 0, and scored by ``label``, by default the
+    run's.
     """
     check_suffix(output)
     rows = predicted_rows(run_dir, data, id_column, label)

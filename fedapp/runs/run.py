@@ -1,4 +1,4 @@
-"""A finished run in Python: its scores, and its model, which predicts and explains rows."""
+"""What is finished, in Python: runs and their models, comparisons, folds and searches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ from fedapp.trees.divided import model_of
 from fedapp.trees.model import class_values, json_of, model_text
 from fedapp.trees.sets import entries_of
 
-# Base class of finished runs, searches and cross-validations.
+Array = npt.NDArray[Any]
+# The page of a comparison; trials of a search, and the folder of its best run.
+PAGE, TRIALS, BEST = "comparison.html", "trials.jsonl", "best"
 
 
 class Finished:
@@ -62,9 +64,6 @@ class Finished:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({display_path(self.path)!r})"
-
-
-Array = npt.NDArray[Any]
 
 
 class Run(Finished):
@@ -243,24 +242,24 @@ class Run(Finished):
         if self._parts:
             if not ids:
                 raise ConfigError("ids must name rows where parties predict together, got none")
-            given = {**settings, "explain": ",".join(map(str, ids))}
-            return self._together(data, id, inference, given)[1]
+            settings = {**settings, "explain": ",".join(map(str, ids))}
+            return self._jointly(data, id, inference, settings)[1]
         if len(ids):
             raise ConfigError(f"ids must be omitted for a whole model, got {len(ids)}")
         import xgboost
 
         table = self._rows(data, id).table
-        given = {"base_margin": table.base_margins, "enable_categorical": True}
-        matrix = xgboost.DMatrix(_encoded(table), **given)
-        found = self.to_xgboost().predict(matrix, pred_contribs=True)
+        options = {"base_margin": table.base_margins, "enable_categorical": True}
+        matrix = xgboost.DMatrix(_encoded(table), **options)
+        shap = self.to_xgboost().predict(matrix, pred_contribs=True)
         try:
             import pandas
         except ImportError:
-            return found
+            return shap
         names = pandas.Index([*table.columns, "bias"])
-        if found.ndim > 2:
+        if shap.ndim > 2:
             names = pandas.MultiIndex.from_product([self.classes, names])
-        return pandas.DataFrame(found.reshape(len(found), -1), columns=names)
+        return pandas.DataFrame(shap.reshape(len(shap), -1), columns=names)
 
     def encode(self, data: Source | Mapping[str, Source], *, id: str = "") -> Any:
         """Rows for stock XGBoost with ``enable_categorical=True``; see `predict` for `data`, `id`.
@@ -372,7 +371,7 @@ class Run(Finished):
     ) -> Array:
         """Raw predictions, shape (n_rows, n_outputs)."""
         if self._parts:
-            return self._together(data, id_column, inference, settings)[0]
+            return self._jointly(data, id_column, inference, settings)[0]
         if settings:
             name = next(iter(settings))
             raise ConfigError(f"{name} must be omitted for a whole model, got {settings[name]!r}")
@@ -381,9 +380,9 @@ class Run(Finished):
     def _rows(self, data: Data, id_column: str) -> PredictedRows:
         """Rows of one or several tables, with the predictions of a whole model."""
         with self._placed(data, id_column) as (text, ids):
-            found = predicted_rows(self.path, text, ids, label=None)
-        _check_rows(found.unmatched, found.warnings)
-        return found
+            rows = predicted_rows(self.path, text, ids, label=None)
+        _check_rows(rows.unmatched, rows.warnings)
+        return rows
 
     @contextmanager
     def _placed(self, data: Data, id_column: str) -> Iterator[tuple[str, str]]:
@@ -394,7 +393,7 @@ class Run(Finished):
             default = str(trained_settings(self.path).get("id", "")) if several else ""
             yield text, id_column or default
 
-    def _together(
+    def _jointly(
         self, data: Data, id_column: str, inference: str, settings: Mapping[str, Any]
     ) -> tuple[Array, Mapping[str, Any]]:
         """Predictions of a divided model, and the parties' explanations."""
@@ -404,17 +403,17 @@ class Run(Finished):
 
         parts = self._parts
         assert parts is not None
-        given = settings_of(inference, settings)
         with self._placed(data, id_column) as (text, ids), TemporaryDirectory() as folder:
-            given = {"data": text, "id": ids, **given, "strategy": inference}
+            named = settings_of(inference, settings)
+            named = {"data": text, "id": ids, **named, "strategy": inference}
             output = str(Path(folder) / "predictions.parquet")
-            run = settings_to_predict(self.path, parts, given, output, "local")
-            found = predict_jointly(run, parts, output, "local", Silent())
+            run = settings_to_predict(self.path, parts, named, output, "local")
+            result = predict_jointly(run, parts, output, "local", Silent())
             frame = parquet.read_table(output)
-        assert found.predicted is not None
-        _check_rows(found.predicted.unmatched, found.predicted.warnings)
+        assert result.predicted is not None
+        _check_rows(result.predicted.unmatched, result.predicted.warnings)
         columns = [column.to_numpy() for column in frame.columns[1:]]
-        return np.column_stack(columns), found.explained
+        return np.column_stack(columns), result.explained
 
 
 def as_frame(records: list[dict[str, Any]]) -> Any:
@@ -451,11 +450,6 @@ def _check_rows(unmatched: Sequence[str], notes: Sequence[str]) -> None:
         raise DataError(f"{rule}; {way}")
     for note in notes:
         warnings.warn(note, stacklevel=4)
-
-
-# Finished comparisons, searches and cross-validations, in Python and on disk.
-
-PAGE, TRIALS, BEST = "comparison.html", "trials.jsonl", "best"
 
 
 class Compared(Finished):

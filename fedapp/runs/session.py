@@ -45,11 +45,8 @@ class Training:
     def carry_out(self) -> RunFolder | None:
         """Train a model; returns its folder, or None if it is on another machine.
 
-        Raises
-        ------
-        ConfigError, DataError : a setting or a table is invalid; before anything is started.
-        StoppedError : ``on_round`` stopped the run.
-        FedappError : the run failed.
+        An invalid setting or table raises ConfigError or DataError before anything is started, an
+        ``on_round`` that stops the run StoppedError.
         """
         watcher = self.watcher
         watcher.begin("reading the settings")
@@ -58,7 +55,7 @@ class Training:
         settings = settings.model_copy(update={"run_dir": run_dir_of(settings, self.engine)})
         self.folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
         watcher.tell(describe_engine(self.engine))
-        saved = self.folder.kept if self.folder else None
+        saved = self.folder.saved_state if self.folder else None
         earlier = saved.seconds[0] if saved else 0.0  # of earlier attempts of a resumed run
         with self._logged(settings) as logs:
             folder = carry_out(settings, self.engine, watcher, logs.before(self.on_round))
@@ -147,13 +144,8 @@ def delete_when_done(run_dir: str, stays: bool) -> Iterator[None]:
 
 
 def check_method(settings: Settings, engine: str, given: Collection[str] = ()) -> None:
-    """Raise ConfigError if a method cannot train here with these settings.
-
-    Parameters
-    ----------
-    given : names of settings that the method must read, even with default values.
-    """
-    from fedapp.messages.fields import all_methods
+    """Raise ConfigError if a method cannot train here with these settings; it must read all of
+    ``given``, even those with default values."""
     from strategies.run import check_read, load_strategy
 
     check_engine(engine)
@@ -172,18 +164,22 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher) -> None:
     """Check the tables of a simulated run before it starts, and show warnings."""
     if engine in SIMULATED:
         from fedapp.kernels import load_ahead
-        from fedapp.messages.fields import all_methods, module_of_group
         from fedapp.runs.tables import check_tables
+        from strategies.run import load_strategy
 
         watcher.begin("reading and checking the tables")
         if engine == "local":
-            is_boosted = all_methods()[settings.strategy].baseline == "boosted"
-            messages = module_of_group(settings.strategy.replace("-", "_"))
-            clients = f"clients.{messages.__name__.rpartition('.')[2]}" if messages else "clients"
-            if is_boosted:
-                load_ahead([clients, "xgboost"], ("fedapp.trees.forest",))
-            else:
-                load_ahead([clients], ("fedapp.histograms", "fedapp.trees.grow"))
+            # Modules that the first round needs, and kernels that the method does not call.
+            modules = [load_strategy(settings.strategy).__module__.replace("strategies", "clients")]
+            unused: tuple[str, ...] = (
+                "fedapp.histograms",
+                "fedapp.trees.grow",
+                "fedapp.trees.rounds",
+            )
+            if all_methods()[settings.strategy].baseline == "boosted":
+                modules += ["xgboost"]
+                unused = ("fedapp.trees.forest",)
+            load_ahead(modules, unused)
         for text in check_tables(settings):
             watcher.tell(f"! {text}")
 
@@ -201,9 +197,7 @@ def carry_out(
         return run(settings)
 
 
-# Joint prediction with a divided model; the active party writes the predictions.
-
-# Settings that a prediction takes from the training run; the second only for simulated parties.
+# Settings that a joint prediction takes from the training run; OF_SIMULATED only in a simulation.
 TRAINED = ("parties", "columns", "align", "align-most-rows", "seed")
 OF_SIMULATED = ("label", "weight", "schema", "header", "decimal", "encoding")
 
@@ -221,11 +215,9 @@ def settings_to_predict(
 ) -> Settings:
     """Settings of a run that predicts with the divided model of another run.
 
-    Parameters
-    ----------
-    parts : parties of the model, see ``fedapp.runs.predict.parts_of``.
-    overrides : settings by their names; ``strategy`` is the way to predict.
-    output : file to write; empty if the active party chooses it.
+    ``parts`` are from ``fedapp.runs.predict.parts_of``; ``overrides`` has settings by their names,
+    with ``strategy`` as the way to predict; ``output`` is empty if the active party chooses the
+    file.
     """
     from strategies.run import check_read, load_strategy
 

@@ -1,7 +1,7 @@
-"""Check the tables of a simulated run before it starts.
+"""The tables of a simulated run: checked before it starts, and all rows in one place.
 
-The parties' and the server's code of the first exchanges is called here, so the errors are the
-same.
+`check_tables` calls the parties' and the server's code of the first exchanges, so that the errors
+are the same. `stacked_tables` gives baselines and comparisons the rows of all parties.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from strategies.horizontal import check_same_columns, common_table, label_sums
 from strategies.run import load_strategy
 
 Looked = tuple[Introduction, Any]  # a party's introduction, and its table
+PartRows = Mapping[str, Rows]  # row numbers by subset: train, valid, test
 
 
 def check_tables(settings: Settings) -> list[str]:
@@ -154,11 +155,6 @@ def _check_rows(
     number_labels(table.labels[order], settings.objective, len(split.train), positive)
     check_weights(weights_of(table)[split.train])
     return len(rows)
-
-
-# All rows of a simulated run in one place, and the party of each.
-
-PartRows = Mapping[str, Rows]  # row numbers by subset: train, valid, test
 
 
 def party_configs(settings: Settings) -> list[SiteConfig]:

@@ -13,7 +13,7 @@ import math
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,33 @@ from strategies.settings import SPLIT_SETTINGS, ReadsSettings
 
 USUAL_RUNS = 20
 CURRENT = "trial"  # folder of the running trial
+# Searched by default, if a method reads the setting and it is not given.
+DEFAULT_SPACE: Mapping[str, str] = {
+    "eta": "log:0.01:0.5",
+    "max-depth": "int:3:10",
+    "lambda": "log:0.1:10",
+    "min-child-weight": "log:0.5:20",
+    "subsample": "uniform:0.5:1",
+    "colsample-bytree": "uniform:0.5:1",
+    "fedxgbllr.eta": "log:0.03:0.3",
+    "fedxgbllr.max-depth": "int:4:10",
+    "fedxgbllr.learning-rate": "log:0.0003:0.01",
+    "fedavg-linear.learning-rate": "log:0.1:3",
+    "fedavg-linear.local-epochs": "int:1:10",
+    "fedavg-linear.l2": "log:1e-6:0.1",
+    "federated-forest.max-depth": "int:4:16",
+    "federated-forest.min-samples-leaf": "int:1:20",
+    "federated-forest.max-features": "sqrt,log2,all",
+}
+FORMS = "log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values separated by commas"
+# Settings of the rows, the scores or the run cannot be searched.
+NOT_SEARCHED = (
+    ReadsSettings.reads
+    | SPLIT_SETTINGS
+    | {"partition", "columns", "objective", "eval-metric", "init-model", "base-margin"}
+)
+SEARCHES = ("random", "optuna")
+DIGITS = 4  # significant ones of a drawn number, so that the command to repeat it stays short
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +108,7 @@ class Budget:
         is_open = self.exchanges is None and self.n_bytes is None
         return USUAL_RUNS if self.runs is None and is_open else self.runs
 
-    def holds(self, cost: Cost) -> bool:
+    def allows(self, cost: Cost) -> bool:
         """Whether a cost is within the limits."""
         pairs = ((self.exchanges, cost.exchanges), (self.n_bytes, cost.n_bytes))
         return all(most is None or spent <= most for most, spent in pairs)
@@ -104,11 +131,8 @@ class Tuning:
     def carry_out(self) -> RunFolder:
         """Run trials until the budget is spent, then the best settings with their test scores.
 
-        Raises
-        ------
-        ConfigError, DataError : a setting or a table is invalid, before anything is started; or
-            the budget is too small for one trial and the last run.
-        FedappError : a run failed.
+        ConfigError or DataError if a setting or a table is invalid, before anything is started;
+        ConfigError if the budget is too small for one trial and the last run.
         """
         self.watcher.begin("reading the settings")
         self.given = settings_named(self.given, self.strategy)
@@ -119,7 +143,9 @@ class Tuning:
         check_tables(first, self.engine, self.watcher)
         first = resolve_objective(first)
         metric = first.watched_metric
-        draw = draw_function(self.search, space, first.seed, larger_is_better(metric))
+        draw = random_draw(space, first.seed)
+        if self.search == "optuna":
+            draw = optuna_draw(space, first.seed, larger_is_better(metric))
         self.folder = RunFolder(self._claimed(first, space))
         with self.folder.written():
             if (self.folder.path / SEARCH).is_file():
@@ -145,7 +171,7 @@ class Tuning:
     def _try_all(self, first: Settings, draw: Draw, metric: str) -> None:
         assert self.folder is not None
         path = self.folder.path
-        self._note_interrupted(path)
+        self._record_interrupted(path)
         while True:
             trials = read_trials(path)
             scored = [Scored(one.settings, one.score) for one in trials if one.score is not None]
@@ -156,9 +182,7 @@ class Tuning:
             text = ", ".join(f"{name}={value}" for name, value in settings.items())
             self.watcher.begin(f"trial {number}: {text}")
             trial = self._try(first, number, settings, metric, trials)
-            with open_private(path / TRIALS, "a") as file:
-                file.write(json.dumps(asdict(trial)) + "\n")
-            _drop(path / CURRENT)
+            _record(path, trial)
             score = "stopped by the budget" if trial.score is None else f"{trial.score:.4f}"
             self.watcher.tell(f"trial {number}: valid {metric} {score}")
 
@@ -171,7 +195,7 @@ class Tuning:
             return True
         cheapest = min(scored, key=lambda one: (one.exchanges, one.bytes))
         next_cost = Cost(cheapest.exchanges, cheapest.bytes)
-        return self.budget.holds(_spent(trials) + next_cost + _dearest(scored))
+        return self.budget.allows(_spent(trials) + next_cost + _dearest(scored))
 
     def _try(
         self,
@@ -190,7 +214,7 @@ class Tuning:
             Training(self.strategy, overrides, *options, with_page=False).carry_out()
         except StoppedError:
             used = _ledger_cost(path)
-            return Trial(number, "stopped", dict(settings), None, used.exchanges, used.n_bytes)
+            return Trial(number, "stopped", dict(settings), None, *astuple(used))
         summary = json.loads((path / "summary.json").read_text())
         score = (summary["metrics"].get("valid") or {}).get(metric)
         if score is None:
@@ -217,21 +241,20 @@ class Tuning:
                 return True  # the trial ends anyway
             # This trial may become the best one: the last run would then cost as much.
             following = now + step
-            return self.budget.holds(before + following + reserved.largest(following))
+            return self.budget.allows(before + following + reserved.largest(following))
 
         return after
 
-    def _note_interrupted(self, path: Path) -> None:
+    def _record_interrupted(self, path: Path) -> None:
         """Record the cost of a trial of an interrupted command, and delete its folder."""
         current = path / CURRENT
         if not current.exists():
             return
         used, trials = _ledger_cost(current), read_trials(path)
         if used.exchanges and not (current / "summary.json").exists():
-            trial = Trial(len(trials) + 1, "interrupted", {}, None, used.exchanges, used.n_bytes)
-            with open_private(path / TRIALS, "a") as file:
-                file.write(json.dumps(asdict(trial)) + "\n")
-        _drop(current)
+            _record(path, Trial(len(trials) + 1, "interrupted", {}, None, *astuple(used)))
+        else:
+            _drop(current)
 
     def _finish(self, first: Settings, metric: str) -> None:
         """Run the best settings once more, with test scores, and write the summary."""
@@ -312,6 +335,13 @@ def _ledger_cost(path: Path) -> Cost:
     return Cost(len(steps), sum(entry["bytes"] for entry in entries))
 
 
+def _record(path: Path, trial: Trial) -> None:
+    """Append a trial's line, and delete its folder."""
+    with open_private(path / TRIALS, "a") as file:
+        file.write(json.dumps(asdict(trial)) + "\n")
+    _drop(path / CURRENT)
+
+
 def _drop(path: Path) -> None:
     """Delete a trial's folder, and the states of its model at simulated sites."""
     model_id = ""
@@ -322,37 +352,6 @@ def _drop(path: Path) -> None:
         forget_model(model_id)
     if path.exists():
         shutil.rmtree(path)
-
-
-# Spaces of a search for settings, and how the next trial is drawn.
-
-# Searched by default, if a method reads the setting and it is not given.
-DEFAULT_SPACE: Mapping[str, str] = {
-    "eta": "log:0.01:0.5",
-    "max-depth": "int:3:10",
-    "lambda": "log:0.1:10",
-    "min-child-weight": "log:0.5:20",
-    "subsample": "uniform:0.5:1",
-    "colsample-bytree": "uniform:0.5:1",
-    "fedxgbllr.eta": "log:0.03:0.3",
-    "fedxgbllr.max-depth": "int:4:10",
-    "fedxgbllr.learning-rate": "log:0.0003:0.01",
-    "fedavg-linear.learning-rate": "log:0.1:3",
-    "fedavg-linear.local-epochs": "int:1:10",
-    "fedavg-linear.l2": "log:1e-6:0.1",
-    "federated-forest.max-depth": "int:4:16",
-    "federated-forest.min-samples-leaf": "int:1:20",
-    "federated-forest.max-features": "sqrt,log2,all",
-}
-FORMS = "log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values separated by commas"
-# Settings of the rows, the scores or the run cannot be searched.
-NOT_SEARCHED = (
-    ReadsSettings.reads
-    | SPLIT_SETTINGS
-    | {"partition", "columns", "objective", "eval-metric", "init-model", "base-margin"}
-)
-SEARCHES = ("random", "optuna")
-DIGITS = 4  # significant ones of a drawn number, so that the command to repeat it stays short
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,11 +421,8 @@ Draw = Callable[[Sequence[Scored]], dict[str, Value]]
 def space_of(settings: Settings, given: Mapping[str, Value], asked: Mapping[str, str]) -> Space:
     """The space of a search: the method's default without given settings, and what is asked for.
 
-    ``asked`` has domains in one of ``FORMS``; they replace default ones.
-
-    Raises
-    ------
-    ConfigError : a setting is unknown or cannot be searched; a domain or a value in it is invalid.
+    ``asked`` has domains in one of ``FORMS``, which replace default ones. ConfigError if a setting
+    is unknown or cannot be searched, or a domain or a value in it is invalid.
     """
     read = load_strategy(settings.strategy).settings_read(settings)
     asked = {setting_of(name, defaults(), settings.strategy): asked[name] for name in asked}
@@ -517,10 +513,3 @@ def _distribution(optuna: Any, domain: Domain) -> Any:
     if domain.is_whole:
         return optuna.distributions.IntDistribution(int(domain.low), int(domain.high))
     return optuna.distributions.FloatDistribution(domain.low, domain.high, log=domain.is_log)
-
-
-def draw_function(search: str, space: Space, seed: int, larger_is_better: bool) -> Draw:
-    """The function that draws the next trial."""
-    if search == "random":
-        return random_draw(space, seed)
-    return optuna_draw(space, seed, larger_is_better)

@@ -2,7 +2,8 @@
 
 A value is a number, true or false, a text, or null for a missing value. In a numeric column a text
 must be an ISO date or a boolean, as in a table. In a categorical column it is a name; an unknown
-name counts as missing and is reported.
+name counts as missing and is reported. `Scorer` has a whole model in memory; `DividedScorer` lets
+the simulated parties of a divided model predict, in a run for each request.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DataError, PartyError, did_you_mean, did_you_mean_path
 from fedapp.home import RUNS, display_path, home, private_folder
 from fedapp.runs.clean import predictions_folder
-from fedapp.runs.engines import SIMULATED
+from fedapp.runs.engines import SIMULATED, run_local
 from fedapp.runs.predict import (
     Model,
     load_model,
@@ -44,19 +45,17 @@ from fedapp.trees.sets import Categories, names_of
 
 Row = Mapping[str, Any]
 NUMBERS = {bool, int, float}
+FOREST, BOOSTED = "one-round", "interactive"  # default inference with a divided model
+SUFFIX = ".parquet"
 
 
 class RowError(DataError):
-    """A row that cannot be scored; None where no single column, row or party is at fault."""
+    """A row, counted from 0, that cannot be scored; None where no single column is at fault."""
 
     def __init__(
-        self,
-        message: str,
-        column: str | None = None,
-        row: int | None = None,  # counts from 0
-        party: str | None = None,
+        self, text: str, column: str | None = None, row: int | None = None, party: str | None = None
     ) -> None:
-        super().__init__(message)
+        super().__init__(text)
         self.column, self.row, self.party = column, row, party
 
 
@@ -92,15 +91,10 @@ class Scorer:
     def answer(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Scores of one or more rows, named as in ``fedapp predict``.
 
-        Returns
-        -------
         ``rows`` has, for each, ``scores`` by name and, for a classifier, ``class``: the most likely
         one; of two, the second if its probability is above 0.5. ``warnings`` lists data issues.
-
-        Raises
-        ------
-        DataError : a column is missing or unknown, or a value has the wrong type; a ``RowError`` if
-            a single row or column is at fault.
+        DataError if a column is missing or unknown, or a value has the wrong type; a ``RowError``
+        if a single row or column is at fault.
         """
         frame = as_frame(rows, self.columns)
         roles = Roles(base_margin=self.margin)
@@ -163,9 +157,7 @@ def scored_rows(named: Mapping[str, Array], classes: Sequence[str]) -> list[dict
 def as_frame(rows: Sequence[Row], columns: Sequence[str], party: str | None = None) -> Any:
     """The rows as a pyarrow.Table; `party` is None for a whole model.
 
-    Raises
-    ------
-    RowError : a row has other columns, or a column has values of several types.
+    RowError if a row has other columns, or a column has values of several types.
     """
     expected = set(columns)
     for number, row in enumerate(rows):
@@ -201,25 +193,13 @@ def _column(name: str, values: list[Any], party: str | None) -> Any:
         raise RowError(f"{source} {rule}", name, party=party) from None
 
 
-# Score rows by a divided model whose parties are simulated on this machine.
-
-FOREST, BOOSTED = "one-round", "interactive"  # default inference
-SUFFIX = ".parquet"
-
-
 class DividedScorer:
     """A divided model of a simulated run.
 
-    Parameters
-    ----------
-    parts : the parties that have its parts, from ``parts_of``.
-    inference : empty selects one-round for a forest, else interactive.
-    overrides : settings of that way to predict.
-
-    Raises
-    ------
-    ConfigError : the run is not simulated, or inference or a setting does not fit the model.
-    DataError : a part is not on this machine.
+    ``parts``, from ``parts_of``, names the parties that have its parts. ``inference`` is the way to
+    predict, by default one-round for a forest, else interactive; ``overrides`` are settings of it.
+    ConfigError if the run is not simulated, or inference or a setting does not fit the model;
+    DataError if a part is not on this machine.
     """
 
     def __init__(
@@ -304,13 +284,8 @@ class DividedScorer:
     def answer(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Scores of rows, each an object of columns by party; see ``Scorer.answer``.
 
-        Requests run one after the other.
-
-        Raises
-        ------
-        DataError : a party or column is missing or unknown, or a party refuses its rows; a
-            ``RowError`` if a single row, column or party is at fault.
-        PartyError : a party failed.
+        Requests run one after the other. DataError also if a party is missing or unknown, or
+        refuses its rows; PartyError if one failed.
         """
         for number, row in enumerate(rows):
             self._check_parties(row, number)
@@ -330,10 +305,8 @@ class DividedScorer:
                 raise RowError(rule + did_you_mean(name, self.parties), None, number, name)
         for name in self.parties:
             if name not in row:
-                rule = (
-                    f"row {number} must name every party of the model ({parties}), lacks {name!r}"
-                )
-                raise RowError(rule, None, number, name)
+                rule = f"row {number} must name every party of the model ({parties})"
+                raise RowError(f"{rule}, lacks {name!r}", None, number, name)
             if not isinstance(row[name], dict):
                 rule = f"row {number} must have an object by column names for {name}"
                 raise RowError(f"{rule}, got {type(row[name]).__name__}", None, number, name)
@@ -342,8 +315,6 @@ class DividedScorer:
         self, frames: Mapping[str, Any]
     ) -> tuple[Mapping[str, np.ndarray[Any, Any]], Sequence[str]]:
         """Prediction columns by name, and warnings; leaves nothing on disk."""
-        from fedapp.runs.engines import run_local
-
         stores = TemporaryStores()
         app = SiteApp(stores=stores, frames=frames)
         private_folder(predictions_folder())
@@ -385,15 +356,9 @@ class TemporaryStores(LiveStores):
 def open_scorer(
     run_dir: Path, inference: str = "", overrides: Mapping[str, Any] | None = None
 ) -> Scorer | DividedScorer:
-    """The scorer of a run's model.
+    """The scorer of a run's model; ``inference`` and ``overrides`` are only for a divided one.
 
-    Parameters
-    ----------
-    inference, overrides : only for a divided model; see ``DividedScorer``.
-
-    Raises
-    ------
-    ConfigError : there is no model, or it cannot be served here or in this way.
+    ConfigError if there is no model, or it cannot be served here or in this way.
     """
     path = run_dir / "model.json"
     if not path.is_file():

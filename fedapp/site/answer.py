@@ -43,7 +43,6 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from fedapp import log_lines
 from fedapp.data.datasets import NAME
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.home import home, open_private, private_folder, secret_at
@@ -65,6 +64,7 @@ from fedapp.messages.wire import (
     without_parcels,
 )
 from fedapp.packages import check_extra
+from fedapp.process import log_run
 from fedapp.site.mail import Letters, Mail, end_session, open_mail, seal_mail, write_letters
 from fedapp.site.register import opening, record_opened
 from fedapp.site.settings import SiteConfig, check_leaving, check_policy, check_request, group_of
@@ -367,7 +367,7 @@ def log_answers(answer: Call) -> Call:
         name = str(context.node_config.get("name"))
         if "data" not in context.node_config or not NAME.fullmatch(name):
             return answer(app, message, context)
-        log_lines.name_run(message.metadata.run_id)
+        log_run(message.metadata.run_id)
         began, reply = time.perf_counter(), answer(app, message, context)
         error = reply.error.code if reply.has_error() else None
         line = {

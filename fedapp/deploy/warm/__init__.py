@@ -147,11 +147,7 @@ class PatchedFunctions:
         return None
 
 
-SITE, SUPERLINK, SERVER = (
-    PatchedFunctions("site"),
-    PatchedFunctions("superlink"),
-    PatchedFunctions("server"),
-)
+SITE, SUPERLINK, SERVER = map(PatchedFunctions, ("site", "superlink", "server"))
 SIMULATION = PatchedFunctions("simulation", slow="0.1 s")
 
 

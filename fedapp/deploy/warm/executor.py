@@ -1,4 +1,4 @@
-"""A site's executor that keeps one process per run.
+"""A site's executor that keeps one process per run, and that process.
 
 The process starts with the run's first message and ends with the run, or after `IDLE_SECONDS`
 without messages; so no run sees another's memory. If it dies, its messages are answered with an
@@ -39,7 +39,6 @@ from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supernode.runtime import run_clientapp
 from flwr.supernode.runtime.run_clientapp import push_task_output
 
-from fedapp import log_lines
 from fedapp.client_app import SiteApp
 from fedapp.deploy.superexec import SiteExecutor, tls_options
 from fedapp.deploy.warm import BACKOFF, replace
@@ -47,6 +46,7 @@ from fedapp.deploy.warm.supernode import ObjectCarrier, add, contents_of
 from fedapp.home import home
 from fedapp.kernels import load_ahead, modules_with_kernels
 from fedapp.messages.wire import ENVELOPE
+from fedapp.process import start_log
 from fedapp.site.store import Store
 
 log = logging.getLogger("fedapp")
@@ -171,9 +171,6 @@ def warm_executor() -> WarmExecutor:
     return WarmExecutor()
 
 
-# One process per run at a site: it answers the messages of that run, one after the other.
-
-
 class Task:
     """The token of the current task; empty between tasks."""
 
@@ -186,14 +183,10 @@ class Task:
         return call_next(context)
 
     def client(
-        # Flower's retry invoker exits this process when a token is refused; None does not retry.
-        self,
-        address: str,
-        insecure: bool,
-        ca: str | None,
-        retry: RetryInvoker | None = None,
+        self, address: str, insecure: bool, ca: str | None, retry: RetryInvoker | None = None
     ) -> RuntimeHttpClient:
         """A connection to the SuperNode that sends the token."""
+        # Flower's retry invoker exits this process when a token is refused; None does not retry.
         certificates = validate_and_resolve_root_certificates(ca, insecure)
         version_header = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
         return RuntimeHttpClient.from_server_address(
@@ -252,7 +245,7 @@ def main() -> None:
     # stdout carries the answers, so whatever the app prints goes to stderr, the log.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    log_lines.begin("worker")
+    start_log("worker")
     load_ahead([*modules_with_kernels(), "xgboost"])
     tokens: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin, tokens), daemon=True).start()

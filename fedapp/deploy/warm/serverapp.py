@@ -25,8 +25,8 @@ FLOWERS_CPUS = 2  # Flower's default per actor
 def replace_parts(grid: Grid) -> None:
     """Patch Flower's grid, or the simulation that it belongs to."""
     engine = type(grid).__name__
-    if engine == "HttpGrid" and (carried := SERVER.load("carried")):
-        _carry_objects(grid, carried.Carrier(), carried.contents_of)
+    if engine == "HttpGrid" and (warm := SERVER.load("supernode")):
+        _carry_objects(grid, warm.ObjectCarrier(), warm.contents_of)
     if engine == "InMemoryGrid" and SIMULATION.load("serverapp"):
         # The simulation starts while the ServerApp is still loading.
         from flwr.server.superlink.fleet.vce import vce_api

@@ -30,12 +30,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fedapp.deploy.warm import replace
 from fedapp.deploy.warm.supernode import attach_objects, store_objects
 
-HOLD = 2.0  # seconds
+WAIT_SECONDS = 2.0  # that a request for messages waits
 # Requests that may wait at once, of 40 threads; any other is answered immediately.
-MOST_HELD = 20
+MOST_WAITING = 20
 FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
 # Middleware -> path prefixes of the requests that it only forwards.
-PASSED_ON: Mapping[str, tuple[str, ...]] = {
+BYPASSED: Mapping[str, tuple[str, ...]] = {
     "ControlSensitiveResponseMiddleware": (FLEET, RUNTIME),
     "ControlAuthenticationMiddleware": (FLEET, RUNTIME),
     "ControlLicenseMiddleware": (FLEET, RUNTIME),
@@ -51,7 +51,7 @@ class MessageQueue:
 
     def __init__(self) -> None:
         self._counts = Counter[int]()
-        self._came, self._room = Condition(), BoundedSemaphore(MOST_HELD)
+        self._came, self._room = Condition(), BoundedSemaphore(MOST_WAITING)
 
     def __getitem__(self, node: int) -> int:
         return self._counts[node]
@@ -67,7 +67,7 @@ class MessageQueue:
         if not self._room.acquire(blocking=False):
             return False
         with self._came:
-            came = self._came.wait_for(lambda: self._counts[node] > count, HOLD)
+            came = self._came.wait_for(lambda: self._counts[node] > count, WAIT_SECONDS)
         self._room.release()
         return came
 
@@ -113,7 +113,7 @@ class Layer:
 def bypassable_layers(get_middleware: Callable[[], list[Middleware]]) -> list[Middleware]:
     """Replaces ``_get_middleware``."""
     candidates = (
-        (layer, PASSED_ON.get(getattr(layer.cls, "__name__", ""))) for layer in get_middleware()
+        (layer, BYPASSED.get(getattr(layer.cls, "__name__", ""))) for layer in get_middleware()
     )
     return [Middleware(Layer, layer, paths) if paths else layer for layer, paths in candidates]
 

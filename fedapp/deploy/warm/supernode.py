@@ -1,7 +1,9 @@
-"""Patches of a site's SuperNode.
+"""Patches of a site's SuperNode, and objects that travel within messages.
 
-It polls soon after the last message, waits for replies instead of polling, answers at once for a
-process that has died, and sends heartbeats often enough to be replaced soon after a crash.
+The SuperNode polls soon after the last message, waits for replies instead of polling, answers at
+once for a process that has died, and sends heartbeats often enough to be replaced soon after a
+crash. `ObjectCarrier` sends, and `attach_objects` and `store_objects` answer, at every hop between
+ServerApp and ClientApp.
 """
 
 from __future__ import annotations
@@ -62,10 +64,16 @@ log = logging.getLogger("fedapp")
 
 # Seconds. Flower's loop polls every 3 s for messages and every 0.5 s for replies.
 SOONEST = 0.05
-HOLD = 1.0  # a request for a task waits up to this long
+WAIT_SECONDS = 1.0  # a request for a task waits up to this long
 # Heartbeat interval: the smallest that a SuperLink accepts; 30 in Flower. The SuperLink refuses a
 # replacement for a SuperNode until two intervals after its last heartbeat.
 HEARTBEAT = 10
+# Field numbers that Flower does not use: object contents, a flag that asks for them, the sender.
+CONTENTS, WANTED, SENDER = 20_041, 20_042, 20_043
+# Limit of the objects in one request or response; larger messages send them singly.
+MOST_BYTES = 2**23
+
+Find = Callable[[str], bytes | None]  # name -> content; empty or None if missing
 
 
 class PollTimer:
@@ -73,7 +81,7 @@ class PollTimer:
 
     def __init__(self) -> None:
         self.task, self.reply = Event(), Event()
-        self._asked_at = -float("inf")
+        self._arrived_at = -float("inf")
         self._executor = b""
 
     def is_another(self, executor: bytes) -> bool:
@@ -81,9 +89,9 @@ class PollTimer:
         previous, self._executor = self._executor, executor
         return previous not in (b"", executor)
 
-    def asked(self) -> None:
+    def note_message(self) -> None:
         """Note that a message has arrived."""
-        self._asked_at = time.monotonic()
+        self._arrived_at = time.monotonic()
         self.task.set()
 
     def sleep(self, seconds: float) -> None:
@@ -96,27 +104,27 @@ class PollTimer:
 
     def seconds(self, longest: float) -> float:
         """Seconds until messages are requested again."""
-        return min(longest, max(SOONEST, (time.monotonic() - self._asked_at) / 10))
+        return min(longest, max(SOONEST, (time.monotonic() - self._arrived_at) / 10))
 
 
 class WarmNodeState(InMemoryNodeState):
-    """Signals its `Pace` when there is work, and answers for a process that has died."""
+    """Signals its timer when there is work, and answers for a process that has died."""
 
-    def __init__(self, pace: PollTimer, object_store: ObjectStore) -> None:
+    def __init__(self, timer: PollTimer, object_store: ObjectStore) -> None:
         super().__init__(object_store)
-        self.pace = pace
+        self.timer = timer
 
     def store_message(self, message: Message) -> str | None:
         """Store a message, or a reply whose objects follow."""
         stored = super().store_message(message)
         if not message.metadata.reply_to_message_id:
-            self.pace.asked()
+            self.timer.note_message()
         return stored
 
     def store_object(self, *args: Any, **kwargs: Any) -> bool:
         """Store an object; the last one completes a reply."""
         stored = super().store_object(*args, **kwargs)
-        self.pace.reply.set()
+        self.timer.reply.set()
         return stored
 
     def get_messages_legacy(self, *, is_reply: Any = None, **kwargs: Any) -> Sequence[Message]:
@@ -147,20 +155,20 @@ class WarmNodeState(InMemoryNodeState):
                     entry.is_retrieved = True
                     self.record_message_processing_start(metadata.message_id)
         super()._store_error_replies(run_ids, error)
-        self.pace.reply.set()
+        self.timer.reply.set()
 
 
 def wait_for_task(
-    acquire: Any, pace: PollTimer, request: AcquireTaskRequest, state: NodeState
+    acquire: Any, timer: PollTimer, request: AcquireTaskRequest, state: NodeState
 ) -> Any:
     """Replaces ``acquire_task``: long polling."""
-    if pace.is_another(b"".join(added(request, SENDER))):
+    if timer.is_another(b"".join(added(request, SENDER))):
         # The executor that took the open tasks has died.
         for task in state.get_tasks(statuses=[Status.STARTING, Status.RUNNING]):
             state.finish_task(task.task_id, SubStatus.FAILED, "the executor has ended")
-    pace.task.clear()
+    timer.task.clear()
     response = acquire(request, state)
-    if response.token or not pace.task.wait(HOLD):
+    if response.token or not timer.task.wait(WAIT_SECONDS):
         return response
     return acquire(request, state)
 
@@ -188,12 +196,12 @@ class ClockNote:
 
 def replace_parts() -> None:
     """Patch Flower's SuperNode before it starts."""
-    pace, carrier = PollTimer(), ObjectCarrier()
+    timer, carrier = PollTimer(), ObjectCarrier()
     connect = FleetHttpClient.from_server_address
 
     def warm_state(object_store: ObjectStore) -> WarmNodeState:
         carrier.find = object_store.get
-        return WarmNodeState(pace, object_store)
+        return WarmNodeState(timer, object_store)
 
     def warm_client(*args: Any, **kwargs: Any) -> FleetHttpClient:
         client = connect(*args, **kwargs)
@@ -209,7 +217,7 @@ def replace_parts() -> None:
     replace(heartbeat, HEARTBEAT_DEFAULT_INTERVAL=HEARTBEAT)
     replace(
         start_client_internal,
-        time=SimpleNamespace(sleep=pace.sleep),
+        time=SimpleNamespace(sleep=timer.sleep),
         pull_objects=partial(pull_objects, initial_backoff=BACKOFF),
     )
     replace(nodestate_factory, InMemoryNodeState=warm_state)
@@ -217,18 +225,11 @@ def replace_parts() -> None:
         runtime_handlers,
         pull_messages=partial(attach_objects, runtime_handlers.pull_messages),
         push_messages=partial(store_objects, runtime_handlers.push_messages),
-        acquire_task=partial(wait_for_task, runtime_handlers.acquire_task, pace),
+        acquire_task=partial(wait_for_task, runtime_handlers.acquire_task, timer),
     )
 
 
 # Carry the objects of a message inside the request or response that names them.
-
-# Field numbers that Flower does not use: object contents, a flag that asks for them, the sender.
-CONTENTS, WANTED, SENDER = 20_041, 20_042, 20_043
-# Limit of the objects in one request or response; larger messages send them singly.
-MOST_BYTES = 2**23
-
-Find = Callable[[str], bytes | None]  # name -> content; empty or None if missing
 
 
 def _carried_class() -> Any:
@@ -308,7 +309,7 @@ class ObjectCarrier:
                     object_found=True, object_available=True, object_content=content
                 )
             case ConfirmMessageReceivedRequest() if request.message_object_id in self._came:
-                return ConfirmMessageReceivedResponse()  # handing_out has deleted it
+                return ConfirmMessageReceivedResponse()  # attach_objects has deleted it
             case PushMessagesRequest() | PushAppMessagesRequest():
                 sent = deepcopy(request)
                 add(sent, contents=all_objects(request.message_object_trees, self.find).values())
