@@ -11,6 +11,7 @@ import pytest
 from gmpy2 import mpz
 
 from fedapp.crypto import lanes, paillier, psi
+from fedapp.crypto import ristretto as points_of_ristretto
 from fedapp.crypto.lanes import ring, ristretto, run_shared
 from fedapp.crypto.lanes.registers import supported
 from fedapp.crypto.lanes.ring import LaneRing
@@ -64,7 +65,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Break:
 def at_the_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a process that has checked nothing yet, and that takes no samples."""
     checks = [ring.check_known_answers, ristretto.check_known_answers, psi._check_expander]
-    for module in (ring, ristretto):
+    for module in (ring, points_of_ristretto):
         monkeypatch.setattr(module, "sampled", lambda operation, n_rows: [])
     for check in checks:
         check.cache_clear()

@@ -174,6 +174,6 @@ def test_noise_of_all_parties_but_one_is_enough() -> None:
 
 
 def test_without_the_accountant_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedapp.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("fedapp.errors.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'fedapp\[privacy\]'"):
         budget_for(1, 1e-5, 10, 3)
