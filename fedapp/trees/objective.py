@@ -126,7 +126,7 @@ def metric_name(metric: MetricFunction) -> str:
 
 
 def custom_pairs(
-    margins: AnyArray, labels: AnyArray, _: LossParameters | None = None
+    margins: AnyArray, labels: AnyArray, parameters: LossParameters
 ) -> tuple[AnyArray, AnyArray]:
     """Gradients and hessians of the custom objective, without weights; float32, (n_rows, 1).
 
@@ -546,8 +546,8 @@ def one_hot(labels: Array, margins: Array) -> Array:
     return hot
 
 
-# Exponentials and logarithms of float32, rounded as by the C library, which XGBoost calls: correctly
-# except for about one exponential in 1,500 and one logarithm in 100; numpy's are off by 2 ulp.
+# Exponentials and logarithms of float32, rounded as by the C library, which XGBoost calls:
+# correctly but for about one exponential in 1,500 and one logarithm in 100; numpy's are 2 ulp off.
 
 
 def exp32(powers: Array) -> Array:
