@@ -215,7 +215,7 @@ def open_noised_sums(site: Site, request: PrivateOpenRequest) -> Sums:
     store["set_widths"], store.facts[COUNT_BYTES] = categories, 8
     prefixes, offsets = Descent(categories == 0, n_bins=2).wanted()
     counts = digit_counts(values, whole_weights(store, bounds), prefixes, offsets, digit=0)
-    label_variance = budget_of(store).own_variance("labels", math.sqrt(2) * heaviest_units(store))
+    label_variance = budget_of(store).party_variance("labels", math.sqrt(2) * heaviest_units(store))
     noise = Noise("labels", 0, (label_variance,)), _count_noise(store, 0)
     sums = label_sums(store, bounds)
     # With several classes every margin starts at the same value, so only the weight sum is sent.
@@ -298,7 +298,7 @@ def scores(site: Site, request: PrivateScoresRequest) -> Sums:
     for subset in HELD_OUT:
         adder = ClippedNumbers(bounds, power_above(clip) if clip else 0)
         fields = score_subsets(unmerged, request, from_json, predict_margins, adder, (subset,))
-        variance = budget.own_variance("scores", adder.sensitivity)
+        variance = budget.party_variance("scores", adder.sensitivity)
         sums, histogram = fields.values()
         arrays += [sums[: adder.n_totals], sums[adder.n_totals :], histogram]
         cell_noise = Noise("scores", 0, (variance,))
@@ -326,7 +326,7 @@ def _count_noise(store: Store, digit: int) -> Noise:
     # A row is counted once per numeric column.
     n_columns = int((np.asarray(store["set_widths"]) == 0).sum())
     sensitivity = math.sqrt(max(n_columns, 1)) * heaviest_units(store)
-    return Noise("counts", digit, (budget_of(store).own_variance("counts", sensitivity),))
+    return Noise("counts", digit, (budget_of(store).party_variance("counts", sensitivity),))
 
 
 def _route_rows(site: Site, request: PrivateTreesRequest) -> tuple[Grown, Array, Whole]:
@@ -376,7 +376,7 @@ def _variances(store: Store, kind: str, n_columns: int = 1) -> tuple[int, int]:
     """Noise variances of gradient and hessian sums, in which a row counts once a column."""
     budget, sensitivities = budget_of(store), gradient_bounds(store).sensitivities(bounds_of(store))
     gradients, hessians = (sensitivity * math.sqrt(n_columns) for sensitivity in sensitivities)
-    return budget.own_variance(kind, gradients), budget.own_variance(kind, hessians)
+    return budget.party_variance(kind, gradients), budget.party_variance(kind, hessians)
 
 
 HANDLERS: Mapping[type[Request], Handler] = {

@@ -32,7 +32,7 @@ from fedapp.data.partition import Holdout, check_fold
 from fedapp.errors import ConfigError, did_you_mean_setting, listed, setting_of
 from fedapp.home import read_toml
 from fedapp.messages.fields import MOST_DEPTH, MOST_FOLDS
-from fedapp.metrics.names import check_metrics, own_metrics, watched_metric
+from fedapp.metrics.names import check_metrics, objective_metrics, watched_metric
 from fedapp.trees.grow import parse_interactions, parse_monotone
 from fedapp.trees.objective import (
     AUTO,
@@ -294,7 +294,7 @@ class Settings(Section):
     def eval_metrics(self) -> tuple[str, ...]:
         """Metrics of every round, beside the objective's default scores."""
         metrics = listed(self.eval_metric)
-        return metrics or own_metrics(self.objective, self.tweedie_variance_power)
+        return metrics or objective_metrics(self.objective, self.tweedie_variance_power)
 
     @property
     def watched_metric(self) -> str:

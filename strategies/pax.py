@@ -203,7 +203,7 @@ class PAX(HorizontalStrategy):
             n_asked = len(parties)
             replies = yield from self._ask_to_grow(parties, request, boosting)
             if growth.level == 0:
-                boosting.told()
+                boosting.mark_sent()
                 yield from self._record_scores(replies, boosting)
                 if self.history.stops:
                     return False
@@ -211,15 +211,15 @@ class PAX(HorizontalStrategy):
                 # The sums no longer fit the parents' histograms, which the lost party is in. Under
                 # masks a round must not restart: sums of the same gradients with and without the
                 # party would disclose its part. So its trees end at the depth that they have.
-                boosting.told()
+                boosting.mark_sent()
                 return False
             if not replies:
-                boosting.told()
+                boosting.mark_sent()
                 break
             if growth.level == 0:
                 sums = [reply.root_sums for reply in replies.values()]
                 growth.set_roots(np.sum(sums, axis=0))
-            boosting.tell(*growth.split(*self._merge(replies, boosting, growth)))
+            boosting.store_splits(*growth.split(*self._merge(replies, boosting, growth)))
             if not self.aggregation.can_continue(parties):
                 break
             request = self._request(boosting, growth)
@@ -242,7 +242,7 @@ class PAX(HorizontalStrategy):
 
     def _request(self, boosting: Boosting, growth: Growth) -> GrowRequest:
         """What the parties do not know yet, and the sums wanted next."""
-        leaf_values, leaf_offsets = boosting.untold_leaves()
+        leaf_values, leaf_offsets = boosting.unsent_leaves()
         routes = boosting.routes
         wanted = growth.wanted_pairs
         return GrowRequest(
@@ -308,7 +308,7 @@ class PAX(HorizontalStrategy):
                 # Opening another round brings the scores of the last one.
                 request = self._request(boosting, boosting.growth())
                 replies = yield from self._ask_to_grow(parties, request, boosting)
-                boosting.told()
+                boosting.mark_sent()
                 yield from self._record_scores(replies, boosting)
             best_round = self.history.best_round
             model = model.first_rounds(self.initial.n_rounds + best_round)

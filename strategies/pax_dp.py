@@ -238,7 +238,7 @@ class NoisedSums:
                 self._private.clip if boosting.objective == "reg:squarederror" else LONGEST_STEP,
             )
         )
-        boosting.told()
+        boosting.mark_sent()
         trees, last = boosting.grown.trees, boosting.last_trees
         return Progress(boosting.n_rounds, len(trees), n_leaves(last), {}, {})
 

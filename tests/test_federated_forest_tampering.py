@@ -13,8 +13,8 @@ import pytest
 
 from clients.federated_forest import active as chooser
 from clients.federated_forest import passive as summer
-from fedapp.crypto.integers import from_bytes_array, to_bytes_array
 from fedapp.crypto.paillier import encrypt, generate_key
+from fedapp.crypto.rings import from_bytes_array, to_bytes_array
 from fedapp.crypto.workers import Workers
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home

@@ -123,7 +123,7 @@ def test_noise_is_what_the_accountant_says_of_one_gaussian(
 ) -> None:
     found = budget_for(epsilon, 1e-5, 50, 3)
     assert found.multiplier == pytest.approx(multiplier, abs=2e-4)
-    assert found.holds()
+    found.check()
     assert epsilon * 0.999 < composed_epsilon([found], 1e-5) <= epsilon
     assert concentrated_epsilon(found.multiplier, 1e-5) > epsilon
 
@@ -138,7 +138,8 @@ def test_less_noise_or_more_sums_do_not_hold() -> None:
     from dataclasses import replace
 
     found = budget_for(1, 1e-5, 10, 3)
-    assert not replace(found, multiplier=found.multiplier * 0.99).holds()
+    with pytest.raises(ValueError, match="must be of more noise to keep epsilon"):
+        replace(found, multiplier=found.multiplier * 0.99).check()
     more = replace(found, multiplier=found.multiplier / math.sqrt(found.share("tree")))
     assert composed_epsilon([found, more], 1e-5) > 1
 
@@ -165,11 +166,11 @@ def test_a_budget_without_noise_keeps_no_promise(none: dict[str, float]) -> None
 
 def test_noise_of_all_parties_but_one_is_enough() -> None:
     found = Budget(1, 1e-5, 4.0, 10, 5)
-    own = found.own_variance("tree", 1000.0)
+    own = found.party_variance("tree", 1000.0)
     assert 4 * own >= (4.0 * 1000) ** 2 / found.share("tree")
     assert math.sqrt(5 * own) == pytest.approx(found.deviation("tree", 1000.0), rel=1e-6)
     with pytest.raises(ValueError, match=r"^the variance of noise must be >= 32, got"):
-        found.own_variance("scores", 0.1)
+        found.party_variance("scores", 0.1)
 
 
 def test_without_the_accountant_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

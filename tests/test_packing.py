@@ -10,8 +10,8 @@ from gmpy2 import mpz
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedapp.crypto.integers import from_bytes_array, to_bytes_array
 from fedapp.crypto.packing import FixedPoint, PairLayout
+from fedapp.crypto.rings import from_bytes_array, to_bytes_array
 
 RNG = np.random.default_rng(0)
 UNIT = FixedPoint((0, 0))

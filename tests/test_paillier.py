@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from phe.paillier import EncryptedNumber, PaillierPublicKey, generate_paillier_keypair
 
 from fedapp.crypto import sums as sums_module
-from fedapp.crypto.integers import from_bytes_array, to_bytes_array
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import FixedPoint, PairLayout
 from fedapp.crypto.paillier import (
@@ -37,7 +36,7 @@ from fedapp.crypto.paillier import (
     short_bits,
     square_base,
 )
-from fedapp.crypto.rings import Residues
+from fedapp.crypto.rings import Residues, from_bytes_array, to_bytes_array
 from fedapp.crypto.sums import pack_sums, read_sums, self_test, sum_rows
 from fedapp.crypto.workers import Workers, shared_workers
 from fedapp.kernels import n_cores

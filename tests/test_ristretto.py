@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedapp.crypto.integers import ORDER
 from fedapp.crypto.lanes import ristretto
 from fedapp.crypto.lanes.registers import supported
 from fedapp.crypto.lanes.ristretto import CARRIED, LIMB, P, Slots, of_slots
 from fedapp.crypto.psi import Points, draw_scalar, mask
+from fedapp.crypto.rings import ORDER
 from fedapp.crypto.ristretto import points_of, scale
 
 needs_lanes = pytest.mark.skipif(not supported(), reason="needs AVX-512 IFMA")

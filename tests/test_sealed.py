@@ -29,7 +29,7 @@ BANK, SHOP, OTHER = (Keys(new_private_key(), new_private_key()) for _ in range(3
 
 
 def public(private: Keys) -> Keys:
-    return Keys(public_key(private.own), public_key(private.run))
+    return Keys(public_key(private.static), public_key(private.run))
 
 
 SECRET = agree(BANK, public(SHOP), OPENING)
@@ -63,7 +63,7 @@ def refused(secret: bytes, address: Address, parcel: bytes) -> bool:
 
 @pytest.mark.parametrize("swap", [False, True], ids=["by one order of the keys", "by the other"])
 def test_both_sides_have_the_secret_and_nobody_else(swap: bool) -> None:
-    low, high = sorted((BANK, SHOP), key=lambda keys: public_key(keys.own))
+    low, high = sorted((BANK, SHOP), key=lambda keys: public_key(keys.static))
     first, second = (high, low) if swap else (low, high)
     secret = agree(first, public(second), OPENING)
     assert len(secret) == 32
@@ -77,7 +77,7 @@ def test_parties_that_were_told_different_things_have_different_secrets() -> Non
 
 
 @pytest.mark.parametrize(
-    "stolen", [("own", "own"), ("own", "run"), ("run", "own"), ("run", "run")], ids=str
+    "stolen", [("static", "static"), ("static", "run"), ("run", "static"), ("run", "run")], ids=str
 )
 def test_one_key_of_each_side_is_not_enough(stolen: tuple[str, str]) -> None:
     """Whoever has one private key of each puts keys of his own in the place of the others."""
@@ -94,13 +94,13 @@ def test_one_key_of_each_side_is_not_enough(stolen: tuple[str, str]) -> None:
 
 
 def test_the_long_lived_keys_of_both_open_nothing_once_those_of_the_run_are_gone() -> None:
-    bank, shop = Keys(BANK.own, new_private_key()), Keys(SHOP.own, new_private_key())
+    bank, shop = Keys(BANK.static, new_private_key()), Keys(SHOP.static, new_private_key())
     for one, peer in ((bank, public(SHOP)), (shop, public(BANK)), (bank, public(shop))):
         assert refused(agree(one, peer, OPENING), ADDRESS, sealed())
 
 
 def test_the_keys_of_one_side_are_all_that_it_takes() -> None:
-    assert agree(replace(BANK, own=OTHER.own), public(SHOP), OPENING) != SECRET
+    assert agree(replace(BANK, static=OTHER.static), public(SHOP), OPENING) != SECRET
     assert agree(replace(BANK, run=OTHER.run), public(SHOP), OPENING) != SECRET
     assert agree(BANK, public(SHOP), OPENING) == SECRET
 
@@ -178,14 +178,14 @@ def test_a_nonce_comes_again_only_with_the_same_content(monkeypatch: pytest.Monk
     assert first[:12] != other[:12]
 
 
-@pytest.mark.parametrize("name", ["own", "run"])
+@pytest.mark.parametrize("name", ["static", "run"])
 @pytest.mark.parametrize("peer", LOW_ORDER, ids=bytes.hex)
 def test_a_key_of_low_order_is_refused(peer: bytes, name: str) -> None:
     with pytest.raises(ValueError, match=r"^public must be of full order, got one of low order$"):
         agree(BANK, replace(public(SHOP), **{name: peer}), OPENING)
 
 
-@pytest.mark.parametrize("name", ["own", "run"])
+@pytest.mark.parametrize("name", ["static", "run"])
 @pytest.mark.parametrize("size", [0, 31, 33])
 def test_keys_of_another_length_are_refused(size: int, name: str) -> None:
     short = bytes(size)
@@ -212,8 +212,8 @@ def test_an_attempt_out_of_range_is_refused(attempt: int) -> None:
 
 
 def test_keys_are_32_bytes_and_differ() -> None:
-    assert len(BANK.own) == len(public(BANK).own) == 32
-    assert len({key for one in (BANK, SHOP, OTHER) for key in (one.own, one.run)}) == 6
+    assert len(BANK.static) == len(public(BANK).static) == 32
+    assert len({key for one in (BANK, SHOP, OTHER) for key in (one.static, one.run)}) == 6
 
 
 def test_a_fingerprint_is_the_hash_of_the_key_in_groups_of_four() -> None:
@@ -233,8 +233,8 @@ def test_a_parcel_is_what_its_docstring_says() -> None:
         """RFC 5869: extract, then one block of expand."""
         return hmac.digest(hmac.digest(salt, secret, "sha256"), info + b"\1", "sha256")
 
-    a, b = sorted((BANK, SHOP), key=lambda keys: public_key(keys.own))
-    pairs = [(a.run, b.run), (a.own, b.run), (a.run, b.own), (a.own, b.own)]
+    a, b = sorted((BANK, SHOP), key=lambda keys: public_key(keys.static))
+    pairs = [(a.run, b.run), (a.static, b.run), (a.run, b.static), (a.static, b.static)]
     products = b"".join(product(one, other) for one, other in pairs)
     secret = hkdf(hashlib.sha256(OPENING).digest(), products, b"fedapp parcel v2")
     info = prefixed(b"fedapp parcel v2", b"bank", b"shop", b"3", b"1", b"2", b"False")

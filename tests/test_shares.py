@@ -132,7 +132,7 @@ def test_asking_the_rest_again_under_one_mask_a_pair_would_tell_the_late_answer(
                 values[name],
                 {peer: shared[name][peer] for peer in names if peer != name},
                 label,
-                own=secrets.token_bytes(32) if own else b"",
+                seed=secrets.token_bytes(32) if own else b"",
             )
             for name in names
         }

@@ -359,7 +359,7 @@ class ActiveState:
 
     def drawn(self, party: str) -> Ints:
         """A party's columns, by its numbers, that some tree of the round may split."""
-        return self.joint.own(party, np.flatnonzero(self.store["allowed"].any(axis=0)))
+        return self.joint.columns_of(party, np.flatnonzero(self.store["allowed"].any(axis=0)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -37,7 +37,7 @@ from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import Ints, digitise
 from fedapp.histograms.build import slots_by_node, sum_jobs
-from fedapp.histograms.sketch import Cells, cell_starts, group
+from fedapp.histograms.sketch import cell_starts, group
 from fedapp.messages.fields import Array
 from fedapp.messages.handshake import pack_categories
 from fedapp.messages.inference import Answers, Questions
@@ -373,7 +373,7 @@ def divide(site: Site, splits: Splits) -> None:
     _group(site, families)
 
 
-def _group(site: Site, families: list[tuple[Array, Cells]]) -> None:
+def _group(site: Site, families: list[tuple[Array, Ints]]) -> None:
     """Group the cells of nodes; siblings share groups, which are unions of their parent's."""
     store, least, starts = site.store, site.config.least_bin_rows, _starts(site.store)
     cells, ends, nodes = _cells(store, np.arange(len(starts) - 1)), [], []
@@ -433,15 +433,15 @@ def _starts(store: Store) -> Ints:
     return cell_starts(np.diff(store["offsets"]))
 
 
-def _cells(store: Store, columns: Ints) -> Cells:
+def _cells(store: Store, columns: Ints) -> Ints:
     """Cell of each drawn row in some columns; int64, shape (n_drawn, n_columns)."""
     starts, codes = _starts(store), store["codes"][store["drawn"]][:, columns].astype(np.int64)
     is_missing = codes == np.diff(starts)[columns] - 1
-    cells: Cells = starts[columns] + np.where(is_missing, 0, codes + 1)
+    cells: Ints = starts[columns] + np.where(is_missing, 0, codes + 1)
     return cells
 
 
-def _counts(store: Store, cells: Cells, tree: int, node: int, starts: Ints) -> Cells:
+def _counts(store: Store, cells: Ints, tree: int, node: int, starts: Ints) -> Ints:
     inside = store["nodes"][tree, store["drawn"]] == node
     return np.bincount(cells[inside].ravel(), minlength=int(starts[-1])).astype(np.int64)
 

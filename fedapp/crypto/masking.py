@@ -1,7 +1,8 @@
-"""Pairwise masks that cancel in the sum: a relay of the vectors sees only their sum.
+"""Secure aggregation: pairwise masks that cancel in the sum, and Shamir shares of their seeds.
 
-Each pair of parties shares a secret. From it, and from a label of the content, both draw the same
-stream of numbers; the one whose name comes first adds it, the other subtracts it::
+Whoever relays the vectors sees only their sum. Each pair of parties shares a secret. From it, and
+from a label of the content, both draw the same stream of numbers; the one whose name comes first
+adds it, the other subtracts it::
 
     a sends  x_a + s_ab + s_ac
     b sends  x_b - s_ab + s_bc        all in Z/2^64
@@ -13,13 +14,18 @@ To anyone without the secrets each vector looks random, and so does any sum exce
 stream must mask one vector only: two vectors under the same masks reveal their difference. So
 labels must be unique to their content.
 
-Where a party may be lost, each adds one more stream, from a seed of its own (``hide``). The sum of
-the remaining vectors then contains the streams of their own seeds, and those of their pairs with
-lost parties. Whoever receives these seeds, which belong to one label only, subtracts the streams
-(``total``). A vector that comes late stays masked by its own seed, which nobody receives.
+Where a party may be lost, each adds one more stream, from a ``seed`` that only it has. The sum of
+the remaining vectors then contains the streams of these seeds, and those of their pairs with lost
+parties. Whoever recovers the seeds, which belong to one label only, subtracts their streams
+(``unmasked_sum``). A vector that comes late stays masked by its ``seed``, which nobody recovers.
+
+A seed is recovered from shares: it is the constant of a random polynomial of degree threshold - 1
+over a prime field, and a share is its value at the holder's number. Any ``threshold`` shares
+recover it, fewer reveal nothing.
 
 Source: Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine
-Learning", Section 4; ChaCha20 of RFC 8439, keyed BLAKE2b of RFC 7693.
+Learning", Section 4; Shamir 1979, "How to Share a Secret"; ChaCha20 of RFC 8439, keyed BLAKE2b of
+RFC 7693.
 """
 
 from __future__ import annotations
@@ -43,6 +49,8 @@ KEY_BYTES, NONCE_BYTES, NUMBER_BYTES = 32, 16, 8
 SIZES = 2, 4, 8  # bytes of a number in Z/2^n; several share a word of 8 bytes
 # RFC 8439: a block counter of 32 bits, blocks of 64 bytes.
 MAX_NUMBERS = 2**32 * 64 // NUMBER_BYTES
+PRIME = 2**255 - 19  # of the shares' field
+SHARE_BYTES = 32  # of a share, and of a secret, little-endian
 
 
 def seed_of(secret: bytes, label: bytes) -> bytes:
@@ -54,7 +62,7 @@ def seed_of(secret: bytes, label: bytes) -> bytes:
 
 
 def expand(seed: bytes, n_numbers: int) -> Masked:
-    """Pseudorandom uint64 numbers of a seed, at most ``MOST_NUMBERS``."""
+    """Pseudorandom uint64 numbers of a seed, at most ``MAX_NUMBERS``."""
     if n_numbers > MAX_NUMBERS:
         raise ValueError(f"n_numbers must be <= {MAX_NUMBERS}, got {n_numbers}")
     # The key is used for this stream only, so any nonce will do.
@@ -73,7 +81,7 @@ def mask_vector(
     secrets: Mapping[str, bytes],
     label: bytes,
     n_bytes: int = 8,
-    own: bytes = b"",
+    seed: bytes = b"",
 ) -> Masked:
     """A party's vector under its masks with all others, uint64, ``n_words`` long.
 
@@ -83,7 +91,7 @@ def mask_vector(
     secrets : by name of the other party.
     label : see ``seed_of``; the same at all parties.
     n_bytes : of a number, one of ``SIZES``; sums are modulo 2^(8 n_bytes).
-    own : seed of one more mask, 32 bytes, fresh for each vector; empty for none.
+    seed : of one more mask, 32 bytes, fresh for each vector; empty for none.
     """
     words = np.zeros(n_words(len(values), n_bytes), dtype=np.uint64)
     masked = words.view(f"<u{n_bytes}")
@@ -94,8 +102,8 @@ def mask_vector(
             masked += mask
         else:
             masked -= mask
-    if own:
-        masked += expand(own, len(words)).view(masked.dtype)
+    if seed:
+        masked += expand(seed, len(words)).view(masked.dtype)
     return words
 
 
@@ -127,10 +135,7 @@ def n_words(n_values: int, n_bytes: int) -> int:
     return -(-n_values * n_bytes // NUMBER_BYTES)
 
 
-# Shamir secret sharing: any ``threshold`` shares recover the secret, fewer reveal nothing.
-
-PRIME = 2**255 - 19
-SHARE_BYTES = 32  # of a share, and of a secret, little-endian
+# Shares of a secret
 
 
 def new_secret() -> bytes:

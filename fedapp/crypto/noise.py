@@ -1,4 +1,4 @@
-"""Exact draws from the discrete Gaussian distribution.
+"""Differential privacy: exact draws of discrete Gaussian noise, and the budget they keep to.
 
 An integer x is drawn with probability proportional to exp(-x^2 / (2 sigma^2)). Added to integers it
 achieves what continuous Gaussian noise achieves in theory. Floating-point noise does not: its last
@@ -11,6 +11,18 @@ exp(-r) for a rational r. Departure: whole arrays are drawn at once, so exp(-r) 
 random number u in float64 first. Where the two are closer than ``MARGIN``, far more than float64's
 rounding, further digits of both are computed until they differ. So each comparison has exactly the
 probability exp(-r).
+
+A private run discloses only sums of its training rows with noise, one after the other, each chosen
+adaptively. A sum that one row changes by at most d (L2), with noise of standard deviation m d /
+sqrt(s), spends the share s of the budget; the shares add up to 1. So a run costs what one Gaussian
+mechanism of multiplier m costs, however the shares are chosen: rho = 1 / (2 m^2) of concentrated
+differential privacy, and the epsilon of dp-accounting's RDP accountant. Discrete noise has at most
+the same Renyi divergences (Theorem 4). Neighbouring tables differ in one row of one party, which
+has weight 0 in one of them.
+
+Each of n parties adds noise of variance sigma^2 / (n - 1), because each knows its noise: without
+it, the sum still has sigma^2. The parties' noise adds up to a single draw, up to an error that is 0
+in float64 at the variances in use (Kairouz, Liu and Steinke 2021, arXiv:2102.06387, Theorem 1).
 """
 
 from __future__ import annotations
@@ -40,6 +52,16 @@ MARGIN = 2.0**-40
 MAX_VARIANCE = 2**80
 # From here on a sum of draws is one draw of the sum's variance, up to a factor of 1 + exp(-300).
 MIN_SUMMED_VARIANCE = 32
+
+# Shares of the budget: of the mean label and of the cuts; the trees have the rest. COUNTS was the
+# best of 0.08, 0.2 and 0.4 on average over three tables (simulations/README.md).
+LABELS, COUNTS = 0.02, 0.4
+# Splits' part of the trees' share, where sums choose them; the leaves have the rest. The best of
+# 0.3, 0.5 and 0.8 on average over two tables at epsilon 1 and 8.
+SPLITS = 0.8
+N_COUNTS = 4  # exchanges that determine the cuts
+MULTIPLIER_BITS = 20  # multipliers are sent as multiples of 2^-20
+LEAST_MULTIPLIER, FIRST_GUESS = 2.0**-10, 2.0
 
 Bools = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
@@ -137,18 +159,7 @@ def _is_below(word: int, power: Fraction, source: Source) -> bool:
         n_bits += 64
 
 
-# Privacy accounting: how a run divides its budget, and which epsilon its noise achieves.
-
-# Shares of the budget: of the mean label and of the cuts; the trees have the rest. COUNTS was the
-# best of 0.08, 0.2 and 0.4 on average over three tables (simulations/README.md).
-LABELS, COUNTS = 0.02, 0.4
-# Splits' part of the trees' share, where sums choose them; the leaves have the rest. The best of
-# 0.3, 0.5 and 0.8 on average over two tables at epsilon 1 and 8.
-SPLITS = 0.8
-N_COUNTS = 4  # exchanges in which the cuts are found
-# Multipliers are sent as multiples of 2^-20.
-MULTIPLIER_BITS = 20
-LEAST_MULTIPLIER, FIRST_GUESS = 2.0**-10, 2.0
+# Privacy accounting
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,17 +202,17 @@ class Budget:
         return (*first, splits, BudgetItem("tree", self.n_rounds, (1 - SPLITS) * trees))
 
     def share(self, kind: str) -> float:
-        """Share that one sum of a kind spends; scores of held-out rows have their own budget."""
+        """Share that one sum of a kind spends; scores of held-out rows have another budget."""
         if kind == "scores":
             return 1.0
         return next(spending.share for spending in self.schedule if spending.kind == kind)
 
     def deviation(self, kind: str, sensitivity: float) -> float:
-        """Standard deviation of the noise of a sum over all parties, including their own noise."""
-        without_own = self.multiplier * sensitivity / math.sqrt(self.share(kind))
-        return without_own * math.sqrt(self.n_parties / (self.n_parties - 1))
+        """Standard deviation of the noise of a sum over all parties, for one outside."""
+        to_a_party = self.multiplier * sensitivity / math.sqrt(self.share(kind))
+        return to_a_party * math.sqrt(self.n_parties / (self.n_parties - 1))
 
-    def own_variance(self, kind: str, sensitivity: float) -> int:
+    def party_variance(self, kind: str, sensitivity: float) -> int:
         """Variance of the noise that each party adds, in squared units, rounded up.
 
         One row changes the sum by at most ``sensitivity`` (L2), in units. Raises a ValueError if
@@ -215,14 +226,10 @@ class Budget:
             )
         return variance
 
-    def holds(self) -> bool:
-        """Whether the noise keeps the promise, by the accountant."""
-        is_valid = min(self.multiplier, self.delta, self.n_rounds) > 0
-        return is_valid and composed_epsilon((self,), self.delta) <= self.epsilon
-
     def check(self) -> None:
-        """Raise a ValueError where the noise does not keep the promise."""
-        if not self.holds():
+        """Raise a ValueError where the noise does not keep the promise, by the accountant."""
+        is_valid = min(self.multiplier, self.delta, self.n_rounds) > 0
+        if not is_valid or composed_epsilon((self,), self.delta) > self.epsilon:
             rule = (
                 f"must be of more noise to keep epsilon {self.epsilon:g} for delta {self.delta:g}"
             )

@@ -148,11 +148,7 @@ class PairLayout:
             raise ValueError(f"fields must be at most 2^{self.precision}, got {n_large} above")
         # In a pair the hessian is the lower field.
         columns = fields[:, :, ::-1].reshape(len(fields), self.n_fields).T
-        plaintexts, width = [0] * len(fields), self.field_bits
-        for column in columns[::-1]:
-            pairs = zip(plaintexts, column.tolist(), strict=True)
-            plaintexts = [(high << width) + low for high, low in pairs]
-        return plaintexts
+        return _joined(columns, self.field_bits)
 
     def unpack(self, plaintexts: Sequence[int], n_sums: int) -> list[list[int]]:
         """Fields of ``n_sums`` sums: lists of ``n_fields`` integers, gradient and hessian of each
@@ -160,32 +156,11 @@ class PairLayout:
 
         Raises a ValueError for a sum that ``n_rows`` rows cannot have.
         """
-        if len(plaintexts) != self.n_plaintexts(n_sums):
-            wanted = self.n_plaintexts(n_sums)
-            raise ValueError(f"plaintexts must be {wanted} in number, got {len(plaintexts)}")
-        sums: list[list[int]] = []
-        for plaintext in plaintexts:
-            remainder = plaintext
-            for _ in range(min(self.n_slots, n_sums - len(sums))):
-                fields, remainder = self._lowest_slot(remainder)
-                sums.append(fields)
-            if remainder:
-                raise ValueError("plaintexts must be 0 past their last slot, got one that is not")
-        return sums
-
-    def _lowest_slot(self, plaintext: int) -> tuple[list[int], int]:
-        """Fields of slot 0, and the plaintext above it."""
-        width, limit = self.field_bits, self.n_rows << self.precision
-        half, mask = 1 << (width - 1), (1 << width) - 1
-        fields = []
-        for place in range(self.n_fields):
-            field = ((plaintext + half) & mask) - half
-            plaintext = (plaintext - field) >> width
-            # Even places are sums of hessians, which are never negative.
-            if not (0 if place % PAIR == 0 else -limit) <= field <= limit:
-                raise ValueError(f"sums must be of at most {self.n_rows} rows, got one beyond")
-            fields.append(field)
-        return [fields[place ^ 1] for place in range(len(fields))], plaintext
+        limit = self.n_rows << self.precision
+        # Even places are sums of hessians, which are never negative.
+        bounds = [(0, limit), (-limit, limit)] * self.n_outputs
+        slots = _split(self, plaintexts, n_sums, bounds, f"{self.n_rows} rows")
+        return [[fields[place ^ 1] for place in range(self.n_fields)] for fields in slots]
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,38 +207,58 @@ class SumLayout:
         multiples = np.rint(np.ldexp(values, self.precision - self.exponent))
         if not (np.abs(multiples) <= 2.0**self.precision).all():
             raise ValueError(f"values must be at most 2^{self.exponent}, got one that is not")
-        plaintexts = [0] * len(values)
-        for column in multiples.astype(np.int64).T[::-1]:
-            pairs = zip(plaintexts, column.tolist(), strict=True)
-            plaintexts = [(high << self.field_bits) + low for high, low in pairs]
-        return plaintexts
+        return _joined(multiples.astype(np.int64).T, self.field_bits)
 
     def unpack(self, plaintexts: Sequence[int], n_sums: int) -> Floats:
         """Sums in some plaintexts, float64, shape (n_sums, n_outputs), rounded once.
 
         Raises a ValueError for a sum that ``n_terms`` values cannot have.
         """
-        wanted = self.n_plaintexts(n_sums)
-        if len(plaintexts) != wanted:
-            raise ValueError(f"plaintexts must be {wanted} in number, got {len(plaintexts)}")
-        width, limit = self.field_bits, self.n_terms << self.precision
-        half, digits = 1 << (width - 1), (1 << width) - 1
-        fields: list[int] = []
-        for plaintext in plaintexts:
-            remainder = plaintext
-            end = min(len(fields) + self.n_slots * self.n_outputs, n_sums * self.n_outputs)
-            while len(fields) < end:
-                field = ((remainder + half) & digits) - half
-                remainder = (remainder - field) >> width
-                if abs(field) > limit:
-                    rule = f"at most {self.n_terms} terms"
-                    raise ValueError(f"sums must be of {rule}, got one beyond")
-                fields.append(field)
-            if remainder:
-                raise ValueError("plaintexts must be 0 past their last slot, got one that is not")
-        sums = np.array([float(field) for field in fields]).reshape(n_sums, self.n_outputs)
-        reals: Floats = np.ldexp(sums, self.exponent - self.precision)
+        limit = self.n_terms << self.precision
+        bounds = [(-limit, limit)] * self.n_outputs
+        slots = _split(self, plaintexts, n_sums, bounds, f"{self.n_terms} terms")
+        sums = np.array([float(field) for fields in slots for field in fields])
+        reals: Floats = np.ldexp(
+            sums.reshape(n_sums, self.n_outputs), self.exponent - self.precision
+        )
         return reals
+
+
+def _joined(columns: npt.NDArray[np.int64], width: int) -> list[int]:
+    """A plaintext for each place of the columns, which are fields of this width, lowest first."""
+    plaintexts = [0] * columns.shape[1]
+    for column in columns[::-1]:
+        pairs = zip(plaintexts, column.tolist(), strict=True)
+        plaintexts = [(high << width) + low for high, low in pairs]
+    return plaintexts
+
+
+def _split(
+    layout: PairLayout | SumLayout,
+    plaintexts: Sequence[int],
+    n_sums: int,
+    bounds: Sequence[tuple[int, int]],
+    most: str,
+) -> list[list[int]]:
+    """Fields of each sum, lowest first; ``bounds`` has the lowest and highest value of each."""
+    wanted, width = layout.n_plaintexts(n_sums), layout.field_bits
+    if len(plaintexts) != wanted:
+        raise ValueError(f"plaintexts must be {wanted} in number, got {len(plaintexts)}")
+    half, mask = 1 << (width - 1), (1 << width) - 1
+    slots: list[list[int]] = []
+    for plaintext in plaintexts:
+        remainder = plaintext
+        for _ in range(min(layout.n_slots, n_sums - len(slots))):
+            slots.append([])
+            for low, high in bounds:
+                field = ((remainder + half) & mask) - half
+                remainder = (remainder - field) >> width
+                if not low <= field <= high:
+                    raise ValueError(f"sums must be of at most {most}, got one beyond")
+                slots[-1].append(field)
+        if remainder:
+            raise ValueError("plaintexts must be 0 past their last slot, got one that is not")
+    return slots
 
 
 def integer_layout(key_bits: int, n_terms: int, n_fields: int, bits: int) -> SumLayout:

@@ -1,7 +1,48 @@
 """Paillier's cryptosystem with g = n + 1, on raw integers; ciphertexts are those of phe.
 
+A plaintext m becomes (1 + m n) r^n mod n^2. What hides it is the mask r^n, an n-th residue.
+
+**With the public key** masks must also hide from the key's owner, who can divide a result by the
+masks of the rows it sent and so test which rows were added. So they are statistically close to
+uniform, whatever one knows. The first masks of a process are r^n for a fresh uniform unit r mod n
+each. Once there are M of them, ``BASE_BYTES * 8 * M >= b + 128`` for n of b bits, a mask is
+
+    u_1^e_1 * ... * u_M^e_M mod n^2,    e_j uniform in [0, 2^24), fresh for each mask,
+
+of these first masks u_j, a ninth of the work. By the leftover hash lemma it is, even to an
+adversary who knows all u_j, within 1/2 sqrt(|G| C - 1) of uniform in the group G of n-th residues,
+where C is the chance that two such products of the same random bases agree. With g the common
+divisor of all differences of exponents, they agree with chance |{x in G: x^g = 1}| / |G| <= g^2 /
+|G|, as G is a product of two cyclic groups; g divides M differences with chance below (1/g +
+2^-24)^M; and all differences are 0 with chance 2^(-24 M). So
+
+    |G| C - 1 < sum over g >= 2 of g^2 (1/g + 2^-24)^M + |G| 2^(-24 M) < 5 * 2^-M + 2^-128,
+
+and at 2048 bits (M = 91) a mask is within 2^-45 of uniform and of independence from all others.
+Powers of a single base would not do: G is not cyclic, so the owner would see each result's coset of
+the group that the base generates, which is that of the product of the masks of the rows.
+
+**With the private key** a mask is a power h^r of one base, computed mod p^2 and mod q^2. Readers of
+these ciphertexts know neither p nor q. The plaintexts are hidden
+
+- with full masks by Paillier's assumption only: n-th residues mod n^2 cannot be distinguished from
+  units. The exponents mod p^2 and mod q^2 are independent and longer than p and q. The n-th
+  residues mod p^2 are a cyclic group of order p - 1, so the mask is a uniform n-th residue, up to
+  2^-63, where both bases generate theirs. A base is drawn until no prime below 2^16 divides the
+  index of the group that it generates; the chance that a larger prime does is below 2^-18 over the
+  draws of key and base;
+- otherwise by that assumption and one more: h^r for a uniform r of ``short_bits`` bits cannot be
+  distinguished from h^r for a uniform r, where the order of h is unknown. The exponents of RFC 7919
+  and Damgard, Jurik and Nielsen's Paillier assume it too; the best attack known, Pollard's
+  kangaroos, takes 2^(short_bits / 2) products. Here h is the square of a full base, so that no
+  Jacobi symbol shows the lowest bit of r.
+
+Ciphertexts re-randomised for the owner always get public-key masks.
+
 Source: Paillier, Public-key cryptosystems based on composite degree residuosity classes, 1999,
-scheme 1 and section 7 (Chinese remainders).
+scheme 1 and section 7 (Chinese remainders); Impagliazzo, Levin and Luby 1989 (the lemma); Gennaro
+2000 (short exponents); Damgard, Jurik and Nielsen 2010; Brickell, Gordon, McCurley and Wilson, Fast
+exponentiation with precomputation, 1992 (fixed bases).
 """
 
 from __future__ import annotations
@@ -13,7 +54,6 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import gmpy2
@@ -21,18 +61,41 @@ import numpy as np
 import numpy.typing as npt
 from gmpy2 import mpz, powmod
 
-from fedapp.crypto.integers import N_LANES, Bytes, from_bytes_array, to_bytes_array
 from fedapp.crypto.lanes import has_lanes, ring_of, run_shared
-from fedapp.crypto.rings import PlainRing, Residues, Ring, product, sampled
+from fedapp.crypto.rings import (
+    N_LANES,
+    Bytes,
+    PlainRing,
+    Residues,
+    Ring,
+    from_bytes_array,
+    product,
+    sampled,
+    to_bytes_array,
+)
 from fedapp.crypto.workers import Workers
 from fedapp.errors import MachineError
 
 if TYPE_CHECKING:
     from phe.paillier import PaillierPrivateKey, PaillierPublicKey
 
-
 # Several calls a process, so that none waits long for the last; the rows of a call fit in memory.
 CALLS_PER_WORKER, MOST_ROWS = 4, 4096
+
+SMALLEST_BITS = 2048
+SMALLEST_INSECURE_BITS = 128  # fewer cannot hold one pair of gradient and hessian
+# GMP makes 24 of them a Baillie-PSW test; the other 40 let a composite pass once in 2^80.
+PRIME_ROUNDS = 64
+
+BASE_BYTES = 3  # of an exponent e_j
+# All exponents together are longer than the group's order by this many bits.
+SLACK_BITS, OWNER_SLACK_BITS = 128, 64
+# Bits of short exponents for n up to 2048 bits, and more for each 1024 beyond.
+SHORT_BITS, MORE_SHORT_BITS = 256, 64
+SMALL_PRIME_BOUND = 1 << 16  # trying all primes below takes milliseconds
+# At 2048 bits a table of powers mod n^2 takes 140 kB; digits of 12 bits would save a third of the
+# products for eleven times the memory.
+DIGIT_BITS = 8
 
 
 def encrypt(key: PublicKey | PrivateKey, plaintexts: Sequence[int], workers: Workers) -> Bytes:
@@ -151,13 +214,7 @@ def _decrypt(key: PrivateKey, ciphertexts: Bytes) -> list[int]:
     return plaintexts
 
 
-# Paillier keys, with g = n + 1 as in phe.
-
-SMALLEST_BITS = 2048
-# Fewer bits cannot hold one pair of gradient and hessian.
-SMALLEST_INSECURE_BITS = 128
-# GMP makes 24 of them a Baillie-PSW test; the other 40 let a composite pass once in 2^80.
-PRIME_ROUNDS = 64
+# Keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +261,7 @@ class PublicKey:
 class PrivateKey:
     """Decrypts: the primes p and q of n = p q.
 
-    ``full_masks`` selects the masks that its owner encrypts with, see ``fedapp.crypto.paillier``.
+    ``full_masks`` selects the masks that its owner encrypts with, see the module.
     """
 
     p: mpz
@@ -282,7 +339,7 @@ def read_public_key(modulus: Bytes, bits: int, *, insecure_small_key: bool = Fal
     return key
 
 
-@cache
+@functools.cache
 def _primorial() -> mpz:
     """The product of all primes below 2^16."""
     return gmpy2.primorial(2**16)
@@ -303,15 +360,7 @@ def _random_prime(bits: int) -> mpz:
             return candidate
 
 
-# Masks: the n-th residues r^n mod n^2 that make Paillier's ciphertexts random.
-
-BASE_BYTES = 3  # of an exponent e_j
-# All exponents together are longer than the group's order by this many bits.
-SLACK_BITS, OWNER_SLACK_BITS = 128, 64
-# Bits of short exponents for n up to 2048 bits, and more for each 1024 beyond.
-SHORT_BITS, MORE_SHORT_BITS = 256, 64
-# Small enough to try all primes below in milliseconds.
-SMALL_PRIME_BOUND = 1 << 16
+# Masks
 
 
 class PublicMasks:
@@ -434,11 +483,13 @@ def _small_primes() -> tuple[int, ...]:
     return tuple(primes)
 
 
-# Random products of powers of fixed bases: how masks are drawn when many are needed.
-
-# At 2048 bits a table of powers mod n^2 takes 140 kB; digits of 12 bits would save a third of the
-# products for eleven times the memory.
-DIGIT_BITS = 8
+# Powers of fixed bases: a table has all powers of a base for one byte of its exponent. A power is
+# the product of one entry a byte and takes no squaring:
+#
+#     exponent    0xA1 0x74                 0x0C
+#     table       1    0                    2
+#     entry       base0^(0xA1 * 2^8)
+#                      base0^0x74           base1^0x0C
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

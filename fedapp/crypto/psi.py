@@ -3,7 +3,7 @@
 Parties multiply each other's points by secret scalars. Masks commute, so an id that all parties
 have ends as the same point in every list, and a point under an unknown scalar reveals nothing about
 its id. The caller transports the lists and chooses the order of their points: a party must shuffle
-its own points before it sends them.
+its points before it sends them.
 
 Where the processor supports it, points are multiplied eight at a time, in a seventh of libsodium's
 time. No step depends on a scalar's bits (``fedapp.crypto.ristretto``).
@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.crypto.integers import ORDER
+from fedapp.crypto.rings import ORDER, Bytes
 from fedapp.crypto.ristretto import (
     POINT_BYTES,
     SCALAR_BYTES,
@@ -33,7 +33,7 @@ from fedapp.crypto.ristretto import (
 )
 from fedapp.errors import MachineError
 
-Points = npt.NDArray[np.uint8]
+Points = Bytes  # encoded, shape (n, 32)
 
 DST = b"fedapp-psi-v1-ristretto255_XMD:SHA-512_R255MAP_RO_"
 SHA512_BLOCK, SHA512_OUTPUT = 128, 64
@@ -120,18 +120,18 @@ def intersect(lists: Sequence[Points]) -> Points:
     return common
 
 
-def places(own: Points, common: Points) -> npt.NDArray[np.int64]:
-    """Position of each common point in a party's own list: ``own[places]`` equals ``common``.
+def places(points: Points, common: Points) -> npt.NDArray[np.int64]:
+    """Position of each common point in a party's list: ``points[places]`` equals ``common``.
 
-    Both are uint8, shape (n, 32), ``own`` without duplicates. Raises a ValueError if a list has
-    another form, ``own`` has a point twice or lacks one of ``common``.
+    Both are uint8, shape (n, 32), ``points`` without duplicates. Raises a ValueError if a list has
+    another form, ``points`` has a point twice or lacks one of ``common``.
     """
-    ordered = _distinct("own", own)
+    ordered = _distinct("points", points)
     _check_points("common", common)
     ranks, is_present = _find(common, ordered)
     if not is_present.all():
-        raise ValueError(f"common must be in own, got {np.sum(~is_present)} points that are not")
-    return _order(own)[ranks].astype(np.int64, copy=False)
+        raise ValueError(f"common must be in points, got {np.sum(~is_present)} points that are not")
+    return _order(points)[ranks].astype(np.int64, copy=False)
 
 
 @functools.cache

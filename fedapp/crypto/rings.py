@@ -1,14 +1,14 @@
-"""Batched modular arithmetic, on gmpy2's integers here and on lanes in ``fedapp.crypto.lanes``.
+"""Big integers as rows of bytes, and batched modular arithmetic with a sample of it recomputed.
 
-Here residues are gmpy2 integers in an object array, and processes share the work. On lanes they are
-rows of limbs, and products release Python's lock, so threads share it. The serialised form is the
-same.
+``PlainRing`` has residues as gmpy2 integers in an object array, and processes share the work.
+``fedapp.crypto.lanes.ring.LaneRing`` has rows of limbs, and products release Python's lock, so
+threads share it. Both serialise alike: an integer is a big-endian row of bytes.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context, ContextVar
 from typing import Any, Protocol
 
@@ -16,14 +16,30 @@ import numpy as np
 import numpy.typing as npt
 from gmpy2 import mpz, powmod
 
-from fedapp.crypto.integers import Bytes, from_bytes_array, to_bytes_array
+N_LANES = 8  # big integers side by side in a register
+ORDER = 2**252 + 27742317777372353535851937790883648493  # of ristretto255: l of RFC 9496, Section 4
 
+Bytes = npt.NDArray[np.uint8]
 # One residue a row: objects, shape (n,), or uint64, shape (n, n_limbs).
 Residues = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 # Operations already checked in a call of ``share``. None outside of such calls: check each time.
 _checked: ContextVar[set[str] | None] = ContextVar("_checked", default=None)
 EVERY = ""
+
+
+def to_bytes_array(values: Iterable[mpz], width: int) -> Bytes:
+    """Integers >= 0 and < 256**width as big-endian rows; uint8, shape (n, width)."""
+    data = b"".join([value.to_bytes(width, "big") for value in values])
+    return np.frombuffer(data, dtype=np.uint8).reshape(-1, width)
+
+
+def from_bytes_array(rows: Bytes) -> list[mpz]:
+    """Inverse of ``to_bytes_array``."""
+    data, width = rows.tobytes(), rows.shape[1]
+    return [
+        mpz.from_bytes(data[start : start + width], "big") for start in range(0, len(data), width)
+    ]
 
 
 class Ring(Protocol):

@@ -19,14 +19,12 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
-import numpy.typing as npt
 
 from fedapp.crypto.lanes import has_lanes
-from fedapp.crypto.rings import sampled
+from fedapp.crypto.rings import Bytes, sampled
 from fedapp.errors import MachineError
 from fedapp.kernels import n_cores
 
-Bytes = npt.NDArray[np.uint8]
 Scale = Callable[[Bytes, int], Bytes]  # some points, and the index of the first
 
 POINT_BYTES = SCALAR_BYTES = 32
@@ -125,15 +123,13 @@ def _not_a_point(points: Bytes, place: int, start: int) -> ValueError:
 
 
 def _joined(points: Sequence[bytes]) -> Bytes:
-    """A writable array of encoded points."""
+    """A writable array."""
     return np.frombuffer(bytearray().join(points), dtype=np.uint8).reshape(-1, POINT_BYTES)
 
 
 @functools.cache
 def _group() -> ModuleType:
-    """rbcl; each process that loads it writes libsodium, 3 MB, to a temporary file and leaves it
-    there.
-    """
+    """rbcl, without the 3 MB of libsodium that it leaves in a temporary file."""
     group = importlib.import_module("rbcl")
     library = Path(group._sodium._name)
     if os.name == "posix" and library.parent == Path(tempfile.gettempdir()):

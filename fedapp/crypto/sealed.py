@@ -37,9 +37,9 @@ LARGEST_STEP, LARGEST_ATTEMPT = 2**32 - 1, 2**16 - 1
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A party's long-lived key (``own``) and key of the run; both private or both public."""
+    """A party's long-lived key (``static``) and key of the run; both private or both public."""
 
-    own: bytes = field(repr=False)
+    static: bytes = field(repr=False)
     run: bytes = field(repr=False)
 
 
@@ -76,7 +76,7 @@ def new_private_key() -> bytes:
 
 def public_key(private: bytes) -> bytes:
     """The public key of a 32-byte private key."""
-    return _own_key(private).public_key().public_bytes_raw()
+    return _private_key(private).public_key().public_bytes_raw()
 
 
 def fingerprint_of(public: bytes) -> str:
@@ -95,10 +95,10 @@ def agree(private: Keys, peer: Keys, opening: bytes) -> bytes:
     one is of low order.
     """
     both = _product(private.run, peer.run)
-    mine, theirs = _product(private.own, peer.run), _product(private.run, peer.own)
+    mine, theirs = _product(private.static, peer.run), _product(private.run, peer.static)
     # Both sides must use the same order: the smaller long-lived key's product first.
-    crossed = mine + theirs if public_key(private.own) < peer.own else theirs + mine
-    products = both + crossed + _product(private.own, peer.own)
+    crossed = mine + theirs if public_key(private.static) < peer.static else theirs + mine
+    products = both + crossed + _product(private.static, peer.static)
     salt = hashlib.sha256(opening).digest()
     return HKDF(SHA256(), KEY_BYTES, salt, LABEL).derive(products)
 
@@ -126,7 +126,7 @@ def unseal(secret: bytes, address: Address, parcel: bytes) -> bytes:
         raise ValueError(f"parcel must {rule}") from None
 
 
-def _own_key(private: bytes) -> X25519PrivateKey:
+def _private_key(private: bytes) -> X25519PrivateKey:
     if len(private) != KEY_BYTES:
         raise ValueError(f"private must be {KEY_BYTES} bytes, got {len(private)}")
     return X25519PrivateKey.from_private_bytes(private)
@@ -134,11 +134,11 @@ def _own_key(private: bytes) -> X25519PrivateKey:
 
 def _product(private: bytes, public: bytes) -> bytes:
     """Diffie-Hellman."""
-    own_key = _own_key(private)
+    key = _private_key(private)
     if len(public) != KEY_BYTES:
         raise ValueError(f"public must be {KEY_BYTES} bytes, got {len(public)}")
     try:
-        return own_key.exchange(X25519PublicKey.from_public_bytes(public))
+        return key.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         # RFC 7748, Section 6.1: the shared secret is all zero.
         raise ValueError("public must be of full order, got one of low order") from None

@@ -7,6 +7,9 @@ the bins of either column.
 
     rows      --->  cells (column 0 x column 1)  --->  bins of column 0
     20,000          1,024                        --->  bins of column 1
+
+A caller sums (``sum_rows``), packs (``pack_sums``), sends, and the key's owner reads
+(``read_sums``); ``pack_terms`` and ``read_terms`` do so for sums of any rows.
 """
 
 from __future__ import annotations
@@ -22,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 from gmpy2 import mpz, powmod
 
-from fedapp.crypto.integers import Bytes
 from fedapp.crypto.lanes import ring_of, run_shared
 from fedapp.crypto.packing import FixedPoint, PairLayout, SumLayout
 from fedapp.crypto.paillier import (
@@ -41,7 +43,7 @@ from fedapp.crypto.paillier import (
     stacked,
 )
 from fedapp.crypto.psi import draw_scalar, mask, mask_ids
-from fedapp.crypto.rings import Residues, products_by_place, run_call
+from fedapp.crypto.rings import Bytes, Residues, products_by_place, run_call
 from fedapp.crypto.workers import Workers
 from fedapp.kernels import n_cores
 
@@ -49,6 +51,9 @@ Ints = npt.NDArray[np.int64]
 
 # Rows a call: fewer are not worth sending to another process, more would take too much memory.
 FEWEST_ROWS, MOST_ROWS = 256, 1 << 15
+# Trials of ``seconds_to_encrypt``: 5 of 32 powers by exponents of 16 bytes, 30 ms at 2048 bits.
+TRIAL_BYTES, TRIAL_POWERS, TRIALS = 16, 32, 5
+TRIAL_IDS = 256  # in one thread: 3 ms with AVX-512 IFMA, else 30 ms
 
 
 def sum_rows(
@@ -144,7 +149,7 @@ def read_sums(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumJob:
-    """Sums with rows of their own, each with at least one term.
+    """Sums over any rows, each with at least one term.
 
     Parameters
     ----------
@@ -167,7 +172,7 @@ def pack_terms(
 ) -> Bytes:
     """Sum encrypted rows, and put the sums of each job side by side, under fresh masks.
 
-    No ciphertext has sums of two jobs: ``layout.n_plaintexts(n_sums)`` ciphertexts a job. The given
+    No ciphertext has sums of two jobs: ``layout.n_plaintexts(n_sums)`` ciphertexts a job.
     ``ciphertexts``, uint8 of shape (n_rows, ciphertext_bytes), must have been checked.
     """
     packed: list[Bytes] = []
@@ -312,11 +317,7 @@ def _pack_terms(key: PublicKey, ciphertexts: Bytes, terms: SumJob, layout: SumLa
     return _pack(key, sums, layout)
 
 
-# Estimate how long cryptography takes on a machine like this one, by a brief trial.
-
-# 5 trials of 32 powers by exponents of 16 bytes: 30 ms at 2048 bits.
-TRIAL_BYTES, TRIAL_POWERS, TRIALS = 16, 32, 5
-TRIAL_IDS = 256  # in one thread: 3 ms with AVX-512 IFMA, else 30 ms
+# How long cryptography takes on this machine, estimated by a brief trial
 
 
 def seconds_to_mask(n_ids: int) -> tuple[float, float]:

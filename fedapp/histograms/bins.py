@@ -9,6 +9,10 @@ All columns are concatenated in one flat array::
 Bin ``b`` of a column contains ``edges[b-1] <= x < edges[b]``; bin 0 also everything below, the last
 bin everything above. A column of categories has one bin per code, up to the highest code in use;
 its edges are 1, 2, 3 and so on, and any value that is not a category's code is missing.
+
+A value's bin is searched in a tree of the column's edges, stored level by level: the next node
+follows from a comparison by arithmetic, without a branch that could be mispredicted (S. Khuong and
+P. Morin, "Array Layouts for Comparison-Based Searching", 2017).
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint8 | np.uint16]
 
 NO_CODE = -1
+FEWEST_CELLS = 2**21  # a smaller table is not divided among threads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,11 +124,6 @@ def digitise(values: Floats, cuts: Cuts) -> tuple[Codes, int]:
     columns = [cuts.column(column_id)[:-1] for column_id in range(cuts.n_columns)]
     find_bins(values, columns, limits, missing_code, codes)
     return codes, missing_code
-
-
-# Find the bin of every value of a table.
-
-FEWEST_CELLS = 2**21  # a smaller table is not divided among threads
 
 
 def search_tree(edges: Floats) -> Floats:

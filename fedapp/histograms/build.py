@@ -1,4 +1,8 @@
-"""Sums of gradients by tree node, column and bin: the inner loop of boosting."""
+"""Sums of gradients by tree node, column and bin: the inner loop of boosting.
+
+Then histograms that come from several parties: ``JointColumns`` lays out the columns of all, and
+``make_consistent`` and ``make_sums_consistent`` repair counts and sums that carry noise.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,11 @@ from fedapp.histograms.fixed_point import Whole
 from fedapp.kernels import kernel
 
 Histogram = npt.NDArray[np.float64]
+Sum = TypeVar("Sum", np.float64, np.int64)
+
+# Standard deviations of noise that a clear count exceeds: of 256 empty cells, none passes with a
+# probability of 0.98.
+CLEAR = 4.0
 
 
 def build_histograms(
@@ -158,12 +167,16 @@ def add_histograms(total: Any, added: Any, places: Any) -> None:
             total[node, places[bin_id], 1] += added[node, bin_id, 1]
 
 
-# One histogram over the columns of several parties; each party keeps its thresholds private.
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class JointColumns:
-    """Columns of all parties side by side."""
+    """Columns of all parties side by side; each party keeps its thresholds private.
+
+    ::
+
+        party    ------a------ ---b---        parties in the order of their names
+        column   --0-- ---1--- ---2---
+        edges    1 2 3 1 2 3 4 1 2 3          in place of a threshold: number of bins that go left
+    """
 
     widths: Mapping[str, Ints]  # by party, sorted by name: number of bins of each column
     categorical: Mapping[str, npt.NDArray[np.bool_]]  # by party; a bin is a category
@@ -191,7 +204,7 @@ class JointColumns:
         )
         return party, column - first
 
-    def own(self, party: str, columns: npt.NDArray[np.int64]) -> Ints:
+    def columns_of(self, party: str, columns: Ints) -> Ints:
         """Those of the columns that are the party's, as numbers at the party."""
         local = columns - self.firsts[party]
         return local[(local >= 0) & (local < len(self.widths[party]))]
@@ -231,14 +244,16 @@ def sum_jobs(
                 yield number, tree, wanted
 
 
-# Make noised counts of digits consistent, so that ``Descent`` can use them.
-
-# With 256 empty cells, none passes with a probability of 0.98.
-CLEAR = 4.0  # standard deviations
+# Histograms with noise
 
 
 def make_consistent(noised: Whole, masses: Whole | None, deviation: float) -> Whole:
-    """Consistent counts for a descent: int64, shape of ``noised``, >= 0, rows add up to the masses.
+    """Consistent counts for a ``Descent``: int64, shape of ``noised``, >= 0, rows add up to masses.
+
+    The weight of a prefix is divided between both halves of its cells in proportion to their
+    counts, then each half between its halves, down to single cells. A half that is not clearly
+    above its noise gets nothing; if neither is, both get the same. So cells too light to be
+    distinguished from noise are treated as one, and cuts always ascend.
 
     Parameters
     ----------
@@ -270,25 +285,25 @@ def _clear(counts: Whole, deviation: float) -> Whole:
     return clear
 
 
-# Make noised sums of gradients and hessians by bin consistent.
-
-Doubles = npt.NDArray[np.float64]
-Sum = TypeVar("Sum", np.float64, np.int64)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ConsistentSums:
     """Consistent sums."""
 
-    histograms: Doubles  # (n_nodes, n_bins, 2), columns one after the other
+    histograms: Histogram  # (n_nodes, n_bins, 2), columns one after the other
     has_missing: npt.NDArray[np.bool_]  # (n_nodes, n_columns): missing rows exceed the noise
-    totals: Doubles  # (n_nodes, 2): sum of the bins and missing rows of every column
+    totals: Histogram  # (n_nodes, 2): sum of the bins and missing rows of every column
 
 
 def make_sums_consistent(
-    histograms: Doubles, missing: Doubles, widths: Ints, deviation: float
+    histograms: Histogram, missing: Histogram, widths: Ints, deviation: float
 ) -> ConsistentSums:
-    """Make noised sums consistent.
+    """Make noised sums of gradients and hessians consistent.
+
+    In each node, the bins of every column plus its missing rows have the same total, up to noise.
+    All columns together estimate the total best. A column's difference from it is subtracted from
+    the column's cells in equal parts, which gives the nearest consistent sums (least squares).
+
+    Source: Hay, Rastogi, Miklau and Suciu 2010 (arXiv:0904.0942), for one level below a total.
 
     Parameters
     ----------

@@ -64,7 +64,7 @@ def to_fixed(values: npt.NDArray[np.floating], exponent: int | Whole) -> Whole:
 
 
 def from_fixed(whole: Whole, exponent: int | Whole) -> Doubles:
-    """Inverse of ``to_whole``, also for sums of its results; float64, rounded once."""
+    """Inverse of ``to_fixed``, also for sums of its results; float64, rounded once."""
     values: Doubles = whole.astype(np.float64)
     values *= np.ldexp(1.0, -np.asarray(exponent))
     return values

@@ -1,4 +1,19 @@
-"""Quantile sketches of one table, and their fusion into cuts of all tables."""
+"""Cuts of the union of several tables: from quantile sketches, or exact from counts.
+
+``Sketch`` summarises a table, ``fuse_sketches`` makes cuts of several. ``Descent`` finds exact
+quantiles instead: a float32 maps to a four-digit number in base 256 with the same order. Rows are
+first counted by the first digit; then, within each first digit that contains a quantile, by the
+second; and so on. After four exchanges the values at the quantiles and the weight below them are
+known. A column with at most as many distinct values as bins is resolved completely. Elsewhere a
+prefix with a single row is not resolved further: a cut before or after the whole prefix splits the
+rows equally well, and the row's value is not disclosed.
+
+``group`` merges bins until every non-empty one has at least ``min_rows`` rows. Each column is a
+line of cells: missing values, then its bins in order. Neighbouring cells are merged, and a group's
+sum is reported in its last cell. Both children of a node have the same groups, each a union of
+groups of the parent. So a node's sums that follow from its parent and sibling also have enough
+rows.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +39,12 @@ from fedapp.histograms.bins import (
 from fedapp.histograms.fixed_point import Whole
 from fedapp.kernels import frozen, kernel
 
+Keys = npt.NDArray[np.uint32]  # values as unsigned integers of four digits, in the same order
+
 LARGEST = float(np.finfo(np.float32).max)
+N_DIGITS, BASE, DIGIT_BITS = 4, 256, 8
+_SIGN = np.uint32(1 << 31)
+_SMALLEST = np.finfo(np.float32).tiny
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -231,13 +251,7 @@ def bin_map(sketch: Sketch, cuts: Cuts) -> Ints:
     ).astype(np.int64)
 
 
-# Exact quantiles of the union of several tables, from counts over all of them.
-
-Keys = npt.NDArray[np.uint32]
-
-N_DIGITS, BASE, DIGIT_BITS = 4, 256, 8
-_SIGN = np.uint32(1 << 31)
-_SMALLEST = np.finfo(np.float32).tiny
+# Exact quantiles
 
 
 def ordered(values: Floats) -> Keys:
@@ -322,7 +336,7 @@ class Descent:
 
     @property
     def digit(self) -> int:
-        """Number of known digits, 0 to 4."""
+        """Number of digits counted so far, 0 to 4."""
         return self._digit
 
     @property
@@ -370,11 +384,9 @@ class Descent:
         return _Column(*unresolved, cuts, np.concatenate((column.under, under)))
 
     def cuts(self) -> Cuts:
-        """Cuts at the quantiles, once all digits are known."""
-        columns = [_edges(column) for column in self._columns]
-        edges, offsets = ragged(columns)
-        minima = np.full(len(columns), -np.float32(LARGEST), dtype=np.float32)
-        return Cuts(edges, offsets, minima)
+        """Cuts at the quantiles, once all digits are counted."""
+        edges, offsets = ragged([_edges(column) for column in self._columns])
+        return Cuts(edges, offsets, np.full(len(self._columns), -LARGEST, dtype=np.float32))
 
 
 def quantiles(total: int, n_bins: int) -> Whole:
@@ -415,9 +427,7 @@ def _edges(column: _Column) -> Floats:
     return np.append(cuts, np.float32(LARGEST)).astype(np.float32)
 
 
-# Merge bins until every non-empty bin of every node has at least ``min_rows`` rows.
-
-Cells = npt.NDArray[np.int64]
+# Merged bins
 
 
 def cell_starts(widths: Ints) -> Ints:
@@ -425,7 +435,7 @@ def cell_starts(widths: Ints) -> Ints:
     return np.concatenate(([0], np.cumsum(widths + 1))).astype(np.int64)
 
 
-def cells_of(histogram: npt.NDArray[Any], missing: npt.NDArray[Any], starts: Ints) -> Cells:
+def cells_of(histogram: npt.NDArray[Any], missing: npt.NDArray[Any], starts: Ints) -> Ints:
     """Counts, (n_nodes, n_bins) and (n_nodes, n_columns), as cells, (n_nodes, n_cells)."""
     cells = np.zeros((len(histogram), int(starts[-1])), dtype=np.int64)
     is_bin = np.ones(cells.shape[1], dtype=bool)
@@ -522,7 +532,7 @@ def merge_sketch_bins(
 
     Parameters
     ----------
-    summary : without bins of columns of categories, whose maxima are kept.
+    summary : without bins of columns of categories, whose maxima stay.
     values : float32, shape (n_rows, n_columns); NaN is missing.
     weights : float32, shape (n_rows,); rows without weight do not count.
 
@@ -531,13 +541,13 @@ def merge_sketch_bins(
     The sketch, and the values, all missing in columns with fewer than ``least`` values.
     """
     points, masses, maxima = [], [], summary.maxima.copy()
-    kept_values = values.copy()
+    disclosed = values.copy()
     for column in range(values.shape[1]):
         lowest, mass = summary.column(column)
         present = np.sort(values[(weights > 0) & ~np.isnan(values[:, column]), column])
         if len(lowest) and len(present) < least:
             lowest, mass, maxima[column] = lowest[:0], mass[:0], np.nan
-            kept_values[:, column] = np.nan
+            disclosed[:, column] = np.nan
         elif len(lowest):
             below = np.append(np.searchsorted(present, lowest[1:]), len(present))
             counts = np.diff(np.concatenate(([0], below)))
@@ -551,4 +561,4 @@ def merge_sketch_bins(
         points.append(lowest)
         masses.append(mass.astype(np.float32))
     flat, offsets = ragged(points)
-    return Sketch(flat, ragged(masses)[0], offsets, maxima), kept_values
+    return Sketch(flat, ragged(masses)[0], offsets, maxima), disclosed

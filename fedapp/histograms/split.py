@@ -1,4 +1,4 @@
-"""The best split of a tree node, by XGBoost's rules."""
+"""Leaf weights, split gains and the best split of a tree node, by XGBoost's rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,23 @@ from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
 from fedapp.kernels import inlined, kernel
 
-# Leaf weights and split gains, by XGBoost's rules.
+SPLIT = np.dtype(
+    [
+        ("gain", np.float32),
+        ("column", np.int32),
+        # Index of the threshold in the column's edges, -1 for the minimum; for a column of
+        # categories see ``right_categories``.
+        ("cut", np.int32),
+        ("default_left", np.bool_),
+        ("left", np.float64, (2,)),  # sums of gradients and hessians of the left child
+        ("right", np.float64, (2,)),
+    ]
+)
+SMALLEST_GAIN = np.float32(1e-6)  # XGBoost's kRtEps: no split gains less
+
+FREE_COLUMNS = np.empty(0, dtype=np.int8)
+NO_BOUNDS = np.empty((0, 2), dtype=np.float32)
+NO_ROWS = np.zeros((1, 0), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,26 +116,6 @@ def side_gain(gradient: float, hessian: float, penalties: Any) -> Any:
         return gain_of_weight(gradient, hessian, penalties, weight)
     shrunk = _shrunk(gradient, reg_alpha)
     return np.float32(shrunk * shrunk) / np.float32(hessian + reg_lambda)
-
-
-SPLIT = np.dtype(
-    [
-        ("gain", np.float32),
-        ("column", np.int32),
-        # Index of the threshold in the column's edges, -1 for the minimum; for a column of
-        # categories see ``right_categories``.
-        ("cut", np.int32),
-        ("default_left", np.bool_),
-        ("left", np.float64, (2,)),  # sums of gradients and hessians of the left child
-        ("right", np.float64, (2,)),
-    ]
-)
-# XGBoost's kRtEps: no split gains less.
-SMALLEST_GAIN = np.float32(1e-6)
-
-FREE_COLUMNS = np.empty(0, dtype=np.int8)
-NO_BOUNDS = np.empty((0, 2), dtype=np.float32)
-NO_ROWS = np.zeros((1, 0), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,9 @@
 """Scores of a model, from pooled rows and from sums that parties can add up.
 
+``names`` lists the scores of each objective, ``sums`` has what a party adds up, ``scores`` what
+follows from the total. The room knows nothing of parties or Flower, and of trees only the
+objectives. Read this table first, then ``sums``.
+
 ``pooled`` needs every row in one place. ``statistics`` turns one party's rows into a few sums,
 ``+`` adds the sums of parties, ``scores`` computes the scores of the total. Both give the same
 numbers, except for ``auc``, ``pr_auc``, ``auc_ovr`` and ``ks``, which come from a histogram of the
@@ -9,8 +13,8 @@ one). All of them use sample weights.
     objective          sums                          histogram
     binary:logistic    w, w loss, w of hits,         (2, n_bins)  class x bin of the margin
                        misses, false alarms
-    multi:softprob     w, w loss, w by class and     (2 k, n_bins / k)  per class: others, own
-                       predicted class (k x k)                    x bin of the class's log odds
+    multi:softprob     w, w loss, w by class and     (2 k, n_bins / k)  per class: others, rows
+                       predicted class (k x k)                    of it x bin of its log odds
     all others         w, w e^2, w |e|, w y, w y^2   (1, n_bins)  bin of the residual e, the label
                                                      y less the prediction
 

@@ -35,7 +35,7 @@ EVAL_METRICS = {
     "reg:tweedie": ("tweedie-nloglik", "poisson-nloglik", "rmse", "mae", "mape"),
 }
 """What ``eval-metric`` may name, by objective; XGBoost's names, without the part behind an @."""
-_OWN = {"count:poisson": "poisson-nloglik", "reg:gamma": "gamma-deviance"}
+_DEVIANCES = {"count:poisson": "poisson-nloglik", "reg:gamma": "gamma-deviance"}
 WITH_POWER = "tweedie-nloglik"
 
 _LARGER = (
@@ -60,8 +60,8 @@ LOSSES_OF = {
 
 def loss_metric(objective: str, tweedie_variance_power: float = 1.5) -> str:
     """The score that training minimises."""
-    own_names = own_metrics(objective, tweedie_variance_power)
-    return own_names[0] if own_names else LOSSES_OF[objective]
+    names = objective_metrics(objective, tweedie_variance_power)
+    return names[0] if names else LOSSES_OF[objective]
 
 
 def default_metric(objective: str) -> str:
@@ -70,11 +70,11 @@ def default_metric(objective: str) -> str:
     return NAMES[objective][0]
 
 
-def own_metrics(objective: str, tweedie_variance_power: float) -> tuple[str, ...]:
+def objective_metrics(objective: str, tweedie_variance_power: float) -> tuple[str, ...]:
     """Scores of an objective beyond those of every run."""
     if objective == "reg:tweedie":
         return (f"{WITH_POWER}@{tweedie_variance_power:g}",)
-    return (_OWN[objective],) if objective in _OWN else ()
+    return (_DEVIANCES[objective],) if objective in _DEVIANCES else ()
 
 
 def watched_metric(objective: str, eval_metrics: Sequence[str] = ()) -> str:
@@ -104,7 +104,7 @@ def is_custom(name: str) -> bool:
 
 
 def is_metric(name: str) -> bool:
-    """Whether a score is known as better if larger, or if smaller."""
+    """Whether ``larger_is_better`` has an answer."""
     return name.partition("@")[0] in BETTER
 
 

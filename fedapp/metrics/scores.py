@@ -1,4 +1,9 @@
-"""Compute scores from the sums of all parties together."""
+"""Scores: from the sums of all parties, from pooled rows, at a threshold, and as curves.
+
+Scores from sums and from pooled rows agree (``fedapp.metrics``). Of two classes a threshold is
+chosen by the best F1 on rows that are not test rows; a row is called positive where its probability
+is at or above it. With histograms it is the lower edge of a bin, and the scores at it are exact.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ import numpy as np
 from fedapp.metrics.names import AT_THRESHOLD, NAMES
 from fedapp.metrics.sums import (
     DOUBLES,
-    N_OWN_SUMS,
+    N_BASE_SUMS,
     Array,
     Rows,
     Statistics,
@@ -32,10 +37,13 @@ from fedapp.trees.objective import exact_predictions
 # is rounding error of float64 sums (about n_rows * 2e-16 at worst).
 _MIN_SPREAD = 1e-12
 _ROUNDING = 1e-14  # relative intercepts up to this count as 0
+BINARY = "binary:logistic"
+N_GROUPS = 10  # of rows with similar probabilities, for the calibration
+N_SCORE_BINS = 25
 
 
 def scores(objective: str, statistics: Statistics, extra: Sequence[str] = ()) -> dict[str, float]:
-    """Every score of the objective, then those of ``extra``, the names given to ``statistics``.
+    """Every score of the objective, then those of ``extra``, the names of ``statistics``.
 
     Returns
     -------
@@ -48,10 +56,10 @@ def scores(objective: str, statistics: Statistics, extra: Sequence[str] = ()) ->
     sums, histogram = statistics.sums, statistics.histogram
     if objective == "multi:softprob":
         return with_extra(objective, multi_scores(sums, _by_class(statistics)), sums, extra)
-    if objective == "binary:logistic":
-        by_name = binary_scores(sums[:N_OWN_SUMS], histogram)
+    if objective == BINARY:
+        by_name = binary_scores(sums[:N_BASE_SUMS], histogram)
         return with_extra(objective, by_name, sums, extra, histogram)
-    weight, squares, absolutes, labels, label_squares = sums[:N_OWN_SUMS]
+    weight, squares, absolutes, labels, label_squares = sums[:N_BASE_SUMS]
     spread = label_squares - ratio(labels * labels, weight)
     unexplained = squares / spread if spread > _MIN_SPREAD * label_squares else np.nan
     by_name = {
@@ -64,21 +72,21 @@ def scores(objective: str, statistics: Statistics, extra: Sequence[str] = ()) ->
 
 def with_extra(
     objective: str,
-    found: dict[str, float],
+    by_name: dict[str, float],
     sums: Array,
     extra: Sequence[str],
     histogram: Array | None = None,
 ) -> dict[str, float]:
-    """Add the requested scores that are not among those given."""
-    totals = dict(zip(summed(objective, extra), sums[N_OWN_SUMS:].tolist(), strict=False))
+    """Add the requested scores that are not in ``by_name``."""
+    totals = dict(zip(summed(objective, extra), sums[N_BASE_SUMS:].tolist(), strict=False))
     for name in extra:
         if name in totals:
-            found[name] = score_of(name, totals[name], float(sums[0]))
+            by_name[name] = score_of(name, totals[name], float(sums[0]))
         elif name == "merror":
-            found[name] = 1.0 - found["accuracy"]
+            by_name[name] = 1.0 - by_name["accuracy"]
         elif name == "aucpr" and histogram is not None:
-            found[name] = area_under_precision_recall(histogram)
-    return found
+            by_name[name] = area_under_precision_recall(histogram)
+    return by_name
 
 
 def score_errors(objective: str, statistics: Statistics) -> dict[str, float]:
@@ -90,9 +98,9 @@ def score_errors(objective: str, statistics: Statistics) -> dict[str, float]:
     bin's negatives first and all of its positives first.
     """
     check_statistics(objective, statistics)
-    if objective == "binary:logistic":
-        errors = {"auc": _auc_error(statistics.histogram)}
-        return errors | {"pr_auc": _pr_auc_error(statistics.histogram)}
+    if objective == BINARY:
+        histogram = statistics.histogram
+        return {"auc": _auc_error(histogram), "pr_auc": _pr_auc_error(histogram)}
     if objective == "multi:softprob":
         return {"auc_ovr": _class_mean([_auc_error(each) for each in _by_class(statistics)])}
     return {}
@@ -100,7 +108,7 @@ def score_errors(objective: str, statistics: Statistics) -> dict[str, float]:
 
 def auc_error(statistics: Statistics) -> float:
     """The bound on ``auc`` of binary:logistic; see ``score_errors``."""
-    check_statistics("binary:logistic", statistics)
+    check_statistics(BINARY, statistics)
     return _auc_error(statistics.histogram)
 
 
@@ -165,7 +173,7 @@ def binary_scores(sums: Array, histogram: Array) -> dict[str, float]:
 
 
 def _average_precision(histogram: Array) -> float:
-    """Mean precision over the positives, each at its own bin."""
+    """Mean precision over the positives, each at its bin."""
     negatives, positives = histogram[:, ::-1]
     hits, alarms = np.cumsum(positives), np.cumsum(negatives)
     bins = positives > 0
@@ -214,7 +222,7 @@ def ratio(part: float, whole: float) -> float:
     return float(part / whole) if whole > 0 else np.nan
 
 
-# Scores of pooled rows: classification from sums, regression by scikit-learn.
+# Pooled rows: classification from sums, regression by scikit-learn
 
 
 def pooled(
@@ -231,29 +239,23 @@ def pooled(
         return dict.fromkeys((*NAMES[objective], *extra), np.nan)
     of_rows = margins64[rows], labels64[rows], weights64[rows]
     if objective == "multi:softprob":
-        return _pooled_multi(*of_rows, extra)
+        by_class = (
+            _histogram(odds, (of_rows[1] == one).astype(np.float64), of_rows[2])
+            for one, odds in enumerate(class_margins(of_rows[0]).T)
+        )
+        sums = multi_sums(of_rows[0], of_rows[1].astype(np.int64), of_rows[2])
+        return with_extra(objective, multi_scores(sums, by_class), sums, extra)
     predictions = exact_predictions(objective, of_rows[0])[:, 0]
-    sums = np.zeros(N_OWN_SUMS)
+    sums = np.zeros(N_BASE_SUMS)
     sums[0] = of_rows[2].sum()
     more = extra_sums(objective, extra, predictions, *of_rows[1:], DOUBLES)
     sums = np.concatenate((sums, more))
-    if objective == "binary:logistic":
+    if objective == BINARY:
         binary_rows = of_rows[0][:, 0], *of_rows[1:]
         histogram = _histogram(*binary_rows)
         by_name = binary_scores(np.array(binary_sums(*binary_rows)), histogram)
         return with_extra(objective, by_name, sums, extra, histogram)
     return with_extra(objective, _pooled_regression(predictions, *of_rows[1:]), sums, extra)
-
-
-def _pooled_multi(
-    margins: Array, labels: Array, weights: Array, extra: Sequence[str]
-) -> dict[str, float]:
-    by_class = (
-        _histogram(odds, (labels == one).astype(np.float64), weights)
-        for one, odds in enumerate(class_margins(margins).T)
-    )
-    sums = multi_sums(margins, labels.astype(np.int64), weights)
-    return with_extra("multi:softprob", multi_scores(sums, by_class), sums, extra)
 
 
 def _histogram(margins: Array, labels: Array, weights: Array) -> Array:
@@ -279,9 +281,7 @@ def sigmoid(margins: Array) -> Array:
     return np.where(margins >= 0, 1.0, small) / (1.0 + small)
 
 
-# A threshold for two classes: the best F1 on rows that are not test rows, and scores at it.
-
-BINARY = "binary:logistic"
+# A threshold for two classes
 
 
 def threshold_rows(has_valid: bool) -> str:
@@ -376,10 +376,7 @@ def pooled_subsets(
     return scores
 
 
-# Curves and histograms of a report, from the sums of all parties together.
-
-N_GROUPS = 10  # of rows with similar probabilities, for the calibration
-N_SCORE_BINS = 25
+# Curves of a report
 
 
 def curves(
@@ -414,7 +411,7 @@ def curves(
     check_statistics(objective, statistics)
     if n_points < 2:
         raise ValueError(f"n_points must be >= 2, got {n_points}")
-    if objective == "binary:logistic":
+    if objective == BINARY:
         return _binary_curves(statistics, n_points, center, threshold_bin)
     if objective == "multi:softprob":
         return {"confusion": confusion(statistics.sums).tolist()}
@@ -440,7 +437,7 @@ def _binary_curves(
     negatives, positives = (
         np.histogram(probabilities, score_edges, weights=weights)[0] for weights in histogram
     )
-    weight, _, hits, misses, alarms = (float(term) for term in statistics.sums[:N_OWN_SUMS])
+    weight, _, hits, misses, alarms = (float(term) for term in statistics.sums[:N_BASE_SUMS])
     curves = {
         "roc": _lists(rates),
         "pr": _lists(steps),

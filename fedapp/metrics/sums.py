@@ -1,4 +1,9 @@
-"""Sums of one party's rows that add up over parties, and checks of both."""
+"""Sums of one party's rows that add up over parties, and checks of both.
+
+``statistics`` adds up in the numbers of an ``Adder``: ``Doubles``; ``WholeNumbers``, whose sum does
+not depend on the order and can be masked; or ``ClippedNumbers`` for differential privacy. Losses of
+``eval-metric`` follow XGBoost 3.2's documentation, in float64 here and float32 there.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +26,26 @@ from fedapp.trees.objective import (
     is_regression,
 )
 
-# Add up terms of rows: as doubles, or as whole numbers, whose sum does not depend on the order.
-
+Array: TypeAlias = NDArray[np.float64]
+Rows: TypeAlias = NDArray[np.float32]
 Ints = NDArray[np.int64]
+
+N_BASE_SUMS = 5  # of two classes and of numbers
+# Largest cell or sum: products of two, summed over all bins, stay within float64.
+MAX_WEIGHT = 1e100
+
+# Distances of a margin from the centre of its histogram: bins have equal width below _NEAR, and
+# the outer ones have all rows beyond _FAR.
+_NEAR, _FAR = 1e-3, 50.0
+# Least bins of a class. The classes of multi:softprob share the bins, so that their histograms are
+# as large as those of two classes.
+_FEWEST_CLASS_BINS = 32
+# Margins of classes are sums of exponentials; further decimals depend on the order of the sum.
+_DECIMALS = 9
+_SMALLEST = 1e-16  # of a probability or a mean whose logarithm is taken
+_GAMMA_SHIFT = 1e-6  # XGBoost adds it to labels and predictions of the gamma deviance
+# Computed from the sums of every run, or from the histogram.
+DERIVED = ("aucpr", "merror")
 
 # (a, b): terms are clipped at 2^(a * power of the largest label + b), so a log loss at 4096 nats,
 # an error at 64 times the largest label.
@@ -36,6 +58,12 @@ _POWERS: Final = {
     "square": (2, 12),
 }
 _DEVIANCE_POWER = 20  # plus that of the largest label, if it is above 1
+# Bounds on a row's loss, keys of ``_POWERS``; all others are bounded as a deviance.
+_SIZES = {"logloss": "loss", "error": "weight", "rmse": "square", "mae": "error"}
+LOSS_POWER = 2  # with differential privacy log losses are clipped at 4 nats
+# Noise of a total over that of a cell. With equal noise a few totals would take most of the budget
+# from the histograms, whose noise determines the error of the AUC.
+TOTALS_NOISE = 2
 
 
 class Adder(Protocol):
@@ -102,22 +130,6 @@ def read_sums(sums: Ints, adder: WholeNumbers, histogram: Ints) -> tuple[Array, 
     )
 
 
-Array: TypeAlias = NDArray[np.float64]
-Rows: TypeAlias = NDArray[np.float32]
-
-# Distances of a margin from the centre of its histogram: bins have equal width below _NEAR, and
-# the outer ones have all rows beyond _FAR.
-_NEAR, _FAR = 1e-3, 50.0
-# Least bins of a class. The classes of multi:softprob share the bins, so that their histograms are
-# as large as those of two classes.
-_FEWEST_CLASS_BINS = 32
-# Margins of classes are sums of exponentials; further decimals depend on the order of the sum.
-_DECIMALS = 9
-N_OWN_SUMS = 5  # of two classes and of numbers
-# Largest cell or sum: products of two, summed over all bins, stay within float64.
-MAX_WEIGHT = 1e100
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
     """Sums over the rows of one party or of several, as in the table of ``fedapp.metrics``."""
@@ -169,9 +181,8 @@ def statistics(
     if objective == "multi:softprob":
         return _multi_statistics(margins64, labels64, weights64, n_bins, fewest, adder)
     is_binary, needs_sums = objective == "binary:logistic", bool(summed(objective, extra))
-    if is_binary and not needs_sums:  # the sums of two classes need only margins
-        predictions = margins64[:, 0]
-    else:
+    predictions = margins64[:, 0]
+    if not is_binary or needs_sums:  # the other sums of two classes need only margins
         predictions = exact_predictions(objective, margins64)[:, 0]
     if is_binary:
         bins = _merged(_margin_bins(margins64[:, 0] - center, n_bins), weights64, fewest)
@@ -259,7 +270,7 @@ def check_statistics(objective: str, statistics: Statistics) -> None:
     else:
         # Sums of further metrics may follow.
         n_expected = 1 if is_regression(objective) else 2
-        fits = sums.ndim == 1 and len(sums) >= N_OWN_SUMS
+        fits = sums.ndim == 1 and len(sums) >= N_BASE_SUMS
     if not fits or n_rows != n_expected or n_bins < 2:
         raise ValueError(
             f"statistics must be those of {objective}, "
@@ -284,11 +295,11 @@ def binary_sums(margins: Array, labels: Array, weights: Array, adder: Adder = DO
     ]
 
 
-def _margin_bins(distances: Array, n_bins: int) -> NDArray[np.int64]:
+def _margin_bins(distances: Array, n_bins: int) -> Ints:
     return np.searchsorted(margin_edges(n_bins), distances, side="right").astype(np.int64)
 
 
-def _merged(bins: NDArray[np.int64], weights: Array, fewest: int) -> NDArray[np.int64]:
+def _merged(bins: Ints, weights: Array, fewest: int) -> Ints:
     """Bins of rows, merged until each has at least ``fewest`` rows with weight."""
     n_rows = np.bincount(bins[weights > 0]) if fewest else np.empty(0, dtype=np.int64)
     if not n_rows.any():
@@ -303,7 +314,7 @@ def _merged(bins: NDArray[np.int64], weights: Array, fewest: int) -> NDArray[np.
     groups = np.minimum(groups, max(n_groups - 1, 0))
     totals = np.bincount(groups, n_rows)
     means = np.bincount(groups, n_rows * np.arange(len(n_rows))) // np.maximum(totals, 1)
-    merged: NDArray[np.int64] = means[groups[np.minimum(bins, len(groups) - 1)]].astype(np.int64)
+    merged: Ints = means[groups[np.minimum(bins, len(groups) - 1)]].astype(np.int64)
     return merged
 
 
@@ -326,9 +337,7 @@ def _multi_statistics(
     return Statistics(sums, np.concatenate(histograms))
 
 
-def multi_sums(
-    margins: Array, class_ids: NDArray[np.int64], weights: Array, adder: Adder = DOUBLES
-) -> Array:
+def multi_sums(margins: Array, class_ids: Ints, weights: Array, adder: Adder = DOUBLES) -> Array:
     """Sums of multi:softprob, as in the table of ``fedapp.metrics``."""
     n_rows, n_classes = margins.shape
     shifted = margins - margins.max(axis=1, keepdims=True)
@@ -369,12 +378,7 @@ def _check_all(holds: NDArray[np.bool_], rule: str) -> None:
         raise ValueError(f"{rule}, got {n_others} other values")
 
 
-# Differentially private scores: terms are clipped, and noised sums are made plausible again.
-
-LOSS_POWER = 2  # log losses are clipped at 4 nats
-# Noise of a total over that of a cell. With equal noise a few totals would take most of the budget
-# from the histograms, whose noise determines the error of the AUC.
-TOTALS_NOISE = 2
+# Differential privacy: terms are clipped, and noised sums are moved to possible values
 
 
 class ClippedNumbers(WholeNumbers):
@@ -415,22 +419,22 @@ class ClippedNumbers(WholeNumbers):
         return powers.get(size, self._error_power + LOSS_POWER)
 
 
-def make_plausible(objective: str, found: Statistics) -> Statistics:
+def make_plausible(objective: str, noised: Statistics) -> Statistics:
     """Noised sums, moved to values that rows could have.
 
-    Cumulative sums over the bins are made to rise, halfway between the nearest rising sums above
+    Cumulative sums over the bins become ascending, halfway between the nearest ascending sums above
     and below, so that curves are not biased.
     """
-    totals = np.maximum(np.cumsum(found.histogram, axis=1), 0)
+    totals = np.maximum(np.cumsum(noised.histogram, axis=1), 0)
     totals = np.minimum(totals, totals[:, -1:])
     upper = np.maximum.accumulate(totals, axis=1)
     lower = np.minimum.accumulate(totals[:, ::-1], axis=1)[:, ::-1]
     histogram = np.diff((upper + lower) / 2, axis=1, prepend=0.0)
-    return Statistics(_plausible_sums(objective, found.sums), np.maximum(histogram, 0))
+    return Statistics(_plausible_sums(objective, noised.sums), np.maximum(histogram, 0))
 
 
-def _plausible_sums(objective: str, noised: NDArray[np.float64]) -> Array:
-    """Weight, then sums by objective: see ``fedapp.metrics.sums``."""
+def _plausible_sums(objective: str, noised: Array) -> Array:
+    """Weight, then sums by objective, as in the table of ``fedapp.metrics``."""
     sums = noised.copy()
     weight = sums[0] = max(sums[0], 1.0)
     if is_regression(objective):
@@ -438,23 +442,16 @@ def _plausible_sums(objective: str, noised: NDArray[np.float64]) -> Array:
         # By Jensen, the sum of squared labels is at least the squared sum over the weight.
         sums[1:3] = np.maximum(sums[1:3], 0)
         sums[4] = max(sums[4], label**2 / weight)
-        sums[N_OWN_SUMS:] = np.maximum(sums[N_OWN_SUMS:], 0)
+        sums[N_BASE_SUMS:] = np.maximum(sums[N_BASE_SUMS:], 0)
         return sums
     sums[1:] = np.maximum(sums[1:], 0)
-    counts = sums[2:N_OWN_SUMS] if objective == "binary:logistic" else sums[2:]
+    counts = sums[2:N_BASE_SUMS] if objective == "binary:logistic" else sums[2:]
     if counts.sum() > weight:
         counts *= weight / counts.sum()
     return sums
 
 
-# Scores that are a sum over rows, by XGBoost's names and formulas.
-
-_SMALLEST = 1e-16  # of a probability or a mean whose logarithm is taken
-_GAMMA_SHIFT = 1e-6  # XGBoost adds it to labels and predictions of the gamma deviance
-# Bounds on a row's loss, see ``fedapp.metrics.sums``; all others are bounded as a deviance.
-_SIZES = {"logloss": "loss", "error": "weight", "rmse": "square", "mae": "error"}
-# Computed from the sums of every run, or from the histogram.
-DERIVED = ("aucpr", "merror")
+# Losses of rows, by XGBoost's names and formulas
 
 
 def _log_loss(labels: Array, shares: Array) -> Array:
@@ -507,7 +504,7 @@ _LOSSES: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def summed(objective: str, extra: Sequence[str]) -> tuple[str, ...]:
-    """The requested metrics that need a sum of their own."""
+    """The requested metrics that need one more sum."""
     return tuple(name for name in extra if name not in (*NAMES[objective], *DERIVED))
 
 

@@ -1,4 +1,11 @@
-"""Parts of a divided model, and putting them together."""
+"""Divided models: parts of parties, the whole model, and what splits of one party say of a row.
+
+A party has the splits on its columns (``Lookup``); the active party has the trees. With some splits
+only, rows can be narrowed to leaves in three ways: ``reachable_leaves`` as bits by leaf (Liu et al.
+2019, arXiv:1905.10053v1, Algorithm 3 and Proposition 1), one bit a row, so a split costs an AND of
+``n_rows / 8`` bytes; ``candidates`` as flags by row over a ``skeleton``; ``open_splits`` and
+``path_to`` as what an observer of single splits, or of the leaf, knows of a row.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +32,7 @@ from fedapp.trees.model import (
     read_categories,
     written_categories,
 )
-from fedapp.trees.predict import goes_left
+from fedapp.trees.predict import Bits, goes_left
 from fedapp.trees.sets import (
     NO_SET,
     NO_SETS,
@@ -40,6 +47,9 @@ PART_FORMAT = 1
 DIVIDED = "parts"  # kind of a model.json that lists where a divided model's parts are
 Ints = npt.NDArray[np.int64]
 NO_QUANTILES = np.empty((0, 0), dtype=np.float32)
+Sets = npt.NDArray[np.uint8]  # shape (n_leaves, n_bytes)
+LEVEL = 1  # of zlib: higher levels cost more time than they save
+Lefts = npt.NDArray[Any]  # left child of each node, LEAF at a leaf; the right child is the next
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -243,17 +253,14 @@ def whole_model(
     return replace(model, columns=names, trees=grown.trees, sets=grown.sets, categories=categories)
 
 
-# Rows that may end in each leaf of a tree, by only some of its splits.
-
-Sets = npt.NDArray[np.uint8]  # shape (n_leaves, n_bytes)
-LEVEL = 1  # of zlib: higher levels cost more time than they save
+# Rows that may end in each leaf
 
 
 def reachable_leaves(lefts: npt.NDArray[Any], sides: Mapping[int, Sets], n_rows: int) -> Sets:
     """Rows that may end in each leaf, leaves in the order of their nodes.
 
     ``lefts``, shape (n_nodes,), are left children, LEAF at leaves; ``sides`` has packed bits of the
-    rows that go left at each known split. At others rows go both ways.
+    rows that go left at some splits. At others rows go both ways.
     """
     node_sets: Sets = np.empty((len(lefts), -(-n_rows // 8)), dtype=np.uint8)
     node_sets[0] = np.packbits(np.ones(n_rows, dtype=bool))
@@ -321,9 +328,7 @@ def decompress(data: bytes, n_leaves: int, n_rows: int) -> Sets:
     return np.frombuffer(unpacked, dtype=np.uint8).reshape(n_leaves, -1)
 
 
-# Leaves of a tree that a row may reach, by the splits that one party knows.
-
-Sides = npt.NDArray[np.bool_]  # shape (n_rows,): True goes left
+# Leaves that each row may reach
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -359,35 +364,31 @@ def skeleton(lefts: npt.NDArray[np.int32], is_passive: npt.NDArray[np.bool_]) ->
     return Skeleton(np.array(new_lefts, dtype=np.int64), np.array(sources, dtype=np.int64))
 
 
-def candidates(lefts: Ints, sides: Mapping[int, Sides], n_rows: int) -> npt.NDArray[np.bool_]:
+def candidates(lefts: Ints, sides: Mapping[int, Bits], n_rows: int) -> npt.NDArray[np.bool_]:
     """Entries that rows may reach by one party's splits; bool, shape (n_rows, n_entries).
 
     ``lefts`` is of a ``Skeleton``; ``sides`` has the party's splits by node. At others a row may go
     either way.
     """
-    reached: dict[int, Sides] = {0: np.ones(n_rows, dtype=bool)}
+    reached: dict[int, Bits] = {0: np.ones(n_rows, dtype=bool)}
     entries = []
     for node, left in enumerate(lefts.tolist()):
         inside = reached.pop(node)
         if left == LEAF:
             entries.append(inside)
             continue
-        is_known = node in sides
-        reached[left] = inside & sides[node] if is_known else inside
-        reached[left + 1] = inside & ~sides[node] if is_known else inside
+        has_sides = node in sides
+        reached[left] = inside & sides[node] if has_sides else inside
+        reached[left + 1] = inside & ~sides[node] if has_sides else inside
     return np.stack(entries, axis=1)
 
 
-# Splits of a tree that decide about one row, as an observer can see them.
-
-Lefts = npt.NDArray[Any]  # left child of each node, LEAF at a leaf; the right child is the next
+# Splits that decide about one row
 
 
-def open_splits(
-    lefts: Lefts, known: npt.NDArray[np.int64], goes_left: npt.NDArray[np.bool_]
-) -> list[int]:
-    """Splits that a row may reach, each after its parent; ``goes_left`` is by known node."""
-    sides = dict(zip(known.tolist(), goes_left.tolist(), strict=True))
+def open_splits(lefts: Lefts, nodes: Ints, goes_left: npt.NDArray[np.bool_]) -> list[int]:
+    """Splits that a row may reach, each after its parent; ``goes_left`` at some ``nodes``."""
+    sides = dict(zip(nodes.tolist(), goes_left.tolist(), strict=True))
     reachable, splits = [0], []
     for node in reachable:  # the list grows in the loop
         left = int(lefts[node])

@@ -1,4 +1,10 @@
-"""The trees of one boosting round, grown level by level from summed histograms."""
+"""The trees of one boosting round, grown level by level from summed histograms.
+
+``Growth`` grows them; ``ROUTE`` is a split as every party receives it, and ``route_values`` and
+``route_codes`` move rows by splits. ``Limits`` are XGBoost 3.2's: columns drawn per tree, of these
+per level, of these per node; monotone and interaction constraints. All limits follow from the tree
+so far. ``mean_purity`` measures how well a party could infer labels from rows that share a node.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +32,6 @@ from fedapp.trees.model import LEAF, NODE, Grown, Tree, ordered_sets, split_tree
 from fedapp.trees.predict import Nodes
 from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, goes_left_by_set, kernel_sets
 
-# Splits of a level as every party receives them, and moving rows by them.
-
 # A split as parties receive it: node (tree, node) is split into left and left + 1.
 ROUTE = np.dtype(
     [
@@ -44,6 +48,14 @@ ROUTE = np.dtype(
 Routes = npt.NDArray[np.void]
 Places = npt.NDArray[Any]  # integers: numbers of trees, or of nodes within a tree
 NodeList = tuple[Places, Places]  # trees and nodes, each of shape (n_nodes,)
+Bools = npt.NDArray[np.bool_]
+NodeId = tuple[int, int]  # tree, node
+Rows = npt.NDArray[np.int64]
+# Per node: sums in each bin, missing rows by column, and rows in each bin if counted.
+Summed = tuple[Histogram, npt.NDArray[np.int32], Rows]
+
+LEVEL, NODE_DRAW = 2, 3  # streams of draws, so that no two share a seed
+WIDEST = np.finfo(np.float32).max
 
 
 def route_values(
@@ -82,11 +94,11 @@ def route_codes(
     return _routed(nodes, routes, first_right, codes, missing_code, sets)
 
 
-def each_once_among(wanted: NodeList, known: NodeList) -> bool:
-    """Whether all nodes are among the known ones, none of them twice."""
+def each_once_among(wanted: NodeList, nodes: NodeList) -> bool:
+    """Whether all wanted nodes are among others, none of them twice."""
     asked = _keys(wanted).tolist()
     once = set(asked)  # few nodes: sets are faster than numpy
-    return len(once) == len(asked) and once.issubset(_keys(known).tolist())
+    return len(once) == len(asked) and once.issubset(_keys(nodes).tolist())
 
 
 def children_of(trees: Places, lefts: Places) -> NodeList:
@@ -154,17 +166,9 @@ def _move(
         nodes[row] = lefts[split] + (0 if goes_left else 1)
 
 
-# Which columns may split a node, and the bounds of its leaf weights.
-
-Bools = npt.NDArray[np.bool_]
-NodeId = tuple[int, int]  # tree, node
-LEVEL, NODE_DRAW = 2, 3  # streams of draws, so that no two share a seed
-WIDEST = np.finfo(np.float32).max
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Limits:
-    """Limits of the nodes of a round."""
+    """Which columns may split a node of a round, and the bounds of its leaf weights."""
 
     # seed, round_id: of the draws
     seed: int = 0
@@ -245,9 +249,6 @@ def _path(nodes: Tree, node: int) -> list[tuple[int, int]]:
 
 
 FREE = Limits()
-Rows = npt.NDArray[np.int64]
-# Per node: sums in each bin, missing rows by column, and rows in each bin if counted.
-Summed = tuple[Histogram, npt.NDArray[np.int32], Rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +303,7 @@ class Growth:
         self.wanted: list[NodeId] = [(tree, 0) for tree in range(n_trees)]
         self._open = list(self.wanted)
         self._nodes = [_leaves(1, parent=-1) for _ in range(n_trees)]
-        self._sets = NO_SETS  # of all splits, in the order in which they were made
+        self._sets = NO_SETS  # of all splits, in the order of the splits
         self._sums: dict[NodeId, npt.NDArray[np.float64]] = {}
         self._parents: dict[NodeId, Summed] = {}
 
@@ -539,7 +540,7 @@ def _pairs(array: npt.NDArray[Any]) -> list[NodeId]:
     return [(int(tree), int(node)) for tree, node in array]
 
 
-# Monotone and interaction constraints, as texts and as column numbers.
+# Constraints, as texts and as column numbers
 
 
 def parse_monotone(text: str) -> dict[str, int]:
@@ -608,7 +609,7 @@ def _check_known(setting: str, names: Any, columns: Sequence[str]) -> None:
         raise ValueError(f"{setting} must name columns of the table, got {', '.join(missing[:5])}")
 
 
-# Purity of leaves: how well a party could infer labels from rows that share a node.
+# Purity of leaves
 
 
 def mean_purity(labels: npt.NDArray[np.int64], nodes: Nodes) -> float:
@@ -618,23 +619,22 @@ def mean_purity(labels: npt.NDArray[np.int64], nodes: Nodes) -> float:
     over leaves of n_i / n * p_i. ``labels`` are int64 class ids; ``nodes``, int32, shape (n_trees,
     n_rows), is where each row ends, or is last seen.
     """
-    return float(np.mean([_purity(labels, tree) for tree in nodes]))
+    purities = []
+    for tree in nodes:
+        counts = np.zeros((int(tree.max(initial=0)) + 1, int(labels.max(initial=0)) + 1))
+        np.add.at(counts, (tree, labels), 1)
+        purities.append(float(counts.max(axis=1).sum() / len(labels)))
+    return float(np.mean(purities))
 
 
 def last_seen(before: Nodes, after: Nodes, splits: npt.NDArray[np.int64]) -> Nodes:
     """Nodes of rows as seen by an observer who knows only some of the last splits.
 
     ``before`` and ``after`` are the nodes before and after the last splits; ``splits``, shape
-    (n_known, 2), are tree and node of the known ones.
+    (n_splits, 2), are tree and node of those.
     """
     seen = np.array(before)
     for tree, node in splits:
         rows = before[tree] == node
         seen[tree, rows] = after[tree, rows]
     return seen
-
-
-def _purity(labels: npt.NDArray[np.int64], nodes: npt.NDArray[np.int32]) -> float:
-    counts = np.zeros((int(nodes.max(initial=0)) + 1, int(labels.max(initial=0)) + 1))
-    np.add.at(counts, (nodes, labels), 1)
-    return float(counts.max(axis=1).sum() / len(labels))

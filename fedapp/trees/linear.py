@@ -2,6 +2,11 @@
 
 A column of numbers is one input. A column of categories is one-hot encoded: one input per category,
 and a row with a missing value has 0 in all of them.
+
+For secure aggregation, moments and models are whole numbers, whose sums over parties are exact.
+Means of the inputs are summed first, then squared deviations from the overall means, so that
+nothing cancels. Each column's largest absolute value is disclosed before, rounded up to a power of
+two. Sums of terms of very different size have two parts (``to_parts``), for float64 precision.
 """
 
 from __future__ import annotations
@@ -271,7 +276,7 @@ def _checked(header: ModelHeader, document: Mapping[str, Any]) -> LinearModel:
     return model
 
 
-# Statistics for training linear models as whole numbers, whose sums over parties are exact.
+# Whole numbers
 
 # Powers of two that a float32 other than 0 may be rounded up to.
 LEAST_POWER, MOST_POWER = -149, 128

@@ -1,4 +1,20 @@
-"""A boosted model: its trees, and its form on disk."""
+"""A boosted model: its trees, its form on disk, and trees as compact arrays for messages.
+
+Every ``model.json`` of any kind (``write_model``, ``read_model``) is one line of JSON: format, kind
+(not for a boosted model), objective, base score (if the kind has one), names of columns and
+classes, and the content of the kind. ``pack_trees`` concatenates trees::
+
+    sizes      per tree   nodes of the tree
+    lefts      per node   left child within the tree, 0 at a leaf; the right child is the next
+    values     per node   threshold of a split (below goes left), value of a leaf
+    columns    per split
+    defaults   per split  1 if missing goes left
+    sets       per split of a column of categories: one bit per category, 1 if it goes right, padded
+               to whole bytes (see ``fedapp.trees.sets``); no bytes for other splits
+
+and, if explanations will be made of them, ``gains`` per split, ``hessians`` and ``weights`` (before
+the learning rate) per node.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +122,7 @@ class Ensemble:
     def starts(self, n_rows: int, base_margins: Margins | None = None) -> Margins:
         """Margins of rows before the first tree; float32, shape (n_rows, n_outputs).
 
-        ``base_margins``, shape (n_rows,), must be given if and only if the model has a
+        ``base_margins``, shape (n_rows,), is required if and only if the model has a
         ``margin_column``; else ValueError.
         """
         if (base_margins is not None) != bool(self.margin_column):
@@ -355,7 +371,7 @@ def load_model(path: Path) -> Ensemble:
     return from_json(model_text(path))
 
 
-# The text format of models of any kind.
+# The text of models of any kind
 
 FORMAT = 1
 # Half the size of the largest message. Parsed, the file takes about ten times the memory.
@@ -484,7 +500,7 @@ def model_text(path: Path) -> str:
     return path.read_text()
 
 
-# Trees as compact arrays, for messages, stores and stacked models.
+# Compact arrays
 
 Array = npt.NDArray[Any]
 TREES: Mapping[str, type[np.generic]] = {
@@ -526,7 +542,7 @@ def pack_trees(
 
 
 def unpack_trees(arrays: Mapping[str, Array], widths: Ints) -> Grown:
-    """Unpack trees of a known table; they are checked as by ``check_trees``.
+    """Unpack trees of a table's columns; they are checked as by ``check_trees``.
 
     Missing arrays of ``EXPLAINED`` are read as 0. ``widths`` is the number of categories of each
     column, 0 for a numeric one. Raises ValueError naming the array and the broken rule.

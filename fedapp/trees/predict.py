@@ -1,4 +1,4 @@
-"""Walk rows down trees."""
+"""Walk rows down trees: split by split, as bits that can be sent, or to the leaves at once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import numpy.typing as npt
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.model import LEAF, Ensemble, Margins, Tree, stack_trees
 from fedapp.trees.sets import NO_SETS, CategorySets, goes_left_by_set, kernel_sets
-
-# Partitions: which rows of a node a split sends left, as bits, and the nodes they move to.
 
 Nodes = npt.NDArray[np.int32]  # shape (n_trees, n_rows): node of each row in each tree
 Places = npt.NDArray[np.int32]  # numbers of trees, or of nodes within a tree

@@ -1,4 +1,16 @@
-"""Boosting state between rounds: the trees, and splits and leaf values not yet sent."""
+"""Boosting round by round: state between rounds, random structures, and checks of histograms.
+
+``Boosting`` has the trees, and splits and leaf values not yet sent. ``draw_trees`` draws structures
+whose leaf values only depend on rows, so a tree needs only sums at its leaves and little noise:
+``random`` draws a column for every split; ``cyclic`` uses one column per round, in turn, so that
+the model is a sum of functions of single columns. ``HistogramChecks`` detects sums that no rows of
+a party's sketch can have, but not rows that were made up or changed.
+
+Source: Maddock, Cormode, Wang, Maple and Jha 2022 (arXiv:2210.02910): totally random splits and
+Newton leaves; Nori, Caruana, Bu, Shen and Kulkarni 2021 (arXiv:2106.09680): cyclic. Departures:
+cuts are quantiles, no cut leaves a side without values, and leaves are shrunk by the noise of their
+hessians.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +49,25 @@ from fedapp.trees.objective import (
 from fedapp.trees.sets import NO_SET, NO_SETS, Categories, CategorySets, Members
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+Doubles = npt.NDArray[np.float64]
+Loss = tuple[Objective, LossParameters]
+Kind = Literal["cyclic", "random"]
+CYCLIC: Kind = "cyclic"
+
+# Standard deviations of noise that are added to hessians, so that leaves of few rows do not follow
+# their noise. On adult, 3 beat 0 and 1 for trees with many leaves, and was as good for others.
+SHRINKING = 3.0
+
+LARGEST = float(np.finfo(np.float64).max)
+ROUNDED = 1e-6  # gradients, weights and masses are float32, each rounded by up to 2^-24
+# Float64 sums of n rows in another order differ by up to n 2^-53 of the sum of absolute values.
+SLACK = 1e-9
+RULES = (
+    "",
+    "gradients and hessians that the weight of its rows allows",
+    "the same total in every column, rows without a value included",
+    "children that add up to their parents",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +106,10 @@ class Boosting:
     limits: Limits = FREE  # of single nodes; the round's number is set for each round
     margin_column: str = ""
     grown: Grown = NO_TREES  # trees of all finished rounds, with their sets
-    # routes, route_sets: splits of the last round that parties do not know yet, with their sets
+    # routes, route_sets: splits of the last round not yet sent, with their sets
     routes: Routes = field(default_factory=lambda: np.empty(0, dtype=ROUTE))
     route_sets: CategorySets = NO_SETS
-    leaves_told: bool = True  # whether parties know the leaf values of the last round
+    leaves_sent: bool = True  # whether parties have the leaf values of the last round
 
     @property
     def width(self) -> int:
@@ -116,7 +147,7 @@ class Boosting:
         limits = replace(self.limits, round_id=self.n_rounds)
         return Growth(self.width, self.cuts, allowed, self.shape, limits)
 
-    def tell(self, routes: Routes, sets: CategorySets) -> None:
+    def store_splits(self, routes: Routes, sets: CategorySets) -> None:
         """Store the splits of a level, not yet sent."""
         self.routes, self.route_sets = routes, sets
 
@@ -124,16 +155,16 @@ class Boosting:
         """Finish a round; its last splits and leaf values are not yet sent."""
         check_range(grown.trees)
         self.grown = concatenated([self.grown, grown])
-        self.leaves_told = False
+        self.leaves_sent = False
 
-    def told(self) -> None:
+    def mark_sent(self) -> None:
         """Mark all splits and leaf values as sent."""
         self.routes, self.route_sets = np.empty(0, dtype=ROUTE), NO_SETS
-        self.leaves_told = True
+        self.leaves_sent = True
 
-    def untold_leaves(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    def unsent_leaves(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         """Unsent leaf values of the last round, one per node, and the start of each tree."""
-        if self.leaves_told:
+        if self.leaves_sent:
             return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
         nodes, offsets = stack_trees(self.last_trees)
         return np.ascontiguousarray(nodes["value"]), offsets
@@ -154,14 +185,14 @@ class Boosting:
             "routes": self.routes,
             "route_sets": self.route_sets.bits,
             "route_set_widths": self.route_sets.widths,
-            "leaves_told": np.array(self.leaves_told),
+            "leaves_told": np.array(self.leaves_sent),
         }
 
     def restore(self, arrays: Arrays) -> None:
         """Undo ``arrays``."""
         trees = split_trees(arrays["nodes"], arrays["tree_offsets"])
         self.grown = Grown(trees, CategorySets(arrays["sets"], arrays["set_widths"]))
-        self.routes, self.leaves_told = arrays["routes"], bool(arrays["leaves_told"])
+        self.routes, self.leaves_sent = arrays["routes"], bool(arrays["leaves_told"])
         self.route_sets = CategorySets(arrays["route_sets"], arrays["route_set_widths"])
 
 
@@ -176,13 +207,7 @@ def n_leaves(trees: Iterable[Tree]) -> int:
     return sum(int((tree["left"] == LEAF).sum()) for tree in trees)
 
 
-# Trees with random structure; only their leaf values depend on rows.
-
-Kind = Literal["cyclic", "random"]
-CYCLIC: Kind = "cyclic"
-# Standard deviations of noise that are added to hessians, so that leaves of few rows do not follow
-# their noise. On adult, 3 beat 0 and 1 for trees with many leaves, and was as good for others.
-SHRINKING = 3.0
+# Trees with random structure
 
 
 @dataclass(slots=True)
@@ -312,20 +337,7 @@ def with_leaf_weights(
     return Grown(tuple(trees), grown.sets)
 
 
-# Check one party's histograms against its sketch, its totals and the parents' histograms.
-
-Doubles = npt.NDArray[np.float64]
-Loss = tuple[Objective, LossParameters]
-LARGEST = float(np.finfo(np.float64).max)
-ROUNDED = 1e-6  # gradients, weights and masses are float32, each rounded by up to 2^-24
-# Float64 sums of n rows in another order differ by up to n 2^-53 of the sum of absolute values.
-SLACK = 1e-9
-RULES = (
-    "",
-    "gradients and hessians that the weight of its rows allows",
-    "the same total in every column, rows without a value included",
-    "children that add up to their parents",
-)
+# Checks of one party's histograms
 
 
 @kernel

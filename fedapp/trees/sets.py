@@ -2,6 +2,10 @@
 
 A category in the set goes right, any other left. A missing value, or a code that is not a category
 of the column, takes the split's default side.
+
+The value k of a column of categories, a whole number in float32, is the category at index k of the
+column's names; NaN is missing. ``joint_categories`` merges the names of several tables, and
+``recoded`` converts values to the merged ones.
 """
 
 from __future__ import annotations
@@ -154,7 +158,7 @@ def kernel_sets(numbers: npt.NDArray[Any] | None, sets: CategorySets) -> tuple[A
 
 @inlined
 def goes_left_by_set(value: Any, default_left: Any, number: Any, sets: Any) -> Any:
-    """Whether a set sends a code left; ``sets`` comes from ``walked_sets``."""
+    """Whether a set sends a code left; ``sets`` comes from ``kernel_sets``."""
     _, bits, offsets, widths = sets
     if not 0 <= value < widths[number]:
         return default_left
@@ -162,7 +166,7 @@ def goes_left_by_set(value: Any, default_left: Any, number: Any, sets: Any) -> A
     return not (bits[offsets[number] + (code >> 3)] >> (7 - (code & 7))) & 1
 
 
-# Categorical columns: codes and the names they stand for.
+# Names of categories
 
 Categories = tuple[tuple[str, ...] | None, ...]
 """Per column its category names, or None if it is numeric. Empty tuple: all columns are numeric."""
@@ -213,7 +217,7 @@ def in_secret_order(values: Values, categories: Categories, seed: int) -> tuple[
 
 
 def side_by_side(parts: Iterable[tuple[Categories, int]]) -> Categories:
-    """Concatenate the categories of tables, given with their numbers of columns."""
+    """Concatenate the categories of tables, each with its number of columns."""
     return as_categories(
         names for categories, width in parts for names in entries_of(categories, width)
     )
@@ -233,9 +237,9 @@ def joint_categories(tables: Iterable[Categories]) -> Categories:
 
 
 def recoded(
-    values: Values, own: Categories, joint: Categories, columns: Sequence[str] = ()
+    values: Values, current: Categories, joint: Categories, columns: Sequence[str] = ()
 ) -> tuple[Values, npt.NDArray[np.int64]]:
-    """Convert values, shape (n_rows, n_columns), from the codes of `own` to those of `joint`.
+    """Convert values, shape (n_rows, n_columns), from the codes of `current` to those of `joint`.
 
     Returns the values, NaN if the name is not in `joint`, and the number of such values of each
     column. If nothing changes, the values are the input itself. Raises DataError for a column with
@@ -243,11 +247,11 @@ def recoded(
     """
     n_columns = values.shape[1]
     unseen = np.zeros(n_columns, np.int64)
-    if own == joint:
+    if current == joint:
         return values, unseen
     out = values.copy()
     for column in range(n_columns):
-        names, joint_names = names_of(own, column), names_of(joint, column)
+        names, joint_names = names_of(current, column), names_of(joint, column)
         if names is None or joint_names is None:
             if (names is None) != (joint_names is None) and not np.isnan(values[:, column]).all():
                 due, got = ("numbers", "text") if joint_names is None else ("categories", "numbers")

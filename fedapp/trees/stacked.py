@@ -1,4 +1,15 @@
-"""A model of several ensembles under one head, and its form on disk."""
+"""A model of several ensembles under one head, its form on disk, and training the head.
+
+Source: Ma et al. 2023, "Gradient-less Federated Gradient Boosting Trees with Learnable Learning
+Rates", section 3.3 and the ablation of section 4.3. All three heads are one formula::
+
+    hidden[p, c] = relu(patch[p] @ first[c] + bias[c])        p a patch of the tree outputs
+    margin[o]    = hidden.ravel() @ second[o] + bias[o]
+
+A patch is all trees of one party (``cnn``; a convolution whose kernel and stride are a party's
+trees), each boosting round with its two neighbours (``cnn3``; kernel 3, stride 1), or everything
+(``fcnn``).
+"""
 
 from __future__ import annotations
 
@@ -39,9 +50,16 @@ from fedapp.trees.objective import (
 from fedapp.trees.predict import add_outputs
 from fedapp.trees.sets import NO_SETS, Categories, CategorySets, category_counts
 
-# The output of every tree of several ensembles for every row.
-
 Floats = npt.NDArray[np.float32]
+Kind = Literal["cnn", "cnn3", "fcnn"]
+Layers: TypeAlias = tuple[Floats, Floats, Floats, Floats]  # first, its bias, second, its bias
+
+KIND = "trees under a head"
+FCNN_WIDTH = 256  # as in the paper's section 4.3
+KERNEL = 3  # of cnn3, in boosting rounds
+BATCH_NUMBERS = 2**22  # size of the arrays of a batch of predictions
+PREDICT_NUMBERS = 2**23  # tree outputs in memory at once
+WATCHED_ROWS = 4096  # validation rows per batch
 
 
 def tree_outputs(
@@ -75,14 +93,7 @@ def tree_outputs(
     return outputs
 
 
-# The network over the outputs of all trees: shape, initial weights, predictions, rates.
-
-Kind = Literal["cnn", "cnn3", "fcnn"]
-Layers: TypeAlias = tuple[Floats, Floats, Floats, Floats]  # first, its bias, second, its bias
-
-FCNN_WIDTH = 256  # as in the paper's section 4.3
-KERNEL = 3  # of cnn3, in boosting rounds
-BATCH_NUMBERS = 2**22  # size of the arrays of a batch of predictions
+# The head
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +253,7 @@ def _unpatched(shape: HeadShape, by_patch: npt.NDArray[np.float64]) -> npt.NDArr
     return padded[:, 1:-1].reshape(n_outputs, shape.n_columns)
 
 
-KIND = "trees under a head"
-PREDICT_NUMBERS = 2**23  # tree outputs in memory at once
+# The model
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -444,9 +454,7 @@ def _model(header: ModelHeader, document: Mapping[str, Any]) -> StackedModel:
     )
 
 
-# Train a head with torch. Nothing else imports this module, so torch stays optional.
-
-WATCHED_ROWS = 4096  # validation rows per batch
+# Training
 
 
 @dataclass(frozen=True, slots=True)

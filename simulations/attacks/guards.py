@@ -68,9 +68,9 @@ GUARDS = (
     Guard(
         "who steals long-lived keys reads letters of runs that have ended",
         "fedapp/crypto/sealed.py",
-        "products = both + crossed + _product(private.own, peer.own)",
+        "products = both + crossed + _product(private.static, peer.static)",
         "tests/test_sealed.py",
-        "products = _product(private.own, peer.own)",
+        "products = _product(private.static, peer.static)",
     ),
     Guard(
         "the keys of a run stay on the disk after its end",
@@ -245,7 +245,7 @@ GUARDS = (
     Guard(
         "a lost party's late answer completes the sum that the rest was asked for again",
         "fedapp/crypto/masking.py",
-        "    if own:\n        masked +=",
+        "    if seed:\n        masked +=",
         "tests/test_shares.py",
         "    if False:\n        masked +=",
     ),

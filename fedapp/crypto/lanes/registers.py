@@ -25,7 +25,7 @@ from numba.core import cgutils
 from numba.core.codegen import get_host_cpu_features
 from numba.extending import models, register_model
 
-from fedapp.crypto.integers import N_LANES
+from fedapp.crypto.rings import N_LANES
 
 LIMB_BITS = 52
 

@@ -1,7 +1,20 @@
-"""Arithmetic modulo an odd number on rows of limbs, eight rows at a time.
+"""Arithmetic modulo an odd number N on rows of limbs, eight rows at a time.
 
-``fedapp.crypto.lanes.ring`` has the kernels and their bounds. This module checks their arguments,
-and recomputes a sample of their results with gmpy2.
+``LaneRing`` checks arguments and recomputes a sample of the results with gmpy2; the kernels check
+nothing. A residue x is stored in Montgomery's form, x R mod N for R = 2^(52 k), in k limbs of 52
+bits, lowest first, below 4 N. With R >= 16 N no final subtraction is needed: for a, b < 4 N the
+product
+
+    (a b + q N) / R,    q = -a b / N mod R,    is below 16 N^2 / R + N <= 2 N,
+
+and the sum of two products is below 4 N again. Out of Montgomery's form, by a product with 1, it is
+N at most, and N for 0 only.
+
+Columns of a product are added up without carries: each gets 4 k terms below 2^52, together below
+2^64 for k < 1024. All limbs are read and written, whatever their values.
+
+Source: Montgomery, Modular multiplication without trial division, 1985; Gueron and Krasnov,
+Accelerating big integer arithmetic using Intel IFMA extensions, 2016.
 """
 
 from __future__ import annotations
@@ -15,7 +28,6 @@ import numpy as np
 import numpy.typing as npt
 from gmpy2 import mpz, powmod
 
-from fedapp.crypto.integers import Bytes, from_bytes_array, to_bytes_array
 from fedapp.crypto.lanes.registers import (
     LIMB_BITS,
     add,
@@ -28,15 +40,22 @@ from fedapp.crypto.lanes.registers import (
     spread,
     store,
 )
-from fedapp.crypto.rings import PlainRing, Residues, Ring, sampled
+from fedapp.crypto.rings import (
+    Bytes,
+    PlainRing,
+    Residues,
+    Ring,
+    from_bytes_array,
+    sampled,
+    to_bytes_array,
+)
 from fedapp.errors import MachineError
 from fedapp.kernels import kernel
 
 Limbs = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
 
-SLACK_BITS = 4  # R >= 16 N, see fedapp.crypto.lanes.ring
-MOST_LIMBS = 1023
+SLACK_BITS, MOST_LIMBS = 4, 1023  # R >= 16 N, and columns below 2^64
 WORD_BYTES = 8
 WINDOW_BITS = 4
 
@@ -259,7 +278,7 @@ def _answers(ring: Ring) -> Residues:
     return np.concatenate([sums, products, *powers, ring.table_products(tables, digits)])
 
 
-# Montgomery products of many big integers at once, eight in the lanes of a register.
+# Kernels
 
 
 @kernel

@@ -1,4 +1,10 @@
-"""Arithmetic modulo p = 2^255 - 19, eight numbers at a time, as code that numba compiles.
+"""Multiply points of ristretto255 by a secret scalar, eight points at a time.
+
+``Element`` has arithmetic modulo p = 2^255 - 19, formulas for points use it, and ``scale_words``
+combines the formulas. The sequence of operations and memory addresses is the same for all scalars
+and points: digits of the scalar, all odd, select among eight multiples of a point by masks, and a
+square root is computed whether there is one or not. Only the points are checked here;
+``fedapp.crypto.ristretto`` checks the rest and compares a sample of the results with libsodium.
 
 Formulas are written with ``Element``, which represents eight numbers; a register has one limb of
 each::
@@ -6,15 +12,21 @@ each::
     x = x0 + x1 2^51 + x2 2^102 + x3 2^153 + x4 2^204
 
 Its operators add instructions to the function being compiled. It tracks how large its limbs may be,
-and carries them only before they would pass 2^64, or 2^52 where they become factors. There are no
-branches, and no address depends on a number.
+and carries them only before they would pass 2^64, or 2^52 where they become factors.
 
 In memory elements follow each other, a *slot* of five registers each, with no limb above
 ``CARRIED``. A compiled function of slots is called with the memory and the places of its slots.
 
-Source: Bernstein, Duif, Lange, Schwabe and Yang, High-speed high-security signatures, 2012 (limbs
-of 51 bits); Gueron and Krasnov, Accelerating big integer arithmetic using Intel IFMA extensions,
-2016.
+A point (x, y) of the curve -x^2 + y^2 = 1 + d x^2 y^2 takes four slots, X, Y, Z and T with x = X/Z,
+y = Y/Z and x y = T/Z; as a summand Y + X, Y - X, 2 Z and 2 d T. Several points represent one
+element of the group, and any of them will do. Results come out doubled, because doubles are encoded
+by an inverse, which many points can share, instead of an inverse square root each; ``digit_masks``
+halves the scalar.
+
+Source: RFC 9496, Section 4; Bernstein, Duif, Lange, Schwabe and Yang, High-speed high-security
+signatures, 2012 (limbs of 51 bits); Gueron and Krasnov 2016 (IFMA); Hisil, Wong, Carter and Dawson,
+Twisted Edwards curves revisited, 2008; Hamburg, Decaf, 2015, and the double-and-compress of
+curve25519-dalek; Joye and Tunstall, Exponent recoding and regular exponentiation algorithms, 2009.
 """
 
 from __future__ import annotations
@@ -31,7 +43,6 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 
-from fedapp.crypto.integers import N_LANES, ORDER
 from fedapp.crypto.lanes.registers import (
     REGISTER,
     WORD,
@@ -41,6 +52,7 @@ from fedapp.crypto.lanes.registers import (
     registers,
     spread_word,
 )
+from fedapp.crypto.rings import N_LANES, ORDER
 from fedapp.errors import MachineError
 from fedapp.kernels import kernel
 
@@ -302,9 +314,8 @@ def square(out: Slots, value: Slots) -> None:
     out[0] = value[0].square()
 
 
-# Formulas for points of ristretto255, eight points at a time.
+# Formulas for points. Constants of RFC 9496, Sections 4.1 and 4:
 
-# RFC 9496, Sections 4.1 and 4.
 D = -121665 * pow(121666, -1, P) % P
 SQRT_M1 = pow(2, (P - 1) // 4, P)
 SQRT_AD_MINUS_ONE = 25063068953384623474111414158702152701244531502492656460079210482610430750235
@@ -513,7 +524,7 @@ def end_encoding(words: Slots, point: Slots, inverse: Slots) -> None:
     words.put(0, s.abs().words())
 
 
-# Multiply points of ristretto255 by a secret scalar, eight points at a time.
+# The scalar multiplication
 
 Words = npt.NDArray[np.uint64]
 
@@ -530,7 +541,7 @@ POINT = "f8f0c87cf237953c5890aec3998169005dae3eca1fbb04548c635953c817f92a"
 NO_POINT = "26948d35ca62e643e26a83177332e6b6afeb9d08e4268b650f1f5bbd8d81d371"
 
 WINDOW_BITS, N_WINDOWS = 4, 64
-# Slots: work of the formulas (see lane_points), words, which rows are valid, a further point, a
+# Slots: work of the formulas (see ``ROOT``), words, which rows are valid, a further point, a
 # table of odd multiples as summands, masks, and then five a group of eight points: the point, and
 # the product of the numbers to invert of all groups before.
 WORK, WORDS, VALID, OTHER, TABLE = 0, 12, 13, 14, 18

@@ -26,8 +26,6 @@ import numpy.typing as npt
 
 from fedapp.kernels import frozen, inlined, kernel
 
-# The best cut of one column of a node, from its sums by bin; see ``fedapp.trees.forest.cart``.
-
 # scikit-learn's FEATURE_THRESHOLD: no cut between values at most this far apart.
 CLOSE = np.float32(1e-7)
 GINI, ENTROPY, VARIANCE = 0, 1, 2
@@ -321,7 +319,7 @@ def best_splits(
     codes : see ``code_columns``.
     targets : shape (n_rows,): class ids, or numbers.
     weights : shape (n_rows,), > 0 in ``rows``.
-    products : shape (n_rows,): weights times numbers; see ``label_codes.exact_products``.
+    products : shape (n_rows,): weights times numbers; see ``levels.exact_products``.
     draws : shape (n_rows,), > 0 in ``rows``: how often the tree draws each row.
     rows, starts : shapes (n_inside,) and (n_nodes + 1,): rows of each node, ascending.
     columns, keys : shape (n_nodes, n_columns): see ``levels.columns_of``.

@@ -1,5 +1,13 @@
 """The best cuts from sums over another party's bins, at the party that can read the sums.
 
+The owner of columns, who cannot read labels, lists them and sums rows per bin (``list_columns``);
+the party that can read the sums searches the best cut (``best_cuts``). Bins too close to cut
+between (``CLOSE``) are merged by the owner, so a cut is allowed between any two sums::
+
+    node 0                               node 1
+    column 2          column 5           column 2
+    bin bin missing | bin bin bin bin  | bin bin     one sum each
+
 Scan, rules and ties are those of ``cart``, which searches where labels and columns are together.
 """
 
@@ -34,10 +42,9 @@ from fedapp.trees.forest.cart import (
 )
 from fedapp.trees.forest.levels import RowFields
 
-# Columns to sum for the nodes of a tree, listed by their owner, who cannot read labels.
-
 Places = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
+Sums = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -235,7 +242,7 @@ def _thresholds(
     return thresholds
 
 
-Sums = npt.NDArray[np.float64]
+# At the party that can read the sums
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,14 @@
-"""A forest grown level by level: nodes of its rows, open nodes, and node numbers.
+"""A forest grown level by level: splits and node numbers, random draws, and labels as codes.
 
 The splits of each level, in order, determine the forest: their children get the next two numbers of
-the tree.
+the tree. Draws of rows and columns are hashes of numbers, so they do not depend on numpy's version,
+and a draw for one column discloses nothing about the others.
+
+Codes of labels determine the best splits and disclose as little else as possible. Gini and entropy
+depend only on which rows share a class, so classes are numbered by their first row, whatever their
+names and order. The variance is invariant up to y -> a + b y, so the first row's number becomes 0,
+the first different one is above it, and the largest distance is a power of two. All labellings that
+lead to the same forest have the same codes and cannot be distinguished.
 """
 
 from __future__ import annotations
@@ -19,7 +26,14 @@ from fedapp.kernels import frozen, kernel
 from fedapp.trees.forest.cart import Bins, Candidates, Codes, Ints, Rules, best_splits
 from fedapp.trees.predict import Bits, Nodes, Places
 
+Words = npt.NDArray[np.uint64]
+LabelCodes = npt.NDArray[np.float64]
+
 KEYS_AT_ONCE = 2**22  # column keys in memory: 32 MB, however many columns a party claims
+MOST_BITS = 40  # of a number's code
+# Java's SplittableRandom
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +125,7 @@ def search(
     ----------
     nodes : int32, shape (n_trees, n_rows): node of each training row.
     open_nodes : trees and nodes, by tree.
-    column_seeds : int64, shape (n_columns,): see ``draws.column_keys``.
+    column_seeds : int64, shape (n_columns,): see ``column_keys``.
     n_drawn : int64, shape (n_open,): how many of these columns are drawn for each node.
     """
     weights = exact_weights(rows.weights)
@@ -232,18 +246,13 @@ def draw_columns(
     return counts
 
 
-# Random draws of a forest: rows per tree, columns per node, the same at every party.
-
-Words = npt.NDArray[np.uint64]
-GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+# Random draws
 
 
 def mix(words: Words) -> Words:
     """A bijective hash of each word.
 
-    Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", Figure 16
-    (the constants are those of Java's SplittableRandom).
+    Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", Figure 16.
     """
     z = words + GAMMA
     z = (z ^ (z >> np.uint64(30))) * _FIRST
@@ -255,7 +264,7 @@ def mix(words: Words) -> Words:
 def column_keys(column_seeds: Ints, tree: int, nodes: npt.NDArray[np.int32]) -> Ints:
     """Keys that select columns for the nodes of a tree: the smallest are drawn.
 
-    ``column_seeds`` is int64, shape (n_columns,), >= 0; each is known to the column's owner.
+    ``column_seeds`` is int64, shape (n_columns,), >= 0; a column's owner has its seed.
     Returns int64, shape (n_nodes, n_columns), 1 to 2**63 - 2.
     """
     places = mix((np.uint64(tree) << np.uint64(32)) | nodes.astype(np.uint64))
@@ -304,10 +313,7 @@ def n_features(rule: str | float, n_columns: int) -> int:
     return max(1, int(float(rule) * n_columns))
 
 
-# Labels as codes that determine the best splits and disclose as little else as possible.
-
-LabelCodes = npt.NDArray[np.float64]
-MOST_BITS = 40
+# Codes of labels
 
 
 def class_codes(labels: npt.NDArray[Any]) -> LabelCodes:

@@ -240,7 +240,10 @@ def from_json(text: str) -> BaggedForest:
     return read_model(text, KIND, build)
 
 
-# A forest as a scikit-learn estimator with the same predictions.
+# The forest as a scikit-learn estimator with the same predictions (scikit-learn 1.6 to 1.9,
+# ``sklearn/tree/_tree.pyx``). It sends ``x <= threshold`` left and fedapp ``x < threshold``, both
+# with float32 values: the next smaller float32 gives the same split. Impurities and numbers of rows
+# are unknown and stay 0, so ``feature_importances_`` is NaN.
 
 NO_SPLIT = -2  # scikit-learn's column and threshold of a leaf
 
