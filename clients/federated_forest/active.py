@@ -398,7 +398,8 @@ def _sums(
         np.repeat(r, listing.n_bins + listing.missing)
         for r, listing in zip(read, listings, strict=True)
     ]
-    layout = integer_layout(key.public.bits, *fields.numbers.shape, fields.bits)
+    n_rows, n_fields = fields.numbers.shape
+    layout = integer_layout(key.public.bits, n_rows, n_fields, fields.bits)
     with as_protocol_error(party, "ColumnSums", "ciphertexts"):
         plain = read_terms(key, ciphertexts, layout, wanted, shared_workers())
     for (listing, totals), sums, columns, used in zip(pairs, plain, read, wanted, strict=True):

@@ -101,10 +101,11 @@ def describe_command(
     from fedapp.commands.common import console
     from fedapp.data.datasets import check_source, dataset_names, find_dataset, read_source
     from fedapp.data.describe import describe, schema_text
+    from fedapp.settings import Value
     from fedapp.site.settings import SiteConfig, table_settings
 
     is_read = schema is not None and schema.exists()
-    settings = {
+    settings: dict[str, Value] = {
         "data": source,
         "label": label,
         "id": id_column,
