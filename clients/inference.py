@@ -273,6 +273,9 @@ def take_answers(site: Site, mail: Mail, part: ActivePart) -> None:
     store["nodes"] = move_rows(store["nodes"], lefts, slots, firsts, np.concatenate(sides))
 
 
+# Source: Liu et al. 2019, "Federated Forest", Algorithms 3 and 4.
+
+
 def answer_leaf_sets(
     site: Site, request: LeafSetsRequest, mail: Mail
 ) -> tuple[LeafSetsReply, Letters]:
@@ -343,6 +346,21 @@ def note_explained(site: Site, request: ExplainRequest) -> ExplainReply:
     elif store.facts["active"] != site.name:
         _write(site, REACHED, {row: {"splits": []} for row in _rows(site)})
     return ExplainReply(done=True)
+
+
+# Every party sees its columns, the thresholds of its splits, and so the side of each that a row's
+# value is on. In addition:
+#
+# - interactive: a passive party is asked about a row at its splits, so it sees which of them the
+#   row reaches. The active party sees the row's whole path: the owner and side of others' splits,
+#   everything about its splits, and the leaf.
+# - one-round: the active party sees the same. A passive party is not asked; it knows a forest's
+#   structure, so it sees which of its splits its other splits leave open to the row.
+# - eini: nobody sees a row's path. Each party sees which of its splits its other splits leave open;
+#   the active party also the score, and the owners of the other splits.
+#
+# Where parties share column names, the active party has those of a boosted model's splits. The
+# files are ``explanation.json`` and ``explanation.txt`` in the site's folder.
 
 
 def explain_open(site: Site, part: Part, trees: Iterable[tuple[Array, Array]]) -> None:

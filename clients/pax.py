@@ -306,6 +306,16 @@ def _check(site: Site, request: GrowRequest) -> None:
 # their siblings, and a column's cells (missing values, then its bins) are merged to groups.
 
 
+# Rows of a node that has too few are summed as if they were in its sibling, and stay there; so a
+# node of few rows reports nothing in its round, not even its total. A row therefore has two
+# places: where it is summed (``TOLD``), and where it is, which leaves and the next splits use.
+#
+# Limit: the next round's sums and scores depend on every leaf, however few rows it has. A server
+# that gives such a leaf a value of its own learns its rows, and two rounds that split next to
+# each other reveal the rows in between. Margins by where rows are summed would prevent this, but
+# change the model.
+
+
 def begin_round(site: Site, n_trees: int) -> None:
     """Sum all rows at the roots, or none in a round that has drawn too few."""
     store, least = site.store, site.config.least_bin_rows

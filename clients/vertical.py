@@ -186,6 +186,17 @@ def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bo
     return table, active, len(unlike)
 
 
+# passive list --(its mask)--> other passive parties in turn --> active --(its mask)--> all masks
+# active list  --(its mask)--> passive parties in turn ----------------> active         all masks
+#
+#     active: which points are in all lists? --(bits)--> each passive party, for its list
+#
+# Only the active party sees lists under all masks, so no other party can compare lists. Only its
+# owner knows the order within a list. The subset of a row follows from its place in the common
+# order, which the ids determine; in a simulation with a shared table, from its place there, as in a
+# horizontal run.
+
+
 def open_run(site: Site, request: OpenRequest) -> tuple[SentReply, Letters]:
     """Store the other parties' keys, and pass on the local ids, masked."""
     store = site.store

@@ -99,6 +99,11 @@ def secret_at(path: Path, draw: Callable[[], bytes]) -> bytes:
 # Locks on a run's folder: many processes share it, one writes it, or one deletes it.
 
 
+# Holders and writers share the lock of the folder; whoever deletes it has that lock exclusively.
+# Writers exclude each other by a lock file in the folder, so that a command can hold the folder
+# while its ServerApp, another process, writes it. Locks end with their process.
+
+
 @contextmanager
 def shared_lock(folder: Path) -> Iterator[None]:
     """Make a folder and share its lock during the block."""

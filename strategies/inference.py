@@ -104,6 +104,18 @@ def _explained_rows(settings: Settings) -> tuple[str, ...]:
     return tuple(row_id.strip() for row_id in settings.explain.split(","))
 
 
+# Source: Cheng et al. 2019, "SecureBoost" (arXiv:1901.08755), Figure 3. All rows walk at once, down
+# ``interactive.trees-at-once`` trees at a time (0: all; 1: tree after tree, as in the papers). Each
+# lot of trees asks the passive parties until its last row is at a leaf, at most ``max_depth``
+# times. With the active party's steps between the questions, and a last one in which the others
+# forget the rows, the exchanges after the alignment are ::
+#
+#     2 + 2 * sum over the lots of the questions of the lot  <=  2 + 2 * max_depth * n_lots,
+#
+# where ``n_lots = ceil(n_trees / trees_at_once)``, and 1 for all at once. The predictions do not
+# depend on it. Only the active party writes them.
+
+
 class InteractiveSettings(Section):
     """``[interactive]`` of the run config; ``trees_at_once``: trees in a lot, 0: all."""
 
@@ -136,6 +148,10 @@ class Interactive(InferenceStrategy):
             yield from mailbox.relay(AnswerRequest, passive, AnswerReply, last=is_last)
         n_trees = replies[active].n_trees
         return (yield from self.predicted(active, rows, n_trees))
+
+
+# Source: Liu et al. 2019, "Federated Forest" (arXiv:1905.10053v1), Algorithms 3 and 4. After the
+# alignment the passive parties are asked once, whatever the number and the depth of the trees.
 
 
 class OneRound(InferenceStrategy):

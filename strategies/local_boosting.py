@@ -43,6 +43,21 @@ from strategies.horizontal import CommonTable, HorizontalStrategy, mean_label
 from strategies.scoring import ROUND_BINS, History, check_scores, evaluate, shares
 from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, INIT_MODEL, OBJECTIVES_OR_FUNCTION
 
+# With one party this is XGBoost, tree by tree. With K parties each step is a mean of K, weighted by
+# rows: a leaf value is a full Newton step, and K of them added up would be a K times larger
+# ``eta``, which no longer converges where ``K * eta`` exceeds 2.
+#
+# Departures from Flower's ``FedXgbBagging`` (1.41), which joins the parties' trees unscaled:
+#
+# - It steps K times too far, see above; here a tree's values are scaled by the party's share.
+# - In the first round each party boosts from the base score that XGBoost estimates from its rows,
+#   and the joint model keeps that of the first answer; here the base score is explicit, from the
+#   mean label of all parties.
+# - It takes ``num_parallel_tree`` trees of a reply, which is one, and marks it as class 0: of
+#   several classes or local rounds only the first tree is kept. Here all are.
+# - Trees come in the order of the answers; here in the order of the parties' names, so that the
+#   same run gives the same model.
+
 
 class BaggingSettings(Section):
     """``[bagging]`` of the run config; ``local_rounds``: rounds a party boosts before a mean."""
@@ -84,6 +99,18 @@ class Bagging(HorizontalStrategy):
                 boosted.add(mean_step(boosted, replies))
                 yield boosted.checkpoint()
         return (yield from finish(parties, boosted, _bag(parties, boosted, n_rounds=0)))
+
+
+# A round is one party's boosting round with the full ``eta``. All parties receive its trees with
+# the next request, because early stopping needs the scores of all, and each must know the model
+# when its turn comes.
+#
+# Departures from Flower's ``FedXgbCyclic`` (1.41):
+#
+# - Its turns go by node ids, which are random, so that two runs differ; here by the parties' names.
+# - The whole model travels to and fro; here a party keeps its margins and gets the new trees.
+# - Base score and classes are those of the first party; here they are of all parties.
+# - It scores the model on one party's rows in turn; here on all.
 
 
 class Cyclic(HorizontalStrategy):

@@ -17,7 +17,7 @@ from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
 from fedapp.commands.site import federation_app
-from fedapp.deploy.exporter import ALIVE
+from fedapp.deploy.health import ALIVE
 from fedapp.errors import ConfigError
 from fedapp.site.settings import parse_node_config
 from tests.conftest import WriteTable
@@ -145,7 +145,7 @@ def test_services_are_asked_for_their_health_where_they_listen(folders: Any) -> 
                 kind, *words = service["healthcheck"]["test"]
                 assert (kind, words[:4]) == (
                     "CMD",
-                    ["python", "-P", "-m", "fedapp.deploy.exporter"],
+                    ["python", "-P", "-m", "fedapp.deploy.health"],
                 )
                 checks[folder.name, name] = words[4:]
     assert checks == {
@@ -244,7 +244,7 @@ def test_every_volume_secret_claim_and_port_that_a_pod_names_exists(folders: Any
                 for check in probe.values():
                     assert not isinstance(check, dict) or check["port"] in names
                 words = container.get("livenessProbe", {"exec": {"command": []}})["exec"]["command"]
-                assert words[:4] in ([], ["python", "-P", "-m", "fedapp.deploy.exporter"])
+                assert words[:4] in ([], ["python", "-P", "-m", "fedapp.deploy.health"])
                 if len(words) == 6:
                     assert Path(words[5]).name in held[str(Path(words[5]).parent)]
             # Each was mounted by a container, and tmp and state maybe by several.
@@ -422,7 +422,7 @@ def test_units_start_what_the_other_targets_start(folders: Any) -> None:
 
 def test_a_unit_has_started_once_its_process_answers_and_metrics_are_off(folders: Any) -> None:
     coordinator, site = folders("systemd")
-    asked = "python -P -m fedapp.deploy.exporter"
+    asked = "python -P -m fedapp.deploy.health"
     for path, place in (
         (
             coordinator / "fedapp-federation-superlink.service",

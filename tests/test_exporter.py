@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.deploy.certificates import WARNED_DAYS, YEARS, days_left, validity, warn_of_expiry
-from fedapp.deploy.exporter import ALIVE, METRICS, STALE, FolderCollector, is_alive
+from fedapp.deploy.exporter import METRICS, FolderCollector
+from fedapp.deploy.health import ALIVE, STALE, is_alive
 from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.engines import LocalGrid, run_local, site_contexts

@@ -285,6 +285,11 @@ def rules_of(store: Store) -> Rules:
     )
 
 
+# A party keeps the structure of the trees and the lookup table of its splits: record id -> column,
+# threshold, default side. Record ids count a party's splits in the order in which they were made,
+# so every party knows them.
+
+
 def record_fields(site: Site, shared: bool) -> dict[str, Any]:
     """Local splits as fields of a reply, for a server that keeps the model; else none."""
     lookup = site.store.record(Lookup, "lookup") if shared else Lookup.empty()

@@ -328,6 +328,9 @@ def _encrypted_sums(site: Site) -> EncryptedSums:
     return EncryptedSums(store.facts["round"], level, missing, np.concatenate(packed))
 
 
+# Each block is a file of the site's state, so no array holds all of them.
+
+
 def keep_block(store: Store, key: Key, letter: EncryptedGradients | MoreGradients) -> None:
     """Check a block and store it."""
     active, kind = store.facts["active"], type(letter).__name__
@@ -352,6 +355,16 @@ def blocks_of(store: Store, first: int, last: int) -> Iterator[Array]:
 
 # With ``least-bin-rows`` no reported bin has fewer drawn rows: a column's cells (missing values,
 # then its bins) are merged to groups.
+
+
+# In each node, neighbouring bins of a column are merged until every group has at least that many of
+# the round's drawn rows, or none (see ``fedapp.histograms.floor``). A group is summed in its last
+# bin, and splits go between groups, so a side's sums are of exactly the rows that go there. Missing
+# values go where their group goes.
+#
+# Both children of a node have the same groups, each a union of groups of their parent. So where one
+# child has too few rows, whoever made the split, each column is a single group in both children,
+# and this party offers no split of them.
 
 
 def begin_round(site: Site, n_trees: int) -> None:

@@ -1,33 +1,28 @@
-"""Prometheus metrics of a coordinator or a site, and health checks of their processes.
+"""Prometheus metrics of a coordinator or a site.
 
 The exporter takes no part in a run and keeps no state: on every scrape it reads run folders and a
-site's ``answers``. It shows names, counts and sizes; no row, label, id or key. ``python -m
-fedapp.deploy.exporter URL [CA]``, or ``FILE``, exits with 0 if the process is healthy.
+site's ``answers``. It shows names, counts and sizes; no row, label, id or key.
 """
 
 from __future__ import annotations
 
 import json
-import ssl
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fedapp.deploy.certificates import days_left
+from fedapp.deploy.health import ALIVE
 from fedapp.home import home
 from fedapp.run_folder import RunFolder, State
 from fedapp.site.answer import answers_file
 from strategies.delivery import SERVER
 
-ALIVE = "superexec.alive"  # in the site's home
-STALE = 120.0  # seconds; a SuperExec asks, or retries its SuperNode, every few seconds
 MOST_RUNS = 20  # only the newest, since each run is a label value
 # Help and labels of each metric; the name of a counter ends in _total.
 METRICS: Mapping[str, tuple[str, Sequence[str]]] = {
@@ -110,19 +105,3 @@ def _sums(path: Path, size: int, inode: int) -> Counter[tuple[str, ...]]:
             exchanges.add((line["step"], line["type"]))
             sums["exchanges",] = len(exchanges)
     return sums
-
-
-def is_alive(target: str, ca: str | None = None) -> bool:
-    """Whether a URL is healthy, or a file was touched in the last `STALE` seconds."""
-    try:
-        if not target.startswith("http"):
-            return time.time() - Path(target).stat().st_mtime < STALE
-        context = ssl.create_default_context(cafile=ca) if target.startswith("https") else None
-        with urlopen(f"{target}/health", timeout=5, context=context) as response:
-            return bool(response.status == 200)
-    except OSError:  # no file, no connection, another certificate, another status
-        return False
-
-
-if __name__ == "__main__":
-    sys.exit(not is_alive(*sys.argv[1:]))

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import Any
 
-from fedapp.deploy.exporter import ALIVE
+from fedapp.deploy.health import ALIVE
 from fedapp.deploy.warm import SITE, replace, version_error
 from fedapp.home import home
 from fedapp.process import leave_no_core, start_log
@@ -31,7 +31,7 @@ class SiteExecutor(SubprocessExecutor):
     """Starts the site's ClientApp and refuses every other task."""
 
     def get_eligible_capacity(self, *args: Any, **kwargs: Any) -> tuple[set[TaskType], set[str]]:
-        """Touch the file that ``fedapp.deploy.exporter`` checks."""
+        """Touch the file that ``fedapp.deploy.health`` checks."""
         (home() / ALIVE).touch()
         return super().get_eligible_capacity(*args, **kwargs)
 

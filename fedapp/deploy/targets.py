@@ -25,7 +25,7 @@ from typing import Any
 
 import yaml
 
-from fedapp.deploy.exporter import ALIVE
+from fedapp.deploy.health import ALIVE
 from fedapp.settings import app_folder
 
 Object = dict[str, Any]  # of Kubernetes
@@ -33,7 +33,10 @@ Texts = dict[str, tuple[str, int]]  # file name -> (content, mode)
 SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o700
 LOOPBACK = "127.0.0.1"
 METRICS = ("python", "-P", "-m", "fedapp", "metrics", "--port", "${FEDAPP_METRICS}")
-HEALTH = ("python", "-P", "-m", "fedapp.deploy.exporter")
+HEALTH = ("python", "-P", "-m", "fedapp.deploy.health")
+
+
+# Scripts, compose files, Kubernetes manifests and systemd units differ only in paths and addresses.
 
 
 @dataclass(frozen=True, slots=True)
@@ -551,6 +554,12 @@ http {
 """
 
 
+# The SuperLink serves all its routes on one port and does not authenticate users who start runs. So
+# it listens on the loopback only, and nginx forwards two path prefixes, each on its own port:
+# ``/v1/fleet/`` to sites, which the SuperLink knows by their keys, and ``/v1/control/`` to users
+# with a password.
+
+
 def host_config(machine: Machine, federation: Federation) -> Texts:
     """Configuration for the http block of the host's nginx."""
     # nginx workers cannot read the coordinator's folder, so the users file is elsewhere.
@@ -735,6 +744,9 @@ _COMMENT = "# kubectl apply -k FOLDER\n"
 _RELAY, _TRAINING = ("100m", "512Mi", "2Gi"), ("500m", "1Gi", "8Gi")
 _PROXY = ("50m", "32Mi", "256Mi")
 _DNS_PORTS = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+
+
+# No manifest contains a key: kustomize makes a Secret for each container from the files beside it.
 
 
 def manifests_federation(machine: Machine, federation: Federation) -> Texts:

@@ -412,6 +412,11 @@ def _identity(settings: Settings, engine: str) -> dict[str, Any]:
     return {**inputs, **resolved, "engine": engine, TABLE: table_digest(settings)}
 
 
+# The inputs are settings, tables and code. A result with other settings or another table is never
+# reused. One of other code is, so that a changed comment does not cost hours; :func:`other_code`
+# reports it.
+
+
 def inputs_of(settings: Settings) -> dict[str, Any]:
     """Inputs of a result: settings, and digests of tables and code."""
     config = flatten(settings.as_config())
@@ -507,6 +512,10 @@ def code_digest() -> str:
         for _, path in sorted(app_files(pattern).items()):
             digest.update(hashlib.blake2b(path.read_bytes()).digest())
     return digest.hexdigest()
+
+
+# The runs are in subfolders, like the cells of a comparison; finished ones are reused.
+# ``folds.json`` has mean and standard deviation of each score.
 
 
 @dataclass(slots=True)

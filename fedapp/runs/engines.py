@@ -168,6 +168,9 @@ class Report(Protocol):
     def __call__(self, doing: str, ends: bool = False) -> None: ...
 
 
+# The ServerApp and ClientApp are those of a run in this process (``simulations.local``).
+
+
 def _silent(doing: str, ends: bool = False) -> None:
     """Show nothing."""
 

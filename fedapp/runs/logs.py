@@ -284,6 +284,10 @@ def _load_pyfunc(path: str) -> LoadedModel:
     return LoadedModel(file / "model.json" if file.is_dir() else file)
 
 
+# MLflow decides where it is: ``MLFLOW_TRACKING_URI``, ``MLFLOW_EXPERIMENT_NAME``, or what the
+# process has set. Inside an active run it is a nested run.
+
+
 class ToMLflow:
     """Parameters, a step per round, tags, files, and the model with its signature."""
 
@@ -400,6 +404,10 @@ def _param_text(value: object) -> str:
     return as_plain(str(value), LONGEST)
 
 
+# ``tensorboard --logdir runs`` shows all runs side by side: numbers by round, parameters, and the
+# model card as text.
+
+
 class ToTensorBoard:
     """Event files in the subfolder ``tensorboard`` of the run's folder."""
 
@@ -480,6 +488,10 @@ def _text(tag: str, text: str) -> Any:
 def _table(tags: Mapping[str, str]) -> str:
     lines = (f"| {name} | {value} |" for name, value in tags.items())
     return "\n".join(["| tag | value |", "| --- | --- |", *lines])
+
+
+# wandb decides where it is: ``WANDB_MODE``, ``WANDB_PROJECT``, ``WANDB_DIR`` and others. Nothing is
+# sent about this machine: no code, host, git state or console output.
 
 
 class ToWandb:

@@ -232,6 +232,12 @@ def replace_parts() -> None:
 # Carry the objects of a message inside the request or response that names them.
 
 
+# Flower sends a message as the names of its objects, at least three, and then each object in a
+# separate request. Here the objects travel in fields that Flower's protobuf messages do not define.
+# A receiver that does not know these fields ignores them and transfers each object as usual; so
+# either end of a connection may be unpatched.
+
+
 def _carried_class() -> Any:
     file = FileDescriptorProto(name="fedapp/carried.proto", package="fedapp", syntax="proto3")
     fields, kind = file.message_type.add(name="Carried").field, FieldDescriptorProto
