@@ -150,7 +150,7 @@ def average(site: Site, request: AverageRequest) -> AverageReply:
 
 
 def _train(site: Site, request: AverageRequest, shape: HeadShape) -> tuple[Array, float]:
-    from fedapp.trees.stacked import HeadRows, Training, fit_head
+    from fedapp.trees.head import HeadRows, Training, fit_head
 
     store = site.store
     objective, base, unit = _scale(store)

@@ -140,7 +140,7 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         )
     # A simulation notes leaks of the whole table instead.
     leaks = () if config.simulated else notes_on_leaks(subsets["train"])
-    notes = tuple(note.told(shares_names=True) for note in (*subsets["train"].notes, *leaks))
+    notes = tuple(note.text(shares_names=True) for note in (*subsets["train"].notes, *leaks))
     if rounded and not config.simulated:  # a site that permits only sums logs them
         for note in notes:
             log.warning("%s: %s", config.name, note)

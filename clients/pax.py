@@ -308,7 +308,7 @@ def _check(site: Site, request: GrowRequest) -> None:
 
 # Rows of a node that has too few are summed as if they were in its sibling, and stay there; so a
 # node of few rows reports nothing in its round, not even its total. A row therefore has two
-# places: where it is summed (``TOLD``), and where it is, which leaves and the next splits use.
+# places: where it is summed (``SUMMED_IN``), and where it is, which leaves and the next splits use.
 #
 # Limit: the next round's sums and scores depend on every leaf, however few rows it has. A server
 # that gives such a leaf a value of its own learns its rows, and two rounds that split next to

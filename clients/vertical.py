@@ -143,7 +143,7 @@ def look(
     if request.asks_objective and table.labels is not None:
         suggested = auto_objective([class_names(table.labels, AUTO)])[0]
     for leak in () if config.simulated or request.model else notes_on_leaks(table):
-        log.warning("%s: %s", config.name, leak.told(shares_names=True))  # labels stay here
+        log.warning("%s: %s", config.name, leak.text(shares_names=True))  # labels stay here
     if table.ids is not None and request.needs_ids and not config.is_share:
         notes += tuple(notes_on_numbered_ids(config.id_column, table.ids))
     reply = VerticalHelloReply(
@@ -159,7 +159,7 @@ def look(
         simulated=config.simulated,
         fingerprint=fingerprint({"all": table}, site_key(config.name)),
         versions=tuple(relevant_versions()),
-        notes=tuple(note.told(shares_names) for note in notes),
+        notes=tuple(note.text(shares_names) for note in notes),
     )
     return reply, table, ids
 

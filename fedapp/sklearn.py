@@ -198,8 +198,8 @@ class Federated(BaseEstimator):
     log: str | Sequence[str] | None = None
     settings: Mapping[str, Any] | None = None
 
-    def __init_subclass__(cls, **given: Any) -> None:
-        super().__init_subclass__(**given)
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
         dataclasses.dataclass(eq=False, repr=False, kw_only=True)(cls)
         if hasattr(cls, "method") and not cls.__name__.startswith("_"):
             names = (each.name for each in dataclasses.fields(cls))
@@ -270,7 +270,12 @@ class Federated(BaseEstimator):
             labels, of_labels = self._targets(y)
             check_consistent_length(labels, range(table.num_rows))
             label = _free(LABEL, names)
-            given: dict[str, Any] = {**self.always, **self._settings(), **of_labels, "label": label}
+            arguments: dict[str, Any] = {
+                **self.always,
+                **self._settings(),
+                **of_labels,
+                "label": label,
+            }
             table = table.append_column(label, [labels])
             of_rows = {} if base_margin is None else {"base-margin": column_or_1d(base_margin)}
             if sample_weight is not None or self.class_weight is not None:
@@ -285,25 +290,25 @@ class Federated(BaseEstimator):
                 of_rows["weight"] = weights
             for role, values in of_rows.items():
                 check_consistent_length(labels, values)
-                given[role] = _free(role, names)
-                table = table.append_column(given[role], [values])
+                arguments[role] = _free(role, names)
+                table = table.append_column(arguments[role], [values])
             tables, of_tables = self._tables(table, label, groups)
-            given |= of_tables
+            arguments |= of_tables
             if not isinstance(tables, Mapping):
-                n_parties = int(given.get("parties") or SIMULATED_PARTIES)
+                n_parties = int(arguments.get("parties") or SIMULATED_PARTIES)
                 self._check_dealt(table.num_rows, len(names), n_parties)
-            if self.run_dir is None and "tensorboard" in str(given.get("log")):
+            if self.run_dir is None and "tensorboard" in str(arguments.get("log")):
                 raise ConfigError("run_dir must be given with log=tensorboard, which writes there")
-            if eval_set and (given.get("valid-fraction") or base_margin is not None):
+            if eval_set and (arguments.get("valid-fraction") or base_margin is not None):
                 raise ConfigError("eval_set must be omitted with valid_fraction or base_margin")
-            patience = given.pop("early-stopping-rounds", 0) if eval_set else 0
+            patience = arguments.pop("early-stopping-rounds", 0) if eval_set else 0
             functions = functions_of(self.get_params())[1]
             check_functions(functions, self.engine)
             with functions_in_use(functions), _warned_once(), self._folder() as place:
-                given |= {"data": write_tables(tables, place), "run-dir": str(place)}
+                arguments |= {"data": write_tables(tables, place), "run-dir": str(place)}
                 has_page = self.run_dir is not None
-                Training(self.method, given, self.engine, with_page=has_page).carry_out()
-                self._margin = given.get("base-margin", "")
+                Training(self.method, arguments, self.engine, with_page=has_page).carry_out()
+                self._margin = arguments.get("base-margin", "")
                 self._keep(names, RunFolder(place), eval_set or (), patience)
                 if has_page and patience:
                     self.run_.report()  # again, of the model cut back to its best round
@@ -357,24 +362,24 @@ class Federated(BaseEstimator):
     def _settings(self) -> dict[str, Any]:
         """Settings from the parameters that are not None."""
         no_settings = {"columns", "engine", "run_dir", "random_state", "class_weight", "settings"}
-        given = {}
+        arguments = {}
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
             if value is None or each.name in no_settings:
                 continue
             name = self.renamed.get(each.name, each.name.replace("_", "-"))
             in_section = f"{self.method}.{name}"
-            given[in_section if in_section in defaults() else name] = value
+            arguments[in_section if in_section in defaults() else name] = value
         if isinstance(self.random_state, int | np.integer):
-            given["seed"] = int(self.random_state)
+            arguments["seed"] = int(self.random_state)
         elif self.random_state is not None:
-            given["seed"] = int(check_random_state(self.random_state).randint(2**31))
-        given = settings_of(self.method, functions_of(given)[0])
+            arguments["seed"] = int(check_random_state(self.random_state).randint(2**31))
+        arguments = settings_of(self.method, functions_of(arguments)[0])
         more = settings_of(self.method, self.settings or {})
-        if taken := sorted(more.keys() & {*given, *self.always, *FITTED, "run-dir", "resume"}):
+        if taken := sorted(more.keys() & {*arguments, *self.always, *FITTED, "run-dir", "resume"}):
             rule = "settings must have none that the estimator or its parameters set"
             raise ConfigError(f"{rule}, got {', '.join(taken)}")
-        return {**given, **more}
+        return {**arguments, **more}
 
     def _keep(self, names: Sequence[str], folder: RunFolder, eval_set: Any, patience: int) -> None:
         """Store the model, scores and importances; delete the states of the simulated sites."""

@@ -134,7 +134,7 @@ def load_strategy(name: str) -> type[TreeStrategy[Any]]:
         file = importlib.import_module(f"strategies.{module.__name__.rpartition('.')[2]}")
         strategy = file.STRATEGIES.get(name)
     if strategy is None:
-        methods = [method for method, found in all_methods().items() if found.trains]
+        methods = [method for method, declared in all_methods().items() if declared.trains]
         rule = f"must be one of {', '.join(methods)}"
         raise ConfigError(f"strategy {rule}, got {name!r}{did_you_mean(name, methods)}")
     return strategy

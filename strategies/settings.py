@@ -154,8 +154,8 @@ class ReadsSettings:
     def check_settings(cls, settings: Settings) -> None:
         """Check that the method can serve a run's settings, its section included."""
         if settings.objective not in (AUTO, *cls.objectives):
-            known = ", ".join((AUTO, *cls.objectives))
-            rule = f"must be one of {known} for {settings.strategy}"
+            objectives = ", ".join((AUTO, *cls.objectives))
+            rule = f"must be one of {objectives} for {settings.strategy}"
             got = "a function" if settings.objective == CUSTOM else settings.objective
             raise ConfigError(f"objective {rule}, got {got}")
         try:

@@ -17,14 +17,11 @@ from fedapp.data.datasets import read_source
 from fedapp.runs.engines import run_local
 from fedapp.settings import Settings
 from fedapp.site.table import Holdout, share_rows
+from fedapp.trees.head import HeadRows, Training, fit_head, forward
 from fedapp.trees.model import Tree, model_text, pack_trees, unpack_trees
 from fedapp.trees.objective import base_margin, n_outputs
 from fedapp.trees.stacked import (
-    HeadRows,
     HeadShape,
-    Training,
-    fit_head,
-    forward,
     from_json,
     head_margins,
     initial_weights,

@@ -403,12 +403,12 @@ def test_what_may_run_what_it_reads_is_found(code: str) -> None:
 # Words
 
 TEXTS = re.compile(
-    r"\b(un)?told\b|\btells?\b|\bsays? of\b|\bholds? (that|against)\b|\bheld against\b"
-    r"|\boddit(y|ies)\b|\bbegun\b|\banew\b|\bgoes? on from\b|\bso many\b|\bwhom\b",
+    r"\b(un)?told\b|\bsays? of\b|\bhold that\b|\bheld against\b|\boddit(y|ies)\b|\banew\b"
+    r"|\bso many\b",
     re.IGNORECASE,
 )
 VAGUE = {"found", "known", "kept", "made", "given", "own"}  # as the name of a variable
-DIALECT = {"told", "untold", "oddities", "begun", "alike", "heard"}  # in any name
+DIALECT = {"told", "untold", "oddities", "alike", "heard"}  # in any name
 
 
 def dialect_in(code: str) -> list[str]:
@@ -418,12 +418,11 @@ def dialect_in(code: str) -> list[str]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             words += [match.group() for match in TEXTS.finditer(ast.get_docstring(node) or "")]
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            names = {node.name}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names = {node.id}
-        else:
-            continue
-        words += [name for name in names if name in VAGUE or DIALECT & set(name.split("_"))]
+            words += [node.name] if DIALECT & set(node.name.lower().split("_")) else []
+        if isinstance(node, ast.FunctionDef):
+            stored = (each for each in ast.walk(node) if isinstance(each, ast.Name))
+            names = {each.id for each in stored if isinstance(each.ctx, ast.Store)}
+            words += [name for name in names if name in VAGUE or DIALECT & set(name.split("_"))]
     for token in generate_tokens(StringIO(code).readline):
         if token.type == COMMENT:
             words += [match.group() for match in TEXTS.finditer(token.string)]
@@ -440,7 +439,7 @@ def test_words_are_plain() -> None:
     [
         '"""What the server is told."""',
         "# Hold that the rows are as many.",
-        "found = search()",
+        "def late() -> None:\n    found = search()",
         "def told_codes() -> None: ...",
     ],
 )

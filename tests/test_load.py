@@ -68,7 +68,7 @@ def test_a_number_that_means_missing_is_so_however_it_is_written(
 ) -> None:
     table = load_table(write(tmp_path, f"a,b\n1,2\n{written},3\n2.5,4\n"), reader=reader)
     assert np.isnan(table.values).tolist() == [[False, False], [True, False], [False, False]]
-    told = [note.told(True) for note in table.notes if "otherwise" in note.rule]
+    told = [note.text(True) for note in table.notes if "otherwise" in note.rule]
     if reader is IN_ONE and written == " -9":  # it is read as text, whose spaces are removed
         n_told = 0
     assert told == n_told * [
@@ -248,7 +248,7 @@ def test_points_that_may_set_off_thousands_do_and_are_noted(tmp_path: Path) -> N
     assert table.labels is not None
     assert table.labels.tolist() == [1500, 12500]
     found = "has points before three digits, read as marks of thousands (decimal=,)"
-    assert [note.told(shares_names=True) for note in table.notes if "three" in note.rule] == [
+    assert [note.text(shares_names=True) for note in table.notes if "three" in note.rule] == [
         f"feature column 'a' {found}",
         f"label column 'y' {found}",
     ]

@@ -261,7 +261,7 @@ def test_a_schema_says_what_columns_are(tmp_path: Path) -> None:
     assert np.array_equal(table.values, expected, equal_nan=True)
     assert table.categories == (None, None, ("Rome", "Oslo"), None)
     assert table.given == {"town"}
-    told = [note.told(shares_names=True) for note in table.notes]
+    told = [note.text(shares_names=True) for note in table.notes]
     assert any("'town' has 1 values that are none of its categories" in note for note in told)
     assert any("'grade' has 1 values that are none" in note for note in told)
 
@@ -304,7 +304,7 @@ def test_separators_are_found(tmp_path: Path, mark: str, name: str) -> None:
     path.write_text(f"a{mark}b\n1{mark}red\n2{mark}blue\n")
     table = load_table(path)
     assert table.values.tolist() == [[1, 1], [2, 0]]
-    assert [note.told(True) for note in table.notes] == [
+    assert [note.text(True) for note in table.notes] == [
         f"data file is read as one with {name} between its fields"
     ]
 
@@ -334,7 +334,7 @@ def test_spaces_are_removed_and_said(tmp_path: Path) -> None:
     assert table.columns == ("a", "b", "c")
     assert table.categories == (None, ("u",), None)
     assert np.array_equal(table.values[:, 2], [1, 0, NAN], equal_nan=True)
-    assert [note.told(True) for note in table.notes] == [
+    assert [note.text(True) for note in table.notes] == [
         "spaces around the names of columns are removed: 'b'",
         "feature column 'c' has yes or no, read as 1 or 0",
         "feature column 'b' has spaces around values, removed",

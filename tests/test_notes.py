@@ -31,7 +31,7 @@ MakeSites = Callable[..., list[Context]]
 
 def notes_of(path: Path, **roles: Any) -> list[str]:
     return [
-        note.told(shares_names=True) for note in load_table(path, Roles(label="y", **roles)).notes
+        note.text(shares_names=True) for note in load_table(path, Roles(label="y", **roles)).notes
     ]
 
 
@@ -155,7 +155,7 @@ def test_a_feature_that_alone_tells_the_label_is_noted(
         write_table("b", 400, c=column(labels, rng), y=np.array(["u", "v"])[labels]),
     ):
         (note,) = notes_on_leaks(load_table(table, Roles(label="y")))
-        assert f"an AUC above 0.99 for the label: 'c' ({auc})" in note.told(shares_names=True)
+        assert f"an AUC above 0.99 for the label: 'c' ({auc})" in note.text(shares_names=True)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.conftest import needs_torch
 MakeSettings = Callable[..., Settings]
 INSTALL = r"torch must be installed for fedxgbllr \(pip install 'fedapp\[fedxgbllr\]'\), got none$"
 # The modules that train a network, and so begin by importing torch.
-TRAINERS = ["fedapp.trees.stacked", "simulations.bench.fedxgbllr_epoch"]
+TRAINERS = ["fedapp.trees.head", "simulations.bench.fedxgbllr_epoch"]
 WITHOUT_TORCH = """
 import sys
 from importlib.machinery import PathFinder

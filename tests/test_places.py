@@ -159,7 +159,7 @@ def test_another_separator_is_recognised_and_noted(write: Write, mark: str, name
     assert table.columns == ("a", "b")
     assert table.values.tolist() == [[1, 2.5]]
     rule = f"data file is read as one with {name} between its fields"
-    assert [note.told(shares_names=False) for note in table.notes] == [rule]
+    assert [note.text(shares_names=False) for note in table.notes] == [rule]
 
 
 def test_a_table_to_predict_may_have_another_separator(write: Write) -> None:

@@ -34,19 +34,19 @@ def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Let
     hold_once(site.name, site.store, request, "training was set up")
     if is_active(site):
         return SentReply(), active.setup(site, request, mail)
-    passive.begin(site, request)
+    splits.begin(site, request)
     return SentReply(), []
 
 
 def level(site: Site, request: LevelRequest, mail: Mail) -> LevelReply:
     """Apply the last level's splits, and report the best split of each open node."""
     if phase_of(site.store) == SET_UP and not is_active(site):
-        passive.take_encoded_labels(site, mail)
+        splits.take_encoded_labels(site, mail)
     if len(request.trees):
         splits.keep_partitions(site, mail)
         splits.take_splits(site, request)
     scores = _scores(site, request)
-    candidates = passive.search_level(site, request)
+    candidates = splits.search_level(site, request)
     return LevelReply(improvements=candidates.improvements, ranks=candidates.ranks, **scores)
 
 
@@ -97,7 +97,7 @@ def partition(site: Site, request: PartitionRequest, mail: Mail) -> tuple[Partit
         enter(site.store, FINISHED)
         return passive.hand_over(site, request)
     enter(site.store, SPLIT)
-    return PartitionReply(**passive.record_fields(site, shared=False)), letters
+    return PartitionReply(**splits.record_fields(site, shared=False)), letters
 
 
 HANDLERS = in_order(

@@ -11,24 +11,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clients.federated_forest.passive import (
+from clients.federated_forest.splits import (
+    SplitList,
     begin,
+    is_encrypted,
     keep_labels,
+    keep_partitions,
+    letters_to_others,
     local_importance,
+    local_indices,
+    local_partition,
+    make_local_splits,
     open_to,
     record_fields,
     rules_of,
     search_level,
     stored_lookup,
-)
-from clients.federated_forest.splits import (
-    SplitList,
-    is_encrypted,
-    keep_partitions,
-    letters_to_others,
-    local_indices,
-    local_partition,
-    make_local_splits,
     take_splits,
     worth_of,
 )

@@ -166,7 +166,7 @@ def check_command(
     ca = beside / "ca.crt"
     trusted = {**pins_in(home()), **pins_in(beside / "home"), **site.trusted}
     site, run = replace(site, trusted=trusted), load_settings({})
-    found = check_site(site, all_methods(), (run.test_fraction, run.valid_fraction))
+    checked = check_site(site, all_methods(), (run.test_fraction, run.valid_fraction))
     # Resolved: FEDAPP_HOME may be the site's folder, whose runs would count twice.
     places = beside, *(place / "sites" / site.name for place in (home(), beside / "home"))
     folders = {place.resolve() for place in places}
@@ -174,15 +174,15 @@ def check_command(
     admitted = [one for one in runs if one.admitted]
     terminal = Console()
     table = Grid("column", "type", "missing")
-    for column in found.columns:
+    for column in checked.columns:
         table.add_row(escape(column.name), column.kind, str(column.n_missing))
     terminal.print(table)
     facts = Grid.grid(padding=(0, 2))
     for fact, value in {
         "site": site.name,
-        "rows, columns": f"{found.n_rows}, {len(found.columns)}",
-        "label": found.label,
-        "ids": found.ids,
+        "rows, columns": f"{checked.n_rows}, {len(checked.columns)}",
+        "label": checked.label,
+        "ids": checked.ids,
         "versions": ", ".join(relevant_versions()),
         "app": " or ".join(sorted(site.bundles or {installed_bundle()})),
         "release-keys": ", ".join(sorted(site.release_keys)) or "none: app says all",
@@ -212,10 +212,10 @@ def check_command(
         facts.add_row(fact, escape(value))
     terminal.print(facts)
     methods = Grid("method", "takes part", "the coordinator gets", caption=GETS)
-    for method, (answer, gets) in found.methods.items():
+    for method, (answer, gets) in checked.methods.items():
         methods.add_row(method, answer, gets)
     terminal.print(methods)
-    for note in filter(None, (*found.notes, SITE.slow_mode())):
+    for note in filter(None, (*checked.notes, SITE.slow_mode())):
         print_warning(terminal, note)
 
 

@@ -98,7 +98,7 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
     return Description(
         frame.num_rows,
         tuple(columns),
-        tuple(note.told(shares_names=True) for note in notes),
+        tuple(note.text(shares_names=True) for note in notes),
         roles,
         reader,
         text.reader.delimiter if text else "",

@@ -80,7 +80,7 @@ class Note:
     rule: str  # text, with ``{}`` for the columns
     columns: str = ""  # their names; empty if it is about none
 
-    def told(self, shares_names: bool) -> str:
+    def text(self, shares_names: bool) -> str:
         """The text as plain printable characters; column names only with `shares_names`."""
         text = self.rule.replace("{}", self.columns if shares_names else WITHHELD)
         return as_plain(text)

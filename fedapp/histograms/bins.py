@@ -199,7 +199,7 @@ def any_missing(values: Any, limits: Any) -> bool:
 @kernel
 def column_ranges(values: Any, weights: Any) -> Any:
     """Minimum and maximum of each column over rows with weight, (2, n_columns), or NaN."""
-    found = np.full((2, values.shape[1]), np.nan, dtype=np.float32)
+    ranges = np.full((2, values.shape[1]), np.nan, dtype=np.float32)
     for row in range(values.shape[0]):
         if not weights[row] > 0:
             continue
@@ -207,11 +207,11 @@ def column_ranges(values: Any, weights: Any) -> Any:
             value = values[row, column]
             if value != value:
                 continue
-            if not value >= found[0, column]:
-                found[0, column] = value
-            if not value <= found[1, column]:
-                found[1, column] = value
-    return found
+            if not value >= ranges[0, column]:
+                ranges[0, column] = value
+            if not value <= ranges[1, column]:
+                ranges[1, column] = value
+    return ranges
 
 
 @kernel

@@ -458,7 +458,7 @@ def group(ends: Any, counts: Any, starts: Any, least: int) -> Any:
     -------
     As ``ends``. Cells are joined greedily from the first of each column.
     """
-    found = ends.copy()
+    merged = ends.copy()
     n_nodes, longest = counts.shape[0], np.diff(starts).max()
     first, last = np.empty(longest, np.int64), np.empty(longest, np.int64)
     sums = np.empty((longest, n_nodes), np.int64)
@@ -480,8 +480,8 @@ def group(ends: Any, counts: Any, starts: Any, least: int) -> Any:
             sums[n_groups - 1] += sums[n_groups]
             last[n_groups - 1] = last[n_groups]
         for number in range(n_groups):
-            found[first[number] : last[number] + 1] = last[number]
-    return found
+            merged[first[number] : last[number] + 1] = last[number]
+    return merged
 
 
 @kernel
@@ -511,16 +511,16 @@ def merge_group_sums(
         for place in range(len(columns)):
             begin = starts[columns[place]]
             width = starts[columns[place] + 1] - begin - 1
-            own = histograms[node, first : first + width]
-            known = own.sum(axis=0)
+            cells = histograms[node, first : first + width]
+            seen = cells.sum(axis=0)
             target = ends[node, begin] - begin - 1
             for bin_id in range(width):
                 end = ends[node, begin + 1 + bin_id] - begin - 1
                 if end != bin_id:
-                    own[end] += own[bin_id]
-                    own[bin_id] = 0
+                    cells[end] += cells[bin_id]
+                    cells[bin_id] = 0
             if target >= 0 and missing[node, place]:
-                own[target] += totals[node] - known
+                cells[target] += totals[node] - seen
                 missing[node, place] = 0
             first += width
 

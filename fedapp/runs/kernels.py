@@ -67,7 +67,7 @@ def write_table(path: Path, n_classes: int) -> None:
 
 def compile_kernels(folder: Path) -> None:
     """Train every method that needs no optional package, on every table."""
-    for n_classes, given in RUNS.items():
+    for n_classes, options in RUNS.items():
         table = folder / f"{n_classes}.csv"
         write_table(table, n_classes)
         for name, method in all_methods().items():
@@ -75,7 +75,7 @@ def compile_kernels(folder: Path) -> None:
                 continue
             run_dir = str(folder / f"{name}-{n_classes}")
             paths = {"strategy": name, "data": str(table), "run-dir": run_dir}
-            settings = load_settings({**SMALL, **given, **paths})
+            settings = load_settings({**SMALL, **options, **paths})
             if n_classes != 2 and "least-bin-rows" in load_strategy(name).settings_read(settings):
                 settings = settings.model_copy(update={"least_bin_rows": 2})
             run_local(settings, client_app=SiteApp())

@@ -127,7 +127,7 @@ def predicted_rows(
     coded = in_codes_of(table, model.categories)
     notes = [note for each in tables.values() for note in each.notes]
     notes += coded.notes[len(table.notes) if tables else 0 :]
-    texts = [note.told(True) for note in notes] + notes_on_range(model, coded.values)
+    texts = [note.text(True) for note in notes] + notes_on_range(model, coded.values)
     named_tables = {name: (sources[name], one) for name, one in tables.items()}
     predictions = predict(model, coded.values, coded.base_margins)
     return PredictedRows(model, coded, predictions, unmatched, named_tables, texts)

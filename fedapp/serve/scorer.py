@@ -104,7 +104,7 @@ class Scorer:
         predictions = np.asarray(self._predict(self.model, coded.values, coded.base_margins))
         named = named_predictions(self.model.classes, self.model.n_outputs, predictions)
         answers = scored_rows(named, self.model.classes)
-        notes = [note.told(True) for note in coded.notes] + notes_on_range(self.model, coded.values)
+        notes = [note.text(True) for note in coded.notes] + notes_on_range(self.model, coded.values)
         return {"rows": answers, "warnings": notes}
 
 

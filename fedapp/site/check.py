@@ -67,7 +67,7 @@ def check_site(
         Column(name, kind_of(values), int(np.isnan(values).sum()))
         for name, values in zip(table.columns, table.values.T, strict=True)
     )
-    notes = tuple(note.told(shares_names=True) for note in table.notes)
+    notes = tuple(note.text(shares_names=True) for note in table.notes)
     return Findings(table.n_rows, columns, _label(table), ids, answers, notes)
 
 

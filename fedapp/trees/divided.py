@@ -1,4 +1,4 @@
-"""Divided models: parts of parties, the whole model, and what splits of one party say of a row.
+"""Divided models: parts of parties, the whole model, and what splits of one party show of a row.
 
 A party has the splits on its columns (``Lookup``); the active party has the trees. With some splits
 only, rows can be narrowed to leaves in three ways: ``reachable_leaves`` as bits by leaf (Liu et al.

@@ -353,13 +353,13 @@ def _divide(nodes: Any, parents: Any, goes_left: Any, route: Any, sent: Any, row
     for split in range(n_splits):
         parent, (first, end, default_left) = parents[split], route[split]
         for part in range(2):
-            left, known = 0.0, 0.0
+            left, expected = 0.0, 0.0
             for place in range(first, end):
-                known += nodes[0][parent, place, part]
+                expected += nodes[0][parent, place, part]
                 if goes_left[split, place]:
                     left += nodes[0][parent, place, part]
             total = nodes[2][parent, part]
-            left += default_left * (total - known)
+            left += default_left * (total - expected)
             totals[split, 0, part], totals[split, 1, part] = left, total - left
         for side in range(2):
             row, other = rows[split, side], rows[split, 1 - side]

@@ -25,16 +25,8 @@ from torch import nn
 
 from fedapp.runs.engines import run_local
 from fedapp.settings import load_settings
-from fedapp.trees.stacked import (
-    Floats,
-    HeadRows,
-    HeadShape,
-    Kind,
-    Training,
-    fit_head,
-    initial_weights,
-    split_weights,
-)
+from fedapp.trees.head import HeadRows, Training, fit_head
+from fedapp.trees.stacked import Floats, HeadShape, Kind, initial_weights, split_weights
 from simulations.bench import apart, peak_bytes, tell
 
 N_ROWS, N_TREES, N_COLUMNS = 50_000, 500, 20

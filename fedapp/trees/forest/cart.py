@@ -178,15 +178,15 @@ def _purity(sums: Any, criterion: int) -> float:
     """Weight of a node times (1 - Gini), or times its negative entropy in bits."""
     if criterion == VARIANCE:
         return 0.0
-    weight, found = 0.0, 0.0
+    weight, impurity = 0.0, 0.0
     for each in sums:
         weight += each
     for each in sums:
         if criterion == GINI:
-            found += each * each
+            impurity += each * each
         elif each > 0:
-            found += each * math.log2(each / weight)
-    return found / weight if criterion == GINI else found
+            impurity += each * math.log2(each / weight)
+    return impurity / weight if criterion == GINI else impurity
 
 
 Criterion = Literal["gini", "entropy", "variance"]
