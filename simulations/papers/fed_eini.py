@@ -8,10 +8,9 @@ Figure 10 both interactive ways, tree by tree as in the paper and all trees at o
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -30,15 +29,21 @@ from fedapp.data.datasets import read_source
 from fedapp.data.partition import split_rows
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError
-from fedapp.home import home
 from fedapp.report.plots import DASHES, PALETTE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
-from fedapp.run_folder import RunFolder
-from fedapp.runs.clean import forget_model
 from fedapp.runs.compare import Engine, finished_cell
 from fedapp.runs.engines import run_local, run_simulation
-from fedapp.settings import Settings, load_settings
-from simulations.papers.tables import Row, console, grouped, new_grid, write_tables
+from fedapp.settings import load_settings
+from simulations.study import (
+    Compared,
+    Row,
+    console,
+    grouped,
+    new_grid,
+    run_and_keep,
+    spent,
+    write_tables,
+)
 from strategies.eini import Eini
 
 CREDITS = {  # Table 1 of the paper without JDYM; columns of the active and the passive party
@@ -73,10 +78,11 @@ PRINTED = {  # Table 2, (set, share): AUC, KS; the sets as they fit Table 1, see
 }
 ROWS = (30, 100, 300)  # Figure 10; the paper's are those of Table 2
 # Seconds of an exchange between sites: near ones, far ones, and with Flower's commands
-# (``simulations.bench.exchange``, ``--stock``).
+# (``simulations bench exchange --stock``).
 DEPLOYED = (0.2, 1.0, 13.0)
 N_TIMED, N_REPEATS = 200, 5
 QUICK_TREES, QUICK_ROWS, QUICK_POINTS = 10, 200, (50, 200)
+TITLE = "Fed-EINI, Table 2"  # on the page of all papers
 OUTPUT = Path("runs/papers/fed_eini")
 CUT = f"""\
 --quick: {QUICK_TREES} trees, not {TREES}; {QUICK_ROWS} test rows, not all, so that a subset of \
@@ -119,15 +125,6 @@ def drawn_rows(credit: str, n_rows: int = 0) -> Table:
     return table.take(np.random.default_rng(SEED).permutation(test)[: n_rows or None])
 
 
-def run_and_keep(engine: Engine, settings: Settings) -> RunFolder:
-    """Predict; move the predictions to the run's folder and delete the sites' files."""
-    summary = (folder := engine(settings)).summary
-    site = home() / "sites" / summary["active"] / summary["model_id"]
-    shutil.copy(site / "predictions.parquet", folder.path)
-    forget_model(summary["model_id"])
-    return folder
-
-
 def predicted(credit: str, model: str, n_rows: int, way: Way, engine: str, output: Path) -> Row:
     """Run one inference unless it is finished; ``way`` is key bits, or an interactive way."""
     data, columns = CREDITS[credit]
@@ -149,16 +146,6 @@ def predicted(credit: str, model: str, n_rows: int, way: Way, engine: str, outpu
     row |= {name: summary.get(name, 0) for name in ("entries", "batches")}
     folder /= f"{method}-{SEED}"
     return {**row, "folder": str(folder), **spent(read_run(folder).ledger)}
-
-
-def spent(ledger: Sequence[Row]) -> Row:
-    """Seconds, bytes and exchanges of the inference; seconds of each idle exchange."""
-    messages = [line for line in ledger if line["type"].startswith("evaluate.")]
-    idle = grouped((line for line in ledger if ".alignment_" in line["type"]), "step").values()
-    costs = {"seconds": messages[-1]["seconds"] - messages[0]["seconds"]}
-    costs |= {"bytes": sum(line["bytes"] for line in messages)}
-    costs |= {"exchanges": len({line["step"] for line in messages})}
-    return {**costs, "idle": [lines[-1]["seconds"] - lines[0]["seconds"] for lines in idle]}
 
 
 def table_2(kind: str, *runs: Row) -> list[Row]:
@@ -318,6 +305,16 @@ def timed(
     ]
 
 
+def page_rows(tables: Row) -> Iterator[Compared]:
+    """Table 2: AUC of encrypted prediction; "pooled" is the interactive way."""
+    for row in tables["table_2"]:
+        printed = PRINTED.get((row["credit"], row["share"]), (None, None))
+        paper = printed if row["model"] == "boosted" else (None, None)
+        interactive, encrypted = row["auc"]
+        what = f"{row['credit']}, {row['model']}, {row['share']} % of the rows, AUC"
+        yield Compared(what, paper[0], encrypted, interactive)
+
+
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="Smaller runs; says which.")] = False,
     key_bits: Annotated[str, typer.Option(help="Of Figure 10.")] = f"{KEY_BITS},2048",
@@ -358,8 +355,4 @@ def main(
     (output / "figure_10.png").write_bytes(draw_figure_10(figure))
     tables: Row = {"table_2": second, "figure_10": figure, "crossover": crossed, "notes": NOTES}
     tables |= {"encryption_microseconds": {str(n): cost for n, cost in costs.items()}}
-    write_tables(output, "papers.fed_eini", start, ["gmpy2"], tables)
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    write_tables(output, "fed_eini", start, ["gmpy2"], tables)

@@ -25,8 +25,7 @@ from fedapp.runs.baselines import join_tables, train_boosted
 from fedapp.runs.compare import finished_cell
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.objective import REGRESSION
-from simulations.papers.fedxgbllr import run_and_tidy
-from simulations.papers.tables import Row, console, costs, new_grid, write_tables
+from simulations.study import Row, console, costs, new_grid, run_and_tidy, write_tables
 
 TREES, DEPTH, BINS, ETA, KEY_BITS, SEED = 64, 6, 64, 0.05, 2048, 42
 QUICK_TREES, QUICK_BITS = 4, 512
@@ -244,8 +243,4 @@ def main(
     show(rows)
     console.print(NOTES)
     tables: Row = {"rows": rows, "frameworks": FRAMEWORKS, "notes": NOTES}
-    write_tables(output, "benchmarks.unified", start, ["gmpy2", "xgboost"], tables)
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    write_tables(output, "unified", start, ["gmpy2", "xgboost"], tables)
