@@ -97,7 +97,9 @@ def by_name(modules: Mapping[str, str]) -> dict[str, str]:
 
 
 def typer_command(function: Callable[..., None]) -> Callable[[], None]:
-    return partial(typer.run, function)
+    app = typer.Typer(add_completion=False)
+    app.command()(function)
+    return lambda: app(prog_name=sys.argv[0])
 
 
 def attack_command(name: str) -> Callable[[], None]:

@@ -122,7 +122,8 @@ def exponent(figures: tuple[float, float], sizes: tuple[float, float]) -> float:
 
 def new_parser(main: Callable[..., Any]) -> argparse.ArgumentParser:
     """Parser of a command that is described by its docstring."""
-    return argparse.ArgumentParser(description=inspect.getdoc(main))
+    raw = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=inspect.getdoc(main), formatter_class=raw)
 
 
 def show(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -496,11 +497,11 @@ def count(text: str) -> int:
 
 
 def attack_main(*attacks: Attack) -> None:
-    """Run attacks: a line of JSON for each result, then the table."""
+    """Attacks on runs of honest parties: a line of JSON for each result, then the table."""
     from fedapp.runs.compare import other_code
 
     start = time.perf_counter()
-    parser = argparse.ArgumentParser(description="Attacks on runs of honest parties.")
+    parser = new_parser(attacks[0].run if len(attacks) == 1 else attack_main)
     if len(attacks) > 1:
         names = [attack.name for attack in attacks]
         parser.add_argument("--only", nargs="+", choices=names, default=names)
