@@ -485,12 +485,7 @@ def attacks_table(lines: Iterable[Result]) -> str:
 
 
 def count(text: str) -> int:
-    """Parse a number of runs.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError : it is not a whole number >= 1.
-    """
+    """Parse a number of runs."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be >= 1, got {text}")
     return int(text)
@@ -626,6 +621,7 @@ DIGEST_BYTES = 16
 RANDOM_FIELDS = {"model_id", "salt", "parts"}  # "parts" are digests of salted files
 BOOSTED = {"num-boost-round": 4, "eta": 0.3, "max-depth": 4, "max-bin": 32}
 SMALL_KEY = {"key-bits": 512, "insecure-small-key": True}
+HEAD = {"trees": 30, "max-depth": 3, "rounds": 2, "epochs": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -653,12 +649,7 @@ PLANS: Mapping[str, Plan] = {
     "pax": Plan(_boosted("pax", **{"subsample": 0.8, "colsample-bytree": 0.8})),
     "pax, classes": Plan(_boosted("pax", data="wine", objective="multi:softprob")),
     "pax, regression": Plan(_boosted("pax", data="diabetes", objective="reg:squarederror")),
-    "fedxgbllr": Plan(
-        {
-            "strategy": "fedxgbllr",
-            "fedxgbllr": {"trees": 30, "max-depth": 3, "rounds": 2, "epochs": 3},
-        }
-    ),
+    "fedxgbllr": Plan({"strategy": "fedxgbllr", "fedxgbllr": HEAD}),
     "bagging": Plan(_boosted("bagging")),
     "cyclic": Plan(_boosted("cyclic")),
     "fedavg-linear": Plan({"strategy": "fedavg-linear", "fedavg-linear": {"rounds": 4}}),

@@ -161,13 +161,8 @@ def pax_rows_main() -> None:
 def attack_plain_sums(settings: Settings) -> Iterator[dict[str, Any]]:
     """Rebuild training rows from each party's sums, and from their sums over all parties.
 
-    Yields
-    ------
-    ``seen`` (whose sums), ``rows``, ``rebuilt`` and ``wrong``.
-
-    Raises
-    ------
-    ConfigError : gradients do not link the bins of a row, by the objective or a share of columns.
+    Yields ``seen`` (whose sums), ``rows``, ``rebuilt`` and ``wrong``; raises ConfigError if
+    gradients do not link the bins of a row, by the objective or a share of columns.
     """
     coordinator = _trained(settings)
     sketches, levels = coordinator.sketches, coordinator.levels
@@ -198,12 +193,7 @@ def attack_plain_sums(settings: Settings) -> Iterator[dict[str, Any]]:
 
 
 def attack_masked_sums(settings: Settings) -> dict[str, Any]:
-    """Rebuild training rows where sums are masked: ``seen``, ``rows``, ``rebuilt`` and ``wrong``.
-
-    Raises
-    ------
-    ConfigError : see ``attacked``.
-    """
+    """Rebuild training rows where sums are masked: ``seen``, ``rows``, ``rebuilt`` and ``wrong``."""
     coordinator = _trained(settings)
     assert list(coordinator.levels) == [EVERYONE], "sums are of all parties"
     assert coordinator.cuts is not None

@@ -137,32 +137,16 @@ class Stopwatch:
 
 
 def settings_of(key_bits: int, n_trees: int, depth: int, run_dir: str) -> Settings:
-    config = {
-        "strategy": "secureboost",
-        **BINARY,
-        "data": DATA,
-        "parties": 2,
-        "columns": "sizes:" + ",".join(map(str, COLUMNS)),
-        "align": "ordered",
-        "allow-export": True,
-        "test-fraction": TEST_FRACTION,
-        "num-boost-round": n_trees,
-        "max-depth": depth,
-        "max-bin": MAX_BIN,
-        "secureboost.key-bits": key_bits,
-        "secureboost.insecure-small-key": True,
-        "run-dir": run_dir,
-    }
+    config: dict[str, Any] = {"strategy": "secureboost", **BINARY, "data": DATA, "parties": 2}
+    config |= {"columns": "sizes:" + ",".join(map(str, COLUMNS)), "align": "ordered"}
+    config |= {"allow-export": True, "test-fraction": TEST_FRACTION, "num-boost-round": n_trees}
+    config |= {"max-depth": depth, "max-bin": MAX_BIN, "secureboost.key-bits": key_bits}
+    config |= {"secureboost.insecure-small-key": True, "run-dir": run_dir}
     return load_settings(config)
 
 
 def run_both(settings: Settings) -> tuple[int, RunFolder]:
-    """Train, compare with XGBoost on the joined table; return the number of nodes and the run.
-
-    Raises
-    ------
-    ValueError : the joined model differs from XGBoost's.
-    """
+    """Train, compare with XGBoost on the joined table; return the number of nodes and the run."""
     run = run_local(settings)
     forget_model(run.summary["model_id"])
     booster = train_boosted(settings, baseline_rows(settings)[0]).booster

@@ -297,24 +297,15 @@ def across_main() -> None:
     for method in options.methods:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["FEDAPP_HOME"] = f"{folder}/home"
-            settings = {
-                "strategy": method,
-                "parties": len(SITES),
-                "num-boost-round": options.rounds,
-                "early-stopping-rounds": 0,
-                "max-depth": options.max_depth,
-                "max-bin": 32 if method == "secureboost" else 256,
-            }
+            settings: dict[str, Any] = {"strategy": method, "parties": len(SITES)}
+            settings |= {"num-boost-round": options.rounds, "early-stopping-rounds": 0}
+            settings |= {"max-depth": options.max_depth}
+            settings |= {"max-bin": 32 if method == "secureboost" else 256}
             print_line("across", ("fedapp", "flwr"), **settings, **timed(Path(folder), settings))
 
 
 def timed(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Time one training, and compare its model with the local engine's.
-
-    Raises
-    ------
-    AssertionError : scores or models differ.
-    """
+    """Time one training, and compare its model with the local engine's."""
     nodes = write_tables(folder, by_columns=settings["strategy"] == "secureboost")
     deployment = Deployment(folder / "sites", nodes)
     local = deployment.locally(folder / "local", settings)
@@ -460,14 +451,9 @@ def _disturbed(
         outcome += ", resumed" if has_begun else ", begun again"
     if outcome == SAME and not killed:
         outcome = UNDISTURBED
-    line = {
-        "place": place,
-        "program": program,
-        "killed": killed,
-        "after": round(moment, 1),
-        "seconds": round(time.monotonic() - start, 1),
-        "outcome": outcome,
-    }
+    line: dict[str, Any] = {"place": place, "program": program, "killed": killed}
+    line |= {"after": round(moment, 1), "seconds": round(time.monotonic() - start, 1)}
+    line |= {"outcome": outcome}
     if outcome not in GOOD:
         line["shown"] = shown[-1000:]
     print(json.dumps(line), flush=True)
@@ -545,17 +531,12 @@ def measure_serving(run: fedapp.Run, port: int, rate: float, seconds: float) -> 
         _asked(connection, body)
         batches.append(time.perf_counter() - start)
     single = steady(port, bodies, rate, int(rate * seconds))
-    return {
-        "rows": "one a request",
-        "rate": rate,
-        "seconds": seconds,
-        "p50_ms": _ms(statistics.median(single)),
-        "p99_ms": _ms(statistics.quantiles(single, n=100)[98]),
-        "max_ms": _ms(max(single)),
-        "batch_rows": BATCH_ROWS,
-        "batch_p50_ms": _ms(statistics.median(batches)),
-        "batch_max_ms": _ms(max(batches)),
-    }
+    record: dict[str, Any] = {"rows": "one a request", "rate": rate, "seconds": seconds}
+    record |= {"p50_ms": _ms(statistics.median(single))}
+    record |= {"p99_ms": _ms(statistics.quantiles(single, n=100)[98]), "max_ms": _ms(max(single))}
+    record |= {"batch_rows": BATCH_ROWS, "batch_p50_ms": _ms(statistics.median(batches))}
+    record |= {"batch_max_ms": _ms(max(batches))}
+    return record
 
 
 def steady(port: int, bodies: Sequence[bytes], rate: float, n_requests: int) -> list[float]:
@@ -662,21 +643,10 @@ class Line:
 def parties_settings(data: str, method: str, sizes: Sizes, parties: int) -> Settings:
     strategy = method.partition(",")[0]
     by_columns = {"columns": "even", "align": "ordered"} if strategy == "secureboost" else {}
-    return load_settings(
-        {
-            "strategy": strategy,
-            "data": data,
-            "label": "label",
-            **BINARY,
-            "parties": parties,
-            "num-boost-round": sizes.trees,
-            "max-depth": sizes.depth,
-            "max-bin": sizes.max_bin,
-            "test-fraction": TEST_FRACTION,
-            **by_columns,
-            **sizes.own,
-        }
-    )
+    config: dict[str, Any] = {"strategy": strategy, "data": data, "label": "label", **BINARY}
+    config |= {"parties": parties, "num-boost-round": sizes.trees, "max-depth": sizes.depth}
+    config |= {"max-bin": sizes.max_bin, "test-fraction": TEST_FRACTION, **by_columns, **sizes.own}
+    return load_settings(config)
 
 
 def measure_parties(method: str, sizes: Sizes) -> Iterator[Line]:

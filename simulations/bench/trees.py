@@ -138,19 +138,10 @@ def write_rows(path: Path, n_rows: int, n_columns: int) -> str:
 
 
 def speed_settings(data: str, depth: int, bins: str, parties: int = SPEED_PARTIES) -> Settings:
-    config = {
-        "strategy": "pax",
-        "data": data,
-        **BINARY,
-        "label": "label" if Path(data).suffix else "",
-        "parties": parties,
-        "test-fraction": N_TEST / (N_TRAIN + N_TEST),
-        "num-boost-round": SPEED_TREES,
-        "max-depth": depth,
-        "max-bin": SPEED_BINS,
-        "eta": SPEED_ETA,
-        "pax.bins": bins,
-    }
+    config: Line = {"strategy": "pax", "data": data, **BINARY}
+    config |= {"label": "label" if Path(data).suffix else "", "parties": parties}
+    config |= {"test-fraction": N_TEST / (N_TRAIN + N_TEST), "num-boost-round": SPEED_TREES}
+    config |= {"max-depth": depth, "max-bin": SPEED_BINS, "eta": SPEED_ETA, "pax.bins": bins}
     return load_settings(config)
 
 
@@ -385,17 +376,9 @@ def write_memory_table(path: Path, n_rows: int) -> None:
 
 def memory_settings(path: Path) -> Settings:
     """Settings of one party that has the whole table."""
-    config = {
-        "strategy": "pax",
-        **BINARY,
-        "data": str(path),
-        "label": "label",
-        "parties": 1,
-        "test-fraction": 0.0,
-        "num-boost-round": MEMORY_TREES,
-        "max-depth": MEMORY_DEPTH,
-        "max-bin": MEMORY_BINS,
-    }
+    config: Line = {"strategy": "pax", **BINARY, "data": str(path), "label": "label", "parties": 1}
+    config |= {"test-fraction": 0.0, "num-boost-round": MEMORY_TREES, "max-depth": MEMORY_DEPTH}
+    config |= {"max-bin": MEMORY_BINS}
     return load_settings(config)
 
 
@@ -475,31 +458,22 @@ def pax_memory_main(words: Sequence[str] | None = None) -> None:
     n_nodes = count_same_nodes(json.loads(party.model), json.loads(pooled.model))
     console.print(f"the party's model equals pooled XGBoost in all {n_nodes} nodes")
     print_both(party, pooled, options.rows)
-    print_line(
-        "pax_memory",
-        ("fedapp", "xgboost", "numpy", "flwr"),
-        rows=options.rows,
-        columns=MEMORY_COLUMNS,
-        trees=MEMORY_TREES,
-        depth=MEMORY_DEPTH,
-        max_bin=MEMORY_BINS,
-        seed=SEED,
-        same_nodes=n_nodes,
-        peak_bytes=party.peak,
-        library_bytes=party.ready,
-        binned_bytes=binned_bytes(options.rows),
-        seconds=party.seconds,
-        cpu_seconds=party.cpu,
-        tree_seconds=statistics.median(party.tree_seconds),
-        **party.sent,
-        pooled={
+    record: Line = {"rows": options.rows, "columns": MEMORY_COLUMNS, "trees": MEMORY_TREES}
+    record |= {"depth": MEMORY_DEPTH, "max_bin": MEMORY_BINS, "seed": SEED, "same_nodes": n_nodes}
+    record |= {"peak_bytes": party.peak, "library_bytes": party.ready}
+    record |= {"binned_bytes": binned_bytes(options.rows), "seconds": party.seconds}
+    record |= {"cpu_seconds": party.cpu, "tree_seconds": statistics.median(party.tree_seconds)}
+    record |= {**party.sent}
+    record |= {
+        "pooled": {
             "peak_bytes": pooled.peak,
             "seconds": pooled.seconds,
             "cpu_seconds": pooled.cpu,
             "ratio": party.seconds / pooled.seconds,
             "cpu_ratio": party.cpu / pooled.cpu,
-        },
-    )
+        }
+    }
+    print_line("pax_memory", ("fedapp", "xgboost", "numpy", "flwr"), **record)
 
 
 # pax_secure
@@ -527,19 +501,10 @@ class Cost:
 
 
 def secure_settings(data: str, sums: str, parties: int, trees: int) -> Settings:
-    return load_settings(
-        {
-            "data": data,
-            "label": "label",
-            **BINARY,
-            "parties": parties,
-            "num-boost-round": trees,
-            "max-depth": SECURE_DEPTH,
-            "max-bin": SECURE_BINS,
-            "test-fraction": 0.1,
-            **AGGREGATIONS[sums],
-        }
-    )
+    config: Line = {"data": data, "label": "label", **BINARY, "parties": parties}
+    config |= {"num-boost-round": trees, "max-depth": SECURE_DEPTH, "max-bin": SECURE_BINS}
+    config |= {"test-fraction": 0.1, **AGGREGATIONS[sums]}
+    return load_settings(config)
 
 
 def measure_secure(data: str, parties: int, trees: int, repeats: int) -> Iterator[Cost]:
@@ -626,15 +591,10 @@ def pax_floor_main() -> None:
     for data in options.data:
         for aggregation in options.aggregation:
             for min_rows in FLOORS:
-                settings = {
-                    "data": data,
-                    "objective": "binary:logistic",
-                    "parties": options.parties,
-                    "num-boost-round": options.rounds,
-                    "preset": "xgboost",
-                    "least-bin-rows": min_rows,
-                    "pax.aggregation": aggregation,
-                }
+                settings: Line = {"data": data, "objective": "binary:logistic"}
+                settings |= {"parties": options.parties, "num-boost-round": options.rounds}
+                settings |= {"preset": "xgboost", "least-bin-rows": min_rows}
+                settings |= {"pax.aggregation": aggregation}
                 auc = run_and_load(settings)[2]["metrics"]["test"]["auc"]
                 line = {"data": data, "aggregation": aggregation, "parties": options.parties}
                 line |= {"rounds": options.rounds, "least_bin_rows": min_rows, "auc": auc}
@@ -908,19 +868,10 @@ def train_rows(options: argparse.Namespace, method: str, n_rows: int) -> Line:
                 "local_seconds": measured["seconds"],
                 "peak_bytes": peaks,
             }
-    return {
-        "engine": engine,
-        "method": method,
-        "rows": n_rows,
-        "columns": options.columns,
-        "parties": options.parties,
-        "trees": n_trees,
-        "key_bits": key_bits,
-        "cores": n_cores(),
-        **measured,
-        "ready_bytes": ready,
-        "seed": SEED,
-    }
+    record: Line = {"engine": engine, "method": method, "rows": n_rows, "columns": options.columns}
+    record |= {"parties": options.parties, "trees": n_trees, "key_bits": key_bits}
+    record |= {"cores": n_cores(), **measured, "ready_bytes": ready, "seed": SEED}
+    return record
 
 
 def run_figures(run: RunFolder) -> Line:
@@ -1074,12 +1025,7 @@ def has_plugin() -> bool:
 
 
 def check_plugin() -> None:
-    """Check that the installed XGBoost was built with the plugin.
-
-    Raises
-    ------
-    SystemExit : it was not; the message explains how to install one that was.
-    """
+    """Check that the installed XGBoost was built with the plugin."""
     if not has_plugin():
         raise SystemExit(
             "xgboost must be built with the federated plugin, which the wheel of xgboost-cpu "
@@ -1217,23 +1163,13 @@ def write_copies(name: str, times: int, path: Path) -> None:
 
 def forest_settings(data: Path, max_bin: int, align: str, keeps_model: bool = False) -> Settings:
     """Settings of a run without test rows."""
-    config = {
-        "strategy": "federated-forest",
-        "data": str(data),
-        "label": "y",
-        "parties": FOREST_PARTIES,
-        "columns": "even",
-        "align": align,
-        "allow-export": keeps_model,
-        "test-fraction": 0.0,
-        "valid-fraction": 0.0,
-        "seed": SEED,
-        "max-bin": max_bin,
-        "federated-forest.trees": FOREST_TREES,
-        "federated-forest.max-depth": FOREST_DEPTH,
-        "federated-forest.max-features": FOREST_FEATURES,
-        "federated-forest.master-keeps-model": keeps_model,
-    }
+    config: Line = {"strategy": "federated-forest", "data": str(data), "label": "y"}
+    config |= {"parties": FOREST_PARTIES, "columns": "even", "align": align}
+    config |= {"allow-export": keeps_model, "test-fraction": 0.0, "valid-fraction": 0.0}
+    config |= {"seed": SEED, "max-bin": max_bin, "federated-forest.trees": FOREST_TREES}
+    config |= {"federated-forest.max-depth": FOREST_DEPTH}
+    config |= {"federated-forest.max-features": FOREST_FEATURES}
+    config |= {"federated-forest.master-keeps-model": keeps_model}
     return load_settings(config)
 
 
@@ -1247,12 +1183,7 @@ def run_once(settings: Settings) -> TimedRun:
 
 
 def check_same(model: BaggedForest, other: BaggedForest) -> int:
-    """Check that two forests are equal node for node; return the number of nodes.
-
-    Raises
-    ------
-    ValueError : they differ.
-    """
+    """Check that two forests are equal node for node; return the number of nodes."""
     n_nodes = 0
     pairs = zip(model.trees, other.trees, model.values, other.values, strict=True)
     for tree, (ours, theirs, mine, yours) in enumerate(pairs):
@@ -1264,12 +1195,7 @@ def check_same(model: BaggedForest, other: BaggedForest) -> int:
 
 
 def check_accuracy(ours: float, theirs: float) -> None:
-    """Compare the accuracy on the training rows with scikit-learn's.
-
-    Raises
-    ------
-    ValueError : it differs by more than ``WORST_ACCURACY_DIFFERENCE``.
-    """
+    """Compare the accuracy on the training rows with scikit-learn's."""
     difference, limit = ours - theirs, WORST_ACCURACY_DIFFERENCE
     if abs(difference) > limit:
         raise ValueError(f"accuracy must be within {limit} of theirs, got {difference:+.4f}")
@@ -1348,18 +1274,12 @@ def forest_ratios(runs: Sequence[TimedRun], theirs: Sequence[float]) -> Line:
     train = statistics.median(run.summary["seconds"]["train"] for run in runs)
     middle = sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
     fit = statistics.median(theirs)
-    return {
-        "repeats": len(runs),
-        "seconds": seconds,
-        "seconds_train": train,
-        "seconds_sklearn": fit,
-        "ratio": seconds / fit,
-        "ratio_train": train / fit,
-        "seconds_by_message": seconds_by_message(middle.ledger),
-        "exchanges": middle.summary["exchanges"],
-        "messages": len(middle.ledger),
-        "bytes": sum(middle.summary["bytes"].values()),
-    }
+    record: Line = {"repeats": len(runs), "seconds": seconds, "seconds_train": train}
+    record |= {"seconds_sklearn": fit, "ratio": seconds / fit, "ratio_train": train / fit}
+    record |= {"seconds_by_message": seconds_by_message(middle.ledger)}
+    record |= {"exchanges": middle.summary["exchanges"], "messages": len(middle.ledger)}
+    record |= {"bytes": sum(middle.summary["bytes"].values())}
+    return record
 
 
 def federated_forest_main() -> None:
@@ -1537,16 +1457,7 @@ def fedxgbllr_epoch_main(words: Sequence[str] | None = None) -> None:
     worst = max(epoch["ratio"] for epoch in epochs.values())
     within = "within" if worst <= WORST_RATIO else "ABOVE"
     console.print(f"the worst ratio is {within} {WORST_RATIO}")
-    print_line(
-        "fedxgbllr_epoch",
-        ("fedapp", "torch", "xgboost", "numpy"),
-        rows=n_rows,
-        trees=HEAD_TREES,
-        parties=HEAD_PARTIES,
-        batch=HEAD_BATCH,
-        seed=SEED,
-        repeats=HEAD_REPEATS,
-        outputs_bytes=4 * n_rows * HEAD_TREES,
-        **memory,
-        epochs=epochs,
-    )
+    record: Line = {"rows": n_rows, "trees": HEAD_TREES, "parties": HEAD_PARTIES}
+    record |= {"batch": HEAD_BATCH, "seed": SEED, "repeats": HEAD_REPEATS}
+    record |= {"outputs_bytes": 4 * n_rows * HEAD_TREES, **memory, "epochs": epochs}
+    print_line("fedxgbllr_epoch", ("fedapp", "torch", "xgboost", "numpy"), **record)

@@ -126,12 +126,7 @@ def predicted(data: str, point: Point, way: str, engine: str, n: int, output: Pa
 
 
 def check_same(rows: Sequence[Row]) -> None:
-    """Check that all ways and engines predict the same at each point.
-
-    Raises
-    ------
-    ValueError : two do not.
-    """
+    """Check that all ways and engines predict the same at each point."""
     for point, group in grouped(rows, "data", *AXES).items():
         first, *others = (
             pa.parquet.read_table(Path(row["folder"]) / "predictions.parquet") for row in group

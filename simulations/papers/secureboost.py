@@ -301,14 +301,11 @@ def trained(credit: str, method: str, n_trees: int, output: Path) -> Row:
     # The matrices of ``scores_of`` and ``purities_of`` have no column names.
     booster.feature_names = None
     rows, _, _ = join_tables(settings)
-    return {
-        "credit": credit,
-        "method": method,
-        **purities_of(booster, rows, summary),
-        "first_tree": scores_of(booster, rows, 1),
-        "all_trees": scores_of(booster, rows, n_trees),
-        "seconds": summary["seconds"]["train"],
-    }
+    record: Row = {"credit": credit, "method": method, **purities_of(booster, rows, summary)}
+    record |= {"first_tree": scores_of(booster, rows, 1)}
+    record |= {"all_trees": scores_of(booster, rows, n_trees)}
+    record |= {"seconds": summary["seconds"]["train"]}
+    return record
 
 
 def show_table_2(rows: Sequence[Row]) -> None:

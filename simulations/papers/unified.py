@@ -57,12 +57,7 @@ class Scenario:
         return "mse" if self.objective == REGRESSION else "auc"
 
     def data(self) -> Row:
-        """Settings that name the tables.
-
-        Raises
-        ------
-        DataError : a file is missing.
-        """
+        """Settings that name the tables."""
         if self.source:
             return {"data": self.source}
         active, passive = (_path(name) for name in self.files)
@@ -156,19 +151,13 @@ def run_scenario(scenario: Scenario, trees: int, key_bits: int, output: Path) ->
     folder = output / f"{scenario.name}-{trees}-{key_bits}"
     summary = finished_cell(settings, folder, run_and_tidy, tell)
     pooled = pooled_scores(settings)
-    return {
-        "scenario": scenario.name,
-        "trees": summary["trees"],
-        "key_bits": key_bits,
-        "rows": summary["matched_rows"]["train"],
-        "metric": scenario.metric,
-        "subset": scenario.subset,
-        "score": score(scenario.objective, summary["metrics"][scenario.subset]),
-        "pooled": pooled[scenario.subset],
-        "held_out": pooled["held_out"],
-        "reported": scenario.reported,
-        **costs(summary),
-    }
+    record: Row = {"scenario": scenario.name, "trees": summary["trees"], "key_bits": key_bits}
+    record |= {"rows": summary["matched_rows"]["train"], "metric": scenario.metric}
+    record |= {"subset": scenario.subset}
+    record |= {"score": score(scenario.objective, summary["metrics"][scenario.subset])}
+    record |= {"pooled": pooled[scenario.subset], "held_out": pooled["held_out"]}
+    record |= {"reported": scenario.reported, **costs(summary)}
+    return record
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -202,12 +191,7 @@ def row_check(scenarios: Sequence[Scenario], trees: int) -> list[Row]:
 
 
 def chosen(names: str) -> list[Scenario]:
-    """Scenarios by their names, separated by commas; all if there is none.
-
-    Raises
-    ------
-    ConfigError : a name is unknown.
-    """
+    """Scenarios by their names, separated by commas; all if there is none."""
     by_name = {one.name: one for one in SCENARIOS}
     asked = listed(names)
     for name in asked:
