@@ -193,7 +193,7 @@ def attack_plain_sums(settings: Settings) -> Iterator[dict[str, Any]]:
 
 
 def attack_masked_sums(settings: Settings) -> dict[str, Any]:
-    """Rebuild training rows where sums are masked: ``seen``, ``rows``, ``rebuilt`` and ``wrong``."""
+    """Rebuild training rows where sums are masked; returns what ``attack_plain_sums`` yields."""
     coordinator = _trained(settings)
     assert list(coordinator.levels) == [EVERYONE], "sums are of all parties"
     assert coordinator.cuts is not None
