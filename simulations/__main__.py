@@ -244,13 +244,13 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def figures(asked: str, line: Record, own: Sequence[str] = ()) -> Iterator[Record]:
+def figures(asked: str, line: Record, identity: Sequence[str] = ()) -> Iterator[Record]:
     """Yield a record for each number of a JSON line.
 
-    ``asked`` are the arguments of the run; ``own`` names the entries that identify the line.
+    ``asked`` are the arguments of the run; ``identity`` names the entries that identify the line.
     """
     common = {"bench": line.get("bench", ""), "run": asked}
-    parts = [(own, line), *((line["by"], each) for each in line.get("lines", []))]
+    parts = [(identity, line), *((line["by"], each) for each in line.get("lines", []))]
     for by, part in parts:
         of = ", ".join(f"{key} {part[key]}" for key in by)
         for name, value in flat({key: part[key] for key in part if key not in by}):

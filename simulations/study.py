@@ -431,7 +431,7 @@ def attack_results(
     quick: bool = False,
     data: Sequence[str] = (),
     output: Path = ATTACK_OUTPUT,
-    tell: Tell = print,
+    report: Tell = print,
 ) -> Iterator[Result]:
     """Run an attack on each data set with each setting; ``quick``: the first set and two settings.
 
@@ -440,7 +440,7 @@ def attack_results(
     seeds : runs of each; every seed holds out other rows.
     data : names of the sets; empty: all.
     output : folder of the results, a file for each run.
-    tell : called with a line about each file that cannot be reused or is of other code.
+    report : called with a line about each file that cannot be reused or is of other code.
     """
     sets = list(data or attack.data)[: 1 if quick else None]
     ways = list(attack.ways)[: 2 if quick else None]
@@ -452,12 +452,12 @@ def attack_results(
             outcomes = []
             for seed in range(seeds):
                 path = output / attack.name / f"{line}, seed {seed}.json"
-                outcomes.append(_outcome(attack, {**overrides, "seed": seed}, path, tell))
+                outcomes.append(_outcome(attack, {**overrides, "seed": seed}, path, report))
             means = {part: statistics.mean(one[part] for one in outcomes) for part in outcomes[0]}
             yield Result(attack.name, name, way, **means)
 
 
-def _outcome(attack: Attack, overrides: Overrides, path: Path, tell: Tell) -> dict[str, float]:
+def _outcome(attack: Attack, overrides: Overrides, path: Path, report: Tell) -> dict[str, float]:
     """The outcome of one run, with its seconds, cached in a file."""
     from fedapp.runs.compare import cached_rows
 
@@ -468,7 +468,7 @@ def _outcome(attack: Attack, overrides: Overrides, path: Path, tell: Tell) -> di
 
     # Other keys are options of the attack, and part of the file's name.
     settings = load_settings({key: overrides[key] for key in overrides if key in defaults()})
-    (outcome,) = cached_rows(path, settings, run, tell)
+    (outcome,) = cached_rows(path, settings, run, report)
     return outcome
 
 

@@ -385,7 +385,7 @@ class Leaves:
     steps: Array  # (n_leaves,): what a leaf adds to a row's margin
 
     @classmethod
-    def of(cls, tree: Tree, n_columns: int, step: float, tells_hessians: bool = True) -> Leaves:
+    def of(cls, tree: Tree, n_columns: int, step: float, has_hessians: bool = True) -> Leaves:
         """Read a tree whose leaf values are ``step`` times the weights."""
         lows, highs = (np.full((len(tree), n_columns), end) for end in (-np.inf, np.inf))
         for node in np.flatnonzero(tree["left"] != LEAF):
@@ -396,7 +396,7 @@ class Leaves:
             lows[left + 1, column] = max(threshold, lows[node, column])
         leaves = (tree["left"] == LEAF) & (lows < highs).all(axis=1)
         values = tree["value"][leaves].astype(np.float64)
-        hessians = tells_hessians * tree["hessian"][leaves].astype(np.float64)
+        hessians = has_hessians * tree["hessian"][leaves].astype(np.float64)
         return cls(lows[leaves], highs[leaves], values / step, hessians, values)
 
     def reached(self, values: Array) -> Ints:
@@ -537,7 +537,7 @@ def _shares(
 
 # timberstrike: the attack
 
-HESSIANS, KNOWS = "tells hessians", "attacker knows"  # options of the attack, not of a run
+HESSIANS, KNOWS = "hessians sent", "attacker knows"  # options of the attack, not of a run
 TOLERANCE = 0.319  # standard deviations; a quarter of the values of a normal column are as near
 LIKE = 4  # power of the share of trees that put two rows into one leaf; 2 to 8 work equally well
 
@@ -633,7 +633,7 @@ class Target:
     # (n_rows, n_columns + 1), the labels last: rows that have grown the trees, and as many known
     # to the attacker
     truth: Array
-    own: Array
+    known: Array
 
     def rebuilt(self, reg_lambda: float) -> Rows:
         """Rows rebuilt from the trees; they must have grown the first one."""
@@ -657,7 +657,7 @@ class Target:
     def likeness(self) -> Array:
         """Proximity of random forests (Breiman 2001) to known rows, shape (n_rows, n_own)."""
         same = [
-            leaves.reached(self.truth[:, :-1])[:, None] == leaves.reached(self.own[:, :-1])
+            leaves.reached(self.truth[:, :-1])[:, None] == leaves.reached(self.known[:, :-1])
             for leaves, is_theirs in self.trees
             if is_theirs
         ]
@@ -672,17 +672,17 @@ class Target:
         self, reg_lambda: float, score: float, knows: Knows, rng: np.random.Generator
     ) -> Outcome:
         """Score the attack, and a guess."""
-        own, tolerances, measure = self.own, TOLERANCE * self.truth.std(axis=0), accuracy
+        known, tolerances, measure = self.known, TOLERANCE * self.truth.std(axis=0), accuracy
         if knows is Knows.ROWS:
             measure, likeness = in_place, self.likeness()
-            reconstruction = likeliest(self.true_boxes(), own, likeness, tolerances)
-            guess = likeliest(self.blind(), own, np.ones_like(likeness), tolerances)
+            reconstruction = likeliest(self.true_boxes(), known, likeness, tolerances)
+            guess = likeliest(self.blind(), known, np.ones_like(likeness), tolerances)
         elif knows is Knows.VALUES:
-            reconstruction, guess = moved(self.rebuilt(reg_lambda), own), own
+            reconstruction, guess = moved(self.rebuilt(reg_lambda), known), known
         else:
             reconstruction, guess = (
-                drawn(self.rebuilt(reg_lambda), own, rng),
-                drawn(self.blind(), own, rng),
+                drawn(self.rebuilt(reg_lambda), known, rng),
+                drawn(self.blind(), known, rng),
             )
         # Without trees, the guess has the same background knowledge.
         success, chance = (
@@ -691,7 +691,7 @@ class Target:
         return Outcome(success, chance, score)
 
 
-def target_of(run: Trained, tells_hessians: bool) -> Target:
+def target_of(run: Trained, has_hessians: bool) -> Target:
     """Rows and trees of the first party; of PAX, all rows and trees."""
     settings, is_pax = run.settings, run.settings.strategy == "pax"
     table, shares = stacked_tables(settings)
@@ -710,7 +710,7 @@ def target_of(run: Trained, tells_hessians: bool) -> Target:
     n_columns = len(bare.columns)
     # The weights are wrong for the trees of other parties, which do not use them.
     trees = [
-        (Leaves.of(tree, n_columns, eta * share, tells_hessians), is_theirs)
+        (Leaves.of(tree, n_columns, eta * share, has_hessians), is_theirs)
         for tree, is_theirs in grown[: last_grown + 1]
     ]
     assert table.labels is not None
@@ -752,13 +752,13 @@ def attack_trees(overrides: Overrides) -> Outcome:
     in the same measure.
     """
     options = {**HORIZONTAL, **overrides}
-    tells_hessians, knows = (
+    has_hessians, knows = (
         bool(options.pop(HESSIANS, True)),
         Knows(options.pop(KNOWS, Knows.BOUNDS)),
     )
     with trained(options, (), lambda _: None) as run:
         rng = np.random.default_rng(run.settings.seed)
-        target = target_of(run, tells_hessians)
+        target = target_of(run, has_hessians)
         return target.outcome(run.settings.reg_lambda, run.score, knows, rng)
 
 
@@ -769,7 +769,7 @@ FEDXGBLLR = {"strategy": "fedxgbllr"}
 PAX_RUN = {"strategy": "pax"}
 TIMBERSTRIKE = Attack(
     name="timberstrike",
-    holder="who is told a party's trees (of PAX: the model) and the bounds of each column",
+    holder="whoever receives a party's trees (of PAX: the model) and the bounds of each column",
     measure="share of values rebuilt to 0.319 deviations, of matched rows (rows known: in place); "
     "chance: a guess without the trees",
     data={
@@ -909,7 +909,7 @@ def attack_membership(data: str, how: Mapping[str, Any], seeds: int) -> dict[str
 
 
 def membership_main() -> None:
-    """How well a model's scores tell which rows trained it.
+    """How well a model's scores reveal which rows trained it.
 
     An attacker has the finished model and labelled rows, half of which trained it. The first attack
     takes the rows of whose labels the model is most certain (Yeom et al. 2018, "Privacy Risk in

@@ -86,9 +86,9 @@ class GroupingParty:
     def __init__(self) -> None:
         self.groups = np.empty(0, dtype=np.int64)  # of each training row
 
-    def note(self, heard: Transcript) -> None:
+    def note(self, transcript: Transcript) -> None:
         """Read structure and nodes of rows before the rows are deleted."""
-        request, store = heard.request, heard.site.store
+        request, store = transcript.request, transcript.site.store
         if not isinstance(request, PartitionRequest) or not request.last:
             return
         # A leaf counts if CART would have split it: above max-depth and with enough rows.
@@ -198,11 +198,11 @@ class Writer:
         self.widths = np.empty(0, dtype=np.int64)
         self.codes = np.empty((0, 0), dtype=np.int64)
 
-    def note(self, heard: Transcript) -> None:
-        if (codes := true_bins(heard)) is not None:
+    def note(self, transcript: Transcript) -> None:
+        if (codes := true_bins(transcript)) is not None:
             self.codes = codes
-        if isinstance(heard.request, SplitRequest):
-            self.widths = np.array(heard.site.store.facts["widths"][PASSIVE])
+        if isinstance(transcript.request, SplitRequest):
+            self.widths = np.array(transcript.site.store.facts["widths"][PASSIVE])
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -316,17 +316,17 @@ class Active:
         self.widths = np.empty(0, dtype=np.int64)  # bins of each column
         self.codes = np.empty((0, 0), dtype=np.int64)  # the truth: a bin more for missing values
 
-    def note(self, heard: Transcript) -> None:
+    def note(self, transcript: Transcript) -> None:
         """Decrypt the sums, as the party is about to do itself."""
-        if (codes := true_bins(heard)) is not None:
+        if (codes := true_bins(transcript)) is not None:
             self.codes = codes
-        if not isinstance(heard.request, SplitRequest):
+        if not isinstance(transcript.request, SplitRequest):
             return
-        view = ActiveState.read(heard.site)
+        view = ActiveState.read(transcript.site)
         if phase_of(view.store) == CHOSEN:
-            make_splits(view, heard.mail)
+            make_splits(view, transcript.mail)
         growth, rows = view.growth(), slice(view.n_train)
-        histogram, _ = read_party_sums(view, heard.mail, PASSIVE, growth)
+        histogram, _ = read_party_sums(view, transcript.mail, PASSIVE, growth)
         self.widths = view.joint.widths[PASSIVE]
         for place, (tree, node) in enumerate(growth.wanted_pairs):
             inside = view.store["nodes"][tree, rows] == node
@@ -516,11 +516,11 @@ class BoostedParty:
     def __init__(self) -> None:
         self.nodes: list[Nodes] = []  # of each round, shape (n_trees, n_train)
 
-    def note(self, heard: Transcript) -> None:
+    def note(self, transcript: Transcript) -> None:
         """Read the state before the next round or the end of the run."""
-        store, n_train = heard.site.store, heard.site.store.facts.get("n_train", 0)
-        ends = isinstance(heard.request, HandOverRequest)
-        if "nodes" in store and (ends or heard.mail.all(EncryptedGradients)):
+        store, n_train = transcript.site.store, transcript.site.store.facts.get("n_train", 0)
+        ends = isinstance(transcript.request, HandOverRequest)
+        if "nodes" in store and (ends or transcript.mail.all(EncryptedGradients)):
             self.nodes.append(np.array(self._last_seen(store)[:, :n_train]))
 
     def _last_seen(self, store: Store) -> Nodes:
@@ -601,7 +601,7 @@ def outcome(rounds: Sequence[Nodes], run: Trained) -> Outcome:
 
 
 def attack_shared_nodes(overrides: Overrides) -> Outcome:
-    """What a passive party of SecureBoost can tell of labels from the rows that share tree nodes.
+    """What a passive party of SecureBoost learns about labels from the rows that share tree nodes.
 
     It sees the node of each row, except in the last level, where it sees only the rows at its own
     splits. Rows with the same label tend to stay together, since splits are chosen for that. The
@@ -652,9 +652,9 @@ class ForestParty:
     def __init__(self) -> None:
         self.nodes: list[Nodes] = []  # shape (n_trees, n_train)
 
-    def note(self, heard: Transcript) -> None:
-        store = heard.site.store  # after this message, the rows are deleted
-        if isinstance(heard.request, PartitionRequest) and heard.request.last:
+    def note(self, transcript: Transcript) -> None:
+        store = transcript.site.store  # after this message, the rows are deleted
+        if isinstance(transcript.request, PartitionRequest) and transcript.request.last:
             self.nodes.append(np.array(store["nodes"][:, : store.facts["n_train"]]))
 
 
@@ -700,12 +700,12 @@ class Curious:
         self.sizes: list[Ints] = []  # of each tree, shape (n_entries,): training rows
         self.slack = 0  # possible rounding error of a sum
 
-    def note(self, heard: Transcript) -> None:
-        site = heard.site
-        if structure := heard.mail.all(Structure).get(ACTIVE):
+    def note(self, transcript: Transcript) -> None:
+        site = transcript.site
+        if structure := transcript.mail.all(Structure).get(ACTIVE):
             self._lookup, self._structure = read_party_part(site).lookup, structure
             self.theirs = _open_by_passive(self._lookup, structure, site.store["values"])
-        for _, letter in heard.mail.each(Totals):
+        for _, letter in transcript.mail.each(Totals):
             self._take(site, letter)
 
     def _take(self, site: Site, letter: Totals) -> None:

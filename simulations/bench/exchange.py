@@ -382,7 +382,7 @@ FAULTS = (
 )
 RUN = ("run", "pax", "--engine", "federation")
 SAME, UNDISTURBED = "same model", "nothing killed"
-GOOD = {SAME, f"{SAME}, resumed", f"{SAME}, begun again", "names a party", UNDISTURBED}
+GOOD = {SAME, f"{SAME}, resumed", f"{SAME}, restarted", "names a party", UNDISTURBED}
 
 
 def faults_main() -> int:
@@ -448,7 +448,7 @@ def _disturbed(
         again = settings_of({"resume": run_dir}) if has_begun else arguments
         run = deployment.begin(*RUN, *again)
         outcome, shown = _outcome(run, run_dir / "model.json", expected)
-        outcome += ", resumed" if has_begun else ", begun again"
+        outcome += ", resumed" if has_begun else ", restarted"
     if outcome == SAME and not killed:
         outcome = UNDISTURBED
     line: dict[str, Any] = {"place": place, "program": program, "killed": killed}
@@ -710,7 +710,7 @@ def parties_main(words: Sequence[str] | None = None) -> None:
     header = ["method", "parties", "seconds", "CPU", "exchanges", "messages", "MB", "AUC"]
     header += ["growth of seconds", "of CPU", "of bytes"]
     show(
-        "a table of one size, split among so many",
+        "a table of one size, split among more and more parties",
         header,
         (
             [

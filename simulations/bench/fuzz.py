@@ -320,11 +320,11 @@ def fuzz(
         for name, case in classes(Path(place), seed, methods).items():
             if only in name:
                 outcomes.append(run_cases(name, case, range(first, first + n_cases)))
-                _tell(outcomes[-1])
+                _print_outcome(outcomes[-1])
     return outcomes
 
 
-def _tell(outcome: Outcome) -> None:
+def _print_outcome(outcome: Outcome) -> None:
     print(f"{outcome.name}: {outcome.cases} cases, {len(outcome.failures)} failures")
     kinds = Counter((text.partition(": ")[2]).split("\n")[0] for text in outcome.failures)
     for kind, count in kinds.most_common(8):

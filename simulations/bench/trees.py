@@ -578,7 +578,7 @@ FLOORS = (0, 5, 20)
 
 
 def pax_floor_main() -> None:
-    """What merged bins cost PAX: the test AUC where bins have so many of a party's rows, or none.
+    """What merged bins cost PAX: the test AUC by the fewest rows of a non-empty bin.
 
     ``python -m simulations bench pax_floor`` prints a JSON line a data set, aggregation and floor.
     """
@@ -1287,7 +1287,7 @@ def federated_forest_main() -> None:
 
     Two parties, ten times the rows of spambase, encoded labels, a run in this process: messages are
     encoded, sealed, checked and kept on the disk by both. Before anything is timed, the joined
-    forest is held against the one that ``fedapp.trees.forest.model`` grows in one place, node for
+    forest is compared with the one that ``fedapp.trees.forest.model`` grows in one place, node for
     node, and its accuracy on the training rows against that of scikit-learn, whose draws are
     others.
 

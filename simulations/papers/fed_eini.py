@@ -86,7 +86,7 @@ TITLE = "Fed-EINI, Table 2"  # on the page of all papers
 OUTPUT = Path("runs/papers/fed_eini")
 CUT = f"""\
 --quick: {QUICK_TREES} trees, not {TREES}; {QUICK_ROWS} test rows, not all, so that a subset of \
-Table 2 may be of one class; Figure 10 of Credit 1 alone, with one small point in simulation."""
+Table 2 may be of one class; Figure 10 of Credit 1 only, with one small point in simulation."""
 NOTES = f"""\
 Beside the paper: JDYM is not public. Its Table 1 calls the 30,000 rows Credit 1, but its references
 and the AUC of its Table 2 (0.86 for Credit1, 0.77 for Credit2) fit the sets the other way round:
@@ -114,8 +114,8 @@ def trained(credit: str, kind: str, n_trees: int, output: Path) -> Row:
     config: Row = {"strategy": KINDS[kind], "data": data, "columns": columns}
     config |= {"num-boost-round": n_trees, "federated-forest.trees": n_trees}
     settings = load_settings({**FEDERATION, **TRAINING, **config})
-    tell = partial(console.print, f"{credit}:")
-    return finished_cell(settings, output / f"{data}-{n_trees}", run_local, tell)
+    report = partial(console.print, f"{credit}:")
+    return finished_cell(settings, output / f"{data}-{n_trees}", run_local, report)
 
 
 def drawn_rows(credit: str, n_rows: int = 0) -> Table:
@@ -139,8 +139,8 @@ def predicted(credit: str, model: str, n_rows: int, way: Way, engine: str, outpu
     settings = load_settings({**config, "strategy": method, "data": str(path)})
     values = dict(zip(rows.columns, np.ascontiguousarray(rows.values.T), strict=True))
     pa.csv.write_csv(pa.table({"id": [f"row-{row}" for row in range(n_rows)], **values}), path)
-    tell = partial(console.print, f"{credit}, {n_rows} rows, {engine}, {way}:")
-    summary = finished_cell(settings, folder, partial(run_and_keep, ENGINES[engine]), tell)
+    report = partial(console.print, f"{credit}, {n_rows} rows, {engine}, {way}:")
+    summary = finished_cell(settings, folder, partial(run_and_keep, ENGINES[engine]), report)
     path.unlink()
     row = {"credit": credit, "rows": n_rows, "way": way, "key_bits": key_bits, "engine": engine}
     row |= {name: summary.get(name, 0) for name in ("entries", "batches")}
@@ -321,7 +321,7 @@ def main(
     engine: Annotated[str, typer.Option(help="local or simulation; by default both.")] = "",
     credit: Annotated[str, typer.Option(help='"Credit 1" or "Credit 2"; by default both.')] = "",
     rows: Annotated[int, typer.Option(min=0, help="Of Table 2, at most; 0: all test rows.")] = 0,
-    figure_10: Annotated[bool, typer.Option("--figure-10", help="It alone, no Table 2.")] = False,
+    figure_10: Annotated[bool, typer.Option("--figure-10", help="Only it, no Table 2.")] = False,
     output: Annotated[Path, typer.Option(help="Finished runs in it are not run again.")] = OUTPUT,
 ) -> None:
     """Compute Table 2 and Figure 10, print them, and write them as JSON and PNG."""

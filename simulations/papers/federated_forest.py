@@ -94,8 +94,8 @@ def model_of(data: str, trees: int, depth: int, output: Path) -> str:
     """Id of the model of a set, which is trained unless it exists."""
     config = own_settings(OBJECTIVES[find_dataset(data).task], trees, depth)
     more = {"data": data, "columns": "even", "test-fraction": PREDICTED_SHARE, "seed": SEED}
-    folder, tell = output / f"{data}-{trees}-{depth}", partial(console.print, f"{data}:")
-    summary = finished_cell(load_settings({**config, **more}), folder, run_local, tell)
+    folder, report = output / f"{data}-{trees}-{depth}", partial(console.print, f"{data}:")
+    summary = finished_cell(load_settings({**config, **more}), folder, run_local, report)
     return str(summary["model_id"])
 
 
@@ -111,12 +111,12 @@ def predicted(data: str, point: Point, way: str, engine: str, n: int, output: Pa
     config |= {"interactive.trees-at-once": at_once}
     names = data, *map(str, point), way.replace(" ", "-"), engine.replace(" ", "-")
     folder, costs = output / "-".join(names), []
-    tell = partial(
+    report = partial(
         console.print, f"{data}, {trees} trees, depth {depth}, {share}, {way}, {engine}:"
     )
     for seed in range(SEED, SEED + n):
         keep = partial(run_and_keep, ENGINES[engine])
-        finished_cell(load_settings({**config, "seed": seed}), folder, keep, tell)
+        finished_cell(load_settings({**config, "seed": seed}), folder, keep, report)
         costs.append(spent(read_run(folder / f"{method}-{seed}").ledger))
     path.unlink()
     row = {"data": data, "engine": engine, "way": way, "rows": len(rows), "repeats": n}
@@ -326,10 +326,10 @@ def repeat(data: str, source: Row, seed: int, output: Path) -> Row:
     objective = OBJECTIVES[find_dataset(data).task]
     table_settings = {**source, "columns": "random", "test-fraction": TEST, "seed": seed}
     settings = load_settings({**own_settings(objective, TREES, DEPTH), **table_settings})
-    tell = partial(console.print, f"{data}:")
-    summary = finished_cell(settings, output / data, run_and_tidy, tell)
+    report = partial(console.print, f"{data}:")
+    summary = finished_cell(settings, output / data, run_and_tidy, report)
     path = output / data / f"others-{seed}.json"
-    (other_scores,) = cached_rows(path, settings, lambda: [others(settings)], tell)
+    (other_scores,) = cached_rows(path, settings, lambda: [others(settings)], report)
     name = score_name(objective)
     row = {"data": data, "seed": seed, "FF": summary["metrics"]["test"][name]}
     return {**row, **other_scores}
@@ -434,28 +434,28 @@ def domains(n_domains: int, n_seeds: int, output: Path) -> Row:
     config: Row = {**own_settings(OBJECTIVES["binary"], TREES, DEPTH), "columns": columns}
     config |= {"parties": n_domains, "label": "y"}
     folder, path = output / f"domains-{n_domains}", output / "domains.parquet"
-    tell, rows = partial(console.print, f"{n_domains} domains:"), np.arange(table.n_rows)
+    report, rows = partial(console.print, f"{n_domains} domains:"), np.arange(table.n_rows)
     config["data"] = write_rows(path, table, rows)
     scores = []
     for seed in range(SEED, SEED + n_seeds):
         settings = load_settings({**config, "test-fraction": TEST, "seed": seed})
-        summary = finished_cell(settings, folder, run_and_tidy, tell)
+        summary = finished_cell(settings, folder, run_and_tidy, report)
         scores.append(summary["metrics"]["test"]["accuracy"])
     write_rows(path, table, np.tile(rows, TIMES))
-    seconds = domain_seconds(config, folder / "many", tell)
+    seconds = domain_seconds(config, folder / "many", report)
     path.unlink()
     record = {"domains": n_domains, "columns": len(table.columns), "accuracy": spread(scores)}
     return {**record, **seconds}
 
 
-def domain_seconds(config: Row, folder: Path, tell: Callable[[str], None]) -> Row:
+def domain_seconds(config: Row, folder: Path, report: Callable[[str], None]) -> Row:
     """Seconds of training on all rows, and of one-round prediction of all rows."""
     settings = load_settings({**config, "test-fraction": 0.0, "seed": SEED})
-    model = finished_cell(settings, folder, run_local, tell)
+    model = finished_cell(settings, folder, run_local, report)
     prediction = {**COMMON, "strategy": ONE_ROUND, "model": model["model_id"], "output": ".parquet"}
     prediction |= {name: config[name] for name in ("parties", "data")}
     keep = partial(run_and_keep, run_local)
-    finished_cell(load_settings({**prediction, "seed": SEED}), folder, keep, tell)
+    finished_cell(load_settings({**prediction, "seed": SEED}), folder, keep, report)
     ledger = read_run(folder / f"{ONE_ROUND}-{SEED}").ledger
     return {"train": model["seconds"]["train"], "predict": spent(ledger)["seconds"]}
 

@@ -125,8 +125,8 @@ def run_cell(cell: Cell, output: Path) -> Row:
     """Score, bytes and seconds of one run, unless it is finished."""
     config = {"strategy": "fedxgbllr", "parties": cell.clients, "fedxgbllr.head": cell.head}
     folder, settings = cell.folder(output), settings_of(cell.data, cell.seed, config)
-    tell = partial(console.print, f"{folder.parent.name}:")
-    summary = finished_cell(settings, folder.parent, run_and_tidy, tell)
+    report = partial(console.print, f"{folder.parent.name}:")
+    summary = finished_cell(settings, folder.parent, run_and_tidy, report)
     return {
         **asdict(cell),
         "score": score(settings.objective, summary["metrics"]["test"]),

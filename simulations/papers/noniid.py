@@ -321,8 +321,8 @@ def run_cell(scenario: Scenario, method: str, seed: int, quick: bool, output: Pa
     name = f"{method.replace(', ', '-').replace(' ', '-')}-{scenario.steps}"
     folder = output / scenario.folder / name
     where = f"{scenario.data}, {scenario.name}, {scenario.parties} parties, {method}:"
-    tell = partial(console.print, where)
-    summary = finished_cell(settings, folder, run_and_tidy, tell)
+    report = partial(console.print, where)
+    summary = finished_cell(settings, folder, run_and_tidy, report)
     return {
         **asdict(scenario),
         "method": method,
@@ -341,8 +341,10 @@ def run_beside(scenario: Scenario, seed: int, quick: bool, output: Path) -> list
         scores = run_baselines(settings)
         return [{"pooled": scores["pooled"], "alone": scores["alone"]}]
 
-    tell = partial(console.print, f"{scenario.data}, {scenario.name}, {scenario.parties} parties:")
-    (cached,) = cached_rows(path, settings, baselines, tell)
+    report = partial(
+        console.print, f"{scenario.data}, {scenario.name}, {scenario.parties} parties:"
+    )
+    (cached,) = cached_rows(path, settings, baselines, report)
     alone = float(np.mean([scores["auc"] for scores in cached["alone"].values()]))
     row = {**asdict(scenario), "seed": seed}
     return [

@@ -68,7 +68,7 @@ PRINTED = {  # (draw, partition): METRICS in the paper's Tables 2 and 4
     ("balanced", 1): (0.87, 0.85, 0.90, 0.87, 0.88),
 }
 DIFFERENCES = (
-    "Data: flights of January 2008 alone; the paper's file, DelayedFlights.csv, has all of 2008.",
+    "Data: flights of January 2008 only; the paper's file, DelayedFlights.csv, has all of 2008.",
     "Label: ArrDelay > 15 minutes; the paper does not say what counts as delayed.",
     "Columns: the 13 known before landing; the paper has 30, and does not say which it leaves out.",
     "Trees: depth 6 and eta 0.3, XGBoost's defaults; the paper names neither.",

@@ -86,7 +86,7 @@ AXES = {"depth": "depth", "columns": "columns", "rows": "rows of the table"}
 TITLE = "SecureBoost, Table 3"  # on the page of all papers
 OUTPUT = Path("runs/papers/secureboost")
 CUT = f"""\
---quick: {N_IDS[-1]} ids on both sides alone; Figure 5 without {N_COLUMNS[-1]} columns, and with \
+--quick: {N_IDS[-1]} ids on both sides only; Figure 5 without {N_COLUMNS[-1]} columns, and with \
 {QUICK_STAGES - 2} boosting stage a point in place of the median of {STAGES - 2}; Tables 2 and 3 \
 are whole."""
 NOTES = """\
@@ -205,7 +205,10 @@ def points(quick: bool, n_rows: int) -> list[tuple[str, int]]:
 
 def stage(part: str, value: int, n_stages: int, output: Path) -> Row:
     """Seconds of one boosting stage at one point."""
-    folder, tell = output / f"{part}-{value}-{n_stages}", partial(console.print, f"{part} {value}:")
+    folder, report = (
+        output / f"{part}-{value}-{n_stages}",
+        partial(console.print, f"{part} {value}:"),
+    )
     config: Row = {"data": CREDITS["Credit 2"], "num-boost-round": n_stages}
     path = output / f"{part}-{value}.parquet"
     if part == "depth":
@@ -219,7 +222,7 @@ def stage(part: str, value: int, n_stages: int, output: Path) -> Row:
         names = tuple(f"x{place}" for place in range(n_columns))
         table = replace(table, columns=names, values=product_columns(table.values, n_columns))
         write_rows(path, table, rows)
-    summary = finished_cell(load_settings({**COMMON, **config}), folder, run_and_tidy, tell)
+    summary = finished_cell(load_settings({**COMMON, **config}), folder, run_and_tidy, report)
     path.unlink(missing_ok=True)
     rounds = read_run(folder / f"secureboost-{SEED}").rounds[1:-1]
     seconds = [round_record["seconds"] for round_record in rounds]
@@ -294,8 +297,8 @@ def trained(credit: str, method: str, n_trees: int, output: Path) -> Row:
     config = {"data": CREDITS[credit], "num-boost-round": n_trees}
     settings = load_settings({**COMMON, **config, "secureboost.first-trees": METHODS[method]})
     name = f"{CREDITS[credit]}-{METHODS[method]}-{n_trees}"
-    tell = partial(console.print, f"{credit}, {method}:")
-    summary = finished_cell(settings, output / name, run_and_tidy, tell)
+    report = partial(console.print, f"{credit}, {method}:")
+    summary = finished_cell(settings, output / name, run_and_tidy, report)
     booster = xgboost.Booster()
     booster.load_model(output / name / f"secureboost-{SEED}" / "model.xgb.json")
     # The matrices of ``scores_of`` and ``purities_of`` have no column names.
@@ -345,7 +348,7 @@ def main(
     """Compute the tables and Figure 5, print them, and write them as JSON and PNG."""
     start = time.monotonic()
     output.mkdir(parents=True, exist_ok=True)
-    console.print(f"Keys of {KEY_BITS} bits, as the paper's: insecure, for these figures alone")
+    console.print(f"Keys of {KEY_BITS} bits, as the paper's: insecure, only for these figures")
     if quick:
         console.print(CUT)
     # Read now, so that a missing file is noticed before the first run.

@@ -147,9 +147,9 @@ def score(objective: str, scores: Mapping[str, float]) -> float:
 def run_scenario(scenario: Scenario, trees: int, key_bits: int, output: Path) -> Row:
     """Scores and costs of one scenario, unless it is finished."""
     settings = settings_of(scenario, trees, key_bits)
-    tell = partial(console.print, f"{scenario.name}:")
+    report = partial(console.print, f"{scenario.name}:")
     folder = output / f"{scenario.name}-{trees}-{key_bits}"
-    summary = finished_cell(settings, folder, run_and_tidy, tell)
+    summary = finished_cell(settings, folder, run_and_tidy, report)
     pooled = pooled_scores(settings)
     record: Row = {"scenario": scenario.name, "trees": summary["trees"], "key_bits": key_bits}
     record |= {"rows": summary["matched_rows"]["train"], "metric": scenario.metric}
@@ -206,7 +206,7 @@ def main(
     key_bits: Annotated[int, typer.Option(help="Below 2048 it hides nothing; 0: 2048.")] = 0,
     scenarios: Annotated[str, typer.Option(help="Names, with commas; none: all.")] = "",
     rows_only: Annotated[
-        bool, typer.Option("--rows-only", help="XGBoost alone: which rows scores are of.")
+        bool, typer.Option("--rows-only", help="Only XGBoost: which rows scores are of.")
     ] = False,
     output: Annotated[Path, typer.Option(help="Finished runs in it are not run again.")] = OUTPUT,
 ) -> None:
@@ -221,7 +221,7 @@ def main(
         row_check(selected, trees)
         return
     if key_bits < KEY_BITS:
-        console.print(f"Keys of {key_bits} bits: insecure, for these figures alone")
+        console.print(f"Keys of {key_bits} bits: insecure, only for these figures")
     output.mkdir(parents=True, exist_ok=True)
     rows = [run_scenario(scenario, trees, key_bits, output) for scenario in selected]
     show(rows)

@@ -138,10 +138,10 @@ def run_point(point: Point, whole: Table, quick: bool, output: Path) -> list[Row
     for method in METHODS:
         settings = settings_of(point, method, data, columns, quick)
         folder = output / point.name
-        tell = partial(console.print, f"{point.data}, {KINDS[point.kind]} {point.value:g}:")
-        summary = finished_cell(settings, folder, run_and_tidy, tell)
+        report = partial(console.print, f"{point.data}, {KINDS[point.kind]} {point.value:g}:")
+        summary = finished_cell(settings, folder, run_and_tidy, report)
         path_of_pooled = folder / f"pooled-{settings.strategy}.json"
-        (pooled,) = cached_rows(path_of_pooled, settings, partial(pooled_scores, settings), tell)
+        (pooled,) = cached_rows(path_of_pooled, settings, partial(pooled_scores, settings), report)
         rows.append(
             {
                 "data": point.data,
