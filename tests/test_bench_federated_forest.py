@@ -13,7 +13,7 @@ from fedapp.data.datasets import read_source
 from fedapp.data.schema import Roles
 from fedapp.runs.baselines import join_tables, pooled_forest
 from fedapp.trees.forest.model import from_json
-from simulations.study import trees as bench
+from simulations.bench import trees as bench
 
 
 @pytest.fixture

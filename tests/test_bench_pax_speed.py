@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import xgboost
 
-from simulations.study import trees
+from simulations.bench import trees
 
 
 def test_without_the_federated_plugin_the_benchmark_times_nothing(
