@@ -19,9 +19,9 @@ from simulations.bench import trees as bench
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of a fraction of a second."""
-    small = {"DATA": "breast-cancer", "TIMES": 2, "TREES": 10, "DEPTH": 3, "REPEATS": 1}
+    small = {"DATA": "breast-cancer", "COPIES": 2, "TREES": 10, "DEPTH": 3, "REPEATS": 1}
     for name, value in small.items():
-        monkeypatch.setattr(bench, name, value)
+        monkeypatch.setattr(bench, f"FOREST_{name}", value)
 
 
 def test_rows_come_so_many_times(tmp_path: Path) -> None:
