@@ -1,4 +1,4 @@
-"""Where a wheel puts ``strategies``, ``clients`` and ``simulations``; pyproject.toml says the rest.
+"""Where a wheel puts ``strategies`` and ``clients``; pyproject.toml says the rest.
 
 In site-packages these names could clash with other packages, so they go into ``fedapp/_app``, which
 ``import fedapp`` puts on the path. Beside them is what the app and its container image are built
@@ -12,7 +12,7 @@ from pathlib import Path
 from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
 
-ROOMS = ("strategies", "clients", "simulations")
+ROOMS = ("strategies", "clients")
 FILES = ("pyproject.toml", "LICENSE", "requirements.lock")
 
 

@@ -1,1 +1,13 @@
-"""Engines, comparisons, the papers' tables, benchmarks."""
+"""Studies of fedapp: how fast, how good, how safe, beside the papers and XGBoost.
+
+``python -m simulations`` (``__main__.py``) runs them all; ``study.py`` is the harness they share,
+and the file to read first; ``deployment.py`` starts real sites on this machine.
+
+- ``bench/``: seconds, memory and bytes, each after a comparison with a reference.
+- ``attacks/``: what parties and coordinators can find out from runs of honest parties.
+- ``papers/``: published tables and figures, reproduced, and public benchmarks.
+- ``examples/``: two apps to copy, and two notebooks.
+
+The product imports nothing from here, and no study imports another, except the benches in
+``bench/exchange.py`` that of ``bench/trees.py``, and papers one another's settings.
+"""

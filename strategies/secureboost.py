@@ -71,7 +71,7 @@ from strategies.vertical import (
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
 # With more sums of each bin than this share of the training rows, the bins of nearly all rows can
-# be solved for (``simulations.attacks.solved_bins``).
+# be solved for (``simulations attacks solved_bins``).
 ENOUGH_SUMS = 0.5
 
 

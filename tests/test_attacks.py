@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedapp.errors import ConfigError
-from fedapp.settings import Settings, app_folder
-from simulations.attacks.guards import GUARDS, Guard
-from simulations.attacks.pax_rows import attacked, attacked_under_masks
+from fedapp.settings import Settings
+from simulations.attacks.horizontal import attack_masked_sums, attack_plain_sums
 
 MakeSettings = Callable[..., Settings]
 WriteTable = Callable[..., Path]
@@ -23,18 +21,18 @@ def test_rows_are_rebuilt_from_honest_sums_and_none_that_is_nobodys(
     settings: MakeSettings, write_table: WriteTable
 ) -> None:
     data = str(write_table(n_rows=100))
-    own, pooled = attacked(settings(data=data, max_bin=256, **SMALL))
+    own, pooled = attack_plain_sums(settings(data=data, max_bin=256, **SMALL))
     assert own["rows"] == pooled["rows"] == 72
     assert own["rebuilt"] > 36
     assert own["wrong"] == pooled["wrong"] == 0
-    masked = attacked_under_masks(
+    masked = attack_masked_sums(
         settings(data=data, max_bin=256, **{**SMALL, **SECURE, "num_boost_round": 3})
     )
     assert masked["rows"] == own["rows"]
     assert masked["wrong"] == 0
     # A sum of both parties' rows gives away less than the sums of each.
     assert masked["rebuilt"] < own["rebuilt"]
-    coarse, _ = attacked(settings(data=data, max_bin=8, **SMALL))
+    coarse, _ = attack_plain_sums(settings(data=data, max_bin=8, **SMALL))
     assert coarse["rebuilt"] < own["rebuilt"]
     assert coarse["wrong"] == 0
 
@@ -46,21 +44,11 @@ def test_no_row_is_rebuilt_where_bins_have_five_rows(
     data = str(write_table(n_rows=60))
     few = {**SMALL, "num_boost_round": 3}
     run = settings(data=data, pax__aggregation=aggregation, least_bin_rows=5, **few)
-    found = attacked_under_masks(run) if aggregation == "secure" else next(attacked(run))
+    found = attack_masked_sums(run) if aggregation == "secure" else next(attack_plain_sums(run))
     assert found == {**found, "rows": 43, "rebuilt": 0, "wrong": 0}
 
 
 def test_runs_that_the_attack_is_not_for_are_refused(settings: MakeSettings) -> None:
     for other in ({"objective": "multi:softprob"}, {"colsample_bytree": 0.5}):
         with pytest.raises(ConfigError, match="the attacked run must have two classes"):
-            next(attacked(settings(**other)))
-
-
-@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.attack)
-def test_every_guard_stands_where_it_is_said_to(guard: Guard) -> None:
-    root = app_folder()
-    mutant = guard.removed_from(root)
-    source = (root / mutant.source).read_bytes()
-    assert source[mutant.start : mutant.end].decode() == guard.before
-    assert (root / guard.tests).is_file()
-    ast.parse(source[: mutant.start] + guard.after.encode() + source[mutant.end :])
+            next(attack_plain_sums(settings(**other)))

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from fedapp.trees.model import LEAF
-from simulations.attacks import forest_nodes, shared_nodes
-from simulations.attacks.label_groups import attacked, guessed, joined, pure_nodes
+from simulations.attacks import vertical
+from simulations.attacks.vertical import attack_label_groups, joined, label_auc, pure_nodes
 
 SMALL = {"data": "breast-cancer", "columns": "sizes:15,15", "federated-forest.key-bits": 256}
 SMALL |= {"test-fraction": 0.85, "federated-forest.trees": 4}
 
 
 def test_nodes_that_stay_whole_tell_labels_and_those_of_a_shallow_forest_fewer() -> None:
-    deep = attacked({**SMALL, "seed": 1})
-    shallow = attacked({**SMALL, "seed": 1, "federated-forest.max-depth": 1})
+    deep = attack_label_groups({**SMALL, "seed": 1})
+    shallow = attack_label_groups({**SMALL, "seed": 1, "federated-forest.max-depth": 1})
     assert deep.success > deep.chance + 0.1 == shallow.chance + 0.1
     assert shallow.success < deep.success
 
@@ -38,14 +38,14 @@ def test_groups_that_share_a_row_become_one() -> None:
 
 def test_the_two_largest_groups_are_named_and_others_lie_between() -> None:
     labels = np.array([0, 0, 1, 1, 1, 0], dtype=np.float32)
-    assert guessed(np.array([0, 0, 2, 2, 4, 5]), labels) == pytest.approx(8.5 / 9)
-    assert guessed(np.array([0, 0, 0, 3, 4, 5]), labels) == pytest.approx(7.5 / 9)
+    assert label_auc(np.array([0, 0, 2, 2, 4, 5]), labels) == pytest.approx(8.5 / 9)
+    assert label_auc(np.array([0, 0, 0, 3, 4, 5]), labels) == pytest.approx(7.5 / 9)
 
 
 def test_impure_nodes_of_a_forest_tell_labels_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_nodes, "FOLDS", 2)
-    monkeypatch.setattr(shared_nodes, "DRAWS", 2)
+    monkeypatch.setattr(vertical, "FOLDS", 2)
+    monkeypatch.setattr(vertical, "DRAWS", 2)
     few = {**SMALL, "columns": "sizes:28,2", "seed": 1, "federated-forest.max-depth": 2}
     few |= {"federated-forest.trees": 10}
-    found = forest_nodes.attacked(few)
+    found = vertical.attack_forest_nodes(few)
     assert found.success > found.chance + 0.1

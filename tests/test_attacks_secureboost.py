@@ -11,7 +11,7 @@ from scipy.special import expit
 from clients.secureboost import active
 from fedapp.messages.fields import Array
 from fedapp.runs.engines import run_local
-from simulations.attacks import eini_paths, reverse_sums, shared_nodes, solved_bins
+from simulations.attacks import vertical
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.transcript import lines_of
 
@@ -23,25 +23,25 @@ ALONE = {"secureboost.first-trees": 2}
 def test_rows_that_share_nodes_tell_labels_and_none_where_no_round_is_shared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shared_nodes, "FOLDS", 2)
-    monkeypatch.setattr(shared_nodes, "DRAWS", 2)
-    found = shared_nodes.attacked({**SMALL, "columns": "sizes:28,2"})
+    monkeypatch.setattr(vertical, "FOLDS", 2)
+    monkeypatch.setattr(vertical, "DRAWS", 2)
+    found = vertical.attack_shared_nodes({**SMALL, "columns": "sizes:28,2"})
     assert found.success > found.chance + 0.1
-    alone = shared_nodes.attacked({**SMALL, "columns": "sizes:28,2", **ALONE})
+    alone = vertical.attack_shared_nodes({**SMALL, "columns": "sizes:28,2", **ALONE})
     assert (alone.success, alone.chance) == (0.5, found.chance)
 
 
 def test_rows_in_the_same_nodes_are_embedded_alike() -> None:
     nodes = np.array([[1, 1, 2, 2, 3, 3], [5, 5, 6, 6, 6, 6]], dtype=np.int32)
-    found = shared_nodes.embedded([nodes[:1], nodes[1:]])
+    found = vertical.embedded([nodes[:1], nodes[1:]])
     assert np.allclose(found[::2], found[1::2])
     assert not np.allclose(found[0], found[2])
 
 
 def test_sums_tell_bins_of_rows_and_none_where_no_round_is_shared() -> None:
-    found = solved_bins.attacked(SMALL)
+    found = vertical.attack_solved_bins(SMALL)
     assert found.success > found.chance + 0.1
-    alone = solved_bins.attacked({**SMALL, **ALONE})
+    alone = vertical.attack_solved_bins({**SMALL, **ALONE})
     assert alone.success == alone.chance == found.chance
 
 
@@ -53,7 +53,7 @@ def test_bins_are_solved_for_where_sums_are_as_many_as_rows() -> None:
     coefficients[1] = 0.25
     columns = zip(codes.T, widths.tolist(), strict=True)
     members = np.hstack([own[:, None] == np.arange(width) for own, width in columns])
-    found = solved_bins.solved(coefficients, coefficients @ members, widths)
+    found = vertical.solved(coefficients, coefficients @ members, widths)
     assert [ends.tolist() for ends, _ in found] == [[0, 1, 2, 3], [0, 1, 2]]
     assert np.array_equal(np.stack([groups for _, groups in found], axis=1), codes)
 
@@ -75,7 +75,7 @@ def merging(n_equations: int, n_rows: int = 60) -> tuple[Array, Array, Array]:
 def test_fewer_sums_than_rows_tell_groups_of_merged_bins() -> None:
     """A row is in a group or is not: the shortest solution, of any shares, has but 87 % right."""
     coefficients, sums, codes = merging(n_equations=30)
-    ((ends, groups),) = solved_bins.solved(coefficients, sums, np.array([4]), merged=True)
+    ((ends, groups),) = vertical.solved(coefficients, sums, np.array([4]), merged=True)
     assert ends.tolist() == [0, 1, 2, 3]
     assert np.array_equal(groups > 1, codes > 1)
     assert 0.5 < float((groups == codes).mean()) < 1  # ten equations tell the bins of two
@@ -85,7 +85,7 @@ def test_a_column_whose_bins_are_all_merged_is_one_group() -> None:
     coefficients, sums, _ = merging(n_equations=30)
     one = np.zeros_like(sums)
     one[:, 3] = sums.sum(axis=1)
-    ((ends, groups),) = solved_bins.solved(coefficients, one, np.array([4]), merged=True)
+    ((ends, groups),) = vertical.solved(coefficients, one, np.array([4]), merged=True)
     assert (ends.tolist(), set(groups.tolist())) == ([3], {0})
 
 
@@ -95,23 +95,23 @@ def test_equations_that_say_the_same_again_do_not_mislead() -> None:
     coefficients, sums, codes = merging(n_equations=10)
     again = np.concatenate([coefficients, coefficients + 1e-12 * rng.normal(size=(10, 60))])
     noise = 1e-10 * rng.normal(size=(20, 4))
-    (once,) = solved_bins.solved(coefficients, sums, np.array([4]))
-    (twice,) = solved_bins.solved(again, np.concatenate([sums, sums]) + noise, np.array([4]))
+    (once,) = vertical.solved(coefficients, sums, np.array([4]))
+    (twice,) = vertical.solved(again, np.concatenate([sums, sums]) + noise, np.array([4]))
     assert float(np.mean(once[1] == codes)) > 0.5
     assert float(np.mean(once[1] == twice[1])) > 0.9
 
 
 def test_a_floor_lowers_what_sums_tell() -> None:
-    found = solved_bins.attacked({**SMALL, "least-bin-rows": 10})
-    assert found.success < solved_bins.attacked(SMALL).success
+    found = vertical.attack_solved_bins({**SMALL, "least-bin-rows": 10})
+    assert found.success < vertical.attack_solved_bins(SMALL).success
 
 
 def test_rows_written_into_gradients_are_read_in_every_column() -> None:
-    found = reverse_sums.attacked(SMALL)
+    found = vertical.attack_reverse_sums(SMALL)
     assert found.success == 1.0
     assert found.chance < 0.6
     # Two rounds have turns for 176 rows, more than there are.
-    first = reverse_sums.attacked({**SMALL, "num-boost-round": 1})
+    first = vertical.attack_reverse_sums({**SMALL, "num-boost-round": 1})
     assert found.chance == first.chance < first.success < 1.0
 
 
@@ -120,23 +120,23 @@ def test_the_way_of_a_row_is_found_where_one_alone_gives_the_sum() -> None:
     options = [rng.integers(-(2**50), 2**50, size=n) for n in (3, 1, 4, 2, 5)]
     chosen = [2, 0, 3, 1, 0]
     total = sum(int(each[one]) for each, one in zip(options, chosen, strict=True))
-    assert eini_paths.the_way(options, total + 1, slack=1) == chosen
-    assert eini_paths.the_way(options, total + 2, slack=1) == []
-    assert eini_paths.the_way(options, total, slack=1, most=11) is None
+    assert vertical.the_way(options, total + 1, slack=1) == chosen
+    assert vertical.the_way(options, total + 2, slack=1) == []
+    assert vertical.the_way(options, total, slack=1, most=11) is None
     options[4][1] = options[4][0]
-    assert eini_paths.the_way(options, total, slack=1) == []
+    assert vertical.the_way(options, total, slack=1) == []
 
 
 def test_sums_of_leaves_tell_the_ways_of_rows() -> None:
-    found = eini_paths.attacked({**SMALL, "num-boost-round": 4})
+    found = vertical.attack_eini_paths({**SMALL, "num-boost-round": 4})
     assert found.success > 0.9
     assert found.unfinished == 0.0
     assert 0.0 < found.chance < 0.7
 
 
 def test_rows_whose_search_is_not_finished_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eini_paths.the_way, "__defaults__", (1,))
-    found = eini_paths.attacked({**SMALL, "num-boost-round": 2})
+    monkeypatch.setattr(vertical.the_way, "__defaults__", (1,))
+    found = vertical.attack_eini_paths({**SMALL, "num-boost-round": 2})
     assert 0.0 < found.unfinished <= 1.0 - found.success
 
 

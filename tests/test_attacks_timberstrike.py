@@ -9,14 +9,17 @@ import pytest
 from fedapp.trees.model import LEAF, NODE, Tree
 from fedapp.trees.predict import find_leaves
 from fedapp.trees.xgboost import grow_trees
-from simulations.attacks.boxes import Leaves, Rows, dealt, first_counts
-from simulations.attacks.timberstrike import (
+from simulations.attacks.horizontal import (
     KNOWS,
     Knows,
+    Leaves,
+    Rows,
     Target,
     accuracy,
-    attacked,
+    attack_trees,
+    dealt,
     drawn,
+    first_counts,
     in_place,
     likeliest,
     moved,
@@ -201,7 +204,7 @@ FEW = {"fedxgbllr.trees": 4, "fedxgbllr.rounds": 1, "fedxgbllr.epochs": 1}
 def test_runs_are_attacked(strategy: str, knows: str) -> None:
     given = {**SHORT, "strategy": strategy, "seed": 1, KNOWS: knows}
     given |= FEW if strategy == "fedxgbllr" else {}
-    found = attacked(given)
+    found = attack_trees(given)
     assert 0.2 < found.chance < 0.8
     assert 0.2 < found.success < 0.8
     assert (found.success > found.chance) or knows == "values"

@@ -13,20 +13,20 @@ from fedapp.data.datasets import read_source
 from fedapp.data.schema import Roles
 from fedapp.runs.baselines import join_tables, pooled_forest
 from fedapp.trees.forest.model import from_json
-from simulations.bench import federated_forest as bench
+from simulations.bench import trees as bench
 
 
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of a fraction of a second."""
-    small = {"DATA": "breast-cancer", "TIMES": 2, "TREES": 10, "DEPTH": 3, "REPEATS": 1}
+    small = {"DATA": "breast-cancer", "COPIES": 2, "TREES": 10, "DEPTH": 3, "REPEATS": 1}
     for name, value in small.items():
-        monkeypatch.setattr(bench, name, value)
+        monkeypatch.setattr(bench, f"FOREST_{name}", value)
 
 
 def test_rows_come_so_many_times(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
-    bench.write_rows("wine", 3, path)
+    bench.write_copies("wine", 3, path)
     once, many = read_source("wine"), read_source(str(path), Roles(label="y"))
     np.testing.assert_array_equal(many.values, np.tile(once.values, (3, 1)))
     assert many.labels is not None
@@ -37,8 +37,8 @@ def test_rows_come_so_many_times(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_short")
 def test_the_forest_is_that_of_the_joined_table_and_another_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
-    bench.write_rows("breast-cancer", 1, path)
-    settings = bench.settings_of(path, bench.EXACT, "ordered", keeps_model=True)
+    bench.write_copies("breast-cancer", 1, path)
+    settings = bench.forest_settings(path, bench.EXACT, "ordered", keeps_model=True)
     table, _, _ = join_tables(settings)
     given = (array[table.split.train] for array in (table.values, table.labels, table.weights))
     model = from_json(bench.run_once(settings).model)
@@ -70,11 +70,11 @@ def test_seconds_are_those_from_a_request_to_the_last_reply() -> None:
 
 
 def test_ratios_are_of_medians() -> None:
-    def run(seconds: float) -> bench.Run:
+    def run(seconds: float) -> bench.TimedRun:
         told: dict[str, Any] = {"seconds": {"train": seconds / 2}, "exchanges": 3}
-        return bench.Run(seconds, {**told, "bytes": {"to_parties": 1, "to_server": 2}}, [], "")
+        return bench.TimedRun(seconds, {**told, "bytes": {"to_parties": 1, "to_server": 2}}, [], "")
 
-    found = bench.compared([run(9.0), run(3.0), run(4.0)], [1.0, 2.0, 8.0])
+    found = bench.forest_ratios([run(9.0), run(3.0), run(4.0)], [1.0, 2.0, 8.0])
     assert (found["seconds"], found["seconds_sklearn"]) == (4.0, 2.0)
     assert (found["ratio"], found["ratio_train"], found["bytes"]) == (2.0, 1.0, 3)
 
@@ -82,7 +82,7 @@ def test_ratios_are_of_medians() -> None:
 @pytest.mark.usefixtures("_short")
 @pytest.mark.parametrize("align", bench.ALIGNMENTS)
 def test_a_line_has_what_was_run(align: str, tmp_path: Path) -> None:
-    found = bench.measure(64, align)
+    found = bench.measure_forest(64, align)
     assert (found["rows"], found["columns"], found["repeats"]) == (2 * 569, 30, 1)
     assert found["accuracy"] == pytest.approx(found["accuracy_sklearn"][0], abs=0.01)
     assert found["nodes_as_pooled"] > 10 * 5

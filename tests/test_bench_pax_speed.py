@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import xgboost
 
-from simulations.bench import pax_speed
+from simulations.bench import trees
 
 
 def test_without_the_federated_plugin_the_benchmark_times_nothing(
@@ -14,7 +14,7 @@ def test_without_the_federated_plugin_the_benchmark_times_nothing(
     def read(folder: object) -> tuple[str, str]:
         raise AssertionError("the table must not be read")
 
-    monkeypatch.setattr(pax_speed, "write_table", read)
+    monkeypatch.setattr(trees, "write_speed_table", read)
     monkeypatch.setattr(xgboost, "build_info", lambda: {"USE_FEDERATED": False})
     with pytest.raises(SystemExit, match=r"federated plugin.* pip install xgboost==3\.2\.0"):
-        pax_speed.main([])
+        trees.pax_speed_main([])

@@ -6,27 +6,35 @@ import numpy as np
 import pytest
 
 from fedapp.runs.baselines import Scored
-from simulations.attacks.membership import Told, above_usual, advantage, caught, own_margins
-from simulations.bench.privacy import EPSILONS, HOW, NO_NOISE, Cell, drawing, show, test_score
+from simulations.attacks.horizontal import ScoredRows, above_usual, advantage, caught, own_margins
+from simulations.bench.trees import (
+    EPSILONS,
+    NO_NOISE,
+    TREES,
+    Cell,
+    draw_privacy,
+    show_privacy,
+    test_score,
+)
 
 test_score.__test__ = False  # type: ignore[attr-defined]
 
 
 def cells() -> list[Cell]:
     found = [Cell("adult", "greedy, no noise", 0.0, "auc", 0.92, 0.01)]
-    for trees in HOW:
+    for trees in TREES:
         found += [Cell("adult", trees, e, "auc", 0.9, 0.01) for e in (*EPSILONS, NO_NOISE)]
     return found
 
 
 def test_every_way_to_draw_trees_has_a_line() -> None:
-    (ax,) = drawing(cells()).axes
+    (ax,) = draw_privacy(cells()).axes
     assert ax.get_ylabel() == "adult, test auc"
-    assert set(ax.get_legend_handles_labels()[1]) == {*HOW, "without noise, greedy"}
+    assert set(ax.get_legend_handles_labels()[1]) == {*TREES, "without noise, greedy"}
 
 
 def test_the_table_has_a_column_an_epsilon(capsys: pytest.CaptureFixture[str]) -> None:
-    show(cells())
+    show_privacy(cells())
     shown = capsys.readouterr().out
     assert "cyclic" in shown
     assert "random" in shown
@@ -40,10 +48,10 @@ def test_scores_are_those_of_sklearn() -> None:
     np.testing.assert_allclose(own_margins(found), [-0.1, 3, 2], rtol=1e-6)
 
 
-def rows(shift: float, rng: np.random.Generator) -> Told:
+def rows(shift: float, rng: np.random.Generator) -> ScoredRows:
     """200 rows, of which half are members, whose margins are larger by a shift."""
     members = np.arange(200) < 100
-    return Told(rng.normal(size=200) + shift * members, members)
+    return ScoredRows(rng.normal(size=200) + shift * members, members)
 
 
 def test_an_advantage_is_what_other_rows_confirm() -> None:
@@ -51,7 +59,7 @@ def test_an_advantage_is_what_other_rows_confirm() -> None:
     same = [advantage(rows(0, rng), rng) for _ in range(5)]
     assert abs(np.mean(same)) < 0.06
     assert advantage(rows(9, rng), rng) > 0.95
-    tied = Told(np.zeros(200), np.arange(200) < 100)
+    tied = ScoredRows(np.zeros(200), np.arange(200) < 100)
     assert advantage(tied, rng) == 0.0
 
 
@@ -59,14 +67,14 @@ def test_members_are_caught_above_all_but_one_in_a_hundred_others() -> None:
     rng = np.random.default_rng(0)
     assert np.mean([caught(rows(0, rng)) for _ in range(20)]) < 0.05
     assert caught(rows(9, rng)) == 1.0
-    assert caught(Told(np.zeros(200), np.arange(200) < 100)) == 0.0
+    assert caught(ScoredRows(np.zeros(200), np.arange(200) < 100)) == 0.0
 
 
 def test_a_margin_is_held_against_models_with_and_without_the_row() -> None:
     flags = np.array([[True, True, False], [False, True, True], [True, True, False]])
     margins = np.array([[5.0, 9.0, 1.0], [1.0, 9.0, 2.0], [7.0, 9.0, 1.0]])
-    shadows = [Told(*each) for each in zip(margins, flags, strict=True)]
-    found = above_usual(Told(np.array([6.0, 9.0, 1.0]), flags[0]), shadows)
+    shadows = [ScoredRows(*each) for each in zip(margins, flags, strict=True)]
+    found = above_usual(ScoredRows(np.array([6.0, 9.0, 1.0]), flags[0]), shadows)
     # The row that has trained all models says nothing.
     assert found.margins.tolist() == [6.0 - (6.0 + 1.0) / 2, 1.0 - (2.0 + 1.0) / 2]
     assert found.members.tolist() == [True, False]

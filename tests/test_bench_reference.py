@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from simulations.bench import reference
+from simulations import study
 
 PLAN = "cyclic"
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     monkeypatch.setattr("sys.argv", ["reference", *arguments, "--only", PLAN])
-    reference.main()
+    study.reference_main()
 
 
 def test_a_second_run_is_as_the_first_and_a_changed_digest_is_named(
@@ -33,24 +33,24 @@ def test_a_second_run_is_as_the_first_and_a_changed_digest_is_named(
 
 
 def test_what_only_one_of_two_runs_has_is_a_difference() -> None:
-    assert reference.differences({"a: model": "1", "b: model": "2"}, {"a: model": "1"}) == [
+    assert study.differences({"a: model": "1", "b: model": "2"}, {"a: model": "1"}) == [
         "b: model must be 2, got None"
     ]
-    assert reference.differences({}, {"b: exchanges": 3}) == ["b: exchanges must be None, got 3"]
+    assert study.differences({}, {"b: exchanges": 3}) == ["b: exchanges must be None, got 3"]
 
 
 def test_every_method_has_a_plan_and_every_way_to_predict() -> None:
     from strategies.run import all_strategies
 
-    planned = {str(plan.settings["strategy"]) for plan in reference.PLANS.values()}
-    planned |= {way for plan in reference.PLANS.values() for way in plan.inferences}
+    planned = {str(plan.settings["strategy"]) for plan in study.PLANS.values()}
+    planned |= {way for plan in study.PLANS.values() for way in plan.inferences}
     assert planned == set(all_strategies())
 
 
 def test_a_digest_leaves_out_what_a_run_draws_and_nothing_else(tmp_path: Path) -> None:
     def digest(**document: object) -> str:
         (tmp_path / "part.json").write_text(json.dumps(document))
-        return reference.digest_of(tmp_path / "part.json")
+        return study.digest_of(tmp_path / "part.json")
 
     assert digest(records=[1], salt="a") == digest(records=[1], salt="b")
     assert digest(records=[1], salt="a") != digest(records=[2], salt="a")

@@ -8,13 +8,13 @@ import numpy as np
 import psutil
 import pyarrow.parquet as pq
 
-from simulations.bench import peak_bytes
-from simulations.bench.rows import SITES, exponents, made_table, peaks_of, sites_tables
+from simulations.bench.trees import ROWS_SITES, exponents, peaks_of, random_table, sites_tables
+from simulations.study import peak_bytes
 
 
 def test_sites_have_the_columns_of_the_table_and_one_its_label(tmp_path: Path) -> None:
-    whole, nodes = made_table(40), sites_tables(tmp_path, "secureboost", 40)
-    found = [pq.read_table(nodes[name]["data"]) for name in SITES]
+    whole, nodes = random_table(40), sites_tables(tmp_path, "secureboost", 40)
+    found = [pq.read_table(nodes[name]["data"]) for name in ROWS_SITES]
     assert [len(table.column_names) for table in found] == [12, 11]
     assert ["label" in node for node in nodes.values()] == [True, False]
     for table in found:
@@ -23,8 +23,8 @@ def test_sites_have_the_columns_of_the_table_and_one_its_label(tmp_path: Path) -
 
 
 def test_sites_of_pax_have_the_rows_of_the_table_with_all_columns(tmp_path: Path) -> None:
-    whole, nodes = made_table(40), sites_tables(tmp_path, "pax", 40)
-    found = [pq.read_table(nodes[name]["data"]) for name in SITES]
+    whole, nodes = random_table(40), sites_tables(tmp_path, "pax", 40)
+    found = [pq.read_table(nodes[name]["data"]) for name in ROWS_SITES]
     assert all("label" in node for node in nodes.values())
     for name in whole.column_names:
         both = np.concatenate([table[name].to_numpy() for table in found])

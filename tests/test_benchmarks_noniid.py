@@ -16,10 +16,9 @@ from fedapp.data.partition import partition_rows
 from fedapp.errors import ConfigError
 from fedapp.runs.baselines import run_baselines
 from fedapp.settings import load_settings
-from simulations.benchmarks import noniid
-from simulations.benchmarks.noniid_page import benchmark_page
-from simulations.benchmarks.verdict import ALONE, POOLED, verdicts
-from simulations.papers.tables import Row
+from simulations.papers import noniid
+from simulations.papers.noniid import benchmark_page
+from simulations.study import ALONE, POOLED, Row, verdicts
 
 
 def test_each_party_has_half_the_rows_of_the_one_before() -> None:

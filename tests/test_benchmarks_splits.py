@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from simulations.benchmarks.splits import (
+from simulations.papers.vertibench import (
     Array,
     Split,
     column_order,

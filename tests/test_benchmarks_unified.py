@@ -10,7 +10,7 @@ import pyarrow.csv
 import pytest
 
 from fedapp.errors import ConfigError, DataError
-from simulations.benchmarks import unified
+from simulations.papers import unified
 
 
 @pytest.fixture

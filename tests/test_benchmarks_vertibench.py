@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fedapp.data.partition import partition_columns
-from simulations.benchmarks import vertibench as bench
-from simulations.benchmarks.splits import column_order
-from simulations.papers.tables import Row
+from simulations.papers import vertibench as bench
+from simulations.papers.vertibench import column_order
+from simulations.study import Row
 
 
 def row(method: str, kind: str, value: float, score: float) -> Row:

@@ -26,7 +26,7 @@ from fedapp.runs.engines import run_local, site_contexts
 from fedapp.settings import load_settings
 from fedapp.site.store import PART_FILE
 from fedapp.site.trust import PINNED
-from simulations.bench.exchange import EXCHANGES, cpu_seconds
+from simulations.bench.exchange import EXCHANGES, import_seconds
 from simulations.deployment import (
     RUN_SECONDS,
     SUPERLINK,
@@ -385,9 +385,9 @@ def test_a_process_that_answers_imports_nothing_heavy() -> None:
 @pytest.mark.slow
 def test_a_process_that_answers_imports_what_it_needs_at_less_than_flowers_own_cost() -> None:
     code = f"{ANSWERING}; assert not {HEAVY} & set(sys.modules)"
-    flower = cpu_seconds("", repeats=1)
+    flower = import_seconds("", repeats=1)
     # Seconds of CPU on a loaded machine are more of both.
-    assert cpu_seconds(code, repeats=1) - flower < flower
+    assert import_seconds(code, repeats=1) - flower < flower
 
 
 def exchanges_of(run_dir: Path, nodes: Mapping[str, Any], settings: Mapping[str, Any]) -> int:

@@ -19,7 +19,7 @@ import pytest
 def test_changed_messages_and_models_end_in_an_answer_or_a_named_error(
     methods: str, n_cases: int
 ) -> None:
-    command = [sys.executable, "-m", "simulations.bench.fuzz", "--methods", methods]
+    command = [sys.executable, "-m", "simulations", "bench", "fuzz", "--methods", methods]
     done = subprocess.run(
         [*command, "--cases", str(n_cases)], capture_output=True, text=True, check=False
     )

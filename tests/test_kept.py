@@ -26,7 +26,7 @@ from fedapp.runs.compare import (
 )
 from fedapp.runs.engines import run_local
 from fedapp.settings import Settings, load_settings
-from simulations.papers import tables
+from simulations import study
 
 WriteTable = Callable[..., Path]
 NAME = "pax-42"
@@ -219,5 +219,5 @@ def test_commands_end_with_what_is_of_other_code(
     assert f"{NAME}: finished before, by other code" in again
     last = again.splitlines()[-1]
     assert last.startswith("! of other code than today's: 1 result in ")
-    tables.write_tables(output, "papers.none", time.monotonic(), [], {})
+    study.write_tables(output, "none", time.monotonic(), [], {})
     assert capsys.readouterr().out.splitlines()[-1] == last.removeprefix("! ")

@@ -44,8 +44,8 @@ STUDIES = (
     "simulations/attacks/",
     "simulations/papers/",
     "simulations/bench/",
-    "simulations/benchmarks/",
-    "simulations/notebooks/",
+    "simulations/study.py",
+    "simulations/examples/",
 )
 ESTIMATORS = "fedapp/sklearn.py"  # two classes a method, by its name
 FAMILIES = {"HorizontalStrategy", "VerticalStrategy", "InferenceStrategy"}
@@ -353,7 +353,7 @@ def test_messages_say_what_they_reveal_and_have_handlers(module: str) -> None:
 # Modules whose readers run what they read, and the sources that talk through pipes, but to
 # processes they have started themselves.
 UNPICKLERS = ("pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
-PIPES = ("fedapp/crypto/workers.py", "simulations/bench/")
+PIPES = ("fedapp/crypto/workers.py", "simulations/bench/", "simulations/study.py")
 WRITERS = {"fedapp/commands/predict.py": "from joblib import dump"}  # and of that module no more
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from fedapp.settings import app_folder
 
-FOLDER = Path("simulations/notebooks")
+FOLDER = Path("simulations/examples")
 # Runs four trainings with their reports, which takes more than ten seconds.
 LONG = {"horizontal_credit"}
 CASES = [

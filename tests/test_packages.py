@@ -22,8 +22,8 @@ from tests.conftest import needs_torch
 
 MakeSettings = Callable[..., Settings]
 INSTALL = r"torch must be installed for fedxgbllr \(pip install 'fedapp\[fedxgbllr\]'\), got none$"
-# The modules that train a network, and so begin by importing torch.
-TRAINERS = ["fedapp.trees.head", "simulations.bench.fedxgbllr_epoch"]
+# The module that trains a network, and so begins by importing torch.
+TRAINERS = ["fedapp.trees.head"]
 WITHOUT_TORCH = """
 import sys
 from importlib.machinery import PathFinder

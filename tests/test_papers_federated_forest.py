@@ -17,8 +17,8 @@ from fedapp.errors import ConfigError
 from fedapp.runs.baselines import join_tables, run_baselines
 from fedapp.runs.engines import run_local
 from fedapp.settings import load_settings
+from simulations.papers import federated_forest
 from simulations.papers import federated_forest as paper
-from simulations.papers import one_round
 
 SMALL = {"TREES": 3, "DEPTH": 2, "DATA": ("breast-cancer", "diabetes"), "DOMAIN_SEEDS": 2}
 SMALL |= {"DOMAIN_DATA": "breast-cancer", "DOMAINS": (2, 3), "TIMES": 2}
@@ -34,16 +34,16 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of a fraction of a second."""
     for name, value in SMALL.items():
         monkeypatch.setattr(paper, name, value)
-    engines = dict.fromkeys(one_round.ENGINES, run_local)
+    engines = dict.fromkeys(federated_forest.ENGINES, run_local)
     small = {"ENGINES": engines, "PREDICTED": ("breast-cancer",), "FIGURES": POINTS}
     small["TIMED"] = dict.fromkeys(engines, 1)
     for name, value in small.items():
-        monkeypatch.setattr(one_round, name, value)
+        monkeypatch.setattr(federated_forest, name, value)
 
 
 def test_the_settings_are_the_papers() -> None:
     assert (paper.REPEATS, paper.COMMON["parties"], paper.TIMES) == (40, 2, 10)
-    points = {name: points for _, (name, points) in one_round.FIGURES.items()}
+    points = {name: points for _, (name, points) in federated_forest.FIGURES.items()}
     assert {depth for _, depth, _ in points["trees"]} == {4}
     assert [points["trees"][place][0] for place in (0, -1)] == [8, 32]
     assert {trees for trees, _, _ in points["depth"]} == {8}
@@ -141,18 +141,18 @@ def test_domains_join_one_after_the_other() -> None:
 
 
 def test_quick_keeps_the_ends_of_each_figure() -> None:
-    quick, full = one_round.planned(True), one_round.planned(False)
+    quick, full = federated_forest.planned(True), federated_forest.planned(False)
     assert {each[:4] for each in quick} < {each[:4] for each in full}
     assert len({each[:4] for each in full}) == len(full)
     simulated = {(data, way) for data, _, way, engine, _ in quick if engine == "simulation"}
     assert simulated == {("spambase", "one-round"), ("spambase", "classical")}
-    for name in one_round.FIGURES:
-        assert set(one_round.points_of(name, True)) <= {point for _, point, *_ in quick}
+    for name in federated_forest.FIGURES:
+        assert set(federated_forest.points_of(name, True)) <= {point for _, point, *_ in quick}
 
 
-def timed(way: str, point: one_round.Point, seconds: float, engine: str) -> dict[str, Any]:
+def timed(way: str, point: federated_forest.Point, seconds: float, engine: str) -> dict[str, Any]:
     row = {"data": "spambase", "engine": engine, "way": way, "rows": 9, "exchanges": 2}
-    return {**row, **dict(zip(one_round.AXES, point, strict=True)), "seconds": seconds}
+    return {**row, **dict(zip(federated_forest.AXES, point, strict=True)), "seconds": seconds}
 
 
 @pytest.mark.usefixtures("_short")
@@ -163,13 +163,13 @@ def test_the_verdict_is_that_of_the_worst_point(
     points = dict.fromkeys(point for _, points in POINTS.values() for point in points)
     rows = [timed("one-round", point, 0.2, "simulation") for point in points]
     rows += [timed("classical", point, slow + point[0] - 2, "simulation") for point in points]
-    (found,) = one_round.verdicts(rows)
+    (found,) = federated_forest.verdicts(rows)
     assert found["least"] == pytest.approx(slow / 0.2)
     assert found["least_at"][1] == 2
     assert found["most"] == pytest.approx((slow + 2) / 0.2)
     assert found["growth"]["classical, trees"] == pytest.approx((slow + 2) / slow)
     assert found["growth"]["one-round, trees"] == 1
-    one_round.show_verdicts([found])
+    federated_forest.show_verdicts([found])
     assert f"target 10: {verdict}" in capsys.readouterr().out
 
 
@@ -180,9 +180,9 @@ def test_other_predictions_are_refused(tmp_path: Path) -> None:
         folder.mkdir()
         parquet.write_table(pa.table({"row": ["0"], "p": [value]}), folder / "predictions.parquet")
         rows.append({**timed(way, (8, 4, 0.2), 1, "simulation"), "folder": str(folder)})
-    one_round.check_same(rows[:2])
+    federated_forest.check_same(rows[:2])
     with pytest.raises(ValueError, match="predictions must be alike, got others all trees at once"):
-        one_round.check_same(rows)
+        federated_forest.check_same(rows)
 
 
 @pytest.mark.usefixtures("_short")
@@ -212,7 +212,7 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
     def fail(*_: object) -> None:
         raise AssertionError("must not run again")
 
-    monkeypatch.setattr(one_round, "run_and_keep", fail)
+    monkeypatch.setattr(federated_forest, "run_and_keep", fail)
     monkeypatch.setattr(paper, "run_and_keep", fail)
     monkeypatch.setattr(paper, "run_and_tidy", fail)
     monkeypatch.setattr(paper, "run_local", fail)

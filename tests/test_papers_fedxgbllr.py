@@ -136,7 +136,7 @@ def test_all_tables_are_written_and_finished_runs_are_not_run_again(
     assert first["versions"].keys() >= {"fedapp", "xgboost"}
     assert not list((tmp_path / "home" / "sites").glob("*/*/model.json"))
 
-    monkeypatch.setattr(paper, "run_local", None)
+    monkeypatch.setattr(paper, "run_and_tidy", None)
     capsys.readouterr()
     paper.main(quick=True, sets="breast-cancer", clients="2", output=output)
     again = json.loads((output / "tables.json").read_text())

@@ -9,23 +9,25 @@ from typing import Any
 import pytest
 import typer
 
-from simulations.papers import fed_eini, fedxgbllr, page, pax
-from simulations.papers.tables import Row
+from simulations import __main__ as every
+from simulations import study
+from simulations.papers import fed_eini, fedxgbllr, pax
+from simulations.study import Row
 
 
 def test_shares_and_percents_differ_by_points_and_errors_by_a_ratio() -> None:
-    assert page.Compared("AUC", 0.80, 0.82, 0.8).differs
-    assert not page.Compared("AUC", 0.80, 0.805, 0.8).differs
-    assert page.Compared("accuracy", 85.0, 83.0, None, page.PERCENT).differs
-    assert page.Compared("MSE", 4.0, 3.5, None, page.TIMES, True).differs
-    assert not page.Compared("MSE", 4.0, 4.2, None, page.TIMES, True).differs
-    assert not page.Compared("AUC", None, 0.5, 0.9).differs
+    assert study.Compared("AUC", 0.80, 0.82, 0.8).differs
+    assert not study.Compared("AUC", 0.80, 0.805, 0.8).differs
+    assert study.Compared("accuracy", 85.0, 83.0, None, study.PERCENT).differs
+    assert study.Compared("MSE", 4.0, 3.5, None, study.TIMES, True).differs
+    assert not study.Compared("MSE", 4.0, 4.2, None, study.TIMES, True).differs
+    assert not study.Compared("AUC", None, 0.5, 0.9).differs
 
 
 def test_a_figure_shows_what_is_known_of_it() -> None:
-    assert page.Compared("a", 0.8, 0.75, 0.9).cells == ["a", "0.8", "0.75", "0.9", "-0.0500"]
-    assert page.Compared("b", 4.0, 2.0, None, 1.1, True).cells[-2:] == ["", "x 0.50"]
-    assert page.Compared("c", None, 0.5, None).cells == ["c", "", "0.5", "", ""]
+    assert study.Compared("a", 0.8, 0.75, 0.9).cells == ["a", "0.8", "0.75", "0.9", "-0.0500"]
+    assert study.Compared("b", 4.0, 2.0, None, 1.1, True).cells[-2:] == ["", "x 0.50"]
+    assert study.Compared("c", None, 0.5, None).cells == ["c", "", "0.5", "", ""]
 
 
 def pax_rows(seed: int, auc: float) -> list[Row]:
@@ -64,7 +66,7 @@ def tables() -> dict[str, dict[str, Any]]:
 def write(folder: Path, tables: dict[str, dict[str, Any]]) -> None:
     for name, content in tables.items():
         (folder / name).mkdir(parents=True)
-        command = {"command": f"python -m simulations.papers.{name}"}
+        command = {"command": f"python -m simulations papers {name}"}
         (folder / name / "tables.json").write_text(json.dumps({**content, **command}))
 
 
@@ -72,7 +74,7 @@ def test_every_paper_is_set_beside_what_it_prints(
     tmp_path: Path, tables: dict[str, dict[str, Any]]
 ) -> None:
     write(tmp_path, tables)
-    found = {paper.title.partition(",")[0]: paper for paper in page.read(tmp_path)}
+    found = {paper.title.partition(",")[0]: paper for paper in every.read_papers(tmp_path)}
     assert list(found) == ["PAX", "FedXGBllr", "SecureBoost", "Federated Forest", "Fed-EINI"]
     first = next(row for row in found["PAX"].rows if "partition 2, auc" in row.what)
     assert (first.paper, first.ours, first.pooled) == (0.79, pytest.approx(0.85), first.ours)
@@ -88,12 +90,12 @@ def test_the_page_holds_every_figure_and_says_why(
     tmp_path: Path, tables: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, tables)
-    page.main(tmp_path)
+    every.page_main(tmp_path)
     written = (tmp_path / "papers.html").read_text()
     for text in (
         "abalone, 2 clients, MSE",
         "Rows: other ones.",
-        "simulations.papers.pax",
+        "simulations papers pax",
         "Label.",
     ):
         assert text in written
@@ -104,6 +106,6 @@ def test_papers_that_were_not_run_are_missing_and_none_at_all_is_an_error(
     tmp_path: Path, tables: dict[str, dict[str, Any]]
 ) -> None:
     with pytest.raises(typer.Exit):
-        page.main(tmp_path)
+        every.page_main(tmp_path)
     write(tmp_path, {"pax": tables["pax"]})
-    assert len(page.read(tmp_path)) == 1
+    assert len(every.read_papers(tmp_path)) == 1

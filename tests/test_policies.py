@@ -19,7 +19,7 @@ from fedapp.runs.engines import run_local, site_contexts
 from fedapp.settings import Settings
 from fedapp.site.register import admit
 from fedapp.site.settings import check_policy, parse_node_config, site_config
-from simulations.attacks import pax_rows
+from simulations.attacks import horizontal
 from tests.conftest import MakeSettings, WriteTable
 from tests.deploy_folders import init_site
 
@@ -196,9 +196,11 @@ def attack(
             folder, _ = init_site(tmp_path / f"of-{name}", tables[name], *given)
             nodes.append(parse_node_config(str(folder / "site.toml")))
         contexts = site_contexts({**node, "approve": "all"} for node in nodes)
-        monkeypatch.setattr(pax_rows, "simulated_contexts", lambda _: contexts)
+        monkeypatch.setattr(horizontal, "simulated_contexts", lambda _: contexts)
         data = ",".join(f"{name}={table}" for name, table in tables.items())
-        return next(pax_rows.attacked(settings(data=data, label="y", parties=2, **SMALL)))
+        return next(
+            horizontal.attack_plain_sums(settings(data=data, label="y", parties=2, **SMALL))
+        )
 
     return run
 

@@ -47,7 +47,7 @@ With ``pax.aggregation=secure`` everything except ``hello`` and keys is masked (
   hessians and the number of missing values, with ``min-child-rows`` the number of rows; and the
   scores of all rows.
 - A sum may still be of one row, and enough of them let an observer rebuild some rows, but not whose
-  they are: see ``simulations.attacks.pax_rows``. Rows of a category that only one party has are
+  they are: see ``simulations attacks pax_rows``. Rows of a category that only one party has are
   that party's.
 - A server that breaks the rules may make rounds draw few rows, where sites have neither
   ``min-rows`` nor ``least-bin-rows``; it chooses neither whose rows they are nor which.

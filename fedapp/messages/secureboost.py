@@ -33,7 +33,7 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
 - Rows without weight are never drawn. With ``goss`` the rows drawn are mostly those of large
   gradients, which is evidence about labels.
 - A passive party receives no label, but rows that share nodes tend to share one: if some labels are
-  known, others follow with a good chance, from any rounds (``simulations.attacks.shared_nodes``).
+  known, others follow with a good chance, from any rounds (``simulations attacks shared_nodes``).
 - With ``init-model`` the rows first traverse the trees of that model, as in predictions (see
   ``interactive``): of rows that were not trained on then, a passive party learns which reach its
   splits, and the active party which of these go left.
@@ -51,7 +51,7 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   of the categories it sends which way, by bin. Thresholds and names stay with their owner.
 - Every sum is an equation about which rows are in a bin, with coefficients that the active party
   knows: it can solve for the bins of rows, with half as many equations as rows for nearly all of
-  them (``simulations.attacks.solved_bins``).
+  them (``simulations attacks solved_bins``).
 - With ``least-bin-rows`` in a passive party's node config each bin that it reports of a node, and
   each side of its splits, has at least that number of the rows that the round has drawn, or none.
   The active party learns that it merges bins.

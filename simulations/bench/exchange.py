@@ -1,42 +1,57 @@
-"""What one exchange of a deployment consists of, and how long a training takes by it.
+"""What messages cost: exchanges between real processes, faults, serving, and more parties.
 
-``python -m simulations.bench.exchange`` trains PAX through a SuperLink and three SuperNodes on this
-machine, compares the model with that of one process, and follows the messages to one site:
-
-- when a message was sent, picked up and answered: the SuperLink's database and the run's ledger;
-- when its handler started and ended: the site's files (``lock`` is opened first, ``state.json``
-  written last).
-
-Prints a table of the parts, one of the trainings, and a JSON line with both. With ``--stock``
-SuperLink, SuperNodes and SuperExecs are Flower's own commands.
+Each bench is a ``NAME_main`` (``python -m simulations bench NAME``) whose docstring says what it
+measures.
 """
 
 from __future__ import annotations
 
-import argparse
+import http.client
 import json
 import os
+import random
 import re
 import resource
 import signal
 import sqlite3
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from itertools import chain, pairwise
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import median
+from typing import Any
 
+import numpy as np
 import psutil
+from sklearn.datasets import load_breast_cancer
 
+import fedapp
+from fedapp.data.datasets import load_dataset
+from fedapp.runs.engines import free_ports, is_healthy
 from fedapp.settings import Settings, load_settings
-from simulations.bench import looking, tell
-from simulations.deployment import Deployment, example_nodes
+from simulations.bench.trees import run_once, write_rows
+from simulations.deployment import (
+    DRAWS,
+    RUN_SECONDS,
+    SUPEREXEC,
+    SUPERLINK,
+    SUPERNODE,
+    WORKER,
+    Deployment,
+    example_nodes,
+    settings_of,
+)
+from simulations.study import BINARY, cpu_seconds, exponent, looking, new_parser, print_line, show
 from strategies.handshake import registered_sites
 
 SITES, WATCHED = ("bank", "insurer", "shop"), "bank"
@@ -69,8 +84,21 @@ EXCHANGES: Mapping[str, Callable[[Settings, int], int]] = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def exchange_main() -> None:
+    """What one exchange of a deployment consists of, and how long a training takes by it.
+
+    ``python -m simulations bench exchange`` trains PAX through a SuperLink and three SuperNodes on
+    this machine, compares the model with that of one process, and follows the messages to one site:
+
+    - when a message was sent, picked up and answered: the SuperLink's database and the run's
+      ledger;
+    - when its handler started and ended: the site's files (``lock`` is opened first, ``state.json``
+      written last).
+
+    Prints a table of the parts, one of the trainings, and a JSON line with both. With ``--stock``
+    SuperLink, SuperNodes and SuperExecs are Flower's own commands.
+    """
+    parser = new_parser(exchange_main)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="trees, an exchange each")
     parser.add_argument("--stock", action="store_true", help="with Flower's own commands")
     options = parser.parse_args()
@@ -78,7 +106,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as name:
         os.environ["FEDAPP_HOME"] = f"{name}/home"
-        watch, lines = measured(Path(name), options.rounds, options.stock)
+        watch, lines = measure_exchange(Path(name), options.rounds, options.stock)
     if not lines:
         raise SystemExit("no exchange was seen from its beginning to its end")
     parts = {part: median(line[part] for line in lines) for part in PARTS}
@@ -93,7 +121,7 @@ def main() -> None:
     cpu = watch.cpu[last].copy()
     cpu.subtract(watch.cpu[first])
     cpu = Counter({program: used / (last - first) for program, used in cpu.items()})
-    app, flower = cpu_seconds("import fedapp.client_app, clients.pax"), cpu_seconds("")
+    app, flower = import_seconds("import fedapp.client_app, clients.pax"), import_seconds("")
     print("| part of an exchange | seconds |\n|---|---|")
     for part, words in PARTS.items():
         print(f"| {words} | {parts[part]:.2f} |")
@@ -121,10 +149,10 @@ def main() -> None:
         },
         "exchanges": counts,
     }
-    tell("exchange", ("fedapp", "flwr"), **record)
+    print_line("exchange", ("fedapp", "flwr"), **record)
 
 
-def cpu_seconds(code: str, repeats: int = REPEATS) -> float:
+def import_seconds(code: str, repeats: int = REPEATS) -> float:
     """Median CPU seconds of a new interpreter with Flower's imports that runs ``code``."""
     flower = "import flwr.supernode.cli.flwr_clientapp, flwr.clientapp, flwr.app"
     command = [sys.executable, "-c", f"{flower}\n{code}"]
@@ -144,7 +172,9 @@ def _children_seconds() -> float:
 # One run, watched
 
 
-def measured(folder: Path, rounds: int, stock: bool) -> tuple[Watch, list[dict[str, float]]]:
+def measure_exchange(
+    folder: Path, rounds: int, stock: bool
+) -> tuple[Watch, list[dict[str, float]]]:
     """Watch one run; also the seconds of each part of the exchanges that were seen completely."""
     deployment = Deployment(folder, example_nodes(folder, SITES, ROWS))
     if stock:  # the scripts start Flower's commands, and a SuperExec polls as often as the site's
@@ -241,5 +271,463 @@ def timelines(watch: Watch, waits: Mapping[int, float]) -> list[dict[str, float]
     return lines
 
 
-if __name__ == "__main__":
-    main()
+# across
+
+IDLE_SECONDS = 45  # after which a site has ended the processes that answered
+ACROSS_METHODS = ("pax", "secureboost")
+
+
+def across_main() -> None:
+    """How long whole trainings take across three real sites on this machine.
+
+    ``python -m simulations bench across`` splits breast-cancer among three sites and trains PAX on
+    rows and SecureBoost on columns, with the default settings, 50 trees of depth 6, through a
+    SuperLink, SuperNodes and TLS. Each model must equal that of the local engine on the same
+    tables. Prints a JSON line for each: minutes, exchanges, CPU of each program except the
+    ServerApp, and the memory of each site's processes between runs.
+    """
+    parser = new_parser(across_main)
+    parser.add_argument(
+        "methods", nargs="*", default=ACROSS_METHODS, help=" or ".join(ACROSS_METHODS)
+    )
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--max-depth", type=int, default=6)
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for method in options.methods:
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["FEDAPP_HOME"] = f"{folder}/home"
+            settings: dict[str, Any] = {"strategy": method, "parties": len(SITES)}
+            settings |= {"num-boost-round": options.rounds, "early-stopping-rounds": 0}
+            settings |= {"max-depth": options.max_depth}
+            settings |= {"max-bin": 32 if method == "secureboost" else 256}
+            print_line("across", ("fedapp", "flwr"), **settings, **timed(Path(folder), settings))
+
+
+def timed(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Time one training, and compare its model with the local engine's."""
+    nodes = write_tables(folder, by_columns=settings["strategy"] == "secureboost")
+    deployment = Deployment(folder / "sites", nodes)
+    local = deployment.locally(folder / "local", settings)
+    with deployment.running():
+        start, cpu = time.monotonic(), cpu_used(deployment)
+        run = deployment.train(folder / "across", settings)
+        minutes = (time.monotonic() - start) / 60
+        time.sleep(IDLE_SECONDS)
+        cpu = cpu_used(deployment) - cpu
+        # Memory that processes do not share with others, in bytes
+        idle = {
+            name: sum(process.memory_full_info().uss for process in deployment.family(name))
+            for name in SITES
+        }
+    summary, exchanges = run.summary, run.summary["exchanges"]
+    assert summary["metrics"] == local.summary["metrics"], (
+        "scores must be those of the local engine"
+    )
+    models = [(each.path / "model.json").read_bytes() for each in (run, local)]
+    assert models[0] == models[1], "the model must be that of the local engine"
+    return {
+        "minutes": round(minutes, 2),
+        "exchanges": exchanges,
+        "seconds an exchange": round(summary["seconds"]["total"] / exchanges, 3),
+        "CPU seconds an exchange": {
+            program: round(seconds / exchanges, 3) for program, seconds in cpu.most_common()
+        },
+        "local seconds": local.summary["seconds"]["total"],
+        "idle MB a site": {name: round(n_bytes / 2**20) for name, n_bytes in idle.items()},
+    }
+
+
+def write_tables(folder: Path, by_columns: bool) -> dict[str, dict[str, str]]:
+    """Write the sites' tables; return their node configs."""
+    data = load_breast_cancer()
+    names = [name.replace(" ", "_") for name in data.feature_names]
+    rows, columns = np.arange(len(data.data)), np.arange(len(names))
+    nodes = {}
+    for index, name in enumerate(SITES):
+        site_rows = rows if by_columns else rows[index :: len(SITES)]
+        site_columns = columns[index :: len(SITES)] if by_columns else columns
+        has_label = not by_columns or index == 0
+        header = ["patient", *(names[column] for column in site_columns)]
+        lines = [",".join([*header, "benign"] if has_label else header)]
+        for row in site_rows:
+            fields = [f"p{row}", *(repr(float(data.data[row, column])) for column in site_columns)]
+            lines.append(",".join([*fields, str(data.target[row])] if has_label else fields))
+        path = folder / f"{name}.csv"
+        path.write_text("\n".join(lines) + "\n")
+        nodes[name] = {"data": str(path), "id": "patient", "allow-export": "true", **DRAWS}
+        nodes[name]["allow"] = ",".join(ACROSS_METHODS)
+        if has_label:
+            nodes[name]["label"] = "benign"
+    return nodes
+
+
+# faults
+
+FAULTS_SEED = 1
+SETTINGS = {
+    "strategy": "pax",
+    "parties": len(SITES),
+    "num-boost-round": 2,
+    "max-depth": 2,
+    "max-bin": 32,
+    "resend-after": 15,
+    "exchange-deadline": 300,
+}
+FAULTS = (
+    *((site, program) for site in SITES for program in (SUPERNODE, SUPEREXEC, WORKER)),
+    ("coordinator", SUPERLINK),
+    ("coordinator", "fedapp.deploy.coordinator"),
+    ("coordinator", "flwr-serverapp"),
+)
+RUN = ("run", "pax", "--engine", "federation")
+SAME, UNDISTURBED = "same model", "nothing killed"
+GOOD = {SAME, f"{SAME}, resumed", f"{SAME}, restarted", "names a party", UNDISTURBED}
+
+
+def faults_main() -> int:
+    """Kill processes of a deployment at random moments, and count how the runs end.
+
+    ``python -m simulations bench faults --n 50`` trains PAX through three SuperNodes on this
+    machine, one fault a run, and compares every model with that of an undisturbed run in one
+    process. A run ends well with the same model, at once or after it was resumed (or restarted, if
+    it had not begun), or with an error that names a party. Prints a JSON line a run, then the
+    tally, in which runs that ended before their fault are counted separately; the exit status is 1
+    if a run ended in any other way.
+    """
+    parser = new_parser(faults_main)
+    parser.add_argument("--n", type=int, default=10, help="runs")
+    parser.add_argument(
+        "--seed", type=int, default=FAULTS_SEED, help="of the moments and the victims"
+    )
+    options = parser.parse_args()
+    # What ends the command ends what it has started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    rng, tally = random.Random(options.seed), Counter[str]()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["FEDAPP_HOME"] = str(folder / "home")
+        # A run that is restarted counts twice.
+        limit = {"runs-per-day": 2 * options.n + 1}
+        nodes = example_nodes(folder, SITES, ROWS)
+        deployment = Deployment(folder, {name: {**node, **limit} for name, node in nodes.items()})
+        expected = (deployment.locally(folder / "local", SETTINGS).path / "model.json").read_bytes()
+        with deployment.running():
+            start = time.monotonic()
+            deployment.train(folder / "undisturbed", SETTINGS)
+            seconds = time.monotonic() - start
+            for number in range(options.n):
+                run_dir, start = folder / f"run-{number}", time.monotonic()
+                outcome = _disturbed(deployment, run_dir, rng, seconds, expected)
+                tally[outcome] += 1
+                if outcome == UNDISTURBED:  # the load of the machine may have changed
+                    seconds = time.monotonic() - start
+    print(json.dumps({"runs": options.n, "seconds undisturbed": round(seconds, 1), **tally}))
+    return int(not GOOD.issuperset(tally))
+
+
+def _disturbed(
+    deployment: Deployment, run_dir: Path, rng: random.Random, seconds: float, expected: bytes
+) -> str:
+    """Kill a process during a run, print a line, and return the outcome."""
+    place, program = rng.choice(FAULTS)
+    moment, start = rng.uniform(0, seconds), time.monotonic()
+    run = deployment.begin(*RUN, *(arguments := settings_of({**SETTINGS, "run-dir": run_dir})))
+    with suppress(subprocess.TimeoutExpired):
+        run.wait(moment)
+    killed = False  # stays so if the run ends before the process is there
+    while not killed and run.poll() is None:
+        if process := deployment.process(place, program):
+            process.kill()
+            killed = True
+        else:
+            time.sleep(0.02)
+    outcome, shown = _outcome(run, run_dir / "model.json", expected)
+    if outcome not in GOOD and place == "coordinator" and run.returncode:
+        has_begun = (run_dir / "config.toml").exists()
+        again = settings_of({"resume": run_dir}) if has_begun else arguments
+        run = deployment.begin(*RUN, *again)
+        outcome, shown = _outcome(run, run_dir / "model.json", expected)
+        outcome += ", resumed" if has_begun else ", restarted"
+    if outcome == SAME and not killed:
+        outcome = UNDISTURBED
+    line: dict[str, Any] = {"place": place, "program": program, "killed": killed}
+    line |= {"after": round(moment, 1), "seconds": round(time.monotonic() - start, 1)}
+    line |= {"outcome": outcome}
+    if outcome not in GOOD:
+        line["shown"] = shown[-1000:]
+    print(json.dumps(line), flush=True)
+    return outcome
+
+
+def _outcome(run: subprocess.Popen[str], model: Path, expected: bytes) -> tuple[str, str]:
+    """How a run ends, and what it has printed."""
+    try:
+        shown, _ = run.communicate(timeout=RUN_SECONDS)
+    except subprocess.TimeoutExpired:
+        run.kill()
+        return f"not done in {RUN_SECONDS} s", run.communicate()[0]
+    if run.returncode == 0:
+        return (SAME if model.read_bytes() == expected else "another model"), shown
+    last = shown.splitlines()[-1] if shown else ""
+    return ("names a party" if any(site in last for site in SITES) else "unclear error"), shown
+
+
+# serve
+
+DATA, N_ROUNDS, PARTIES = "breast-cancer", 50, 3
+RATE, SECONDS = 100.0, 10.0  # requests a second, and for how long
+BATCH_ROWS, BATCHES = 1000, 20
+CONNECTIONS = 8
+WARM_UP = 50  # requests
+START_SECONDS = 60.0
+
+
+def serve_main(words: Sequence[str] | None = None) -> None:
+    """How fast ``fedapp serve`` answers: one row at a time at a steady rate, and batches.
+
+    A PAX model of default settings on breast-cancer (30 columns) is served by ``fedapp serve`` in a
+    process of its own. Every answer of the first batch is compared with what ``fedapp predict``
+    writes. Then requests of one row are sent at fixed times, whether earlier ones have been
+    answered or not, so that a slow answer delays those after it; latency counts from when a request
+    was due.
+    """
+    parser = new_parser(serve_main)
+    parser.add_argument("--rate", type=float, default=RATE)
+    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--rounds", type=int, default=N_ROUNDS)
+    options = parser.parse_args(words)
+    with tempfile.TemporaryDirectory() as folder:
+        run = fedapp.run(
+            "pax",
+            data=DATA,
+            parties=PARTIES,
+            num_boost_round=options.rounds,
+            run_dir=Path(folder) / "run",
+        )
+        with served(run.path) as port:
+            figures = measure_serving(run, port, options.rate, options.seconds)
+    print_line("serve", ("fedapp", "fastapi", "uvicorn", "xgboost"), **figures)
+
+
+def measure_serving(run: fedapp.Run, port: int, rate: float, seconds: float) -> dict[str, Any]:
+    """Latencies in milliseconds."""
+    table = load_dataset(DATA)
+    rows = [
+        dict(zip(table.columns, row, strict=True)) for row in table.values.astype(float).tolist()
+    ]
+    batch = [rows[number % len(rows)] for number in range(BATCH_ROWS)]
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    bodies, body = [json.dumps(row).encode() for row in rows], json.dumps({"rows": batch}).encode()
+    expected = run.predict_proba(DATA)[:, 1].astype(float).tolist()
+    scores = [row["scores"]["probability_1"] for row in _asked(connection, body)["rows"]]
+    if scores[: len(expected)] != expected:  # to the last bit
+        raise SystemExit("scores must be those of fedapp predict, got others")
+    for each in bodies[:WARM_UP]:
+        _asked(connection, each)
+    batches = []
+    for _ in range(BATCHES):
+        start = time.perf_counter()
+        _asked(connection, body)
+        batches.append(time.perf_counter() - start)
+    single = steady(port, bodies, rate, int(rate * seconds))
+    record: dict[str, Any] = {"rows": "one a request", "rate": rate, "seconds": seconds}
+    record |= {"p50_ms": _ms(statistics.median(single))}
+    record |= {"p99_ms": _ms(statistics.quantiles(single, n=100)[98]), "max_ms": _ms(max(single))}
+    record |= {"batch_rows": BATCH_ROWS, "batch_p50_ms": _ms(statistics.median(batches))}
+    record |= {"batch_max_ms": _ms(max(batches))}
+    return record
+
+
+def steady(port: int, bodies: Sequence[bytes], rate: float, n_requests: int) -> list[float]:
+    """Seconds from when each request was due until it was answered."""
+    due: SimpleQueue[float | None] = SimpleQueue()
+    latencies: list[float] = []
+
+    def ask() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        while (at := due.get()) is not None:
+            _asked(connection, bodies[len(latencies) % len(bodies)])
+            latencies.append(time.perf_counter() - at)
+
+    threads = [threading.Thread(target=ask) for _ in range(CONNECTIONS)]
+    for thread in threads:
+        thread.start()
+    start = time.perf_counter()
+    for number in range(n_requests):
+        at = start + number / rate
+        time.sleep(max(0.0, at - time.perf_counter()))
+        due.put(at)
+    for _ in threads:
+        due.put(None)
+    for thread in threads:
+        thread.join()
+    return latencies
+
+
+@contextmanager
+def served(run: Path) -> Iterator[int]:
+    """Serve a run in another process; yield the port."""
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "fedapp", "serve", str(run), "--port", str(port)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        if not is_healthy(process, port, START_SECONDS):
+            raise SystemExit("the server must answer, got none")
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _asked(connection: http.client.HTTPConnection, body: bytes) -> dict[str, Any]:
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/predict", body, headers)
+    response = connection.getresponse()
+    content: dict[str, Any] = json.loads(response.read())
+    if response.status != 200:
+        raise SystemExit(f"the server must answer with scores, got {response.status}: {content}")
+    return content
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 2)
+
+
+# parties
+
+MAX_BIN = 255
+TEST_FRACTION = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of a table and of the models trained on it."""
+
+    rows: int
+    columns: int
+    trees: int
+    depth: int
+    parties: tuple[int, ...]
+    max_bin: int
+    own: Mapping[str, Any]  # further settings
+
+
+FULL = {
+    "pax, share": Sizes(20_000, 23, 10, 6, (3, 10, 50, 100), MAX_BIN, {"pax.bins": "share"}),
+    "pax, equal": Sizes(20_000, 23, 10, 6, (3, 10, 50, 100), MAX_BIN, {"pax.bins": "equal"}),
+    "secureboost": Sizes(5_000, 24, 3, 3, (2, 4, 8), 32, {"secureboost.key-bits": 2048}),
+}
+SMALL_KEY = {"secureboost.key-bits": 512, "secureboost.insecure-small-key": True}
+QUICK = {
+    "pax, share": Sizes(4_000, 10, 3, 4, (3, 10, 50, 100), 64, {"pax.bins": "share"}),
+    "pax, equal": Sizes(4_000, 10, 3, 4, (3, 10, 50, 100), 64, {"pax.bins": "equal"}),
+    "secureboost": Sizes(1_000, 16, 2, 3, (2, 4, 8), 16, SMALL_KEY),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Costs and score of one run."""
+
+    method: str
+    parties: int
+    seconds: float
+    cpu_seconds: float
+    exchanges: int
+    messages: int
+    n_bytes: int
+    auc: float
+
+
+def parties_settings(data: str, method: str, sizes: Sizes, parties: int) -> Settings:
+    strategy = method.partition(",")[0]
+    by_columns = {"columns": "even", "align": "ordered"} if strategy == "secureboost" else {}
+    config: dict[str, Any] = {"strategy": strategy, "data": data, "label": "label", **BINARY}
+    config |= {"parties": parties, "num-boost-round": sizes.trees, "max-depth": sizes.depth}
+    config |= {"max-bin": sizes.max_bin, "test-fraction": TEST_FRACTION, **by_columns, **sizes.own}
+    return load_settings(config)
+
+
+def measure_parties(method: str, sizes: Sizes) -> Iterator[Line]:
+    """One line for each number of parties, after a warm-up."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = write_rows(Path(folder) / "rows.parquet", sizes.rows, sizes.columns)
+        run_once(parties_settings(data, method, sizes, sizes.parties[0]))
+        for parties in sizes.parties:
+            cpu_start = cpu_seconds()
+            run = run_once(parties_settings(data, method, sizes, parties))
+            cpu, summary = cpu_seconds() - cpu_start, run.summary
+            yield Line(
+                method,
+                parties,
+                summary["seconds"]["train"],
+                cpu,
+                summary["exchanges"],
+                len(run.ledger),
+                sum(summary["bytes"].values()),
+                summary["metrics"]["test"]["auc"],
+            )
+
+
+def growth(before: Line, after: Line, what: str) -> float:
+    """Exponent with which a figure grows with the number of parties."""
+    figures = getattr(before, what), getattr(after, what)
+    return exponent(figures, (before.parties, after.parties))
+
+
+def grown(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Lines with their growth since the previous one; None for the first of a method."""
+    records = []
+    for index, line in enumerate(lines):
+        before = lines[index - 1] if index and lines[index - 1].method == line.method else None
+        growths = {
+            f"growth of {what}": round(growth(before, line, what), 2) if before else None
+            for what in ("seconds", "cpu_seconds", "n_bytes")
+        }
+        records.append({**asdict(line), **growths})
+    return records
+
+
+def parties_main(words: Sequence[str] | None = None) -> None:
+    """How seconds, bytes and exchanges grow with the number of parties.
+
+    A table of one size is split among more and more parties: its rows for PAX, its columns for
+    SecureBoost. Seconds are of training; CPU is of the whole run, including processes that it
+    starts. ``growth`` is the exponent of the number of parties from one line of a method to the
+    next: 1 if costs double with the parties, 0 if they stay the same.
+
+    ``python -m simulations bench parties`` prints a table and a JSON line; ``--quick`` takes fewer
+    rows, trees and key bits.
+    """
+    parser = new_parser(parties_main)
+    parser.add_argument("--quick", action="store_true", help="small tables and small keys")
+    parser.add_argument("--only", nargs="+", choices=FULL, default=list(FULL))
+    options = parser.parse_args(words)
+    sizes_of = QUICK if options.quick else FULL
+    lines = [line for method in options.only for line in measure_parties(method, sizes_of[method])]
+    records = grown(lines)
+    header = ["method", "parties", "seconds", "CPU", "exchanges", "messages", "MB", "AUC"]
+    header += ["growth of seconds", "of CPU", "of bytes"]
+    show(
+        "a table of one size, split among more and more parties",
+        header,
+        (
+            [
+                line.method,
+                str(line.parties),
+                f"{line.seconds:.2f}",
+                f"{line.cpu_seconds:.2f}",
+                str(line.exchanges),
+                str(line.messages),
+                f"{line.n_bytes / 1e6:.1f}",
+                f"{line.auc:.4f}",
+                *("" if value is None else f"{value:.2f}" for value in list(record.values())[-3:]),
+            ]
+            for line, record in zip(lines, records, strict=True)
+        ),
+    )
+    sizes = {method: asdict(sizes_of[method]) for method in options.only}
+    print_line(
+        "parties", ("fedapp", "flwr", "numpy"), by=["method", "parties"], lines=records, sizes=sizes
+    )

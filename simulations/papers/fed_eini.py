@@ -8,10 +8,9 @@ Figure 10 both interactive ways, tree by tree as in the paper and all trees at o
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -30,15 +29,21 @@ from fedapp.data.datasets import read_source
 from fedapp.data.partition import split_rows
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError
-from fedapp.home import home
 from fedapp.report.plots import DASHES, PALETTE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
-from fedapp.run_folder import RunFolder
-from fedapp.runs.clean import forget_model
 from fedapp.runs.compare import Engine, finished_cell
 from fedapp.runs.engines import run_local, run_simulation
-from fedapp.settings import Settings, load_settings
-from simulations.papers.tables import Row, console, grouped, new_grid, write_tables
+from fedapp.settings import load_settings
+from simulations.study import (
+    Compared,
+    Row,
+    console,
+    grouped,
+    new_grid,
+    run_and_keep,
+    spent,
+    write_tables,
+)
 from strategies.eini import Eini
 
 CREDITS = {  # Table 1 of the paper without JDYM; columns of the active and the passive party
@@ -73,14 +78,15 @@ PRINTED = {  # Table 2, (set, share): AUC, KS; the sets as they fit Table 1, see
 }
 ROWS = (30, 100, 300)  # Figure 10; the paper's are those of Table 2
 # Seconds of an exchange between sites: near ones, far ones, and with Flower's commands
-# (``simulations.bench.exchange``, ``--stock``).
+# (``simulations bench exchange --stock``).
 DEPLOYED = (0.2, 1.0, 13.0)
 N_TIMED, N_REPEATS = 200, 5
 QUICK_TREES, QUICK_ROWS, QUICK_POINTS = 10, 200, (50, 200)
+TITLE = "Fed-EINI, Table 2"  # on the page of all papers
 OUTPUT = Path("runs/papers/fed_eini")
 CUT = f"""\
 --quick: {QUICK_TREES} trees, not {TREES}; {QUICK_ROWS} test rows, not all, so that a subset of \
-Table 2 may be of one class; Figure 10 of Credit 1 alone, with one small point in simulation."""
+Table 2 may be of one class; Figure 10 of Credit 1 only, with one small point in simulation."""
 NOTES = f"""\
 Beside the paper: JDYM is not public. Its Table 1 calls the 30,000 rows Credit 1, but its references
 and the AUC of its Table 2 (0.86 for Credit1, 0.77 for Credit2) fit the sets the other way round:
@@ -108,8 +114,8 @@ def trained(credit: str, kind: str, n_trees: int, output: Path) -> Row:
     config: Row = {"strategy": KINDS[kind], "data": data, "columns": columns}
     config |= {"num-boost-round": n_trees, "federated-forest.trees": n_trees}
     settings = load_settings({**FEDERATION, **TRAINING, **config})
-    tell = partial(console.print, f"{credit}:")
-    return finished_cell(settings, output / f"{data}-{n_trees}", run_local, tell)
+    report = partial(console.print, f"{credit}:")
+    return finished_cell(settings, output / f"{data}-{n_trees}", run_local, report)
 
 
 def drawn_rows(credit: str, n_rows: int = 0) -> Table:
@@ -117,15 +123,6 @@ def drawn_rows(credit: str, n_rows: int = 0) -> Table:
     table = read_source(CREDITS[credit][0])
     test = split_rows(table.n_rows, TEST, VALID, SEED).test
     return table.take(np.random.default_rng(SEED).permutation(test)[: n_rows or None])
-
-
-def run_and_keep(engine: Engine, settings: Settings) -> RunFolder:
-    """Predict; move the predictions to the run's folder and delete the sites' files."""
-    summary = (folder := engine(settings)).summary
-    site = home() / "sites" / summary["active"] / summary["model_id"]
-    shutil.copy(site / "predictions.parquet", folder.path)
-    forget_model(summary["model_id"])
-    return folder
 
 
 def predicted(credit: str, model: str, n_rows: int, way: Way, engine: str, output: Path) -> Row:
@@ -142,23 +139,13 @@ def predicted(credit: str, model: str, n_rows: int, way: Way, engine: str, outpu
     settings = load_settings({**config, "strategy": method, "data": str(path)})
     values = dict(zip(rows.columns, np.ascontiguousarray(rows.values.T), strict=True))
     pa.csv.write_csv(pa.table({"id": [f"row-{row}" for row in range(n_rows)], **values}), path)
-    tell = partial(console.print, f"{credit}, {n_rows} rows, {engine}, {way}:")
-    summary = finished_cell(settings, folder, partial(run_and_keep, ENGINES[engine]), tell)
+    report = partial(console.print, f"{credit}, {n_rows} rows, {engine}, {way}:")
+    summary = finished_cell(settings, folder, partial(run_and_keep, ENGINES[engine]), report)
     path.unlink()
     row = {"credit": credit, "rows": n_rows, "way": way, "key_bits": key_bits, "engine": engine}
     row |= {name: summary.get(name, 0) for name in ("entries", "batches")}
     folder /= f"{method}-{SEED}"
     return {**row, "folder": str(folder), **spent(read_run(folder).ledger)}
-
-
-def spent(ledger: Sequence[Row]) -> Row:
-    """Seconds, bytes and exchanges of the inference; seconds of each idle exchange."""
-    messages = [line for line in ledger if line["type"].startswith("evaluate.")]
-    idle = grouped((line for line in ledger if ".alignment_" in line["type"]), "step").values()
-    costs = {"seconds": messages[-1]["seconds"] - messages[0]["seconds"]}
-    costs |= {"bytes": sum(line["bytes"] for line in messages)}
-    costs |= {"exchanges": len({line["step"] for line in messages})}
-    return {**costs, "idle": [lines[-1]["seconds"] - lines[0]["seconds"] for lines in idle]}
 
 
 def table_2(kind: str, *runs: Row) -> list[Row]:
@@ -318,13 +305,23 @@ def timed(
     ]
 
 
+def page_rows(tables: Row) -> Iterator[Compared]:
+    """Table 2: AUC of encrypted prediction; "pooled" is the interactive way."""
+    for row in tables["table_2"]:
+        printed = PRINTED.get((row["credit"], row["share"]), (None, None))
+        paper = printed if row["model"] == "boosted" else (None, None)
+        interactive, encrypted = row["auc"]
+        what = f"{row['credit']}, {row['model']}, {row['share']} % of the rows, AUC"
+        yield Compared(what, paper[0], encrypted, interactive)
+
+
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="Smaller runs; says which.")] = False,
     key_bits: Annotated[str, typer.Option(help="Of Figure 10.")] = f"{KEY_BITS},2048",
     engine: Annotated[str, typer.Option(help="local or simulation; by default both.")] = "",
     credit: Annotated[str, typer.Option(help='"Credit 1" or "Credit 2"; by default both.')] = "",
     rows: Annotated[int, typer.Option(min=0, help="Of Table 2, at most; 0: all test rows.")] = 0,
-    figure_10: Annotated[bool, typer.Option("--figure-10", help="It alone, no Table 2.")] = False,
+    figure_10: Annotated[bool, typer.Option("--figure-10", help="Only it, no Table 2.")] = False,
     output: Annotated[Path, typer.Option(help="Finished runs in it are not run again.")] = OUTPUT,
 ) -> None:
     """Compute Table 2 and Figure 10, print them, and write them as JSON and PNG."""
@@ -358,8 +355,4 @@ def main(
     (output / "figure_10.png").write_bytes(draw_figure_10(figure))
     tables: Row = {"table_2": second, "figure_10": figure, "crossover": crossed, "notes": NOTES}
     tables |= {"encryption_microseconds": {str(n): cost for n, cost in costs.items()}}
-    write_tables(output, "papers.fed_eini", start, ["gmpy2"], tables)
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    write_tables(output, "fed_eini", start, ["gmpy2"], tables)

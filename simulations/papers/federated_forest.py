@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet
 import typer
 from matplotlib.ticker import FixedLocator
 from sklearn.linear_model import LinearRegression, LogisticRegression
@@ -26,21 +29,207 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from fedapp.data.datasets import find_dataset, read_source
+from fedapp.data.partition import split_rows
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError
 from fedapp.report.plots import line_style, new_canvas, new_pens, to_png
 from fedapp.report.summary import read_run
 from fedapp.runs.baselines import Pooled, forest_scores, join_tables
-from fedapp.runs.compare import cached_rows, finished_cell
-from fedapp.runs.engines import run_local
+from fedapp.runs.compare import Engine, cached_rows, finished_cell
+from fedapp.runs.engines import run_local, run_simulation
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.objective import REGRESSION
-from simulations.papers import one_round
-from simulations.papers.fed_eini import run_and_keep, spent
-from simulations.papers.fedxgbllr import OBJECTIVES, run_and_tidy
-from simulations.papers.one_round import AT_ONCE, COMMON, ONE_ROUND, SEED, own_settings, write_rows
-from simulations.papers.tables import Row, console, mean_of, new_grid, write_tables
+from simulations.study import (
+    OBJECTIVES,
+    Compared,
+    Row,
+    console,
+    grouped,
+    mean_of,
+    new_grid,
+    run_and_keep,
+    run_and_tidy,
+    spent,
+    write_rows,
+    write_tables,
+)
 from strategies.federated_forest import WARNINGS
+
+# Figures 4 to 6 of the Federated Forest paper: one-round against classical prediction.
+
+Point = tuple[int, int, float]  # trees, depth, share of the rows
+
+SEED, EXACT = 42, 65535  # EXACT bins: a cut at every value
+COMMON: Row = {"strategy": "federated-forest", "parties": 2, "align": "ordered"}
+COMMON |= {"valid-fraction": 0.0, "max-bin": EXACT}
+
+PREDICTED, PREDICTED_SHARE = ("spambase", "waveform"), 0.4
+FIGURES: dict[str, tuple[str, list[Point]]] = {
+    "figure_4": ("trees", [(trees, 4, 0.2) for trees in (8, 16, 24, 32)]),
+    "figure_5": ("depth", [(8, depth, 0.2) for depth in (4, 6, 8, 10, 12, 14, 16)]),
+    "figure_6": ("share", [(8, 4, share) for share in (0.1, 0.2, 0.3, 0.4)]),
+}
+AXES = {"trees": "trees", "depth": "maximum depth", "share": "share of the rows"}
+ONE_ROUND, CLASSICAL, AT_ONCE = "one-round", "classical", "all trees at once"
+WAYS = {  # method, trees at once
+    ONE_ROUND: ("one-round", 0),
+    CLASSICAL: ("interactive", 1),
+    AT_ONCE: ("interactive", 0),
+}
+COMPARED = ONE_ROUND, CLASSICAL
+IN_PROCESS, SIMULATION = "in process", "simulation"
+ENGINES: dict[str, Engine] = {IN_PROCESS: run_local, SIMULATION: run_simulation}
+TIMED, QUICK_TIMED = {IN_PROCESS: 5, SIMULATION: 1}, {IN_PROCESS: 3, SIMULATION: 1}
+FASTER = 10  # times: the target in the simulation engine
+
+
+def own_settings(objective: str, trees: int, depth: int) -> Row:
+    """Settings that grow a forest."""
+    config = {**COMMON, "objective": objective, "federated-forest.trees": trees}
+    config["federated-forest.max-features"] = "all" if objective == REGRESSION else "sqrt"
+    return config | {"federated-forest.max-depth": depth}
+
+
+def model_of(data: str, trees: int, depth: int, output: Path) -> str:
+    """Id of the model of a set, which is trained unless it exists."""
+    config = own_settings(OBJECTIVES[find_dataset(data).task], trees, depth)
+    more = {"data": data, "columns": "even", "test-fraction": PREDICTED_SHARE, "seed": SEED}
+    folder, report = output / f"{data}-{trees}-{depth}", partial(console.print, f"{data}:")
+    summary = finished_cell(load_settings({**config, **more}), folder, run_local, report)
+    return str(summary["model_id"])
+
+
+def predicted(data: str, point: Point, way: str, engine: str, n: int, output: Path) -> Row:
+    """Median seconds of one way at one point over ``n`` runs, and the folder of its predictions."""
+    trees, depth, share = point
+    table, (method, at_once) = read_source(data), WAYS[way]
+    test = split_rows(table.n_rows, PREDICTED_SHARE, 0.0, SEED).test
+    rows = np.random.default_rng(SEED).permutation(test)[: round(share * table.n_rows)]
+    path = output / f"{data}-{share}.parquet"
+    config = {**COMMON, "strategy": method, "data": write_rows(path, table, rows, labelled=False)}
+    config |= {"model": model_of(data, trees, depth, output), "output": ".parquet"}
+    config |= {"interactive.trees-at-once": at_once}
+    names = data, *map(str, point), way.replace(" ", "-"), engine.replace(" ", "-")
+    folder, costs = output / "-".join(names), []
+    report = partial(
+        console.print, f"{data}, {trees} trees, depth {depth}, {share}, {way}, {engine}:"
+    )
+    for seed in range(SEED, SEED + n):
+        keep = partial(run_and_keep, ENGINES[engine])
+        finished_cell(load_settings({**config, "seed": seed}), folder, keep, report)
+        costs.append(spent(read_run(folder / f"{method}-{seed}").ledger))
+    path.unlink()
+    row = {"data": data, "engine": engine, "way": way, "rows": len(rows), "repeats": n}
+    row |= dict(zip(AXES, point, strict=True)) | {"bytes": costs[0]["bytes"]}
+    row |= {"seconds": statistics.median(one["seconds"] for one in costs)}
+    return {**row, "exchanges": costs[0]["exchanges"], "folder": str(folder / f"{method}-{SEED}")}
+
+
+def check_same(rows: Sequence[Row]) -> None:
+    """Check that all ways and engines predict the same at each point."""
+    for point, group in grouped(rows, "data", *AXES).items():
+        first, *others = (
+            pa.parquet.read_table(Path(row["folder"]) / "predictions.parquet") for row in group
+        )
+        for row, other in zip(group[1:], others, strict=True):
+            if not other.equals(first):
+                raise ValueError(f"predictions must be alike, got others {row['way']} at {point}")
+
+
+def planned(quick: bool) -> list[tuple[str, Point, str, str, int]]:
+    """All points of the figures, once each: set, point, way, engine, runs."""
+    timed, runs = QUICK_TIMED if quick else TIMED, []
+    for engine, data in ((engine, data) for engine in ENGINES for data in PREDICTED):
+        is_cut = quick and engine != IN_PROCESS
+        if is_cut and data != PREDICTED[0]:
+            continue
+        ways = [way for way in WAYS if not (is_cut and way == AT_ONCE)]
+        points = dict.fromkeys(p for name in FIGURES for p in points_of(name, quick))
+        runs += [(data, p, way, engine, timed[engine]) for p in points for way in ways]
+    return runs
+
+
+def points_of(figure: str, quick: bool) -> list[Point]:
+    """Points of a figure; with --quick its ends."""
+    points = FIGURES[figure][1]
+    return [points[0], points[-1]] if quick else points
+
+
+def rows_of(figure: str, rows: Sequence[Row]) -> list[Row]:
+    """Rows measured at a figure's points, in order."""
+    name, points = FIGURES[figure]
+    own_rows = [row for row in rows if tuple(row[axis] for axis in AXES) in points]
+    return sorted(own_rows, key=lambda row: row[name])
+
+
+def show_figures(rows: Sequence[Row]) -> None:
+    """Print seconds of all ways, and how much faster one round is."""
+    names = ("figure", "data", "engine", "at", "rows", ONE_ROUND, CLASSICAL, "ratio", "at once")
+    grid = new_grid("Figures 4 to 6: seconds of a prediction, exchanges", names, 4)
+    for figure, (name, _) in FIGURES.items():
+        groups = grouped(rows_of(figure, rows), "data", "engine", name)
+        for (data, engine, value), group in groups.items():
+            ways = {row["way"]: row for row in group}
+            shown = {way: f"{row['seconds']:.3f} ({row['exchanges']})" for way, row in ways.items()}
+            ratio = f"{ways[CLASSICAL]['seconds'] / ways[ONE_ROUND]['seconds']:.1f}"
+            cells = [shown[ONE_ROUND], shown[CLASSICAL], ratio, shown.get(AT_ONCE, "-")]
+            grid.add_row(figure[-1], data, engine, f"{name} {value}", str(group[0]["rows"]), *cells)
+    console.print(grid)
+
+
+def verdicts(rows: Sequence[Row]) -> list[Row]:
+    """By engine: how much faster one round is at least, and how seconds grow with the axes."""
+    verdict_rows = []
+    for (engine,), group in grouped(rows, "engine").items():
+        ratios = {}
+        for point, of_point in grouped(group, "data", *AXES).items():
+            seconds = {row["way"]: row["seconds"] for row in of_point}
+            ratios[point] = seconds[CLASSICAL] / seconds[ONE_ROUND]
+        row = {"engine": engine, "least": min(ratios.values()), "most": max(ratios.values())}
+        row |= {"least_at": min(ratios, key=ratios.__getitem__), "growth": {}}
+        for figure, (name, _) in FIGURES.items():
+            for way in COMPARED:
+                lines = grouped((r for r in rows_of(figure, group) if r["way"] == way), "data")
+                ends = [line[-1]["seconds"] / line[0]["seconds"] for line in lines.values()]
+                row["growth"][f"{way}, {name}"] = max(ends)
+        verdict_rows.append(row)
+    return verdict_rows
+
+
+def show_verdicts(rows: Sequence[Row]) -> None:
+    """Print whether one round is as fast as the target."""
+    for row in rows:
+        met = f", target {FASTER}: {'met' if row['least'] >= FASTER else 'missed'}"
+        target = met if row["engine"] == SIMULATION else ""
+        data, trees, depth, share = row["least_at"]
+        times = f"{row['least']:.1f} ({data}, {trees} trees, depth {depth}, share {share})"
+        times += f" to {row['most']:.1f} times faster than classical{target}"
+        console.print(f"{row['engine']}: one-round is {times}", soft_wrap=True)
+        for axis, (name, points) in enumerate(FIGURES.values()):
+            growth = [f"{way} x {row['growth'][f'{way}, {name}']:.2f}" for way in COMPARED]
+            ends = f"{name} {points[0][axis]} to {points[-1][axis]}"
+            console.print(f"  seconds, {ends}: {', '.join(growth)} at most")
+
+
+def draw(figure: str, rows: Sequence[Row]) -> bytes:
+    """Plot seconds of all ways, one set below the other, as PNG."""
+    name, sets = FIGURES[figure][0], grouped(rows_of(figure, rows), "data")
+    canvas, _ = new_canvas(7.5, 3.2 * len(sets), rows=len(sets))
+    pens = dict(
+        zip(((way, engine) for engine in ENGINES for way in WAYS), new_pens(), strict=False)
+    )
+    for ax, ((data,), of_data) in zip(canvas.axes, sets.items(), strict=True):
+        for (way, engine), line in grouped(of_data, "way", "engine").items():
+            color, dash = pens[way, engine]
+            positions, seconds = [row[name] for row in line], [row["seconds"] for row in line]
+            ax.plot(
+                positions, seconds, dash, color=color, label=f"{way}, {engine}", **line_style(line)
+            )
+            ax.xaxis.set_major_locator(FixedLocator(positions))
+        ax.set(yscale="log", xlabel=f"{AXES[name]}, {data}", ylabel="seconds")
+        ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return to_png(canvas)
+
 
 REPEATS, QUICK_REPEATS = 40, 10
 # Table 1 names neither trees nor depth; these are the largest of the paper's Figures 4 and 5.
@@ -65,13 +254,14 @@ KDD_ROWS, KDD_CLASS = 10_000, 10  # drawn; classes with fewer of these rows are 
 DOMAINS, QUICK_DOMAINS, N_DOMAINS, TIMES = range(2, 11), range(2, 11, 2), 10, 10
 DOMAIN_DATA, DOMAIN_SEEDS, QUICK_SEEDS = "spambase", 10, 3
 
+TITLE = "Federated Forest, Table 1"  # on the page of all papers
 OUTPUT = Path("runs/papers/federated_forest")
 CUT = f"""\
 --quick: {QUICK_REPEATS} repeats of Table 1, not {REPEATS}, unless --repeats says how many; Figure 3
 at every second number of domains, {QUICK_SEEDS} draws, not {DOMAIN_SEEDS}; Figures 4 to 6 at their
-ends alone, in simulation of {one_round.PREDICTED[0]} alone and without "{AT_ONCE}"; in process the
-median of {one_round.QUICK_TIMED[one_round.IN_PROCESS]} runs, not \
-{one_round.TIMED[one_round.IN_PROCESS]}."""
+ends alone, in simulation of {PREDICTED[0]} alone and without "{AT_ONCE}"; in process the
+median of {QUICK_TIMED[IN_PROCESS]} runs, not \
+{TIMED[IN_PROCESS]}."""
 NOTES = f"""\
 Table 1: accuracy, or RMSE for abalone and space-ga. Not at hand: target marketing, parkinson, gene,
 year prediction, superconduct; abalone and space-ga stand in for the last two. kddcup99: of
@@ -136,10 +326,10 @@ def repeat(data: str, source: Row, seed: int, output: Path) -> Row:
     objective = OBJECTIVES[find_dataset(data).task]
     table_settings = {**source, "columns": "random", "test-fraction": TEST, "seed": seed}
     settings = load_settings({**own_settings(objective, TREES, DEPTH), **table_settings})
-    tell = partial(console.print, f"{data}:")
-    summary = finished_cell(settings, output / data, run_and_tidy, tell)
+    report = partial(console.print, f"{data}:")
+    summary = finished_cell(settings, output / data, run_and_tidy, report)
     path = output / data / f"others-{seed}.json"
-    (other_scores,) = cached_rows(path, settings, lambda: [others(settings)], tell)
+    (other_scores,) = cached_rows(path, settings, lambda: [others(settings)], report)
     name = score_name(objective)
     row = {"data": data, "seed": seed, "FF": summary["metrics"]["test"][name]}
     return {**row, **other_scores}
@@ -244,28 +434,28 @@ def domains(n_domains: int, n_seeds: int, output: Path) -> Row:
     config: Row = {**own_settings(OBJECTIVES["binary"], TREES, DEPTH), "columns": columns}
     config |= {"parties": n_domains, "label": "y"}
     folder, path = output / f"domains-{n_domains}", output / "domains.parquet"
-    tell, rows = partial(console.print, f"{n_domains} domains:"), np.arange(table.n_rows)
+    report, rows = partial(console.print, f"{n_domains} domains:"), np.arange(table.n_rows)
     config["data"] = write_rows(path, table, rows)
     scores = []
     for seed in range(SEED, SEED + n_seeds):
         settings = load_settings({**config, "test-fraction": TEST, "seed": seed})
-        summary = finished_cell(settings, folder, run_and_tidy, tell)
+        summary = finished_cell(settings, folder, run_and_tidy, report)
         scores.append(summary["metrics"]["test"]["accuracy"])
     write_rows(path, table, np.tile(rows, TIMES))
-    seconds = domain_seconds(config, folder / "many", tell)
+    seconds = domain_seconds(config, folder / "many", report)
     path.unlink()
     record = {"domains": n_domains, "columns": len(table.columns), "accuracy": spread(scores)}
     return {**record, **seconds}
 
 
-def domain_seconds(config: Row, folder: Path, tell: Callable[[str], None]) -> Row:
+def domain_seconds(config: Row, folder: Path, report: Callable[[str], None]) -> Row:
     """Seconds of training on all rows, and of one-round prediction of all rows."""
     settings = load_settings({**config, "test-fraction": 0.0, "seed": SEED})
-    model = finished_cell(settings, folder, run_local, tell)
+    model = finished_cell(settings, folder, run_local, report)
     prediction = {**COMMON, "strategy": ONE_ROUND, "model": model["model_id"], "output": ".parquet"}
     prediction |= {name: config[name] for name in ("parties", "data")}
     keep = partial(run_and_keep, run_local)
-    finished_cell(load_settings({**prediction, "seed": SEED}), folder, keep, tell)
+    finished_cell(load_settings({**prediction, "seed": SEED}), folder, keep, report)
     ledger = read_run(folder / f"{ONE_ROUND}-{SEED}").ledger
     return {"train": model["seconds"]["train"], "predict": spent(ledger)["seconds"]}
 
@@ -300,6 +490,15 @@ def draw_figure_3(rows: Sequence[Row]) -> bytes:
     return to_png(figure)
 
 
+def page_rows(tables: Row) -> Iterator[Compared]:
+    """Table 1: Federated Forest beside a forest of the joined columns."""
+    for row in tables["table_1"]:
+        printed = PRINTED.get(row["data"], {})
+        for name, pooled in (("NonFF", None), ("FF", row["NonFF"][0])):
+            paper = printed[name][0] if name in printed else None
+            yield Compared(f"{row['data']}, {name}", paper, row[name][0], pooled)
+
+
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer runs; says which.")] = False,
     repeats: Annotated[
@@ -323,21 +522,17 @@ def main(
         ]
         n_seeds = QUICK_SEEDS if quick else DOMAIN_SEEDS
         third = [domains(n, n_seeds, output) for n in (QUICK_DOMAINS if quick else DOMAINS)]
-        timed = [one_round.predicted(*each, output) for each in one_round.planned(quick)]
-    one_round.check_same(timed)
-    shown = one_round.verdicts(timed)
+        timed = [predicted(*each, output) for each in planned(quick)]
+    check_same(timed)
+    shown = verdicts(timed)
     show_table_1(first)
     show_figure_3(third)
-    one_round.show_figures(timed)
-    one_round.show_verdicts(shown)
+    show_figures(timed)
+    show_verdicts(shown)
     console.print(NOTES)
     (output / "figure_3.png").write_bytes(draw_figure_3(third))
-    for figure in one_round.FIGURES:
-        (output / f"{figure}.png").write_bytes(one_round.draw(figure, timed))
+    for figure in FIGURES:
+        (output / f"{figure}.png").write_bytes(draw(figure, timed))
     tables: Row = {"table_1": first, "figure_3": third, "figures_4_to_6": timed, "notes": NOTES}
     tables |= {"verdicts": shown}
-    write_tables(output, "papers.federated_forest", start, ["scikit-learn", "numba"], tables)
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    write_tables(output, "federated_forest", start, ["scikit-learn", "numba"], tables)

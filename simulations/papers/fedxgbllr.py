@@ -16,7 +16,7 @@ setting reproduced all four figures. hfedxgboost reports 5.5, 6.9, 7.5.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -29,14 +29,23 @@ from fedapp import metrics
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.errors import ConfigError
 from fedapp.report.summary import read_run
-from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import baseline_rows, train_boosted
-from fedapp.runs.clean import forget_model
 from fedapp.runs.compare import cached_rows, finished_cell
-from fedapp.runs.engines import run_local
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.objective import REGRESSION
-from simulations.papers.tables import Row, console, grouped, mean_of, new_grid, write_tables
+from simulations.study import (
+    OBJECTIVES,
+    PERCENT,
+    TIMES,
+    Compared,
+    Row,
+    console,
+    grouped,
+    mean_of,
+    new_grid,
+    run_and_tidy,
+    write_tables,
+)
 
 HEADS, HEADS_CLIENTS = ("cnn", "cnn3", "fcnn"), 5
 PAPER = {  # Table 2 by number of clients, 1 is centralized; accuracy in percent, or MSE
@@ -56,13 +65,13 @@ PAPER_HEADS = {  # Table 4, in the order of HEADS
 HEAD_MB = {2: 0.07, 5: 0.04, 10: 0.03}  # Table 5, "Total size"
 MOST_POINTS, MOST_RATIO = 1.0, 1.1  # the target at 2 clients: points below, times the MSE
 
-OBJECTIVES = dict(zip(("binary", "multiclass", "regression"), metrics.OBJECTIVES[:3], strict=True))
 TEST_FRACTION, N_ROUNDS, FIRST_SEED = 0.25, 10, 42
 POOLED = {"num-boost-round": 500, "max-depth": 8, "eta": 0.1}
 USES = {"fit": "trees", "share": "trees", "average": "head"}  # of messages train.fedxgbllr_*
 QUICK_ROWS = 10_000
 # Of a run, plus those of 1,000 rows; measured on 2 cores.
 RUN_SECONDS, ROW_SECONDS = 3.0, {"cnn": 0.25, "cnn3": 3.0, "fcnn": 0.6}
+TITLE = "FedXGBllr, Tables 2 and 4"  # on the page of all papers
 OUTPUT = Path("runs/papers/fedxgbllr")
 CUT = f"--quick: 1 seed; sets above {QUICK_ROWS} rows with one number of clients, not in Table 4"
 NOTES = """\
@@ -116,21 +125,14 @@ def run_cell(cell: Cell, output: Path) -> Row:
     """Score, bytes and seconds of one run, unless it is finished."""
     config = {"strategy": "fedxgbllr", "parties": cell.clients, "fedxgbllr.head": cell.head}
     folder, settings = cell.folder(output), settings_of(cell.data, cell.seed, config)
-    tell = partial(console.print, f"{folder.parent.name}:")
-    summary = finished_cell(settings, folder.parent, run_and_tidy, tell)
+    report = partial(console.print, f"{folder.parent.name}:")
+    summary = finished_cell(settings, folder.parent, run_and_tidy, report)
     return {
         **asdict(cell),
         "score": score(settings.objective, summary["metrics"]["test"]),
         "seconds": summary["seconds"]["train"],
         **bytes_by_use(read_run(folder).ledger),
     }
-
-
-def run_and_tidy(settings: Settings) -> RunFolder:
-    """Train in this process; delete the sites' parts of the model."""
-    folder = run_local(settings)
-    forget_model(folder.summary["model_id"])
-    return folder
 
 
 def score(objective: str, scores: Mapping[str, float]) -> float:
@@ -238,6 +240,27 @@ def numbers(text: str) -> list[int]:
     return list(dict.fromkeys(map(int, text.split(","))))
 
 
+def page_rows(tables: Row) -> Iterator[Compared]:
+    """Table 2, and Table 4's heads."""
+    pooled = {
+        name: mean_of(rows, "test") for (name,), rows in grouped(tables["pooled"], "data").items()
+    }
+    for (data, clients), rows in grouped(tables["table_2"], "data", "clients").items():
+        printed = PAPER.get(data, {}).get(clients)
+        yield _by_task(f"{data}, {clients} clients", data, printed, rows, pooled[data])
+    for (data, head), rows in grouped(tables["table_4"], "data", "head").items():
+        heads = dict(zip(HEADS, PAPER_HEADS.get(data, ()), strict=False))
+        yield _by_task(f"{data}, head {head}", data, heads.get(head), rows, pooled[data])
+
+
+def _by_task(
+    what: str, data: str, printed: float | None, rows: Sequence[Row], pooled: float
+) -> Compared:
+    is_mse = is_error(data)
+    score, far = ("MSE", TIMES) if is_mse else ("accuracy in %", PERCENT)
+    return Compared(f"{what}, {score}", printed, mean_of(rows, "score"), pooled, far, is_mse)
+
+
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="1 seed; fewer large runs.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Draws to average over.")] = 1,
@@ -265,8 +288,4 @@ def main(
         show_table_4(heads, how)
     console.print(NOTES)
     tables: Row = {"table_2": rows, "pooled": pooled, "table_4": heads, "notes": NOTES}
-    write_tables(output, "papers.fedxgbllr", start, ["xgboost", "torch"], tables)
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    write_tables(output, "fedxgbllr", start, ["xgboost", "torch"], tables)

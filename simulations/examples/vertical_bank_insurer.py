@@ -110,7 +110,7 @@ for line, auc in lines.items():
 # The documentation of the messages says who learns what; tests check it. Watch how pure the trees'
 # leaves are: whoever sees which rows share a leaf may guess labels from it. With
 # `secureboost={"first_trees": 1}` the first tree is built only from the bank's columns, and nobody
-# else sees it; later trees reveal nearly as much (`python -m simulations.attacks.shared_nodes`).
+# else sees it; later trees reveal nearly as much (`python -m simulations attacks shared_nodes`).
 
 # %%
 print((secureboost.__doc__ or "").strip())

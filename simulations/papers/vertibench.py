@@ -9,13 +9,15 @@ Only the order of columns can change a score: of two splits with equal gain, the
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import numpy.typing as npt
 import typer
 
 from fedapp.data.datasets import find_dataset, read_source
@@ -27,19 +29,19 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import run_baselines
 from fedapp.runs.compare import cached_rows, finished_cell
 from fedapp.settings import Settings, load_settings
-from simulations.benchmarks.lines import lines
-from simulations.benchmarks.splits import (
-    Split,
-    column_order,
-    correlation_split,
-    importance_split,
-    inter_correlation,
-    rank_correlations,
-)
 from simulations.papers.federated_forest import warned_once
-from simulations.papers.fedxgbllr import OBJECTIVES, run_and_tidy
-from simulations.papers.one_round import write_rows
-from simulations.papers.tables import Row, console, costs, grouped, new_grid, write_tables
+from simulations.study import (
+    OBJECTIVES,
+    Row,
+    console,
+    costs,
+    grouped,
+    new_grid,
+    plot_lines,
+    run_and_tidy,
+    write_rows,
+    write_tables,
+)
 
 DATA, QUICK_DATA = ("default-credit", "give-me-some-credit", "waveform"), ("waveform",)
 ALPHAS, BETAS = (0.1, 1.0, 10.0, 100.0), (0.0, 0.3, 0.6, 1.0)
@@ -136,10 +138,10 @@ def run_point(point: Point, whole: Table, quick: bool, output: Path) -> list[Row
     for method in METHODS:
         settings = settings_of(point, method, data, columns, quick)
         folder = output / point.name
-        tell = partial(console.print, f"{point.data}, {KINDS[point.kind]} {point.value:g}:")
-        summary = finished_cell(settings, folder, run_and_tidy, tell)
+        report = partial(console.print, f"{point.data}, {KINDS[point.kind]} {point.value:g}:")
+        summary = finished_cell(settings, folder, run_and_tidy, report)
         path_of_pooled = folder / f"pooled-{settings.strategy}.json"
-        (pooled,) = cached_rows(path_of_pooled, settings, partial(pooled_scores, settings), tell)
+        (pooled,) = cached_rows(path_of_pooled, settings, partial(pooled_scores, settings), report)
         rows.append(
             {
                 "data": point.data,
@@ -224,7 +226,7 @@ def _figures(rows: Sequence[Row]) -> dict[str, str]:
             }
             label = group[0]["metric"] if field == "score" else field
             caption = f"{label.capitalize()} by {letter}, the split by {kind}"
-            figures_of[caption] = lines(values, categories, (letter, label), in_words)
+            figures_of[caption] = plot_lines(values, categories, (letter, label), in_words)
     return figures_of
 
 
@@ -257,8 +259,136 @@ def main(
     console.print(NOTES)
     RunFolder(folder).write("vertibench.html", benchmark_page(rows, largest, description))
     written: Row = {"rows": rows, "differences": largest, "notes": NOTES}
-    write_tables(folder, "benchmarks.vertibench", start, ["gmpy2", "xgboost"], written)
+    write_tables(folder, "vertibench", start, ["gmpy2", "xgboost"], written)
 
 
-if __name__ == "__main__":
-    typer.run(main)
+# VertiBench's two ways to split columns among parties: by importance and by correlation.
+
+Array = npt.NDArray[np.float64]
+Split = tuple[tuple[int, ...], ...]  # columns of each party, ascending
+STARTS = 4  # random starts of a search
+
+
+def importance_split(
+    n_columns: int, n_parties: int, alpha: float, rng: np.random.Generator
+) -> Split:
+    """Split columns by shares from a symmetric Dirichlet distribution; each party has at least one.
+
+    Parameters
+    ----------
+    n_columns : >= n_parties.
+    alpha : > 0; if small, one party has nearly all columns, and with them the important ones.
+    """
+    first = rng.choice(n_columns, n_parties, replace=False)  # one column for each party
+    parties = rng.choice(n_parties, n_columns, p=_shares(alpha, n_parties, rng))
+    parties[first] = np.arange(n_parties)
+    return _by_party(parties, n_parties)
+
+
+def _shares(alpha: float, n: int, rng: np.random.Generator) -> Array:
+    """Draw Dirichlet shares by their logarithms, which avoids 0 / 0 with a small alpha."""
+    logs = np.log(rng.gamma(alpha + 1, size=n)) + np.log(rng.random(n)) / alpha
+    shares = np.exp(logs - logs.max())
+    normalised: Array = shares / shares.sum()
+    return normalised
+
+
+def _by_party(parties: npt.NDArray[np.int64], n_parties: int) -> Split:
+    return tuple(tuple(np.flatnonzero(parties == party).tolist()) for party in range(n_parties))
+
+
+def rank_correlations(values: npt.NDArray[np.float32]) -> Array:
+    """Spearman's correlations of all columns; 0 for a constant one; missing values rank first."""
+    filled = np.nan_to_num(values, nan=-np.inf, neginf=-np.inf, posinf=np.inf)
+    ranks = np.stack([_ranks(column) for column in filled.T])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        correlations = np.corrcoef(ranks)
+    return np.where(np.isfinite(correlations), correlations, 0.0)
+
+
+def _ranks(column: npt.NDArray[np.float32]) -> Array:
+    """Ranks; equal values share their mean rank."""
+    _, groups, counts = np.unique(column, return_inverse=True, return_counts=True)
+    ranks: Array = (np.cumsum(counts) - (counts - 1) / 2)[groups]
+    return ranks
+
+
+def partial_correlation(block: Array) -> float:
+    """Pcor of two parties, in [0, 1]: how unequal the singular values of their correlations are.
+
+    ``block`` has a row for each column of the first party, and a column for each of the second.
+    """
+    values = np.linalg.svd(block, compute_uv=False)
+    if len(values) < 2:
+        return 0.0
+    return float(np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
+def inter_correlation(correlations: Array, split: Split) -> float:
+    """Icor: mean over pairs of parties of Pcor between them, minus the mean Pcor within parties."""
+    within = [partial_correlation(correlations[np.ix_(party, party)]) for party in split]
+    between = [
+        partial_correlation(correlations[np.ix_(one, other)])
+        for one, other in combinations(split, 2)
+    ]
+    return float(np.mean(between) - np.mean(within))
+
+
+def correlation_split(
+    correlations: Array, n_parties: int, beta: float, rng: np.random.Generator
+) -> Split:
+    """Split columns in equal numbers, with an Icor of ``beta`` between the least and the largest.
+
+    Parameters
+    ----------
+    correlations : shape (n_columns, n_columns), n_columns >= n_parties.
+    beta : in [0, 1]; 0: correlated columns are at one party, 1: spread over all.
+    """
+    least, most = icor_range(correlations, n_parties, rng)
+    target = beta * most + (1 - beta) * least
+    return _search(correlations, n_parties, lambda icor: abs(icor - target), rng)
+
+
+def icor_range(
+    correlations: Array, n_parties: int, rng: np.random.Generator
+) -> tuple[float, float]:
+    """Smallest and largest Icor that the search finds."""
+    least = _search(correlations, n_parties, lambda icor: icor, rng)
+    most = _search(correlations, n_parties, lambda icor: -icor, rng)
+    return inter_correlation(correlations, least), inter_correlation(correlations, most)
+
+
+def _search(
+    correlations: Array, n_parties: int, loss: Callable[[float], float], rng: np.random.Generator
+) -> Split:
+    optima = [_descend(correlations, n_parties, loss, rng) for _ in range(STARTS)]
+    return min(optima, key=lambda optimum: optimum[0])[1]
+
+
+def _descend(
+    correlations: Array, n_parties: int, loss: Callable[[float], float], rng: np.random.Generator
+) -> tuple[float, Split]:
+    n_columns = len(correlations)
+    parties = rng.permutation(np.arange(n_columns) % n_parties)
+
+    def current_loss() -> float:
+        return loss(inter_correlation(correlations, _by_party(parties, n_parties)))
+
+    best, is_better = current_loss(), True
+    while is_better:
+        is_better = False
+        for one, other in combinations(range(n_columns), 2):
+            if parties[one] == parties[other]:
+                continue
+            parties[[one, other]] = parties[[other, one]]
+            if (new_loss := current_loss()) < best - 1e-12:
+                best, is_better = new_loss, True
+            else:
+                parties[[one, other]] = parties[[other, one]]
+    return best, _by_party(parties, n_parties)
+
+
+def column_order(split: Split) -> tuple[Sequence[int], str]:
+    """Columns party by party, and the setting ``columns`` that splits them in this order."""
+    order = [column for party in split for column in party]
+    return order, "sizes:" + ",".join(str(len(party)) for party in split)

@@ -25,8 +25,7 @@ from fedapp.runs.baselines import join_tables, train_boosted
 from fedapp.runs.compare import finished_cell
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.objective import REGRESSION
-from simulations.papers.fedxgbllr import run_and_tidy
-from simulations.papers.tables import Row, console, costs, new_grid, write_tables
+from simulations.study import Row, console, costs, new_grid, run_and_tidy, write_tables
 
 TREES, DEPTH, BINS, ETA, KEY_BITS, SEED = 64, 6, 64, 0.05, 2048, 42
 QUICK_TREES, QUICK_BITS = 4, 512
@@ -58,12 +57,7 @@ class Scenario:
         return "mse" if self.objective == REGRESSION else "auc"
 
     def data(self) -> Row:
-        """Settings that name the tables.
-
-        Raises
-        ------
-        DataError : a file is missing.
-        """
+        """Settings that name the tables."""
         if self.source:
             return {"data": self.source}
         active, passive = (_path(name) for name in self.files)
@@ -153,23 +147,17 @@ def score(objective: str, scores: Mapping[str, float]) -> float:
 def run_scenario(scenario: Scenario, trees: int, key_bits: int, output: Path) -> Row:
     """Scores and costs of one scenario, unless it is finished."""
     settings = settings_of(scenario, trees, key_bits)
-    tell = partial(console.print, f"{scenario.name}:")
+    report = partial(console.print, f"{scenario.name}:")
     folder = output / f"{scenario.name}-{trees}-{key_bits}"
-    summary = finished_cell(settings, folder, run_and_tidy, tell)
+    summary = finished_cell(settings, folder, run_and_tidy, report)
     pooled = pooled_scores(settings)
-    return {
-        "scenario": scenario.name,
-        "trees": summary["trees"],
-        "key_bits": key_bits,
-        "rows": summary["matched_rows"]["train"],
-        "metric": scenario.metric,
-        "subset": scenario.subset,
-        "score": score(scenario.objective, summary["metrics"][scenario.subset]),
-        "pooled": pooled[scenario.subset],
-        "held_out": pooled["held_out"],
-        "reported": scenario.reported,
-        **costs(summary),
-    }
+    record: Row = {"scenario": scenario.name, "trees": summary["trees"], "key_bits": key_bits}
+    record |= {"rows": summary["matched_rows"]["train"], "metric": scenario.metric}
+    record |= {"subset": scenario.subset}
+    record |= {"score": score(scenario.objective, summary["metrics"][scenario.subset])}
+    record |= {"pooled": pooled[scenario.subset], "held_out": pooled["held_out"]}
+    record |= {"reported": scenario.reported, **costs(summary)}
+    return record
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -203,12 +191,7 @@ def row_check(scenarios: Sequence[Scenario], trees: int) -> list[Row]:
 
 
 def chosen(names: str) -> list[Scenario]:
-    """Scenarios by their names, separated by commas; all if there is none.
-
-    Raises
-    ------
-    ConfigError : a name is unknown.
-    """
+    """Scenarios by their names, separated by commas; all if there is none."""
     by_name = {one.name: one for one in SCENARIOS}
     asked = listed(names)
     for name in asked:
@@ -223,7 +206,7 @@ def main(
     key_bits: Annotated[int, typer.Option(help="Below 2048 it hides nothing; 0: 2048.")] = 0,
     scenarios: Annotated[str, typer.Option(help="Names, with commas; none: all.")] = "",
     rows_only: Annotated[
-        bool, typer.Option("--rows-only", help="XGBoost alone: which rows scores are of.")
+        bool, typer.Option("--rows-only", help="Only XGBoost: which rows scores are of.")
     ] = False,
     output: Annotated[Path, typer.Option(help="Finished runs in it are not run again.")] = OUTPUT,
 ) -> None:
@@ -238,14 +221,10 @@ def main(
         row_check(selected, trees)
         return
     if key_bits < KEY_BITS:
-        console.print(f"Keys of {key_bits} bits: insecure, for these figures alone")
+        console.print(f"Keys of {key_bits} bits: insecure, only for these figures")
     output.mkdir(parents=True, exist_ok=True)
     rows = [run_scenario(scenario, trees, key_bits, output) for scenario in selected]
     show(rows)
     console.print(NOTES)
     tables: Row = {"rows": rows, "frameworks": FRAMEWORKS, "notes": NOTES}
-    write_tables(output, "benchmarks.unified", start, ["gmpy2", "xgboost"], tables)
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    write_tables(output, "unified", start, ["gmpy2", "xgboost"], tables)

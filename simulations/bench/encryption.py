@@ -1,21 +1,10 @@
-"""How long a tree of SecureBoost takes, where the time goes, and what the bare arithmetic would.
+"""What encryption costs: SecureBoost's trees, and the steps of one of them beside phe.
 
-A run in this process of two parties with columns of default-credit: messages are encoded, sealed,
-checked and kept on the disk by both. First a run of deeper trees, and then the timed one itself,
-are held against XGBoost on the joined table, node for node. A tree is timed from the encryption of
-its gradients to that of the next; its parts are the calls of ``fedapp.crypto`` that both parties
-make, never at the same time.
-
-The number of modular multiplications is counted from the sizes of those calls: a mask takes one a
-table, by whatever short cut, a shift by k bits k squarings, another power a squaring a bit. Their
-bare cost is that of as many products of random numbers by gmpy2, reduced by ``%``, on as many cores
-as the run has. Where the processor multiplies eight numbers at a time, a tree may take less
-(``side_by_side`` tells; ``NUMBA_ENABLE_AVX=0`` in the environment switches it off).
+``python -m simulations bench secureboost`` and ``paillier``; see ``NAME_main``.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import secrets
 import statistics
@@ -33,21 +22,32 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 from gmpy2 import mpz
+from phe.paillier import EncryptedNumber
 
 from clients.secureboost import active as secureboost_round
 from clients.secureboost import passive as secureboost_blocks
 from clients.secureboost import passive as secureboost_passive
 from fedapp.crypto.lanes import has_lanes
-from fedapp.crypto.packing import PairLayout
-from fedapp.crypto.paillier import BASE_BYTES, OwnerMasks, PrivateKey, PublicKey, PublicMasks
-from fedapp.crypto.sums import group_columns
+from fedapp.crypto.packing import FixedPoint, PairLayout
+from fedapp.crypto.paillier import (
+    BASE_BYTES,
+    OwnerMasks,
+    PrivateKey,
+    PublicKey,
+    PublicMasks,
+    check_ciphertexts,
+    encrypt,
+    generate_key,
+)
+from fedapp.crypto.sums import group_columns, pack_sums, read_sums, self_test, sum_rows
+from fedapp.crypto.workers import Workers
 from fedapp.kernels import n_cores
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import baseline_rows, count_same_nodes, train_boosted
 from fedapp.runs.clean import forget_model
 from fedapp.runs.engines import run_local
 from fedapp.settings import Settings, load_settings
-from simulations.bench import BINARY, SEED, peak_bytes, tell
+from simulations.study import BINARY, SEED, new_parser, peak_bytes, print_line
 
 DATA, COLUMNS = "default-credit", (12, 11)  # active, passive
 TEST_FRACTION, MAX_BIN = 1 / 3, 32
@@ -137,32 +137,16 @@ class Stopwatch:
 
 
 def settings_of(key_bits: int, n_trees: int, depth: int, run_dir: str) -> Settings:
-    config = {
-        "strategy": "secureboost",
-        **BINARY,
-        "data": DATA,
-        "parties": 2,
-        "columns": "sizes:" + ",".join(map(str, COLUMNS)),
-        "align": "ordered",
-        "allow-export": True,
-        "test-fraction": TEST_FRACTION,
-        "num-boost-round": n_trees,
-        "max-depth": depth,
-        "max-bin": MAX_BIN,
-        "secureboost.key-bits": key_bits,
-        "secureboost.insecure-small-key": True,
-        "run-dir": run_dir,
-    }
+    config: dict[str, Any] = {"strategy": "secureboost", **BINARY, "data": DATA, "parties": 2}
+    config |= {"columns": "sizes:" + ",".join(map(str, COLUMNS)), "align": "ordered"}
+    config |= {"allow-export": True, "test-fraction": TEST_FRACTION, "num-boost-round": n_trees}
+    config |= {"max-depth": depth, "max-bin": MAX_BIN, "secureboost.key-bits": key_bits}
+    config |= {"secureboost.insecure-small-key": True, "run-dir": run_dir}
     return load_settings(config)
 
 
 def run_both(settings: Settings) -> tuple[int, RunFolder]:
-    """Train, compare with XGBoost on the joined table; return the number of nodes and the run.
-
-    Raises
-    ------
-    ValueError : the joined model differs from XGBoost's.
-    """
+    """Train, compare with XGBoost on the joined table; return the number of nodes and the run."""
     run = run_local(settings)
     forget_model(run.summary["model_id"])
     booster = train_boosted(settings, baseline_rows(settings)[0]).booster
@@ -237,9 +221,6 @@ def bare_seconds(bits: int) -> float:
     return statistics.median(seconds) / PRODUCTS
 
 
-# The result
-
-
 def traffic(run: RunFolder) -> tuple[int, int]:  # median bytes and messages of a timed tree
     rounds = [json.loads(line) for line in run.rounds.read_text().splitlines()]
     by_step = Counter(json.loads(line)["step"] for line in run.ledger.read_text().splitlines())
@@ -262,7 +243,7 @@ def medians(dicts: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(one[name] for one in dicts) for name in dicts[0]}
 
 
-def measure(key_bits: int, n_checked: int) -> dict[str, Any]:
+def measure_secureboost(key_bits: int, n_checked: int) -> dict[str, Any]:
     watch, same, start = Stopwatch(), {}, 0.0
     with tempfile.TemporaryDirectory() as folder:
         if n_checked:
@@ -317,14 +298,164 @@ def measure(key_bits: int, n_checked: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def secureboost_main() -> None:
+    """How long a tree of SecureBoost takes, where the time goes, and what the bare arithmetic
+    would.
+
+    A run in this process of two parties with columns of default-credit: messages are encoded,
+    sealed, checked and kept on the disk by both. First a run of deeper trees, and then the timed
+    one itself, are held against XGBoost on the joined table, node for node. A tree is timed from
+    the encryption of its gradients to that of the next; its parts are the calls of
+    ``fedapp.crypto`` that both parties make, never at the same time.
+
+    The number of modular multiplications is counted from the sizes of those calls: a mask takes one
+    a table, by whatever short cut, a shift by k bits k squarings, another power a squaring a bit.
+    Their bare cost is that of as many products of random numbers by gmpy2, reduced by ``%``, on as
+    many cores as the run has. Where the processor multiplies eight numbers at a time, a tree may
+    take less (``side_by_side`` tells; ``NUMBA_ENABLE_AVX=0`` in the environment switches it off).
+    """
+    parser = new_parser(secureboost_main)
     parser.add_argument("--key-bits", type=int, default=2048)
     parser.add_argument("--checked-trees", type=int, default=CHECK_TREES)
     options = parser.parse_args()
-    record = measure(options.key_bits, options.checked_trees)
-    tell("secureboost", ("fedapp", "flwr", "gmpy2", "xgboost"), **record)
+    record = measure_secureboost(options.key_bits, options.checked_trees)
+    print_line("secureboost", ("fedapp", "flwr", "gmpy2", "xgboost"), **record)
 
 
-if __name__ == "__main__":
-    main()
+# paillier
+
+N_ROWS, N_COLUMNS, N_BINS = 20_000, 11, 32
+REPEATS, N_WORKERS = 5, 2
+PHE_PAIRS, PHE_ADDITIONS = 10, 1000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Gradients of one tree, and bins of a passive party's columns, the last for missing values."""
+
+    gradients: npt.NDArray[np.float32]
+    codes: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[np.int64]
+    nodes: npt.NDArray[np.int32]
+
+    @property
+    def n_sums(self) -> int:
+        return int(self.offsets[-1])
+
+
+def draw_rows() -> Rows:
+    """Logistic gradients, and bins of equal size; one row in 33 is missing."""
+    rng = np.random.default_rng(SEED)
+    predictions = rng.random(N_ROWS, dtype=np.float32)
+    truth = (rng.random(N_ROWS) < predictions).astype(np.float32)
+    gradients = np.stack([predictions - truth, predictions * (1 - predictions)], axis=-1)[:, None]
+    codes = rng.integers(0, N_BINS + 1, (N_ROWS, N_COLUMNS)).astype(np.uint8)
+    offsets = np.arange(N_COLUMNS + 1) * (N_BINS + 1)
+    return Rows(gradients, codes, offsets, np.zeros(N_ROWS, np.int32))
+
+
+def plain_sums(rows: Rows, scale: FixedPoint) -> npt.NDArray[np.float64]:
+    """The expected sums, computed with integers of any length."""
+    fields = scale.encode(rows.gradients)[:, 0].astype(object)
+    sums = np.zeros((rows.n_sums, 2), dtype=object)
+    for column, start in enumerate(rows.offsets[:-1]):
+        np.add.at(sums, start + rows.codes[:, column].astype(np.int64), fields)
+    return scale.decode(sums.tolist(), 1)
+
+
+def time_tree(
+    key: PrivateKey, rows: Rows, workers: Workers, clock: Callable[[], float]
+) -> dict[str, float]:
+    """Seconds of every step of one root level; checks the sums."""
+    seconds: dict[str, float] = {}
+
+    def timed(step: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        start = clock()
+        result = function(*arguments)
+        seconds[step] = clock() - start
+        return result
+
+    public, layout = key.public, PairLayout(key.public.bits, N_ROWS)
+    scale = FixedPoint.covering(rows.gradients)
+    plaintexts = timed("encode", lambda: layout.pack(scale.encode(rows.gradients)))
+    ciphertexts = timed("encrypt", encrypt, key, plaintexts, workers)
+    timed("check", check_ciphertexts, public, ciphertexts)
+    places = (rows.codes, rows.offsets, rows.nodes, 1, workers)
+    sums = timed("sum", sum_rows, public, ciphertexts, *places)
+    reply = timed("pack", pack_sums, public, sums, layout, workers)
+    decrypted = timed("read", read_sums, key, reply, layout, scale, rows.n_sums, workers)
+    if not np.array_equal(decrypted, plain_sums(rows, scale)):
+        raise RuntimeError("decrypted sums must equal the plain ones, got others")
+    seconds["level"] = sum(seconds[step] for step in ("sum", "pack", "read"))
+    return seconds
+
+
+def time_phe(key: PrivateKey, n_sums: int) -> dict[str, float]:
+    """Extrapolated seconds of phe in one process, with one pair to a ciphertext."""
+    public, private = key.to_phe().public_key, key.to_phe()
+    start = time.perf_counter()
+    numbers = [public.encrypt(1 << (100 + number)) for number in range(PHE_PAIRS)]
+    encrypted = time.perf_counter()
+    total = EncryptedNumber(public, 1)
+    for number in range(PHE_ADDITIONS):
+        total = total + numbers[number % PHE_PAIRS]
+    added = time.perf_counter()
+    for ciphertext in numbers:
+        private.decrypt(ciphertext)
+    decrypted = time.perf_counter()
+    return {
+        "encrypt": (encrypted - start) / PHE_PAIRS * N_ROWS,
+        "sum": (added - encrypted) / PHE_ADDITIONS * N_ROWS * N_COLUMNS,
+        "read": (decrypted - added) / PHE_PAIRS * n_sums,
+    }
+
+
+def measure_paillier(key_bits: int, n_workers: int) -> dict[str, Any]:
+    """A first tree with cold workers, then medians of warm ones."""
+    rows = draw_rows()
+    key = generate_key(key_bits, insecure_small_key=True)
+    self_test(key)
+    with Workers(n_workers) as workers:
+        clock = time.process_time if n_workers == 1 else time.perf_counter
+        cold, *warm = [time_tree(key, rows, workers, clock) for _ in range(REPEATS + 1)]
+    seconds = {step: statistics.median(one[step] for one in warm) for step in cold}
+    layout, phe = PairLayout(key_bits, N_ROWS), time_phe(key, rows.n_sums)
+    width = key.public.ciphertext_bytes
+    return {
+        "key_bits": key_bits,
+        "workers": n_workers,
+        "rows": N_ROWS,
+        "columns": N_COLUMNS,
+        "bins": N_BINS,
+        "sums_per_ciphertext": layout.n_slots,
+        "seed": SEED,
+        "repeats": REPEATS,
+        "seconds": seconds,
+        "cold_seconds": cold,
+        "clock": "cpu" if n_workers == 1 else "wall",
+        "side_by_side": has_lanes(),
+        "phe_seconds": phe,
+        "phe_ratio": {step: phe[step] / seconds[step] for step in phe},
+        "bytes": {"rows": N_ROWS * width, "reply": layout.n_plaintexts(rows.n_sums) * width},
+        # Of this process; every other worker has tables of the same size.
+        "peak_bytes": peak_bytes(),
+    }
+
+
+def paillier_main() -> None:
+    """How long the encrypted steps of one SecureBoost tree take, beside phe.
+
+    The active party encrypts a packed pair of gradient and hessian a row; a passive party sums the
+    root level, packs the sums and re-randomises them; the active party checks, decrypts and
+    unpacks. Every run's sums are compared with those of the plain integers. phe encrypts, adds and
+    decrypts a few numbers in this process, and its times are scaled to as many as are needed.
+
+    With ``--workers 1`` seconds are those of the processor, which other programs change less. With
+    ``NUMBA_ENABLE_AVX=0`` in the environment the same steps go by gmpy2's integers, one by one.
+    """
+    parser = new_parser(paillier_main)
+    parser.add_argument("--key-bits", type=int, default=2048)
+    parser.add_argument("--workers", type=int, default=N_WORKERS)
+    options = parser.parse_args()
+    record = measure_paillier(options.key_bits, options.workers)
+    print_line("paillier", ("fedapp", "gmpy2", "phe", "numpy"), **record)

@@ -13,25 +13,207 @@ with their defaults.
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import typer
 
+from fedapp.data.datasets import dataset_names, source_frame
 from fedapp.errors import ConfigError
+from fedapp.report.page import Strong, arrow, escaped, figures, page, section, table
+from fedapp.report.summary import human_bytes, human_seconds, score_text
 from fedapp.run_folder import RunFolder
-from fedapp.runs.baselines import run_baselines
+from fedapp.runs.baselines import run_and_load, run_baselines
 from fedapp.runs.compare import cached_rows, finished_cell
 from fedapp.settings import Settings, load_settings
-from simulations.benchmarks.noniid_page import benchmark_page
-from simulations.benchmarks.verdict import ALONE, POOLED, verdicts
-from simulations.papers.fedxgbllr import run_and_tidy
-from simulations.papers.tables import Row, console, costs, grouped, mean_of, new_grid, write_tables
+from simulations.study import (
+    ALONE,
+    POOLED,
+    Verdict,
+    console,
+    costs,
+    grouped,
+    mean_of,
+    new_grid,
+    new_parser,
+    plot_lines,
+    print_line,
+    run_and_tidy,
+    verdicts,
+    write_tables,
+)
+
+# The page of ``noniid``: scores, costs and plots of all methods, and which one to choose.
+
+COSTS: dict[str, Callable[[float], str]] = {
+    "exchanges": "{:g}".format,
+    "bytes": human_bytes,
+    "seconds": human_seconds,
+}
+
+
+def benchmark_page(
+    rows: Sequence[Row], methods: Sequence[str], answers: Sequence[Verdict], notes: Sequence[str]
+) -> str:
+    """The page, as HTML.
+
+    ``rows`` include those of the baselines; ``methods`` are the federated ones, in order.
+    """
+    sets = dict.fromkeys(str(row["data"]) for row in rows)
+    quiet_notes = f'<p class="quiet">{escaped(" ".join(notes))}</p>'
+    sections = [
+        section("Which method should I take?", _answers(answers)),
+        section("Test scores", _scores(rows, methods) + quiet_notes),
+        section("Costs", _costs(rows, methods)),
+    ]
+    for data in sets:
+        of_data = [row for row in rows if row["data"] == data]
+        sections.append(section(f"{data}, plots", figures(_figures(of_data, methods))))
+    return page("Uneven parties: which method to take", " · ".join(sets), sections)
+
+
+def _answers(answers: Sequence[Verdict]) -> str:
+    header = ["data", "rows", "parties", "best", arrow("auc"), "pooled", "alone", "as good"]
+    header += ["fewest exchanges of these", "fewest bytes of these"]
+    lines_of = [
+        [
+            *(answer.data, answer.name, str(answer.parties), answer.best),
+            *(score_text(value) for value in (answer.score, answer.pooled, answer.alone)),
+            ", ".join(name for name in answer.good if name != answer.best) or "none",
+            f"{answer.fewest_exchanges} ({answer.exchanges:g})",
+            f"{answer.fewest_bytes} ({human_bytes(answer.n_bytes)})",
+        ]
+        for answer in answers
+    ]
+    return table(header, lines_of, n_texts=len(header))
+
+
+def _scores(rows: Sequence[Row], methods: Sequence[str]) -> str:
+    names = [*methods, POOLED, ALONE]
+    lines_of = []
+    for (data, name, parties), group in grouped(rows, "data", "name", "parties").items():
+        of_method = grouped(group, "method")
+        means = {each: mean_of(of_method[(each,)], "score") for each in names}
+        best = max(means[each] for each in methods)
+        cells = [
+            Strong(score_text(mean)) if mean == best and each in methods else score_text(mean)
+            for each, mean in means.items()
+        ]
+        lines_of.append([data, name, str(parties), *cells])
+    return table(["data", "rows", "parties", *names], lines_of, n_texts=2)
+
+
+def _costs(rows: Sequence[Row], methods: Sequence[str]) -> str:
+    lines_of = []
+    federated = [row for row in rows if row["method"] in methods]
+    for place, group in grouped(federated, "data", "name", "parties", "method").items():
+        spent = [in_words(mean_of(group, name)) for name, in_words in COSTS.items()]
+        lines_of.append([*map(str, place), *spent])
+    return table(["data", "rows", "parties", "method", *COSTS], lines_of, n_texts=4)
+
+
+def _figures(rows: Sequence[Row], methods: Sequence[str]) -> dict[str, str]:
+    """Scores by how unlike the parties are; scores and costs by the number of parties."""
+    by_count = [row for row in rows if row["partition"] == "iid"]
+    usual = max(row["parties"] for row in rows if row["partition"] != "iid")
+    by_skew = [row for row in rows if row["partition"] != "iid" or row["parties"] == usual]
+    both = [*methods, POOLED, ALONE]
+    drawn = {
+        f"Test {arrow('auc')} by how the rows are dealt out to {usual} parties": _lines(
+            by_skew, "name", both, ("rows of the parties", "auc")
+        ),
+        f"Test {arrow('auc')} by the number of parties, rows by chance": _lines(
+            by_count, "parties", both, ("parties", "auc")
+        ),
+    }
+    for cost, in_words in COSTS.items():
+        drawn[f"{cost.capitalize()} by the number of parties, on a logarithmic scale"] = _lines(
+            by_count, "parties", methods, ("parties", cost), in_words
+        )
+    return drawn
+
+
+def _lines(
+    rows: Sequence[Row],
+    across: str,
+    methods: Sequence[str],
+    labels: tuple[str, str],
+    in_words: Callable[[float], str] | None = None,
+) -> str:
+    """Means over the seeds, a line a method."""
+    field = "score" if in_words is None else labels[1]
+    categories = [place for (place,) in grouped(rows, across)]
+    if across == "parties":
+        categories.sort()
+    groups = grouped(rows, "method", across)
+    values = {
+        method: [mean_of(groups[method, place], field) for place in categories]
+        for method in methods
+    }
+    return plot_lines(values, list(map(str, categories)), labels, in_words)
+
+
+# What the defaults give on every data set at hand, beside 50 rounds at XGBoost's own eta.
+
+Row = dict[str, Any]
+FIXED: Row = {"num-boost-round": 50, "eta": 0.3, "early-stopping-rounds": 0, "pax.bins": "share"}
+SETS = [name for name in dataset_names() if not name.endswith("-test")]
+ROWS, SEEDS = 20_000, (42, 1, 2)
+
+
+def defaults_main() -> None:
+    """What the defaults give on every data set at hand, beside 50 rounds at XGBoost's own eta.
+
+    ``python -m simulations papers defaults`` prints a JSON line a set: the test score with 50
+    rounds, eta 0.3 and no early stopping (``fixed``) and with the defaults, each averaged over the
+    seeds. The default is XGBoost on all rows, which equals PAX with one party; ``--parties 3``
+    trains PAX.
+    """
+    parser = new_parser(defaults_main)
+    parser.add_argument("--data", nargs="+", default=SETS)
+    parser.add_argument("--rows", type=int, default=ROWS, help="at most, drawn from a larger set")
+    parser.add_argument("--parties", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    options = parser.parse_args()
+    for data in options.data:
+        line: Row = {"data": data, "parties": options.parties}
+        with tempfile.TemporaryDirectory() as folder:
+            table = write_sample(data, options.rows, Path(folder)) | {"parties": options.parties}
+            for name, how in (("fixed", FIXED), ("defaults", {})):
+                all_scores = [scores({**table, **how, "seed": seed}) for seed in options.seeds]
+                line[name] = {
+                    key: round(float(np.mean([o[key] for o in all_scores])), 4)
+                    for key in all_scores[0]
+                }
+        print_line("defaults", ("fedapp", "xgboost"), **line)
+
+
+def write_sample(data: str, most: int, folder: Path) -> Row:
+    """Draw at most ``most`` rows of a set; the settings of their table."""
+    frame, roles, _ = source_frame(data)
+    rows = np.random.default_rng(0).permutation(frame.num_rows)[:most]
+    pq.write_table(frame.take(np.sort(rows)), folder / "rows.parquet")
+    table = {"data": str(folder / "rows.parquet"), "label": roles.label}
+    return {**table, "drop-columns": ",".join(roles.drop)}
+
+
+def scores(settings: Row) -> Row:
+    """The first two test scores, and the costs of a federated run."""
+    if settings["parties"] == 1:
+        test_scores, costs = run_baselines(load_settings(settings))["pooled"], {}
+    else:
+        summary = run_and_load(settings)[2]
+        test_scores = summary["metrics"]["test"]
+        costs = {name: summary[name] for name in ("trees", "exchanges")}
+    return dict(list(test_scores.items())[:2]) | costs
+
 
 METHODS: dict[str, Row] = {
     "pax": {"strategy": "pax", "pax.bins": "share"},
@@ -139,8 +321,8 @@ def run_cell(scenario: Scenario, method: str, seed: int, quick: bool, output: Pa
     name = f"{method.replace(', ', '-').replace(' ', '-')}-{scenario.steps}"
     folder = output / scenario.folder / name
     where = f"{scenario.data}, {scenario.name}, {scenario.parties} parties, {method}:"
-    tell = partial(console.print, where)
-    summary = finished_cell(settings, folder, run_and_tidy, tell)
+    report = partial(console.print, where)
+    summary = finished_cell(settings, folder, run_and_tidy, report)
     return {
         **asdict(scenario),
         "method": method,
@@ -159,8 +341,10 @@ def run_beside(scenario: Scenario, seed: int, quick: bool, output: Path) -> list
         scores = run_baselines(settings)
         return [{"pooled": scores["pooled"], "alone": scores["alone"]}]
 
-    tell = partial(console.print, f"{scenario.data}, {scenario.name}, {scenario.parties} parties:")
-    (cached,) = cached_rows(path, settings, baselines, tell)
+    report = partial(
+        console.print, f"{scenario.data}, {scenario.name}, {scenario.parties} parties:"
+    )
+    (cached,) = cached_rows(path, settings, baselines, report)
     alone = float(np.mean([scores["auc"] for scores in cached["alone"].values()]))
     row = {**asdict(scenario), "seed": seed}
     return [
@@ -236,8 +420,4 @@ def main(
     results.mkdir(exist_ok=True)
     RunFolder(results).write("noniid.html", page)
     tables: Row = {"rows": rows, "verdicts": [asdict(each) for each in answers], "notes": NOTES}
-    write_tables(results, "benchmarks.noniid", start, ["xgboost", "torch"], tables, folder)
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    write_tables(results, "noniid", start, ["xgboost", "torch"], tables, folder)

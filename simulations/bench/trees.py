@@ -1,0 +1,1463 @@
+"""What training trees costs, beside XGBoost and scikit-learn: seconds, memory, bytes and scores.
+
+Each bench is a ``NAME_main`` (``python -m simulations bench NAME``) whose docstring says what it
+measures, and has its sizes above it. ``pax_*`` and ``privacy`` measure PAX, ``rows`` all tree
+methods as tables grow, ``federated_forest`` and ``fedxgbllr_epoch`` one method each. Heavy
+libraries are imported in functions: a bench that reports memory must not load those of another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import pyarrow as pa
+import pyarrow.parquet
+from rich.console import Console
+
+from fedapp import metrics
+from fedapp.data.datasets import find_dataset, locate, read_source
+from fedapp.data.labels import class_ids, class_names
+from fedapp.data.schema import Roles
+from fedapp.histograms.bins import code_type
+from fedapp.home import write_atomically
+from fedapp.kernels import n_cores
+from fedapp.packages import versions
+from fedapp.run_folder import RunFolder
+from fedapp.runs.baselines import (
+    Scored,
+    count_same_nodes,
+    join_tables,
+    pooled_forest,
+    run_and_load,
+    score,
+    temporary_run,
+    xgboost_parameters,
+)
+from fedapp.runs.engines import free_ports, run_local
+from fedapp.settings import Settings, flatten, load_settings
+from fedapp.site.table import share_rows
+from fedapp.trees.forest.model import BaggedForest, from_json
+from simulations import study
+from simulations.deployment import DRAWS, Deployment
+from simulations.study import (
+    BINARY,
+    SEED,
+    apart,
+    cpu_seconds,
+    exponent,
+    looking,
+    new_parser,
+    peak_bytes,
+    print_line,
+    show,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fedapp.trees.stacked import Floats, HeadRows, HeadShape, Kind
+
+
+SPEED_PARTIES, N_TRAIN, N_TEST, SPEED_COLUMNS = 3, 20_000, 10_000, 23
+SPEED_TREES, SPEED_BINS, SPEED_ETA, SPEED_DEPTHS = 20, 255, 0.3, (4, 6)
+SPEED_REPEATS, SPEED_THREADS = 5, 2
+# Three workers share two cores; with two threads each they took ten times as long.
+WORKER_THREADS = 1
+# The test AUC of pooled XGBoost varies by 0.007 as max-bin goes from 251 to 259, so the AUC of PAX
+# is compared with the mean over these values.
+WORST_AUC_DIFFERENCE, NEARBY_BINS = 0.003, range(251, 260)
+
+POOLED, PLUGIN = "XGBoost, pooled", "XGBoost, plugin"
+
+Rows = npt.NDArray[np.float32]
+console = Console()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subsets:
+    """Training rows by party, and the test rows of all."""
+
+    values: tuple[Rows, ...]
+    labels: tuple[Rows, ...]
+    test_values: Rows
+    test_labels: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedLine:
+    """One line of the result."""
+
+    method: str
+    depth: int
+    seconds: float
+    # Of all threads. PAX: from reading the table to the written summary; pooled XGBoost: of what
+    # ``seconds`` counts; plugin: None.
+    cpu_seconds: float | None
+    auc: float
+    messages: int = 0
+    n_bytes: int = 0
+
+
+def write_speed_table(folder: Path) -> tuple[str, str]:
+    """Setting ``data`` and its name; writes a synthetic table if default-credit is missing."""
+    if locate(find_dataset("default-credit").files[0]):
+        return "default-credit", "default-credit"
+    path = write_rows(folder / "synthetic.parquet", N_TRAIN + N_TEST, SPEED_COLUMNS)
+    return path, "synthetic, of the size of default-credit"
+
+
+def write_rows(path: Path, n_rows: int, n_columns: int) -> str:
+    """Write a table of numbers without ties, whose label depends on five of its columns."""
+    rng = np.random.default_rng(SEED)
+    values = rng.standard_normal((n_rows, n_columns)).astype(np.float32)
+    margins = values[:, :4] @ np.array([1.0, -0.5, 0.5, 0.25]) + np.abs(values[:, 4]) - 1
+    labels = (rng.random(n_rows) < 1 / (1 + np.exp(-margins))).astype(np.float64)
+    columns = {f"x{column}": values[:, column] for column in range(n_columns)}
+    pa.parquet.write_table(pa.table({**columns, "label": labels}), path)
+    return str(path)
+
+
+def speed_settings(data: str, depth: int, bins: str, parties: int = SPEED_PARTIES) -> Settings:
+    config: Line = {"strategy": "pax", "data": data, **BINARY}
+    config |= {"label": "label" if Path(data).suffix else "", "parties": parties}
+    config |= {"test-fraction": N_TEST / (N_TRAIN + N_TEST), "num-boost-round": SPEED_TREES}
+    config |= {"max-depth": depth, "max-bin": SPEED_BINS, "eta": SPEED_ETA, "pax.bins": bins}
+    return load_settings(config)
+
+
+def read_rows(settings: Settings) -> Subsets:
+    table = read_source(settings.data, Roles(label=settings.label))
+    assert table.labels is not None
+    labels = class_ids(table.labels, class_names(table.labels, settings.objective))
+    shares = share_rows(table, settings.holdout, settings.partition, settings.parties)
+    train, test = shares["train"], np.sort(np.concatenate(shares["test"]))
+    return Subsets(
+        tuple(table.values[rows] for rows in train),
+        tuple(labels[rows].astype(np.float32) for rows in train),
+        table.values[test],
+        labels[test].astype(np.float32),
+    )
+
+
+def run_pax(settings: Settings) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """Summary of a run with its CPU seconds, model as XGBoost's JSON, and number of messages."""
+    cpu_start = time.process_time()
+    with temporary_run(settings) as run:
+        summary = {**run.summary, "cpu_seconds": time.process_time() - cpu_start}
+        model = json.loads((run.path / "model.xgb.json").read_text())
+        return summary, model, len(run.ledger.read_text().splitlines())
+
+
+def measure_pax(settings: Settings, repeats: int) -> SpeedLine:
+    """Medians over the runs, after a warm-up."""
+    runs = [run_pax(settings) for _ in range(repeats + 1)][1:]
+    summary, _, n_messages = runs[-1]
+    seconds = statistics.median(summary["seconds"]["train"] for summary, _, _ in runs)
+    cpu_seconds = statistics.median(summary["cpu_seconds"] for summary, _, _ in runs)
+    method = f"PAX, {settings.sections['pax']['bins']}"
+    auc = summary["metrics"]["test"]["auc"]
+    n_bytes = sum(summary["bytes"].values())
+    return SpeedLine(method, settings.max_depth, seconds, cpu_seconds, auc, n_messages, n_bytes)
+
+
+def train_pooled_speed(parameters: Mapping[str, Any], rows: Subsets) -> tuple[float, float, Any]:
+    """Seconds, CPU seconds, and the booster trained on all parties' rows."""
+    import xgboost
+
+    values, labels = np.concatenate(rows.values), np.concatenate(rows.labels)
+    start, cpu_start = time.perf_counter(), time.process_time()
+    matrix = xgboost.QuantileDMatrix(
+        values, labels, max_bin=parameters["max_bin"], nthread=SPEED_THREADS
+    )
+    booster = xgboost.train(dict(parameters), matrix, SPEED_TREES)
+    return time.perf_counter() - start, time.process_time() - cpu_start, booster
+
+
+def measure_pooled(settings: Settings, rows: Subsets, repeats: int) -> SpeedLine:
+    import xgboost
+
+    parameters = parameters_of(settings, rows)
+    runs = [train_pooled_speed(parameters, rows) for _ in range(repeats + 1)][1:]
+    seconds, cpu_seconds = (statistics.median(run[figure] for run in runs) for figure in (0, 1))
+    margins = runs[-1][2].predict(xgboost.DMatrix(rows.test_values), output_margin=True)
+    return SpeedLine(POOLED, settings.max_depth, seconds, cpu_seconds, test_auc(margins, rows))
+
+
+def parameters_of(
+    settings: Settings, rows: Subsets, threads: int = SPEED_THREADS
+) -> dict[str, Any]:
+    labels = np.concatenate(rows.labels)
+    parameters = xgboost_parameters(settings, labels, np.ones_like(labels), labels)
+    return {**parameters, "nthread": threads}
+
+
+def test_auc(margins: Rows, rows: Subsets) -> float:
+    """Test AUC as a run computes it."""
+    labels = rows.test_labels
+    weights = np.ones_like(labels)
+    return metrics.pooled("binary:logistic", margins.reshape(-1, 1), labels, weights)["auc"]
+
+
+def check_against_xgboost(data: str, depth: int) -> int:
+    """Check that one party's model equals pooled XGBoost; return the number of nodes."""
+    settings = speed_settings(data, depth, "equal", parties=1)
+    whole = read_rows(settings)
+    *_, booster = train_pooled_speed(parameters_of(settings, whole), whole)
+    _, model, _ = run_pax(settings)
+    return count_same_nodes(model, json.loads(booster.save_raw("json")))
+
+
+def measure_plugin(
+    all_settings: Mapping[int, Settings], rows: Subsets, repeats: int
+) -> tuple[list[SpeedLine], int]:
+    """Measure XGBoost's plugin at every depth; also the peak memory of a worker in bytes."""
+    parameters = {
+        depth: parameters_of(settings, rows, WORKER_THREADS)
+        for depth, settings in all_settings.items()
+    }
+    works = [
+        PluginWork(values, labels, rows.test_values, parameters, SPEED_TREES, SPEED_BINS, repeats)
+        for values, labels in zip(rows.values, rows.labels, strict=True)
+    ]
+    trained, peak = train_federated(works)
+    lines = [
+        SpeedLine(PLUGIN, depth, one.seconds, None, test_auc(one.margins, rows))
+        for depth, one in trained.items()
+    ]
+    return lines, peak
+
+
+def speed_ratios(lines: Sequence[SpeedLine]) -> list[dict[str, Any]]:
+    """Add ratios to XGBoost's seconds at the same depth; None if that was not measured."""
+    times = {(line.method, line.depth): line.seconds for line in lines}
+    records = []
+    for line in lines:
+        others = [times.get((method, line.depth)) for method in (POOLED, PLUGIN)]
+        each = [other and line.seconds / other for other in others]
+        records.append({**asdict(line), **dict(zip(("/ pooled", "/ plugin"), each, strict=True))})
+    return records
+
+
+def speed_cells(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    for line in lines:
+        each = [line[ratio] and f"{line[ratio]:.2f}" for ratio in ("/ pooled", "/ plugin")]
+        sent = [str(line["messages"]), f"{line['n_bytes'] / 1e6:.1f}"] if line["messages"] else []
+        cpu_seconds = line["cpu_seconds"] and f"{line['cpu_seconds']:.3f}"
+        times = [f"{line['seconds']:.3f}", cpu_seconds or ""]
+        cells = [*times, *(ratio or "" for ratio in each), f"{line['auc']:.5f}"]
+        yield [line["method"], str(line["depth"]), *cells, *sent]
+
+
+def measure_speed(data: str, repeats: int, with_plugin: bool) -> tuple[list[SpeedLine], int | None]:
+    """Check, then time, every method at every depth."""
+    import xgboost
+
+    lines = []
+    all_settings = {depth: speed_settings(data, depth, "share") for depth in SPEED_DEPTHS}
+    rows = read_rows(all_settings[SPEED_DEPTHS[0]])
+    for depth, settings in all_settings.items():
+        n_nodes = check_against_xgboost(data, depth)
+        console.print(f"depth {depth}: one party equals pooled XGBoost in all {n_nodes} nodes")
+        lines.append(measure_pooled(settings, rows, repeats))
+        parameters, aucs = parameters_of(settings, rows), []
+        for n_bins in NEARBY_BINS:
+            *_, booster = train_pooled_speed({**parameters, "max_bin": n_bins}, rows)
+            margins = booster.predict(xgboost.DMatrix(rows.test_values), output_margin=True)
+            aucs.append(test_auc(margins, rows))
+        auc = float(np.mean(aucs))
+        for bins in ("share", "equal"):
+            lines.append(measure_pax(speed_settings(data, depth, bins), repeats))
+            difference = lines[-1].auc - auc
+            console.print(f"{lines[-1].method}: AUC {difference:+.5f} from pooled")
+            if abs(difference) > (limit := WORST_AUC_DIFFERENCE):
+                raise RuntimeError(f"AUC must be within {limit} of pooled, got {difference:+.5f}")
+    plugin, peak = measure_plugin(all_settings, rows, repeats) if with_plugin else ([], None)
+    return [*lines, *plugin], peak
+
+
+def pax_speed_main(words: Sequence[str] | None = None) -> None:
+    """How fast PAX trains, beside pooled XGBoost and XGBoost's own federated plugin.
+
+    PAX: ``seconds.train`` of a run in this process: sketches and all trees, with messages encoded
+    and checked, and each party's state written to disk after every round. XGBoost:
+    ``QuantileDMatrix`` and ``train``. The plugin: the same in three worker processes connected by a
+    server on this machine, from a barrier to the end of the last worker. Reading the table does not
+    count.
+    """
+    parser = new_parser(pax_speed_main)
+    parser.add_argument("--repeats", type=int, default=SPEED_REPEATS)
+    parser.add_argument("--without-plugin", action="store_true")
+    options = parser.parse_args(words)
+    if not options.without_plugin:
+        check_plugin()
+    with tempfile.TemporaryDirectory() as folder:
+        data, name = write_speed_table(Path(folder))
+        lines, plugin_peak = measure_speed(data, options.repeats, not options.without_plugin)
+    lines.sort(key=lambda line: line.depth)
+    records = speed_ratios(lines)
+    sizes = f"{SPEED_PARTIES} parties, {N_TRAIN} x {SPEED_COLUMNS}, {SPEED_TREES} trees"
+    header = ["method", "depth", "sec.", "CPU", "/ pooled", "/ plugin", "AUC", "messages", "MB"]
+    show(
+        f"{name}: {sizes}, {SPEED_BINS} bins, median of {options.repeats}",
+        header,
+        speed_cells(records),
+    )
+    print_line(
+        "pax_speed",
+        ("fedapp", "xgboost", "numpy", "flwr"),
+        data=name,
+        parties=SPEED_PARTIES,
+        rows=N_TRAIN,
+        columns=SPEED_COLUMNS,
+        trees=SPEED_TREES,
+        max_bin=SPEED_BINS,
+        seed=SEED,
+        repeats=options.repeats,
+        by=["method", "depth"],
+        lines=records,
+        # Of this process: the server, three parties, and pooled XGBoost.
+        peak_bytes=peak_bytes(),
+        plugin_worker_peak_bytes=plugin_peak,
+    )
+
+
+# pax_memory
+
+MEMORY_ROWS, MEMORY_COLUMNS = 1_000_000, 28
+MEMORY_TREES, MEMORY_DEPTH, MEMORY_BINS = 5, 6, 255
+CHUNK_ROWS = 100_000
+MEMORY_LIMIT = 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFigures:
+    """Model and costs of one process."""
+
+    peak: int  # bytes
+    ready: int  # bytes, peak before the first row was read: Python and its libraries
+    seconds: float  # of training, including the sketch
+    cpu: float  # seconds of all threads, including reading the table
+    tree_seconds: list[float]  # empty if not known
+    sent: dict[str, int]  # exchanges, messages and bytes; empty for XGBoost
+    model: str  # XGBoost's JSON
+
+
+def write_memory_table(path: Path, n_rows: int) -> None:
+    rng = np.random.default_rng(SEED)
+    names = [f"x{column}" for column in range(MEMORY_COLUMNS)]
+    schema = pa.schema([*((name, pa.float32()) for name in names), ("label", pa.float64())])
+    with pa.parquet.ParquetWriter(path, schema) as writer:
+        for _ in range(n_rows // CHUNK_ROWS):
+            values = rng.standard_normal((MEMORY_COLUMNS, CHUNK_ROWS), dtype=np.float32)
+            margins = values[0] - 0.5 * values[1] + values[2] * values[3]
+            labels = rng.random(CHUNK_ROWS) < 1 / (1 + np.exp(-margins))
+            writer.write_table(pa.table([*values, labels.astype(np.float64)], schema=schema))
+
+
+def memory_settings(path: Path) -> Settings:
+    """Settings of one party that has the whole table."""
+    config: Line = {"strategy": "pax", **BINARY, "data": str(path), "label": "label", "parties": 1}
+    config |= {"test-fraction": 0.0, "num-boost-round": MEMORY_TREES, "max-depth": MEMORY_DEPTH}
+    config |= {"max-bin": MEMORY_BINS}
+    return load_settings(config)
+
+
+def binned_bytes(n_rows: int) -> int:
+    """Size of the binned table that a party holds while it trains; no value is missing."""
+    dtype, _ = code_type(MEMORY_BINS, any_missing=False)
+    return n_rows * MEMORY_COLUMNS * np.dtype(dtype).itemsize
+
+
+def train_pax(path: Path) -> MemoryFigures:
+    from fedapp.runs.baselines import temporary_run
+
+    ready, cpu_start = peak_bytes(), cpu_seconds()
+    with temporary_run(memory_settings(path)) as run:
+        cpu, summary = cpu_seconds() - cpu_start, run.summary
+        each = [json.loads(line)["seconds"] for line in run.rounds.read_text().splitlines()]
+        n_messages = len(run.ledger.read_text().splitlines())
+        model = (run.path / "model.xgb.json").read_text()
+    sent = {"exchanges": summary["exchanges"], "messages": n_messages}
+    sent["bytes"] = sum(summary["bytes"].values())
+    seconds = summary["seconds"]["train"]
+    return MemoryFigures(peak_bytes(), ready, seconds, cpu, each, sent, model)
+
+
+def train_pooled_memory(path: Path) -> MemoryFigures:
+    import xgboost
+
+    from fedapp.data.datasets import read_source
+    from fedapp.runs.baselines import xgboost_parameters
+
+    settings, ready, cpu_start = memory_settings(path), peak_bytes(), cpu_seconds()
+    table = read_source(str(path), Roles(label="label"))
+    parameters = xgboost_parameters(settings, table.labels, np.ones(table.n_rows), table.labels)
+    start = time.perf_counter()
+    matrix = xgboost.QuantileDMatrix(table.values, table.labels, max_bin=MEMORY_BINS)
+    booster = xgboost.train(parameters, matrix, MEMORY_TREES)
+    seconds, cpu = time.perf_counter() - start, cpu_seconds() - cpu_start
+    return MemoryFigures(
+        peak_bytes(), ready, seconds, cpu, [], {}, booster.save_raw("json").decode()
+    )
+
+
+def print_both(party: MemoryFigures, pooled: MemoryFigures, n_rows: int) -> None:
+    rows = []
+    for method, measured in (("PAX, one party and server", party), ("XGBoost, pooled", pooled)):
+        peaks = [f"{n_bytes / 2**20:.0f}" for n_bytes in (measured.peak, measured.ready)]
+        ratios = [f"{measured.seconds / pooled.seconds:.2f}", f"{measured.cpu / pooled.cpu:.2f}"]
+        times = [f"{measured.seconds:.2f}", f"{measured.cpu:.2f}"]
+        rows.append([method, *peaks, *itertools.chain(*zip(times, ratios, strict=True))])
+    title = (
+        f"{n_rows:,} x {MEMORY_COLUMNS} at one party, {MEMORY_TREES} trees of depth {MEMORY_DEPTH}"
+    )
+    header = ("", "peak MiB", "of it libraries", "seconds", "/ pooled", "CPU", "/ pooled")
+    show(title, header, rows)
+    seconds = ", ".join(f"{measured:.2f}" for measured in party.tree_seconds)
+    console.print(f"binned table {binned_bytes(n_rows) / 2**20:.0f} MiB; seconds a tree {seconds}")
+    console.print("the first tree's include the sketch")
+    within = "below" if party.peak < MEMORY_LIMIT else "ABOVE"
+    console.print(f"peak memory is {within} {MEMORY_LIMIT / 2**30:.0f} GiB")
+
+
+def pax_memory_main(words: Sequence[str] | None = None) -> None:
+    """How much memory a party with a million rows takes to train PAX.
+
+    The party runs in a new process. Its peak memory includes Python and its libraries, reading the
+    Parquet file, sketch and trees, and the server of the run, which is in the same process. Pooled
+    XGBoost in another process is the reference for the model, node for node, for memory and for
+    time.
+    """
+    parser = new_parser(pax_memory_main)
+    parser.add_argument("--rows", type=int, default=MEMORY_ROWS, help=f"a multiple of {CHUNK_ROWS}")
+    options = parser.parse_args(words)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.parquet"
+        write_memory_table(path, options.rows)
+        pooled, party = apart(train_pooled_memory, path), apart(train_pax, path)
+    n_nodes = count_same_nodes(json.loads(party.model), json.loads(pooled.model))
+    console.print(f"the party's model equals pooled XGBoost in all {n_nodes} nodes")
+    print_both(party, pooled, options.rows)
+    record: Line = {"rows": options.rows, "columns": MEMORY_COLUMNS, "trees": MEMORY_TREES}
+    record |= {"depth": MEMORY_DEPTH, "max_bin": MEMORY_BINS, "seed": SEED, "same_nodes": n_nodes}
+    record |= {"peak_bytes": party.peak, "library_bytes": party.ready}
+    record |= {"binned_bytes": binned_bytes(options.rows), "seconds": party.seconds}
+    record |= {"cpu_seconds": party.cpu, "tree_seconds": statistics.median(party.tree_seconds)}
+    record |= {**party.sent}
+    record |= {
+        "pooled": {
+            "peak_bytes": pooled.peak,
+            "seconds": pooled.seconds,
+            "cpu_seconds": pooled.cpu,
+            "ratio": party.seconds / pooled.seconds,
+            "cpu_ratio": party.cpu / pooled.cpu,
+        }
+    }
+    print_line("pax_memory", ("fedapp", "xgboost", "numpy", "flwr"), **record)
+
+
+# pax_secure
+
+SECURE_BINS, SECURE_DEPTH = 255, 6
+PLAIN, EQUAL, SECURE = "plain, share", "plain, equal", "secure"
+AGGREGATIONS = {
+    PLAIN: {"pax.aggregation": "plain", "pax.bins": "share"},
+    EQUAL: {"pax.aggregation": "plain", "pax.bins": "equal"},
+    SECURE: {"pax.aggregation": "secure"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Costs of one way of summing; ``begin_``: before the first tree."""
+
+    sums: str
+    seconds_a_tree: float
+    bytes_a_tree: float
+    begin_seconds: float
+    begin_bytes: float
+    exchanges: int
+    auc: float
+
+
+def secure_settings(data: str, sums: str, parties: int, trees: int) -> Settings:
+    config: Line = {"data": data, "label": "label", **BINARY, "parties": parties}
+    config |= {"num-boost-round": trees, "max-depth": SECURE_DEPTH, "max-bin": SECURE_BINS}
+    config |= {"test-fraction": 0.1, **AGGREGATIONS[sums]}
+    return load_settings(config)
+
+
+def measure_secure(data: str, parties: int, trees: int, repeats: int) -> Iterator[Cost]:
+    """Medians after a warm-up; runs of one tree and of all trees separate the set-up from trees."""
+    runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for repeat in range(repeats + 1):
+        for sums in AGGREGATIONS:
+            for n_trees in (1, trees):
+                summary = run_pax(secure_settings(data, sums, parties, n_trees))[0]
+                if repeat:
+                    runs.setdefault((sums, n_trees), []).append(summary)
+    for sums in AGGREGATIONS:
+        first, last = runs[sums, 1], runs[sums, trees]
+        short, whole = (
+            statistics.median(summary["seconds"]["train"] for summary in each)
+            for each in (first, last)
+        )
+        sent, all_sent = (sum(each[0]["bytes"].values()) for each in (first, last))
+        a_tree, bytes_a_tree = (whole - short) / (trees - 1), (all_sent - sent) / (trees - 1)
+        set_up = short - a_tree, sent - bytes_a_tree
+        auc = last[0]["metrics"]["test"]["auc"]
+        yield Cost(sums, a_tree, bytes_a_tree, *set_up, last[0]["exchanges"], auc)
+
+
+def secure_cells(costs: list[Cost]) -> Iterator[list[str]]:
+    by_name = {cost.sums: cost for cost in costs}
+    for cost in costs:
+        ratios = [cost.seconds_a_tree / by_name[plain].seconds_a_tree for plain in (PLAIN, EQUAL)]
+        sent = [f"{cost.bytes_a_tree / 1e3:.0f}", f"{cost.begin_seconds:.2f}"]
+        sent += [f"{cost.begin_bytes / 1e6:.1f}", str(cost.exchanges), f"{cost.auc:.4f}"]
+        each = f"{cost.seconds_a_tree * 1e3:.1f}", *(f"{ratio:.2f}" for ratio in ratios)
+        yield [cost.sums, *each, *sent]
+
+
+def pax_secure_main() -> None:
+    """What secure aggregation costs PAX: seconds and bytes a tree, beside plain sums.
+
+    Bins by shares of the rows (``share``) send less than ``max-bin`` bins at every party
+    (``equal``), which masked sums need. Runs of all three variants take turns, so that other load
+    on the machine affects all alike. First, the model under masks is checked to equal that of one
+    party with all rows.
+    """
+    parser = new_parser(pax_secure_main)
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--columns", type=int, default=23, help="5 or more")
+    parser.add_argument("--parties", type=int, default=3)
+    parser.add_argument("--trees", type=int, default=20, help="2 or more")
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        data = write_rows(Path(folder) / "rows.parquet", options.rows, options.columns)
+        models = [run_pax(secure_settings(data, SECURE, n, 2))[1] for n in (1, options.parties)]
+        if models[0] != models[1]:
+            parties = options.parties
+            raise RuntimeError(f"the model must be that of one party, got another with {parties}")
+        costs = list(measure_secure(data, options.parties, options.trees, options.repeats))
+    header = ["sums", "ms a tree", "/ share", "/ equal", "kB a tree", "s before", "MB before"]
+    heading = (
+        f"{options.parties} parties, {options.rows:,} x {options.columns}, depth {SECURE_DEPTH}"
+    )
+    show(heading, [*header, "exchanges", "AUC"], secure_cells(costs))
+    lines = [asdict(cost) for cost in costs]
+    packages = "fedapp", "numpy", "cryptography", "flwr"
+    print_line("pax_secure", packages, **vars(options), by=["sums"], lines=lines)
+
+
+# pax_floor
+
+SETS = ("breast-cancer", "ionosphere", "spambase", "higgs-11k", "default-credit")
+FLOORS = (0, 5, 20)
+
+
+def pax_floor_main() -> None:
+    """What merged bins cost PAX: the test AUC by the fewest rows of a non-empty bin.
+
+    ``python -m simulations bench pax_floor`` prints a JSON line a data set, aggregation and floor.
+    """
+    parser = new_parser(pax_floor_main)
+    parser.add_argument("--data", nargs="+", default=SETS, help="of two classes")
+    parser.add_argument("--aggregation", nargs="+", default=("plain", "secure"))
+    parser.add_argument("--parties", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=50)
+    options = parser.parse_args()
+    for data in options.data:
+        for aggregation in options.aggregation:
+            for min_rows in FLOORS:
+                settings: Line = {"data": data, "objective": "binary:logistic"}
+                settings |= {"parties": options.parties, "num-boost-round": options.rounds}
+                settings |= {"preset": "xgboost", "least-bin-rows": min_rows}
+                settings |= {"pax.aggregation": aggregation}
+                auc = run_and_load(settings)[2]["metrics"]["test"]["auc"]
+                line = {"data": data, "aggregation": aggregation, "parties": options.parties}
+                line |= {"rounds": options.rounds, "least_bin_rows": min_rows, "auc": auc}
+                print_line("pax_floor", ("fedapp", "numpy"), **line)
+
+
+# privacy
+
+PRIVATE_DATA: dict[str, dict[str, Any]] = {
+    "adult": {},
+    "default-credit": {},
+    "abalone": {"objective": "reg:squarederror", "privacy.clip": 5.0},
+}
+EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
+NO_NOISE = 1000.0
+TREES: dict[str, dict[str, Any]] = {
+    "cyclic": {"privacy.trees": "cyclic"},
+    "random": {"privacy.trees": "random"},
+    "greedy": {"privacy.trees": "greedy"},
+}
+PRIVATE_ROUNDS, PRIVATE_DEPTH, PRIVATE_ETA, DELTA, PRIVATE_PARTIES = 100, 4, 0.2, 1e-5, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Mean score over seeds, and its standard deviation; ``epsilon`` is 0 without noise."""
+
+    data: str
+    trees: str
+    epsilon: float
+    metric: str
+    mean: float
+    deviation: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrivatePlan:
+    """Which trees are trained, their shape, and the number of seeds."""
+
+    trees: Sequence[str]
+    epsilons: Sequence[float]
+    rounds: int
+    depth: int
+    eta: float
+    seeds: int
+
+
+def privacy_cells(data: str, plan: PrivatePlan) -> Iterator[Cell]:
+    baseline = {"num-boost-round": 50, "max-depth": 6, "eta": 0.3}
+    data_settings = {
+        name: value for name, value in PRIVATE_DATA[data].items() if not name.startswith("privacy.")
+    }
+    yield _privacy_cell(data, "greedy, no noise", 0.0, {**data_settings, **baseline}, plan.seeds)
+    shape = {"num-boost-round": plan.rounds, "max-depth": plan.depth, "eta": plan.eta}
+    for trees in plan.trees:
+        for epsilon in (*plan.epsilons, NO_NOISE):
+            privacy = {"privacy.epsilon": epsilon, "privacy.delta": DELTA, **TREES[trees]}
+            yield _privacy_cell(
+                data, trees, epsilon, {**PRIVATE_DATA[data], **shape, **privacy}, plan.seeds
+            )
+
+
+def _privacy_cell(
+    data: str, trees: str, epsilon: float, settings_of_cell: dict[str, Any], seeds: int
+) -> Cell:
+    scores = []
+    for seed in range(seeds):
+        common = {
+            "data": data,
+            "parties": PRIVATE_PARTIES,
+            "seed": seed,
+            "pax.aggregation": "secure",
+        }
+        loaded, model, _ = run_and_load({**common, **settings_of_cell})
+        metric, value = test_score(score(loaded, model)["test"], bool(model.classes))
+        scores.append(value)
+    spread = statistics.stdev(scores) if seeds > 1 else 0.0
+    return Cell(data, trees, epsilon, metric, statistics.mean(scores), spread)
+
+
+def test_score(scored: Scored, has_classes: bool) -> tuple[str, float]:
+    """AUC of two classes, RMSE of numbers."""
+    from sklearn.metrics import roc_auc_score
+
+    if has_classes:
+        return "auc", float(roc_auc_score(scored.labels, scored.margins[:, 0]))
+    return "rmse", float(np.sqrt(np.mean((scored.labels - scored.margins[:, 0]) ** 2)))
+
+
+def draw_privacy(cells: Sequence[Cell]) -> Figure:
+    """Plot scores over epsilon: one line for each way to draw trees, one table a row of axes."""
+    from fedapp.report.plots import add_legend, line_style, new_canvas, new_pens
+
+    names = list(dict.fromkeys(cell.data for cell in cells))
+    figure, _ = new_canvas(height=2.6 * len(names), rows=len(names))
+    for ax, name in zip(figure.axes, names, strict=True):
+        of_data = [cell for cell in cells if cell.data == name]
+        without = next(cell for cell in of_data if not cell.epsilon)
+        for trees, (color, dash) in zip(TREES, new_pens(), strict=False):
+            if not any(cell.trees == trees for cell in of_data):
+                continue
+            line = [cell for cell in of_data if cell.trees == trees and cell.epsilon < NO_NOISE]
+            points = [cell.epsilon for cell in line]
+            style = {"color": color, "linestyle": dash, **line_style(points)}
+            means, deviations = [cell.mean for cell in line], [cell.deviation for cell in line]
+            ax.errorbar(points, means, deviations, label=trees, capsize=2, **style)
+        ax.axhline(without.mean, color="#555555", linewidth=1, label="without noise, greedy")
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+        ax.set_xlabel("epsilon")
+        ax.set_ylabel(f"{name}, test {without.metric}")
+    add_legend(figure.axes[0])
+    return figure
+
+
+def show_privacy(cells: Sequence[Cell]) -> None:
+    epsilons = list(dict.fromkeys(cell.epsilon for cell in cells if cell.epsilon))
+    header, rows = ["data", "trees", "no noise", *(f"{epsilon:g}" for epsilon in epsilons)], []
+    for data in dict.fromkeys(cell.data for cell in cells):
+        of_data = [cell for cell in cells if cell.data == data]
+        for trees in (name for name in TREES if any(cell.trees == name for cell in of_data)):
+            line = {
+                cell.epsilon: cell for cell in of_data if cell.trees == trees or not cell.epsilon
+            }
+            shown = [line[epsilon] for epsilon in (0.0, *epsilons)]
+            texts = [f"{cell.mean:.4f} ± {cell.deviation:.4f}" for cell in shown]
+            rows.append([f"{data}, {of_data[0].metric}", trees, *texts])
+    study.show("", header, rows)
+
+
+def privacy_main() -> None:
+    """What an epsilon costs PAX: scores on test rows, by epsilon and by how trees are drawn.
+
+    Each cell trains the private model with several seeds, each of which holds out other rows, and
+    scores it on these rows without noise (the scores that a run reports are noisy). References: the
+    model under secure aggregation without noise, with PAX's usual settings; and the same trees at
+    an epsilon of 1000, which shows what drawing them costs.
+
+    ``python -m simulations bench privacy`` writes ``privacy.json`` and ``privacy.png``.
+    """
+    from fedapp.report.plots import to_png
+
+    parser = new_parser(privacy_main)
+    parser.add_argument("--data", nargs="*", default=list(PRIVATE_DATA), choices=list(PRIVATE_DATA))
+    parser.add_argument("--epsilons", nargs="*", type=float, default=list(EPSILONS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--output", type=Path, default=Path("."), help="folder of the two files")
+    parser.add_argument("--trees", nargs="*", default=list(TREES), choices=list(TREES))
+    parser.add_argument("--rounds", type=int, default=PRIVATE_ROUNDS)
+    parser.add_argument("--depth", type=int, default=PRIVATE_DEPTH)
+    parser.add_argument("--eta", type=float, default=PRIVATE_ETA)
+    options = parser.parse_args()
+    shape = {name: getattr(options, name) for name in ("rounds", "depth", "eta")}
+    plan = PrivatePlan(options.trees, options.epsilons, seeds=options.seeds, **shape)
+    all_cells = [cell for data in options.data for cell in privacy_cells(data, plan)]
+    show_privacy(all_cells)
+    shape |= {"delta": DELTA, "parties": PRIVATE_PARTIES}
+    package_versions = versions(("fedapp", "numpy", "dp-accounting", "flwr"))
+    lines = {"cells": [asdict(cell) for cell in all_cells], "seeds": options.seeds, **shape}
+    text = json.dumps({"bench": "privacy", **lines, "versions": package_versions})
+    print(text)
+    options.output.mkdir(parents=True, exist_ok=True)
+    write_atomically(options.output / "privacy.json", text.encode())
+    write_atomically(options.output / "privacy.png", to_png(draw_privacy(all_cells)))
+
+
+# rows
+
+ROW_COUNTS = (10_000, 100_000, 1_000_000)
+ROWS_COLUMNS = (10, 10)  # active, passive
+ROWS_PARTIES = len(ROWS_COLUMNS)
+ROWS_BINS, ROWS_DEPTH, ROWS_TREES = 32, 3, 3
+TEST_ROWS = 0.1  # of all
+ROWS_METHODS = ("secureboost", "goss", "federated-forest", "psi", "pax")
+GROWN = ROWS_METHODS[:4]  # by default
+ALLOWED = "pax,secureboost,federated-forest"
+PAX_BINS, PAX_DEPTH = 255, 6
+ENGINES = ("local", "simulation", "deployment")
+ROWS_SITES = ("bank", "insurer")
+LOOK_SECONDS = 0.2
+
+Line = dict[str, Any]
+
+
+def random_table(n_rows: int, n_columns: int = sum(ROWS_COLUMNS)) -> pa.Table:
+    """Draw a random table; labels depend on columns of both parties."""
+    rng = np.random.default_rng(SEED)
+    values = rng.standard_normal((n_columns, n_rows), dtype=np.float32)
+    margins = values[0] - values[10] + values[1] * values[11] + 0.5 * values[12]
+    labels = rng.random(n_rows) < 1 / (1 + np.exp(-margins))
+    names = [f"x{column}" for column in range(len(values))]
+    table = pa.table([*values, labels.astype(np.float64)], names=[*names, "label"])
+    return table.append_column("id", pa.array(range(n_rows)).cast(pa.string()))
+
+
+def config_of(method: str, n_trees: int, key_bits: int, parties: int = ROWS_PARTIES) -> Line:
+    shared = {**BINARY, "parties": parties, "test-fraction": TEST_ROWS}
+    if method == "pax":
+        method_settings = {"strategy": "pax", "max-bin": PAX_BINS, "max-depth": PAX_DEPTH}
+        return {**shared, **method_settings, "num-boost-round": n_trees}
+    if method in ("federated-forest", "psi"):
+        n_grown = 1 if method == "psi" else n_trees
+        forest = {"trees": n_grown, "max-depth": ROWS_DEPTH, "master-keeps-model": True}
+        method_settings = {
+            "strategy": "federated-forest",
+            "align": "psi" if method == "psi" else "ordered",
+        }
+        return {**shared, **method_settings, "federated-forest": forest}
+    boosted = {"strategy": "secureboost", "align": "ordered", "max-bin": ROWS_BINS}
+    boosted |= {"max-depth": ROWS_DEPTH}
+    method_settings = {"key-bits": key_bits, "insecure-small-key": True, "goss": method == "goss"}
+    return {**shared, **boosted, "num-boost-round": n_trees, "secureboost": method_settings}
+
+
+def sites_tables(folder: Path, method: str, n_rows: int) -> dict[str, dict[str, Any]]:
+    """Write each site's columns or rows of the table; return the node configs."""
+    table, nodes = random_table(n_rows), {}
+    by_columns = method != "pax"
+    for index, name in enumerate(ROWS_SITES):
+        first = sum(ROWS_COLUMNS[:index])
+        names = [f"x{number}" for number in range(first, first + ROWS_COLUMNS[index])]
+        site_table = table.select(["id", *names, *(["label"] if not index else [])])
+        if not by_columns:
+            site_table = table.slice(index * (n_rows // 2), n_rows // 2)
+        pa.parquet.write_table(site_table, folder / f"{name}.parquet")
+        nodes[name] = {"data": str(folder / f"{name}.parquet"), "id": "id", "allow-export": "true"}
+        nodes[name] |= {"label": "label"} if not (index and by_columns) else {}
+        nodes[name] |= {"allow-insecure": "true", "allow": ALLOWED, **DRAWS}
+    return nodes
+
+
+def train_rows(options: argparse.Namespace, method: str, n_rows: int) -> Line:
+    """Run by the local engine in this process, then by another one, to the same model."""
+    from fedapp.runs.engines import run_local
+
+    engine, n_trees, key_bits = options.engine, options.trees, options.key_bits
+    settings = config_of(method, n_trees, key_bits, options.parties)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["FEDAPP_HOME"] = str(folder / "home")
+        if engine == "deployment":
+            if "federated-forest" in settings:
+                # Across sites, the server draws the columns of a node by a secret seed.
+                settings["federated-forest"]["max-features"] = "all"
+            deployment = Deployment(folder / "sites", sites_tables(folder, method, n_rows))
+            ready, cpu_start = peak_bytes(), time.process_time()
+            run = deployment.locally(folder / "run", settings)
+        else:
+            # One table, of which the parties have rows or columns
+            path = folder / "rows.parquet"
+            pa.parquet.write_table(random_table(n_rows, options.columns), path)
+            settings |= {"data": str(path), "label": "label", "id": "id"}
+            if method != "pax":
+                columns = "sizes:" + ",".join(map(str, ROWS_COLUMNS))
+                settings |= {"columns": columns, "allow-export": True}
+            ready, cpu_start = peak_bytes(), time.process_time()
+            run = run_local(load_settings({**settings, "run-dir": str(folder / "run")}))
+        measured = run_figures(run)
+        measured |= {"cpu_seconds": time.process_time() - cpu_start, "peak_bytes": peak_bytes()}
+        model = (run.path / "model.json").read_bytes()
+        shutil.rmtree(folder / "home")
+        if engine != "local":
+            if engine == "simulation":
+                run, peaks = simulated(settings, folder / "simulated")
+            else:
+                run, peaks = deployed(deployment, settings, folder / "across")
+            same = model == (run.path / "model.json").read_bytes()
+            assert same, "the model must be that of the local engine"
+            measured = {
+                **run_figures(run),
+                "local_seconds": measured["seconds"],
+                "peak_bytes": peaks,
+            }
+    record: Line = {"engine": engine, "method": method, "rows": n_rows, "columns": options.columns}
+    record |= {"parties": options.parties, "trees": n_trees, "key_bits": key_bits}
+    record |= {"cores": n_cores(), **measured, "ready_bytes": ready, "seed": SEED}
+    return record
+
+
+def run_figures(run: RunFolder) -> Line:
+    """Costs and score of a run, from its folder."""
+    summary = run.summary
+    seconds = [json.loads(line)["seconds"] for line in run.rounds.read_text().splitlines()]
+    ledger = [json.loads(line) for line in run.ledger.read_text().splitlines()]
+    return {
+        "seconds": summary["seconds"]["total"],
+        # The first tree also computes tables of masks.
+        "seconds_a_tree": min(seconds[1:] or seconds, default=None),
+        "exchanges": summary["exchanges"],
+        "bytes": sum(summary["bytes"].values()),
+        "largest_message": max(line["bytes"] for line in ledger),
+        "auc": summary["metrics"]["test"].get("auc"),
+    }
+
+
+def simulated(settings: Line, run_dir: Path) -> tuple[RunFolder, Line]:
+    """Run Flower's simulation; also the peak memory of its largest process."""
+    from fedapp.runs.engines import run_simulation  # not before the local run's memory is read
+
+    process = psutil.Process()
+    with peaks_of(lambda: {"largest process": process.children(recursive=True)}) as peaks:
+        run = run_simulation(load_settings({**settings, "run-dir": str(run_dir)}))
+    return run, peaks
+
+
+def deployed(deployment: Deployment, settings: Line, run_dir: Path) -> tuple[RunFolder, Line]:
+    """Run across sites; also the peak memory of the largest process of each and the coordinator."""
+    words = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in flatten(settings).items()
+    }
+
+    def families() -> dict[str, list[psutil.Process]]:
+        return {name: deployment.family(name) for name in ("coordinator", *ROWS_SITES)}
+
+    with deployment.running(), peaks_of(families) as peaks:
+        return deployment.train(run_dir, words), peaks
+
+
+@contextmanager
+def peaks_of(
+    families: Callable[[], Mapping[str, Sequence[psutil.Process]]],
+) -> Iterator[dict[str, int]]:
+    """Peak memory in bytes of the largest process of each family, while the block runs."""
+    peaks = dict[str, int]()
+
+    def look() -> None:
+        for name, members in families().items():
+            for process in members:
+                with suppress(psutil.NoSuchProcess, FileNotFoundError, KeyError):
+                    peaks[name] = max(peaks.get(name, 0), peak_bytes(process.pid))
+
+    with looking(look, LOOK_SECONDS):
+        yield peaks
+
+
+def exponents(lines: Sequence[Line]) -> list[Line]:
+    """Add to each line of a method how it grew from the previous one."""
+    extended = [lines[0]]
+    for before, line in pairwise(lines):
+        sizes = before["rows"], line["rows"]
+        growth = {
+            f"exponent_of_{what}": exponent((before[what], line[what]), sizes)
+            for what in ("seconds", "cpu_seconds", "peak_bytes", "bytes")
+            if isinstance(line.get(what), int | float)
+        }
+        extended.append({**line, **growth})
+    return extended
+
+
+def rows_main() -> None:
+    """How methods grow with the rows: seconds and memory at 10^4, 10^5 and 10^6 of them.
+
+    Two parties with ten columns each train in a process of their own for each number of rows, so
+    its peak is all that both held, with the server of the run and Python itself. SecureBoost grows
+    trees of depth 3 on 32 bins, once on all rows and once on those that GOSS draws; Federated
+    Forest grows trees under coded labels; private set intersection aligns ids that both have. The
+    exponent is that of the growth from the number of rows before: 1 where ten times the rows cost
+    ten times as much. Seconds are those of a clock and those of the processor, of all threads
+    together; set-up and keys count.
+
+    With ``--engine simulation`` Flower's simulation trains after the local engine, with ``--engine
+    deployment`` a SuperLink and two sites with tables of their own, all on this machine. The model
+    must be the local engine's, byte for byte. What is told then is the seconds of a clock, and the
+    peak of the largest process of all, or of the coordinator and of each site.
+    """
+    parser = new_parser(rows_main)
+    parser.add_argument("--rows", type=int, nargs="+", default=ROW_COUNTS)
+    parser.add_argument("--methods", nargs="+", choices=ROWS_METHODS, default=GROWN)
+    parser.add_argument("--engine", choices=ENGINES, default="local")
+    parser.add_argument("--trees", type=int, default=ROWS_TREES)
+    parser.add_argument("--key-bits", type=int, default=2048)
+    note = "of PAX on one machine; others have 2 parties and 20 columns"
+    parser.add_argument("--parties", type=int, default=ROWS_PARTIES, help=note)
+    parser.add_argument(
+        "--columns", type=int, default=sum(ROWS_COLUMNS), help=f"{note}; 13 or more"
+    )
+    options = parser.parse_args()
+    sizes = options.parties, options.columns
+    is_pax_here = options.methods == ["pax"] and options.engine != "deployment"
+    if sizes != (ROWS_PARTIES, sum(ROWS_COLUMNS)) and not is_pax_here:
+        parser.error(f"--parties and --columns are {note}")
+    # What ends the command ends what it has started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for method in options.methods:
+        lines: list[Line] = []
+        for n_rows in sorted(options.rows):
+            lines.append(apart(train_rows, options, method, n_rows))
+            print_line("rows", ("fedapp", "flwr", "gmpy2", "numba"), **exponents(lines)[-1])
+
+
+# XGBoost's federated plugin: a server and one worker process a party
+
+Parameters = Mapping[int, Mapping[str, Any]]
+
+LOCALHOST = "127.0.0.1"
+WITH_PLUGIN = "xgboost==3.2.0"  # later wheels lack the plugin too
+SERVER_SECONDS = 30
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PluginWork:
+    """What a worker trains; the test rows are the same at every worker."""
+
+    values: Rows
+    labels: Rows
+    test_values: Rows
+    parameters: Parameters  # by name of the configuration
+    n_rounds: int
+    max_bin: int
+    repeats: int  # timed trainings of each configuration, after a warm-up
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PluginResult:
+    """Result of one configuration."""
+
+    seconds: float  # median over the repeats, from the barrier to the end of the last worker
+    margins: Rows  # of the test rows
+
+
+def has_plugin() -> bool:
+    """Whether the installed XGBoost was built with the plugin."""
+    import xgboost
+
+    return bool(xgboost.build_info().get("USE_FEDERATED"))
+
+
+def check_plugin() -> None:
+    """Check that the installed XGBoost was built with the plugin."""
+    if not has_plugin():
+        raise SystemExit(
+            "xgboost must be built with the federated plugin, which the wheel of xgboost-cpu "
+            "lacks. In an environment of its own, which has fedapp: pip uninstall xgboost-cpu, "
+            f"then pip install {WITH_PLUGIN}. --without-plugin measures the rest"
+        )
+
+
+def train_federated(works: Sequence[PluginWork]) -> tuple[dict[int, PluginResult], int]:
+    """Train at all workers together by XGBoost's federated plugin; call ``check_plugin`` first.
+
+    Source: ``xgboost.federated`` of the wheel (FederatedTracker, gRPC without TLS). Its server
+    listens on every interface, whatever its settings, for as long as the benchmark trains. Returns
+    results by name of the configuration, and the largest peak memory of a worker in bytes.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    barrier, replies = spawn.Barrier(len(works)), spawn.Queue()
+    with _server(len(works)) as port:
+        workers = [
+            spawn.Process(target=_work, args=(work, rank, len(works), port, barrier, replies))
+            for rank, work in enumerate(works)
+        ]
+        for worker in workers:
+            worker.start()
+        results = [replies.get() for _ in works]
+        for worker in workers:
+            worker.join()
+    trained = {}
+    for name in works[0].parameters:
+        # A repeat takes from the first start to the last end of a worker.
+        seconds = [
+            max(end for _, end in repeat) - min(start for start, _ in repeat)
+            for repeat in zip(*(spans[name] for spans, _, _ in results), strict=True)
+        ]
+        trained[name] = PluginResult(float(statistics.median(seconds)), results[0][1][name])
+    return trained, max(peak for _, _, peak in results)
+
+
+@contextmanager
+def _server(n_workers: int) -> Iterator[int]:
+    """Run the process that connects the workers; yield its port."""
+    (port,) = free_ports(1)
+    spawn = multiprocessing.get_context("spawn")
+    server = spawn.Process(target=_serve, args=(n_workers, port), daemon=True)
+    server.start()
+    deadline = time.monotonic() + SERVER_SECONDS
+
+    def is_listening() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((LOCALHOST, port)) == 0
+
+    try:
+        while not is_listening():
+            if time.monotonic() > deadline or not server.is_alive():
+                raise RuntimeError(f"the federated server must listen within {SERVER_SECONDS} s")
+            time.sleep(POLL_SECONDS)
+        yield port
+    finally:
+        server.terminate()
+        server.join()
+
+
+def _serve(n_workers: int, port: int) -> None:
+    from xgboost.federated import run_federated_server
+
+    # The server prints to standard output, which is for the benchmark's lines.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    run_federated_server(n_workers=n_workers, port=port)
+
+
+def _work(
+    work: PluginWork, rank: int, n_workers: int, port: int, barrier: Any, replies: Any
+) -> None:
+    """Send a worker's time spans and margins by configuration, and its peak memory."""
+    import xgboost
+
+    spans: dict[int, list[tuple[float, float]]] = {}
+    margins = {}
+    with xgboost.collective.CommunicatorContext(
+        dmlc_communicator="federated",
+        federated_server_address=f"{LOCALHOST}:{port}",
+        federated_world_size=n_workers,
+        federated_rank=rank,
+    ):
+        for name, parameters in work.parameters.items():
+            runs = [_train(work, parameters, barrier) for _ in range(work.repeats + 1)][1:]
+            spans[name] = [span for span, _ in runs]
+            booster = runs[-1][1]
+            margins[name] = booster.predict(xgboost.DMatrix(work.test_values), output_margin=True)
+    replies.put((spans, margins, peak_bytes()))
+
+
+def _train(
+    work: PluginWork, parameters: Mapping[str, Any], barrier: Any
+) -> tuple[tuple[float, float], Any]:
+    import xgboost
+
+    barrier.wait()
+    # perf_counter is a clock of the system, so times of different processes are comparable.
+    start = time.perf_counter()
+    threads = parameters["nthread"]
+    matrix = xgboost.QuantileDMatrix(
+        work.values, work.labels, max_bin=work.max_bin, nthread=threads
+    )
+    booster = xgboost.train(dict(parameters), matrix, work.n_rounds)
+    return (start, time.perf_counter()), booster
+
+
+# federated_forest
+
+FOREST_DATA, FOREST_COPIES, FOREST_PARTIES = "spambase", 10, 2
+FOREST_TREES, FOREST_DEPTH, FOREST_FEATURES, FOREST_REPEATS, FOREST_THREADS = 32, 8, "sqrt", 5, 2
+EXACT = 65535  # bins: a cut wherever scikit-learn may place one
+WORST_ACCURACY_DIFFERENCE = 0.01
+ALIGNMENTS = ("ordered", "psi")
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRun:
+    """Wall time, summary and ledger of a run, and its model."""
+
+    seconds: float  # from the call to its return
+    summary: Line
+    ledger: list[Line]
+    model: str  # model.json, complete if the master keeps the model
+
+
+def write_copies(name: str, times: int, path: Path) -> None:
+    """Write a data set ``times`` times over as Parquet, with the label y."""
+    table = read_source(name)
+    assert table.labels is not None
+    columns = {f"x{number}": np.tile(column, times) for number, column in enumerate(table.values.T)}
+    pa.parquet.write_table(pa.table({**columns, "y": np.tile(table.labels, times)}), path)
+
+
+def forest_settings(data: Path, max_bin: int, align: str, keeps_model: bool = False) -> Settings:
+    """Settings of a run without test rows."""
+    config: Line = {"strategy": "federated-forest", "data": str(data), "label": "y"}
+    config |= {"parties": FOREST_PARTIES, "columns": "even", "align": align}
+    config |= {"allow-export": keeps_model, "test-fraction": 0.0, "valid-fraction": 0.0}
+    config |= {"seed": SEED, "max-bin": max_bin, "federated-forest.trees": FOREST_TREES}
+    config |= {"federated-forest.max-depth": FOREST_DEPTH}
+    config |= {"federated-forest.max-features": FOREST_FEATURES}
+    config |= {"federated-forest.master-keeps-model": keeps_model}
+    return load_settings(config)
+
+
+def run_once(settings: Settings) -> TimedRun:
+    """Train in this process and leave no files."""
+    start = time.perf_counter()
+    with temporary_run(settings) as run:
+        seconds = time.perf_counter() - start
+        ledger = [json.loads(line) for line in run.ledger.read_text().splitlines()]
+        return TimedRun(seconds, run.summary, ledger, (run.path / "model.json").read_text())
+
+
+def check_same(model: BaggedForest, other: BaggedForest) -> int:
+    """Check that two forests are equal node for node; return the number of nodes."""
+    n_nodes = 0
+    pairs = zip(model.trees, other.trees, model.values, other.values, strict=True)
+    for tree, (ours, theirs, mine, yours) in enumerate(pairs):
+        same = len(ours) == len(theirs) and bool((mine == yours).all())
+        if not same or (ours != theirs).any():
+            raise ValueError(f"trees must be those of the joined table, got another tree {tree}")
+        n_nodes += len(ours)
+    return n_nodes
+
+
+def check_accuracy(ours: float, theirs: float) -> None:
+    """Compare the accuracy on the training rows with scikit-learn's."""
+    difference, limit = ours - theirs, WORST_ACCURACY_DIFFERENCE
+    if abs(difference) > limit:
+        raise ValueError(f"accuracy must be within {limit} of theirs, got {difference:+.4f}")
+
+
+def fit_theirs(
+    values: npt.NDArray[np.float32], labels: npt.NDArray[np.float32], seed: int
+) -> tuple[float, float]:  # seconds of scikit-learn's fit, accuracy on the training rows
+    from sklearn.ensemble import RandomForestClassifier
+
+    forest = RandomForestClassifier(
+        FOREST_TREES,
+        max_depth=FOREST_DEPTH,
+        max_features=FOREST_FEATURES,
+        n_jobs=FOREST_THREADS,
+        random_state=seed,
+    )
+    start = time.perf_counter()
+    forest.fit(values, labels)
+    return time.perf_counter() - start, float(forest.score(values, labels))
+
+
+def seconds_by_message(ledger: Sequence[Line]) -> dict[str, float]:
+    """Seconds in which some party handled a message, by type."""
+    spent: Counter[str] = Counter()
+    for step in sorted({line["step"] for line in ledger}):
+        lines = [line for line in ledger if line["step"] == step]
+        spent[lines[0]["type"]] += lines[-1]["seconds"] - lines[0]["seconds"]
+    return {kind: round(seconds, 4) for kind, seconds in spent.items()}
+
+
+def measure_forest(max_bin: int, align: str) -> Line:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.parquet"
+        write_copies(FOREST_DATA, FOREST_COPIES, path)
+        exported = forest_settings(path, max_bin, align, keeps_model=True)
+        table, _, _ = join_tables(exported)
+        train = table.split.train
+        values, labels = table.values[train], table.labels[train]
+        model = from_json(run_once(exported).model)
+        pooled, _, _ = pooled_forest(exported, model.columns, values, labels, table.weights[train])
+        n_nodes, timed = check_same(model, pooled), forest_settings(path, max_bin, align)
+        # In turn, so that a busy machine is one for both; the first of each warms up.
+        pairs = [
+            (run_once(timed), fit_theirs(values, labels, SEED + repeat))
+            for repeat in range(FOREST_REPEATS + 1)
+        ]
+    runs = [run for run, _ in pairs[1:]]
+    accuracies = [accuracy for _, (_, accuracy) in pairs[1:]]
+    accuracy = runs[-1].summary["metrics"]["train"]["accuracy"]
+    check_accuracy(accuracy, statistics.fmean(accuracies))
+    costs = forest_ratios(runs, [seconds for _, (seconds, _) in pairs[1:]])
+    return {
+        "data": f"{FOREST_DATA} x {FOREST_COPIES}",
+        "parties": FOREST_PARTIES,
+        "rows": len(train),
+        "columns": values.shape[1],
+        "trees": FOREST_TREES,
+        "depth": FOREST_DEPTH,
+        "max_bin": max_bin,
+        "max_features": FOREST_FEATURES,
+        "align": align,
+        "seed": SEED,
+        "nodes_as_pooled": n_nodes,
+        "accuracy": accuracy,
+        "accuracy_sklearn": accuracies,
+        **costs,
+        # Of this process: the server, both parties, and scikit-learn.
+        "peak_bytes": peak_bytes(),
+    }
+
+
+def forest_ratios(runs: Sequence[TimedRun], theirs: Sequence[float]) -> Line:
+    """Medians of both, and their ratios."""
+    seconds = statistics.median(run.seconds for run in runs)
+    train = statistics.median(run.summary["seconds"]["train"] for run in runs)
+    middle = sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
+    fit = statistics.median(theirs)
+    record: Line = {"repeats": len(runs), "seconds": seconds, "seconds_train": train}
+    record |= {"seconds_sklearn": fit, "ratio": seconds / fit, "ratio_train": train / fit}
+    record |= {"seconds_by_message": seconds_by_message(middle.ledger)}
+    record |= {"exchanges": middle.summary["exchanges"], "messages": len(middle.ledger)}
+    record |= {"bytes": sum(middle.summary["bytes"].values())}
+    return record
+
+
+def federated_forest_main() -> None:
+    """How long a Federated Forest takes, beside scikit-learn's random forest on the joined table.
+
+    Two parties, ten times the rows of spambase, encoded labels, a run in this process: messages are
+    encoded, sealed, checked and kept on the disk by both. Before anything is timed, the joined
+    forest is compared with the one that ``fedapp.trees.forest.model`` grows in one place, node for
+    node, and its accuracy on the training rows against that of scikit-learn, whose draws are
+    others.
+
+    ``ratio`` counts the whole run, from reading the table to the written report: alignment,
+    training, scores. ``ratio_train`` counts the messages of the training alone. Both are against
+    ``RandomForestClassifier.fit``, which reads, aligns and scores nothing.
+    """
+    parser = new_parser(federated_forest_main)
+    parser.add_argument("--max-bin", type=int, default=EXACT)
+    parser.add_argument("--align", choices=ALIGNMENTS, default=ALIGNMENTS[0])
+    options = parser.parse_args()
+    packages = "fedapp", "flwr", "scikit-learn", "numpy", "numba"
+    print_line("federated_forest", packages, **measure_forest(options.max_bin, options.align))
+
+
+# fedxgbllr_epoch
+
+HEAD_ROWS, HEAD_TREES, HEAD_COLUMNS = 50_000, 500, 20
+HEAD_PARTIES, HEAD_CHANNELS, HEAD_BATCH = 5, 64, 64
+HEAD_REPEATS, HEAD_EPOCHS = 5, 1
+WORST_RATIO, HEAD_BYTES = 1.2, 1 << 30
+HEADS: tuple[Kind, ...] = ("cnn", "cnn3", "fcnn")
+# 64 channels at each of 500 trees are 32,000 numbers a row.
+PARTS_OF: dict[Kind, int] = {"cnn": 1, "cnn3": 20, "fcnn": 1}
+
+
+def plain_head(shape: HeadShape, weights: Floats) -> Any:
+    """The paper's heads in torch's layers."""
+    import torch
+    from torch import nn
+
+    from fedapp.trees.stacked import split_weights
+
+    class PlainHead(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.flat = shape.kind == "fcnn"
+            if self.flat:
+                self.first: nn.Module = nn.Linear(shape.n_columns, shape.width)
+            else:
+                stride = shape.patch_size if shape.kind == "cnn" else 1
+                padding = 0 if shape.kind == "cnn" else 1
+                self.first = nn.Conv1d(1, shape.channels, shape.patch_size, stride, padding)
+            self.second = nn.Linear(shape.n_hidden, 1)
+            layers = list(split_weights(shape, weights))
+            if not self.flat:
+                # torch flattens the hidden layer channel by channel, fedapp party by party.
+                by_place = layers[2].reshape(1, shape.n_patches, shape.channels)
+                layers[2] = by_place.transpose(0, 2, 1)
+            for parameter, values in zip(self.parameters(), layers, strict=True):
+                parameter.data = torch.tensor(np.ascontiguousarray(values)).reshape(parameter.shape)
+
+        def forward(self, outputs: torch.Tensor) -> torch.Tensor:  # margins, (n_rows, 1)
+            hidden = self.first(outputs if self.flat else outputs[:, None])
+            margins: torch.Tensor = self.second(torch.relu(hidden).flatten(1))
+            return margins
+
+        def biases(self) -> Floats:
+            """Biases of both layers, the parameters whose order is the same as in fedapp's head."""
+            return np.concatenate([p.detach().numpy() for p in self.parameters() if p.ndim == 1])
+
+    return PlainHead()
+
+
+def plain_epochs(shape: HeadShape, weights: Floats, rows: HeadRows) -> Floats:
+    """Train by the plain loop; return the biases."""
+    import torch
+    from torch.nn.functional import binary_cross_entropy_with_logits
+
+    head = plain_head(shape, weights)
+    outputs, labels = torch.from_numpy(rows.outputs), torch.from_numpy(rows.labels)
+    adam = torch.optim.Adam(head.parameters(), lr=0.001, betas=(0.5, 0.999))
+    rng = np.random.default_rng(SEED)
+    for _ in range(HEAD_EPOCHS):
+        order = torch.from_numpy(rng.permutation(len(labels)))
+        for start in range(0, len(order), HEAD_BATCH):
+            batch = order[start : start + HEAD_BATCH]
+            margins = head(outputs[batch])[:, 0]
+            loss = binary_cross_entropy_with_logits(margins, labels[batch])
+            adam.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            adam.step()
+    biases: Floats = head.biases()
+    return biases
+
+
+def our_epochs(shape: HeadShape, weights: Floats, rows: HeadRows) -> Floats:
+    """Train by ``fit_head``; return the biases."""
+    from fedapp.trees.stacked import Training, fit_head, split_weights
+
+    training = Training(HEAD_EPOCHS, HEAD_BATCH, 0.001, 0.5, 0.999, 0, "cpu")
+    rng = np.random.default_rng(SEED)
+    fitted, _ = fit_head("binary:logistic", shape, weights, rows, training, rng)
+    _, first, _, second = split_weights(shape, fitted)
+    return np.concatenate((first, second))
+
+
+def measure_epoch(kind: Kind, all_rows: int) -> dict[str, float]:
+    """Median seconds of an epoch of each loop, run in turn after a warm-up."""
+    import torch
+
+    from fedapp.trees.stacked import HeadRows, HeadShape, initial_weights
+
+    torch.set_num_threads(1)
+    shape = HeadShape(kind, HEAD_PARTIES, HEAD_TREES // HEAD_PARTIES, 1, HEAD_CHANNELS)
+    rng, n_rows = np.random.default_rng(SEED), all_rows // PARTS_OF[kind]
+    outputs = rng.normal(scale=0.1, size=(n_rows, HEAD_TREES)).astype(np.float32)
+    labels = (outputs[:, :50].sum(axis=1) > 0).astype(np.float32)
+    ones, zero, one = np.ones_like(labels), np.zeros(1, np.float32), np.float32(1)
+    rows = HeadRows(outputs, labels, ones, zero, one)
+    weights = initial_weights(shape, SEED)
+    loops = (our_epochs, plain_epochs)
+    # Compare after ten steps: over an epoch, rounding errors can move a row across a ReLU's kink.
+    n = 10 * HEAD_BATCH
+    few = HeadRows(outputs[:n], labels[:n], ones[:n], zero, one)
+    ours, plain = (loop(shape, weights, few) for loop in loops)
+    np.testing.assert_allclose(ours, plain, atol=1e-4)
+    assert np.abs(ours).max() > 1e-3
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(HEAD_REPEATS):
+        for loop, seconds in zip(loops, times, strict=True):
+            start = time.perf_counter()
+            loop(shape, weights, rows)
+            seconds.append(time.perf_counter() - start)
+    ours_took, plain_took = map(statistics.median, times)
+    ratio = ours_took / plain_took
+    console.print(
+        f"{kind}: {ours_took:.3f} s an epoch of {n_rows} rows, plain torch {plain_took:.3f} s, "
+        f"ratio {ratio:.2f}"
+    )
+    return {"rows": n_rows, "seconds": ours_took, "plain_seconds": plain_took, "ratio": ratio}
+
+
+def train_party(n_rows: int) -> dict[str, Any]:
+    """Peak memory and seconds of a run of one party with all rows, in this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        rng = np.random.default_rng(SEED)
+        values = rng.standard_normal((HEAD_COLUMNS, n_rows), dtype=np.float32)
+        labels = values[0] - 0.5 * values[1] + values[2] * values[3] > rng.normal(size=n_rows)
+        columns = {f"x{place}": column for place, column in enumerate(values)}
+        path = Path(folder) / "rows.parquet"
+        pa.parquet.write_table(pa.table({**columns, "label": labels.astype(np.float64)}), path)
+        del values, columns
+        config = {"strategy": "fedxgbllr", "data": str(path), "label": "label", "parties": 1}
+        config |= {"test-fraction": 0.0, "valid-fraction": 0.0, "run-dir": f"{folder}/run"}
+        config |= {"fedxgbllr.trees": HEAD_TREES, "fedxgbllr.rounds": 2, "fedxgbllr.epochs": 1}
+        summary = run_local(load_settings({**config, "seed": SEED})).summary
+    return {"peak_bytes": peak_bytes(), "seconds": summary["seconds"]["train"]}
+
+
+def fedxgbllr_epoch_main(words: Sequence[str] | None = None) -> None:
+    """What an epoch of FedXGBllr's head takes, and how much memory 50,000 rows x 500 trees.
+
+    Seconds: an epoch of ``fit_head`` against a plain training loop with torch's own layers, over
+    the same tensors in the same order; both must end in the same weights. Memory: one party that
+    has all rows goes from its table to its finished model in a new process; the peak includes the
+    server of the run and all libraries.
+    """
+    parser = new_parser(fedxgbllr_epoch_main)
+    parser.add_argument("--rows", type=int, default=HEAD_ROWS)
+    n_rows = parser.parse_args(words).rows
+    memory = apart(train_party, n_rows)
+    within = "below" if memory["peak_bytes"] < HEAD_BYTES else "ABOVE"
+    peak = f"peak memory {memory['peak_bytes'] / 2**20:.0f} MiB"
+    console.print(f"{peak}, {within} {HEAD_BYTES / 2**30:.0f} GiB")
+    epochs = {kind: measure_epoch(kind, n_rows) for kind in HEADS}
+    worst = max(epoch["ratio"] for epoch in epochs.values())
+    within = "within" if worst <= WORST_RATIO else "ABOVE"
+    console.print(f"the worst ratio is {within} {WORST_RATIO}")
+    record: Line = {"rows": n_rows, "trees": HEAD_TREES, "parties": HEAD_PARTIES}
+    record |= {"batch": HEAD_BATCH, "seed": SEED, "repeats": HEAD_REPEATS}
+    record |= {"outputs_bytes": 4 * n_rows * HEAD_TREES, **memory, "epochs": epochs}
+    print_line("fedxgbllr_epoch", ("fedapp", "torch", "xgboost", "numpy"), **record)

@@ -1,1 +1,0 @@
-"""Published benchmarks, and a benchmark of which method to choose: one module each."""

@@ -1,1 +1,0 @@
-"""Flower apps that use fedapp's strategies, each a folder for ``flwr run``."""

@@ -1,1 +1,0 @@
-"""Notebooks in the percent format, for Jupyter with jupytext; Python runs them as scripts."""

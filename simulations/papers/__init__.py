@@ -1,1 +1,0 @@
-"""The papers' tables and figures, reproduced: one module a paper."""

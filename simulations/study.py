@@ -1,0 +1,747 @@
+"""The one harness of all studies: how they measure, keep, print, draw and attack.
+
+Benches compare a result with its reference first, then time it: warm-up, median of at least five,
+and one JSON line (``print_line``). Papers keep every finished run and write ``tables.json``.
+Attacks listen to runs of honest parties (``trained``). ``computed`` digests what every method
+computes, so that two commits can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import inspect
+import json
+import math
+import multiprocessing
+import os
+import resource
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from unittest.mock import patch
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as Grid
+
+from fedapp import client_app, metrics
+from fedapp.data.table import Table
+from fedapp.home import home
+from fedapp.messages.fields import Request
+from fedapp.messages.wire import Content, Envelope, from_content, parcels_of
+from fedapp.packages import versions
+from fedapp.report.summary import human_bytes
+from fedapp.run_folder import RunFolder
+from fedapp.runs.baselines import temporary_run
+from fedapp.runs.clean import forget_model
+from fedapp.runs.engines import run_local
+from fedapp.settings import Settings, defaults, load_settings
+from fedapp.site.answer import Site, answered, find_handler
+from fedapp.site.mail import Mail, open_mail
+from fedapp.site.settings import SiteConfig
+from fedapp.site.store import PART_FILE, Stores
+
+if TYPE_CHECKING:
+    from fedapp.runs.compare import Engine, Tell
+
+
+STATUS = "/proc/{process}/status"
+WIDTH = 160  # characters of a line in a file
+SEED = 42
+# Settings that all measured runs share.
+BINARY = {"objective": "binary:logistic", "valid-fraction": 0.0, "seed": SEED}
+T = TypeVar("T")
+Row = dict[str, Any]
+console = Console() if sys.stdout.isatty() else Console(width=100)
+OBJECTIVES = dict(zip(("binary", "multiclass", "regression"), metrics.OBJECTIVES[:3], strict=True))
+# Figures count as different above these: of shares, percents, and ratios of errors.
+SHARE, PERCENT, TIMES = 0.01, 1.0, 1.1
+
+
+def peak_bytes(process: int | str = "self") -> int:
+    """Peak memory of this process, in bytes, including shared libraries; on Linux also of another.
+
+    On Linux, ``getrusage`` would report the peak inherited from the parent process.
+    """
+    status = Path(STATUS.format(process=process))
+    if status.exists() or process != "self":
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(lines["VmHWM"].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of all threads and of the child processes that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def apart(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in a new process, so that its peak memory is its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, arguments)
+
+
+@contextmanager
+def looking(look: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Call ``look`` every ``seconds`` while the block runs, and once at its end."""
+    ended = threading.Event()
+
+    def run() -> None:
+        has_ended = False
+        while not has_ended:
+            has_ended = ended.wait(seconds)
+            look()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def exponent(figures: tuple[float, float], sizes: tuple[float, float]) -> float:
+    """Exponent with which a figure grows with a size: 1 if both double together."""
+    return math.log(figures[1] / figures[0]) / math.log(sizes[1] / sizes[0])
+
+
+def new_parser(main: Callable[..., Any]) -> argparse.ArgumentParser:
+    """Parser of a command that is described by its docstring."""
+    raw = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=inspect.getdoc(main), formatter_class=raw)
+
+
+def show(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table; the first column is text, the others are numbers."""
+    grid = Grid(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for column, name in enumerate(header):
+        grid.add_column(name, justify="right" if column else "left", no_wrap=True)
+    for row in rows:
+        grid.add_row(*row)
+    console = Console()
+    (console if console.is_terminal else Console(width=WIDTH)).print(grid)
+
+
+def print_line(bench: str, packages: Iterable[str], **figures: Any) -> None:
+    """Print a bench's JSON line, with the versions of ``packages``.
+
+    A line with several results has a dictionary for each in ``lines``; ``by`` names the entries
+    that identify a result.
+    """
+    # A load above the number of cores: other programs used them as well.
+    line = {"bench": bench, **figures, "load": os.getloadavg()[0], "versions": versions(packages)}
+    print(json.dumps(line), flush=True)
+
+
+# Papers: rows of results, and tables that are printed and written
+
+
+def mean_of(rows: Sequence[Row], name: str) -> float:
+    """Mean of a field, usually over the seeds."""
+    return float(np.mean([row[name] for row in rows]))
+
+
+def costs(summary: Mapping[str, Any]) -> Row:
+    """Seconds of training, bytes both ways, and exchanges."""
+    return {
+        "seconds": summary["seconds"]["train"],
+        "bytes": sum(summary["bytes"].values()),
+        "exchanges": summary["exchanges"],
+    }
+
+
+def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Group rows by the values of some fields, in order of appearance."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
+
+
+def new_grid(heading: str, names: Sequence[str], n_texts: int) -> Grid:
+    """An empty table for 80 characters; columns after the first ``n_texts`` are numbers."""
+    grid = Grid(title=heading, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for column, name in enumerate(names):
+        grid.add_column(name, justify="left" if column < n_texts else "right", no_wrap=True)
+    return grid
+
+
+def write_tables(
+    output: Path,
+    name: str,
+    start: float,
+    packages: Sequence[str],
+    tables: Mapping[str, Any],
+    runs: Path | None = None,
+) -> None:
+    """Write ``tables.json`` with the command and package versions, and print where.
+
+    Also prints which cached results are of other code. ``name`` is of the study, ``start`` a value
+    of ``time.monotonic``; ``runs`` is the folder of the runs, if it is another one.
+    """
+    from fedapp.runs.compare import other_code
+
+    command = " ".join([f"python -m simulations papers {name}", *sys.argv[1:]])
+    package_versions = versions(("fedapp", "flwr", "numpy", *packages))
+    document = {**tables, "command": command, "versions": package_versions}
+    RunFolder(output).write_json("tables.json", document)
+    spent = f"{time.monotonic() - start:.0f} seconds"
+    console.print(f"{spent}; written to {output / 'tables.json'}", soft_wrap=True)
+    if warning := other_code(runs or output):
+        console.print(warning, soft_wrap=True)
+
+
+def run_and_tidy(settings: Settings) -> RunFolder:
+    """Train in this process; delete the sites' parts of the model."""
+    folder = run_local(settings)
+    forget_model(folder.summary["model_id"])
+    return folder
+
+
+def run_and_keep(engine: Engine, settings: Settings) -> RunFolder:
+    """Predict; move the predictions to the run's folder and delete the sites' files."""
+    summary = (folder := engine(settings)).summary
+    site = home() / "sites" / summary["active"] / summary["model_id"]
+    shutil.copy(site / "predictions.parquet", folder.path)
+    forget_model(summary["model_id"])
+    return folder
+
+
+def spent(ledger: Sequence[Row]) -> Row:
+    """Seconds, bytes and exchanges of the inference; seconds of each idle exchange."""
+    messages = [line for line in ledger if line["type"].startswith("evaluate.")]
+    idle = grouped((line for line in ledger if ".alignment_" in line["type"]), "step").values()
+    costs = {"seconds": messages[-1]["seconds"] - messages[0]["seconds"]}
+    costs |= {"bytes": sum(line["bytes"] for line in messages)}
+    costs |= {"exchanges": len({line["step"] for line in messages})}
+    return {**costs, "idle": [lines[-1]["seconds"] - lines[0]["seconds"] for lines in idle]}
+
+
+def write_rows(path: Path, table: Table, rows: npt.NDArray[Any], labelled: bool = True) -> str:
+    """Write some rows of a table as Parquet, with the label y; return the setting ``data``."""
+    columns = zip(table.columns, table.values[rows].T, strict=True)
+    arrays: Row = {name: np.ascontiguousarray(column) for name, column in columns}
+    if labelled:
+        assert table.labels is not None
+        arrays["y"] = table.labels[rows]
+    pa.parquet.write_table(pa.table(arrays), path)
+    return str(path.resolve())
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A figure of a paper beside ours."""
+
+    what: str  # set, setting and score
+    paper: float | None
+    ours: float  # mean over the seeds
+    pooled: float | None
+    far: float = SHARE  # difference from which figures differ; of errors, the ratio
+    is_error: bool = False  # whether less is better
+
+    @property
+    def differs(self) -> bool:
+        if self.paper is None:
+            return False
+        if self.is_error:
+            return max(self.ours / self.paper, self.paper / self.ours) > self.far
+        return abs(self.ours - self.paper) > self.far
+
+    @property
+    def cells(self) -> list[str]:
+        texts = ["" if value is None else f"{value:.4g}" for value in (self.paper, self.ours)]
+        texts.append("" if self.pooled is None else f"{self.pooled:.4g}")
+        if self.paper is None:
+            return [self.what, *texts, ""]
+        comparison = self.ours / self.paper if self.is_error else self.ours - self.paper
+        return [self.what, *texts, f"x {comparison:.2f}" if self.is_error else f"{comparison:+.4f}"]
+
+
+_LEVEL = 6  # longest category name that fits without rotation
+
+
+def plot_lines(
+    values: Mapping[str, Sequence[float]],
+    categories: Sequence[str],
+    labels: tuple[str, str],
+    in_words: Callable[[float], str] | None = None,
+) -> str:
+    """Draw an SVG element.
+
+    Parameters
+    ----------
+    values : one number a category, by the name of the line; nan if missing.
+    labels : of the axis of categories, and of the axis of values.
+    in_words : formats a value; if given, the scale is logarithmic.
+    """
+    from matplotlib.ticker import NullFormatter
+
+    from fedapp.report.plots import (
+        add_legend_below,
+        line_style,
+        new_canvas,
+        new_pens,
+        plain,
+        to_svg,
+    )
+
+    figure, ax = new_canvas()
+    positions = range(len(categories))
+    for (name, line_values), (color, dash) in zip(values.items(), new_pens(), strict=False):
+        ax.plot(
+            positions, line_values, dash, color=color, label=plain(name), **line_style(line_values)
+        )
+    names = [plain(name) for name in categories]
+    ax.set_xticks(positions, names, parse_math=False)
+    if max(map(len, names)) > _LEVEL:
+        for text in ax.get_xticklabels():
+            text.set(rotation=30, ha="right", rotation_mode="anchor")
+    ax.set(xlabel=labels[0], ylabel=labels[1])
+    if in_words:
+        to_text = in_words
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(lambda value, _: to_text(value))
+        ax.yaxis.set_minor_formatter(NullFormatter())
+    add_legend_below(figure)
+    return to_svg(figure)
+
+
+# What a benchmark recommends
+
+POOLED, ALONE = "pooled", "alone"
+GOOD = 0.005  # of AUC below the best; the seed changes a score by as much
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The recommendation for one scenario."""
+
+    data: str
+    name: str
+    parties: int
+    best: str
+    score: float  # mean of the best method
+    pooled: float
+    alone: float
+    good: tuple[str, ...]  # methods within 0.005 of the best, including the best
+    fewest_exchanges: str  # the cheapest of these
+    exchanges: float
+    fewest_bytes: str
+    n_bytes: float
+
+    @property
+    def text(self) -> str:
+        """The verdict in one line."""
+        return (
+            f"{self.data}, {self.name}, {self.parties} parties: {self.best} {self.score:.4f} "
+            f"(pooled {self.pooled:.4f}, alone {self.alone:.4f}); within {GOOD:g}: "
+            f"{', '.join(self.good)}; of these fewest exchanges {self.fewest_exchanges} "
+            f"({self.exchanges:g}), fewest bytes {self.fewest_bytes} ({human_bytes(self.n_bytes)})"
+        )
+
+
+def verdicts(rows: Sequence[Row]) -> list[Verdict]:
+    """One verdict for each scenario, in order of appearance.
+
+    ``rows`` have data, name, parties, method and score; those of federated methods also exchanges
+    and bytes. Seeds are averaged.
+    """
+    return [
+        _verdict(str(data), str(name), int(parties), group)
+        for (data, name, parties), group in grouped(rows, "data", "name", "parties").items()
+    ]
+
+
+def _verdict(data: str, name: str, parties: int, rows: Sequence[Row]) -> Verdict:
+    groups = {str(method): group for (method,), group in grouped(rows, "method").items()}
+    scores = {method: mean_of(group, "score") for method, group in groups.items()}
+    pooled, alone = scores.pop(POOLED), scores.pop(ALONE)
+    best = max(scores, key=lambda method: scores[method])
+    good = [method for method in scores if scores[method] >= scores[best] - GOOD]
+    exchanges = {method: mean_of(groups[method], "exchanges") for method in good}
+    n_bytes = {method: mean_of(groups[method], "bytes") for method in good}
+    fewest = min(exchanges, key=lambda method: exchanges[method])
+    smallest = min(n_bytes, key=lambda method: n_bytes[method])
+    costs = (fewest, exchanges[fewest], smallest, n_bytes[smallest])
+    return Verdict(data, name, parties, best, scores[best], pooled, alone, tuple(good), *costs)
+
+
+# Attacks
+
+Overrides = Mapping[str, Any]
+ATTACK_OUTPUT = Path("runs/attacks")
+PLAIN = "default"  # the setting that changes nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How far an attack got on one run."""
+
+    success: float  # in the attack's measure
+    chance: float  # the same without the messages
+    score: float  # test AUC of the model
+    unfinished: float = 0.0  # share of the targets whose search ended without an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """An attack, with the runs that it is tried on."""
+
+    name: str  # of the command
+    holder: str  # who attacks, and from what
+    measure: str  # what ``success`` counts
+    data: Mapping[str, Overrides]  # settings of each data set
+    ways: Mapping[str, Overrides]  # settings that might stop the attack
+    run: Callable[[Overrides], Outcome]
+    quick: Overrides = field(default_factory=dict)  # further settings of ``--quick``
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A line of the table: means over the seeds; seconds of one run and its attack."""
+
+    attack: str
+    data: str
+    setting: str
+    success: float
+    chance: float
+    score: float
+    seconds: float
+    unfinished: float = 0.0
+
+
+def attack_results(
+    attack: Attack,
+    seeds: int,
+    quick: bool = False,
+    data: Sequence[str] = (),
+    output: Path = ATTACK_OUTPUT,
+    report: Tell = print,
+) -> Iterator[Result]:
+    """Run an attack on each data set with each setting; ``quick``: the first set and two settings.
+
+    Parameters
+    ----------
+    seeds : runs of each; every seed holds out other rows.
+    data : names of the sets; empty: all.
+    output : folder of the results, a file for each run.
+    report : called with a line about each file that cannot be reused or is of other code.
+    """
+    sets = list(data or attack.data)[: 1 if quick else None]
+    ways = list(attack.ways)[: 2 if quick else None]
+    for name in sets:
+        for way in ways:
+            overrides = {**attack.data[name], **attack.ways[way]}
+            overrides |= attack.quick if quick else {}
+            line = f"{name}, {way}, quick" if quick else f"{name}, {way}"
+            outcomes = []
+            for seed in range(seeds):
+                path = output / attack.name / f"{line}, seed {seed}.json"
+                outcomes.append(_outcome(attack, {**overrides, "seed": seed}, path, report))
+            means = {part: statistics.mean(one[part] for one in outcomes) for part in outcomes[0]}
+            yield Result(attack.name, name, way, **means)
+
+
+def _outcome(attack: Attack, overrides: Overrides, path: Path, report: Tell) -> dict[str, float]:
+    """The outcome of one run, with its seconds, cached in a file."""
+    from fedapp.runs.compare import cached_rows
+
+    def run() -> list[dict[str, float]]:
+        start = time.perf_counter()
+        outcome = asdict(attack.run(overrides))
+        return [{**outcome, "seconds": time.perf_counter() - start}]
+
+    # Other keys are options of the attack, and part of the file's name.
+    settings = load_settings({key: overrides[key] for key in overrides if key in defaults()})
+    (outcome,) = cached_rows(path, settings, run, report)
+    return outcome
+
+
+def attacks_table(lines: Iterable[Result]) -> str:
+    """Format results as a Markdown table."""
+    rows = [
+        f"| {one.attack} | {one.data} | {one.setting} | {one.success:.3f}"
+        f"{f', {one.unfinished:.3f} unfinished' if one.unfinished else ''} | {one.chance:.3f} "
+        f"| {one.score:.3f} | {one.seconds:.1f} |"
+        for one in lines
+    ]
+    head = "| attack | data | setting | success | chance | test AUC | seconds |"
+    return "\n".join([head, "|---|---|---|---|---|---|---|", *rows])
+
+
+def count(text: str) -> int:
+    """Parse a number of runs."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be >= 1, got {text}")
+    return int(text)
+
+
+def attack_main(*attacks: Attack) -> None:
+    """Attacks on runs of honest parties: a line of JSON for each result, then the table."""
+    from fedapp.runs.compare import other_code
+
+    start = time.perf_counter()
+    parser = new_parser(attacks[0].run if len(attacks) == 1 else attack_main)
+    if len(attacks) > 1:
+        names = [attack.name for attack in attacks]
+        parser.add_argument("--only", nargs="+", choices=names, default=names)
+    else:
+        parser.add_argument("--data", nargs="+", choices=list(attacks[0].data), default=())
+    parser.add_argument("--seeds", type=count, default=1)
+    parser.add_argument("--quick", action="store_true", help="one data set, two settings")
+    options = vars(parser.parse_args())
+    chosen = [one for one in attacks if one.name in options.get("only", [one.name])]
+    lines = []
+    for attack in chosen:
+        for line in attack_results(
+            attack, options["seeds"], options["quick"], options.get("data", ())
+        ):
+            print(json.dumps(asdict(line)), flush=True)
+            lines.append(line)
+    print()
+    for attack in chosen:
+        print(f"{attack.name}: {attack.holder}. Success: {attack.measure}.")
+    print(f"\n{attacks_table(lines)}")
+    folders = [ATTACK_OUTPUT / attack.name for attack in chosen]
+    shown_folders = ", ".join(map(str, folders))
+    print(f"\n{time.perf_counter() - start:.0f} seconds; each run is kept in {shown_folders}")
+    for warning in filter(None, map(other_code, folders)):
+        print(warning)
+
+
+Note = Callable[["Transcript"], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transcript:
+    """One message to a recording party.
+
+    ``site`` has the state from before the answer (an answer that ends a run deletes it); ``mail``
+    are the letters that came with the request, opened.
+    """
+
+    site: Site
+    request: Request
+    mail: Mail
+
+
+@contextmanager
+def listening(listeners: Collection[str], note: Note) -> Iterator[None]:
+    """Call ``note`` with every message to the parties in ``listeners``, before they answer it."""
+
+    def answering(
+        config: SiteConfig, kind: str, envelope: Envelope, content: Content, stores: Stores
+    ) -> bytes:
+        if config.name in listeners:
+            request_class, _ = find_handler(kind, config.name)
+            request = from_content(request_class, content, config.name)
+            folder = home() / "sites" / config.name / envelope.model_id
+            site = Site(config, stores.open(folder, lasting=False).copy())
+            parcels = parcels_of(content) if request.carries_letters else []
+            mail = (
+                open_mail(config.name, site.store, envelope, parcels) if parcels else Mail("", [])
+            )
+            note(Transcript(site, request, mail))
+        return answered(config, kind, envelope, content, stores)
+
+    with patch.object(client_app, "answered", answering):
+        yield
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """A finished run."""
+
+    settings: Settings
+    summary: dict[str, Any]
+    model: str  # text of model.json
+
+    @property
+    def score(self) -> float:  # test AUC
+        return float(self.summary["metrics"]["test"]["auc"])
+
+
+@contextmanager
+def trained(overrides: Overrides, listeners: Collection[str], note: Note) -> Iterator[Trained]:
+    """Train while parties record their messages; delete the run's files at the end."""
+    settings = load_settings(dict(overrides))
+    with listening(listeners, note), temporary_run(settings) as run:
+        yield Trained(settings, run.summary, (run.path / "model.json").read_text())
+
+
+# The vertical runs that are attacked: small keys and few rows
+
+ACTIVE, PASSIVE = "party-1", "party-2"
+VERTICAL: dict[str, Any] = {"objective": "binary:logistic", "parties": 2, "align": "ordered"}
+VERTICAL |= {"valid-fraction": 0.0, "eta": 0.3}
+SECUREBOOST = {
+    **VERTICAL,
+    "strategy": "secureboost",
+    "num-boost-round": 10,
+    "max-depth": 4,
+    "max-bin": 32,
+    "secureboost.key-bits": 512,
+    "secureboost.insecure-small-key": True,
+}
+CREDIT: dict[str, Any] = {"data": "default-credit", "columns": "sizes:12,11", "test-fraction": 0.95}
+IONOSPHERE: dict[str, Any] = {"data": "ionosphere", "columns": "sizes:17,17"}
+BINNED = {"ionosphere": IONOSPHERE, "default-credit": CREDIT}
+
+
+def true_bins(transcript: Transcript) -> npt.NDArray[np.int64] | None:
+    """True bins of the passive party's training rows, int64, shape (n_rows, n_columns).
+
+    A missing value has the bin after the last. None unless the message is to that party and it has
+    bins. Attacks are judged by these bins and do not use them.
+    """
+    store = transcript.site.store
+    if transcript.site.name != PASSIVE or "codes" not in store:
+        return None
+    return np.asarray(store["codes"]).astype(np.int64)
+
+
+# Digests of what every method computes
+
+DIGEST_BYTES = 16
+RANDOM_FIELDS = {"model_id", "salt", "parts"}  # "parts" are digests of salted files
+BOOSTED = {"num-boost-round": 4, "eta": 0.3, "max-depth": 4, "max-bin": 32}
+SMALL_KEY = {"key-bits": 512, "insecure-small-key": True}
+HEAD = {"trees": 30, "max-depth": 3, "rounds": 2, "epochs": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A training with settings other than the defaults, and ways to predict by a divided model."""
+
+    settings: Mapping[str, Any]
+    inferences: Sequence[str] = ()
+
+
+def _boosted(strategy: str, **more: Any) -> dict[str, Any]:
+    return {"strategy": strategy, **BOOSTED, **more}
+
+
+def _secureboost(parties: int) -> dict[str, Any]:
+    return _boosted("secureboost", parties=parties, secureboost=SMALL_KEY)
+
+
+def _forest(**more: Any) -> dict[str, Any]:
+    forest = {**SMALL_KEY, "max-depth": 4, **more}
+    return {"strategy": "federated-forest", "parties": 2, "federated-forest": forest}
+
+
+PLANS: Mapping[str, Plan] = {
+    "pax": Plan(_boosted("pax", **{"subsample": 0.8, "colsample-bytree": 0.8})),
+    "pax, classes": Plan(_boosted("pax", data="wine", objective="multi:softprob")),
+    "pax, regression": Plan(_boosted("pax", data="diabetes", objective="reg:squarederror")),
+    "fedxgbllr": Plan({"strategy": "fedxgbllr", "fedxgbllr": HEAD}),
+    "bagging": Plan(_boosted("bagging")),
+    "cyclic": Plan(_boosted("cyclic")),
+    "fedavg-linear": Plan({"strategy": "fedavg-linear", "fedavg-linear": {"rounds": 4}}),
+    "secureboost": Plan(_secureboost(parties=2), ("interactive", "eini")),
+    "secureboost, 3 parties": Plan(_secureboost(parties=3), ("interactive",)),
+    "federated-forest, encoded": Plan(_forest(trees=6), ("interactive", "one-round", "eini")),
+    "federated-forest, paillier": Plan(_forest(trees=3, labels="paillier"), ("one-round",)),
+}
+
+
+def reference_main() -> None:
+    """What every method computes, as digests: two commits that compute the same have the same ones.
+
+    ``python -m simulations reference --write FILE`` trains every method in this process, with
+    a fixed seed, on built-in tables and with small keys, and predicts in every way. ``--check
+    FILE`` repeats this, prints what differs, and exits with status 1 if anything does.
+
+    Digests are valid for one machine and one set of library versions. They exclude the sizes of
+    messages, which may change, and the names and salts that a run draws at random.
+    """
+    parser = new_parser(reference_main)
+    parser.add_argument("--only", nargs="+", choices=PLANS, default=list(PLANS), metavar="PLAN")
+    way = parser.add_mutually_exclusive_group(required=True)
+    way.add_argument("--write", type=Path, metavar="FILE")
+    way.add_argument("--check", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    results = {}
+    for name in options.only:
+        for key, value in computed(name):
+            print(f"{key}: {value}", flush=True)
+            results[key] = value
+    if options.write:
+        options.write.write_text(json.dumps(results, indent=2) + "\n")
+        return
+    expected = {
+        key: value
+        for key, value in json.loads(options.check.read_text()).items()
+        if key.partition(":")[0] in options.only
+    }
+    if mismatches := differences(expected, results):
+        raise SystemExit("\n".join(mismatches))
+    print(f"{len(results)} as in {options.check}")
+
+
+def differences(expected: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
+    """One line for each value that differs."""
+    return [
+        f"{what} must be {expected.get(what)}, got {results.get(what)}"
+        for what in sorted({*expected, *results})
+        if expected.get(what) != results.get(what)
+    ]
+
+
+def computed(name: str) -> Iterator[tuple[str, Any]]:
+    """Execute a plan; yield what was computed, and its digest or number."""
+    from fedapp.runs.predict import parts_of, predict_table
+
+    plan = PLANS[name]
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, FEDAPP_HOME=folder):
+        settings = load_settings({**plan.settings, "run-dir": f"{folder}/run"})
+        run = run_local(settings)
+        yield f"{name}: model", digest_of(run.path / "model.json")
+        yield f"{name}: exchanges", run.summary["exchanges"]
+        if not (parts := parts_of(run.path)):
+            predict_table(run.path, settings.data, "", run.path / "predictions.csv")
+            yield f"{name}: predictions", digest_of(run.path / "predictions.csv")
+            return
+        for party in (parts["active"], *parts["passive"]):
+            path = home() / "sites" / party / parts["model_id"] / PART_FILE
+            yield f"{name}: part of {party}", digest_of(path)
+        for inference in plan.inferences:
+            yield from _predicted_together(name, settings, parts["model_id"], inference)
+
+
+def _predicted_together(
+    name: str, trained: Settings, model_id: str, inference: str
+) -> Iterator[tuple[str, Any]]:
+    config = {key: getattr(trained, key) for key in ("data", "parties", "columns", "align", "seed")}
+    config |= {"model": model_id, "strategy": inference, "eini": {**SMALL_KEY, "unguarded": True}}
+    run = run_local(load_settings({**config, "run-dir": f"{trained.run_dir}-{inference}"}))
+    summary = run.summary
+    site = home() / "sites" / summary["active"] / summary["model_id"]
+    yield f"{name}: exchanges, {inference}", summary["exchanges"]
+    yield f"{name}: predictions, {inference}", digest_of(site / "predictions.csv")
+
+
+def digest_of(path: Path) -> str:
+    """Digest of a file; of a JSON object, without what the run drew at random."""
+    content = path.read_bytes()
+    if path.suffix == ".json":
+        fields = {
+            key: value for key, value in json.loads(content).items() if key not in RANDOM_FIELDS
+        }
+        content = json.dumps(fields, sort_keys=True).encode()
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
