@@ -56,6 +56,7 @@ from fedapp.site.settings import SiteConfig, check_subsets
 from fedapp.site.store import KEEP_DAYS, Store, drop_abandoned
 from fedapp.site.table import fingerprint, read_subsets
 from fedapp.site.trust import keep_plan, site_fingerprint
+from fedapp.trees.categories import Categories, as_categories, entries_of, names_of, recoded
 from fedapp.trees.objective import (
     AUTO,
     LossParameters,
@@ -66,7 +67,6 @@ from fedapp.trees.objective import (
     label_sums,
     n_outputs,
 )
-from fedapp.trees.sets import Categories, as_categories, entries_of, names_of, recoded
 
 log = logging.getLogger("fedapp.site")
 

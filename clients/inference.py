@@ -42,6 +42,7 @@ from fedapp.messages.inference import (
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store, part_digest, read_part, sent_bits
+from fedapp.trees.categories import names_of
 from fedapp.trees.divided import (
     Lookup,
     categories_of,
@@ -58,7 +59,6 @@ from fedapp.trees.divided import (
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.predict import move_rows, rows_of, slots_of
-from fedapp.trees.sets import names_of
 
 log = logging.getLogger("fedapp.site")
 OUTPUT = "predictions"

@@ -26,6 +26,7 @@ from fedapp.metrics.sums import DOUBLES, Adder, WholeNumbers
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
 from fedapp.site.sums import Sums, bounds_of
+from fedapp.trees.categories import Categories
 from fedapp.trees.model import Described, Grown, from_json, unpack_trees
 from fedapp.trees.objective import (
     CUSTOM,
@@ -37,7 +38,7 @@ from fedapp.trees.objective import (
     transform,
 )
 from fedapp.trees.predict import add_trees, predict_margins
-from fedapp.trees.sets import Categories, Ints, category_counts
+from fedapp.trees.sets import Ints, category_counts
 from fedapp.trees.xgboost import grow_trees
 
 log = logging.getLogger("fedapp.site")

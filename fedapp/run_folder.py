@@ -507,3 +507,9 @@ class Silent:
     def run(self, folder: RunFolder, metric: str) -> AbstractContextManager[None]:
         """Nothing."""
         return nullcontext()
+
+
+class Report(Protocol):
+    """Called with what the engine does; with ``ends``, it replaces the run's own stages."""
+
+    def __call__(self, doing: str, ends: bool = False) -> None: ...

@@ -33,7 +33,8 @@ from fedapp.errors import ConfigError, did_you_mean_setting, listed, setting_of
 from fedapp.home import read_toml
 from fedapp.messages.fields import MOST_DEPTH, MOST_FOLDS
 from fedapp.metrics.names import check_metrics, objective_metrics, watched_metric
-from fedapp.trees.grow import parse_interactions, parse_monotone
+from fedapp.trees.categories import MOST_CATEGORIES
+from fedapp.trees.constraints import parse_interactions, parse_monotone
 from fedapp.trees.objective import (
     AUTO,
     CUSTOM,
@@ -43,7 +44,6 @@ from fedapp.trees.objective import (
     check_base_margin,
     metric_name,
 )
-from fedapp.trees.sets import MOST_CATEGORIES
 
 Value = bool | int | float | str
 # Tools that log runs, see ``fedapp.runs.logs``.

@@ -25,7 +25,8 @@ from fedapp.deploy.folders import write_federation, write_site
 from fedapp.deploy.targets import Federation
 from fedapp.messages.fields import all_methods
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import free_ports, run_local, site_contexts
+from fedapp.runs.flower import free_ports
+from fedapp.runs.local import run_local, site_contexts
 from fedapp.settings import load_settings
 from fedapp.site.settings import parse_node_config, site_config
 from fedapp.site.trust import identity, pin

@@ -47,7 +47,7 @@ from fedapp.report.summary import human_bytes
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import temporary_run
 from fedapp.runs.clean import forget_model
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings, defaults, load_settings
 from fedapp.site.answer import Site, answered, find_handler
 from fedapp.site.mail import Mail, open_mail

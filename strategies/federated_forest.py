@@ -51,6 +51,7 @@ from fedapp.messages.fields import Array
 from fedapp.messages.handshake import read_categories
 from fedapp.messages.vertical import SentReply
 from fedapp.settings import Section, Settings, check
+from fedapp.trees.categories import Categories, side_by_side
 from fedapp.trees.divided import joint_names
 from fedapp.trees.forest.cart import Criterion
 from fedapp.trees.forest.levels import (
@@ -63,14 +64,7 @@ from fedapp.trees.forest.levels import (
 )
 from fedapp.trees.forest.model import BaggedForest, branches, to_json
 from fedapp.trees.objective import AUTO, REGRESSION
-from fedapp.trees.sets import (
-    NO_SETS,
-    Categories,
-    CategorySets,
-    category_counts,
-    set_numbers,
-    side_by_side,
-)
+from fedapp.trees.sets import NO_SETS, CategorySets, category_counts, set_numbers
 from strategies.base import Summary
 from strategies.settings import SPLIT_SETTINGS
 from strategies.vertical import (

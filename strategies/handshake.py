@@ -32,9 +32,9 @@ from fedapp.run_folder import RunState
 from fedapp.settings import Settings, flatten
 from fedapp.site.settings import site_config
 from fedapp.site.table import fingerprint, read_table
+from fedapp.trees.categories import Categories
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import LossParameters
-from fedapp.trees.sets import Categories
 from strategies.delivery import clock_text
 
 Hellos = Parties[HelloReply]

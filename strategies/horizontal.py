@@ -38,6 +38,7 @@ from fedapp.messages.handshake import (
     read_categories,
 )
 from fedapp.settings import Settings
+from fedapp.trees.categories import MOST_CATEGORIES, Categories, joint_categories, names_of
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import (
     LossParameters,
@@ -47,7 +48,6 @@ from fedapp.trees.objective import (
     is_regression,
     n_outputs,
 )
-from fedapp.trees.sets import MOST_CATEGORIES, Categories, joint_categories, names_of
 from strategies.base import TreeStrategy
 from strategies.handshake import Hellos, InitialModel, read_init_model
 from strategies.settings import LOCAL_TABLES, SPLIT_SETTINGS

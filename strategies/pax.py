@@ -30,7 +30,8 @@ from fedapp.histograms.build import Histogram, add_histograms
 from fedapp.messages.fields import Reply, parameters_of
 from fedapp.messages.pax import GrowReply, GrowRequest, InitReply, InitRequest, check_grow
 from fedapp.settings import Settings, check
-from fedapp.trees.grow import Growth, Limits, Rows, Shape, check_without_categories, constraints_of
+from fedapp.trees.constraints import check_without_categories, constraints_of
+from fedapp.trees.grow import Growth, Limits, Rows, Shape
 from fedapp.trees.model import pack_trees, to_json
 from fedapp.trees.objective import LossParameters, base_margin, hide_class_shares
 from fedapp.trees.rounds import Boosting, Sampling, stored_cuts

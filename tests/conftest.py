@@ -115,7 +115,7 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> TrainOnce:
 @pytest.fixture(scope="session")
 def _superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, str], Path]]:
     """Flower's SuperLink for all simulations of a session, and its sites' home."""
-    from fedapp.runs.engines import superlink
+    from fedapp.runs.flower import superlink
     from tests.unpacked import unpack_compiled
 
     home = tmp_path_factory.mktemp("simulated")
@@ -137,7 +137,7 @@ def simulate(
 ) -> Simulate:
     """``simulate(settings)``: a run in Flower's simulation; models trained in process are kept at
     the same sites."""
-    from fedapp.runs.engines import run_simulated
+    from fedapp.runs.flower import run_simulated
 
     environment, home = _superlink
     monkeypatch.setenv("FEDAPP_HOME", str(home))

@@ -14,10 +14,11 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import pooled_forest
 from fedapp.settings import Settings
 from fedapp.site.store import PART_FILE
+from fedapp.trees.categories import side_by_side
 from fedapp.trees.divided import Lookup, categories_of, split_owners
 from fedapp.trees.forest.levels import Rows
 from fedapp.trees.forest.model import BaggedForest, from_json
-from fedapp.trees.sets import CategorySets, Members, side_by_side
+from fedapp.trees.sets import CategorySets, Members
 from tests.pooled import Pooled, made_columns, write_rows
 from tests.transcript import summary_of
 

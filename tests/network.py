@@ -13,7 +13,7 @@ from flwr.app import Context, Error, Message
 
 from fedapp.client_app import SiteApp
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import LocalGrid, simulated_contexts
+from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import Settings, load_settings
 from strategies.run import train
 

@@ -20,8 +20,9 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import xgboost_parameters
 from fedapp.settings import Settings
 from fedapp.site.table import Holdout, common_order, split_common
+from fedapp.trees.categories import chosen, in_secret_order, recoded, side_by_side
 from fedapp.trees.model import LEAF, Ensemble, load_model
-from fedapp.trees.sets import category_counts, chosen, in_secret_order, recoded, side_by_side
+from fedapp.trees.sets import category_counts
 from fedapp.trees.xgboost import typed_columns
 from tests.reference import compare_trees
 

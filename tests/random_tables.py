@@ -12,9 +12,9 @@ from pyarrow import csv, table
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.settings import Settings
+from fedapp.trees.categories import recoded
 from fedapp.trees.model import load_model
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.sets import recoded
 from tests.reference import compare_trees
 
 OBJECTIVES = (

@@ -21,7 +21,7 @@ from fedapp.home import home
 from fedapp.messages.fields import Array, fields_of
 from fedapp.messages.pax import GrowSumsRequest
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.site.settings import SiteConfig, check_sample_size, check_share, site_config
 from fedapp.site.store import Store
 from tests.conftest import MakeSettings, MakeSites, WriteTable

@@ -10,7 +10,7 @@ from scipy.special import expit
 
 from clients.secureboost import active
 from fedapp.messages.fields import Array
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from simulations.attacks import vertical
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.transcript import lines_of

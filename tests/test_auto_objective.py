@@ -13,7 +13,7 @@ import pytest
 from fedapp.data.labels import AUTO, auto_objective, check_spelling, class_names
 from fedapp.errors import ConfigError, DataError
 from fedapp.runs.baselines import run_baselines
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.runs.tables import check_tables
 from fedapp.settings import Settings, load_settings
 

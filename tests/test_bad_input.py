@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.trees.model import load_model
 

@@ -17,7 +17,7 @@ from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, PartyError
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import xgboost_parameters
-from fedapp.runs.engines import run_local, simulated_contexts
+from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig
 from fedapp.site.table import Holdout, read_subsets

@@ -21,7 +21,7 @@ from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.runs.baselines import run_baselines
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig, table_settings

@@ -11,7 +11,7 @@ import pytest
 
 from fedapp.report.summary import score_notes
 from fedapp.runs.baselines import order_range, run_baselines, same_nodes
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from tests.pooled import write_rows
 

@@ -26,7 +26,7 @@ from fedapp.deploy.clientapp import Bundle
 from fedapp.deploy.superexec import SiteExecutor
 from fedapp.errors import ConfigError
 from fedapp.messages.wire import REFUSED
-from fedapp.runs.engines import LocalGrid, site_contexts
+from fedapp.runs.local import LocalGrid, site_contexts
 from fedapp.site.bundle import app_sources, build_bundle, check_bundle, installed_bundle
 from fedapp.site.settings import site_config
 from simulations.deployment import Deployment, settings_of

@@ -22,6 +22,7 @@ from sklearn import datasets
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from fedapp.data.datasets import read_source
+from fedapp.trees.categories import Categories
 from fedapp.trees.forest.cart import NO_RANK, Rules, between, bin_columns, code_columns
 from fedapp.trees.forest.levels import (
     Rows,
@@ -32,7 +33,7 @@ from fedapp.trees.forest.levels import (
     search,
 )
 from fedapp.trees.forest.model import BaggedForest, from_json, grow, leaf_values, to_json
-from fedapp.trees.sets import Categories, category_counts
+from fedapp.trees.sets import category_counts
 
 SEEDS = range(6)
 EXACT = 65535

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedapp.errors import DataError
-from fedapp.trees.sets import chosen, joint_categories, recoded, side_by_side
+from fedapp.trees.categories import chosen, joint_categories, recoded, side_by_side
 
 NAN = np.nan
 

@@ -14,7 +14,7 @@ from fedapp.data.labels import class_ids, class_names
 from fedapp.data.table import Table
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import xgboost_parameters
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig
 from fedapp.site.table import Holdout, read_subsets

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.home import home
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.runs.tables import check_tables
 from fedapp.settings import Settings
 from fedapp.site import table

@@ -16,7 +16,7 @@ from clients import pax as party
 from clients.scoring import warn_if_worse
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchRequest
 from fedapp.report.summary import worse_than_alone
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.site.answer import Site
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store

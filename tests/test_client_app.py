@@ -21,7 +21,7 @@ from fedapp.client_app import SiteApp
 from fedapp.errors import ConfigError, PartyError
 from fedapp.messages.fields import message_kinds
 from fedapp.messages.wire import REFUSED
-from fedapp.runs.engines import run_local, site_contexts
+from fedapp.runs.local import run_local, site_contexts
 from fedapp.site.answer import find_handler
 from fedapp.site.store import LiveStores
 from tests.conftest import MakeSettings, WriteTable

@@ -22,7 +22,7 @@ from fedapp.report.summary import fact_grid, read_run
 from fedapp.run_folder import RunFolder, Silent
 from fedapp.runs.baselines import run_baselines
 from fedapp.runs.compare import compare, comparison_folder, finished_cell, same_rows
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.site.store import Store
 from strategies.inference import InferenceStrategy

@@ -13,7 +13,7 @@ import xgboost
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import PartyError
-from fedapp.runs.engines import run_local, simulated_contexts
+from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.predict import predict_margins

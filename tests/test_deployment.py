@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from fedapp.commands import cli
 from fedapp.errors import ConfigError
 from fedapp.home import home
-from fedapp.runs.engines import run_local, site_contexts
+from fedapp.runs.local import run_local, site_contexts
 from fedapp.settings import load_settings
 from fedapp.site.store import PART_FILE
 from fedapp.site.trust import PINNED

@@ -24,10 +24,10 @@ from fedapp.messages.handshake import (
     unpack_categories,
 )
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.site.settings import site_config
-from fedapp.trees.sets import Categories
+from fedapp.trees.categories import Categories
 from strategies.horizontal import common_table, joint_dictionary, similar_names
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 

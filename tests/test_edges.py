@@ -20,7 +20,7 @@ from flwr.app import Context
 from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.model import load_model

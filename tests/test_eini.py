@@ -21,7 +21,7 @@ from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.messages import eini
 from fedapp.messages.wire import from_records, parcels_of
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.site import mail
 from fedapp.site.answer import Site
 from fedapp.trees.divided import Lookup, candidates, skeleton

@@ -18,7 +18,7 @@ from fedapp.client_app import SiteApp
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import eini
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters
 from fedapp.site.store import PART_FILE, part_digest, read_part, write_part

@@ -17,7 +17,7 @@ from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.runs.baselines import xgboost_parameters
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig
 from fedapp.site.table import Holdout, read_subsets

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, RecordDict
 
-from fedapp.runs.engines import LocalGrid, superlink
+from fedapp.runs.flower import superlink
+from fedapp.runs.local import LocalGrid
 
 EXAMPLES = Path(__file__).parent.parent / "simulations" / "examples"
 APPS = {"pax": 3, "secureboost": 2}

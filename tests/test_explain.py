@@ -18,7 +18,7 @@ from fedapp.home import home
 from fedapp.messages.inference import ExplainRequest
 from fedapp.report import write_report
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig, check_policy
 from fedapp.trees.divided import model_of, open_splits, path_to

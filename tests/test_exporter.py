@@ -24,7 +24,7 @@ from fedapp.deploy.exporter import METRICS, FolderCollector
 from fedapp.deploy.health import ALIVE, STALE, is_alive
 from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder, Stage
-from fedapp.runs.engines import LocalGrid, run_local, site_contexts
+from fedapp.runs.local import LocalGrid, run_local, site_contexts
 from fedapp.site.answer import answers_file
 from tests.conftest import MakeSettings
 from tests.deploy_folders import init_federation

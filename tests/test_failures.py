@@ -23,7 +23,7 @@ from fedapp.messages.fields import Reply
 from fedapp.messages.pax import GrowReply, SketchReply
 from fedapp.messages.wire import from_content, from_records, to_content, to_records
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local, simulated_contexts
+from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings, load_settings
 from fedapp.site.answer import find_handler
 from fedapp.site.store import LiveStores

@@ -19,7 +19,7 @@ from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, PartyError, ProtocolError
 from fedapp.messages.fedavg_linear import MomentsReply, check_moments
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local, simulated_contexts
+from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
 from fedapp.site.table import Holdout, share_rows

@@ -20,7 +20,7 @@ from fedapp.messages.fedavg_linear import (
     SpreadsRequest,
 )
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local, simulated_contexts
+from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings
 from fedapp.site.settings import site_config
 from fedapp.trees.linear import LinearModel, linear_from_json

@@ -20,7 +20,7 @@ from fedapp.home import home
 from fedapp.messages import federated_forest as messages
 from fedapp.messages.vertical import SentReply
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local, simulated_contexts
+from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
 from fedapp.trees.forest.levels import class_codes, number_codes

@@ -12,7 +12,7 @@ import pytest
 from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.trees.forest.model import to_json
 from tests.forests import encrypted_forest, joined, parts_of, pooled

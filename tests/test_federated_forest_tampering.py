@@ -21,7 +21,7 @@ from fedapp.home import home
 from fedapp.messages import federated_forest as messages
 from fedapp.messages.fields import Letter
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import simulated_contexts
+from fedapp.runs.local import simulated_contexts
 from fedapp.settings import Settings
 from fedapp.site.answer import Site
 from fedapp.site.store import PART_FILE, RAW

@@ -21,7 +21,7 @@ from fedapp.data.schema import Roles
 from fedapp.errors import DataError, PartyError
 from fedapp.report import write_report
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
 from fedapp.site.store import RAW

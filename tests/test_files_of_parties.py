@@ -19,7 +19,7 @@ from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DataError, StoppedError
 from fedapp.run_folder import resumed_settings
 from fedapp.runs.baselines import run_baselines
-from fedapp.runs.engines import run_local, site_contexts
+from fedapp.runs.local import run_local, site_contexts
 from fedapp.runs.predict import predict_table
 from fedapp.runs.tables import check_tables, stacked_tables
 from fedapp.settings import Settings, load_settings

@@ -20,7 +20,7 @@ from fedapp.histograms.sketch import (
     sketch_cuts,
 )
 from fedapp.messages.pax import GrowRequest
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import check_policy, site_config
 from fedapp.site.store import Store

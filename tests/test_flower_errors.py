@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, RunFailedError
-from fedapp.runs import engines
-from fedapp.runs.engines import check_programs, failed, sentence_for
+from fedapp.runs import flower as flower_runs
+from fedapp.runs.flower import check_programs, failed, sentence_for
 from fedapp.settings import Settings
 
 MakeSettings = Callable[..., Settings]
@@ -34,7 +34,7 @@ insecure = true
 @pytest.fixture
 def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """A port where nobody listens, and Flower's configuration of a SuperLink there."""
-    (port,) = engines.free_ports(1)
+    (port,) = flower_runs.free_ports(1)
     (flower := tmp_path / "flower").mkdir()
     (flower / "config.toml").write_text(CONFIG.format(port=port))
     monkeypatch.setenv("FLWR_HOME", str(flower))
@@ -46,7 +46,7 @@ def test_a_superlink_that_is_gone_is_named_with_its_address(
 ) -> None:
     rule = rf"^the SuperLink 'hospitals' must answer at 127\.0\.0\.1:{nobody}, got no connection; "
     with pytest.raises(RunFailedError, match=f"{rule}.*start-superlink.sh$") as caught:
-        engines.run_superlink(settings(), "hospitals")
+        flower_runs.run_superlink(settings(), "hospitals")
     assert caught.value.log_lines == []
 
 
@@ -55,15 +55,15 @@ def test_a_superlink_that_flower_does_not_know_is_looked_for_in_env_sh(
 ) -> None:
     rule = r"^engine must be a SuperLink in \S+/flower/config.toml, got 'clinics'; .*/env.sh$"
     with pytest.raises(RunFailedError, match=rule):
-        engines.run_superlink(settings(), "clinics")
+        flower_runs.run_superlink(settings(), "clinics")
 
 
 def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch, settings: MakeSettings) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr(engines, "free_ports", lambda n: [port] * n)
+        monkeypatch.setattr(flower_runs, "free_ports", lambda n: [port] * n)
         with pytest.raises(RunFailedError, match=rf"^port {port} of 127.0.0.1 must be free"):
-            engines.run_simulation(settings())
+            flower_runs.run_simulation(settings())
 
 
 def test_an_nginx_whose_superlink_is_gone_is_named_and_no_password_is_printed() -> None:
@@ -139,11 +139,11 @@ def asked(
         runs = f'{{"runs": [{{"status": "{status}"}}]}}' if status else silence
         return subprocess.CompletedProcess(command, 0, runs, "")
 
-    monkeypatch.setattr(engines, "subprocess", SimpleNamespace(run=flwr_list))
-    monkeypatch.setattr(engines, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(engines, "_pause", lambda *given: clock.append(clock.pop() + pause))
+    monkeypatch.setattr(flower_runs, "subprocess", SimpleNamespace(run=flwr_list))
+    monkeypatch.setattr(flower_runs, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(flower_runs, "_pause", lambda *given: clock.append(clock.pop() + pause))
     told: list[str] = []
-    status = engines._wait_for(
+    status = flower_runs._wait_for(
         "7", "hospitals", {}, None, lambda doing, ends=False: told.append(doing)
     )
     return status, told
@@ -164,7 +164,7 @@ def test_a_superlink_that_stays_silent_is_given_up_after_two_minutes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     status, told = asked(monkeypatch, ["running"])
-    assert status == engines.UNKNOWN
+    assert status == flower_runs.UNKNOWN
     assert len(told) == 2
 
 
@@ -188,13 +188,13 @@ def test_a_superlink_that_cannot_use_its_database_is_told_of_at_once_and_asked_a
     status, told = asked(monkeypatch, statuses, silence=broken)
     assert (status, len(told)) == ("finished:completed", 3)
     assert told[1].startswith("the SuperLink 'hospitals' at fed:9093 must be able to use its data")
-    assert engines.STATUS_POLL_SECONDS + 2 < 10  # a question takes 2 s
+    assert flower_runs.STATUS_POLL_SECONDS + 2 < 10  # a question takes 2 s
 
 
 def test_a_ray_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     rule = "^RAY_ADDRESS must be unset: parties of a simulation keep their states on one machine"
-    with pytest.raises(ConfigError, match=rf"{rule}, got head:6379$"), engines.superlink():
+    with pytest.raises(ConfigError, match=rf"{rule}, got head:6379$"), flower_runs.superlink():
         pass
 
 
@@ -212,9 +212,9 @@ def test_actors_share_the_gpus_where_a_run_asks_for_them(
 ) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
-    monkeypatch.setattr(engines, "n_cores", lambda: n_cores)
+    monkeypatch.setattr(flower_runs, "n_cores", lambda: n_cores)
     run = settings(strategy="fedxgbllr", fedxgbllr__device=device)
-    assert engines._gpus_of_actor(run) == share
+    assert flower_runs._gpus_of_actor(run) == share
 
 
 @pytest.mark.parametrize("status", ["finished:failed", "finished:completed"])
@@ -227,13 +227,13 @@ def test_a_run_that_has_written_its_results_has_not_failed(
         answer = {"run": '{"run-id": "7"}', "list": f'{{"runs": [{{"status": "{status}"}}]}}'}
         return subprocess.CompletedProcess(command, 0, answer.get(command[1], ""), "")
 
-    monkeypatch.setattr(engines.subprocess, "run", flwr)
+    monkeypatch.setattr(flower_runs.subprocess, "run", flwr)
     asked_for, told = settings(run_dir=str(tmp_path)), list[str]()
     run = ("hospitals", {}, {}, lambda doing, ends=False: told.append(doing))
     if not status.endswith("completed"):
         with pytest.raises(RunFailedError, match=r"^Flower says finished:failed$"):
-            engines._flwr_run(asked_for, *run)
+            flower_runs._flwr_run(asked_for, *run)
     (tmp_path / "summary.json").write_text("{}")
-    engines._flwr_run(asked_for, *run)
+    flower_runs._flwr_run(asked_for, *run)
     said = f"Flower says {status}, but the run has written its results"
-    assert (said in told) == (status != engines.COMPLETED)
+    assert (said in told) == (status != flower_runs.COMPLETED)

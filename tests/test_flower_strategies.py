@@ -21,7 +21,7 @@ from flwr.serverapp.strategy import (
 import strategies
 from fedapp.errors import ConfigError, StoppedError
 from fedapp.run_folder import RoundInfo
-from fedapp.runs.engines import LocalGrid, simulated_contexts
+from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import defaults, load_settings
 from fedapp.trees.model import Ensemble, from_json
 from strategies import PAX

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import fedapp
 from fedapp.commands import cli
 from fedapp.errors import FedappError
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.trees import objective
 from fedapp.trees.model import LEAF
 from tests.conftest import MakeSettings

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedapp import metrics
 from fedapp.data.datasets import read_source
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.head import HeadRows, Training, fit_head, forward

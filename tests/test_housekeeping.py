@@ -23,7 +23,7 @@ from fedapp.errors import PartyError
 from fedapp.home import home, secret_at
 from fedapp.run_folder import RunFolder, State
 from fedapp.runs.clean import forget_model, list_runs, plan, site_states
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.store import PART_FILE, SECONDS_A_DAY, STATE, write_part
 
@@ -105,7 +105,7 @@ def test_a_run_that_is_going_on_is_running_until_its_process_lets_go(
 
 
 def test_a_run_is_running_while_its_parties_answer(settings: MakeSettings) -> None:
-    from fedapp.runs.engines import LocalGrid, simulated_contexts
+    from fedapp.runs.local import LocalGrid, simulated_contexts
 
     run, seen = settings(num_boost_round=1, parties=1, run_dir=str(RUNS / "one")), set()
 
@@ -124,7 +124,7 @@ def test_a_run_is_running_while_its_parties_answer(settings: MakeSettings) -> No
 def test_the_server_app_leaves_the_page_to_a_command_that_waits_for_the_run(
     settings: MakeSettings,
 ) -> None:
-    from fedapp.runs.engines import LocalGrid, simulated_contexts
+    from fedapp.runs.local import LocalGrid, simulated_contexts
     from fedapp.server_app import app
 
     pages = {}

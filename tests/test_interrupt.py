@@ -24,7 +24,7 @@ from fedapp.commands.common import command_began
 from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import LocalGrid, run_local, simulated_contexts
+from fedapp.runs.local import LocalGrid, run_local, simulated_contexts
 from fedapp.settings import app_folder
 from tests.conftest import MakeSettings
 from tests.network import resumed, step_of
@@ -114,11 +114,11 @@ def test_a_run_that_goes_on_elsewhere_is_told_by_who_carries_it(
     (tmp_path / "config.toml").write_text('[superlink.hospitals]\naddress = "localhost:9093"\n')
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     words = ["run", "pax", "--engine", "hospitals"]
-    monkeypatch.setattr("fedapp.runs.engines.run_superlink", stop())
+    monkeypatch.setattr("fedapp.runs.flower.run_superlink", stop())
     told = fedapp(*words)
     assert told.exit_code == 130
     assert told.output.endswith("its state is shown by\n  flwr list hospitals\n")
-    monkeypatch.setattr("fedapp.runs.engines.run_superlink", stop("the run goes on"))
+    monkeypatch.setattr("fedapp.runs.flower.run_superlink", stop("the run goes on"))
     assert fedapp(*words).output.endswith("interrupted: the run goes on\n")
 
 
@@ -130,7 +130,7 @@ def test_a_run_whose_folder_lies_elsewhere_leaves_the_one_in_the_working_folder_
     before = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
     (tmp_path / "config.toml").write_text('[superlink.hospitals]\naddress = "localhost:9093"\n')
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    monkeypatch.setattr("fedapp.runs.engines._flwr_run", lambda *given: None)
+    monkeypatch.setattr("fedapp.runs.flower._flwr_run", lambda *given: None)
     monkeypatch.chdir(tmp_path / "old")
     told = fedapp("run", "pax", "--engine", "hospitals")
     assert told.exit_code == 0

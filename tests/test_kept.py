@@ -24,7 +24,7 @@ from fedapp.runs.compare import (
     other_code,
     table_digest,
 )
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
 from simulations import study
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from fedapp.errors import ConfigError
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
-from fedapp.trees.grow import Limits, interactions_of, monotone_of
+from fedapp.trees.constraints import interactions_of, monotone_of
+from fedapp.trees.grow import Limits
 from fedapp.trees.model import LEAF, NODE, load_model
 from strategies.run import check_read
 from tests.conftest import MakeSettings

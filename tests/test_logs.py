@@ -20,7 +20,7 @@ import fedapp
 from fedapp import server_app
 from fedapp.run_folder import RunFolder
 from fedapp.runs import logs
-from fedapp.runs.engines import LocalGrid, simulated_contexts
+from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.runs.logs import LoggedRun, round_values
 from fedapp.settings import LOGS
 from simulations.deployment import settings_of

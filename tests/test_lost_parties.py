@@ -13,7 +13,7 @@ from flwr.app import Error, Message
 from fedapp.errors import PartyError, ProtocolError
 from fedapp.messages import handshake, pax, scoring, secagg
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local, simulated_contexts
+from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings
 from fedapp.trees.model import LEAF, Ensemble, load_model
 from tests.conftest import MakeSettings

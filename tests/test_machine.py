@@ -21,7 +21,7 @@ from fedapp.crypto.rings import run_call, sampled
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import Workers
 from fedapp.errors import MachineError, PartyError
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 
 needs_lanes = pytest.mark.skipif(not supported(), reason="needs AVX-512 IFMA")

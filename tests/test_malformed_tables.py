@@ -19,7 +19,7 @@ from fedapp.data.partition import split_rows
 from fedapp.data.read import load_table
 from fedapp.data.schema import Reader, Roles, read_schema
 from fedapp.errors import ConfigError, DataError
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig, site_config, table_settings
 from fedapp.site.table import read_table

@@ -14,7 +14,7 @@ from fedapp.errors import ConfigError, FedappError
 from fedapp.histograms.bins import Cuts, ragged, with_categories
 from fedapp.histograms.split import CategoryRules, Penalties, best_splits
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import check_policy, site_config
 from fedapp.trees.model import LEAF, Ensemble, load_model

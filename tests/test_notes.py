@@ -19,7 +19,7 @@ from fedapp.data.schema import Declared, Reader, Roles
 from fedapp.data.table import notes_on_leaks
 from fedapp.errors import PartyError
 from fedapp.messages.handshake import HelloRequest
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.runs.tables import check_tables
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig

@@ -17,7 +17,7 @@ from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import inference as messages
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.store import PART_FILE, Store
 from fedapp.trees.divided import compress, decompress, leaves_of, reachable_leaves

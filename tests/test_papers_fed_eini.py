@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from fedapp.data.datasets import find_dataset
 from fedapp.errors import ConfigError
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from simulations.papers import fed_eini as paper
 

@@ -15,7 +15,7 @@ from pyarrow import parquet
 from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError
 from fedapp.runs.baselines import join_tables, run_baselines
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from simulations.papers import federated_forest
 from simulations.papers import federated_forest as paper

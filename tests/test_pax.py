@@ -18,7 +18,7 @@ from fedapp.messages import pax
 from fedapp.messages import scoring as booster
 from fedapp.messages.handshake import HelloReply
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.store import RAW
 from fedapp.trees.model import LEAF, load_model

@@ -16,7 +16,7 @@ from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError
 from fedapp.histograms.sketch import LARGEST
 from fedapp.messages import handshake, pax, scoring, secagg
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import site_config
 from fedapp.trees.model import LEAF, Ensemble, load_model

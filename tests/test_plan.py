@@ -16,7 +16,7 @@ from fedapp.messages.fields import Request, fields_of
 from fedapp.messages.handshake import GreetRequest
 from fedapp.messages.pax import GrowRequest, GrowSumsRequest, SketchRequest
 from fedapp.messages.wire import Envelope, to_content
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.site.answer import answer
 from fedapp.site.settings import SiteConfig, site_config

@@ -15,7 +15,7 @@ import pytest
 from fedapp.errors import ConfigError, FedappError
 from fedapp.messages.fields import all_methods
 from fedapp.messages.handshake import HelloRequest
-from fedapp.runs.engines import run_local, site_contexts
+from fedapp.runs.local import run_local, site_contexts
 from fedapp.settings import Settings
 from fedapp.site.register import admit
 from fedapp.site.settings import check_policy, parse_node_config, site_config

@@ -11,7 +11,7 @@ import pytest
 from fedapp.data.labels import positive_last
 from fedapp.errors import ConfigError, DataError
 from fedapp.runs.baselines import run_baselines
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.runs.tables import check_tables
 from fedapp.settings import load_settings

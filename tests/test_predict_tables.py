@@ -24,7 +24,7 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import contributions
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
 from fedapp.site.table import check_range, quantiles, read_joined, unlike_columns
 from fedapp.trees.divided import joint_names

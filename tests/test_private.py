@@ -28,7 +28,7 @@ from fedapp.metrics.sums import TOTALS_NOISE, ClippedNumbers, make_plausible
 from fedapp.report.card import model_card
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local, simulated_contexts
+from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings
 from fedapp.site import answer, sums
 from fedapp.site.store import NOISE, Store

@@ -21,7 +21,7 @@ from fedapp.messages.secagg import MaskedReply
 from fedapp.report.card import model_card
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local, simulated_contexts
+from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.site import answer
 from fedapp.site.store import Store
 from fedapp.site.sums import add_noise, bounds_of

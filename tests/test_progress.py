@@ -25,7 +25,7 @@ from fedapp.messages.pax import GrowRequest, SketchRequest
 from fedapp.messages.vertical import MaskRequest, MatchRequest
 from fedapp.report.progress import HEARTBEAT_SECONDS, Follower
 from fedapp.run_folder import RunFolder, RunState, Stage, Stages
-from fedapp.runs.engines import run_local, simulated_contexts
+from fedapp.runs.local import run_local, simulated_contexts
 from strategies.handshake import find_nodes, site_names
 from strategies.run import all_strategies
 from tests.conftest import MakeSettings

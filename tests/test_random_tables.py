@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedapp.runs.baselines import baseline_rows, train_boosted
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.trees.model import load_model
 from fedapp.trees.sets import NO_SET

@@ -29,7 +29,7 @@ from fedapp.messages.handshake import HelloRequest, LabelsRequest
 from fedapp.messages.secagg import KeysRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.site import register
 from fedapp.site.answer import answer
 from fedapp.site.register import admit, runs_of

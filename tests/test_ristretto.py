@@ -175,7 +175,7 @@ def test_the_first_that_is_no_point_is_told(
     lanes: bool, use: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(lanes)
-    monkeypatch.setattr(ristretto, "CHUNK", 9)
+    monkeypatch.setattr("fedapp.crypto.ristretto.CHUNK", 9)
     points = points_of(some_uniform(60))[-60:]
     points[[20, 50]] = 0
     points[21, 31] |= 128

@@ -14,7 +14,7 @@ from fedapp.commands.common import new_follower
 from fedapp.conversation import Checkpoint
 from fedapp.errors import ConfigError, DataError
 from fedapp.run_folder import RunFolder, RunState, State
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.runs.predict import predicted_rows, trained_settings
 from fedapp.runs.session import carry_out
 from fedapp.serve.scorer import Scorer

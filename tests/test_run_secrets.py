@@ -17,7 +17,7 @@ from flwr.app import Context
 from clients import vertical
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.site import mail, sums
 from fedapp.site.store import CHECKPOINT, NOISE, Store
 from tests.conftest import MakeSettings, MakeSites

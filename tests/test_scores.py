@@ -16,7 +16,7 @@ from fedapp.data.datasets import read_source
 from fedapp.data.partition import split_rows
 from fedapp.report.summary import print_summary
 from fedapp.runs.baselines import run_baselines
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
 from fedapp.site.table import Holdout, share_rows

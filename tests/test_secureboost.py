@@ -18,7 +18,7 @@ from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError
 from fedapp.metrics import stopping_metric
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import predict_margins

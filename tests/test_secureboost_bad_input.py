@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Context
 
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.rounds import Sampling

@@ -17,7 +17,7 @@ from clients.secureboost.passive import BLOCKS, ENDS, blocks_of
 from fedapp.messages import secureboost as messages
 from fedapp.messages.vertical import SentReply
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local, simulated_contexts
+from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings
 from fedapp.site.store import Store
 from tests.letters import letters_sent

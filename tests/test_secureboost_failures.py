@@ -13,7 +13,7 @@ from flwr.app import Context, Error, Message
 from fedapp.client_app import SiteApp
 from fedapp.errors import FedappError, PartyError
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import simulated_contexts
+from fedapp.runs.local import simulated_contexts
 from fedapp.settings import Settings, load_settings
 from fedapp.site import store
 from tests.network import (

@@ -16,7 +16,7 @@ from clients.secureboost import passive
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.histograms.sketch import cell_starts
 from fedapp.messages.secureboost import Splits
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.answer import Site
 from fedapp.site.settings import SiteConfig, check_policy, site_config

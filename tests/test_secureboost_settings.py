@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedapp.data.datasets import read_source
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.trees.model import load_model
 from tests.claims import claims_table

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flwr.app import Context
 
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from tests.transcript import summary_of
 

@@ -20,7 +20,7 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig
 from fedapp.site.table import read_rows_to_predict
@@ -237,7 +237,7 @@ def test_requests_at_once_wait_for_one_another_and_get_their_own_answers(
         running.clear()
         return folder
 
-    monkeypatch.setattr("fedapp.runs.engines.run_local", run)
+    monkeypatch.setattr("fedapp.runs.local.run_local", run)
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(lambda each: client.predict({"rows": each}), asked)) == one_by_one
 

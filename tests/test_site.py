@@ -32,7 +32,7 @@ from fedapp.messages.fields import (
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.vertical import OpenRequest, VerticalHelloRequest
 from fedapp.messages.wire import Envelope, to_content
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.site.answer import answer
 from fedapp.site.check import check_site, kind_of
 from fedapp.site.mail import box_key

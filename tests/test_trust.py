@@ -22,7 +22,7 @@ from fedapp.messages.fields import Array, Request
 from fedapp.messages.vertical import OpenRequest, VerticalHelloRequest
 from fedapp.messages.wire import Content, Envelope, to_content
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.answer import answer
 from fedapp.site.settings import SiteConfig, site_config

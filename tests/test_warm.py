@@ -85,7 +85,7 @@ from fedapp.deploy.warm.supernode import (
 )
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.wire import Envelope, to_content, to_records
-from fedapp.runs.engines import free_ports
+from fedapp.runs.flower import free_ports
 from strategies.delivery import LOST
 from strategies.handshake import ENGINES
 from tests.conftest import WriteTable

@@ -18,7 +18,7 @@ from fedapp.home import home
 from fedapp.messages.pax import InitRequest
 from fedapp.run_folder import RunFolder
 from fedapp.runs.compare import check_comparable
-from fedapp.runs.engines import run_local, simulated_contexts
+from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings
 from fedapp.trees.model import load_model, pack_trees, to_json
 from strategies import pax

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.errors import DataError, PartyError
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import site_config
 from fedapp.site.table import read_columns

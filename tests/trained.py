@@ -12,7 +12,7 @@ import pytest
 
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 
 TrainOnce = Callable[[Settings], RunFolder]

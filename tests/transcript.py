@@ -18,7 +18,7 @@ from fedapp.messages.fields import Message as Declared
 from fedapp.messages.vertical import Parcels, SentReply
 from fedapp.messages.wire import CONTENT, ENVELOPE, from_records, to_records
 from fedapp.run_folder import RunFolder
-from fedapp.runs.engines import LocalGrid, simulated_contexts
+from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import Settings
 from fedapp.site.mail import session_secret
 from fedapp.site.store import Store

@@ -17,9 +17,10 @@ from fedapp.messages.secureboost import FinishReply, FinishRequest, PartKept, Re
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import write_part
+from fedapp.trees.categories import Categories, side_by_side
 from fedapp.trees.divided import Lookup, joint_names, whole_model
 from fedapp.trees.model import Ensemble, importance, split_trees, to_json
-from fedapp.trees.sets import Categories, CategorySets, category_counts, side_by_side
+from fedapp.trees.sets import CategorySets, category_counts
 
 
 def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply, Letters]:

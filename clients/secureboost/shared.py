@@ -40,18 +40,19 @@ from fedapp.messages.secureboost import (
 )
 from fedapp.site.answer import ALIGNED, FINISHED, MODEL_ID, Site, Table, is_active
 from fedapp.site.store import Store, sent_bits
-from fedapp.trees.divided import Lookup, categories_of
-from fedapp.trees.grow import (
+from fedapp.trees.categories import recoded, trained_first
+from fedapp.trees.constraints import (
     check_without_categories,
     constraints_of,
     parse_interactions,
     parse_monotone,
 )
+from fedapp.trees.divided import Lookup, categories_of
 from fedapp.trees.model import Ensemble, stack_trees
 from fedapp.trees.objective import LossParameters, n_outputs
 from fedapp.trees.predict import Bits, Nodes, Places, move_rows, sides_of, slots_of
 from fedapp.trees.rounds import n_leaves
-from fedapp.trees.sets import CategorySets, category_counts, recoded, set_numbers, trained_first
+from fedapp.trees.sets import CategorySets, category_counts, set_numbers
 
 Ints = npt.NDArray[np.int64]
 Groups = tuple[frozenset[int], ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -34,8 +34,10 @@ from fedapp.report.summary import (
     score_text,
 )
 from fedapp.runs.engines import SIMULATED
-from fedapp.runs.session import Training
 from fedapp.settings import defaults, parse_overrides
+
+if TYPE_CHECKING:
+    from fedapp.runs.session import Training
 
 NOTHING_SAVED = "nothing was saved yet; the same command begins anew"
 FINISHED_CELLS = "finished cells are saved; the same command continues with the others"
@@ -52,6 +54,8 @@ def run(
     folds: Folds = 0,
 ) -> None:
     """Train a model and write the run's folder; with --folds a run for each fold."""
+    from fedapp.runs.session import Training
+
     if folds:
         _cross_validate(strategy, config, engine, baselines, folds)
         return

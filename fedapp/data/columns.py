@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from fedapp.data.csv_errors import is_number
 from fedapp.data.schema import MISSING, Declared
-from fedapp.trees.sets import MOST_CATEGORIES, Categories, entries_of
+from fedapp.trees.categories import MOST_CATEGORIES, Categories, entries_of
 
 BOOLEANS = {"true": 1, "yes": 1, "y": 1, "false": 0, "no": 0, "n": 0}
 # How each kind is encoded as a number, for columns_json; a model stores the category names itself.

@@ -17,7 +17,7 @@ from fedapp.data.schema import PLAIN, Declared, Reader, Roles
 from fedapp.data.table import Note, Table, build_table, is_unlabelled, notes_on_file
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import open_private
-from fedapp.trees.sets import Categories, chosen, recoded
+from fedapp.trees.categories import Categories, chosen, recoded
 
 Array = npt.NDArray[Any]
 SUFFIXES = (".csv", ".parquet")

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from fedapp.errors import ConfigError
 from fedapp.home import read_toml
-from fedapp.trees.sets import MOST_CATEGORIES
+from fedapp.trees.categories import MOST_CATEGORIES
 
 MISSING = ("", "NA", "N/A", "nan", "NaN", "null", "?")
 # Words that other readers, such as pandas, take as missing, but that are text here.

@@ -46,7 +46,7 @@ from fedapp.data.schema import (
     listed,
 )
 from fedapp.errors import LONGEST, WITHHELD, DataError, as_plain, did_you_mean
-from fedapp.trees.sets import Categories, as_categories, chosen, names_of
+from fedapp.trees.categories import Categories, as_categories, chosen, names_of
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp import messages
-from fedapp.trees.sets import MOST_CATEGORIES
+from fedapp.trees.categories import MOST_CATEGORIES
 
 Array = npt.NDArray[Any]
 MOST_FOLDS = 1000  # of cross-validation

@@ -96,7 +96,7 @@ from fedapp.messages.fields import (
     Request,
     SiteLimit,
 )
-from fedapp.trees.sets import MOST_CATEGORIES, Categories
+from fedapp.trees.categories import MOST_CATEGORIES, Categories
 
 # Names of categories: of each column in turn, how many and which.
 NUMBERS = -1  # in place of a number of categories

@@ -81,7 +81,7 @@ from fedapp.messages.fields import (
 )
 from fedapp.messages.handshake import Counts, Kinds, Names
 from fedapp.messages.vertical import FinalScores
-from fedapp.trees.sets import MOST_CATEGORIES
+from fedapp.trees.categories import MOST_CATEGORIES
 
 GROUPS = {
     "secureboost": Method(

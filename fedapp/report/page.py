@@ -36,6 +36,7 @@ from fedapp.report.summary import (
 )
 from fedapp.settings import defaults, flatten
 from fedapp.trees import stacked
+from fedapp.trees.categories import Categories, names_of
 from fedapp.trees.divided import DIVIDED
 from fedapp.trees.forest import model as bagged
 from fedapp.trees.linear import KIND as LINEAR
@@ -43,7 +44,7 @@ from fedapp.trees.linear import linear_from_json
 from fedapp.trees.model import KIND as BOOSTED
 from fedapp.trees.model import LEAF, NODE, Tree, from_json, kind_of
 from fedapp.trees.objective import LOG, LOGIT, LOSSES
-from fedapp.trees.sets import NO_SET, NO_SETS, Categories, CategorySets, names_of
+from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets
 
 Fields = Mapping[str, Any]
 Leaf = Callable[[int], tuple[str, float]]  # node -> text; sign, or -1 to 1, for its colour

@@ -25,15 +25,16 @@ from fedapp.data.table import Table
 from fedapp.messages.fields import all_methods, parameters_of
 from fedapp.run_folder import RunFolder
 from fedapp.runs.clean import forget_model
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.runs.tables import PartRows, party_configs, resolve_objective, stacked_tables
 from fedapp.settings import Settings, load_settings
 from fedapp.site.table import Rows, read_columns, row_ids, split_common
+from fedapp.trees.categories import Categories, chosen, recoded, side_by_side, trained_first
+from fedapp.trees.constraints import constraints_of
 from fedapp.trees.divided import joint_names
 from fedapp.trees.forest import levels
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
 from fedapp.trees.forest.model import BaggedForest, grow, leaf_values
-from fedapp.trees.grow import constraints_of
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import (
     REGRESSION,
@@ -45,14 +46,7 @@ from fedapp.trees.objective import (
     n_outputs,
 )
 from fedapp.trees.predict import Nodes, predict_margins
-from fedapp.trees.sets import (
-    Categories,
-    category_counts,
-    chosen,
-    recoded,
-    side_by_side,
-    trained_first,
-)
+from fedapp.trees.sets import category_counts
 from fedapp.trees.xgboost import for_xgboost, typed_columns
 from strategies.run import load_strategy
 from strategies.scoring import FINAL_BINS, half_range, scores_of

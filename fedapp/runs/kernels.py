@@ -19,7 +19,7 @@ import numpy as np
 from fedapp.client_app import SiteApp
 from fedapp.kernels import complete_stamp, config
 from fedapp.messages.fields import all_methods
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.trees.predict import _add_outputs
 from strategies.run import load_strategy

@@ -33,9 +33,9 @@ from fedapp.runs.predict import (
 )
 from fedapp.settings import flatten, settings_of
 from fedapp.site.store import read_part
+from fedapp.trees.categories import entries_of
 from fedapp.trees.divided import model_of
 from fedapp.trees.model import class_values, json_of, model_text
-from fedapp.trees.sets import entries_of
 
 Array = npt.NDArray[Any]
 # The page of a comparison; trials of a search, and the folder of its best run.

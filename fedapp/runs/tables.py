@@ -34,8 +34,8 @@ from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.settings import Settings, defaults, flatten
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.table import Rows, read_columns, read_table, share_rows, split_common
+from fedapp.trees.categories import joint_categories, recoded
 from fedapp.trees.objective import AUTO
-from fedapp.trees.sets import joint_categories, recoded
 from strategies.base import TreeStrategy
 from strategies.handshake import parties_by_name, shared_rows, table_warnings
 from strategies.horizontal import check_same_columns, common_table, label_sums

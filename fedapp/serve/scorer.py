@@ -25,7 +25,8 @@ from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DataError, PartyError, did_you_mean, did_you_mean_path
 from fedapp.home import RUNS, display_path, home, private_folder
 from fedapp.runs.clean import predictions_folder
-from fedapp.runs.engines import SIMULATED, run_local
+from fedapp.runs.engines import SIMULATED
+from fedapp.runs.local import run_local
 from fedapp.runs.predict import (
     Model,
     load_model,
@@ -37,11 +38,11 @@ from fedapp.runs.predict import (
 from fedapp.runs.session import settings_to_predict
 from fedapp.settings import Settings
 from fedapp.site.store import LiveStores, Store, locked, read_part
+from fedapp.trees.categories import Categories, names_of
 from fedapp.trees.divided import categories_of, model_of
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import Array
-from fedapp.trees.sets import Categories, names_of
 
 Row = Mapping[str, Any]
 NUMBERS = {bool, int, float}

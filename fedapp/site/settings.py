@@ -25,7 +25,7 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.home import read_toml
 from fedapp.messages.fields import Request, method_of, senders_of
 from fedapp.messages.handshake import Plan
-from fedapp.trees.grow import parse_interactions, parse_monotone
+from fedapp.trees.constraints import parse_interactions, parse_monotone
 
 log = logging.getLogger("fedapp.site")
 

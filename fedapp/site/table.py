@@ -49,7 +49,7 @@ from fedapp.data.schema import PLAIN, Reader, Roles
 from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError
 from fedapp.site.settings import SiteConfig
-from fedapp.trees.sets import Categories, as_categories, chosen, entries_of, in_secret_order
+from fedapp.trees.categories import Categories, as_categories, chosen, entries_of, in_secret_order
 
 Rows = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float32]

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from fedapp.errors import DataError
 from fedapp.kernels import kernel
+from fedapp.trees.categories import Categories
 from fedapp.trees.forest import model as bagged
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.model import (
@@ -36,7 +37,6 @@ from fedapp.trees.predict import Bits, goes_left
 from fedapp.trees.sets import (
     NO_SET,
     NO_SETS,
-    Categories,
     CategorySets,
     lefts_by_sets,
     set_numbers,

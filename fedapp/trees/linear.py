@@ -29,9 +29,9 @@ from fedapp.histograms.fixed_point import (
     to_fixed,
     to_parts,
 )
+from fedapp.trees.categories import Categories, entries_of
 from fedapp.trees.model import ModelHeader, read_categories, read_model, write_model
 from fedapp.trees.objective import REGRESSION, Objective, gradients, n_outputs
-from fedapp.trees.sets import Categories, entries_of
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.float32]

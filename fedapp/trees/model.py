@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import DataError, DivergedError, as_plain
+from fedapp.trees.categories import Categories
 from fedapp.trees.objective import (
     PLAIN,
     LossParameters,
@@ -41,15 +42,7 @@ from fedapp.trees.objective import (
     n_outputs,
     read_base_score,
 )
-from fedapp.trees.sets import (
-    NO_SET,
-    NO_SETS,
-    Categories,
-    CategorySets,
-    Ints,
-    category_counts,
-    sets_of_codes,
-)
+from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, Ints, category_counts, sets_of_codes
 
 KIND = ""  # the text of a boosted model has no kind
 LEAF = -1

@@ -25,7 +25,6 @@ import numpy.typing as npt
 
 from fedapp.errors import ConfigError, DivergedError
 from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
-from fedapp.kernels import frozen, kernel
 
 AnyArray = npt.NDArray[Any]
 # Margins and labels of one party's rows, shape (n_rows,), to gradients and hessians.
@@ -265,6 +264,8 @@ class Loss:
 
 def _exp_within(powers: Array) -> Array:
     """``exp32``, clipped to stay within float32."""
+    from fedapp.trees.c_math import exp32  # compiled, so not for those who only name an objective
+
     return exp32(np.minimum(powers, LARGEST_POWER))
 
 
@@ -295,6 +296,8 @@ def _softmax(margins: Array) -> Array:
 
 def _shares(margins: Array, shifts: Array) -> Array:
     """Softmax of margins, less a shift per row of shape (n_rows, 1)."""
+    from fedapp.trees.c_math import exp32
+
     powers = exp32(margins - shifts)
     shares: Array = powers / powers.sum(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
     return shares
@@ -550,32 +553,6 @@ def one_hot(labels: Array, margins: Array) -> Array:
 # correctly but for about one exponential in 1,500 and one logarithm in 100; numpy's are 2 ulp off.
 
 
-def exp32(powers: Array) -> Array:
-    """``expf`` of each number."""
-    results = np.empty(powers.shape, dtype=np.float32)
-    _exp_each(*(*frozen(np.ascontiguousarray(powers).ravel()), results.ravel()))
-    return results
-
-
-def log32(values: Array) -> Array:
-    """``logf`` of numbers > 0; shape (n,)."""
-    results = np.empty(values.shape, dtype=np.float32)
-    _log_each(*(*frozen(values), results))
-    return results
-
-
-@kernel
-def _exp_each(powers: Any, found: Any) -> None:
-    for place in range(len(powers)):
-        found[place] = math.exp(powers[place])
-
-
-@kernel
-def _log_each(values: Any, found: Any) -> None:
-    for place in range(len(values)):
-        found[place] = math.log(values[place])
-
-
 # The base score: the prediction before the first tree
 
 
@@ -655,6 +632,8 @@ def check_base_margin(objective: Objective) -> None:
 
 def base_margin(objective: Objective, scores: Array) -> Array:
     """``base_score`` on the scale of the margins, XGBoost's to the last bit; shape (n_outputs,)."""
+    from fedapp.trees.c_math import log32
+
     if LOSSES[objective].link is LOGIT:
         return -log32(np.float32(1) / scores - np.float32(1))
     if LOSSES[objective].link is LOG:

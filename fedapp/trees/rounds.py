@@ -24,6 +24,7 @@ import numpy.typing as npt
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.split import Penalties, node_weight
 from fedapp.kernels import frozen, kernel
+from fedapp.trees.categories import Categories
 from fedapp.trees.grow import FREE, ROUTE, Growth, Limits, Routes, Shape
 from fedapp.trees.model import (
     LEAF,
@@ -46,7 +47,7 @@ from fedapp.trees.objective import (
     n_outputs,
     row_bounds,
 )
-from fedapp.trees.sets import NO_SET, NO_SETS, Categories, CategorySets, Members
+from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, Members
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Doubles = npt.NDArray[np.float64]

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.trees.categories import Categories
 from fedapp.trees.model import (
     TREES,
     Ensemble,
@@ -42,7 +43,7 @@ from fedapp.trees.objective import (
     read_base_score,
 )
 from fedapp.trees.predict import add_outputs
-from fedapp.trees.sets import NO_SETS, Categories, CategorySets, category_counts
+from fedapp.trees.sets import NO_SETS, CategorySets, category_counts
 
 Floats = npt.NDArray[np.float32]
 Kind = Literal["cnn", "cnn3", "fcnn"]

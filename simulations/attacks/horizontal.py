@@ -37,7 +37,7 @@ from fedapp.messages.handshake import HelloReply
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
 from fedapp.messages.secagg import EVERYONE
 from fedapp.runs.baselines import Scored, run_and_load, score
-from fedapp.runs.engines import LocalGrid, simulated_contexts
+from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.runs.tables import stacked_tables
 from fedapp.settings import Settings, load_settings
 from fedapp.site.answer import Site

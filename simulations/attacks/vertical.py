@@ -40,7 +40,7 @@ from fedapp.messages.federated_forest import PartitionRequest
 from fedapp.messages.secureboost import EncryptedGradients, HandOverRequest, SplitRequest
 from fedapp.messages.secureboost import Splits as PassiveSplits
 from fedapp.runs.baselines import join_tables
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
 from fedapp.site.answer import Site, phase_of
 from fedapp.site.store import Store
@@ -742,7 +742,7 @@ class Curious:
 def _open_by_active(site: Site, plan: Plan, values: Floats) -> list[Bools]:
     """Entries of each tree that the active party's splits leave open to rows."""
     return [
-        candidates(plan.skeletons[tree].lefts, plan.own_sides(site, tree, values), len(values))
+        candidates(plan.skeletons[tree].lefts, plan.local_sides(site, tree, values), len(values))
         for tree in plan.shared
     ]
 

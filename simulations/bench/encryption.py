@@ -45,7 +45,7 @@ from fedapp.kernels import n_cores
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import baseline_rows, count_same_nodes, train_boosted
 from fedapp.runs.clean import forget_model
-from fedapp.runs.engines import run_local
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
 from simulations.study import BINARY, SEED, new_parser, peak_bytes, print_line
 

@@ -37,7 +37,7 @@ from sklearn.datasets import load_breast_cancer
 
 import fedapp
 from fedapp.data.datasets import load_dataset
-from fedapp.runs.engines import free_ports, is_healthy
+from fedapp.runs.flower import free_ports, is_healthy
 from fedapp.settings import Settings, load_settings
 from simulations.bench.trees import run_once, write_rows
 from simulations.deployment import (

@@ -38,7 +38,7 @@ from fedapp.home import home
 from fedapp.messages.fields import Array, all_methods
 from fedapp.messages.secagg import LeftRequest, MaskedReply
 from fedapp.messages.wire import Content, Envelope, from_bytes, from_records, to_bytes, to_records
-from fedapp.runs.engines import LocalGrid, site_contexts
+from fedapp.runs.local import LocalGrid, site_contexts
 from fedapp.runs.predict import model_of_text
 from fedapp.settings import Settings, load_settings
 from fedapp.site import answer as answer_module

@@ -53,7 +53,8 @@ from fedapp.runs.baselines import (
     temporary_run,
     xgboost_parameters,
 )
-from fedapp.runs.engines import free_ports, run_local
+from fedapp.runs.flower import free_ports
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.site.table import share_rows
 from fedapp.trees.forest.model import BaggedForest, from_json
@@ -75,7 +76,8 @@ from simulations.study import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedapp.trees.stacked import Floats, HeadRows, HeadShape, Kind
+    from fedapp.trees.head import HeadRows
+    from fedapp.trees.stacked import Floats, HeadShape, Kind
 
 
 SPEED_PARTIES, N_TRAIN, N_TEST, SPEED_COLUMNS = 3, 20_000, 10_000, 23
@@ -828,7 +830,7 @@ def sites_tables(folder: Path, method: str, n_rows: int) -> dict[str, dict[str, 
 
 def train_rows(options: argparse.Namespace, method: str, n_rows: int) -> Line:
     """Run by the local engine in this process, then by another one, to the same model."""
-    from fedapp.runs.engines import run_local
+    from fedapp.runs.local import run_local
 
     engine, n_trees, key_bits = options.engine, options.trees, options.key_bits
     settings = config_of(method, n_trees, key_bits, options.parties)
@@ -892,7 +894,7 @@ def run_figures(run: RunFolder) -> Line:
 
 def simulated(settings: Line, run_dir: Path) -> tuple[RunFolder, Line]:
     """Run Flower's simulation; also the peak memory of its largest process."""
-    from fedapp.runs.engines import run_simulation  # not before the local run's memory is read
+    from fedapp.runs.flower import run_simulation
 
     process = psutil.Process()
     with peaks_of(lambda: {"largest process": process.children(recursive=True)}) as peaks:
@@ -1376,7 +1378,8 @@ def plain_epochs(shape: HeadShape, weights: Floats, rows: HeadRows) -> Floats:
 
 def our_epochs(shape: HeadShape, weights: Floats, rows: HeadRows) -> Floats:
     """Train by ``fit_head``; return the biases."""
-    from fedapp.trees.stacked import Training, fit_head, split_weights
+    from fedapp.trees.head import Training, fit_head
+    from fedapp.trees.stacked import split_weights
 
     training = Training(HEAD_EPOCHS, HEAD_BATCH, 0.001, 0.5, 0.999, 0, "cpu")
     rng = np.random.default_rng(SEED)
@@ -1389,7 +1392,8 @@ def measure_epoch(kind: Kind, all_rows: int) -> dict[str, float]:
     """Median seconds of an epoch of each loop, run in turn after a warm-up."""
     import torch
 
-    from fedapp.trees.stacked import HeadRows, HeadShape, initial_weights
+    from fedapp.trees.head import HeadRows
+    from fedapp.trees.stacked import HeadShape, initial_weights
 
     torch.set_num_threads(1)
     shape = HeadShape(kind, HEAD_PARTIES, HEAD_TREES // HEAD_PARTIES, 1, HEAD_CHANNELS)

@@ -32,7 +32,8 @@ from fedapp.errors import ConfigError
 from fedapp.report.plots import DASHES, PALETTE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
 from fedapp.runs.compare import Engine, finished_cell
-from fedapp.runs.engines import run_local, run_simulation
+from fedapp.runs.flower import run_simulation
+from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from simulations.study import (
     Compared,

@@ -36,7 +36,8 @@ from fedapp.report.plots import line_style, new_canvas, new_pens, to_png
 from fedapp.report.summary import read_run
 from fedapp.runs.baselines import Pooled, forest_scores, join_tables
 from fedapp.runs.compare import Engine, cached_rows, finished_cell
-from fedapp.runs.engines import run_local, run_simulation
+from fedapp.runs.flower import run_simulation
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.objective import REGRESSION
 from simulations.study import (

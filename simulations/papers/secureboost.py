@@ -36,7 +36,7 @@ from fedapp.report.summary import read_run
 from fedapp.runs.baselines import Pooled, join_tables
 from fedapp.runs.clean import forget_model
 from fedapp.runs.compare import cached_rows, finished_cell
-from fedapp.runs.engines import LocalGrid, simulated_contexts
+from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import load_settings
 from simulations.study import (
     Compared,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from fedapp.errors import ConfigError
 from fedapp.kernels import frozen, kernel
+from fedapp.trees.categories import Categories
 from fedapp.trees.forest.cart import Ints, Rules
 from fedapp.trees.forest.levels import Rows, Splits, draw_columns, number_children, search, winners
 from fedapp.trees.model import (
@@ -28,14 +29,7 @@ from fedapp.trees.model import (
 )
 from fedapp.trees.objective import Objective, n_outputs
 from fedapp.trees.predict import Nodes, find_leaves, move_rows, sides_of, slots_of
-from fedapp.trees.sets import (
-    NO_SET,
-    NO_SETS,
-    Categories,
-    CategorySets,
-    category_counts,
-    sets_of_rows,
-)
+from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, category_counts, sets_of_rows
 
 KIND = "bagged"
 BRANCH = np.dtype(

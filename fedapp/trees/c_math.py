@@ -1,0 +1,39 @@
+"""Exponentials and logarithms of float32 as the C library rounds them, which XGBoost calls."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.kernels import frozen, kernel
+
+Array = npt.NDArray[np.float32]
+
+
+def exp32(powers: Array) -> Array:
+    """``expf`` of each number."""
+    results = np.empty(powers.shape, dtype=np.float32)
+    _exp_each(*(*frozen(np.ascontiguousarray(powers).ravel()), results.ravel()))
+    return results
+
+
+def log32(values: Array) -> Array:
+    """``logf`` of numbers > 0; shape (n,)."""
+    results = np.empty(values.shape, dtype=np.float32)
+    _log_each(*(*frozen(values), results))
+    return results
+
+
+@kernel
+def _exp_each(powers: Any, found: Any) -> None:
+    for place in range(len(powers)):
+        found[place] = math.exp(powers[place])
+
+
+@kernel
+def _log_each(values: Any, found: Any) -> None:
+    for place in range(len(values)):
+        found[place] = math.log(values[place])

@@ -1,0 +1,142 @@
+"""Categories of a table's columns: names by code, and codes of one table in those of another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.errors import DataError
+
+Categories = tuple[tuple[str, ...] | None, ...]
+
+
+MOST_CATEGORIES = 65_535  # of a column, so that codes fit in the type of bin ids
+
+
+Values = npt.NDArray[np.float32]
+
+
+def names_of(categories: Categories, column: int) -> tuple[str, ...] | None:
+    """Category names of a column, by index; None for a numeric column."""
+    return categories[column] if categories else None
+
+
+def entries_of(categories: Categories, n_columns: int) -> Categories:
+    """One entry per column, also if all columns are numeric."""
+    return categories or (None,) * n_columns
+
+
+def as_categories(entries: Iterable[tuple[str, ...] | None]) -> Categories:
+    """Collect the entries of all columns; the empty tuple if all are numeric."""
+    columns = tuple(entries)
+    return columns if any(names is not None for names in columns) else ()
+
+
+def chosen(categories: Categories, columns: Sequence[int] | npt.NDArray[np.int64]) -> Categories:
+    """Entries of some columns, by index, in this order."""
+    return as_categories(names_of(categories, int(column)) for column in columns)
+
+
+def in_secret_order(values: Values, categories: Categories, seed: int) -> tuple[Values, Categories]:
+    """Reorder the codes of each categorical column so that they reveal nothing about the names.
+
+    A keyed digest of the column determines its order: only a party that has the rows can compute
+    it, and the same seed (>= 0) gives the same order. `values` has shape (n_rows, n_columns).
+    """
+    if not categories:
+        return values, categories
+    ordered: list[tuple[str, ...] | None] = []
+    for column, names in enumerate(categories):
+        if names is not None:
+            digest = hashlib.blake2b(values[:, column].tobytes(), key=seed.to_bytes(8, "little"))
+            digest.update(json.dumps(names).encode())
+            keyed = partial(hashlib.blake2b, key=digest.digest())
+            names = tuple(sorted(names, key=lambda name: keyed(name.encode()).digest()))
+        ordered.append(names)
+    return recoded(values, categories, tuple(ordered))[0], tuple(ordered)
+
+
+def side_by_side(parts: Iterable[tuple[Categories, int]]) -> Categories:
+    """Concatenate the categories of tables, each with its number of columns."""
+    return as_categories(
+        names for categories, width in parts for names in entries_of(categories, width)
+    )
+
+
+def joint_categories(tables: Iterable[Categories]) -> Categories:
+    """Merge the dictionaries of all parties: the union of the names, sorted.
+
+    A column is categorical if it is so at any party. Only the other parties can check that their
+    values fit; a column without values fits both types (``recoded``).
+    """
+    parties = [categories for categories in tables if categories]
+    merged = (
+        [names for names in column if names is not None] for column in zip(*parties, strict=True)
+    )
+    return as_categories(tuple(sorted(set().union(*names))) if names else None for names in merged)
+
+
+def recoded(
+    values: Values, current: Categories, joint: Categories, columns: Sequence[str] = ()
+) -> tuple[Values, npt.NDArray[np.int64]]:
+    """Convert values, shape (n_rows, n_columns), from the codes of `current` to those of `joint`.
+
+    Returns the values, NaN if the name is not in `joint`, and the number of such values of each
+    column. If nothing changes, the values are the input itself. Raises DataError for a column with
+    values that is numeric in one and categorical in the other.
+    """
+    n_columns = values.shape[1]
+    unseen = np.zeros(n_columns, np.int64)
+    if current == joint:
+        return values, unseen
+    out = values.copy()
+    for column in range(n_columns):
+        names, joint_names = names_of(current, column), names_of(joint, column)
+        if names is None or joint_names is None:
+            if (names is None) != (joint_names is None) and not np.isnan(values[:, column]).all():
+                due, got = ("numbers", "text") if joint_names is None else ("categories", "numbers")
+                rule = f"feature column {{}} must be {due}, as at the other parties or in the "
+                rule += f"model, got {got}: the schema of a table says its type"
+                name = columns[column] if columns else f"{column + 1}"
+                raise DataError.naming(rule, f"'{name}'")
+        elif names != joint_names:
+            out[:, column], unseen[column] = _recoded_column(values[:, column], names, joint_names)
+    return out, unseen
+
+
+def trained_first(
+    categories: Categories, train: Values
+) -> tuple[Categories, npt.NDArray[np.int64]]:
+    """Move the categories that occur in training rows first, otherwise keep their order.
+
+    Also returns how many of each column occur; int64, shape (n_columns,). `train` has the codes of
+    `categories`, shape (n_rows, n_columns).
+    """
+    counts, ordered = np.zeros(train.shape[1], dtype=np.int64), list[tuple[str, ...] | None]()
+    for place, names in enumerate(entries_of(categories, train.shape[1])):
+        if names is not None:
+            present = np.unique(train[~np.isnan(train[:, place]), place]).astype(np.int64)
+            others = np.setdiff1d(np.arange(len(names)), present)
+            counts[place] = len(present)
+            names = tuple(names[code] for code in (*present, *others))
+        ordered.append(names)
+    return as_categories(ordered), counts
+
+
+def _recoded_column(
+    codes: Values, names: tuple[str, ...], joint_names: tuple[str, ...]
+) -> tuple[Values, int]:
+    """Codes in another dictionary, and the number of values not in it."""
+    places = {name: place for place, name in enumerate(joint_names)}
+    new = np.array([*(places.get(name, np.nan) for name in names), np.nan], np.float32)
+    is_present = ~np.isnan(codes)
+    # Missing values index the last entry of `new`, which is NaN.
+    at = np.full(len(codes), len(names), np.int64)
+    at[is_present] = codes[is_present].astype(np.int64)
+    out = new[at]
+    return out, int((is_present & np.isnan(out)).sum())
