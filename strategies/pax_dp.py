@@ -392,11 +392,11 @@ class NoisedSums:
 
 # A level takes one exchange: sums of gradients and hessians by node, column and bin. A row is in
 # one node of a tree and in one bin of every column, so that m columns take sqrt(m) times the noise
-# of one. The leaves are summed again, with less noise (see ``strategies.pax_private``).
+# of one. The leaves are summed again, with less noise (see ``strategies.pax_dp``).
 #
 # Source: Maddock, Cormode, Wang, Maple and Jha 2022, "Federated Boosted Decision Trees with
 # Differential Privacy" (arXiv:2210.02910): splits by histograms. Departures: sums are made
-# consistent (see ``fedapp.histograms.noisy_sums``), a side of a split must stand out from noise,
+# consistent (see ``fedapp.histograms.build``), a side of a split must stand out from noise,
 # and leaves do not follow from the histograms.
 
 

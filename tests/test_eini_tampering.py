@@ -132,7 +132,7 @@ def test_a_structure_that_another_passive_party_sends_is_refused(
     monkeypatch.setattr(client, "_keep_structure", keep_and_remember)
     rewrite_all_letters(monkeypatch, write_more)
     with pytest.raises(
-        PartyError, match=r"party-2.*: Structure\.letter must come from party-1 alone"
+        PartyError, match=r"party-2.*: Structure\.letter must come only from party-1"
     ):
         run(encrypted(settings, trained))
 
@@ -285,7 +285,7 @@ def test_another_number_of_elements_is_refused(
     train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained, _ = train(parties=3)
-    real = client.choose
+    real = client.select_ciphertexts
     monkeypatch.setattr(client, "select_ciphertexts", lambda *given: real(*given)[:-1])
     with pytest.raises(
         PartyError, match=r"party-2 .*: Elements.ciphertexts must be \d+ for each of"

@@ -35,7 +35,7 @@ def test_a_name_that_is_none_is_refused_and_quoted(name: str) -> None:
 
 
 def test_a_site_tells_names_of_columns_so_that_they_can_be_printed() -> None:
-    told = Note("columns {} are odd", "'\x1b[2J', " + ", ".join(["'long'"] * 99)).told(True)
+    told = Note("columns {} are odd", "'\x1b[2J', " + ", ".join(["'long'"] * 99)).text(True)
     assert told.startswith("columns '?[2J', 'long'")
     assert len(told) == LONGEST
     assert told.isprintable()

@@ -51,8 +51,8 @@ def test_what_is_left_is_the_table_of_the_rows_with_a_label(rows) -> None:
     holes, kept = (load_table(path, DROP) for path in rows())
     np.testing.assert_array_equal(holes.values, kept.values)
     np.testing.assert_array_equal(holes.labels, kept.labels)
-    assert TOLD in holes.notes[0].told(shares_names=True)
-    assert "'y'" not in holes.notes[0].told(shares_names=False)
+    assert TOLD in holes.notes[0].text(shares_names=True)
+    assert "'y'" not in holes.notes[0].text(shares_names=False)
     assert kept.notes == ()
 
 

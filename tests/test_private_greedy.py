@@ -200,7 +200,11 @@ def test_too_few_rows_to_split_by_sums_are_refused(made: MakeRun) -> None:
 def test_trees_that_no_sum_splits_are_warned_of(
     made: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.pax_dp.MIN_SIDE_DEVIATIONS", 1e9)
+    def strict(changed: Any, **fields: Any) -> Any:
+        heavy = {"min_child_weight": 1e9} if "min_child_weight" in fields else {}
+        return replace(changed, **{**fields, **heavy})
+
+    monkeypatch.setattr("strategies.pax_dp.replace", strict)
     folder = run_local(made(**GREEDY))
     assert any("a tree was not split" in text for text in summary_of(folder)["warnings"])
     assert [len(tree) for tree in load_model(folder.path / "model.json").trees] == [1, 1]

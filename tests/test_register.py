@@ -624,14 +624,14 @@ ADMITTING = """
 import sys
 from fedapp.messages.handshake import HelloRequest
 from fedapp.site.settings import site_config
-from fedapp.site.register import admit, note_begun
+from fedapp.site.register import admit, record_opened
 
 node = {"name": "bank", "data": "rows.csv", "allow": "pax", "runs-per-day": 10**9}
 config, number = site_config(node, {}), int(sys.argv[1])
 while True:
     admit(config, f"{number:016x}", "pax", HelloRequest("binary:logistic", 0.2, 0.1, 42, False))
     print(number, flush=True)
-    note_begun("bank", f"{number:016x}")
+    record_opened("bank", f"{number:016x}")
     print(-number, flush=True)
     number += 1
 """

@@ -176,12 +176,12 @@ class DyingApp(SiteApp):
         is_it = self._party == f"party-{context.node_id - 1}"
         if not is_it or step_of(message) != self._step or self.deaths:
             return super().__call__(message, context)
-        write_whole = store.write_whole
+        write_atomically = store.write_atomically
 
         def die_in_between(path: Path, data: bytes, **how: Any) -> None:
             if self._party in path.parts:
                 raise Killed
-            write_whole(path, data, **how)
+            write_atomically(path, data, **how)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(store, "write_atomically", die_in_between)

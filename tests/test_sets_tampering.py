@@ -12,7 +12,7 @@ import pytest
 from fedapp.errors import ProtocolError
 from fedapp.messages.pax import check_sketch
 from fedapp.settings import load_settings
-from strategies.federated_forest import _own_sets
+from strategies.federated_forest import _party_sets
 from strategies.local_boosting import check_report
 from tests.moments import Change, Listener, Moment, changed_reply
 from tests.network import run
@@ -260,7 +260,7 @@ TOLD_SERVER: list[tuple[str, str, Mapping[str, Change], str]] = [
 def check_told(message: str, reply: Any) -> None:
     """What the server holds of a reply to the columns and categories of the run."""
     if message == "PartitionReply":
-        _own_sets("a party", reply, 3)
+        _party_sets("a party", reply, 3)
     else:
         check_sketch("a party", reply, np.array([*WIDTHS.values(), 0, 0]), 2, 1, 8, 5)
 

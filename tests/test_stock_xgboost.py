@@ -121,7 +121,7 @@ def test_a_model_of_parties_cannot_be_encoded_for(write_table: WriteTable, tmp_p
     given = {"parties": 2, "align": "ordered", "federated_forest": {"trees": 2}}
     run = fedapp.run("federated-forest", data=str(write_table()), label="y", **given)
     with pytest.raises(
-        fedapp.ConfigError, match=r"^encode must be of a whole model, got one whose"
+        fedapp.ConfigError, match=r"^encode must be of a whole model, got a divided one"
     ):
         run.encode(str(write_table()))
 

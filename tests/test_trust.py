@@ -199,7 +199,11 @@ def test_a_coordinator_does_not_tell_a_site_of_another_size_than_its_own(
     vertical: MakeSettings, columns: list[Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tell(monkeypatch, "shop", lambda told: replace(told, n_rows=told.n_rows + 1))
-    refuses(r"^shop .*: OpenRequest\.n_rows must be the site's own", vertical(parties=3), columns)
+    refuses(
+        r"^shop .*: OpenRequest\.n_rows must be the number of local ids",
+        vertical(parties=3),
+        columns,
+    )
 
 
 # Who is not

@@ -86,6 +86,7 @@ from fedapp.deploy.warm.supernode import (
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.wire import Envelope, to_content, to_records
 from fedapp.runs.flower import free_ports
+from fedapp.server_app import train_alone
 from strategies.delivery import LOST
 from strategies.handshake import ENGINES
 from tests.conftest import WriteTable
@@ -145,6 +146,10 @@ def test_a_run_in_slow_mode_says_so_in_its_summary(
 ) -> None:
     monkeypatch.setattr(warm, "DIGESTS", "[simulation] gone: gone=111111")
     monkeypatch.setitem(ENGINES, "LocalGrid", "simulation")
+    # Flower's simulation calls the ServerApp, which adds the engine's warnings.
+    monkeypatch.setattr(
+        "fedapp.runs.local.train", lambda grid, settings, *_: train_alone(grid, settings)
+    )
     run = fedapp.run("pax", num_boost_round=1, max_depth=1, run_dir=tmp_path / "run")
     (warning,) = slow_modes("simulation")
     assert "slow mode, each exchange takes 0.1 s" in warning

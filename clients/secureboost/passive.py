@@ -358,7 +358,7 @@ def blocks_of(store: Store, first: int, last: int) -> Iterator[Array]:
 
 
 # In each node, neighbouring bins of a column are merged until every group has at least that many of
-# the round's drawn rows, or none (see ``fedapp.histograms.floor``). A group is summed in its last
+# the round's drawn rows, or none (see ``fedapp.histograms.sketch``). A group is summed in its last
 # bin, and splits go between groups, so a side's sums are of exactly the rows that go there. Missing
 # values go where their group goes.
 #

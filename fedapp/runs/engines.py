@@ -128,4 +128,4 @@ def _reporting(folder: RunFolder, on_round: OnRound | None) -> Iterator[None]:
             raise faults[0]
 
 
-# The ServerApp and ClientApp are those of a run in this process (``simulations.local``).
+# The ServerApp and ClientApp are those of a run in this process (``fedapp.runs.local``).

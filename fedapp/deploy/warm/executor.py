@@ -171,7 +171,7 @@ def warm_executor() -> WarmExecutor:
     return WarmExecutor()
 
 
-# ``python -m fedapp.deploy.warm.worker`` reads task tokens from stdin, one a line, answers each
+# ``python -m fedapp.deploy.warm.executor`` reads task tokens from stdin, one a line, answers each
 # task with Flower's functions, and writes a line: ``ended`` after the run's last message, else
 # empty. It exits when stdin closes.
 
