@@ -205,7 +205,7 @@ def test_a_whole_model_is_not_explained_by_its_parties(
     folder = run_local(settings(num_boost_round=1))
     arguments = ["predict", str(folder.path), "--data", "breast-cancer", "--output", "out.csv"]
     result = CliRunner().invoke(cli, [*arguments, "--explain", "17"])
-    assert str(result.exception).startswith("--explain must be omitted for a model that lies")
+    assert str(result.exception).startswith("--explain must be omitted for a model that is")
 
 
 @pytest.mark.usefixtures("undrawn")

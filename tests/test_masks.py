@@ -232,7 +232,9 @@ def test_a_roster_with_other_keys_or_without_the_site_is_refused(coordinator: Co
     ):
         coordinator.ask(replace(honest, box_keys=keys), 3, ["insurer"])
     others = replace(honest, names=("bank", "insurer", "mallory"))
-    with pytest.raises(ProtocolError, match=r"^shop: parcel\.names must differ, with the site's"):
+    with pytest.raises(
+        ProtocolError, match=r"^shop: parcel\.names must be distinct and include the site's"
+    ):
         coordinator.ask(others, 3, ["shop"])
     for field, least in (("n_rows", 40), ("heaviest", 0)):
         few = replace(honest, **{field: least - 1})
