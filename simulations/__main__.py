@@ -83,10 +83,8 @@ def main(words: Sequence[str] | None = None) -> None:
     else:
         names = {"bench": benches, "attacks": attacks, "papers": [*STUDIES, "defaults", "page"]}
         lines = [f"  {each} {' '.join(names[each])}" for each in names]
-        known = "\n".join(
-            ["python -m simulations must be called with one of", *lines, "  reference"]
-        )
-        raise SystemExit(known)
+        rule = "python -m simulations must be called with one of"
+        raise SystemExit("\n".join([rule, *lines, "  reference"]))
     sys.argv = [" ".join(["python -m simulations", *words[:n_names]]), *words[n_names:]]
     sys.exit(run())
 

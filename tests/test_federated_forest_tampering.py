@@ -13,6 +13,7 @@ import pytest
 
 from clients.federated_forest import active as chooser
 from clients.federated_forest import passive as summer
+from fedapp.crypto.packing import integer_layout
 from fedapp.crypto.paillier import encrypt, generate_key
 from fedapp.crypto.rings import from_bytes_array, to_bytes_array
 from fedapp.crypto.workers import Workers
@@ -88,7 +89,8 @@ def plus(added: Callable[[int], int]) -> Callable[[Any, Any], Any]:
 
     def change(rows: Any, store: Any) -> Any:
         n, changed = int.from_bytes(store["n"].tobytes(), "big"), rows.copy()
-        layout = summer._layout(store, summer.PublicKey.from_array(store["n"]))
+        bits = summer.PublicKey.from_array(store["n"]).bits
+        layout = integer_layout(bits, store.facts["n_train"], *store.facts["packing"])
         value = int(from_bytes_array(rows[:1])[0]) * (1 + added(layout.slot_bits) * n) % n**2
         changed[0] = to_bytes_array([value], rows.shape[1])[0]
         return changed

@@ -41,6 +41,7 @@ ANSWERING = sorted(
 # What may know methods by name: studies of single ones, and a command that says which one it takes
 # where none is named.
 STUDIES = (
+    "simulations/__main__.py",
     "simulations/attacks/",
     "simulations/papers/",
     "simulations/bench/",
@@ -53,7 +54,6 @@ DEFAULTS = {
     "fedapp/runs/run.py": ["interactive"] * 3,
     "fedapp/commands/predict.py": ["interactive"],
     "fedapp/serve/scorer.py": ["one_round", "interactive"],
-    "fedapp/site/sums.py": ["pax"],  # the budget of a private run
     "fedapp/trees/rounds.py": ["cyclic"] * 2,  # a way to draw trees
 }
 

@@ -41,20 +41,9 @@ from fedapp.messages.fields import fields_of
 from fedapp.site.answer import Site, phase_of
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.store import Store, part_digest, sent_bits, write_part
-from fedapp.trees.forest.cart import (
-    LOWEST,
-    Bins,
-    Candidates,
-    Ints,
-)
+from fedapp.trees.forest.cart import LOWEST, Bins, Candidates, Ints
 from fedapp.trees.forest.encrypted import Listing, OwnerColumns, list_columns
-from fedapp.trees.forest.levels import (
-    Splits,
-    by_tree,
-    columns_of,
-    inside_of,
-    number_children,
-)
+from fedapp.trees.forest.levels import Splits, by_tree, columns_of, inside_of, number_children
 from fedapp.trees.model import LEAF
 from fedapp.trees.predict import Places
 from fedapp.trees.sets import CategorySets

@@ -31,15 +31,6 @@ console = Console() if sys.stdout.isatty() else Console(width=120)
 # Short options of settings.
 SHORT = {"label": "Label column", "id": "Column that names the rows", "parties": "How many"}
 
-# What a method does, where its strategy shares a module; else the module's first line says it.
-DESCRIPTIONS = {
-    "bagging": "Every party boosts from the same margins; the model moves by the mean of their "
-    "steps",
-    "cyclic": "The parties take turns, in the order of their names, to boost the one model",
-    "interactive": "The active party walks the trees and asks the others level by level",
-    "one-round": "Leaf sets of all parties, intersected at the active one",
-}
-
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -135,9 +126,11 @@ def _print_methods(title: str, family: str) -> None:
 
     grid = Grid.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, style="bold cyan")
-    for name in (name for name, method in all_methods().items() if method.family == family):
+    for name, method in all_methods().items():
+        if method.family != family:
+            continue
         title_line = (sys.modules[load_strategy(name).__module__].__doc__ or "").partition("\n")[0]
         text = (title_line.partition(": ")[2] or title_line).rstrip(".")
-        text = DESCRIPTIONS.get(name, text)
+        text = method.title or text
         grid.add_row(name, text[:1].upper() + text[1:])
     Console().print(Panel(grid, title=title, title_align="left", border_style="dim"))

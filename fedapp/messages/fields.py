@@ -229,6 +229,7 @@ class Method:
     codes_labels: bool = False
     baseline: Literal["boosted", "forest"] = "boosted"
     package: str = ""
+    title: str = ""  # of a method whose files have others too; else the strategy's first line
     holds_columns: bool = False
     takes_margins: bool = False
     merges_bins: bool = False

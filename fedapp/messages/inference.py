@@ -156,7 +156,15 @@ class Answers(Letter):
 
 
 GROUPS = {
-    "interactive": Method("inference", {"": "sizes"}),
-    "one_round": Method("inference", {"": "sizes"}),
+    "interactive": Method(
+        "inference",
+        {"": "sizes"},
+        title="The active party walks the trees and asks the others level by level",
+    ),
+    "one_round": Method(
+        "inference",
+        {"": "sizes"},
+        title="Leaf sets of all parties, intersected at the active one",
+    ),
     "explain": frozenset({"inference"}),
 }

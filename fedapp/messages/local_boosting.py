@@ -61,6 +61,17 @@ class TurnReply(BoostReport):
 
 
 GROUPS = {
-    "bagging": Method("horizontal", GETS, takes_margins=True),
-    "cyclic": Method("horizontal", GETS, takes_margins=True),
+    "bagging": Method(
+        "horizontal",
+        GETS,
+        takes_margins=True,
+        title="Every party boosts from the same margins; the model moves by the mean of "
+        "their steps",
+    ),
+    "cyclic": Method(
+        "horizontal",
+        GETS,
+        takes_margins=True,
+        title="The parties take turns, in the order of their names, to boost the one model",
+    ),
 }

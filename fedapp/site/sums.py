@@ -55,9 +55,7 @@ from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import Bounds, Whole
 from fedapp.home import write_atomically
 from fedapp.messages.fields import Array, Request
-from fedapp.messages.pax_secure import (
-    Promise,
-)
+from fedapp.messages.pax_secure import Promise
 from fedapp.messages.secagg import SEALED_BYTES, Among, MaskedReply, UnmaskReply, UnmaskRequest
 from fedapp.messages.wire import Envelope
 from fedapp.site.mail import ANSWERED_ONCE, checkpoint_of, pair_secrets

@@ -36,12 +36,7 @@ from fedapp.trees.model import (
     write_model,
     written_categories,
 )
-from fedapp.trees.objective import (
-    Objective,
-    base_margin,
-    n_outputs,
-    read_base_score,
-)
+from fedapp.trees.objective import Objective, base_margin, n_outputs, read_base_score
 from fedapp.trees.predict import add_outputs
 from fedapp.trees.sets import NO_SETS, CategorySets, category_counts
 

@@ -216,17 +216,19 @@ def _trained(settings: Settings) -> CuriousPAX:
 
 def all_rebuilt(levels: Sequence[Level], sketch: Sketch, merged: bool) -> set[Row]:
     """Rows that sums of one sender reveal; ``merged``: parties merge bins of few rows."""
-    known: set[Row] = set()
+    recovered: set[Row] = set()
     remaining = levels
     ways = (False, True) if merged else (False,)
-    while new := {row for way in ways for row in rebuilt(remaining, sketch.offsets, way)} - known:
-        known |= new
-        sums = _sums_of(sorted(known), levels, sketch)
+    while (
+        new := {row for way in ways for row in rebuilt(remaining, sketch.offsets, way)} - recovered
+    ):
+        recovered |= new
+        sums = _sums_of(sorted(recovered), levels, sketch)
         remaining = [
             Level(level.request, level.histograms - known_sums)
             for level, known_sums in zip(levels, sums, strict=True)
         ]
-    return known
+    return recovered
 
 
 def _sums_of(rows: Sequence[Row], levels: Iterable[Level], sketch: Sketch) -> Iterator[Sums]:
@@ -672,17 +674,17 @@ class Target:
         self, reg_lambda: float, score: float, knows: Knows, rng: np.random.Generator
     ) -> Outcome:
         """Score the attack, and a guess."""
-        known, tolerances, measure = self.known, TOLERANCE * self.truth.std(axis=0), accuracy
+        recovered, tolerances, measure = self.known, TOLERANCE * self.truth.std(axis=0), accuracy
         if knows is Knows.ROWS:
             measure, likeness = in_place, self.likeness()
-            reconstruction = likeliest(self.true_boxes(), known, likeness, tolerances)
-            guess = likeliest(self.blind(), known, np.ones_like(likeness), tolerances)
+            reconstruction = likeliest(self.true_boxes(), recovered, likeness, tolerances)
+            guess = likeliest(self.blind(), recovered, np.ones_like(likeness), tolerances)
         elif knows is Knows.VALUES:
-            reconstruction, guess = moved(self.rebuilt(reg_lambda), known), known
+            reconstruction, guess = moved(self.rebuilt(reg_lambda), recovered), recovered
         else:
             reconstruction, guess = (
-                drawn(self.rebuilt(reg_lambda), known, rng),
-                drawn(self.blind(), known, rng),
+                drawn(self.rebuilt(reg_lambda), recovered, rng),
+                drawn(self.blind(), recovered, rng),
             )
         # Without trees, the guess has the same background knowledge.
         success, chance = (

@@ -304,7 +304,7 @@ def secureboost_main() -> None:
 
     A run in this process of two parties with columns of default-credit: messages are encoded,
     sealed, checked and kept on the disk by both. First a run of deeper trees, and then the timed
-    one itself, are held against XGBoost on the joined table, node for node. A tree is timed from
+    one itself, are compared with XGBoost on the joined table, node for node. A tree is timed from
     the encryption of its gradients to that of the next; its parts are the calls of
     ``fedapp.crypto`` that both parties make, never at the same time.
 

@@ -960,7 +960,7 @@ def rows_main() -> None:
 
     With ``--engine simulation`` Flower's simulation trains after the local engine, with ``--engine
     deployment`` a SuperLink and two sites with tables of their own, all on this machine. The model
-    must be the local engine's, byte for byte. What is told then is the seconds of a clock, and the
+    must be the local engine's, byte for byte. It then reports seconds of a clock, and the
     peak of the largest process of all, or of the coordinator and of each site.
     """
     parser = new_parser(rows_main)
