@@ -208,7 +208,7 @@ CTRL_C = """
 import os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
 from fedapp.commands import main
-from fedapp.runs.engines import LocalGrid
+from fedapp.runs.local import LocalGrid
 
 push, begun = LocalGrid.push_messages, []
 

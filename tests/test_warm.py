@@ -313,7 +313,7 @@ def test_a_reply_is_passed_on_when_its_last_object_has_come(
     node: Node, n_objects: int, n_replies: int
 ) -> None:
     push_reply(node, node.send(RUN), n_objects)
-    assert node.state.pace.reply.is_set()
+    assert node.state.timer.reply.is_set()
     assert len(node.replies()) == n_replies
 
 
@@ -350,7 +350,7 @@ def test_a_task_that_failed_after_its_reply_keeps_it(node: Node) -> None:
 
 def test_whoever_asks_for_a_task_gets_it_when_a_message_comes(node: Node) -> None:
     node.begin(RUN)
-    acquire = partial(wait_for_task, runtime_handlers.acquire_task, node.state.pace)
+    acquire = partial(wait_for_task, runtime_handlers.acquire_task, node.state.timer)
     request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     threading.Timer(0.1, node.send, [RUN]).start()
     deadline = time.monotonic() + LONG
@@ -675,7 +675,7 @@ def test_what_an_executor_was_asked_fails_when_another_one_asks(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedapp.deploy.warm.supernode.WAIT_SECONDS", 0.01)
-    acquire = partial(wait_for_task, runtime_handlers.acquire_task, node.state.pace)
+    acquire = partial(wait_for_task, runtime_handlers.acquire_task, node.state.timer)
     first, second = (
         signed_request(sender, supported_task_types=[TaskType.CLIENT_APP])
         for sender in (b"one", b"another")
@@ -741,7 +741,7 @@ def reply_of(node: Node) -> Message:
     deadline = time.monotonic() + LONG
     while not (replies := node.replies()):
         assert time.monotonic() < deadline
-        node.state.pace.reply.wait(0.1)
+        node.state.timer.reply.wait(0.1)
     return replies[0]
 
 
