@@ -165,8 +165,6 @@ def _trees(site: Site) -> list[tuple[Array, Array]]:
 # Source: Chen et al. 2021 (arXiv:2105.09540), Algorithm 1, Eq. 7 to 10 and 14. A boosted model's
 # leaf weights add up to margins; a forest's leaf values (class shares, or numbers) to n_trees times
 # their mean. All outputs of a leaf share one ciphertext.
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """The trees to predict, collapsed to what passive parties split."""

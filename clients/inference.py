@@ -274,8 +274,6 @@ def take_answers(site: Site, mail: Mail, part: ActivePart) -> None:
 
 
 # Source: Liu et al. 2019, "Federated Forest", Algorithms 3 and 4.
-
-
 def answer_leaf_sets(
     site: Site, request: LeafSetsRequest, mail: Mail
 ) -> tuple[LeafSetsReply, Letters]:
@@ -361,8 +359,6 @@ def note_explained(site: Site, request: ExplainRequest) -> ExplainReply:
 #
 # Where parties share column names, the active party has those of a boosted model's splits. The
 # files are ``explanation.json`` and ``explanation.txt`` in the site's folder.
-
-
 def explain_open(site: Site, part: Part, trees: Iterable[tuple[Array, Array]]) -> None:
     """At a passive party: splits that its others leave open; ``trees``: left children, records."""
     entries: dict[str, Entry] = {row: {"splits": []} for row in _rows(site)}

@@ -314,8 +314,6 @@ def _check(site: Site, request: GrowRequest) -> None:
 # that gives such a leaf a value of its own learns its rows, and two rounds that split next to
 # each other reveal the rows in between. Margins by where rows are summed would prevent this, but
 # change the model.
-
-
 def begin_round(site: Site, n_trees: int) -> None:
     """Sum all rows at the roots, or none in a round that has drawn too few."""
     store, least = site.store, site.config.least_bin_rows

@@ -199,8 +199,6 @@ def check_offsets(site: Site, message: str, field: str, offsets: Array, n_all: i
 
 
 # Rows are routed by value. Bins exist only where splits are chosen from noisy sums over them.
-
-
 def open_noised_sums(site: Site, request: PrivateOpenRequest) -> Sums:
     """Store coding, parties and privacy promise; noised sums of labels, counts of values."""
     keep_coding(site, request)

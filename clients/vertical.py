@@ -195,8 +195,6 @@ def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bo
 # owner knows the order within a list. The subset of a row follows from its place in the common
 # order, which the ids determine; in a simulation with a shared table, from its place there, as in a
 # horizontal run.
-
-
 def open_run(site: Site, request: OpenRequest) -> tuple[SentReply, Letters]:
     """Store the other parties' keys, and pass on the local ids, masked."""
     store = site.store

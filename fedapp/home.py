@@ -102,8 +102,6 @@ def secret_at(path: Path, draw: Callable[[], bytes]) -> bytes:
 # Holders and writers share the lock of the folder; whoever deletes it has that lock exclusively.
 # Writers exclude each other by a lock file in the folder, so that a command can hold the folder
 # while its ServerApp, another process, writes it. Locks end with their process.
-
-
 @contextmanager
 def shared_lock(folder: Path) -> Iterator[None]:
     """Make a folder and share its lock during the block."""

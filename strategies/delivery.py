@@ -237,8 +237,6 @@ def _failure(error: Error, party: str, step: int) -> FedappError:
 
 # Flower signs each request of a site with the time; its SuperLink refuses one that is too early or
 # too late.
-
-
 def seconds_ahead(asked: float, answered: float, earliest: float, latest: float) -> float:
     """Lower bound of how far another clock is ahead of this one; negative if it is behind.
 

@@ -188,8 +188,6 @@ def table_warnings(parties: Mapping[str, Introduction]) -> list[str]:
 
 # The rounds of the new run are numbered after those of the model, so that rows and columns are
 # drawn as in one run of all rounds; the base score stays the model's.
-
-
 @dataclass(frozen=True, slots=True)
 class InitialModel:
     """Size of the model that a run continues, as ``xgb_model`` of XGBoost; 0 without one."""

@@ -114,8 +114,6 @@ def _explained_rows(settings: Settings) -> tuple[str, ...]:
 #
 # where ``n_lots = ceil(n_trees / trees_at_once)``, and 1 for all at once. The predictions do not
 # depend on it. Only the active party writes them.
-
-
 class InteractiveSettings(Section):
     """``[interactive]`` of the run config; ``trees_at_once``: trees in a lot, 0: all."""
 
@@ -152,8 +150,6 @@ class Interactive(InferenceStrategy):
 
 # Source: Liu et al. 2019, "Federated Forest" (arXiv:1905.10053v1), Algorithms 3 and 4. After the
 # alignment the passive parties are asked once, whatever the number and the depth of the trees.
-
-
 class OneRound(InferenceStrategy):
     """One-round prediction: relays leaf sets."""
 

@@ -43,6 +43,7 @@ from strategies.horizontal import CommonTable, HorizontalStrategy, mean_label
 from strategies.scoring import ROUND_BINS, History, check_scores, evaluate, shares
 from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, INIT_MODEL, OBJECTIVES_OR_FUNCTION
 
+
 # With one party this is XGBoost, tree by tree. With K parties each step is a mean of K, weighted by
 # rows: a leaf value is a full Newton step, and K of them added up would be a K times larger
 # ``eta``, which no longer converges where ``K * eta`` exceeds 2.
@@ -57,8 +58,6 @@ from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, INIT_MODEL, OBJE
 #   several classes or local rounds only the first tree is kept. Here all are.
 # - Trees come in the order of the answers; here in the order of the parties' names, so that the
 #   same run gives the same model.
-
-
 class BaggingSettings(Section):
     """``[bagging]`` of the run config; ``local_rounds``: rounds a party boosts before a mean."""
 
@@ -111,8 +110,6 @@ class Bagging(HorizontalStrategy):
 # - The whole model travels to and fro; here a party keeps its margins and gets the new trees.
 # - Base score and classes are those of the first party; here they are of all parties.
 # - It scores the model on one party's rows in turn; here on all.
-
-
 class Cyclic(HorizontalStrategy):
     """Cyclic training: parties take turns to boost the one model.
 

@@ -398,8 +398,6 @@ class NoisedSums:
 # Differential Privacy" (arXiv:2210.02910): splits by histograms. Departures: sums are made
 # consistent (see ``fedapp.histograms.build``), a side of a split must stand out from noise,
 # and leaves do not follow from the histograms.
-
-
 def grow_greedily(
     parties: Hellos,
     boosting: Boosting,

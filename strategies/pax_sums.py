@@ -168,8 +168,6 @@ class PlainSums:
 # Departures from the paper, where each party summarises its rows at its resolution and the server
 # fuses the summaries: here the cuts are quantiles of all rows, at ``max-bin`` bins a column, so
 # each party counts by its weight; ``pax.bins`` and ``pax.fusion`` have no effect.
-
-
 class SecureSums:
     """All parties answer as one, named ``EVERYONE``; methods as of ``PlainSums``."""
 

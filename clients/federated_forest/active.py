@@ -238,8 +238,6 @@ def _importance(
 
 # Source: Liu et al. 2019, Algorithms 2 and 6. Departure: the active party compares the splits, not
 # the master, who would learn from improvements how impure nodes are; the active party knows that.
-
-
 def encrypt_labels(site: Site, request: SetupRequest) -> Letters:
     """Draw a key; encrypt the rows under it, afresh for each party."""
     store = site.store

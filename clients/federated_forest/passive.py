@@ -170,8 +170,6 @@ def _list_tree(
 # A party keeps the structure of the trees and the lookup table of its splits: record id -> column,
 # threshold, default side. Record ids count a party's splits in the order in which they were made,
 # so every party knows them.
-
-
 def hand_over(site: Site, request: PartitionRequest) -> tuple[PartitionReply, Letters]:
     """Store the party's part of the model, and drop the rows."""
     store, letter = site.store, local_partition(site)

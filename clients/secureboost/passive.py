@@ -329,8 +329,6 @@ def _encrypted_sums(site: Site) -> EncryptedSums:
 
 
 # Each block is a file of the site's state, so no array holds all of them.
-
-
 def keep_block(store: Store, key: Key, letter: EncryptedGradients | MoreGradients) -> None:
     """Check a block and store it."""
     active, kind = store.facts["active"], type(letter).__name__
@@ -365,8 +363,6 @@ def blocks_of(store: Store, first: int, last: int) -> Iterator[Array]:
 # Both children of a node have the same groups, each a union of groups of their parent. So where one
 # child has too few rows, whoever made the split, each column is a single group in both children,
 # and this party offers no split of them.
-
-
 def begin_round(site: Site, n_trees: int) -> None:
     """Group the cells of the roots."""
     store = site.store

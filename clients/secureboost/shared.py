@@ -66,8 +66,6 @@ BOTH = "monotone-constraints and interaction-constraints"
 # Each party starts with its splits of that model, the active one with its trees too. Rows traverse
 # it as in interactive inference, and their leaf values are the initial margins. Record and round
 # numbers continue.
-
-
 def note_init_model(site: Site, request: SetupRequest) -> None:
     """Store the id of the initial model."""
     if request.init_model and not MODEL_ID.fullmatch(request.init_model):
@@ -135,8 +133,6 @@ def add_leaves(store: Store, part: ActivePart) -> None:
 # The order of a table's codes is independent of the names, so bins reveal nothing of these. A
 # category in no training row has a code above all others and no bin; splits send it left, as
 # XGBoost's do. A category that first occurs in a table to predict is missing.
-
-
 def code_categories(store: Store) -> Ints:
     """Give training categories the lowest codes; returns their number per column, 0 if numeric."""
     local, values = stored_categories(store), np.asarray(store["values"])
@@ -162,8 +158,6 @@ def keep_cuts(store: Store, max_bin: int, categories: Ints) -> Cuts:
 
 # The run config names columns; a party that shares its column names sends which of them are its. A
 # party that does not share them sets constraints among its columns in its node config.
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ConfiguredConstraints:
     """Constraints of the run config, by column name."""

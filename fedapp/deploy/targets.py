@@ -37,8 +37,6 @@ HEALTH = ("python", "-P", "-m", "fedapp.deploy.health")
 
 
 # Scripts, compose files, Kubernetes manifests and systemd units differ only in paths and addresses.
-
-
 @dataclass(frozen=True, slots=True)
 class Federation:
     """A coordinator's addresses and sites."""
@@ -558,8 +556,6 @@ http {
 # it listens on the loopback only, and nginx forwards two path prefixes, each on its own port:
 # ``/v1/fleet/`` to sites, which the SuperLink knows by their keys, and ``/v1/control/`` to users
 # with a password.
-
-
 def host_config(machine: Machine, federation: Federation) -> Texts:
     """Configuration for the http block of the host's nginx."""
     # nginx workers cannot read the coordinator's folder, so the users file is elsewhere.
@@ -747,8 +743,6 @@ _DNS_PORTS = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
 
 
 # No manifest contains a key: kustomize makes a Secret for each container from the files beside it.
-
-
 def manifests_federation(machine: Machine, federation: Federation) -> Texts:
     """Manifests of SuperLink, SuperExec and nginx, which share the loopback of one pod."""
     ports = {"sites": federation.public_port, "users": federation.users_port}

@@ -579,8 +579,6 @@ $body
 
 
 # Every text from outside (names of columns, parties, data, settings) passes through ``escaped``.
-
-
 class Strong(str):
     """A table cell in bold."""
 

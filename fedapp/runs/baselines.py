@@ -465,8 +465,6 @@ def _constraints(settings: Settings, columns: Sequence[str]) -> dict[str, Any]:
 
 
 # They need all tables in one place: a coordinator has no rows, and asks no party for any.
-
-
 def contributions(settings: Settings, run_dir: Path) -> dict[str, Any]:
     """Mean absolute contribution of each column to the margin of a test row.
 

@@ -415,8 +415,6 @@ def _identity(settings: Settings, engine: str) -> dict[str, Any]:
 # The inputs are settings, tables and code. A result with other settings or another table is never
 # reused. One of other code is, so that a changed comment does not cost hours; :func:`other_code`
 # reports it.
-
-
 def inputs_of(settings: Settings) -> dict[str, Any]:
     """Inputs of a result: settings, and digests of tables and code."""
     config = flatten(settings.as_config())
@@ -516,8 +514,6 @@ def code_digest() -> str:
 
 # The runs are in subfolders, like the cells of a comparison; finished ones are reused.
 # ``folds.json`` has mean and standard deviation of each score.
-
-
 @dataclass(slots=True)
 class CrossValidation:
     """A run for each fold, and the means of their scores; fields are those of a ``Training``."""

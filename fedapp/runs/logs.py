@@ -286,8 +286,6 @@ def _load_pyfunc(path: str) -> LoadedModel:
 
 # MLflow decides where it is: ``MLFLOW_TRACKING_URI``, ``MLFLOW_EXPERIMENT_NAME``, or what the
 # process has set. Inside an active run it is a nested run.
-
-
 class ToMLflow:
     """Parameters, a step per round, tags, files, and the model with its signature."""
 
@@ -406,8 +404,6 @@ def _param_text(value: object) -> str:
 
 # ``tensorboard --logdir runs`` shows all runs side by side: numbers by round, parameters, and the
 # model card as text.
-
-
 class ToTensorBoard:
     """Event files in the subfolder ``tensorboard`` of the run's folder."""
 
@@ -492,8 +488,6 @@ def _table(tags: Mapping[str, str]) -> str:
 
 # wandb decides where it is: ``WANDB_MODE``, ``WANDB_PROJECT``, ``WANDB_DIR`` and others. Nothing is
 # sent about this machine: no code, host, git state or console output.
-
-
 class ToWandb:
     """Weights & Biases: configuration, a step per round, tags, and an artifact with the files."""
 

@@ -356,8 +356,6 @@ def _drop(path: Path) -> None:
 
 # A draw depends only on the seed and on the trials so far, so that an interrupted search continues
 # as if it had not been interrupted.
-
-
 @dataclass(frozen=True, slots=True)
 class Numbers:
     """Numbers from ``low`` to ``high``, both included; log-scaled, or integers."""

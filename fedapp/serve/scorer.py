@@ -197,8 +197,6 @@ def _column(name: str, values: list[Any], party: str | None) -> Any:
 # A row is an object of columns by party. Each request becomes a prediction run on the local engine
 # with tables in memory: a party gets its columns, and the messages are those of ``fedapp predict``.
 # All of it passes through this process, so nothing is hidden from it.
-
-
 class DividedScorer:
     """A divided model of a simulated run.
 

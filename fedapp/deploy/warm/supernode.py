@@ -236,8 +236,6 @@ def replace_parts() -> None:
 # separate request. Here the objects travel in fields that Flower's protobuf messages do not define.
 # A receiver that does not know these fields ignores them and transfers each object as usual; so
 # either end of a connection may be unpatched.
-
-
 def _carried_class() -> Any:
     file = FileDescriptorProto(name="fedapp/carried.proto", package="fedapp", syntax="proto3")
     fields, kind = file.message_type.add(name="Carried").field, FieldDescriptorProto
