@@ -28,7 +28,7 @@ from fedapp.messages.fedxgbllr import (
     ShareRequest,
 )
 from fedapp.messages.fields import Array, Request, parameters_of
-from fedapp.messages.trees import arrays_of
+from fedapp.messages.scoring import arrays_of
 from fedapp.site.answer import Handler, Site
 from fedapp.site.settings import check_share
 from fedapp.site.store import Store

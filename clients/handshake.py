@@ -49,7 +49,7 @@ from fedapp.messages.handshake import (
 )
 from fedapp.messages.wire import LONGEST, UNPRINTABLE
 from fedapp.metrics import check_metrics
-from fedapp.packages import versions
+from fedapp.process import versions
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import note_greeting
 from fedapp.site.settings import SiteConfig, check_subsets

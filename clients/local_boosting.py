@@ -11,7 +11,7 @@ from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, Request, parameters_of
 from fedapp.messages.local_boosting import BagReply, BagRequest, TurnReply, TurnRequest
-from fedapp.messages.trees import BoostOrder
+from fedapp.messages.scoring import BoostOrder
 from fedapp.site.answer import Handler, Site
 from fedapp.site.settings import check_share
 from fedapp.trees.model import EXPLAINED, check_range, pack_trees

@@ -20,8 +20,13 @@ from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.sketch import surrogates
 from fedapp.home import write_atomically
 from fedapp.messages.fields import Array
-from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
-from fedapp.messages.trees import Trees, arrays_of
+from fedapp.messages.scoring import (
+    EvaluateReply,
+    EvaluateRequest,
+    SumScoresRequest,
+    Trees,
+    arrays_of,
+)
 from fedapp.metrics.sums import DOUBLES, Adder, WholeNumbers
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store

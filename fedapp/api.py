@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from fedapp.data.frames import Data, drop_frames, has_frames, write_tables
+from fedapp.data.datasets import Data, drop_frames, has_frames, write_tables
 from fedapp.errors import ConfigError
 from fedapp.home import RUNS, display_path, private_folder
 from fedapp.run_folder import OnRound, RunFolder, Silent, Watcher, new_run_dir

@@ -1,4 +1,4 @@
-"""A process of fedapp: its signals, its limits, and the format of its log lines.
+"""A process of fedapp: its signals, its limits, its packages, and the format of its log lines.
 
 Few imports, as ``fedapp.__main__`` imports this file first, so that a command can be interrupted
 early. A log line of any process of a coordinator or a site::
@@ -11,6 +11,7 @@ messages. ``FEDAPP_NAME``, which scripts and units set, is the name of the site.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ import re
 import resource
 import signal
 import sys
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,6 +32,9 @@ _CHATTER = re.compile(
     r"|\[Fleet\.(PushMessages|GetRun|GetFab)|(FastAPI l|SuperLinkL)ifespan|Start `flwr-"
 )
 _RUN = re.compile(r"\brun(?:_id=| ID | )`?(\d{6,})")
+SHOWN = ("fedapp", "flwr", "xgboost", "numpy")
+# XGBoost's CPU build has the same modules under another name.
+DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {"xgboost": ("xgboost-cpu", "xgboost")}
 _about = {"process": "", "run": ""}
 
 
@@ -106,3 +111,20 @@ def start_log(process: str, run: int | str = "") -> None:
 def log_run(run: int | str) -> None:
     """Set the run of this process's log lines."""
     _about["run"] = str(run)
+
+
+def versions(packages: Iterable[str] = SHOWN) -> dict[str, str]:
+    """The installed version of each package, or ``unknown``."""
+    return {package: _version(package) for package in packages}
+
+
+@functools.cache
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    for name in DISTRIBUTIONS.get(package, (package,)):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "unknown"

@@ -9,7 +9,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedapp.deploy.warm import serverapp
+from fedapp.deploy.warm import patch_serverapp, slow_modes
 from fedapp.errors import FedappError
 from fedapp.process import leave_no_core, start_log
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
@@ -30,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
     else:  # a handler of the root logger would print Flower's lines twice
         log.addHandler(logging.StreamHandler(sys.stdout))
         log.setLevel(logging.INFO)
-    serverapp.replace_parts(grid)
+    patch_serverapp(grid)
     try:
         settings = load_settings(context.run_config)
         check_read(settings)
@@ -51,7 +51,7 @@ def in_one_sentence(record: logging.LogRecord) -> bool:
 def train_alone(grid: Grid, settings: Settings) -> RunFolder:
     """Train, log the run and write its report, as a command does for a simulated run."""
     settings = resumed_settings(settings)
-    warnings = serverapp.slow_modes(engine_name(grid))
+    warnings = slow_modes(engine_name(grid))
     if not settings.run_dir:
         run_dir = str(new_run_dir(settings.strategy))
         settings = settings.model_copy(update={"run_dir": run_dir})

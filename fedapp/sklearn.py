@@ -36,13 +36,14 @@ from sklearn.utils.validation import (
 
 from clients.vertical import FEWEST_ROWS
 from fedapp import metrics
-from fedapp.data.datasets import NAME, party_name
-from fedapp.data.frames import (
+from fedapp.data.datasets import (
+    NAME,
     ArrowStream,
     Interchange,
     array_names,
     as_arrow,
     drop_frames,
+    party_name,
     write_tables,
 )
 from fedapp.data.predictions import by_class

@@ -65,8 +65,7 @@ from fedapp.trees.forest.levels import (
 from fedapp.trees.forest.model import BaggedForest, branches, to_json
 from fedapp.trees.objective import AUTO, REGRESSION
 from fedapp.trees.sets import NO_SETS, CategorySets, category_counts, set_numbers
-from strategies.base import Summary
-from strategies.settings import SPLIT_SETTINGS
+from strategies.base import SPLIT_SETTINGS, Summary
 from strategies.vertical import (
     MIN_PARTIES,
     Hellos,

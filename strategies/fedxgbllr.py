@@ -45,7 +45,7 @@ from fedapp.messages.fedxgbllr import (
     check_final,
 )
 from fedapp.messages.fields import MOST_DEPTH, Reply, parameters_of
-from fedapp.messages.trees import arrays_of
+from fedapp.messages.scoring import arrays_of
 from fedapp.metrics import loss_metric, scored_names
 from fedapp.settings import Section, Settings, check
 from fedapp.trees.model import concatenated, pack_trees, unpack_trees
@@ -63,11 +63,10 @@ from fedapp.trees.stacked import (
     to_arrays,
     to_json,
 )
-from strategies.base import Summary
+from strategies.base import TREE_SETTINGS, Summary
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalStrategy, mean_label, parties_without_class
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
-from strategies.settings import TREE_SETTINGS
 
 TREES_OF_ALL = 500  # section 4.1: divided among the parties
 WIDEST_RESIDUAL = 3.0  # of the report's histogram, in standard deviations of the labels

@@ -48,9 +48,8 @@ from fedapp.trees.objective import (
     is_regression,
     n_outputs,
 )
-from strategies.base import TreeStrategy
+from strategies.base import LOCAL_TABLES, SPLIT_SETTINGS, TreeStrategy
 from strategies.handshake import Hellos, InitialModel, read_init_model
-from strategies.settings import LOCAL_TABLES, SPLIT_SETTINGS
 
 log = logging.getLogger("fedapp")
 

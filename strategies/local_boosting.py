@@ -20,7 +20,7 @@ from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Reply, parameters_of
 from fedapp.messages.local_boosting import BagReply, BagRequest, TurnReply, TurnRequest
-from fedapp.messages.trees import BoostReport, arrays_of
+from fedapp.messages.scoring import BoostReport, arrays_of
 from fedapp.settings import Section, Settings, check
 from fedapp.trees.model import (
     NO_TREES,
@@ -37,11 +37,16 @@ from fedapp.trees.model import (
 )
 from fedapp.trees.objective import LossParameters
 from fedapp.trees.sets import CategorySets, Ints, category_counts
-from strategies.base import Summary
+from strategies.base import (
+    BASE_MARGIN,
+    BOOSTING_SETTINGS,
+    INIT_MODEL,
+    OBJECTIVES_OR_FUNCTION,
+    Summary,
+)
 from strategies.handshake import Hellos, InitialModel
 from strategies.horizontal import CommonTable, HorizontalStrategy, mean_label
 from strategies.scoring import ROUND_BINS, History, check_scores, evaluate, shares
-from strategies.settings import BASE_MARGIN, BOOSTING_SETTINGS, INIT_MODEL, OBJECTIVES_OR_FUNCTION
 
 
 # With one party this is XGBoost, tree by tree. With K parties each step is a mean of K, weighted by

@@ -35,20 +35,20 @@ from fedapp.trees.grow import Growth, Limits, Rows, Shape
 from fedapp.trees.model import pack_trees, to_json
 from fedapp.trees.objective import LossParameters, base_margin, hide_class_shares
 from fedapp.trees.rounds import Boosting, Sampling, stored_cuts
-from strategies.base import Summary
+from strategies.base import (
+    BASE_MARGIN,
+    BOOSTING_SETTINGS,
+    CONSTRAINTS,
+    INIT_MODEL,
+    OBJECTIVES_OR_FUNCTION,
+    Summary,
+)
 from strategies.handshake import Hellos, InitialModel
 from strategies.horizontal import HorizontalStrategy, mean_label
 from strategies.pax_dp import NoisedSums, privacy_settings
 from strategies.pax_sums import PaxSettings, PlainSums, SecureSums
 from strategies.scoring import ROUND_BINS, History, check_scores, evaluate
 from strategies.secagg import check_secure_aggregation, secure_plan_fields
-from strategies.settings import (
-    BASE_MARGIN,
-    BOOSTING_SETTINGS,
-    CONSTRAINTS,
-    INIT_MODEL,
-    OBJECTIVES_OR_FUNCTION,
-)
 
 
 class PAX(HorizontalStrategy):

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from fedapp.conversation import Checkpoint
 from fedapp.errors import ConfigError, alias, did_you_mean, in_words
 from fedapp.messages.fields import all_methods, module_of_group
-from fedapp.packages import versions
+from fedapp.process import versions
 from fedapp.run_folder import (
     OnRound,
     RoundInfo,
@@ -25,9 +25,8 @@ from fedapp.run_folder import (
     resumed_settings,
 )
 from fedapp.settings import Settings, flatten
-from strategies.base import Callbacks, TreeStrategy
+from strategies.base import REMEDIES, Callbacks, TreeStrategy
 from strategies.handshake import ENGINES, shared_rows
-from strategies.settings import REMEDIES
 
 BOOSTING = ("num_boost_round", "eta", "early_stopping_rounds")  # settings that can be ``auto``
 

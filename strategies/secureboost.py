@@ -47,16 +47,16 @@ from fedapp.messages.vertical import SentReply
 from fedapp.settings import Section, Settings, check
 from fedapp.trees.model import from_json
 from fedapp.trees.objective import is_regression
-from strategies.base import Summary
-from strategies.handshake import InitialModel, init_model_id
-from strategies.scoring import History, model_files
-from strategies.settings import (
+from strategies.base import (
     BASE_MARGIN,
     BOOSTING_SETTINGS,
     CONSTRAINTS,
     INIT_MODEL,
     SPLIT_SETTINGS,
+    Summary,
 )
+from strategies.handshake import InitialModel, init_model_id
+from strategies.scoring import History, model_files
 from strategies.vertical import (
     MANY_PARTIES,
     Hellos,

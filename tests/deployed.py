@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.settings import app_folder
-from simulations.deployment import DRAWS, Deployment
+from simulations.study import DRAWS, Deployment
 from tests.unpacked import unpack_compiled
 
 SITES = ("bank", "insurer", "shop")

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import fedapp
 from fedapp import settings
 from fedapp.commands import cli
-from fedapp.data.frames import as_arrow
+from fedapp.data.datasets import as_arrow
 from fedapp.settings import app_folder
 from tests.conftest import MakeSettings, WriteTable
 

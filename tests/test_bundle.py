@@ -22,14 +22,13 @@ from typer.testing import CliRunner
 
 from fedapp.client_app import SiteApp
 from fedapp.commands.site import app_app
-from fedapp.deploy.clientapp import Bundle
-from fedapp.deploy.superexec import SiteExecutor
+from fedapp.deploy.superexec import Bundle, SiteExecutor
 from fedapp.errors import ConfigError
 from fedapp.messages.wire import REFUSED
 from fedapp.runs.local import LocalGrid, site_contexts
 from fedapp.site.bundle import app_sources, build_bundle, check_bundle, installed_bundle
 from fedapp.site.settings import site_config
-from simulations.deployment import Deployment, settings_of
+from simulations.study import Deployment, settings_of
 from tests.deployed import CUSTOMER, PAX, no_secret_is_at_the_coordinator, started
 from tests.edited import edited_app
 
@@ -144,7 +143,7 @@ def test_of_a_bundle_nothing_is_unpacked(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_where_flower_unpacks_bundles_by_other_means_no_message_is_answered() -> None:
     code = "from flwr.supernode.runtime import run_clientapp; del run_clientapp.install_from_fab\n"
-    code += "from fedapp.deploy.clientapp import main; main()"
+    code += "from fedapp.deploy.superexec import answer_message; answer_message()"
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )

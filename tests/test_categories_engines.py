@@ -16,7 +16,7 @@ from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.store import PART_FILE
 from fedapp.trees.model import load_model
-from simulations.deployment import Deployment, settings_of, wait_for_output
+from simulations.study import Deployment, settings_of, wait_for_output
 from tests.deployed import SITES, model_in, same_columns, same_rows, started, use_tables, write_csv
 from tests.forests import without_salt
 from tests.pooled import write_rows

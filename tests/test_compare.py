@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, StoppedError
-from fedapp.report.comparison import Comparison, Line, score_table, tradeoff_page
+from fedapp.report.page import Comparison, Line, score_table, tradeoff_page
 from fedapp.report.plots import compared_scores, near_range, spread_out, tradeoff
 from fedapp.report.summary import fact_grid, read_run
 from fedapp.run_folder import RunFolder, Silent

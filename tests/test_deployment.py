@@ -27,7 +27,7 @@ from fedapp.settings import load_settings
 from fedapp.site.store import PART_FILE
 from fedapp.site.trust import PINNED
 from simulations.bench.exchange import EXCHANGES, import_seconds
-from simulations.deployment import (
+from simulations.study import (
     RUN_SECONDS,
     SUPERLINK,
     SUPERNODE,

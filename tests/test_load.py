@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fedapp.data.frames import as_arrow
+from fedapp.data.datasets import as_arrow
 from fedapp.data.read import load_table
 from fedapp.data.schema import PLAIN, Declared, Reader, Roles
 from fedapp.errors import DataError

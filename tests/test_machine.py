@@ -12,8 +12,7 @@ from gmpy2 import mpz
 
 from fedapp.crypto import lanes, paillier, psi
 from fedapp.crypto.lanes import ring, ristretto, run_shared
-from fedapp.crypto.lanes.registers import supported
-from fedapp.crypto.lanes.ring import LaneRing
+from fedapp.crypto.lanes.ring import LaneRing, supported
 from fedapp.crypto.packing import PairLayout
 from fedapp.crypto.paillier import PrivateKey, decrypt, encrypt, generate_key
 from fedapp.crypto.psi import draw_scalar, mask, mask_ids
@@ -64,7 +63,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Break:
 def at_the_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a process that has checked nothing yet, and that takes no samples."""
     checks = [ring.check_known_answers, ristretto.check_known_answers, psi._check_expander]
-    for module in ("fedapp.crypto.lanes.ring", "fedapp.crypto.ristretto"):
+    for module in ("fedapp.crypto.lanes.ring", "fedapp.crypto.psi"):
         monkeypatch.setattr(f"{module}.sampled", lambda operation, n_rows: [])
     for check in checks:
         check.cache_clear()

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, PartyError
 from fedapp.messages.fields import all_methods
-from fedapp.packages import versions
+from fedapp.process import versions
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings, app_folder
 from tests.conftest import needs_torch

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp.crypto import ristretto
+from fedapp.crypto import psi
 from fedapp.crypto.psi import (
     DST,
     ORDER,
@@ -126,7 +126,7 @@ def test_masks_commute(n_parties: int) -> None:
 def test_points_keep_their_order_over_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     points, scalar = hash_to_group([str(number) for number in range(50)]), draw_scalar()
     at_once = mask(points, scalar)
-    monkeypatch.setattr(ristretto, "CHUNK", 7)
+    monkeypatch.setattr(psi, "CHUNK", 7)
     np.testing.assert_array_equal(mask(points, scalar), at_once)
 
 

@@ -11,8 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedapp.crypto import lanes, paillier, rings
-from fedapp.crypto.lanes.registers import supported
-from fedapp.crypto.lanes.ring import LaneRing
+from fedapp.crypto.lanes.ring import LaneRing, supported
 from fedapp.crypto.packing import FixedPoint, PairLayout
 from fedapp.crypto.paillier import PrivateKey, decrypt, encrypt, generate_key, share_out
 from fedapp.crypto.rings import PlainRing, Ring, products_by_place

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from fedapp.crypto.lanes import ristretto
-from fedapp.crypto.lanes.registers import supported
+from fedapp.crypto.lanes.ring import supported
 from fedapp.crypto.lanes.ristretto import CARRIED, LIMB, P, Slots, of_slots
-from fedapp.crypto.psi import Points, draw_scalar, mask
+from fedapp.crypto.psi import Points, draw_scalar, mask, points_of, scale
 from fedapp.crypto.rings import ORDER
-from fedapp.crypto.ristretto import points_of, scale
 
 needs_lanes = pytest.mark.skipif(not supported(), reason="needs AVX-512 IFMA")
 KINDS = [
@@ -123,7 +122,7 @@ def some_uniform(n: int, seed: int = 0) -> Points:
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Choose between eight at a time and one by one."""
-    return lambda lanes: monkeypatch.setattr("fedapp.crypto.ristretto.has_lanes", lambda: lanes)
+    return lambda lanes: monkeypatch.setattr("fedapp.crypto.psi.has_lanes", lambda: lanes)
 
 
 @pytest.mark.parametrize("lanes", KINDS)
@@ -175,7 +174,7 @@ def test_the_first_that_is_no_point_is_told(
     lanes: bool, use: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(lanes)
-    monkeypatch.setattr("fedapp.crypto.ristretto.CHUNK", 9)
+    monkeypatch.setattr("fedapp.crypto.psi.CHUNK", 9)
     points = points_of(some_uniform(60))[-60:]
     points[[20, 50]] = 0
     points[21, 31] |= 128

@@ -59,8 +59,8 @@ from flwr.supernode.start_client_internal import _insert_message
 
 import fedapp
 from fedapp.deploy import warm
+from fedapp.deploy.warm import TICK, one_cpu, poll_often, slow_modes
 from fedapp.deploy.warm.executor import RunsWorker, Task, WarmExecutor, signed_request
-from fedapp.deploy.warm.serverapp import TICK, one_cpu, poll_often, slow_modes
 from fedapp.deploy.warm.superlink import (
     WAIT_SECONDS,
     LinkStateWithoutObjects,
@@ -193,20 +193,20 @@ def test_of_another_flower_its_own_process_starts(process: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "gone"),
+    ("main", "gone"),
     [
-        ("superexec", "flwr.supercore.superexec.executor.SubprocessExecutor"),
-        ("superexec", "flwr.supercore.superexec.run_superexec.get_executor"),
-        ("clientapp", "flwr.supernode.runtime.run_clientapp"),
+        ("main", "flwr.supercore.superexec.executor.SubprocessExecutor"),
+        ("main", "flwr.supercore.superexec.run_superexec.get_executor"),
+        ("answer_message", "flwr.supernode.runtime.run_clientapp"),
     ],
 )
 def test_a_site_starts_nothing_where_it_could_not_keep_a_bundles_code_out(
-    module: str, gone: str
+    main: str, gone: str
 ) -> None:
     owner, _, name = gone.rpartition(".")
     code = f"import importlib, sys; owner = importlib.import_module({owner!r})\n"
     code += f"vars(owner).pop({name!r}, None); sys.modules[{gone!r}] = None\n"
-    code += f"from fedapp.deploy.{module} import main; main()"
+    code += f"from fedapp.deploy.superexec import {main}; {main}()"
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )

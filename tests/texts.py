@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from fedapp.data.registry import REGISTRY
+from fedapp.data.schema import REGISTRY
 
 AIRLINE = (
     *("Month", "DayofMonth", "DayOfWeek", "CRSDepTime", "UniqueCarrier", "DepDelay"),

@@ -1,15 +1,15 @@
 """SecureBoost at a party: one is active and has the labels, the others are passive.
 
 ``shared`` moves rows by the splits of all parties, and has the order of requests for each role;
-``active`` sends encrypted gradients and chooses splits, ``passive`` sums and splits its columns,
-``finish`` scores and stores the model. Nothing here knows the server, which only relays. Read
+``active`` sends encrypted gradients, chooses splits, and scores and stores the model; ``passive``
+sums and splits its columns. Nothing here knows the server, which only relays. Read
 ``shared`` first.
 """
 
 from __future__ import annotations
 
 from clients.secureboost import active, passive
-from clients.secureboost.finish import finish
+from clients.secureboost.active import finish
 from clients.secureboost.shared import note_init_model, role_of
 from fedapp.messages.secureboost import (
     AnswerRequest,

@@ -44,7 +44,7 @@ for _command in (report, export, serve, metrics, runs, clean, sbom, key, trust):
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from fedapp.packages import versions
+        from fedapp.process import versions
 
         numbers = {**versions(("fedapp", "flwr", "xgboost")), "python": platform.python_version()}
         print(", ".join(f"{name} {number}" for name, number in numbers.items()))

@@ -146,7 +146,7 @@ def describe_command(
 
 def _where(name: str) -> str:
     from fedapp.data.datasets import cache_folder, find_dataset, locate
-    from fedapp.data.registry import BUILT_IN
+    from fedapp.data.schema import BUILT_IN
 
     if name in BUILT_IN:
         return "built-in"

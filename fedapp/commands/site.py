@@ -23,7 +23,7 @@ from fedapp.commands.common import Command, console, say
 from fedapp.errors import ConfigError, listed
 
 if TYPE_CHECKING:
-    from fedapp.site.register import Run
+    from fedapp.site.trust import Run
 
 
 NOBODY = "no other site"
@@ -100,7 +100,7 @@ def approve_command(
 ) -> None:
     """Show what a run may ask for and what it would reveal, and let it begin."""
     from fedapp.home import home
-    from fedapp.site.register import approve, runs_of
+    from fedapp.site.trust import approve, runs_of
 
     registers = {folder: runs_of(folder) for folder in sorted(home().glob("sites/*"))}
     waiting = {
@@ -152,9 +152,8 @@ def check_command(
     from fedapp.settings import load_settings
     from fedapp.site.bundle import installed_bundle
     from fedapp.site.check import check_site, who_may_read_keys
-    from fedapp.site.register import n_today, runs_of, spending
     from fedapp.site.settings import parse_node_config, site_config
-    from fedapp.site.trust import pins_in
+    from fedapp.site.trust import n_today, pins_in, runs_of, spending
 
     if bool(node_config) == bool(config) or (config and not config.endswith(".toml")):
         raise ConfigError("site check must be given --node-config, or --config FILE.toml")
@@ -221,7 +220,7 @@ def check_command(
 
 def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str, str]]:
     """Titles and texts of a plan's lines; texts of the coordinator are shown in ASCII."""
-    from fedapp.site.register import spending
+    from fedapp.site.trust import spending
 
     plan = run.settings
     yield "run", f"{run.model} of {run.method}, at {site} on {run.data!a}"

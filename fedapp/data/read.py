@@ -50,12 +50,12 @@ from fedapp.data.csv_errors import (
     quoted,
     ragged,
 )
-from fedapp.data.registry import REGISTRY
 from fedapp.data.schema import (
     MISSING,
     NO_ROLES,
     PACKINGS,
     PLAIN,
+    REGISTRY,
     Declared,
     Reader,
     Roles,

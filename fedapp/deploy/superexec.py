@@ -1,6 +1,7 @@
 """``flower-superexec`` for a site, running the locally installed fedapp.
 
-``python -m fedapp.deploy.superexec`` takes the options of ``flower-superexec``.
+``python -m fedapp.deploy.superexec`` takes the options of ``flower-superexec``. Where the SuperNode
+is not patched, each message is answered by a process of its own, as Flower does.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from fedapp.deploy.health import ALIVE
@@ -43,10 +45,11 @@ class SiteExecutor(SubprocessExecutor):
         return LaunchResult.accepted()
 
     def answer(self, spec: ExecutionSpec) -> None:
-        """Start a process that answers one message."""
+        """Start :func:`answer_message` in a process."""
         options = ["--token", spec.token, "--parent-pid", str(spec.parent_pid)]
         options += ["--runtime-api-address", spec.runtime_api_address, *tls_options(spec)]
-        subprocess.Popen([sys.executable, "-P", "-m", "fedapp.deploy.clientapp", *options])
+        code = "from fedapp.deploy.superexec import answer_message; answer_message()"
+        subprocess.Popen([sys.executable, "-P", "-c", code, *options])
 
 
 def tls_options(spec: ExecutionSpec) -> list[str]:
@@ -56,6 +59,51 @@ def tls_options(spec: ExecutionSpec) -> list[str]:
     return (
         ["--root-certificates", spec.root_certificates_path] if spec.root_certificates_path else []
     )
+
+
+class Bundle:
+    """Bundle of a run, used only for its hash and its signature."""
+
+    def __init__(self) -> None:
+        self.content = b""
+
+    def hold(self, content: bytes, **_: object) -> None:
+        """Replaces ``install_from_fab``."""
+        self.content = content
+
+    def loader(self, **_: object) -> Callable[..., Any]:
+        """Replaces ``get_load_client_app_fn``."""
+        from fedapp.client_app import SiteApp
+
+        return lambda *_: SiteApp(self.content)
+
+
+def refuse_to_install(*_: object, **__: object) -> None:
+    """Replaces ``install_app_dependencies``: installing a package may run its code."""
+    raise PermissionError("a site installs nothing that a bundle asks for")
+
+
+def answer_message() -> None:
+    """Answer one message: ``flwr-clientapp`` with the locally installed fedapp.
+
+    Flower would unpack the coordinator's bundle and import its code; here the bundle is only hashed
+    and its signature checked. SystemExit if Flower lacks one of the functions replaced here.
+    """
+    # Not at the top: a SuperExec stays up for months and needs neither Flower's ClientApp nor ours.
+    try:
+        from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
+        from flwr.supernode.runtime import run_clientapp
+    except ImportError as error:
+        raise SystemExit(version_error(error)) from error
+    start_log("clientapp")
+    bundle = Bundle()
+    replace(
+        run_clientapp,
+        install_from_fab=bundle.hold,
+        get_load_client_app_fn=bundle.loader,
+        install_app_dependencies=refuse_to_install,
+    )
+    flwr_clientapp()
 
 
 def main() -> None:

@@ -38,8 +38,7 @@ from fedapp.messages.fields import (
     SiteLimit,
     TreeParameters,
 )
-from fedapp.messages.scoring import EvaluateReply, Scores, Sums
-from fedapp.messages.trees import GETS, RatedTrees, Trees
+from fedapp.messages.scoring import GETS, EvaluateReply, RatedTrees, Scores, Sums, Trees
 
 GROUPS = {"fedxgbllr": Method("horizontal", GETS, package="torch")}
 

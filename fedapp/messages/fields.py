@@ -24,6 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
+from importlib.util import find_spec
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
@@ -32,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp import messages
+from fedapp.errors import check_package
 from fedapp.trees.categories import MOST_CATEGORIES
 
 Array = npt.NDArray[Any]
@@ -256,6 +258,26 @@ def method_of(name: str) -> Method | None:
     """What a method declares; None if there is no method of this name."""
     _, declared = _groups().get(name.replace("-", "_"), (None, None))
     return declared if isinstance(declared, Method) else None
+
+
+def missing_extra(method: str) -> str:
+    """The command that installs a method's missing package; empty if nothing is missing."""
+    package = _package_of(method)
+    if not package or find_spec(package) is not None:
+        return ""
+    return f"pip install 'fedapp[{method}]'"
+
+
+def check_extra(method: str) -> None:
+    """Raise ConfigError if a method needs a package that is not installed."""
+    if package := _package_of(method):
+        check_package(package, f"for {method}", method)
+
+
+def _package_of(method: str) -> str:
+    """The optional package of a method, or empty."""
+    declared = method_of(method)
+    return declared.package if declared else ""
 
 
 def senders_of(group: str) -> frozenset[Family]:

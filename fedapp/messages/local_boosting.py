@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedapp.messages.fields import Method, Request
-from fedapp.messages.trees import GETS, BoostOrder, BoostReport
+from fedapp.messages.scoring import GETS, BoostOrder, BoostReport
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -87,8 +87,8 @@ from fedapp.messages.fields import (
     SiteLimit,
 )
 from fedapp.messages.handshake import LabelsReply, RunCoding, check_coded
+from fedapp.messages.scoring import Trees
 from fedapp.messages.secagg import Among, Roster, SharedCuts
-from fedapp.messages.trees import Trees
 
 MASS_ROUNDING = 1e-5  # of the float32 masses of a column's bins
 # Rows of all parties in each child of a split; 0: no minimum, and rows are not counted.

@@ -43,8 +43,8 @@ from typing import Annotated, ClassVar
 from fedapp.messages import scoring
 from fedapp.messages.fields import MOST_DEPTH, Array, BaseMargin, Form, PlanLimit, Range, Request
 from fedapp.messages.handshake import RunCoding
+from fedapp.messages.scoring import Trees
 from fedapp.messages.secagg import Roster, SharedCuts
-from fedapp.messages.trees import Trees
 
 GROUPS = {"private": frozenset({"horizontal"})}
 

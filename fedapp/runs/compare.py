@@ -19,15 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.data.datasets import by_party, party_sources
-from fedapp.data.frames import drop_frames, named_frames
+from fedapp.data.datasets import by_party, drop_frames, named_frames, party_sources
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError
 from fedapp.home import RUNS, private_folder
 from fedapp.metrics import larger_is_better
-from fedapp.packages import versions
+from fedapp.process import versions
 from fedapp.report import write_report
-from fedapp.report.comparison import N_ORDERS, Comparison, Line, tradeoff_page
+from fedapp.report.page import N_ORDERS, Comparison, Line, tradeoff_page
 from fedapp.report.summary import read_run, score_names, score_rows
 from fedapp.run_folder import INPUTS_FILE, OnRound, RunFolder, Silent, State, Watcher, new_run_dir
 from fedapp.runs import session

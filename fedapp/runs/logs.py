@@ -23,12 +23,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedapp.data.frames import named_frames, write_tables
+from fedapp.data.datasets import named_frames, write_tables
 from fedapp.data.predictions import in_codes_of, named_predictions, read_columns_of
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, StoppedError, as_plain, check_package
 from fedapp.home import display_path, private_folder
-from fedapp.packages import versions
+from fedapp.process import versions
 from fedapp.report.card import CARD
 from fedapp.report.progress import Rounds
 from fedapp.report.summary import score_rows

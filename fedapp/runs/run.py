@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.frames import Data, Source, write_tables
+from fedapp.data.datasets import Data, Source, write_tables
 from fedapp.data.predictions import by_class
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, check_package, did_you_mean_path

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.data.frames import drop_frames, named_frames
+from fedapp.data.datasets import drop_frames, named_frames
 from fedapp.errors import ConfigError, StoppedError, check_package, did_you_mean, setting_of
 from fedapp.home import open_private
 from fedapp.metrics import larger_is_better
@@ -39,8 +39,8 @@ from fedapp.settings import (
     parse_overrides,
     settings_named,
 )
+from strategies.base import SPLIT_SETTINGS, ReadsSettings
 from strategies.run import load_strategy
-from strategies.settings import SPLIT_SETTINGS, ReadsSettings
 
 USUAL_RUNS = 20
 CURRENT = "trial"  # folder of the running trial

@@ -46,7 +46,7 @@ import numpy as np
 from fedapp.data.datasets import NAME
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.home import home, open_private, private_folder, secret_at
-from fedapp.messages.fields import Reply, Request, module_of_group
+from fedapp.messages.fields import Reply, Request, check_extra, module_of_group
 from fedapp.messages.secagg import AMONG
 from fedapp.messages.wire import (
     DIVERGED,
@@ -63,10 +63,8 @@ from fedapp.messages.wire import (
     with_parcels,
     without_parcels,
 )
-from fedapp.packages import check_extra
 from fedapp.process import log_run
 from fedapp.site.mail import Letters, Mail, end_session, open_mail, seal_mail, write_letters
-from fedapp.site.register import opening, record_opened
 from fedapp.site.settings import SiteConfig, check_leaving, check_policy, check_request, group_of
 from fedapp.site.store import NoStateError, Store, Stores, has_begun, locked
 from fedapp.site.sums import (
@@ -80,7 +78,7 @@ from fedapp.site.sums import (
     mask_sums,
     note_request,
 )
-from fedapp.site.trust import check_planned
+from fedapp.site.trust import check_planned, opening, record_opened
 
 log = logging.getLogger("fedapp.site")
 

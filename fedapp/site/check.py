@@ -13,8 +13,7 @@ import numpy.typing as npt
 from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
-from fedapp.messages.fields import Method
-from fedapp.packages import missing_extra
+from fedapp.messages.fields import Method, missing_extra
 from fedapp.site.settings import SUBSET_NAMES, SiteConfig, check_policy
 from fedapp.site.table import read_columns, row_ids
 

@@ -18,8 +18,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.datasets import NAME, NAME_RULE, by_party, file_of_party, party_name, party_sources
-from fedapp.data.frames import as_arrow
+from fedapp.data.datasets import (
+    NAME,
+    NAME_RULE,
+    as_arrow,
+    by_party,
+    file_of_party,
+    party_name,
+    party_sources,
+)
 from fedapp.data.schema import PLAIN, Reader, Roles, Schema, check_encoding, read_schema
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import read_toml

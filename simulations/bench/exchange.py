@@ -40,7 +40,8 @@ from fedapp.data.datasets import load_dataset
 from fedapp.runs.flower import free_ports, is_healthy
 from fedapp.settings import Settings, load_settings
 from simulations.bench.trees import run_once, write_rows
-from simulations.deployment import (
+from simulations.study import (
+    BINARY,
     DRAWS,
     RUN_SECONDS,
     SUPEREXEC,
@@ -48,10 +49,15 @@ from simulations.deployment import (
     SUPERNODE,
     WORKER,
     Deployment,
+    cpu_seconds,
     example_nodes,
+    exponent,
+    looking,
+    new_parser,
+    print_line,
     settings_of,
+    show,
 )
-from simulations.study import BINARY, cpu_seconds, exponent, looking, new_parser, print_line, show
 from strategies.handshake import registered_sites
 
 SITES, WATCHED = ("bank", "insurer", "shop"), "bank"

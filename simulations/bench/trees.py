@@ -41,7 +41,7 @@ from fedapp.data.schema import Roles
 from fedapp.histograms.bins import code_type
 from fedapp.home import write_atomically
 from fedapp.kernels import n_cores
-from fedapp.packages import versions
+from fedapp.process import versions
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import (
     Scored,
@@ -59,10 +59,11 @@ from fedapp.settings import Settings, flatten, load_settings
 from fedapp.site.table import share_rows
 from fedapp.trees.forest.model import BaggedForest, from_json
 from simulations import study
-from simulations.deployment import DRAWS, Deployment
 from simulations.study import (
     BINARY,
+    DRAWS,
     SEED,
+    Deployment,
     apart,
     cpu_seconds,
     exponent,

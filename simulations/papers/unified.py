@@ -19,7 +19,7 @@ import typer
 
 from fedapp import metrics
 from fedapp.data.datasets import NOT_PUBLIC, locate
-from fedapp.data.registry import DataFile
+from fedapp.data.schema import DataFile
 from fedapp.errors import ConfigError, DataError, listed
 from fedapp.runs.baselines import join_tables, train_boosted
 from fedapp.runs.compare import finished_cell

@@ -4,7 +4,7 @@
 combines the formulas. The sequence of operations and memory addresses is the same for all scalars
 and points: digits of the scalar, all odd, select among eight multiples of a point by masks, and a
 square root is computed whether there is one or not. Only the points are checked here;
-``fedapp.crypto.ristretto`` checks the rest and compares a sample of the results with libsodium.
+``fedapp.crypto.psi`` checks the rest and compares a sample of the results with libsodium.
 
 Formulas are written with ``Element``, which represents eight numbers; a register has one limb of
 each::
@@ -43,7 +43,7 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 
-from fedapp.crypto.lanes.registers import (
+from fedapp.crypto.lanes.ring import (
     REGISTER,
     WORD,
     add_product,

@@ -13,16 +13,26 @@ import hashlib
 import importlib
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial, partialmethod
 from importlib.metadata import version
 from operator import attrgetter
-from typing import Any
+from queue import Queue
+from threading import Event
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from flwr.app import Message
+    from flwr.serverapp import Grid
 
 log = logging.getLogger("fedapp")
 
 # Seconds before an announced object that has not arrived is requested again; 1 in Flower.
 BACKOFF = 0.02
+TICK = 0.02  # polling interval of a simulation in seconds; 0.1 in Flower
+FLOWERS_CPUS = 2  # Flower's default per actor
 
 VERSIONS = ("1.41.0", "1.42.0")
 # [processes], then module or class, then function=digest. One digest holds for all VERSIONS, or one
@@ -136,11 +146,11 @@ class PatchedFunctions:
         rule = version_error("it differs; slow mode, each exchange takes")
         return f"{rule} {self.slow}; what differs: python -m fedapp.deploy.warm"
 
-    def load(self, module: str) -> Any:
-        """Import the module of patches; None, with a warning, if Flower is unknown."""
+    def load(self, module: str = "") -> Any:
+        """Import a module of patches, or this one; None, with a warning, if Flower is unknown."""
         if not (text := self.slow_mode()):
             try:
-                return importlib.import_module(f"fedapp.deploy.warm.{module}")
+                return importlib.import_module(f"{__name__}.{module}".rstrip("."))
             except ImportError as error:  # Flower lacks a constant or class
                 text = f"{version_error(error)}; slow mode, each exchange takes {self.slow}"
         log.warning("%s", text)
@@ -173,3 +183,66 @@ def replace(module: Any, **names: object) -> None:
         if not hasattr(module, name):
             raise SystemExit(version_error(f"it has no {module.__name__}.{name}"))
         setattr(module, name, replacement)
+
+
+# The ServerApp's process
+
+
+def patch_serverapp(grid: Grid) -> None:
+    """Patch a ServerApp's grid, or the simulation that it belongs to.
+
+    In a deployment, messages carry their objects and announced replies are fetched sooner. In a
+    simulation, messages are forwarded sooner and every actor takes one CPU.
+    """
+    engine = type(grid).__name__
+    if engine == "HttpGrid" and (warm := SERVER.load("supernode")):
+        _carry_objects(grid, warm.ObjectCarrier(), warm.contents_of)
+    if engine == "InMemoryGrid" and SIMULATION.load():
+        # The simulation starts while the ServerApp is still loading.
+        from flwr.server.superlink.fleet.vce import vce_api
+        from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
+
+        validate = RayBackend._validate_client_resources
+        replace(vce_api, add_messages_to_queue=partial(poll_often, vce_api.add_messages_to_queue))
+        replace(RayBackend, _validate_client_resources=partialmethod(one_cpu, validate))
+
+
+def slow_modes(engine: str) -> list[str]:
+    """Why a run's exchanges are slow: no sentence, or one."""
+    parts = {"deployment": (SERVER, SUPERLINK), "simulation": (SIMULATION,)}.get(engine, ())
+    return [text for one in parts if (text := one.slow_mode())][:1]
+
+
+def _carry_objects(grid: Any, carrier: Any, contents_of: Callable[..., Any]) -> None:
+    from flwr.supercore.inflatable.inflatable_utils import pull_objects
+    from flwr.superlink.grid import http_grid
+
+    push = grid._try_push_messages
+    carrier.serve(grid._runtime_client)
+
+    def push_with_objects(run_id: int, messages: Iterable[Message]) -> list[str]:
+        sent = list(messages)
+        carrier.find = contents_of(sent).get
+        return cast(list[str], push(run_id, sent))
+
+    grid._try_push_messages = push_with_objects
+    replace(http_grid, pull_objects=partial(pull_objects, initial_backoff=BACKOFF))
+
+
+def one_cpu(backend: Any, validate: Callable[..., dict[str, Any]], config: Any) -> dict[str, Any]:
+    """Replaces ``_validate_client_resources``, whose default leaves every second CPU idle."""
+    resources = validate(backend, config)
+    return {**resources, "num_cpus": 1} if resources["num_cpus"] == FLOWERS_CPUS else resources
+
+
+def poll_often(
+    look: Callable[..., None], state: Any, queue: Queue[Message], nodes: Any, stop: Event
+) -> None:
+    """Replaces ``add_messages_to_queue``, which scans all messages for every node."""
+
+    def addressed() -> set[int]:
+        metadata = (message.metadata for message in list(state.message_ins_store.values()))
+        return {each.dst_node_id for each in metadata if not each.delivered_at}
+
+    often = SimpleNamespace(is_set=stop.is_set, wait=lambda _: stop.wait(TICK))
+    look(state, queue, SimpleNamespace(keys=addressed), often)
