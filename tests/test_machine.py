@@ -225,7 +225,9 @@ def test_one_wrong_row_is_caught_when_it_is_drawn_and_any_may_be(
     broken("multiply", rows=slice(3, 4))
     caught = []
     for row in range(8):
-        monkeypatch.setattr(ring, "sampled", lambda operation, n_rows, row=row: [row])
+        monkeypatch.setattr(
+            "fedapp.crypto.lanes.ring.sampled", lambda operation, n_rows, row=row: [row]
+        )
         try:
             ring.multiply(ring.ones(8), ring.ones(8))
         except MachineError:

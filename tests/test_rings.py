@@ -212,10 +212,10 @@ def test_either_ring_reads_and_sums_what_the_other_encrypts(
     nodes = rng.integers(-1, 2, 300).astype(np.int32)
     found = []
     for has_lanes in (True, False):
-        monkeypatch.setattr(rings, "has_lanes", lambda has=has_lanes: has)
+        monkeypatch.setattr(lanes, "has_lanes", lambda has=has_lanes: has)
         monkeypatch.setattr(paillier, "has_lanes", lambda has=has_lanes: has)
         encrypted = encrypt(key, layout.pack(scale.encode(rows)), here)
-        monkeypatch.setattr(rings, "has_lanes", lambda has=has_lanes: not has)
+        monkeypatch.setattr(lanes, "has_lanes", lambda has=has_lanes: not has)
         monkeypatch.setattr(paillier, "has_lanes", lambda has=has_lanes: not has)
         assert decrypt(key, encrypted, here) == layout.pack(scale.encode(rows))
         sums = sum_rows(key.public, encrypted, codes, offsets, nodes, 2, here)
