@@ -180,7 +180,7 @@ def test_an_app_that_the_coordinator_has_edited_gets_no_row_and_is_refused_by_na
     command = deployment.begin("run", "pax", "--engine", "federation", *given, app=app)
     shown, _ = command.communicate(timeout=300)
     assert command.returncode == 1
-    site = r"error: (bank|insurer|shop) \(step 1\)"
+    site = r"error: (bank|insurer|shop) \(step 0\)"
     rule = f"{site}: app must be {installed_bundle()}, which this site knows, got {sent};"
     assert re.match(rule, shown.splitlines()[-1])
     assert CUSTOMER not in shown
