@@ -187,6 +187,18 @@ def faults_of(texts: Mapping[str, str], floors: Mapping[str, int]) -> list[str]:
     return faults
 
 
+def test_every_file_that_the_architecture_names_exists() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    named = {name for name in re.findall(r"`([\w/]+\.(?:py|toml|md))`", text) if "NAME" not in name}
+    paths = [
+        *ROOT.glob("*"),
+        *(path for top in (*PACKAGES, "tests") for path in (ROOT / top).rglob("*.*")),
+    ]
+    ends = tuple(f"/{path.relative_to(ROOT).as_posix()}" for path in paths)
+    assert len(named) > 30
+    assert not [name for name in named if not any(end.endswith(f"/{name}") for end in ends)]
+
+
 def texts_of_all() -> dict[str, str]:
     return {source: (ROOT / source).read_text() for source in sources()}
 
