@@ -1,12 +1,10 @@
-"""What `--target` renders: compose files, Kubernetes manifests and systemd units."""
+"""What `--target` renders: compose files and systemd units."""
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 import subprocess
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,12 @@ import yaml
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
-from fedapp.commands.site import federation_app
+from fedapp.deploy import targets
 from fedapp.deploy.health import ALIVE
 from fedapp.errors import ConfigError
 from fedapp.site.settings import parse_node_config
 from tests.conftest import WriteTable
-from tests.deploy_folders import init_federation, init_site, invoke
+from tests.deploy_folders import init_federation, init_site
 
 PARSERS = {"superlink": _parse_args_run_superlink(), "supernode": _parse_args_run_supernode()}
 Object = dict[str, Any]
@@ -49,10 +47,6 @@ def test_a_folder_holds_what_its_target_needs_and_nothing_of_the_others(folders:
     own = {
         "scripts": ({"start-superlink.sh"}, {"start-supernode.sh"}),
         "compose": ({"compose.yaml", "Dockerfile"}, {"compose.yaml", "Dockerfile"}),
-        "kubernetes": (
-            {"manifest.yaml", "kustomization.yaml", "Dockerfile"},
-            {"manifest.yaml", "kustomization.yaml", "Dockerfile"},
-        ),
         "systemd": (
             {"fedapp-federation-superlink.service", "fedapp-federation-superexec.service"},
             {"fedapp-bank-supernode.service", "fedapp-bank-superexec.service"},
@@ -66,13 +60,8 @@ def test_a_folder_holds_what_its_target_needs_and_nothing_of_the_others(folders:
 
 
 def test_a_target_that_is_none_is_refused(folders: Any) -> None:
-    with pytest.raises(ConfigError, match=r"target must be scripts, compose, kubernetes, systemd"):
+    with pytest.raises(ConfigError, match=r"target must be scripts, compose, systemd"):
         folders("helm")
-
-
-def test_a_name_that_no_namespace_may_bear_is_refused(folders: Any) -> None:
-    with pytest.raises(ConfigError, match=r"name must be .* for --target kubernetes, got 'Bank_1'"):
-        folders("kubernetes", "--name", "Bank_1")
 
 
 # Compose
@@ -164,16 +153,11 @@ def test_docker_compose_takes_the_files(folders: Any) -> None:
 
 
 def test_what_runs_a_users_app_sees_no_key_and_no_password(folders: Any) -> None:
-    for target in ("compose", "kubernetes", "systemd"):
+    for target in ("compose", "systemd"):
         coordinator, site = folders(target)
         if target == "compose":
             names = {
                 Path(path).name for path in mounts(composed(coordinator)["services"]["superexec"])
-            }
-        elif target == "kubernetes":
-            names = set(of_kind(kustomized(coordinator), "Secret")["superexec"]["data"]) | {
-                "flower",
-                "home",
             }
         else:
             found = unit(coordinator / "fedapp-federation-superexec.service")
@@ -185,216 +169,33 @@ def test_what_runs_a_users_app_sees_no_key_and_no_password(folders: Any) -> None
         shutil.rmtree(site)
 
 
-# Kubernetes
+# Kubernetes: one example, whose commands must be those of the other targets
 
 
-def kustomized(folder: Path) -> list[Object]:
-    """What ``kubectl apply -k`` sends, with a name alone for what a Secret holds."""
-    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    objects = []
-    for resource in kustomization["resources"]:
-        objects += list(yaml.safe_load_all((folder / resource).read_text()))
-    for secret in kustomization["secretGenerator"]:
-        assert all((folder / name).is_file() for name in secret["files"])
-        named = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": secret["name"]}}
-        objects.append(named | {"data": dict.fromkeys(secret["files"], "")})
-    return objects
-
-
-def of_kind(objects: list[Object], *kinds: str) -> dict[str, Object]:
-    return {one["metadata"]["name"]: one for one in objects if one["kind"] in kinds}
-
-
-def pods(objects: list[Object]) -> dict[str, Object]:
-    """Label ``app`` -> pod."""
-    found = {}
-    for name, workload in of_kind(objects, "Deployment", "StatefulSet").items():
-        template = workload["spec"]["template"]
-        assert workload["apiVersion"] == "apps/v1"
-        assert workload["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"]
-        assert template["metadata"]["labels"] == {"app": name}
-        found[name] = template["spec"]
-    return found
-
-
-def test_every_volume_secret_claim_and_port_that_a_pod_names_exists(folders: Any) -> None:
-    for folder in folders("kubernetes"):
-        objects = kustomized(folder)
-        secrets, claims = of_kind(objects, "Secret"), of_kind(objects, "PersistentVolumeClaim")
-        for pod in pods(objects).values():
-            volumes = {volume["name"]: volume for volume in pod["volumes"]}
-            for volume in volumes.values():
-                if "secret" in volume:
-                    assert volume["secret"]["secretName"] in secrets
-                if "persistentVolumeClaim" in volume:
-                    assert volume["persistentVolumeClaim"]["claimName"] in claims
-            for container in pod["containers"]:
-                held = {}
-                for mount in container["volumeMounts"]:
-                    volume = volumes.pop(mount["name"], None) or {"name": mount["name"]}
-                    held[mount["mountPath"]] = secrets.get(
-                        volume.get("secret", {}).get("secretName", ""), {}
-                    ).get("data")
-                for word in container["args"]:
-                    place, _, name = word.rpartition("/")
-                    if held.get(place):
-                        assert name in held[place], word
-                names = {port["name"] for port in container.get("ports", [])}
-                probe = container.get("readinessProbe", {})
-                for check in probe.values():
-                    assert not isinstance(check, dict) or check["port"] in names
-                words = container.get("livenessProbe", {"exec": {"command": []}})["exec"]["command"]
-                assert words[:4] in ([], ["python", "-P", "-m", "fedapp.deploy.health"])
-                if len(words) == 6:
-                    assert Path(words[5]).name in held[str(Path(words[5]).parent)]
-            # Each was mounted by a container, and tmp and state maybe by several.
-            assert not volumes
-        for service in of_kind(objects, "Service").values():
-            pod = pods(objects)[service["spec"]["selector"]["app"]]
-            open_ports = {
-                port["containerPort"] for one in pod["containers"] for port in one.get("ports", [])
-            }
-            assert {port["targetPort"] for port in service["spec"]["ports"]} <= open_ports
-
-
-def test_pods_keep_to_the_restricted_standard_and_have_resources(folders: Any) -> None:
-    for folder in folders("kubernetes"):
-        objects = kustomized(folder)
-        (namespace,) = of_kind(objects, "Namespace").values()
-        labels = namespace["metadata"]["labels"]
-        assert labels == {"pod-security.kubernetes.io/enforce": "restricted"}
-        for pod in pods(objects).values():
-            assert pod["securityContext"]["runAsNonRoot"]
-            assert pod["securityContext"]["runAsUser"] > 0
-            assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-            assert not pod["automountServiceAccountToken"]
-            for container in pod["containers"]:
-                guards = container["securityContext"]
-                assert guards["readOnlyRootFilesystem"]
-                assert not guards["allowPrivilegeEscalation"]
-                assert guards["capabilities"] == {"drop": ["ALL"]}
-                assert container["resources"]["requests"].keys() == {"cpu", "memory"}
-                assert container["resources"]["limits"]["memory"]
-
-
-def test_flower_takes_the_options_of_the_pods(folders: Any) -> None:
-    found = set()
-    for folder in folders("kubernetes"):
-        for pod in pods(kustomized(folder)).values():
-            for container in pod["containers"]:
-                if (name := container["name"]) in PARSERS:
-                    assert options_of(name, container["args"]).isolation == "process"
-                    found.add(name)
-    assert found == set(PARSERS)
-
-
-def reached(objects: list[Object], app: str, way: str) -> list[Object]:
-    """Rules of all policies that hold for a pod, ``Ingress`` or ``Egress``; denied by default."""
-    policies = [one["spec"] for one in of_kind(objects, "NetworkPolicy").values()]
-    mine = [
-        one
-        for one in policies
-        if one["podSelector"] in ({}, {"matchLabels": {"app": app}}) and way in one["policyTypes"]
-    ]
-    assert any(one["podSelector"] == {} for one in mine)
-    return [rule for one in mine for rule in one.get(way.lower(), [])]
-
-
-def test_the_pod_that_reads_a_sites_rows_reaches_its_supernode_alone(folders: Any) -> None:
-    _, folder = folders("kubernetes")
-    objects = kustomized(folder)
-    to_supernode = {"podSelector": {"matchLabels": {"app": "supernode"}}}
-    port = {"protocol": "TCP", "port": 9094}
-    assert reached(objects, "superexec", "Egress") == [{"to": [to_supernode], "ports": [port]}]
-    assert reached(objects, "superexec", "Ingress") == []
-    from_superexec = {"podSelector": {"matchLabels": {"app": "superexec"}}}
-    (rule,) = reached(objects, "supernode", "Ingress")
-    assert rule == {"from": [from_superexec], "ports": [port]}
-    superexec, supernode = (pods(objects)[name] for name in ("superexec", "supernode"))
-    claims = [volume for volume in supernode["volumes"] if "persistentVolumeClaim" in volume]
-    assert claims == []
-    (container,) = superexec["containers"]
-    address = container["args"][container["args"].index("--runtime-api-address") + 1]
-    assert address == "$(SUPERNODE_SERVICE_HOST):9094"
-    assert "supernode" in of_kind(objects, "Service")
-    (tables,) = (one for one in container["volumeMounts"] if one["name"] == "tables")
-    assert tables["readOnly"]
-    data = parse_node_config(str(folder / "site.toml"))["data"]
-    assert Path(str(data)).parent == Path(tables["mountPath"])
-
-
-@pytest.mark.parametrize(
-    ("superlink", "ways"),
-    [
-        ("fed.example.org:9092", [{"ports": [{"protocol": "TCP", "port": 9092}]}]),
-        (
-            "192.0.2.7:9092",
-            [
-                {
-                    "to": [{"ipBlock": {"cidr": "192.0.2.7/32"}}],
-                    "ports": [{"protocol": "TCP", "port": 9092}],
-                }
-            ],
-        ),
-    ],
-)
-def test_the_supernode_reaches_the_coordinator_and_the_names_server_alone(
-    folders: Any, superlink: str, ways: list[Object]
-) -> None:
-    _, folder = folders("kubernetes", "--superlink", superlink)
-    found = reached(kustomized(folder), "supernode", "Egress")
-    dns = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
-    assert found == [*ways, *([] if superlink[0].isdigit() else [{"ports": dns}])]
-
-
-def test_the_coordinators_pod_is_reached_by_nginxs_ports_and_reaches_nothing(folders: Any) -> None:
-    coordinator, _ = folders("kubernetes")
-    objects = kustomized(coordinator)
-    ports = [{"protocol": "TCP", "port": port} for port in (9092, 9093)]
-    assert reached(objects, "superlink", "Ingress") == [{"ports": ports}]
-    assert reached(objects, "superlink", "Egress") == []
-
-
-def test_an_operator_reaches_a_superlink_in_a_cluster_as_a_user(folders: Any) -> None:
-    coordinator, _ = folders("kubernetes")
-    config = tomllib.loads((coordinator / "flower" / "config.toml").read_text())
-    address = config["superlink"]["federation"]["address"]
-    assert re.fullmatch(r"operator:[0-9a-f]{64}@fed\.example\.org:9093", address)
-    assert (coordinator / "nginx.users").read_text().startswith("operator:{SSHA}")
-    shown = invoke(federation_app, "user", str(coordinator), "ann")
-    assert f"kubectl apply -k {coordinator}" in shown
-    assert len((coordinator / "nginx.users").read_text().splitlines()) == 2
-
-
-def test_the_hosts_own_certificate_is_in_the_proxys_secret_alone(tmp_path: Path) -> None:
-    for name in ("own.pem", "own-key.pem"):
-        (tmp_path / name).write_text(name)
-    given = ("--certificate", str(tmp_path / "own.pem"), "--key", str(tmp_path / "own-key.pem"))
-    folder, _ = init_federation(tmp_path, "--target", "kubernetes", *given)
-    assert (folder / "host.crt").read_text() == "own.pem"
-    assert (folder / "host.key").read_text() == "own-key.pem"
-    assert (folder / "host.key").stat().st_mode & 0o077 == 0
-    secrets = of_kind(kustomized(folder), "Secret")
-    holders = {name for name, one in secrets.items() if "host.key" in one["data"]}
-    assert holders == {"nginx"}
-    assert "server.key" not in secrets["nginx"]["data"]
-    assert "ssl_certificate /etc/fedapp/host.crt;" in (folder / "nginx.conf").read_text()
-
-
-@pytest.mark.skipif(not shutil.which("kubectl"), reason="needs kubectl")
-def test_kustomize_makes_the_same_objects_in_the_namespace(folders: Any) -> None:
-    for folder in folders("kubernetes"):
-        command = ["kubectl", "kustomize", str(folder)]
-        shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        made = list(yaml.safe_load_all(shown))
-        expected = kustomized(folder)
-        assert sorted((one["kind"], one["metadata"]["name"]) for one in made) == sorted(
-            (one["kind"], one["metadata"]["name"]) for one in expected
-        )
-        (namespace,) = of_kind(made, "Namespace")
-        assert {one["metadata"].get("namespace", namespace) for one in made} == {namespace}
-        for name, secret in of_kind(made, "Secret").items():
-            assert secret["data"].keys() == of_kind(expected, "Secret")[name]["data"].keys()
+def test_the_example_for_kubernetes_starts_what_the_other_targets_start() -> None:
+    path = Path(targets.__file__).with_name("kubernetes.yaml")
+    objects = list(yaml.safe_load_all(path.read_text()))
+    site = targets.Site("bank", "/tables/bank.parquet", "fed.example.org:9092", True, 9094)
+    pods = {
+        one["metadata"]["name"]: one["spec"]["template"]["spec"]
+        for one in objects
+        if one["kind"] == "Deployment"
+    }
+    (node,), (reader,) = (pods[name]["containers"] for name in ("supernode", "superexec"))
+    assert node["args"] == site.supernode("/etc/fedapp", listens="0.0.0.0")
+    assert reader["args"] == site.superexec("/etc/fedapp", "$(SUPERNODE_SERVICE_HOST)")
+    assert reader["livenessProbe"]["exec"]["command"] == site.superexec_health("/var/lib/fedapp")
+    for container in (node, reader):
+        names = {each["name"]: each["value"] for each in container["env"]}
+        assert names == targets.sealed_environment("/var/lib/fedapp", "bank")
+    # The pod with the rows reaches the SuperNode and nothing else, not even a name server.
+    policies = {
+        one["metadata"]["name"]: one["spec"] for one in objects if one["kind"] == "NetworkPolicy"
+    }
+    assert policies["nobody"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    (way,) = policies["superexec"]["egress"]
+    assert way["to"] == [{"podSelector": {"matchLabels": {"app": "supernode"}}}]
+    assert "tables" not in {each["name"] for each in node["volumeMounts"]}
 
 
 # systemd

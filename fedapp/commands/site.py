@@ -43,7 +43,7 @@ SHOWN = (
     "rounded",  # of a masked run always
 )
 Target = Annotated[
-    str, typer.Option(help="What starts the processes: scripts, compose, kubernetes or systemd.")
+    str, typer.Option(help="What starts the processes: scripts, compose or systemd.")
 ]
 site_app = typer.Typer(help="A site: write what it needs, check its table.", no_args_is_help=True)
 
@@ -85,10 +85,7 @@ def init_command(
     elif not allow:
         say(f"{name} allows no method yet: set allow in {folder}/site.toml, or choose a --policy")
     say(f"Written to {folder}. Next:")
-    if target == "kubernetes":
-        say(f"  copy {data} to the volume of the claim 'tables'")
-    else:
-        say(f"  fedapp site check --config {folder}/site.toml")
+    say(f"  fedapp site check --config {folder}/site.toml")
     say(f"  give {folder}/{name}.pub to the coordinator")
     say(f"  {how_started(target, folder, 'supernode')}")
 
@@ -402,6 +399,5 @@ def how_started(target: str, folder: Path, process: str) -> str:
         "scripts": f"{folder}/start-{process}.sh",
         "compose": f"make the image ({folder}/Dockerfile); "
         f"docker compose --file {folder}/compose.yaml up --detach",
-        "kubernetes": f"make the image ({folder}/Dockerfile); kubectl apply -k {folder}",
         "systemd": f"sudo systemctl enable --now {folder}/*.service",
     }[target]

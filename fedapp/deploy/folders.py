@@ -28,7 +28,7 @@ from fedapp.deploy.certificates import (
     server_certificate,
     supernode_keys,
 )
-from fedapp.deploy.targets import PUBLIC, SECRET, TABLES, Federation, Machine, Site, Texts
+from fedapp.deploy.targets import PUBLIC, SECRET, Federation, Machine, Site, Texts
 from fedapp.errors import ConfigError
 from fedapp.home import write_atomically, write_new
 from fedapp.messages.fields import Method, all_methods
@@ -36,19 +36,16 @@ from fedapp.site.settings import SiteConfig, Value
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?")
 PLAIN = re.compile(r"[A-Za-z0-9_/.+,@-]+")  # needs no quotes in scripts, units, configurations
-LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,54}[a-z0-9])?")  # valid in a Kubernetes namespace
 LOOPBACK = ("localhost", "127.0.0.1")
 # Target -> writer of its files.
 FEDERATION_TEXTS = {
     "scripts": targets.scripts_federation,
     "compose": targets.compose_federation,
-    "kubernetes": targets.manifests_federation,
     "systemd": targets.units_federation,
 }
 SITE_TEXTS = {
     "scripts": targets.scripts_site,
     "compose": targets.compose_site,
-    "kubernetes": targets.manifests_site,
     "systemd": targets.units_site,
 }
 # Policy -> which methods it allows, and its other settings of the node config.
@@ -68,7 +65,6 @@ POLICIES: Mapping[str, tuple[Callable[[Method], bool], Mapping[str, Value]]] = {
     "rows": (lambda _: True, {}),
 }
 # The folder's user where the SuperLink is in a cluster and reached through nginx.
-OPERATOR = "operator"
 INSIDE_PORT = 9094  # a SuperNode's, inside a container network
 
 
@@ -77,7 +73,7 @@ def write_federation(folder: Path, federation: Federation, target: str = "script
     folder is not empty."""
     for name in (federation.name, *federation.sites):
         _check(NAME, name, "a name of letters, digits, '.', '_' or '-'", "name")
-    _check_target(target, federation.name)
+    _check_target(target)
     _check(HOST, federation.host, "a host name or an address", "host")
     if bool(federation.certificate) != bool(federation.key):
         raise ConfigError("--certificate and --key must be given together")
@@ -107,8 +103,6 @@ def write_federation(folder: Path, federation: Federation, target: str = "script
     }
     _write_texts(folder, texts)
     inside = _flower_config(federation, f"127.0.0.1:{federation.port}", f"{folder}/ca.crt")
-    if target == "kubernetes":
-        inside = add_user(folder, OPERATOR).read_text()
     write_new(folder / "flower" / "config.toml", inside.encode(), SECRET)
 
 
@@ -174,14 +168,12 @@ def write_site(
     if policy and policy not in POLICIES:
         raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
     _check(NAME, site.name, "letters, digits, '.', '_' or '-'", "name")
-    _check_target(target, site.name)
+    _check_target(target)
     host, _, superlink_port = superlink.rpartition(":")
     if not HOST.fullmatch(host.strip("[]")) or not superlink_port.isdecimal():
         raise ConfigError(f"superlink must be HOST:PORT, got {superlink}")
     data, ca = _existing(site.data), _existing(ca) if ca else ""
-    if target == "kubernetes":
-        data = f"{TABLES}/{Path(data).name}"
-    if target in ("compose", "kubernetes"):
+    if target == "compose":
         port = INSIDE_PORT
     machine = _machine(folder, site.name)
     folder = Path(machine.folder)
@@ -253,12 +245,9 @@ def _machine(folder: Path, name: str) -> Machine:
     return Machine(str(folder), programs, name)
 
 
-def _check_target(target: str, name: str) -> None:
-    """Check the target, and that it accepts the name."""
+def _check_target(target: str) -> None:
     if target not in FEDERATION_TEXTS:
         raise ConfigError(f"target must be {', '.join(FEDERATION_TEXTS)}, got {target!r}")
-    if target == "kubernetes":
-        _check(LABEL, name, "at most 56 of a-z, 0-9 and '-' for --target kubernetes", "name")
 
 
 def _check(rule: re.Pattern[str], text: str, words: str, what: str) -> None:
