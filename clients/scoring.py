@@ -69,7 +69,10 @@ M = TypeVar("M", bound=Scored)
 
 def evaluate_sums(site: Site, request: SumScoresRequest) -> Sums:
     """As ``evaluate``, in whole numbers for secure aggregation."""
-    return score_model_sums(site, request, from_json, predict_margins)
+    adder = WholeNumbers(bounds_of(site.store))
+    sums = Sums(list(score_subsets(site, request, from_json, predict_margins, adder).values()))
+    site.store.forget()
+    return sums
 
 
 def evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
@@ -84,16 +87,6 @@ def score_model(
     reply = EvaluateReply(**score_subsets(site, request, read, predict, DOUBLES))
     site.store.forget()
     return reply
-
-
-def score_model_sums(
-    site: Site, request: EvaluateRequest, read: Callable[[str], M], predict: Callable[..., Array]
-) -> Sums:
-    """As ``score_model``, in whole numbers for secure aggregation."""
-    adder = WholeNumbers(bounds_of(site.store))
-    sums = Sums(list(score_subsets(site, request, read, predict, adder).values()))
-    site.store.forget()
-    return sums
 
 
 def score_subsets(

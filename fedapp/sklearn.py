@@ -668,7 +668,6 @@ class _Linear(Horizontal):
     learning_rate: float | None = None
     batch_size: int | None = None
     l2: float | None = None
-    aggregation: str | None = None
     valid_fraction: float = 0.0
 
 

@@ -112,7 +112,7 @@ class PAX(HorizontalStrategy):
         section = check(PaxSettings, settings.sections["pax"], "pax.")
         privacy_settings(settings, section.aggregation)
         if section.aggregation == "secure":
-            check_secure_aggregation(settings, "pax.aggregation")
+            check_secure_aggregation(settings)
         return section
 
     @classmethod

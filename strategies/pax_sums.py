@@ -177,7 +177,7 @@ class SecureSums:
         self, settings: Callable[[], Settings], section: PaxSettings, warn: Callable[[str], None]
     ) -> None:
         self._settings = settings
-        self._run = run = SecuredRun(settings, "pax.aggregation", warn)
+        self._run = run = SecuredRun(settings, warn)
         self.resume, self.facts, self.score = run.resume, run.facts, run.score
         self.places: dict[str, Ints] = {}
         self.weights: dict[str, Any] = {}

@@ -34,6 +34,7 @@ from fedapp.settings import Settings
 from fedapp.trees.objective import CUSTOM, label_power, n_outputs
 from strategies.handshake import Hellos
 
+SETTING = "pax.aggregation"
 MIN_PRIVATE_PARTIES = 3  # of two, each can subtract its part from the sum
 Seeds = tuple[list[bytes], list[bytes]]  # of masks that were added, and subtracted
 
@@ -185,15 +186,15 @@ def _place(names: tuple[str, ...], sender: str, holder: str) -> int:
     return place - (names.index(sender) < place)
 
 
-def check_secure_aggregation(settings: Settings, setting: str) -> None:
-    """Check that a run's sums may be masked; ``setting`` is the one that asks for it.
+def check_secure_aggregation(settings: Settings) -> None:
+    """Check that a run's sums may be masked, as ``SETTING`` asks.
 
     Raises
     ------
     ConfigError : min-parties is at most half; early stopping would disclose one round's scores
         with and without a lost party; or a function has sums without known bounds.
     """
-    fewest, masked = settings.parties // 2 + 1, f"{setting}=secure"
+    fewest, masked = settings.parties // 2 + 1, f"{SETTING}=secure"
     if settings.min_parties:
         if settings.asked_parties and settings.min_parties < fewest:
             rule = f"must be 0 or >= {fewest} of {settings.parties} with {masked}"
@@ -203,7 +204,7 @@ def check_secure_aggregation(settings: Settings, setting: str) -> None:
             raise ConfigError(f"min-parties {rule}, got {settings.min_parties}")
     if settings.objective == CUSTOM or any(map(is_custom, settings.eval_metrics)):
         raise ConfigError(
-            f"{setting} must be plain where objective or eval-metric is a function, whose "
+            f"{SETTING} must be plain where objective or eval-metric is a function, whose "
             "sums have no known bounds, got secure"
         )
 
@@ -217,13 +218,11 @@ def secure_plan_fields(settings: Settings, aggregation: str) -> dict[str, Any]:
 class SecuredRun:
     """Secure aggregation of a run, from the handshake to the scores of its model.
 
-    ``settings`` returns the current settings; ``setting`` names the one that asks for masks.
+    ``settings`` returns the current settings.
     """
 
-    def __init__(
-        self, settings: Callable[[], Settings], setting: str, warn: Callable[[str], None]
-    ) -> None:
-        self._settings, self._setting, self._warn = settings, setting, warn
+    def __init__(self, settings: Callable[[], Settings], warn: Callable[[str], None]) -> None:
+        self._settings, self._warn = settings, warn
         self.bounds = Bounds(1)  # of the rows of all parties
         self.sums = MaskedSums()  # over the parties that are still present
         self._n_classes = 0
@@ -232,7 +231,7 @@ class SecuredRun:
         """The fields of a ``Roster``, and whether any party has weights."""
         if len(parties) < MIN_PRIVATE_PARTIES:
             self._warn(
-                f"{self._setting}=secure hides little among {len(parties)}: the coordinator and "
+                f"{SETTING}=secure hides little among {len(parties)}: the coordinator and "
                 "all parties but one see what that one sends; three or more hide it better"
             )
         threshold = self._settings().min_parties
@@ -293,11 +292,10 @@ class SecuredRun:
         parties: Hellos,
         request: EvaluateRequest,
         check: Check,
-        masked: type[SumScoresRequest] = SumScoresRequest,
     ) -> Conversation[dict[str, EvaluateReply]]:
-        """Sums of the finished model's scores; ``masked`` is the class that asks for them."""
+        """Sums of the finished model's scores."""
         shapes = self.score_shapes(SUBSETS, request.score_bins)
-        asking = masked(**fields_of(request), among=self.sums.among)
+        asking = SumScoresRequest(**fields_of(request), among=self.sums.among)
         summed = yield from self.sums.ask(parties, asking, *shapes)
         reply = EvaluateReply(*self.scores(summed))
         check(EVERYONE, reply)

@@ -45,8 +45,6 @@ HORIZONTAL: dict[str, dict[str, Any]] = {
     "pax-private": {**SECURE, "privacy__epsilon": 20.0},
     "pax-greedy": {**SECURE, "privacy__epsilon": 20.0, "privacy__trees": "greedy"},
     "bagging": {"strategy": "bagging", "parties": 4, "subsample": 0.7},
-    "linear-secure": {**LINEAR, "fedavg_linear__aggregation": "secure"},
-    "linear-min-parties": {**LINEAR, "fedavg_linear__aggregation": "secure", "min_parties": 3},
 }
 VERTICAL: dict[str, dict[str, Any]] = {
     "secureboost": BOOSTED,

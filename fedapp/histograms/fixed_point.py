@@ -35,11 +35,6 @@ class Bounds:
         """Fractional bits of the terms of a sum of ``n_bytes``, unweighted at most 2^power."""
         return 8 * n_bytes - SPARE_BITS - power_above(self.n_rows) - self.heaviest - power
 
-    def finer(self, exponent: int) -> int:
-        """Fractional bits of the remainders of ``to_parts`` if the coarse part has ``exponent``."""
-        # A remainder is at most half a coarse unit, 2^-(exponent + 1).
-        return 8 * 8 - SPARE_BITS - power_above(self.n_rows) + exponent + 1
-
     def most(self, power: int) -> float:
         """The largest weighted term."""
         return math.ldexp(1.0, power + self.heaviest)
@@ -68,19 +63,3 @@ def from_fixed(whole: Whole, exponent: int | Whole) -> Doubles:
     values: Doubles = whole.astype(np.float64)
     values *= np.ldexp(1.0, -np.asarray(exponent))
     return values
-
-
-def to_parts(values: Doubles, exponents: tuple[Whole, Whole]) -> tuple[Whole, Whole]:
-    """Values as coarse multiples and the remainders as fine ones: twice the bits of one integer.
-
-    Exponents of both units are one for each place of the last axis; see ``Bounds.finer``.
-    """
-    coarse = to_fixed(values, exponents[0])
-    return coarse, to_fixed(values - from_fixed(coarse, exponents[0]), exponents[1])
-
-
-def from_parts(parts: Whole, exponents: tuple[Whole, Whole]) -> Doubles:
-    """Inverse of ``to_parts``, also for sums; shape (..., 2, n), the coarse part first."""
-    pairs = zip((0, 1), exponents, strict=True)
-    coarse, fine = (from_fixed(parts[..., place, :], exponent) for place, exponent in pairs)
-    return coarse + fine

@@ -3,8 +3,7 @@
 Source: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized
 Data" (arXiv:1602.05629v4), Algorithm 1.
 
-Reveals, with ``fedavg-linear.aggregation=plain``: no row, label or gradient of a row leaves a
-party, and nothing is encrypted.
+Reveals: no row, label or gradient of a row leaves a party, and nothing is encrypted.
 
 - With the sums of ``labels`` the server learns of each party, once, for every column the weight,
   the mean and the sum of squared deviations of the non-missing values. For a category this is the
@@ -17,31 +16,6 @@ party, and nothing is encrypted.
   those of the finished model, as in ``scoring``.
 - A party learns means and spreads of the columns over all parties, of a column of categories the
   share of each, and the model after each round.
-
-With ``fedavg-linear.aggregation=secure`` everything except ``hello`` and keys is masked (see
-``secure``).
-
-- The server learns only sums over all parties: of the labels, of the weights and of values that the
-  dictionary lacks; for every input the weight, the sum and the sum of squared deviations of the
-  non-missing values; in every round the mean of the parties' models weighted by their rows, with
-  that weight; and the scores of all rows.
-- Of every column of numbers it also learns how many parties have their largest absolute value under
-  which power of two (rounded up), but not which parties.
-- The mean of the models minus the model before is about a sum of gradients of all rows. A server
-  that breaks the rules, and sends models at which few rows have gradients, gets the sums of these
-  rows, but not whose they are.
-- With a batch of one row and a large ``l2`` such a server gets about the sum of one row of each
-  party. It does not choose these rows: a secret of each party orders them.
-- A column or category that only one party has is that party's.
-- A party refuses powers of two that its values exceed, a weight of all rows below its weight, and
-  to send a model beyond the bound. From who refuses, a server that breaks the rules learns how
-  large each party's values and weights are, to powers of two; and from models that it sends near
-  the bound, which way they move at each party: one bit a request.
-- Where a party may be lost (``min-parties`` above 0), the means before and after a loss differ by
-  about the lost party's model, as one round changes models little. If a server breaks the rules and
-  requests the same round again, they differ by exactly that. See ``secure``.
-- A party learns the model after each round, means and spreads over all parties, the powers of two
-  that the columns of all parties reach, and the weight of all training rows to a power of two.
 """
 
 from __future__ import annotations
@@ -53,14 +27,12 @@ from fedapp.errors import ProtocolError
 from fedapp.messages import scoring
 from fedapp.messages.fields import Array, Form, Method, Range, Reply, Request, SiteLimit
 from fedapp.messages.handshake import LabelsReply, RunCoding, check_coded
-from fedapp.messages.secagg import Among, Roster
 
 GROUPS = {
     "fedavg_linear": Method(
         "horizontal",
         {
             "": "each party's columns' means and spreads; its model each round",
-            "least-parties": "columns' means and spreads, mean of the models, over all parties",
         },
     ),
 }
@@ -124,62 +96,10 @@ class AverageReply(Reply):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OpenRequest(RunCoding, Roster, Request):
-    """Start with the roster; encode labels and categories, sum the labels, count magnitudes.
-
-    Asks for ``sums``: of the labels, of the weights, of values the dictionary lacks by column, and
-    ``count_powers`` of the columns of numbers.
-    """
-
-    kind: ClassVar[str] = "train.fedavg_linear_open"
-    doing: ClassVar[str] = "summing the columns"
-    leaves: ClassVar[str] = "sums"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MeansRequest(Request):
-    """Asks for ``sums``: of each input's weights and weighted values (``sum_values``)."""
-
-    kind: ClassVar[str] = "train.fedavg_linear_means"
-    doing: ClassVar[str] = "summing the columns"
-    leaves: ClassVar[str] = "sums"
-    powers: Annotated[Array, Form("int64", "n_columns", low=-149, high=128)]  # 2^: largest values
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SpreadsRequest(Request):
-    """Asks for ``sums``: of each input's squared deviations (``sum_squares``)."""
-
-    kind: ClassVar[str] = "train.fedavg_linear_spreads"
-    doing: ClassVar[str] = "summing the columns"
-    leaves: ClassVar[str] = "sums"
-    means: Inputs  # of all parties
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AverageSumsRequest(Among, AverageRequest):
-    """As ``AverageRequest``, for ``sums``: the weight of the training rows, the scores, and each
-    party's model times its share of that weight (``whole_model``).
-    """
-
-    kind: ClassVar[str] = "train.fedavg_linear_sums"
-    leaves: ClassVar[str] = "sums"
-    weight_power: Annotated[int, Range(-149, 178)]  # 2^: at least all parties' weights
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class ScoreRequest(scoring.EvaluateRequest):
     """Score the finished model on all rows; the reply is ``scoring``'s."""
 
     kind: ClassVar[str] = "evaluate.fedavg_linear_scores"
-    doing: ClassVar[str] = "scoring"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ScoreSumsRequest(scoring.SumScoresRequest):
-    """As ``ScoreRequest``, for ``sums``: the fields of an ``EvaluateReply``."""
-
-    kind: ClassVar[str] = "evaluate.fedavg_linear_sums"
     doing: ClassVar[str] = "scoring"
 
 

@@ -384,7 +384,6 @@ FOREST = {
 SECURE = {"strategy": "pax", "pax.aggregation": "secure", "parties": 3}
 PRIVATE = {"privacy.epsilon": 1000.0}
 LINEAR = {"fedavg-linear.rounds": 2, "fedavg-linear.local-epochs": 1}
-SECURE_LINEAR = {**LINEAR, "fedavg-linear.aggregation": "secure", "parties": 3}
 SHARES = {"parties": 4, "min-parties": 3}
 EINI = {"eini.key-bits": 512, "eini.insecure-small-key": True, "eini.unguarded": True}
 METHODS: Mapping[str, Mapping[str, Any]] = {
@@ -397,15 +396,13 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "pax private": {**SECURE, **PRIVATE},
     "pax greedy": {**SECURE, **PRIVATE, "privacy.trees": "greedy"},
     "fedavg-linear": LINEAR,
-    "fedavg-linear secure": SECURE_LINEAR,
-    "fedavg-linear shares": {**SECURE_LINEAR, **SHARES},
     "fedxgbllr": {"fedxgbllr.trees": 6, "fedxgbllr.rounds": 1, "fedxgbllr.epochs": 1},
     "secureboost": VERTICAL,
     "federated-forest": FOREST,
     "federated-forest paillier": {**FOREST, "federated-forest.labels": "paillier"},
 }
 # Step from which the last party of a run no longer answers: the first sum of the second round.
-LOST_AT = {"pax shares": 17, "fedavg-linear shares": 11}
+LOST_AT = {"pax shares": 17}
 PREDICTIONS = {"interactive": {}, "one-round": {}, "eini": EINI}
 
 
