@@ -20,7 +20,6 @@ from fedapp.crypto.masking import SIZES
 from fedapp.data.partition import HELD_OUT
 from fedapp.errors import ConfigError, DivergedError, ProtocolError
 from fedapp.histograms.bins import Cuts, digitise, with_categories
-from fedapp.histograms.build import build_all_histograms, sums_by_column
 from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
 from fedapp.histograms.sketch import LARGEST, N_DIGITS, Descent, digit_counts
 from fedapp.messages.fields import Array, Request
@@ -30,7 +29,6 @@ from fedapp.messages.pax_secure import (
     PrivateCountRequest,
     PrivateOpenRequest,
     PrivateScoresRequest,
-    PrivateSplitsRequest,
     PrivateTreesRequest,
 )
 from fedapp.messages.secagg import SharedCuts
@@ -198,7 +196,7 @@ def check_offsets(site: Site, message: str, field: str, offsets: Array, n_all: i
         raise ConfigError(f"max-bin {rule}, got {numbers.max()}")
 
 
-# Rows are routed by value. Bins exist only where splits are chosen from noisy sums over them.
+# Rows are routed by value; there are no bins.
 def open_noised_sums(site: Site, request: PrivateOpenRequest) -> Sums:
     """Store coding, parties and privacy promise; noised sums of labels, counts of values."""
     keep_coding(site, request)
@@ -244,49 +242,8 @@ def trees(site: Site, request: PrivateTreesRequest) -> Sums:
         first += len(leaves)
     # places: (n_rows, n_trees), an index into the leaves of all trees
     store["places"], store.facts["n_leaves"] = places, first
-    noise = Noise("tree", request.round_id, _variances(store, "tree"))
+    noise = Noise("tree", request.round_id, _variances(store))
     return Sums([np.concatenate(sums)], noise=(noise,))
-
-
-def splits(site: Site, request: PrivateSplitsRequest) -> Sums:
-    """Add the last round's leaves; sum gradients and hessians of the growing trees by bin."""
-    store, levels = site.store, budget_of(site.store).levels
-    if request.level >= levels:
-        rule = f"must be < {levels}, the levels of a tree that the run's epsilon is spent on"
-        raise ProtocolError(site.name, "PrivateSplitsRequest", "level", rule)
-    if len(request.edges):
-        take_cuts(site, request)
-    offsets, columns = store["offsets"], request.drawn.astype(np.int64)
-    if not len(columns) or columns[-1] >= len(offsets) - 1 or (np.diff(columns) <= 0).any():
-        rule = f"must ascend, and be < {len(offsets) - 1}"
-        raise ProtocolError(site.name, "PrivateSplitsRequest", "drawn", rule)
-    grown, nodes, whole = _route_rows(site, request)
-    # Each tree's leaves that are ``level`` splits below the root.
-    open_leaves = [_leaves_at(tree, request.level) for tree in grown.trees]
-    wanted_trees = np.repeat(np.arange(len(nodes)), [len(leaves) for leaves in open_leaves])
-    if not len(wanted_trees):
-        rule = f"must be that of a leaf, got {request.level}"
-        raise ProtocolError(site.name, "PrivateSplitsRequest", "level", rule)
-    widths = np.diff(offsets)[columns]
-    histograms, _ = build_all_histograms(
-        store["codes"],
-        store.facts["missing_code"],
-        columns,
-        widths,
-        whole,
-        nodes,
-        wanted_trees.astype(np.int32),
-        np.concatenate(open_leaves).astype(np.int32),
-    )
-    of_trees = zip(grown.trees, nodes, whole, open_leaves, strict=True)
-    totals = [
-        _by_node(tree, tree_nodes, terms)[leaves] for tree, tree_nodes, terms, leaves in of_trees
-    ]
-    # Missing values are a node's total less its bins, in every column.
-    missing = np.concatenate(totals)[:, None] - sums_by_column(histograms, widths)
-    variances = _variances(store, "splits", len(columns))
-    noise = Noise("splits", request.round_id * levels + request.level, variances)
-    return Sums([histograms, missing], noise=(noise, noise))
 
 
 def scores(site: Site, request: PrivateScoresRequest) -> Sums:
@@ -366,24 +323,16 @@ def _by_node(tree: Tree, nodes: Array, whole: Whole) -> Whole:
     return sums
 
 
-def _leaves_at(tree: Tree, level: int) -> Array:
-    depths = np.zeros(len(tree), dtype=np.int64)
-    for node in range(1, len(tree)):
-        depths[node] = depths[tree["parent"][node]] + 1
-    return np.flatnonzero((tree["left"] == LEAF) & (depths == level))
-
-
-def _variances(store: Store, kind: str, n_columns: int = 1) -> tuple[int, int]:
-    """Noise variances of gradient and hessian sums, in which a row counts once a column."""
-    budget, sensitivities = budget_of(store), gradient_bounds(store).sensitivities(bounds_of(store))
-    gradients, hessians = (sensitivity * math.sqrt(n_columns) for sensitivity in sensitivities)
-    return budget.party_variance(kind, gradients), budget.party_variance(kind, hessians)
+def _variances(store: Store) -> tuple[int, int]:
+    """Noise variances of gradient and hessian sums at leaves."""
+    budget = budget_of(store)
+    gradients, hessians = gradient_bounds(store).sensitivities(bounds_of(store))
+    return budget.party_variance("tree", gradients), budget.party_variance("tree", hessians)
 
 
 HANDLERS: Mapping[type[Request], Handler] = {
     PrivateOpenRequest: open_noised_sums,
     PrivateCountRequest: count_noised,
     PrivateTreesRequest: trees,
-    PrivateSplitsRequest: splits,
     PrivateScoresRequest: scores,
 }

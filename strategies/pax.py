@@ -72,8 +72,8 @@ class PAX(HorizontalStrategy):
         Whether the server sees each party's sums, or only sums over all parties.
     epsilon, delta : float
         Differential privacy of each row; needs ``aggregation="secure"``. 0 turns it off.
-    trees : {"cyclic", "random", "greedy"}
-        How trees are split with epsilon.
+    trees : {"cyclic", "random"}
+        How trees are drawn with epsilon.
     clip : float
         Largest gradient of a row with epsilon, where the objective has no bound.
     min_parties : int
@@ -117,7 +117,7 @@ class PAX(HorizontalStrategy):
 
     @classmethod
     def exchanges_a_round(cls, settings: Settings) -> int:
-        """One a level; with noise one more for the leaves of greedy trees."""
+        """One a level, and one to spare."""
         return settings.max_depth + 1
 
     def plan(self) -> dict[str, Any]:

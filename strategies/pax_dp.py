@@ -2,17 +2,15 @@
 
 Source: Maddock et al. 2022 (arXiv:2210.02910); see ``fedapp.trees.rounds`` for the trees and
 ``fedapp.crypto.noise`` for what is released about a row. A tree takes one exchange: its structure
-is drawn, and its leaves are summed. With ``privacy.trees=greedy`` it takes one more a level: splits
-are chosen by noised sums.
+is drawn, and its leaves are summed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from functools import partial
-from typing import Annotated, Any, Final, Literal
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -22,8 +20,8 @@ from fedapp.crypto.noise import Budget, budget_for, check_installed
 from fedapp.data.partition import HELD_OUT
 from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Cuts, Ints, with_categories
-from fedapp.histograms.build import CLEAR, make_consistent, make_sums_consistent
-from fedapp.histograms.fixed_point import Bounds, Whole, from_fixed, power_above
+from fedapp.histograms.build import CLEAR, make_consistent
+from fedapp.histograms.fixed_point import Bounds, from_fixed, power_above
 from fedapp.histograms.sketch import BASE, N_DIGITS, Descent
 from fedapp.messages.fields import fields_of
 from fedapp.messages.handshake import LabelsReply
@@ -32,7 +30,6 @@ from fedapp.messages.pax_secure import (
     PrivateCountRequest,
     PrivateOpenRequest,
     PrivateScoresRequest,
-    PrivateSplitsRequest,
     PrivateTreesRequest,
 )
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
@@ -40,8 +37,7 @@ from fedapp.messages.secagg import EVERYONE
 from fedapp.metrics import Statistics, statistics
 from fedapp.metrics.sums import ClippedNumbers, make_plausible, read_sums
 from fedapp.settings import NotNegative, Section, Settings, check
-from fedapp.trees.grow import Growth, Limits
-from fedapp.trees.model import LEAF, Grown, pack_trees
+from fedapp.trees.model import LEAF, pack_trees
 from fedapp.trees.objective import (
     LossParameters,
     RowBounds,
@@ -52,7 +48,6 @@ from fedapp.trees.objective import (
 )
 from fedapp.trees.rounds import (
     CYCLIC,
-    SHRINKING,
     Boosting,
     Kind,
     draw_trees,
@@ -65,12 +60,7 @@ from strategies.horizontal import CommonTable
 from strategies.secagg import MaskedSums, exchange_keys
 
 MIN_PARTIES = 2
-GREEDY: Final = "greedy"
 SCORE_BINS = 32  # at an epsilon of 1, the noise of more bins costs more AUC than they gain
-# Most bins of a column in greedy trees: with more, a side of a split has more noise. At an epsilon
-# of 1, 16 and 32 bins were better than 8, and all of them much better than 256.
-SPLIT_BINS = 32
-MIN_SIDE_DEVIATIONS = 2.0  # smallest hessian of a side of a split, in deviations of its noise
 LONGEST_STEP = 2.0  # of a leaf, before the learning rate; for squared errors it is the clip
 UNIT = "one row of one party, which counts for nothing in one of two tables that are told apart"
 NOT_PROTECTED = (
@@ -87,13 +77,13 @@ NOT_PROTECTED = (
 _FIXED: tuple[tuple[str, Any, str], ...] = (
     ("early_stopping_rounds", 0, "scores of every round would take noise, and so epsilon"),
     ("min_parties", 0, "the noise of every party is needed"),
-    ("least_bin_rows", 0, "bins of gradients, if any are sent, and leaves have noise"),
+    ("least_bin_rows", 0, "leaves have noise"),
     ("min_child_rows", 0, "rows of a node are not sent"),
     ("init_model", "", "the noise of its trees is unknown"),
     ("subsample", 1.0, "rows are drawn by a seed that all know, which hides none"),
-    ("gamma", 0.0, "splits are drawn, or their gains have noise"),
-    ("colsample_bylevel", 1.0, "colsample-bytree and privacy.trees choose what may be split"),
-    ("colsample_bynode", 1.0, "colsample-bytree and privacy.trees choose what may be split"),
+    ("gamma", 0.0, "splits are drawn"),
+    ("colsample_bylevel", 1.0, "privacy.trees chooses what may be split"),
+    ("colsample_bynode", 1.0, "privacy.trees chooses what may be split"),
     ("monotone_constraints", "", "leaves with noise do not keep them"),
     ("interaction_constraints", "", "privacy.trees=cyclic lets no columns interact"),
 )
@@ -104,7 +94,7 @@ class PrivacySettings(Section):
 
     epsilon: NotNegative
     delta: Annotated[float, Field(gt=0, lt=1)]
-    trees: Literal[Kind, "greedy"]
+    trees: Kind
     clip: NotNegative  # for squared errors in the unit of the labels
 
 
@@ -150,8 +140,6 @@ class NoisedSums:
         private, rounds = self._private, self._settings().num_boost_round
         row = self._row_bounds()
         self._check_enough(parties, row)
-        if private.trees == GREEDY:
-            self._check_splits(parties, row, len(table.columns))
         if private.trees == CYCLIC and rounds < len(table.columns):
             self._warn(
                 f"cyclic trees take one column a round, so {len(table.columns) - rounds} of "
@@ -178,7 +166,7 @@ class NoisedSums:
         most = math.ldexp(sensitivity, bounds.exponent(0) + bounds.heaviest)
         deviation = self.budget.deviation("counts", most)
         lightest = int(2 * CLEAR * deviation)
-        descent = Descent(categories == 0, self._most_bins, lightest)
+        descent = Descent(categories == 0, self._settings().max_bin, lightest)
         n_sums = 2 if self._width == 1 else 1
         sums, counts = yield from MaskedSums().ask(parties, request, (n_sums,), (n_numbers, BASE))
         descent.take(make_consistent(counts, None, deviation))
@@ -193,15 +181,13 @@ class NoisedSums:
     def promise(self, n_parties: int) -> dict[str, Any]:
         """The least noise that provides epsilon and delta, as fields of a ``Plan``."""
         private, settings = self._private, self._settings()
-        levels = settings.max_depth if private.trees == GREEDY else 0
         rounds = settings.num_boost_round
-        budget = budget_for(private.epsilon, private.delta, rounds, n_parties, levels)
-        self.budget = budget
-        names = ("epsilon", "delta", "multiplier", "levels")
+        self.budget = budget = budget_for(private.epsilon, private.delta, rounds, n_parties)
+        names = ("epsilon", "delta", "multiplier")
         return {name: getattr(budget, name) for name in names}
 
     def add_round(self, parties: Hellos, boosting: Boosting) -> Conversation[Progress]:
-        """Draw or grow a round's trees, and sum their leaves."""
+        """Draw a round's trees, and sum their leaves."""
         settings, row = self._settings(), self._row_bounds()
         exponents = np.array(row.exponents(self._bounds))
         values = [tree["value"][tree["left"] == LEAF] for tree in boosting.last_trees]
@@ -211,20 +197,9 @@ class NoisedSums:
             "base_margin": base_margin(boosting.objective, boosting.base_score),
             "leaf_values": np.concatenate([*values, no_values]),
         }
-        if self._private.trees == GREEDY:
-            noise_of = partial(self._split_deviation, row)
-            grown = yield from grow_greedily(parties, boosting, fields, exponents, noise_of)
-            if any(len(tree) == 1 for tree in grown.trees):
-                self._warn(
-                    "a tree was not split, as no side of a split stood out from noise; "
-                    "privacy.trees cyclic or random, a larger epsilon or a smaller "
-                    "num-boost-round may help"
-                )
-            fields["leaf_values"] = no_values  # the first level's request carried them
-        else:
-            allowed, depth = boosting.growth().allowed, settings.max_depth
-            seed, n_rounds = settings.seed, boosting.n_rounds
-            grown = draw_trees(self._private.trees, boosting.cuts, allowed, depth, seed, n_rounds)
+        allowed, depth = boosting.growth().allowed, settings.max_depth
+        seed, n_rounds = settings.seed, boosting.n_rounds
+        grown = draw_trees(self._private.trees, boosting.cuts, allowed, depth, seed, n_rounds)
         fields |= pack_trees(grown.trees, sets=grown.sets)
         request = PrivateTreesRequest(**fields)
         (sums,) = yield from MaskedSums().ask(parties, request, (n_leaves(grown.trees), 2))
@@ -277,14 +252,8 @@ class NoisedSums:
     def _width(self) -> int:
         return n_outputs(self._settings().objective, self._n_classes)
 
-    @property
-    def _most_bins(self) -> int:
-        most = self._settings().max_bin
-        return min(most, SPLIT_BINS) if self._private.trees == GREEDY else most
-
     def summary(self) -> dict[str, Any]:
         """Privacy guarantee and noise, for the run's summary."""
-        greedy = self._private.trees == GREEDY
         adder, _ = self._form()
         score_noise = self.budget.deviation("scores", adder.sensitivity)
         return {
@@ -295,7 +264,6 @@ class NoisedSums:
             "leaf_noise": self._leaf_deviation(self._row_bounds()),
             "score_noise": math.ldexp(score_noise, -self._bounds.exponent(0)),
             "trees": self._private.trees,
-            **({"split_bins": self._most_bins} if greedy else {}),
             "not_covered": list(NOT_PROTECTED),
         }
 
@@ -310,11 +278,6 @@ class NoisedSums:
     def _leaf_deviation(self, row: RowBounds) -> float:
         """Standard deviation of the noise in a leaf's sum of gradients."""
         return self.budget.deviation("tree", row.norm) * math.ldexp(1.0, self._bounds.heaviest)
-
-    def _split_deviation(self, row: RowBounds, n_columns: int) -> float:
-        """Standard deviation of the noise in a bin's hessians, with sums of ``n_columns``."""
-        noise = self.budget.deviation("splits", row.norm * math.sqrt(n_columns)) / row.scale
-        return noise * math.ldexp(1.0, self._bounds.heaviest)
 
     def _check_enough(self, parties: Hellos, row: RowBounds) -> None:
         """Check that the leaves of a tree stand out from noise."""
@@ -337,22 +300,6 @@ class NoisedSums:
             self._warn(
                 f"the noise of each leaf counts as {rows:.0f} rows, more than leaves of max-depth "
                 f"{settings.max_depth} have on average; {ways} or a smaller max-depth may help"
-            )
-
-    def _check_splits(self, parties: Hellos, row: RowBounds, n_columns: int) -> None:
-        """Check that the sides of a split stand out from noise."""
-        n_rows = sum(hello.n_train for hello in parties.values())
-        n_drawn = max(1, int(self._settings().colsample_bytree * n_columns))
-        rows = (
-            MIN_SIDE_DEVIATIONS
-            * side_deviation(self._split_deviation(row, n_drawn), 2)
-            / row.hessian
-        )
-        if rows > n_rows / 2:
-            raise ConfigError(
-                f"privacy.trees must be cyclic or random for so few rows: greedy splits need "
-                f"{rows:.0f} rows on each side, and half of all training rows are {n_rows // 2}; a "
-                "larger epsilon, a smaller num-boost-round, max-depth or colsample-bytree helps"
             )
 
     def _labels(self, sums: Any, n_coded_columns: int) -> LabelsReply:
@@ -388,81 +335,3 @@ class NoisedSums:
         extra = settings.eval_metrics
         form = statistics(settings.objective, *nothing, SCORE_BINS, extra=extra, adder=adder)
         return adder, form
-
-
-# A level takes one exchange: sums of gradients and hessians by node, column and bin. A row is in
-# one node of a tree and in one bin of every column, so that m columns take sqrt(m) times the noise
-# of one. The leaves are summed again, with less noise (see ``strategies.pax_dp``).
-#
-# Source: Maddock, Cormode, Wang, Maple and Jha 2022, "Federated Boosted Decision Trees with
-# Differential Privacy" (arXiv:2210.02910): splits by histograms. Departures: sums are made
-# consistent (see ``fedapp.histograms.build``), a side of a split must stand out from noise,
-# and leaves do not follow from the histograms.
-def grow_greedily(
-    parties: Hellos,
-    boosting: Boosting,
-    fields: Mapping[str, Any],
-    exponents: Whole,
-    deviation_of: Callable[[int], float],
-) -> Conversation[Grown]:
-    """Structures of one round's trees.
-
-    Parameters
-    ----------
-    fields : of a ``PrivateTreesRequest`` except its trees.
-    exponents : int64, shape (2,), of gradients and hessians as whole numbers.
-    deviation_of : number of columns -> standard deviation of the noise of a bin's hessians.
-    """
-    allowed, cuts = boosting.growth().allowed, boosting.cuts
-    columns = np.flatnonzero(allowed.any(axis=0))
-    widths, deviation = cuts.widths[columns], deviation_of(len(columns))
-    # Penalties are raised so that no split is chosen for noise.
-    noise, penalties = side_deviation(deviation, int(widths.max())), boosting.shape.penalties
-    least = max(penalties.min_child_weight, MIN_SIDE_DEVIATIONS * noise)
-    raised = replace(
-        penalties, reg_lambda=penalties.reg_lambda + SHRINKING * noise, min_child_weight=least
-    )
-    shape = replace(boosting.shape, penalties=raised)
-    growth = Growth(boosting.width, cuts, allowed, shape, Limits(both_children=True))
-    no_values = np.empty(0, dtype=np.float32)
-    while growth.growing:
-        first, n_wanted, structure = growth.level == 0, len(growth.wanted), _structure(growth)
-        sends_cuts = first and not boosting.n_rounds
-        packed = {**fields, **pack_trees(structure.trees, sets=structure.sets)}
-        if not first:
-            packed["leaf_values"] = no_values
-        request = PrivateSplitsRequest(
-            **packed,
-            level=growth.level,
-            drawn=columns.astype(np.int32),
-            edges=cuts.edges if sends_cuts else no_values,
-            edge_offsets=cuts.offsets if sends_cuts else np.empty(0, dtype=np.int64),
-        )
-        shapes = (n_wanted, int(widths.sum()), 2), (n_wanted, len(columns), 2)
-        summed = yield from MaskedSums().ask(parties, request, *shapes)
-        histograms, missing = (from_fixed(sums, exponents) for sums in summed)
-        agreed = make_sums_consistent(histograms, missing, widths, deviation)
-        if first:
-            growth.set_roots(agreed.totals)
-        # Back to the layout of all columns: 0 in those that were not drawn.
-        is_drawn = np.isin(np.repeat(np.arange(cuts.n_columns), cuts.widths), columns)
-        histograms = np.zeros((n_wanted, len(cuts.edges), 2))
-        histograms[:, is_drawn] = agreed.histograms
-        has_missing = np.zeros((n_wanted, cuts.n_columns), dtype=np.int32)
-        has_missing[:, columns] = agreed.has_missing
-        growth.split(histograms, has_missing)
-    return _structure(growth)
-
-
-def side_deviation(deviation: float, n_bins: int) -> float:
-    """Standard deviation of the noise of one side's hessians, at most, from that of a bin's."""
-    # Half of the bins on each side, of sums that are consistent: var = n/2 - (n/2)^2 / n.
-    return deviation * math.sqrt(n_bins) / 2
-
-
-def _structure(growth: Growth) -> Grown:
-    """The trees so far, without values of leaves."""
-    grown = growth.grown()
-    for tree in grown.trees:
-        tree["value"] = 0
-    return grown

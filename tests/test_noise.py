@@ -148,7 +148,7 @@ def test_runs_over_the_same_rows_cost_what_one_of_their_noise_costs() -> None:
     from dataclasses import replace
 
     found = budget_for(1, 1e-5, 10, 3)
-    both = replace(found, n_rounds=50, levels=3, multiplier=found.multiplier / math.sqrt(2))
+    both = replace(found, n_rounds=50, multiplier=found.multiplier / math.sqrt(2))
     assert composed_epsilon([found, found], 1e-5) == pytest.approx(composed_epsilon([both], 1e-5))
     assert composed_epsilon([found, replace(found, n_rounds=50)], 1e-5) == pytest.approx(
         1.46, abs=0.005

@@ -43,7 +43,6 @@ HORIZONTAL: dict[str, dict[str, Any]] = {
     "pax-secure": SECURE,
     "pax-min-parties": {**SECURE, "min_parties": 3},
     "pax-private": {**SECURE, "privacy__epsilon": 20.0},
-    "pax-greedy": {**SECURE, "privacy__epsilon": 20.0, "privacy__trees": "greedy"},
     "bagging": {"strategy": "bagging", "parties": 4, "subsample": 0.7},
 }
 VERTICAL: dict[str, dict[str, Any]] = {

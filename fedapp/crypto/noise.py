@@ -56,9 +56,6 @@ MIN_SUMMED_VARIANCE = 32
 # Shares of the budget: of the mean label and of the cuts; the trees have the rest. COUNTS was the
 # best of 0.08, 0.2 and 0.4 on average over three tables (simulations/README.md).
 LABELS, COUNTS = 0.02, 0.4
-# Splits' part of the trees' share, where sums choose them; the leaves have the rest. The best of
-# 0.3, 0.5 and 0.8 on average over two tables at epsilon 1 and 8.
-SPLITS = 0.8
 N_COUNTS = 4  # exchanges that determine the cuts
 MULTIPLIER_BITS = 20  # multipliers are sent as multiples of 2^-20
 LEAST_MULTIPLIER, FIRST_GUESS = 2.0**-10, 2.0
@@ -181,7 +178,6 @@ class Budget:
         that one row changes the sum.
     n_rounds : boosting rounds.
     n_parties : that add noise, >= 2.
-    levels : of a tree that are split by sums; 0 where splits are drawn.
     """
 
     epsilon: float
@@ -189,17 +185,13 @@ class Budget:
     multiplier: float
     n_rounds: int
     n_parties: int
-    levels: int = 0
 
     @property
     def schedule(self) -> tuple[BudgetItem, ...]:
         """All sums over training rows that a run discloses."""
         trees = (1 - LABELS - COUNTS) / self.n_rounds
         first = BudgetItem("labels", 1, LABELS), BudgetItem("counts", N_COUNTS, COUNTS / N_COUNTS)
-        if not self.levels:
-            return (*first, BudgetItem("tree", self.n_rounds, trees))
-        splits = BudgetItem("splits", self.n_rounds * self.levels, SPLITS * trees / self.levels)
-        return (*first, splits, BudgetItem("tree", self.n_rounds, (1 - SPLITS) * trees))
+        return (*first, BudgetItem("tree", self.n_rounds, trees))
 
     def share(self, kind: str) -> float:
         """Share that one sum of a kind spends; scores of held-out rows have another budget."""
@@ -236,13 +228,11 @@ class Budget:
             raise ValueError(f"multiplier {rule}, got {self.multiplier:g}")
 
 
-def budget_for(
-    epsilon: float, delta: float, n_rounds: int, n_parties: int, levels: int = 0
-) -> Budget:
+def budget_for(epsilon: float, delta: float, n_rounds: int, n_parties: int) -> Budget:
     """The least noise that keeps the promise; a ConfigError if dp-accounting is missing."""
-    schedule = Budget(epsilon, delta, 1.0, n_rounds, n_parties, levels).schedule
+    schedule = Budget(epsilon, delta, 1.0, n_rounds, n_parties).schedule
     multiplier = calibrated_multiplier(epsilon, delta, schedule)
-    return Budget(epsilon, delta, multiplier, n_rounds, n_parties, levels)
+    return Budget(epsilon, delta, multiplier, n_rounds, n_parties)
 
 
 def calibrated_multiplier(epsilon: float, delta: float, schedule: Iterable[BudgetItem]) -> float:

@@ -85,7 +85,6 @@ import numpy as np
 
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import (
-    MOST_DEPTH,
     MOST_FOLDS,
     Array,
     Form,
@@ -249,7 +248,6 @@ class Plan:
     epsilon: Annotated[float, Range(0, 1e6)] = 0.0  # 0: no noise
     delta: Annotated[float, Range(0, 1)] = 0.0
     multiplier: Annotated[float, Range(0, 1e9)] = 0.0  # of the noise; see fedapp.crypto.noise
-    levels: Annotated[int, Range(0, MOST_DEPTH)] = 0  # of a tree that noised sums split
     rounds: Annotated[int, Range(0, 10**6)] = 0  # of boosting or averaging
     trees: Annotated[int, Range(0, 10**5)] = 0  # of a forest, or that a party grows in a round
     max_depth: Annotated[int, Range(0, 1000)] = 0

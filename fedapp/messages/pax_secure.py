@@ -7,8 +7,7 @@ before it masks it.
   ``multi:softprob`` of the weights only: every class starts at 0.5), and of the weights of rows by
   the digits of their values.
 - The server learns noised sums of gradients and hessians at the leaves of trees whose structure it
-  draws without looking at rows or, with ``privacy.trees=greedy``, grows from such sums by node,
-  column and bin.
+  draws without looking at rows.
 - The server learns noised sums of the scores of validation and test rows of the finished model,
   with no scores before and none of training rows.
 - These sums, and the model, which follows from them, are (epsilon, delta)-differentially private:
@@ -41,10 +40,10 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedapp.messages import scoring
-from fedapp.messages.fields import MOST_DEPTH, Array, BaseMargin, Form, PlanLimit, Range, Request
+from fedapp.messages.fields import Array, BaseMargin, Form, PlanLimit, Range, Request
 from fedapp.messages.handshake import RunCoding
 from fedapp.messages.scoring import Trees
-from fedapp.messages.secagg import Roster, SharedCuts
+from fedapp.messages.secagg import Roster
 
 GROUPS = {"private": frozenset({"horizontal"})}
 
@@ -62,7 +61,6 @@ class Promise:
     delta: Annotated[float, Range(0, 1)]
     multiplier: Annotated[float, Range(0, 1e9)]  # of noise, for the whole budget
     n_rounds: Annotated[int, Range(1, 10**6), PlanLimit("rounds")]
-    levels: Annotated[int, Range(0, MOST_DEPTH)]  # of a tree that are split by sums; 0: drawn
     clip: Annotated[float, Range(0, 1e30)]  # largest absolute gradient; 0: bounded by the objective
 
 
@@ -106,19 +104,6 @@ class PrivateTreesRequest(Trees, Request):
     base_margin: BaseMargin
     # Of the last round's leaves; empty once they have been sent.
     leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrivateSplitsRequest(SharedCuts, PrivateTreesRequest):
-    """As ``PrivateTreesRequest``, for trees that grow level by level.
-
-    Sum gradients and hessians of the rows at the leaves of one level by bin, and of missing values
-    by column. Only the first request of a round has the leaves of the last one.
-    """
-
-    kind: ClassVar[str] = "train.private_splits"
-    level: Annotated[int, Range(0, MOST_DEPTH), PlanLimit("max_depth")]
-    drawn: Annotated[Array, Form("int32", "n_drawn", low=0)]  # columns to sum over, ascending
 
 
 @dataclass(frozen=True, slots=True, eq=False)

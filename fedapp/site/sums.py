@@ -313,7 +313,7 @@ def check_budget(
     ProtocolError if the noise does not keep the promise.
     """
     numbers = terms.epsilon, terms.delta, terms.multiplier, terms.n_rounds, max(n_parties, 2)
-    budget, name = Budget(*numbers, terms.levels), type(request).__name__
+    budget, name = Budget(*numbers), type(request).__name__
     n_train = len(store["train.labels"])
     if terms.delta * n_train >= 1:
         rule = f"must be below 1 / {n_train}, the training rows of {config.name}"

@@ -275,7 +275,7 @@ class Run:
         """Privacy budget of a private run."""
         settings = self.settings
         numbers = settings["epsilon"], settings["delta"], settings["multiplier"], settings["rounds"]
-        return Budget(*numbers, max(len(settings["parties"]), 2), settings["levels"])
+        return Budget(*numbers, max(len(settings["parties"]), 2))
 
 
 COLUMNS = tuple(each.name for each in fields(Run))

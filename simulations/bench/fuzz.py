@@ -394,7 +394,6 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "pax secure": SECURE,
     "pax shares": {**SECURE, **SHARES},
     "pax private": {**SECURE, **PRIVATE},
-    "pax greedy": {**SECURE, **PRIVATE, "privacy.trees": "greedy"},
     "fedavg-linear": LINEAR,
     "fedxgbllr": {"fedxgbllr.trees": 6, "fedxgbllr.rounds": 1, "fedxgbllr.epochs": 1},
     "secureboost": VERTICAL,

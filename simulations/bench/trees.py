@@ -616,7 +616,6 @@ NO_NOISE = 1000.0
 TREES: dict[str, dict[str, Any]] = {
     "cyclic": {"privacy.trees": "cyclic"},
     "random": {"privacy.trees": "random"},
-    "greedy": {"privacy.trees": "greedy"},
 }
 PRIVATE_ROUNDS, PRIVATE_DEPTH, PRIVATE_ETA, DELTA, PRIVATE_PARTIES = 100, 4, 0.2, 1e-5, 3
 
