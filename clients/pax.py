@@ -14,7 +14,6 @@ import numpy as np
 
 from clients.handshake import keep_coding, loss_parameters, run_outputs, stored_categories
 from clients.pax_secure import (
-    MIN_CHILD_ROWS,
     FloatTerms,
     Terms,
     WholeTerms,
@@ -80,7 +79,6 @@ NO_SCORES: dict[str, Array] = {
 def sketch(site: Site, request: SketchRequest) -> SketchReply:
     """Summarise the columns, and replace each value by the number of its bin."""
     store, coded = site.store, keep_coding(site, request)
-    store.facts[MIN_CHILD_ROWS] = request.min_child_rows
     values, weights = store["train.values"], store["train.weights"]
     categories = category_counts(stored_categories(store), values.shape[1])
     summary, codes, missing_code = sketch_and_code(values, weights, request.n_bins, categories)
@@ -135,13 +133,10 @@ def _grow(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Array]:
     if site.config.least_bin_rows and request.level == 0:
         begin_round(site, request.n_trees)
     histograms, missing = sum_rows(store, request, store["gradients"])
-    rows = np.empty((0, histograms.shape[1]), dtype=np.int64)
-    if store.facts.get(MIN_CHILD_ROWS, 0):
-        rows = sum_rows(store, request, drawn_rows(store))[0][..., 0]
     root_sums = np.empty((0, 2))
     if request.level == 0:
         root_sums = store["gradients"].sum(axis=1, dtype=histograms.dtype)
-    sums = {"histograms": histograms, "missing": missing, "rows": rows, "root_sums": root_sums}
+    sums = {"histograms": histograms, "missing": missing, "root_sums": root_sums}
     return sums | scores
 
 

@@ -46,7 +46,6 @@ from fedapp.trees.sets import category_counts
 # Facts of a store.
 COUNT_BYTES = "count_bytes"  # width of a count
 COUNTED = "counted"  # number of digits by which rows have been counted
-MIN_CHILD_ROWS = "min_child_rows"  # in each child of a split, over all parties
 
 
 class FloatTerms:
@@ -94,7 +93,6 @@ def open_sums(site: Site, request: OpenRequest) -> Sums:
     store["set_widths"] = categories
     prefixes, offsets = Descent(categories == 0, n_bins=2).wanted()
     store.facts[COUNT_BYTES] = request.count_bytes
-    store.facts[MIN_CHILD_ROWS] = request.min_child_rows
     weights = whole_weights(store, bounds)
     counts = [
         np.bincount(codes[~np.isnan(codes)].astype(np.int64), minlength=width)

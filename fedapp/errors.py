@@ -151,9 +151,8 @@ _CALLED = {
     ("l2", "lambda"): "reg-lambda lambda-l2 l2-regularization l2 lambda",
     ("alpha",): "reg-alpha lambda-l1 l1",
     ("gamma",): "min-split-loss min-split-gain min-gain-to-split",
-    ("min-child-weight",): "min-sum-hessian-in-leaf",
-    ("min-samples-leaf", "min-child-rows"): (
-        "min-samples-leaf min-data-in-leaf min-child-samples min-child-rows"
+    ("min-samples-leaf", "min-child-weight"): (
+        "min-samples-leaf min-data-in-leaf min-child-samples min-child-rows min-sum-hessian-in-leaf"
     ),
     ("max-depth",): "max-leaves max-leaf-nodes num-leaves depth",
     ("subsample",): "bagging-fraction row-sample",

@@ -167,7 +167,6 @@ class Settings(Section):
     reg_alpha: Annotated[NotNegative, Field(alias="alpha")]
     gamma: NotNegative
     min_child_weight: NotNegative
-    min_child_rows: Annotated[int, Field(ge=0, le=2**40)]
     max_cat_to_onehot: Annotated[int, Field(ge=1, le=MOST_CATEGORIES)]
     max_cat_threshold: Annotated[int, Field(ge=1, le=MOST_CATEGORIES)]
     asked_delta_step: Annotated[NotNegative | Auto, AsNumber, Field(alias="max-delta-step")]

@@ -129,7 +129,6 @@ PARAMETERS = {
     "objective": "loss by XGBoost's name, or a function (fedapp.run); reg:squarederror by default.",
     "eval_metric": "further scores, by XGBoost's names, or a function as in fedapp.run.",
     "bins": "how bins are dealt out to parties: share, or equal.",
-    "min_child_rows": "fewest rows of all parties on each side of a split; 0: any.",
     "fusion": "of the parties' cuts: auto, finest or coarsest.",
     "aggregation": "plain, or secure: the coordinator learns only sums over all parties.",
     "local_rounds": "rounds of a party before its trees are joined with the others'.",
@@ -620,7 +619,6 @@ class _PAX(_Constrained, _Boosted, Horizontal):
     method = "pax"
     example = "n_estimators=5, parties=2"
 
-    min_child_rows: int | None = None
     bins: str | None = None
     fusion: str | None = None
     aggregation: str | None = None

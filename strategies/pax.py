@@ -31,7 +31,7 @@ from fedapp.messages.fields import Reply, parameters_of
 from fedapp.messages.pax import GrowReply, GrowRequest, InitReply, InitRequest, check_grow
 from fedapp.settings import Settings, check
 from fedapp.trees.constraints import check_without_categories, constraints_of
-from fedapp.trees.grow import Growth, Limits, Rows, Shape
+from fedapp.trees.grow import Growth, Limits, Shape
 from fedapp.trees.model import pack_trees, to_json
 from fedapp.trees.objective import LossParameters, base_margin, hide_class_shares
 from fedapp.trees.rounds import Boosting, Sampling, stored_cuts
@@ -88,7 +88,7 @@ class PAX(HorizontalStrategy):
 
     method = "pax"
     reads = BOOSTING_SETTINGS | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
-    reads |= {"least-bin-rows", "min-child-rows"}
+    reads |= {"least-bin-rows"}
     objectives = OBJECTIVES_OR_FUNCTION
     sections = frozenset(("privacy",))
     history: History
@@ -176,7 +176,6 @@ class PAX(HorizontalStrategy):
         shares = settings.colsample_bylevel, settings.colsample_bynode
         # Where nodes merge their bins, a child's sums are not its parent's minus its sibling's.
         both = any(hello.merges_bins for hello in self.parties.values())
-        fewest = settings.min_child_rows
         return Boosting(
             settings.objective,
             mean,
@@ -187,7 +186,7 @@ class PAX(HorizontalStrategy):
             Sampling(settings.seed, settings.colsample_bytree),
             table.categories,
             LossParameters.of(settings),
-            Limits(settings.seed, 0, *shares, monotone, interactions, fewest, both),
+            Limits(settings.seed, 0, *shares, monotone, interactions, both),
             table.base_margin,
         )
 
@@ -234,7 +233,7 @@ class PAX(HorizontalStrategy):
 
         def check_reply(party: str, reply: GrowReply) -> None:
             n_bins = len(self._places(party, request.columns, boosting.cuts))
-            check_grow(party, reply, request, n_bins, settings.min_child_rows)
+            check_grow(party, reply, request, n_bins)
             if request.level == 0:
                 objective, metrics = boosting.objective, settings.eval_metrics
                 check_scores(party, reply, objective, boosting.width, metrics, WATCHED)
@@ -270,21 +269,17 @@ class PAX(HorizontalStrategy):
 
     def _merge(
         self, replies: Mapping[str, GrowReply], boosting: Boosting, growth: Growth
-    ) -> tuple[Histogram, npt.NDArray[np.int32], Rows]:
-        """Line 25: sum the parties' histograms over the global cuts; and rows by bin."""
+    ) -> tuple[Histogram, npt.NDArray[np.int32]]:
+        """Line 25: sum the parties' histograms over the global cuts."""
         drawn, cuts = _drawn(growth), boosting.cuts
         n_wanted = len(growth.wanted)
         # One row a wanted node, one column a global bin; sums of gradients and of hessians.
         histograms = np.zeros((n_wanted, len(cuts.edges), 2))
         missing = np.zeros((n_wanted, cuts.n_columns), dtype=np.int32)
-        rows = np.zeros((n_wanted, len(cuts.edges)), dtype=np.int64)
         for party, reply in replies.items():
-            places = self._places(party, drawn, cuts)
-            add_histograms(histograms, reply.histograms, places)
+            add_histograms(histograms, reply.histograms, self._places(party, drawn, cuts))
             missing[:, drawn] += reply.missing
-            if len(reply.rows):
-                np.add.at(rows.T, places, reply.rows.T)
-        return histograms, missing, rows
+        return histograms, missing
 
     def _places(self, party: str, drawn: npt.NDArray[np.int32], cuts: Cuts) -> Ints:
         """Global bin of each of a party's bins of the drawn columns."""

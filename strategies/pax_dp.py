@@ -78,7 +78,6 @@ _FIXED: tuple[tuple[str, Any, str], ...] = (
     ("early_stopping_rounds", 0, "scores of every round would take noise, and so epsilon"),
     ("min_parties", 0, "the noise of every party is needed"),
     ("least_bin_rows", 0, "leaves have noise"),
-    ("min_child_rows", 0, "rows of a node are not sent"),
     ("init_model", "", "the noise of its trees is unknown"),
     ("subsample", 1.0, "rows are drawn by a seed that all know, which hides none"),
     ("gamma", 0.0, "splits are drawn"),

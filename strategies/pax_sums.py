@@ -91,10 +91,9 @@ class PlainSums:
         n_bins = dict.fromkeys(parties, max_bin)  # of a column, at most
         if self._bins == "share":
             n_bins = share_bins(max_bin, {name: hello.n_train for name, hello in parties.items()})
-        rules = {"min_child_rows": self._settings().min_child_rows, **terms}
         categories = category_counts(table.categories, len(table.columns))
         sketches = yield from ask(
-            {party: SketchRequest(n_bins=n_bins[party], **rules) for party in parties},
+            {party: SketchRequest(n_bins=n_bins[party], **terms) for party in parties},
             SketchReply,
             lambda party, reply: check_sketch(
                 party,
@@ -200,7 +199,6 @@ class SecureSums:
             parties,
             OpenRequest(
                 count_bytes=n_bytes,
-                min_child_rows=self._settings().min_child_rows,
                 **roster,
                 **terms,
             ),
@@ -237,7 +235,6 @@ class SecureSums:
         n_wanted, n_drawn = len(request.wanted_nodes), len(request.columns)
         n_roots = request.n_trees if request.level == 0 else 0
         n_bins = int(cuts.widths[request.columns].sum())
-        n_counted = n_wanted if self._settings().min_child_rows else 0
         scores: list[tuple[int, ...]] = [(0,), (0, 0)] * len(WATCHED)
         if n_roots:
             scores = self._run.score_shapes(WATCHED, request.score_bins)
@@ -255,20 +252,18 @@ class SecureSums:
             ),
             (n_wanted, n_bins, 2),
             (n_wanted, n_drawn),
-            (n_counted, n_bins),
             (n_roots, 2),
             *scores,
             part_of_others=request.level > 0,
         )
         if not summed:
             return {}
-        histograms, missing, rows, root_sums, *of_scores = summed
+        histograms, missing, root_sums, *of_scores = summed
         parameters = LossParameters.of(self._settings())
         exponents = np.array(gradient_exponents(boosting.objective, self._run.bounds, parameters))
         reply = GrowReply(
             from_fixed(histograms, exponents),
             missing.astype(np.int32),
-            rows,
             from_fixed(root_sums, exponents),
             *self._run.scores(of_scores),
         )

@@ -194,7 +194,7 @@ def test_a_party_that_merges_bins_is_held_to_totals(settings: MakeSettings, lie:
     "more",
     [
         {"subsample": 0.5, "colsample_bytree": 0.5},
-        {"scale_pos_weight": 3.0, "min_child_rows": 5},
+        {"scale_pos_weight": 3.0},
         {"weight": "w", "base_margin": "m"},
         {"least_bin_rows": 4, "colsample_bynode": 0.5},
     ],

@@ -94,7 +94,6 @@ def sketch_reply() -> Any:
 def request() -> Any:
     sketch = SketchRequest(
         n_bins=3,
-        min_child_rows=0,
         classes=("0", "1"),
         category_counts=np.empty(0, np.int32),
         categories=(),

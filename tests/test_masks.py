@@ -50,7 +50,7 @@ TERMS = {
     "eval_metrics": (),
 }
 GREETING = HelloRequest("binary:logistic", 0.2, 0.2, 3, True)
-OPENS_PAX = partial(OpenRequest, count_bytes=4, min_child_rows=0)
+OPENS_PAX = partial(OpenRequest, count_bytes=4)
 EDGES = np.full(2, LARGEST, np.float32)  # a bin a column
 PREFIXES = np.arange(256, dtype=np.uint32)
 
@@ -361,7 +361,7 @@ def test_nothing_of_one_party_leaves_it_once_sums_are_masked(coordinator: Coordi
     coordinator.ask(coordinator.opening, 3)
     model = np.zeros(1, np.uint8)
     requests: list[Request] = [
-        SketchRequest(n_bins=4, min_child_rows=0, **TERMS),
+        SketchRequest(n_bins=4, **TERMS),
         LabelsRequest(**TERMS),
         EvaluateRequest(model, 16, 1.0),
         growing(),

@@ -50,7 +50,7 @@ def test_a_run_that_was_approved_with_masks_is_not_asked_for_plain_sketches(
     coordinator = Coordinator(configs)
     rule = r"^bank: SketchRequest\.class must be one for aggregation secure by the plan"
     with pytest.raises(ProtocolError, match=rule):
-        coordinator.ask(SketchRequest(n_bins=4, min_child_rows=0, **TERMS), 3, ["bank"])
+        coordinator.ask(SketchRequest(n_bins=4, **TERMS), 3, ["bank"])
     plain = replace(GREETING, **planned(NAMES, aggregation="plain"))
     rule = r"aggregation must be secure, as when the run was opened, got plain; begin a new run"
     with pytest.raises(ProtocolError, match=rule):
@@ -75,7 +75,7 @@ def test_a_plan_with_noise_allows_no_plain_sums(configs: dict[str, SiteConfig]) 
     promise = {"epsilon": 1.0, "delta": 1e-5, "multiplier": 5.0}
     coordinator = Coordinator(configs, aggregation="plain", **promise)
     with pytest.raises(ProtocolError, match=r"SketchRequest\.class must be one for aggregation"):
-        coordinator.ask(SketchRequest(n_bins=4, min_child_rows=0, **TERMS), 3, ["bank"])
+        coordinator.ask(SketchRequest(n_bins=4, **TERMS), 3, ["bank"])
 
 
 @pytest.mark.parametrize(

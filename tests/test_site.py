@@ -703,12 +703,6 @@ FLOORS = {"least_bin_rows": 5}
         ),
         (
             "fedavg-linear",
-            {**SUMS, "trusted": f"shop:{32 * '0'}"},
-            "yes, but only with aggregation=secure (least-parties)",
-            "columns' means and spreads, mean of the models, over all parties",
-        ),
-        (
-            "fedavg-linear",
             {"run_epsilon": 1},
             "no: the coordinator gets more than run-epsilon allows",
             "each party's columns' means and spreads; its model each round",
@@ -724,12 +718,6 @@ FLOORS = {"least_bin_rows": 5}
             FLOORS,
             "no: would ignore least-bin-rows",
             "each party's trees; a leaf may be a single row",
-        ),
-        (
-            "federated-forest",
-            {"min_child_rows": 5},
-            "no: would ignore min-child-rows",
-            "sizes, scores, structure of trees, improvements of splits",
         ),
         (
             "federated-forest",

@@ -199,7 +199,7 @@ def check_command(
         "min-bin-rows": str(site.min_bin_rows),
         "least-bin-rows": str(site.least_bin_rows),
         "rows are drawn": "as a run asks" if site.draws_openly else "by a key of the site",
-        **{key: str(limit) for key, limit in {**site.floors, **site.limits}.items()},
+        **{key: str(limit) for key, limit in site.limits.items()},
         "runs today": str(n_today(runs)),
         "run-epsilon": f"{site.run_epsilon:g}" if site.run_epsilon else "not set: no noise needed",
         "total-epsilon": f"spent {spending(admitted, site.total_epsilon)}",

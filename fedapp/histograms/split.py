@@ -28,7 +28,6 @@ SMALLEST_GAIN = np.float32(1e-6)  # XGBoost's kRtEps: no split gains less
 
 FREE_COLUMNS = np.empty(0, dtype=np.int8)
 NO_BOUNDS = np.empty((0, 2), dtype=np.float32)
-NO_ROWS = np.zeros((1, 0), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +135,6 @@ def best_splits(
     rules: CategoryRules,
     monotone: npt.NDArray[np.int8] = FREE_COLUMNS,
     bounds: npt.NDArray[np.float32] = NO_BOUNDS,
-    rows: npt.NDArray[np.int64] = NO_ROWS,
-    min_child_rows: int = 0,
 ) -> npt.NDArray[Any]:
     """The split of largest gain of each node.
 
@@ -163,8 +160,6 @@ def best_splits(
         if not more, else 0; empty without constraints, which columns of categories exclude.
     bounds : float32, shape (n_nodes, 2): lowest and highest weight of each node's sides, with
         constraints.
-    rows : int64, shape (n_nodes, n_bins): rows in each bin; read if ``min_child_rows`` is > 0.
-    min_child_rows : minimum rows on both sides of a split.
 
     Returns
     -------
@@ -184,8 +179,6 @@ def best_splits(
         penalties.of_leaves,
         monotone,
         bounds,
-        rows,
-        min_child_rows,
         splits,
     )
     too_small = (splits["gain"] <= SMALLEST_GAIN) | (splits["gain"] < np.float32(penalties.gamma))
@@ -232,8 +225,6 @@ def _scan(
     penalties: Any,
     monotone: Any,
     bounds: Any,
-    rows: Any,
-    min_child_rows: int,
     splits: Any,
 ) -> None:
     """Fill ``splits``; lower columns first, so that they win ties."""
@@ -249,13 +240,10 @@ def _scan(
             if not allowed[node, column]:
                 continue
             first, last = offsets[column], offsets[column + 1] - 1
-            counts = rows[node, first : last + 1] if min_child_rows else rows[0, 0:0]
-            n_rows = _total(counts) + missing[node, column]
             if by_category[column]:
                 _scan_categories(
                     histograms[node, first : last + 1],
                     sums[node],
-                    (counts, n_rows, min_child_rows),
                     max_cat_to_onehot,
                     max_cat_threshold,
                     penalties,
@@ -269,15 +257,10 @@ def _scan(
                     continue
                 gradient = 0.0
                 hessian = 0.0
-                n_near = 0
                 for step in range(last - first + 1):
                     bin_id = last - step if backward else first + step
                     gradient += histograms[node, bin_id, 0]
                     hessian += histograms[node, bin_id, 1]
-                    if min_child_rows:
-                        n_near += counts[bin_id - first]
-                        if _is_few((counts, n_rows, min_child_rows), n_near):
-                            continue
                     other_gradient = total_gradient - gradient
                     other_hessian = total_hessian - hessian
                     if hessian < min_child_weight or other_hessian < min_child_weight:
@@ -314,7 +297,6 @@ def _scan(
 def _scan_categories(
     histogram: Any,
     total: Any,
-    rows: Any,
     max_cat_to_onehot: int,
     max_cat_threshold: int,
     penalties: Any,
@@ -322,53 +304,25 @@ def _scan_categories(
     split: Any,
 ) -> None:
     """Replace the best split so far if a column of categories has a better one."""
-    # rows: (rows of each category or empty, rows of the node, minimum rows of a side)
     if histogram.shape[0] < max_cat_to_onehot:
-        _scan_one_against_rest(histogram, total, rows, penalties, column, split)
+        _scan_one_against_rest(histogram, total, penalties, column, split)
         return
     order = _by_weight(histogram, penalties)
     n_steps = min(max_cat_threshold, len(order)) - 1
     for backward in range(2):
         gradient = 0.0
         hessian = 0.0
-        n_near = 0
         for step in range(n_steps):
             place = len(order) - 1 - step if backward else step
             gradient += histogram[order[place], 0]
             hessian += histogram[order[place], 1]
             cut = place if backward else place + 1
-            n_near += _rows_of(rows, order[place])
-            if _is_few(rows, n_near):
-                continue
             _offer(gradient, hessian, total, backward == 1, column, cut, penalties, split)
 
 
 @kernel
-def _total(counts: Any) -> int:
-    """The sum. ``counts.sum()`` would import numba's linear algebra, in 0.1 s."""
-    total = 0
-    for count in counts:
-        total += count
-    return total
-
-
-@kernel
-def _rows_of(rows: Any, category: int) -> Any:
-    """Rows of a category, 0 if rows are not counted."""
-    counts, _, fewest = rows
-    return counts[category] if fewest else 0
-
-
-@kernel
-def _is_few(rows: Any, n_near: int) -> Any:
-    """Whether either side has too few rows, if rows are counted."""
-    _, n_rows, fewest = rows
-    return n_near < fewest or n_rows - n_near < fewest
-
-
-@kernel
 def _scan_one_against_rest(
-    histogram: Any, total: Any, rows: Any, penalties: Any, column: int, split: Any
+    histogram: Any, total: Any, penalties: Any, column: int, split: Any
 ) -> None:
     """Replace the best split so far if sending one category right is better."""
     present = np.zeros(2)
@@ -376,16 +330,11 @@ def _scan_one_against_rest(
         present[0] += histogram[category, 0]
         present[1] += histogram[category, 1]
     missing = total[0] - present[0], total[1] - present[1]
-    n_missing = rows[1] - _total(rows[0])
     for category in range(histogram.shape[0]):
         gradient, hessian = histogram[category, 0], histogram[category, 1]
-        n_near = _rows_of(rows, category)
-        if not _is_few(rows, n_near):
-            _offer(gradient, hessian, total, False, column, category, penalties, split)
+        _offer(gradient, hessian, total, False, column, category, penalties, split)
         gradient += missing[0]
         hessian += missing[1]
-        if _is_few(rows, n_near + n_missing):
-            continue
         if _offer(gradient, hessian, total, False, column, category, penalties, split):
             split["default_left"] = False
 

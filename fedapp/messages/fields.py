@@ -10,7 +10,6 @@ limits the values that a site accepts::
 
     insecure_small_key: Annotated[bool, OnlyInTrials()]
     max_bin: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]
-    min_child_rows: Annotated[int, Range(0, 2**40), SiteFloor("min-child-rows")]
     level: Annotated[int, Range(0, 64), PlanLimit("max_depth")]
 
 A module of messages lists its groups of kinds in ``GROUPS``: a method by its ``Method``, shared
@@ -94,13 +93,6 @@ class SiteLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class SiteFloor:
-    """The node config has the smallest value that a site accepts, under this key."""
-
-    setting: str
-
-
-@dataclass(frozen=True, slots=True)
 class PlanLimit:
     """The field of ``fedapp.messages.handshake.Plan`` of this name is the largest value."""
 
@@ -118,7 +110,6 @@ class Message:
     forms: ClassVar[Mapping[str, tuple[Any, Form | Range | None]]]  # plain type and declared form
     for_trials: ClassVar[Mapping[str, OnlyInTrials]]
     limits: ClassVar[Mapping[str, SiteLimit]]
-    floors: ClassVar[Mapping[str, SiteFloor]]
     planned: ClassVar[Mapping[str, PlanLimit]]
     carries_letters: ClassVar[bool] = False
     wire_name: ClassVar[str]  # sent with a message: the class name, unless the class sets one
@@ -135,7 +126,6 @@ class Message:
         rules = [(name, rule) for name, hint in fields.items() for rule in _rules_of(hint)]
         cls.for_trials = {name: rule for name, rule in rules if isinstance(rule, OnlyInTrials)}
         cls.limits = {name: rule for name, rule in rules if isinstance(rule, SiteLimit)}
-        cls.floors = {name: rule for name, rule in rules if isinstance(rule, SiteFloor)}
         cls.planned = {name: rule for name, rule in rules if isinstance(rule, PlanLimit)}
 
 
@@ -223,7 +213,6 @@ class Method:
     holds_columns : whether its trees obey column constraints of a site's node config.
     takes_margins : whether rows may start from a base margin.
     merges_bins : whether it applies a site's minimum of rows per bin to gradient sums.
-    counts_rows : whether its trees obey a site's minimum of rows per child.
     """
 
     family: Family
@@ -235,7 +224,6 @@ class Method:
     holds_columns: bool = False
     takes_margins: bool = False
     merges_bins: bool = False
-    counts_rows: bool = False
 
     @property
     def trains(self) -> bool:

@@ -12,8 +12,6 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
   party few bins, and nothing else hides its rows.
 - Each category has a bin, so the server learns how many rows a party has of every category.
   Nothing hides a rare one.
-- With ``min-child-rows`` the server also learns the number of rows of every node, column and bin,
-  which shows bins of one row.
 - Before each round the server also learns each party's training and validation scores, as in
   ``scoring``.
 - A site with ``least-bin-rows`` merges bins of fewer of its rows in each node, and sends zeros for
@@ -44,8 +42,7 @@ With ``pax.aggregation=secure`` everything except ``hello`` and keys is masked (
   dictionary lacks; how many rows have each category; the weights of rows by the first digits of
   their values, and around each quantile by all digits, down to values that only one row has.
 - It learns, summed over all parties, per tree node, column and bin the sums of gradients and
-  hessians and the number of missing values, with ``min-child-rows`` the number of rows; and the
-  scores of all rows.
+  hessians and the number of missing values, and the scores of all rows.
 - A sum may still be of one row, and enough of them let an observer rebuild some rows, but not whose
   they are: see ``simulations attacks pax_rows``. Rows of a category that only one party has are
   that party's.
@@ -83,7 +80,6 @@ from fedapp.messages.fields import (
     Range,
     Reply,
     Request,
-    SiteFloor,
     SiteLimit,
 )
 from fedapp.messages.handshake import LabelsReply, RunCoding, check_coded
@@ -91,8 +87,6 @@ from fedapp.messages.scoring import Trees
 from fedapp.messages.secagg import Among, Roster, SharedCuts
 
 MASS_ROUNDING = 1e-5  # of the float32 masses of a column's bins
-# Rows of all parties in each child of a split; 0: no minimum, and rows are not counted.
-MinChildRows = Annotated[int, Range(0, 2**40), SiteFloor("min-child-rows")]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +97,6 @@ class SketchRequest(RunCoding, Request):
     doing: ClassVar[str] = "summarising the columns"
     # Most bins a column.
     n_bins: Annotated[int, Range(2, 65535), SiteLimit("most-bins"), PlanLimit("max_bin")]
-    min_child_rows: MinChildRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,7 +171,6 @@ class OpenRequest(RunCoding, Roster, Request):
     doing: ClassVar[str] = "counting values"
     leaves: ClassVar[str] = "sums"
     count_bytes: Annotated[int, Range(2, 8)]  # 2, 4 or 8, that counts of weights fit in
-    min_child_rows: MinChildRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,7 +202,6 @@ class GrowReply(Reply):
 
     histograms: Annotated[Array, Form("float64", "n_wanted", "n_bins", 2)]
     missing: Annotated[Array, Form("int32", "n_wanted", "n_drawn", low=0)]
-    rows: Annotated[Array, Form("int64", "n_counted", "n_bins", low=0)]  # none where not counted
     root_sums: Annotated[Array, Form("float64", "n_roots", 2)]  # empty below level 0
     train_sums: Annotated[Array, Form("float64", "n_sums")]
     train_scores: Annotated[Array, Form("float64", "n_score_rows", "n_score_bins", low=0)]
@@ -258,16 +249,13 @@ def check_sketch(
     check_coded(party, reply, n_classes, n_outputs, n_coded_columns)
 
 
-def check_grow(
-    party: str, reply: GrowReply, request: GrowRequest, n_bins: int, min_child_rows: int
-) -> None:
+def check_grow(party: str, reply: GrowReply, request: GrowRequest, n_bins: int) -> None:
     """Check sums against the request; the party's drawn columns have ``n_bins`` together."""
     n_wanted, n_drawn = len(request.wanted_nodes), len(request.columns)
     n_roots = request.n_trees if request.level == 0 else 0
     shapes = {
         "histograms": (n_wanted, n_bins, 2),
         "missing": (n_wanted, n_drawn),
-        "rows": (n_wanted if min_child_rows else 0, n_bins),
         "root_sums": (n_roots, 2),
     }
     for field, shape in shapes.items():
@@ -291,6 +279,5 @@ GROUPS = {
         },
         takes_margins=True,
         merges_bins=True,
-        counts_rows=True,
     ),
 }

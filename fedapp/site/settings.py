@@ -49,7 +49,6 @@ LIMITS = {
     "runs-per-day": 5,
 }
 # Smallest values that a site accepts; 0 accepts all.
-FLOORS = {"min-child-rows": 0}
 # All keys of a node config. Unknown ones are refused: a misspelled key could be the site's policy.
 NODE_KEYS = (
     *("name", "data", "label", "id", "weight", "drop-columns", "predict-data"),
@@ -57,7 +56,7 @@ NODE_KEYS = (
     *("base-margin", "missing-label"),
     *("share-column-names", "share-categories", "allow-export", "trusted", "allow", "min-rows"),
     *("encrypted-labels", "allow-insecure", "app", "full-masks", "least-parties"),
-    *("min-bin-rows", "least-bin-rows", "release-keys", *FLOORS, *LIMITS),
+    *("min-bin-rows", "least-bin-rows", "release-keys", *LIMITS),
     *("monotone-constraints", "interaction-constraints"),
     *("approve", "run-epsilon", "total-epsilon", "draws-secret"),
     *("partition-id", "num-partitions"),
@@ -167,7 +166,6 @@ def policy(node: Mapping[str, Value]) -> dict[str, Any]:
         "min_bin_rows": whole(node, "min-bin-rows", min(min_rows, MIN_BIN_ROWS)),
         "least_bin_rows": whole(node, "least-bin-rows", 0),
         "limits": {key: whole(node, key, limit) for key, limit in LIMITS.items()},
-        "floors": {key: whole(node, key, floor) for key, floor in FLOORS.items()},
         "least_parties": least_parties,
         "run_epsilon": run or total,
         "total_epsilon": total or run,
@@ -274,7 +272,6 @@ class SiteConfig:
     least_bin_rows: int = 0  # the same for gradients; in a simulation, from the run config
     # Largest and smallest values it accepts in a message, by node config key.
     limits: Mapping[str, int] = field(default_factory=LIMITS.copy, hash=False)
-    floors: Mapping[str, int] = field(default_factory=FLOORS.copy, hash=False)
     # Smallest number of parties in a sum that includes its rows; it then takes part in no run that
     # discloses more. 0: in any run, and ``fewest_parties`` applies.
     least_parties: int = 0
@@ -424,9 +421,6 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
     if config.least_bin_rows and not (declared and declared.merges_bins):
         rule = "must be 0 in the node config, or strategy one that merges bins (pax, secureboost)"
         raise ConfigError(f"least-bin-rows {rule}, got {method}")
-    if config.floors["min-child-rows"] and not (declared and declared.counts_rows):
-        rule = "must be 0 in the node config, or strategy one that counts the rows of children"
-        raise ConfigError(f"min-child-rows {rule} (pax), got {method}")
     if config.base_margin and not (declared and declared.takes_margins):
         rule = "must be empty in the node config, or strategy one that reads it there"
         way = "the column may be a feature, or excluded with drop-columns"
@@ -449,13 +443,6 @@ def check_request(config: SiteConfig, request: Request) -> None:
             setting, most = name.replace("_", "-"), config.limits[limit.setting]
             raise ConfigError(
                 f"{setting} must be <= {most} ({limit.setting} in the node config of "
-                f"{config.name}), got {value}"
-            )
-    for name, floor in request.floors.items():
-        if (value := getattr(request, name)) < (least := config.floors[floor.setting]):
-            setting = name.replace("_", "-")
-            raise ConfigError(
-                f"{setting} must be >= {least} ({floor.setting} in the node config of "
                 f"{config.name}), got {value}"
             )
 

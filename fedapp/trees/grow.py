@@ -19,7 +19,6 @@ from fedapp.histograms.bins import Codes, Cuts
 from fedapp.histograms.build import Histogram
 from fedapp.histograms.split import (
     NO_BOUNDS,
-    NO_ROWS,
     CategoryRules,
     Penalties,
     best_splits,
@@ -49,9 +48,8 @@ Places = npt.NDArray[Any]  # integers: numbers of trees, or of nodes within a tr
 NodeList = tuple[Places, Places]  # trees and nodes, each of shape (n_nodes,)
 Bools = npt.NDArray[np.bool_]
 NodeId = tuple[int, int]  # tree, node
-Rows = npt.NDArray[np.int64]
-# Per node: sums in each bin, missing rows by column, and rows in each bin if counted.
-Summed = tuple[Histogram, npt.NDArray[np.int32], Rows]
+# Per node: sums in each bin, and missing rows by column.
+Summed = tuple[Histogram, npt.NDArray[np.int32]]
 
 LEVEL, NODE_DRAW = 2, 3  # streams of draws, so that no two share a seed
 WIDEST = np.finfo(np.float32).max
@@ -178,7 +176,6 @@ class Limits:
     # (n_columns,): 1 if predictions must not fall as the column grows, -1 if not rise; or empty
     monotone: npt.NDArray[np.int8] = field(default_factory=lambda: np.empty(0, dtype=np.int8))
     interactions: tuple[frozenset[int], ...] = ()  # columns that may share a path; empty: all
-    min_child_rows: int = 0  # minimum rows on each side of a split; 0: rows are not counted
     both_children: bool = False  # with bins merged by node, no sibling follows from its parent
 
     def columns(
@@ -323,7 +320,7 @@ class Growth:
             self._weigh((tree, 0), (-WIDEST, WIDEST))
 
     def split(
-        self, histograms: Histogram, missing: npt.NDArray[np.int32], rows: Rows = NO_ROWS
+        self, histograms: Histogram, missing: npt.NDArray[np.int32]
     ) -> tuple[Routes, CategorySets]:
         """Split the open nodes of this level.
 
@@ -331,16 +328,13 @@ class Growth:
         ----------
         histograms : float64, shape (n_wanted, n_bins, 2), in the order of ``wanted``.
         missing : int32, shape (n_wanted, n_columns).
-        rows : int64, shape (n_wanted, n_bins): rows in each bin, if ``min_child_rows`` is set.
 
         Returns
         -------
         routes : ``ROUTE``, one per split.
         sets : of the categorical splits, in the order of the routes.
         """
-        fewest = self.limits.min_child_rows
-        counts = rows if fewest else np.broadcast_to(NO_ROWS, (len(self.wanted), 0))
-        node_sums = self._complete(histograms, missing, counts)
+        node_sums = self._complete(histograms, missing)
         if self.limits.both_children and self.level:
             self._update_sums(node_sums)
         open_histograms = np.stack([node_sums[node][0] for node in self._open])
@@ -354,8 +348,6 @@ class Growth:
             self.shape.rules,
             self.limits.monotone,
             self._bounds(),
-            np.stack([node_sums[node][2] for node in self._open]),
-            fewest,
         )
         node_splits = [(n, s) for n, s in zip(self._open, splits, strict=True) if s["column"] >= 0]
         members = [self._right_members(split, node_sums[node][0]) for node, split in node_splits]
@@ -386,9 +378,7 @@ class Growth:
         parents = list(self._parents)
         histograms = [self._parents[parent][0] for parent in parents]
         missing = [self._parents[parent][1] for parent in parents]
-        rows = [self._parents[parent][2] for parent in parents]
         n_bins, n_columns = len(self.cuts.edges), self.cuts.n_columns
-        n_counted = n_bins if self.limits.min_child_rows else 0
         return {
             "level": np.array(self.level),
             "wanted": self.wanted_pairs,
@@ -402,7 +392,6 @@ class Growth:
             "parents": np.array(parents, dtype=np.int32).reshape(-1, 2),
             "parent_histograms": np.array(histograms).reshape(-1, n_bins, 2),
             "parent_missing": np.array(missing, dtype=np.int32).reshape(-1, n_columns),
-            "parent_rows": np.array(rows, dtype=np.int64).reshape(len(parents), n_counted),
         }
 
     @classmethod
@@ -422,34 +411,30 @@ class Growth:
         growth._nodes = [tree.copy() for tree in trees]
         growth._sets = CategorySets(read("sets"), read("set_widths"))
         growth._sums = dict(zip(_pairs(read("summed")), read("sums"), strict=True))
-        kinds = ("histograms", "missing", "rows")
+        kinds = ("histograms", "missing")
         sums = zip(*(read(f"parent_{kind}") for kind in kinds), strict=True)
         growth._parents = dict(zip(_pairs(read("parents")), sums, strict=True))
         return growth
 
     def _complete(
-        self, histograms: Histogram, missing: npt.NDArray[np.int32], rows: Rows
+        self, histograms: Histogram, missing: npt.NDArray[np.int32]
     ) -> dict[NodeId, Summed]:
         """Histograms of all open nodes: those that came, and parents minus those."""
         node_sums: dict[NodeId, Summed] = dict(
-            zip(self.wanted, zip(histograms, missing, rows, strict=True), strict=True)
+            zip(self.wanted, zip(histograms, missing, strict=True), strict=True)
         )
-        for parent, (total, total_missing, total_rows) in self._parents.items():
+        for parent, (total, total_missing) in self._parents.items():
             left, right = self._children(parent)
             if left in node_sums and right in node_sums:
                 continue
             sent, other = (left, right) if left in node_sums else (right, left)
-            sent_sums, sent_missing, sent_rows = node_sums[sent]
-            node_sums[other] = (
-                total - sent_sums,
-                total_missing - sent_missing,
-                total_rows - sent_rows,
-            )
+            sent_sums, sent_missing = node_sums[sent]
+            node_sums[other] = total - sent_sums, total_missing - sent_missing
         return node_sums
 
     def _update_sums(self, node_sums: Mapping[NodeId, Summed]) -> None:
         """Use the open nodes' reported sums, not their parents': merged bins may differ."""
-        for place, (histogram, missing, _) in node_sums.items():
+        for place, (histogram, missing) in node_sums.items():
             tree, node = place
             is_complete = self.allowed[tree] & (missing == 0) & (self.cuts.widths > 0)
             if is_complete.any():

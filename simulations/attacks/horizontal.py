@@ -800,7 +800,6 @@ TIMBERSTRIKE = Attack(
         "pax, rows known": {**PAX_RUN, KNOWS: Knows.ROWS},
         "pax under masks": {**PAX_RUN, "pax.aggregation": "secure"},
         "pax, least-bin-rows=5": {**PAX_RUN, "least-bin-rows": 5},
-        "pax, min-child-rows=20": {**PAX_RUN, "min-child-rows": 20},
     },
     run=attack_trees,
 )
