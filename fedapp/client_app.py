@@ -8,8 +8,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -47,7 +45,6 @@ class SiteApp(ClientApp):
     bundle : the app bundle (FAB) whose runs it answers; None in a simulation, where the app is
         part of that bundle.
     stores : where sites keep their states between two messages.
-    frames : rows in memory for simulated parties to predict, by party; each sees only its rows.
     mods : Flower's mods around every function.
     kind_mods : mods around the function of one kind, inside the others.
     table : returns a simulated party's rows from its ``partition-id`` and ``num-partitions``, as a
@@ -73,7 +70,6 @@ class SiteApp(ClientApp):
         self,
         bundle: bytes | None = None,
         stores: Stores = ON_DISK,
-        frames: Mapping[str, Any] = MappingProxyType({}),
         *,
         mods: Sequence[Mod] = (),
         kind_mods: Mapping[str, Sequence[Mod]] = MappingProxyType({}),
@@ -82,7 +78,7 @@ class SiteApp(ClientApp):
         id: str = "",
     ) -> None:
         super().__init__(mods=list(mods))
-        self._bundle, self.stores, self._frames, self._table = bundle, stores, frames, table
+        self._bundle, self.stores, self._table = bundle, stores, table
         self._columns = {"label": label, "id": id}
         if (label or id) and table is None:
             raise ConfigError(f"label and id must come with table, got {label or id!r} without")
@@ -139,8 +135,6 @@ class SiteApp(ClientApp):
                 config = site_config(node, run)
             else:
                 config = config_in_memory(node, run, self._table, self._columns)
-            if config.name in self._frames:
-                config = replace(config, frame=partial(self._frames.__getitem__, config.name))
             self._configs[context.node_id] = context, config
         return config
 

@@ -286,9 +286,9 @@ def test_weights_of_classes_multiply_those_of_rows(rows: tuple[Any, Any]) -> Non
 
 def test_settings_reach_the_run(rows: tuple[Any, Any]) -> None:
     X, y = rows
-    given = {"pax.aggregation": "secure", "least_bin_rows": 9}
+    given = {"pax.aggregation": "secure", "min_child_weight": 9.0}
     found = PAXClassifier(**SHORT, parties=3, settings=given).fit(X, y)
-    same = PAXClassifier(**SHORT, parties=3, aggregation="secure", least_bin_rows=9).fit(X, y)
+    same = PAXClassifier(**SHORT, parties=3, aggregation="secure", min_child_weight=9.0).fit(X, y)
     assert model_of(found) == model_of(same)
     assert model_of(found) != model_of(PAXClassifier(**SHORT, parties=3).fit(X, y))
 

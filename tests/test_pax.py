@@ -220,7 +220,6 @@ def _grow(gradients: list[float]) -> pax.GrowReply:
     return pax.GrowReply(
         histogram,
         np.zeros((1, 1), np.int32),
-        np.empty((0, len(gradients)), np.int64),
         histogram.sum(axis=1),
         sums,
         scores,

@@ -22,8 +22,10 @@ from typer.testing import CliRunner
 import fedapp
 from fedapp.commands import cli
 from fedapp.data.datasets import load_dataset
+from fedapp.errors import ConfigError
+from fedapp.runs.local import run_local
 from fedapp.runs.predict import notes_on_range, predict_table
-from tests.conftest import WriteTable
+from tests.conftest import MakeSettings, WriteTable
 
 pytest.importorskip("fastapi")
 uvicorn = pytest.importorskip("uvicorn")
@@ -454,3 +456,15 @@ def test_a_server_answers_over_a_socket(address: str, client: Client, table: Pat
     )
     with urllib.request.urlopen(asked, timeout=10) as answer:
         assert json.load(answer) == client.predict(row)[1]
+
+
+def test_a_model_whose_parts_are_at_the_parties_is_refused_with_what_can_be_done(
+    settings: MakeSettings,
+) -> None:
+    given = {"parties": 2, "federated_forest__trees": 2, "federated_forest__max_depth": 2}
+    folder = run_local(settings(strategy="federated-forest", **given)).path
+    result = CliRunner().invoke(cli, ["serve", str(folder)])
+    assert isinstance(result.exception, ConfigError)
+    rule = r"^model must be whole in the run's folder to be served, got one whose parts are at the "
+    assert re.match(rule + r"parties \(party-1 has the labels\)", str(result.exception))
+    assert "fedapp predict RUN --inference" in str(result.exception)

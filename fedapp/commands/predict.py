@@ -223,21 +223,10 @@ def serve(
     ] = None,
     most_rows: Annotated[int, typer.Option(help="Rows of one request.", min=1)] = 10_000,
     most_bytes: Annotated[int, typer.Option(help="Bytes of one request.", min=1)] = 16_000_000,
-    inference: Annotated[
-        str,
-        typer.Option(
-            help="For a model whose parts lie at the parties: interactive, one-round, or eini "
-            "(encrypted); by default one-round for a forest, else interactive."
-        ),
-    ] = "",
-    config: Overrides = None,
 ) -> None:
     """Score rows over HTTP: POST /predict, GET /schema, GET /health.
 
-    A model whose parts lie at the parties is served where the run was a simulation on this machine:
-    a row names its values by party, each party gets its own alone, and each request is an exchange
-    among them. All rows pass through this one process, so that it is for trying and load tests. In
-    a deployment every site puts its columns of the rows in place, and fedapp predict asks them.
+    A model whose parts lie at the parties is not served: fedapp predict asks them.
     """
     for package in ("fastapi", "uvicorn"):
         check_package(package, "to serve", "serve")
@@ -246,7 +235,7 @@ def serve(
     from fedapp.serve.app import LOOPBACK, make_app
     from fedapp.serve.scorer import open_scorer
 
-    scorer = open_scorer(run_dir, inference, parse_overrides(config or []))
+    scorer = open_scorer(run_dir)
     hosts = dict.fromkeys(name.lower() for name in (*LOOPBACK, host, *(allow_host or ())))
     app = make_app(scorer, most_rows, most_bytes, tuple(hosts))
     if host not in LOOPBACK:

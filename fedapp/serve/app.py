@@ -21,7 +21,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from fedapp.data.schema import first
 from fedapp.errors import DataError
 from fedapp.report.page import page, section, table
-from fedapp.serve.scorer import DividedScorer, RowError, Scorer
+from fedapp.serve.scorer import RowError, Scorer
 
 MOST_ROWS, MOST_BYTES = 10_000, 16_000_000
 MOST_NAMES = 20  # categories of a column on the page
@@ -39,7 +39,7 @@ class RefusedError(Exception):
 
 
 def make_app(
-    scorer: Scorer | DividedScorer,
+    scorer: Scorer,
     most_rows: int = MOST_ROWS,
     most_bytes: int = MOST_BYTES,
     hosts: Collection[str] = LOOPBACK,
@@ -75,13 +75,12 @@ def make_app(
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        """Whether the model is loaded, and where its parts lie if parties have them."""
-        return {"status": "ok", "model": scorer.name, **scorer.health}
+        """Whether the model is loaded."""
+        return {"status": "ok", "model": scorer.name}
 
     @app.get("/schema")
     async def schema() -> dict[str, Any]:
-        """Columns that a row must have, of each party where they have parts of the model, what they
-        hold, and what the model answers."""
+        """Columns that a row must have, what they hold, and what the model answers."""
         return described
 
     @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
@@ -104,8 +103,7 @@ def make_app(
         },
     )
     async def predict(request: Request) -> JSONResponse:
-        """Scores of one row, an object by column names, or of several, {"rows": [...]}; where
-        parties have parts of the model, a row is an object of such objects by party."""
+        """Scores of one row, an object by column names, or of several, {"rows": [...]}."""
         nonlocal n_requests
         if n_requests >= MOST_REQUESTS:
             raise RefusedError(503, error=f"requests must be <= {MOST_REQUESTS} at once, got more")
@@ -113,10 +111,7 @@ def make_app(
         try:
             reply, is_one = await run_in_threadpool(scored, await _body(request, most_bytes))
         except RowError as error:
-            location = {"column": error.column, "row": error.row}
-            if error.party is not None:
-                location["party"] = error.party
-            raise RefusedError(422, error=str(error), **location) from None
+            raise RefusedError(422, error=str(error), column=error.column, row=error.row) from None
         except DataError as error:
             raise RefusedError(422, error=str(error)) from None
         finally:
@@ -169,10 +164,7 @@ def _rows(body: bytes, most_rows: int) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _body_schema(described: dict[str, Any]) -> dict[str, Any]:
-    if "parties" in described:
-        row = _object_schema({one["name"]: _row_schema(one) for one in described["parties"]})
-    else:
-        row = _row_schema(described)
+    row = _row_schema(described)
     several = {
         "type": "object",
         "properties": {"rows": {"type": "array", "items": row}},
@@ -185,13 +177,9 @@ def _row_schema(described: dict[str, Any]) -> dict[str, Any]:
     types = {"number": ["number", "boolean", "string", "null"], "base margin": ["number"]}
     category = ["string", "number", "null"]
     columns = described["columns"]
-    return _object_schema(
-        {column["name"]: {"type": types.get(column["kind"], category)} for column in columns}
-    )
-
-
-def _object_schema(properties: dict[str, Any]) -> dict[str, Any]:
-    """An object with exactly these properties."""
+    properties = {
+        column["name"]: {"type": types.get(column["kind"], category)} for column in columns
+    }
     return {
         "type": "object",
         "properties": properties,
@@ -202,20 +190,14 @@ def _object_schema(properties: dict[str, Any]) -> dict[str, Any]:
 
 def docs_page(described: dict[str, Any], most_rows: int, most_bytes: int) -> str:
     """The documentation of the endpoint as one page that loads nothing."""
-    parties, rows = described.get("parties"), []
-    for part in parties or [described]:
-        for column in part["columns"]:
-            names = column.get("categories")
-            values = column["kind"] if names is None else f"one of {first(names, MOST_NAMES)}"
-            missing = "yes" if column["missing_allowed"] else "no"
-            party = [part["name"]] if parties else []
-            rows.append([*party, column["name"], values, missing])
-    heads = [*(["party"] if parties else []), "column", "holds", "may be missing"]
-    row = "an object by column names"
-    if parties:
-        row = "an object by party of objects by column names"
+    rows = []
+    for column in described["columns"]:
+        names = column.get("categories")
+        values = column["kind"] if names is None else f"one of {first(names, MOST_NAMES)}"
+        rows.append([column["name"], values, "yes" if column["missing_allowed"] else "no"])
+    heads = ["column", "holds", "may be missing"]
     requests = (
-        f"<p><code>POST /predict</code> with one row, {row}, or "
+        f"<p><code>POST /predict</code> with one row, an object by column names, or "
         f"<code>{{&quot;rows&quot;: [...]}}</code> of at most {most_rows:,} rows and "
         f"{most_bytes:,} bytes. null means that a value is missing. "
         "<code>GET /schema</code> has the columns as JSON, <code>GET /health</code> says whether "
@@ -231,9 +213,6 @@ def docs_page(described: dict[str, Any], most_rows: int, most_bytes: int) -> str
 
 def _example(described: dict[str, Any]) -> str:
     """A row with missing values for its first columns."""
-    if "parties" in described:
-        rows = (f"{json.dumps(one['name'])}: {_example(one)}" for one in described["parties"])
-        return "{" + ", ".join(rows) + "}"
     names = [column["name"] for column in described["columns"]]
     text = json.dumps(dict.fromkeys(names[:3]))
     return text[:-1] + ", ...}" if len(names) > 3 else text
