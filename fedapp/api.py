@@ -167,7 +167,7 @@ def tune(
     strategy, data, label, parties, engine, watcher : as for `run`; "local" or "simulation".
     space : by setting, ``"log:0.01:0.5"``, ``"uniform:0.5:1"``, ``"int:3:8"`` or a list of values;
         added to the method's default space. Settings that are given are not searched.
-    search : "random", or "optuna" (its TPE sampler; needs the package optuna).
+    search : "random", or "optuna" (its TPE sampler); both need the package optuna.
     runs : most trials; 20 if no budget is given.
     exchanges, bytes : most of all trials and the last run together; a trial that would exceed them
         is stopped.

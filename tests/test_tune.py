@@ -19,9 +19,8 @@ from fedapp.runs.tune import (
     Budget,
     Scored,
     Tuning,
-    optuna_draw,
-    random_draw,
     space_of,
+    trial_draw,
 )
 from fedapp.settings import load_settings
 from fedapp.site.store import Store
@@ -63,14 +62,20 @@ def test_a_setting_that_is_given_is_not_searched() -> None:
 @pytest.mark.parametrize("text", ["log:0.01:0.5", "uniform:0:1", "int:3:8", "share,equal", "1,2"])
 def test_draws_lie_in_their_domain_and_reach_its_ends(text: str) -> None:
     name = {"share,equal": "pax.bins", "int:3:8": "max-depth"}.get(text, "alpha")
-    domain = space(**{name: text})[name]
-    values = [domain.at(share) for share in np.linspace(0, 1, 101)]
-    assert set(domain.ends) <= set(values)
-    if text.startswith("int"):
-        assert set(values) == set(range(3, 9))
-        assert np.ptp(np.bincount(values)[3:]) <= 2  # each as often
-    elif text.startswith("log"):
-        assert np.allclose(np.log(values), np.linspace(*np.log([0.01, 0.5]), 101), atol=1e-3)
+    domain = space(**{name: text})
+    values = [trial_draw("random", domain, seed, True)([])[name] for seed in range(300)]
+    ends = domain[name].ends
+    if ":" not in text or text.startswith("int"):
+        expected = set(range(3, 9)) if text.startswith("int") else set(ends)
+        assert set(values) == expected
+        return
+    low, high = ends
+    assert low <= min(values) < max(values) <= high
+    shares = np.array(values) / high
+    if text.startswith("log"):
+        shares = np.log(np.array(values) / low) / np.log(high / low)
+    assert abs(np.mean(shares) - 0.5) < 0.06  # 3.5 deviations
+    assert (min(shares), 1 - max(shares)) < (0.03, 0.03)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +116,7 @@ def test_a_draw_follows_from_seed_and_trials(kind: str) -> None:
         scored: list[Scored] = []
         for number in range(14):
             # A drawer of its own each time, as after an interruption.
-            draw = random_draw(found, seed) if kind == "random" else optuna_draw(found, seed, True)
+            draw = trial_draw(kind, found, seed, True)
             settings = draw(scored)
             scored.append(Scored(settings, float(settings["eta"]) + number % 2))
         return [dict(one.settings) for one in scored]
@@ -126,7 +131,7 @@ def test_optuna_learns_from_the_trials() -> None:
     found = space(eta="log:0.001:1")
     scored: list[Scored] = []
     for _ in range(40):
-        settings = optuna_draw(found, 0, False)(scored)
+        settings = trial_draw("optuna", found, 0, False)(scored)
         scored.append(Scored(settings, abs(np.log(settings["eta"] / 0.03))))
     off = [one.score for one in scored]
     assert np.mean(off[-10:]) < 0.5 * np.mean(off[:10])
@@ -301,7 +306,7 @@ def test_without_optuna_its_search_is_refused_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("fedapp.errors.find_spec", lambda name: None)
-    rule = r"^optuna must be installed for --search optuna \(pip install 'fedapp\[tune\]'\), got "
+    rule = r"^optuna must be installed to search \(pip install 'fedapp\[tune\]'\), got "
     with pytest.raises(ConfigError, match=rule):
         fedapp.tune("pax", search="optuna", **SHORT)
     assert not Path("runs").exists()

@@ -17,8 +17,6 @@ from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedapp.data.datasets import drop_frames, named_frames
 from fedapp.errors import ConfigError, StoppedError, check_package, did_you_mean, setting_of
 from fedapp.home import open_private
@@ -143,9 +141,7 @@ class Tuning:
         check_tables(first, self.engine, self.watcher)
         first = resolve_objective(first)
         metric = first.watched_metric
-        draw = random_draw(space, first.seed)
-        if self.search == "optuna":
-            draw = optuna_draw(space, first.seed, larger_is_better(metric))
+        draw = trial_draw(self.search, space, first.seed, larger_is_better(metric))
         self.folder = RunFolder(self._claimed(first, space))
         with self.folder.written():
             if (self.folder.path / SEARCH).is_file():
@@ -368,15 +364,7 @@ class Numbers:
     @property
     def ends(self) -> tuple[Value, ...]:
         """Smallest and largest number."""
-        return self.at(0.0), self.at(1.0)
-
-    def at(self, share: float) -> Value:
-        """Map a share in [0, 1] to a number."""
-        if self.is_whole:
-            return int(min(self.low + math.floor(share * (self.high - self.low + 1)), self.high))
-        if self.is_log:
-            return self.rounded(self.low * (self.high / self.low) ** share)
-        return self.rounded(self.low + share * (self.high - self.low))
+        return self.rounded(self.low), self.rounded(self.high)
 
     def rounded(self, number: float) -> Value:
         """Round to ``DIGITS`` digits, within the ends."""
@@ -395,10 +383,6 @@ class Choices:
     def ends(self) -> tuple[Value, ...]:
         """All values."""
         return self.values
-
-    def at(self, share: float) -> Value:
-        """Map a share in [0, 1] to a value."""
-        return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
 
     def rounded(self, value: Value) -> Value:
         """The same value."""
@@ -466,34 +450,28 @@ def _domain(name: str, text: str) -> Domain:
     return Numbers(low, high, is_log=kind == "log", is_whole=kind == "int")
 
 
-def random_draw(space: Space, seed: int) -> Draw:
-    """Draw each setting at random, independent of earlier trials."""
-
-    def draw(scored: Sequence[Scored]) -> dict[str, Value]:
-        rng = np.random.default_rng([seed, len(scored)])
-        return {name: domain.at(float(rng.random())) for name, domain in space.items()}
-
-    return draw
-
-
 def check_search(search: str) -> None:
     """Raise ConfigError if a search is unknown, or its package is not installed."""
     if search not in SEARCHES:
         raise ConfigError(f"search must be one of {', '.join(SEARCHES)}, got {search!r}")
-    if search == "optuna":
-        check_package("optuna", "for --search optuna", "tune")
+    check_package("optuna", "to search", "tune")
 
 
-def optuna_draw(space: Space, seed: int, larger_is_better: bool) -> Draw:
-    """Draw with Optuna's TPE sampler (Bergstra et al. 2011); the first ten trials are random."""
+def trial_draw(search: str, space: Space, seed: int, larger_is_better: bool) -> Draw:
+    """Draw with Optuna, at random or by its TPE sampler (Bergstra et al. 2011).
+
+    The sampler's first ten trials are random too.
+    """
     import optuna
+
+    kinds = {"random": optuna.samplers.RandomSampler, "optuna": optuna.samplers.TPESampler}
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     distributions = {name: _distribution(optuna, domain) for name, domain in space.items()}
     direction = optuna.study.StudyDirection(2 if larger_is_better else 1)
 
     def draw(scored: Sequence[Scored]) -> dict[str, Value]:
-        sampler = optuna.samplers.TPESampler(seed=(seed + len(scored)) % 2**32)
+        sampler = kinds[search](seed=(seed + len(scored)) % 2**32)
         study = optuna.create_study(sampler=sampler, direction=direction)
         study.add_trials(
             [
