@@ -138,12 +138,17 @@ def test_no_row_is_read_from_rounds_of_all_rows_but_few(
 def test_no_row_is_read_from_draws_of_nearly_the_same_share(
     configs: Callable[..., dict[str, SiteConfig]],
 ) -> None:
-    """Draws of two rounds or shares have nothing in common, so they differ by many rows."""
+    """Draws of two rounds or shares have nothing in common, so they differ by many rows.
+
+    A site whose draw leaves out fewer than min-rows takes all its rows; about 1 of 400 rounds has
+    three such sites and is then the round of all rows, which reveals nothing.
+    """
     sites, shares = configs(min_rows=20), (1.0, *(0.7 + np.arange(30) * 1e-6).tolist())
     sums = [Rounds(sites, share, number).sums() for number, share in enumerate(shares)]
     hessian = sums[0][0, :, 1].sum() // N_ROWS
     n_left = [(sums[0] - one)[0, :, 1].sum() // hessian for one in sums[1:]]
-    assert min(n_left) >= 20
+    assert all(left == 0 or left >= 20 for left in n_left)
+    assert sum(left > 0 for left in n_left) >= 25
     assert not set.union(*(read_rows(sums[first:], N_ROWS) for first in range(len(sums))))
 
 
