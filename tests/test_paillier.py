@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +16,7 @@ import pytest
 from gmpy2 import legendre, mpz, powmod
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from phe.paillier import EncryptedNumber, PaillierPublicKey, generate_paillier_keypair
+from phe.paillier import generate_paillier_keypair
 
 from fedapp.crypto import sums as sums_module
 from fedapp.crypto.lanes import ring_of
@@ -29,12 +31,16 @@ from fedapp.crypto.paillier import (
     decrypt,
     encrypt,
     fixed_bases,
+    from_phe,
+    from_phe_numbers,
     generate_key,
     random_digits,
     read_public_key,
     rerandomise,
     short_bits,
     square_base,
+    to_phe,
+    to_phe_numbers,
 )
 from fedapp.crypto.rings import Residues, from_bytes_array, to_bytes_array
 from fedapp.crypto.sums import pack_sums, read_sums, self_test, sum_rows
@@ -104,27 +110,60 @@ def test_the_largest_plaintexts_come_back(key: PrivateKey) -> None:
 
 
 def test_phe_reads_what_is_encrypted_here(key: PrivateKey) -> None:
-    theirs = key.to_phe()
+    theirs = to_phe(key)
     for who in (key, key.public):
-        values = from_bytes_array(encrypt(who, [123456789, -5], HERE))
-        numbers = [EncryptedNumber(theirs.public_key, int(value), 0) for value in values]
+        numbers = to_phe_numbers(key.public, encrypt(who, [123456789, -5], HERE))
         assert [theirs.decrypt(number) for number in numbers] == [123456789, -5]
         assert theirs.decrypt(numbers[0] + numbers[1]) == 123456784
 
 
 def test_what_phe_encrypts_is_read_here() -> None:
     public, private = generate_paillier_keypair(n_length=512)
-    ours = PrivateKey(mpz(private.p), mpz(private.q))
+    ours = from_phe(private)
     assert PublicKey(mpz(public.n)) == ours.public
     numbers = [public.encrypt(value) for value in (42, -7, 0)]
-    rows = to_bytes_array([mpz(number.ciphertext()) for number in numbers], 128)
-    assert decrypt(ours, rows, HERE) == [42, -7, 0]
+    rows = from_phe_numbers(ours.public, [*numbers, numbers[0] + numbers[1]])
+    assert decrypt(ours, rows, HERE) == [42, -7, 0, 35]
     assert decrypt(ours, encrypt(ours, [-3], HERE), HERE) == [-3]
 
 
-def test_keys_survive_the_way_to_phe_and_back(key: PrivateKey) -> None:
-    assert {key.p, key.q} == {mpz(key.to_phe().p), mpz(key.to_phe().q)}
-    assert key.public.to_phe() == PaillierPublicKey(int(key.public.n))
+def test_numbers_of_phe_that_are_no_integers_under_the_key_are_refused(key: PrivateKey) -> None:
+    public = to_phe(key).public_key
+    with pytest.raises(ValueError, match=r"numbers must be integers, got exponent -\d+ at 1"):
+        from_phe_numbers(key.public, [public.encrypt(1), public.encrypt(0.1)])
+    other, _ = generate_paillier_keypair(n_length=512)
+    with pytest.raises(ValueError, match="numbers must be under the given key, got another at 0"):
+        from_phe_numbers(key.public, [other.encrypt(1)])
+
+
+@pytest.mark.parametrize("full_masks", [False, True])
+def test_keys_survive_the_way_to_phe_and_back(key: PrivateKey, full_masks: bool) -> None:
+    theirs = to_phe(key)
+    assert {key.p, key.q} == {mpz(theirs.p), mpz(theirs.q)}
+    back = from_phe(theirs, full_masks=full_masks)
+    assert back.public == key.public
+    assert back.full_masks == full_masks
+
+
+def test_without_phe_all_but_its_keys_and_ciphertexts_is_there() -> None:
+    program = """
+import sys
+sys.modules["phe"] = None
+import clients.secureboost, clients.federated_forest, clients.eini, strategies
+from fedapp.crypto.paillier import decrypt, encrypt, generate_key, to_phe
+from fedapp.errors import ConfigError
+from fedapp.crypto.workers import Workers
+key = generate_key(512, insecure_small_key=True)
+with Workers(1) as workers:
+    print(decrypt(key, encrypt(key.public, [7, -5], workers), workers))
+try:
+    to_phe(key)
+except ConfigError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    way_out = "phe must be installed to write its keys (pip install 'fedapp[phe]'), got none"
+    assert done.stdout == f"[7, -5]\n{way_out}\n", done.stderr
 
 
 def test_a_key_has_the_bits_asked_for_and_keeps_them_from_its_repr(key: PrivateKey) -> None:
