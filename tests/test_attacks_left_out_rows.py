@@ -140,15 +140,15 @@ def test_no_row_is_read_from_draws_of_nearly_the_same_share(
 ) -> None:
     """Draws of two rounds or shares have nothing in common, so they differ by many rows.
 
-    A site whose draw leaves out fewer than min-rows takes all its rows; about 1 of 400 rounds has
-    three such sites and is then the round of all rows, which reveals nothing.
+    A site whose draw leaves out fewer than min-rows takes all its rows. About 1 of 400 rounds has
+    three such sites and is the round of all rows, which reveals nothing: so the draws are fixed.
     """
-    sites, shares = configs(min_rows=20), (1.0, *(0.7 + np.arange(30) * 1e-6).tolist())
+    sites = configs(min_rows=20, draws_secret="draws that do not change")
+    shares = (1.0, *(0.7 + np.arange(30) * 1e-6).tolist())
     sums = [Rounds(sites, share, number).sums() for number, share in enumerate(shares)]
     hessian = sums[0][0, :, 1].sum() // N_ROWS
     n_left = [(sums[0] - one)[0, :, 1].sum() // hessian for one in sums[1:]]
-    assert all(left == 0 or left >= 20 for left in n_left)
-    assert sum(left > 0 for left in n_left) >= 25
+    assert min(n_left) >= 20
     assert not set.union(*(read_rows(sums[first:], N_ROWS) for first in range(len(sums))))
 
 

@@ -24,11 +24,11 @@ MakeSettings = Callable[..., Settings]
 INSTALL = r"torch must be installed for fedxgbllr \(pip install 'fedapp\[fedxgbllr\]'\), got none$"
 # The module that trains a network, and so begins by importing torch.
 TRAINERS = ["fedapp.trees.head"]
-WITHOUT_TORCH = """
+WITHOUT = """
 import sys
 from importlib.machinery import PathFinder
 find = PathFinder.find_spec
-PathFinder.find_spec = lambda name, *more: None if name == "torch" else find(name, *more)
+PathFinder.find_spec = lambda name, *more: None if name == "{}" else find(name, *more)
 """
 IMPORT_ALL = """
 import importlib, pkgutil
@@ -51,18 +51,29 @@ main()
 """
 
 
-def without_torch(code: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run code, then the command, in a process that has no torch."""
-    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_TORCH + code + MAIN, *words]
+def without(package: str, code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run code, then the command, in a process that has not this package."""
+    program = WITHOUT.format(package) + code + MAIN
+    command = [sys.executable, "-W", "ignore", "-c", program, *words]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_without_torch_all_but_the_trainer_is_imported_and_pax_runs(tmp_path: Path) -> None:
     given = [f"-crun-dir={tmp_path / 'run'}", "-cnum-boost-round=1", "--engine", "local"]
-    ended = without_torch(IMPORT_ALL, "run", "pax", *given)
+    ended = without("torch", IMPORT_ALL, "run", "pax", *given)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[0] == str(TRAINERS)
     assert (tmp_path / "run" / "model.xgb.json").is_file()
+
+
+def test_without_phe_all_is_imported_and_secureboost_runs(tmp_path: Path) -> None:
+    short = {"num-boost-round": 1, "secureboost.key-bits": 512}
+    small = {"secureboost.insecure-small-key": "true", "run-dir": tmp_path / "run"}
+    given = [f"-c{name}={value}" for name, value in (short | small).items()]
+    ended = without("phe", IMPORT_ALL, "run", "secureboost", *given, "--engine", "local")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[0] == "[]"
+    assert (tmp_path / "run" / "summary.json").is_file()
 
 
 @needs_torch
@@ -73,7 +84,7 @@ def test_without_torch_a_network_over_trees_predicts(
     own = {f"fedxgbllr__{name}": value for name, value in short.items()}
     folder = run_local(settings(strategy="fedxgbllr", **own)).path
     given = ["--data", "breast-cancer", "--output", str(tmp_path / "scores.csv")]
-    ended = without_torch("", "predict", str(folder), *given)
+    ended = without("torch", "", "predict", str(folder), *given)
     assert ended.returncode == 0, ended.stderr
     assert len((tmp_path / "scores.csv").read_text().splitlines()) == 570
 

@@ -593,7 +593,7 @@ def to_phe(key: PrivateKey) -> PaillierPrivateKey:
 
 
 def from_phe(key: PaillierPrivateKey, *, full_masks: bool = False) -> PrivateKey:
-    """The same key as ours; ``full_masks`` as in ``paillier.generate_key``."""
+    """The same key as ours; ``full_masks`` as in ``generate_key``."""
     return PrivateKey(mpz(key.p), mpz(key.q), full_masks)
 
 
