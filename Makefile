@@ -5,7 +5,7 @@
 # make check sets up in the same way, runs ruff and mypy --strict
 # make lock  writes requirements.lock, what images install, of constraints.txt and the public index
 #
-# One file is tested sooner without workers: pytest tests/test_pax.py
+# One file is tested sooner without workers: pytest tests/strategies/test_pax.py
 
 PYTHON ?= python3
 VENV ?= .venv

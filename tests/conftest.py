@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 REAL_DATA = os.environ.get("FEDAPP_DATA", "")
 TORCH_IS_MISSING = bool(missing_extra("fedxgbllr"))
 needs_torch = pytest.mark.skipif(TORCH_IS_MISSING, reason="needs torch")
-collect_ignore = ["test_head.py"] if TORCH_IS_MISSING else []
+collect_ignore = ["trees/test_head.py"] if TORCH_IS_MISSING else []
 
 WriteTable = Callable[..., Path]
 MakeSettings = Callable[..., "Settings"]
@@ -211,7 +211,7 @@ def settings(tmp_path: Path) -> MakeSettings:
 def boosted(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
     """``boosted(strategy, objective, **overrides)``: trees of depth 3 on 400 rows with missing
     values, a table an objective."""
-    from tests.test_exactness import made_table
+    from tests.trees.test_exactness import made_table
 
     def make(strategy: str, objective: str = "binary:logistic", **more: object) -> Settings:
         data = tmp_path / f"{objective[:5]}.csv"

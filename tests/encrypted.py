@@ -10,9 +10,9 @@ import pytest
 
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
-from tests.test_exactness import made_table
-from tests.test_interactive import inference
+from tests.strategies.test_interactive import inference
 from tests.trained import TrainOnce
+from tests.trees.test_exactness import made_table
 
 MakeSettings = Callable[..., Settings]
 Simulate = Callable[[Settings], RunFolder]

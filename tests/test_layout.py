@@ -264,7 +264,7 @@ def test_a_method_has_the_same_name_on_both_sides_and_in_its_messages_and_tests(
     file = FILES.get(method, method)
     for place in (f"strategies/{file}", f"clients/{file}", f"fedapp/messages/{file}"):
         assert (ROOT / f"{place}.py").exists() or (ROOT / place / "__init__.py").exists()
-    assert (ROOT / f"tests/test_{method}.py").exists()
+    assert (ROOT / f"tests/strategies/test_{method}.py").exists()
 
 
 def test_every_group_of_messages_is_one_methods_or_shared_by_families() -> None:

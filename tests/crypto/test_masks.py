@@ -1,0 +1,440 @@
+"""What a coordinator gets that does not ask all sites alike: refusals, or noise."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedapp.crypto.masking import mask_vector, unmasked_sum
+from fedapp.crypto.sealed import new_private_key, public_key
+from fedapp.errors import ProtocolError
+from fedapp.histograms.sketch import LARGEST
+from fedapp.home import home
+from fedapp.messages.fields import Array, Request, fields_of
+from fedapp.messages.handshake import NUMBERS, HelloRequest, LabelsRequest
+from fedapp.messages.pax import (
+    CountRequest,
+    GrowRequest,
+    GrowSumsRequest,
+    OpenRequest,
+    SketchRequest,
+)
+from fedapp.messages.scoring import EvaluateRequest, SumScoresRequest
+from fedapp.messages.secagg import KeysRequest
+from fedapp.messages.wire import Content, Envelope, to_content
+from fedapp.site.answer import answer
+from fedapp.site.settings import SiteConfig, site_config
+from fedapp.site.store import Store
+from fedapp.trees.model import NO_TREES, Ensemble, to_json
+from tests.conftest import WriteTable
+from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
+from tests.plans import planned
+
+NAMES: tuple[str, ...] = ("bank", "insurer", "shop")
+MODEL = "0123456789abcdef"
+N_TRAIN = 26  # of 40 rows at each
+TERMS = {
+    "classes": ("0", "1"),
+    "category_counts": np.empty(0, np.int32),
+    "categories": (),
+    "scale_pos_weight": 1.0,
+    "max_delta_step": 0.0,
+    "tweedie_variance_power": 1.5,
+    "eval_metrics": (),
+}
+GREETING = HelloRequest("binary:logistic", 0.2, 0.2, 3, True)
+OPENS_PAX = partial(OpenRequest, count_bytes=4)
+EDGES = np.full(2, LARGEST, np.float32)  # a bin a column
+PREFIXES = np.arange(256, dtype=np.uint32)
+
+
+class Coordinator:
+    """Talks to sites as it likes, up to their keys as it should.
+
+    Parameters
+    ----------
+    opens : the request by which parties meet, from the fields of a roster and terms.
+    changes : fields of the opening that one site gets otherwise.
+    plan : fields of it that all get, beside the parties.
+    """
+
+    def __init__(
+        self,
+        configs: Mapping[str, SiteConfig],
+        threshold: int = 0,
+        method: str = "pax",
+        opens: Callable[..., Request] = OPENS_PAX,
+        changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+        model: str = MODEL,
+        **plan: Any,
+    ) -> None:
+        self._model, self.configs, self._method, names = model, configs, method, tuple(configs)
+        said = {"aggregation": "secure", "threshold": threshold}
+        fields = planned(names, **(said | plan))
+        openings = {name: {**fields, **changes.get(name, {})} for name in names}
+        self.ask({name: replace(GREETING, **own) for name, own in openings.items()}, 1, names)
+        keys = self.ask(KeysRequest(), 2, names)
+        self.opening = opens(
+            names=names,
+            box_keys=np.stack([keys[name].arrays["box_key"] for name in names]),
+            run_keys=np.stack([keys[name].arrays["run_key"] for name in names]),
+            n_rows=40 * len(names),
+            heaviest=0,
+            largest=0,
+            threshold=threshold,
+            **TERMS,
+        )
+
+    def ask(
+        self,
+        request: Request | Mapping[str, Request],
+        step: int,
+        names: Iterable[str] = NAMES,
+        attempt: int = 0,
+        **more: Any,
+    ) -> dict[str, Content]:
+        """What sites answer to the same request, or each to its own."""
+        each = request if isinstance(request, Mapping) else dict.fromkeys(names, request)
+        envelope = Envelope(self._model, step, attempt=attempt, method=self._method, **more)
+        return {
+            name: answer(self.configs[name], own.kind, envelope, to_content(own, name))
+            for name, own in each.items()
+        }
+
+    def masked(self, *given: Any, **more: Any) -> dict[str, Array]:
+        return {name: reply.arrays["masked"] for name, reply in self.ask(*given, **more).items()}
+
+
+@pytest.fixture
+def configs(write_table: WriteTable) -> dict[str, SiteConfig]:
+    nodes = {
+        name: {"name": name, "data": str(write_table(name, seed=seed)), "label": "y"}
+        for seed, name in enumerate(NAMES)
+    }
+    return {name: site_config({**node, "allow": "pax"}, {}) for name, node in nodes.items()}
+
+
+@pytest.fixture
+def coordinator(configs: dict[str, SiteConfig]) -> Coordinator:
+    return Coordinator(configs)
+
+
+def counting(first: int = 0, digit: int = 1) -> CountRequest:
+    """Counts by the second digit, or a later one, of what begins with some first ones."""
+    return CountRequest(digit, PREFIXES[first:], np.array([0, 256 - first, 256 - first]))
+
+
+def growing() -> GrowRequest:
+    """Sums of the first tree's root."""
+    return GrowRequest(
+        *(0, 0, 1, np.zeros(1, np.float32), 1.0, GREETING.seed, 16),
+        *(np.empty(0, dtype) for dtype in ("i4", "i4", "i4", "i4", "f4", "u1", "u1")),
+        *(np.empty(0, np.float32), np.empty(0, np.int64), np.zeros(1, "i4")),
+        *(np.zeros(1, "i4"), np.arange(2, dtype="i4")),
+    )
+
+
+def scoring() -> SumScoresRequest:
+    """The last question of a run, of a model without trees."""
+    model = Ensemble("binary:logistic", np.float32([0.5]), ("a", "b"), ("0", "1"), *NO_TREES)
+    return SumScoresRequest(np.frombuffer(to_json(model).encode(), np.uint8), 16, 1.0, ())
+
+
+def is_noise(masked: Iterable[Array]) -> bool:
+    return chi_squared(unmasked_sum(masked, 256**2, 4).astype(np.uint32)) < MOST_CHI2
+
+
+def test_all_answers_together_are_counts_and_each_alone_is_noise(coordinator: Coordinator) -> None:
+    coordinator.ask(coordinator.opening, 3)
+    masked = coordinator.masked(counting(), 4)
+    counts = unmasked_sum(masked.values(), 256**2, 4)
+    exponent = 30 - 7
+    assert counts.sum() == 3 * N_TRAIN << exponent
+    assert set(np.unique(counts >> exponent)) <= set(range(20))
+    for name in NAMES:
+        assert is_noise([masked[name]])
+        assert is_noise(masked[other] for other in NAMES if other != name)
+
+
+def test_parties_that_are_asked_for_different_things_give_noise(coordinator: Coordinator) -> None:
+    coordinator.ask(coordinator.opening, 3)
+    honest, other = counting(), replace(counting(), prefixes=PREFIXES + 256)
+    asked = {"bank": honest, "insurer": honest, "shop": other}
+    assert is_noise(coordinator.masked(asked, 4).values())
+
+
+def test_parties_that_were_once_asked_for_different_things_give_noise_from_there_on(
+    coordinator: Coordinator,
+) -> None:
+    """Splits that send all rows but one party's elsewhere would else leave its rows alone."""
+    coordinator.ask(coordinator.opening, 3)
+    honest, other = counting(), replace(counting(), prefixes=PREFIXES + 256)
+    coordinator.ask({"bank": other, "insurer": honest, "shop": honest}, 4)
+    for step in (5, 6):
+        assert is_noise(coordinator.masked(counting(digit=step - 3), step).values())
+
+
+def test_parties_that_were_told_of_different_runs_give_noise(coordinator: Coordinator) -> None:
+    said = dict.fromkeys(NAMES, coordinator.opening)
+    said["shop"] = replace(coordinator.opening, n_rows=121)
+    coordinator.ask(said, 3)
+    assert is_noise(coordinator.masked(counting(), 4).values())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"test_fraction": 0.9, "valid_fraction": 0.0},
+        {"seed": 4},
+        {"fold": 1, "folds": 5},
+        {"rounds": 51},
+        {"subsample": 0.5},
+    ],
+    ids=["fraction", "seed", "fold", "rounds", "subsample"],
+)
+def test_parties_that_have_other_plans_give_noise(
+    configs: dict[str, SiteConfig], change: Mapping[str, Any]
+) -> None:
+    """Else the sum over all parties would be one of few rows but those of one party."""
+    coordinator = Coordinator(configs, changes={"bank": change})
+    coordinator.ask(coordinator.opening, 3)
+    assert is_noise(coordinator.masked(counting(), 4).values())
+
+
+def test_a_key_of_the_run_that_is_the_coordinators_own_gives_noise(
+    coordinator: Coordinator,
+) -> None:
+    mallory, keys = new_private_key(), coordinator.opening.run_keys.copy()
+    keys[0] = np.frombuffer(public_key(mallory), np.uint8)
+    swapped = replace(coordinator.opening, run_keys=keys)
+    honest = coordinator.opening
+    coordinator.ask({"bank": honest, "insurer": swapped, "shop": swapped}, 3)
+    masked = coordinator.masked(counting(), 4)
+    assert is_noise(masked.values())
+    assert is_noise([masked["insurer"], masked["shop"]])
+
+
+def test_a_roster_with_other_keys_or_without_the_site_is_refused(coordinator: Coordinator) -> None:
+    honest = coordinator.opening
+    keys = honest.box_keys.copy()
+    keys[1] = np.frombuffer(public_key(new_private_key()), np.uint8)
+    with pytest.raises(ProtocolError, match=r"^insurer: parcel\.key must be one bank trusts"):
+        coordinator.ask(replace(honest, box_keys=keys), 3, ["bank"])
+    with pytest.raises(
+        ProtocolError, match=r"^insurer: parcel\.key must be the one that the site sent"
+    ):
+        coordinator.ask(replace(honest, box_keys=keys), 3, ["insurer"])
+    others = replace(honest, names=("bank", "insurer", "mallory"))
+    with pytest.raises(
+        ProtocolError, match=r"^shop: parcel\.names must be distinct and include the site's"
+    ):
+        coordinator.ask(others, 3, ["shop"])
+    for field, least in (("n_rows", 40), ("heaviest", 0)):
+        few = replace(honest, **{field: least - 1})
+        with pytest.raises(ProtocolError, match=rf"^shop: OpenRequest\.{field} must be >= {least}"):
+            coordinator.ask(few, 3, ["shop"])
+    with pytest.raises(ProtocolError, match=r"count_bytes must be one of \(2, 4, 8\), got 3"):
+        coordinator.ask(replace(honest, count_bytes=3), 3, ["shop"])
+
+
+def test_a_step_that_is_asked_again_gets_the_same_bytes_whatever_is_asked(
+    coordinator: Coordinator,
+) -> None:
+    coordinator.ask(coordinator.opening, 3)
+    first = coordinator.masked(counting(), 4)
+    for again in (counting(), replace(counting(), digit=2)):
+        for name, masked in coordinator.masked(again, 4).items():
+            np.testing.assert_array_equal(masked, first[name])
+
+
+def test_another_attempt_hides_equal_content_under_unrelated_masks(
+    coordinator: Coordinator,
+) -> None:
+    """Else the sum of a new attempt without a party, less that of all before, would be its own."""
+    coordinator.ask(coordinator.opening, 3)
+    # A checkpoint, to which the sites can go back.
+    coordinator.ask(counting(), 4)
+    first = coordinator.masked(counting(digit=2), 5, checkpoint=4)
+    again = coordinator.masked(counting(digit=2), 5, attempt=1, checkpoint=4)
+    for name in NAMES:
+        assert chi_squared(again[name] - first[name]) < MOST_CHI2
+    assert (
+        unmasked_sum(again.values(), 256**2, 4).tolist()
+        == unmasked_sum(first.values(), 256**2, 4).tolist()
+    )
+    assert is_noise([again["bank"], again["insurer"]])
+    assert is_noise([again["bank"], first["insurer"], first["shop"]])
+
+
+def test_asking_again_would_tell_a_partys_counts_if_masks_had_no_attempt(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The danger that the label of the masks is there for."""
+    from fedapp.site import sums
+
+    monkeypatch.setattr(sums, "label_of", lambda *given: b"always the same")
+    coordinator.ask(coordinator.opening, 3)
+    counts = coordinator.masked(counting(), 4)["bank"]
+    nobody = CountRequest(2, PREFIXES + 2**16, counting().offsets)
+    mask = coordinator.masked(nobody, 5, ["bank"])["bank"]
+    own = unmasked_sum(
+        [counts, mask_vector("bank", -unmasked_sum([mask], 256**2, 4), {}, b"", 4)], 256**2, 4
+    )
+    assert own.sum() == N_TRAIN << 30 - 7
+    assert (own >= 0).all()
+
+
+def test_rows_are_counted_by_each_digit_once_before_the_cuts(coordinator: Coordinator) -> None:
+    coordinator.ask(coordinator.opening, 3)
+    way = "rows are counted by each digit once a run, before the cuts are sent"
+
+    def refused(digit: int, due: int | str, step: int) -> None:
+        rule = f"^bank: CountRequest.digit must be {due}, got {digit}; {way}$"
+        with pytest.raises(ProtocolError, match=rule):
+            coordinator.ask(counting(digit=digit), step, ["bank"])
+
+    refused(2, due=1, step=4)
+    for digit, due in ((1, 2), (2, 3), (3, "none")):
+        coordinator.ask(counting(digit=digit), digit + 3)
+        refused(digit, due, step=digit + 4)
+    refused(1, due="none", step=7)
+
+
+def test_no_rows_are_counted_once_the_cuts_are_told(coordinator: Coordinator) -> None:
+    coordinator.ask(coordinator.opening, 3)
+    sums = GrowSumsRequest(**fields_of(growing()), among=(), edges=EDGES, edge_offsets=np.arange(3))
+    coordinator.ask(sums, 4)
+    with pytest.raises(ProtocolError, match="digit must be none, got 1; rows are counted by each"):
+        coordinator.ask(counting(), 5)
+
+
+def test_a_step_back_does_not_let_others_be_counted(coordinator: Coordinator) -> None:
+    coordinator.ask(coordinator.opening, 3)
+    coordinator.ask(counting(), 4, checkpoint=3)
+    rule = "content must be what it was when counts of digit 1 were sent, before"
+    with pytest.raises(ProtocolError, match=rule):
+        coordinator.ask(counting(1), 4, attempt=1, checkpoint=3)
+    coordinator.ask(counting(), 4, attempt=2, checkpoint=3)
+    with pytest.raises(ProtocolError, match=rule):
+        coordinator.ask(counting(1), 4, attempt=3, checkpoint=3)
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "ends", "rule"),
+    [
+        ([2, 1], [2, 2], "prefixes must ascend in a column"),
+        ([1, 1], [2, 2], "prefixes must ascend in a column"),
+        ([1, 2], [1, 1], "offsets must divide 2 among 2"),
+    ],
+)
+def test_what_is_counted_is_counted_once_in_a_request(
+    coordinator: Coordinator, prefixes: list[int], ends: list[int], rule: str
+) -> None:
+    coordinator.ask(coordinator.opening, 3)
+    request = CountRequest(1, np.array(prefixes, np.uint32), np.array([0, *ends]))
+    with pytest.raises(ProtocolError, match=rf"^bank: CountRequest\.{rule}$"):
+        coordinator.ask(request, 4, ["bank"])
+    coordinator.ask(replace(request, prefixes=PREFIXES[1:3], offsets=np.array([0, 1, 2])), 4)
+
+
+def test_categories_are_no_numbers_to_be_counted_by_digits(write_table: WriteTable) -> None:
+    colours = ["red", "blue"] * 20
+    nodes = [{"name": name, "data": str(write_table(name, a=colours))} for name in NAMES]
+    more = {"label": "y", "allow": "pax"}
+    configs = {str(node["name"]): site_config({**node, **more}, {}) for node in nodes}
+    coordinator = Coordinator(configs)
+    told = {"categories": ("blue", "red"), "category_counts": np.array([2, NUMBERS], np.int32)}
+    coordinator.ask(replace(coordinator.opening, **told), 3)
+    with pytest.raises(ProtocolError, match="offsets must give columns of categories none"):
+        coordinator.ask(CountRequest(1, PREFIXES, np.array([0, 256, 256])), 4)
+    coordinator.ask(CountRequest(1, PREFIXES, np.array([0, 0, 256])), 4)
+
+
+def test_nothing_of_one_party_leaves_it_once_sums_are_masked(coordinator: Coordinator) -> None:
+    coordinator.ask(coordinator.opening, 3)
+    model = np.zeros(1, np.uint8)
+    requests: list[Request] = [
+        SketchRequest(n_bins=4, **TERMS),
+        LabelsRequest(**TERMS),
+        EvaluateRequest(model, 16, 1.0),
+        growing(),
+    ]
+    for request in requests:
+        with pytest.raises(ProtocolError, match="class must be one for sums over all parties"):
+            coordinator.ask(request, 4, ["bank"])
+
+
+def test_the_last_answers_add_up_whichever_start_of_the_server_they_went_to(
+    coordinator: Coordinator,
+) -> None:
+    """A site that has ended the run has no key to mask its answer again."""
+    coordinator.ask(coordinator.opening, 3)
+    request = scoring()
+    first = coordinator.masked(request, 4, ["bank", "insurer"], checkpoint=3)
+    again = coordinator.masked(request, 4, attempt=1, checkpoint=3)
+    np.testing.assert_array_equal(again["bank"], first["bank"])
+    n_values = 3 * (5 + 2 * 16)
+    sums = unmasked_sum(again.values(), n_values)
+    assert sums[0] == 3 * N_TRAIN << 62 - 7
+    assert (sums >= 0).all()
+    assert not (unmasked_sum([first["bank"], first["insurer"]], n_values) >= 0).all()
+
+
+def test_the_secrets_of_a_run_are_deleted_with_its_last_answer(coordinator: Coordinator) -> None:
+    coordinator.ask(coordinator.opening, 3)
+    folder = home() / "sites" / "bank" / MODEL
+    facts = Store.open(folder).facts
+    told = [facts["session"], *facts["pairs"].values()]
+    assert len(told) == 3
+    assert any(told[0].encode() in path.read_bytes() for path in folder.iterdir())
+    coordinator.ask(scoring(), 4, checkpoint=3)
+    kept = b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
+    assert not [one for one in told if one.encode() in kept or bytes.fromhex(one) in kept]
+
+
+# Which rows a round draws
+
+
+def public_draw(name: str, seed: int, round_id: int, share: float) -> Array:
+    """The rows that numbers which the coordinator knows would draw."""
+    entropy = [seed, round_id, zlib.crc32(name.encode())]
+    return np.random.default_rng(entropy).random(N_TRAIN) < share
+
+
+def test_a_coordinator_does_not_choose_the_rows_that_a_round_draws(
+    configs: dict[str, SiteConfig],
+) -> None:
+    """Rounds that draw one row of one party alone would have the sum of all be that row."""
+    share, seed = 1 / (3 * N_TRAIN), GREETING.seed
+    coordinator = Coordinator(configs, subsample=share)
+    coordinator.ask(coordinator.opening, 3)
+    values = Store.open(home() / "sites" / "bank" / MODEL)["train.values"]
+    edges, found = np.linspace(-3, 3, 20), 0
+    draws = ({name: public_draw(name, seed, one, share) for name in NAMES} for one in range(50))
+    rounds = [
+        (round_id, drawn)
+        for round_id, drawn in enumerate(draws)
+        if [drawn[name].sum() for name in NAMES] == [1, 0, 0]
+    ][:4]
+    assert len(rounds) == 4
+    for number, (round_id, drawn) in enumerate(rounds):
+        drawing = replace(growing(), round_id=round_id, subsample=share, seed=seed)
+        own = np.tile(edges, 0 if number else 2), np.array([] if number else [0, 20, 40])
+        request = GrowSumsRequest(
+            **fields_of(drawing),
+            among=(),
+            edges=own[0].astype(np.float32),
+            edge_offsets=own[1].astype(np.int64),
+        )
+        masked = coordinator.masked(request, 4 + number)
+        sums = unmasked_sum(masked.values(), len(masked["bank"]))[: 2 * 20 * 2].reshape(2, 20, 2)
+        bins = np.searchsorted(edges, values[drawn["bank"]][0], side="right")
+        found += [np.flatnonzero(column[:, 0]).tolist() for column in sums] == [[b] for b in bins]
+    assert found < 4

@@ -1,0 +1,424 @@
+"""Real processes on the loopback: TLS, node authentication, a table at each of three sites.
+
+``pytest -m slow tests/deploy/test_deployment.py`` runs the methods that take minutes.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedapp.commands import cli
+from fedapp.errors import ConfigError
+from fedapp.home import home
+from fedapp.runs.local import run_local, site_contexts
+from fedapp.settings import load_settings
+from fedapp.site.store import PART_FILE
+from fedapp.site.trust import PINNED
+from simulations.bench.exchange import EXCHANGES, import_seconds
+from simulations.study import (
+    RUN_SECONDS,
+    SUPERLINK,
+    SUPERNODE,
+    WORKER,
+    Deployment,
+    settings_of,
+    wait_for_output,
+)
+from strategies.handshake import registered_sites
+from tests.deployed import (
+    CLASSES,
+    CUSTOMER,
+    PAX,
+    SITES,
+    local_pax,
+    model_in,
+    no_secret_is_at_the_coordinator,
+    same_columns,
+    same_rows,
+    started,
+    take_the_tour,
+    use_tables,
+    write_csv,
+)
+from tests.forests import without_salt
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "fedxgbllr": {
+        "fedxgbllr.trees": 3,
+        "fedxgbllr.max-depth": 2,
+        "fedxgbllr.rounds": 1,
+        "fedxgbllr.epochs": 2,
+    },
+    "bagging": {"num-boost-round": 2, "max-depth": 2, "subsample": 0.7},
+    "cyclic": {"num-boost-round": 3, "max-depth": 2},
+    "fedavg-linear": {"fedavg-linear.rounds": 2},
+}
+SECUREBOOST = {
+    "num-boost-round": 1,
+    "max-depth": 2,
+    "max-bin": 8,
+    "parties": 3,
+    "secureboost.key-bits": 512,
+    "secureboost.insecure-small-key": "true",
+}
+# All columns at each node: which ones are drawn there is no affair of the run's seed.
+FOREST = {
+    "parties": 3,
+    "align": "ordered",
+    "max-bin": 8,
+    "federated-forest.trees": 3,
+    "federated-forest.max-depth": 1,
+    "federated-forest.max-features": "all",
+}
+ENCRYPTED_FOREST = FOREST | {
+    "federated-forest.labels": "paillier",
+    "federated-forest.key-bits": 512,
+    "federated-forest.insecure-small-key": "true",
+}
+EINI = {"eini.key-bits": 512, "eini.insecure-small-key": "true", "eini.unguarded": "true"}
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with started(tmp_path_factory.mktemp("deployment")) as deployment:
+        yield deployment
+
+
+def begun(
+    deployment: Deployment, method: str, run_dir: Path, settings: Mapping[str, Any]
+) -> subprocess.Popen[str]:
+    given = settings_of({**settings, "run-dir": run_dir})
+    return deployment.begin("run", method, "--engine", "federation", *given)
+
+
+# What is said before anything starts
+
+
+PARTS_MODEL = '{"format":1,"kind":"parts","model_id":"0123456789abcdef","active":"bank"}'
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "rule"),
+    [
+        (
+            PARTS_MODEL,
+            ("--engine", "federation", "--data", "new.csv"),
+            r"^--data must be omitted with --engine federation: the sites' node configs name the "
+            r"tables \(predict-data\), got new\.csv$",
+        ),
+        (
+            PARTS_MODEL,
+            ("--engine", "federation", "--output", "out.csv"),
+            r"^--output must be omitted with --engine federation: .*, got out\.csv$",
+        ),
+        (PARTS_MODEL, ("--output", "out.csv"), "^--data must name a file, got none$"),
+        (PARTS_MODEL, ("--data", "new.csv"), "^--output must name a file, got none$"),
+        (
+            "{}",
+            ("--engine", "federation"),
+            "^engine must be local for a model that is whole in the run's folder, got federation",
+        ),
+        (
+            PARTS_MODEL,
+            ("--engine", "federation", "--inference", "fast"),
+            "^inference must be one of eini, interactive, one-round, got 'fast'$",
+        ),
+    ],
+    ids=["data", "output", "no data", "no output", "whole model", "no way to predict"],
+)
+def test_a_prediction_that_cannot_be_made_says_why(
+    tmp_path: Path, model: str, given: tuple[str, ...], rule: str
+) -> None:
+    (tmp_path / "model.json").write_text(model)
+    error = CliRunner().invoke(cli, ["predict", str(tmp_path), *given]).exception
+    assert isinstance(error, ConfigError)
+    assert re.search(rule, str(error))
+
+
+# The same columns
+
+
+def test_pax_across_sites_is_the_model_of_the_local_engine_and_secrets_stay_at_the_sites(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    expected = local_pax(deployment, tmp_path / "local")
+    before = {name: deployment.size_of_log(name) for name in ("coordinator", *SITES)}
+    wait_for_output(begun(deployment, "pax", tmp_path / "across", PAX))
+    assert model_in(tmp_path / "across") == expected
+    assert not any(deployment.process(name, WORKER) for name in SITES)
+    known = registered_sites(deployment.coordinator / "flower")
+    assert sorted(known.values()) == sorted(SITES)
+    summary = json.loads((tmp_path / "across" / "summary.json").read_text())
+    for name in SITES:
+        answers = (deployment.home(name) / "answers" / f"{name}.jsonl").read_text().splitlines()
+        outcomes = [json.loads(line)["outcome"] for line in answers]
+        assert outcomes.count("answered") >= summary["exchanges"]
+    for name, size in before.items():
+        lines = deployment.log(name).read_bytes()[size:].decode().splitlines()
+        form = rf"\S+Z (DEBUG|INFO|WARNING|ERROR) {name} \w+( run=\d+)?: |    |$"
+        assert not [line for line in lines if not re.match(form, line)]
+        # What is said of each message is shown at DEBUG alone.
+        shown = "\n".join(line for line in lines if " DEBUG " not in line)
+        assert "[RUN" not in shown
+        assert "PushMessages" not in shown
+    no_secret_is_at_the_coordinator(deployment, tmp_path / "across")
+
+
+@pytest.mark.slow
+def test_sums_under_masks_across_sites_make_the_model_of_the_local_engine(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    nodes = same_columns(deployment.folder)
+    nodes["bank"]["least-parties"] = "3"
+    use_tables(deployment, nodes)
+    given = {**PAX, "pax.aggregation": "secure"}
+    local = deployment.locally(tmp_path / "local", {**given, "strategy": "pax"})
+    wait_for_output(begun(deployment, "pax", tmp_path / "across", given))
+    assert model_in(tmp_path / "across") == model_in(local.path)
+    no_secret_is_at_the_coordinator(deployment, tmp_path / "across")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", OTHERS)
+def test_a_method_across_sites_makes_the_model_of_the_local_engine_and_predicts(
+    deployment: Deployment, tmp_path: Path, method: str
+) -> None:
+    use_tables(deployment, same_columns(deployment.folder))
+    bins = {} if method == "fedavg-linear" else {"max-bin": 16}
+    settings = {"parties": 3, **bins, **OTHERS[method]}
+    local = deployment.locally(tmp_path / "local", {**settings, "strategy": method})
+    wait_for_output(begun(deployment, method, tmp_path / "across", settings))
+    assert model_in(tmp_path / "across") == model_in(local.path)
+    new = write_csv(tmp_path / "new.csv", {"id": ["n1", "n2"], "a": [-1.0, 1.0], "b": [-1.0, 1.0]})
+    scores = tmp_path / "scores.csv"
+    given = ("--data", new, "--id", "id", "--output", str(scores))
+    deployment.fedapp("predict", str(tmp_path / "across"), *given)
+    lines = list(csv.DictReader(scores.read_text().splitlines()))
+    assert [line["id"] for line in lines] == ["n1", "n2"]
+    assert float(lines[0]["probability_1"]) < float(lines[1]["probability_1"])
+
+
+@pytest.mark.slow
+def test_a_run_that_a_site_does_not_allow_ends_with_the_sites_words(
+    deployment: Deployment,
+) -> None:
+    use_tables(deployment, same_columns(deployment.folder))
+    given = settings_of(SECUREBOOST)
+    command = deployment.begin("run", "secureboost", "--engine", "federation", *given)
+    shown, _ = command.communicate(timeout=120)
+    assert command.returncode == 1
+    last = shown.splitlines()[-1]
+    rule = "strategy must be one that the site allows (bagging, cyclic, fedavg-linear, fedxgbllr,"
+    assert f"{rule} pax), got secureboost" in last
+    no_secret_is_at_the_coordinator(deployment)
+
+
+# Different columns of the same rows
+
+
+@pytest.mark.slow
+def test_a_site_that_has_pinned_no_keys_refuses_a_run_between_columns(
+    deployment: Deployment,
+) -> None:
+    use_tables(deployment, same_rows(deployment.folder))
+    pins = deployment.home("shop") / PINNED
+    kept = pins.rename(pins.with_suffix(".kept"))
+    try:
+        given = settings_of(SECUREBOOST)
+        command = deployment.begin("run", "secureboost", "--engine", "federation", *given)
+        shown, _ = command.communicate(timeout=RUN_SECONDS)
+    finally:
+        kept.rename(pins)
+    assert command.returncode == 1
+    rule = r"bank \(step 2\): parcel\.key must be one shop trusts \(none is pinned\), got "
+    assert re.search(rule, shown.splitlines()[-1])
+
+
+def parts_of(places: Mapping[str, Path], model: str) -> dict[str, dict[str, Any]]:
+    """What each site keeps of a model."""
+    texts = {
+        name: (place / "sites" / name / model / PART_FILE).read_text()
+        for name, place in places.items()
+    }
+    return {name: without_salt(json.loads(text)) for name, text in texts.items()}
+
+
+def makes_the_same_parts(
+    deployment: Deployment,
+    method: str,
+    folder: Path,
+    settings: Mapping[str, Any],
+    killed: tuple[str, str] = ("", ""),
+) -> str:
+    """Train across sites, while a place's program is killed, and by the local engine; the id of
+    the local model."""
+    use_tables(deployment, same_rows(deployment.folder))
+    local = deployment.locally(folder / "local", {**settings, "strategy": method})
+    run = begun(deployment, method, folder / "across", settings)
+    if any(killed):
+        wait_until_growing(folder / "across" / "ledger.jsonl")
+        assert deployment.kill(*killed)
+    wait_for_output(run)
+    models = [json.loads(model_in(path)) for path in (folder / "across", local.path)]
+    there = {name: deployment.folder / name / "home" for name in SITES}
+    here = dict.fromkeys(SITES, home())
+    across, expected = (model.pop("model_id") for model in models)
+    assert models[0] == models[1]
+    parts = parts_of(there, across)
+    assert parts == parts_of(here, expected)
+    assert any(part["records"] for name, part in parts.items() if name != "bank")
+    return str(expected)
+
+
+def wait_until_growing(ledger: Path) -> None:
+    """Wait for the first sums of a run."""
+    deadline = time.monotonic() + RUN_SECONDS
+    while not ledger.exists() or "secureboost_sum" not in ledger.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def predicts_the_same(
+    deployment: Deployment, folder: Path, model: str, inference: str, settings: Mapping[str, Any]
+) -> None:
+    """Predict across sites; the bank gets what it gets from the local engine."""
+    bank = deployment.folder / "bank" / "home" / "sites" / "bank"
+    before = set(bank.glob("*/predictions.csv"))
+    given = {**(EINI if inference == "eini" else {}), "align": settings.get("align", "psi")}
+    ways = ("--engine", "federation", "--inference", inference)
+    deployment.fedapp("predict", str(folder / "across"), *ways, *settings_of(given))
+    (written,) = set(bank.glob("*/predictions.csv")) - before
+    wanted = {**given, "parties": 3, "strategy": inference, "model": model}
+    local = deployment.locally(folder / f"local-{inference}", wanted)
+    summary = json.loads((local.path / "summary.json").read_text())
+    if inference == "eini":
+        assert summary["entries"] > 0
+    expected = home() / "sites" / "bank" / summary["model_id"] / "predictions.csv"
+    assert written.read_bytes() == expected.read_bytes()
+    lines = list(csv.DictReader(written.read_text().splitlines()))
+    assert {line["id"] for line in lines} == {f"{CUSTOMER}-common-{number}" for number in range(60)}
+    assert len({line[f"probability_{CLASSES[1]}"] for line in lines}) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "settings", "ways"),
+    [
+        ("federated-forest", FOREST, ("one-round", "interactive", "eini")),
+        ("federated-forest", ENCRYPTED_FOREST, ("one-round",)),
+        ("secureboost", SECUREBOOST, ("interactive", "eini")),
+    ],
+    ids=["forest", "forest under Paillier", "secureboost"],
+)
+def test_a_vertical_method_across_sites_makes_the_parts_of_the_local_engine_and_predicts_the_same(
+    deployment: Deployment,
+    tmp_path: Path,
+    method: str,
+    settings: Mapping[str, Any],
+    ways: tuple[str, ...],
+) -> None:
+    model = makes_the_same_parts(deployment, method, tmp_path, settings)
+    for inference in ways:
+        predicts_the_same(deployment, tmp_path, model, inference, settings)
+    no_secret_is_at_the_coordinator(deployment, tmp_path / "across")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "killed",
+    [
+        ("shop", WORKER),
+        ("bank", SUPERNODE),
+        ("coordinator", SUPERLINK),
+    ],
+    ids=["ClientApp of shop", "SuperNode of bank", "SuperLink"],
+)
+def test_a_vertical_run_survives_the_death_of_a_process(
+    deployment: Deployment, tmp_path: Path, killed: tuple[str, str]
+) -> None:
+    soon = {"resend-after": 15, "exchange-deadline": 300}
+    makes_the_same_parts(deployment, "secureboost", tmp_path, SECUREBOOST | soon, killed)
+
+
+# The tour of fedapp/deploy/README.md
+
+
+@pytest.mark.slow
+def test_the_tour_works_word_by_word(tmp_path: Path) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    take_the_tour(tmp_path, {**os.environ, "PATH": path})
+
+
+# How long an exchange takes, and how many there are
+
+
+HEAVY = {"ray", "torch", "xgboost", "sklearn", "pandas", "matplotlib"}
+ANSWERING = (
+    "import sys, fedapp.client_app; from fedapp.site.answer import find_handler;"
+    " from fedapp.messages.fields import message_kinds;"
+    " [find_handler(kind, 'bank') for kind in message_kinds()]"
+)
+
+
+def test_a_process_that_answers_imports_nothing_heavy() -> None:
+    code = f"{ANSWERING}; print({HEAVY} & set(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert shown.stdout.strip() == b"set()"
+
+
+@pytest.mark.slow
+def test_a_process_that_answers_imports_what_it_needs_at_less_than_flowers_own_cost() -> None:
+    code = f"{ANSWERING}; assert not {HEAVY} & set(sys.modules)"
+    flower = import_seconds("", repeats=1)
+    # Seconds of CPU on a loaded machine are more of both.
+    assert import_seconds(code, repeats=1) - flower < flower
+
+
+def exchanges_of(run_dir: Path, nodes: Mapping[str, Any], settings: Mapping[str, Any]) -> int:
+    """Exchanges of a run, which must not be more than the benchmark's table says."""
+    given = load_settings({"parties": 3, **settings, "run-dir": str(run_dir)})
+    local = run_local(given, site_contexts({"name": name, **nodes[name]} for name in SITES))
+    taken = json.loads((local.path / "summary.json").read_text())["exchanges"]
+    assert isinstance(taken, int)
+    assert taken <= EXCHANGES[given.strategy](given, 3)
+    return taken
+
+
+@pytest.mark.parametrize("method", ["pax", *OTHERS])
+def test_the_benchmark_knows_the_exchanges_of_methods_for_different_rows(
+    tmp_path: Path, method: str
+) -> None:
+    given = {**PAX, **OTHERS.get(method, {}), "strategy": method}
+    taken = exchanges_of(tmp_path / "run", same_columns(tmp_path), given)
+    assert taken == EXCHANGES[method](load_settings(given), 3)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "ways"),
+    [
+        ("secureboost", SECUREBOOST, ("interactive", "eini")),
+        ("federated-forest", {**FOREST, "align": "psi"}, ("interactive", "one-round")),
+    ],
+)
+def test_the_benchmark_knows_the_most_exchanges_of_methods_for_different_columns(
+    tmp_path: Path, method: str, settings: Mapping[str, Any], ways: tuple[str, ...]
+) -> None:
+    nodes = same_rows(tmp_path)
+    exchanges_of(tmp_path / "run", nodes, {**settings, "strategy": method})
+    model = json.loads(model_in(tmp_path / "run"))["model_id"]
+    depth = settings.get("federated-forest.max-depth", settings.get("max-depth"))
+    for way in ways:
+        given = {**EINI, "strategy": way, "model": model, "max-depth": depth}
+        exchanges_of(tmp_path / way, nodes, given)

@@ -1,0 +1,82 @@
+"""The threshold of two classes, and scores at it, against scikit-learn."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as sk
+
+from fedapp import metrics
+from fedapp.metrics.scores import best_margin
+from tests.metrics.test_metrics import BINARY, parts, rows, seeds
+
+
+def at_threshold(margins, labels, weights, threshold: float):
+    """The scores at a probability, by scikit-learn."""
+    p = 1 / (1 + np.exp(-margins[:, 0].astype(np.float64)))
+    given = {"sample_weight": weights, "zero_division": np.nan}
+    return {
+        f"{name}_at_threshold": getattr(sk, f"{name}_score")(labels, p >= threshold, **given)
+        for name in ("f1", "precision", "recall")
+    }
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=seeds, n_rows=st.integers(20, 300))
+def test_the_threshold_has_the_best_f1_and_scores_at_it_are_scikit_learns(seed, n_rows):
+    arrays, others = rows(BINARY, n_rows, seed), rows(BINARY, 200, seed + 1)
+    arrays[1][0] = 1.0
+    margin = best_margin(*arrays)
+    own = metrics.scores_from_margin(*arrays, margin)
+    precision, recall, _ = sk.precision_recall_curve(
+        arrays[1], arrays[0][:, 0], sample_weight=arrays[2]
+    )
+    f1s = 2 * precision * recall / np.maximum(precision + recall, 1e-300)
+    assert own["f1_at_threshold"] == pytest.approx(f1s.max())
+    others[0][:] += 0.013  # no row of them at the threshold, whose rounding would decide
+    found = metrics.scores_from_margin(*others, margin)
+    threshold = found.pop("threshold")
+    assert found == pytest.approx(at_threshold(*others, threshold), nan_ok=True)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=seeds, n_parties=st.integers(1, 4))
+def test_a_threshold_from_histograms_gives_scikit_learns_scores_at_it(seed, n_parties):
+    center = 0.7
+    split = parts(rows(BINARY, 200, seed), n_parties)
+    valid = reduce(add, [metrics.statistics(BINARY, *p, 512, center=center) for p in split])
+    first = metrics.best_bin(valid)
+    others = rows(BINARY, 300, seed + 1)
+    test = metrics.statistics(BINARY, *others, 512, center=center)
+    found = metrics.scores_from_bin(test, first, center)
+    threshold = found.pop("threshold")
+    assert found == pytest.approx(at_threshold(*others, threshold), nan_ok=True)
+    exact = best_margin(*rows(BINARY, 200, seed))
+    best = metrics.scores_from_margin(*rows(BINARY, 200, seed), exact)["f1_at_threshold"]
+    got = metrics.scores_from_bin(valid, first, center)["f1_at_threshold"]
+    assert got <= best + 1e-12
+    assert got == pytest.approx(best, abs=0.02)
+
+
+def test_without_positives_there_is_no_threshold():
+    margins, _, weights = rows(BINARY, 20, 0)
+    labels = np.zeros(20, np.float32)
+    assert best_margin(margins, labels, weights) is None
+    assert metrics.best_bin(metrics.statistics(BINARY, margins, labels, weights, 8)) is None
+
+
+def test_rows_that_a_model_cannot_tell_apart_are_all_called_positive():
+    margins, labels = np.full((4, 1), 0.3, np.float32), np.array([0, 1, 1, 0], np.float32)
+    weights = np.ones(4, np.float32)
+    sums = metrics.statistics(BINARY, margins, labels, weights, 64, center=float(margins[0, 0]))
+    first = metrics.best_bin(sums)
+    expected = [0.0, 2 / 3, 0.5, 1.0]
+    assert list(metrics.scores_from_bin(sums, first, 0.3).values()) == pytest.approx(expected)
+    margin = best_margin(margins, labels, weights)
+    found = metrics.scores_from_margin(margins, labels, weights, margin)
+    assert list(found.values()) == pytest.approx(expected)

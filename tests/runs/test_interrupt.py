@@ -1,0 +1,310 @@
+"""What a command leaves when it is interrupted, and how it goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from flwr.app import Message
+from typer.testing import CliRunner
+
+from fedapp.commands import cli
+from fedapp.commands.common import command_began
+from fedapp.errors import PartyError
+from fedapp.home import home
+from fedapp.run_folder import RunFolder
+from fedapp.runs.local import LocalGrid, run_local, simulated_contexts
+from fedapp.settings import app_folder
+from tests.conftest import MakeSettings
+from tests.network import resumed, step_of
+from tests.transcript import lines_of, summary_of
+from tests.trees.test_edges import marked
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+Interrupt = Callable[[int | None], None]
+
+
+def fedapp(*words: object) -> Result:
+    return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+@pytest.fixture
+def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Interrupt:
+    """``interrupt_at(step)``: Ctrl-C before the messages of a step go out; None: no more."""
+    push = LocalGrid.push_messages
+
+    def at(wanted: int | None) -> None:
+        def push_or_stop(grid: LocalGrid, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            if step_of(messages[0]) == wanted:
+                raise KeyboardInterrupt
+            return push(grid, messages)
+
+        monkeypatch.setattr(LocalGrid, "push_messages", push_or_stop)
+
+    return at
+
+
+def run_words(folder: Path, *more: str) -> list[object]:
+    given = ["num-boost-round=4", "max-depth=2", "max-bin=16", "parties=2", f"run-dir={folder}"]
+    options = [word for pair in given for word in ("-c", pair)]
+    return ["run", "pax", "--engine", "local", *more, *options]
+
+
+def test_an_interrupted_run_prints_the_command_that_goes_on(
+    tmp_path: Path, interrupt_at: Interrupt
+) -> None:
+    whole = tmp_path / "whole"
+    assert fedapp(*run_words(whole)).exit_code == 0
+    folder = tmp_path / "it's mine"
+    interrupt_at(8)
+    stopped = fedapp(*run_words(folder, "--baselines"))
+    assert stopped.exit_code == 130
+    told = r"^interrupted: saved up to round 1 in (.*); to resume:\n  fedapp (.*)$"
+    found = re.search(told, stopped.output, re.MULTILINE)
+    assert found
+    assert found[1] == str(folder)
+    again = shlex.split(found[2])
+    assert again[:5] == ["run", "pax", "--engine", "local", "--baselines"]
+    interrupt_at(None)
+    resumed = fedapp(*again)
+    assert resumed.exit_code == 0
+    assert "resumed after round 1" in resumed.output
+    assert not re.search(r"round 1/4  ", resumed.output)
+    assert all(f"round {number}/4  " in resumed.output for number in (2, 3, 4))
+    assert (folder / "model.json").read_bytes() == (whole / "model.json").read_bytes()
+    assert "pooled" in (folder / "summary.json").read_text()
+
+
+def test_a_run_that_is_interrupted_before_its_first_checkpoint_says_so(
+    tmp_path: Path, interrupt_at: Interrupt
+) -> None:
+    interrupt_at(2)
+    stopped = fedapp(*run_words(tmp_path / "run"))
+    assert stopped.exit_code == 130
+    assert "interrupted: nothing was saved yet; to resume:\n" in stopped.output
+    interrupt_at(None)
+    again = fedapp(*shlex.split(stopped.output.splitlines()[-1])[1:])
+    assert again.exit_code == 0
+    assert summary_of(RunFolder(tmp_path / "run"))["trees"] == 4
+
+
+def test_a_run_that_goes_on_elsewhere_is_told_by_who_carries_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said of a SuperLink's run: before it is known to have begun, and after."""
+
+    def stop(*told: str) -> Callable[..., None]:
+        def run(*given: object) -> None:
+            raise KeyboardInterrupt(*told)
+
+        return run
+
+    (tmp_path / "config.toml").write_text('[superlink.hospitals]\naddress = "localhost:9093"\n')
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    words = ["run", "pax", "--engine", "hospitals"]
+    monkeypatch.setattr("fedapp.runs.flower.run_superlink", stop())
+    told = fedapp(*words)
+    assert told.exit_code == 130
+    assert told.output.endswith("its state is shown by\n  flwr list hospitals\n")
+    monkeypatch.setattr("fedapp.runs.flower.run_superlink", stop("the run goes on"))
+    assert fedapp(*words).output.endswith("interrupted: the run goes on\n")
+
+
+def test_a_run_whose_folder_lies_elsewhere_leaves_the_one_in_the_working_folder_alone(
+    settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SuperLink's part of the run is left away: what the command reads afterwards is meant."""
+    run_local(settings(strategy="bagging", run_dir=str(tmp_path / "old")))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
+    (tmp_path / "config.toml").write_text('[superlink.hospitals]\naddress = "localhost:9093"\n')
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setattr("fedapp.runs.flower._flwr_run", lambda *given: None)
+    monkeypatch.chdir(tmp_path / "old")
+    told = fedapp("run", "pax", "--engine", "hospitals")
+    assert told.exit_code == 0
+    assert told.output.endswith("its folder is where the ServerApp runs.\n")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()} == before
+
+
+def test_interrupted_baselines_leave_the_run_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(settings: object, folder: Path) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedapp.runs.baselines.run_baselines", stop)
+    folder = tmp_path / "run"
+    stopped = fedapp(*run_words(folder, "--baselines"))
+    assert stopped.exit_code == 130
+    assert f"the run is complete and saved in {folder}" in stopped.output
+    words = stopped.output.splitlines()[-1].split()
+    assert words == ["fedapp", "report", str(folder)]
+    assert fedapp(*words[1:]).exit_code == 0
+    assert (folder / "report.html").exists()
+
+
+def test_an_interrupted_comparison_goes_on_with_the_cells_that_are_missing(
+    tmp_path: Path, interrupt_at: Interrupt
+) -> None:
+    words = ["compare", "bagging", "pax", "--output", tmp_path / "compare", "-c", "max-depth=2"]
+    words += ["-c", "num-boost-round=2", "-c", "parties=2"]
+    interrupt_at(6)
+    stopped = fedapp(*words)
+    assert stopped.exit_code == 130
+    assert "finished cells are saved; the same command continues with the others" in stopped.output
+    assert (tmp_path / "compare" / "bagging-42" / "summary.json").exists()
+    interrupt_at(None)
+    again = fedapp(*words)
+    assert again.exit_code == 0
+    assert "bagging-42: finished before" in again.output
+    assert re.search(r"training the baselines .*seed 42", again.output)
+
+
+def test_the_total_time_is_that_of_the_command(tmp_path: Path) -> None:
+    """From its start on, which may be long before it trains."""
+    began = command_began.set(time.time() - 1000)
+    try:
+        assert fedapp(*run_words(tmp_path / "run")).exit_code == 0
+    finally:
+        command_began.reset(began)
+    seconds = summary_of(RunFolder(tmp_path / "run"))["seconds"]
+    assert 1000 < seconds["total"] < 2000
+    assert seconds["train"] < 1000
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_interrupted_while_it_is_imported_ends_quietly(number: int) -> None:
+    code = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Interrupting:
+    def find_spec(self, name, *more):
+        if name == "fedapp.settings":
+            os.kill(os.getpid(), int(sys.argv.pop()))
+sys.meta_path.insert(0, Interrupting())
+from fedapp.__main__ import main
+main()
+"""
+    command = [sys.executable, "-c", code, "--version", str(int(number))]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=app_folder())
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+# As a terminal sends it: to the command and to all that it has started, here as soon as the labels'
+# holder is asked to encrypt its third tree.
+CTRL_C = """
+import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+from fedapp.commands import main
+from fedapp.runs.local import LocalGrid
+
+push, begun = LocalGrid.push_messages, []
+
+def push_and_interrupt(grid, messages):
+    messages = list(messages)
+    ids = push(grid, messages)
+    begun.extend(m for m in messages if m.metadata.message_type == "train.secureboost_begin")
+    if len(begun) == 3:
+        begun.clear()
+        os.killpg(0, signal.SIGINT)
+    return ids
+
+LocalGrid.push_messages = push_and_interrupt
+main()
+"""
+
+
+def test_ctrl_c_ends_a_run_under_encryption_at_once_and_it_is_resumed(
+    tmp_path: Path, write_table: Callable[..., Path]
+) -> None:
+    mark = {"FEDAPP_TEST_MARK": tmp_path.name}
+    settings = ["num-boost-round=3", "max-depth=2", "max-bin=8", "parties=2", "label=y"]
+    settings += [f"data={write_table(n_rows=150)}", f"run-dir={tmp_path / 'run'}"]
+    command = [sys.executable, "-c", CTRL_C, "run", "secureboost", "--engine", "local"]
+    command += [word for pair in settings for word in ("-c", pair)]
+    done = subprocess.run(
+        command,
+        env={**os.environ, **mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        start_new_session=True,
+        cwd=app_folder(),
+    )
+    assert done.returncode == 130
+    assert "Traceback" not in done.stdout
+    assert re.search(r"interrupted: saved up to round [12] in ", done.stdout)
+    assert marked(mark) == []
+    again = shlex.split(done.stdout.splitlines()[-1])
+    assert again[0] == "fedapp"
+    assert fedapp(*again[1:]).exit_code == 0
+    assert summary_of(RunFolder(tmp_path / "run"))["trees"] == 3
+
+
+# What a process that ends at once leaves of its sites, which keep their states in its memory
+
+VERTICAL = {"parties": 2, "label": "y", "allow_export": True}
+KEY = {"secureboost__key_bits": 256, "secureboost__insecure_small_key": True}
+ENDED: dict[str, dict[str, Any]] = {
+    "pax": {"label": "y", "parties": 2},
+    "cyclic": {"label": "y", "parties": 2},
+    "federated-forest": {**VERTICAL, "federated_forest__trees": 2},
+    "secureboost": {**VERTICAL, **KEY},
+}
+
+
+@pytest.mark.parametrize("method", ENDED)
+def test_a_run_goes_on_from_its_checkpoint_wherever_its_process_ended(
+    method: str, settings: MakeSettings, interrupt_at: Interrupt, write_table: Callable[..., Path]
+) -> None:
+    """Also where some sites had not been asked since: at each of its last steps."""
+    given = {"strategy": method, "data": str(write_table(n_rows=120)), **ENDED[method]}
+    whole = run_local(settings(**given))
+    n_steps = max(line["step"] for line in lines_of(whole.ledger))
+    ended = settings(**given)
+    contexts = simulated_contexts(ended)
+    for step in range(max(n_steps - 5, 2), n_steps + 1):
+        interrupt_at(step)
+        with pytest.raises(KeyboardInterrupt):
+            run_local(ended, contexts)
+        ended = resumed(ended)
+    interrupt_at(None)
+    found = run_local(ended, contexts)
+    assert summary_of(found)["metrics"] == summary_of(whole)["metrics"]
+    if method != "federated-forest":  # whose model lies at the parties
+        assert (found.path / "model.json").read_bytes() == (whole.path / "model.json").read_bytes()
+
+
+def test_a_site_with_an_older_state_than_the_run_goes_on_from_is_refused_by_name(
+    settings: MakeSettings, interrupt_at: Interrupt, write_table: Callable[..., Path]
+) -> None:
+    data = write_table(n_rows=120)
+    run = settings(strategy="secureboost", data=str(data), **ENDED["secureboost"])
+    contexts, copy = simulated_contexts(run), data.parent / "copy"
+    for step in (8, 14):
+        interrupt_at(step)
+        with pytest.raises(KeyboardInterrupt):
+            run_local(run, contexts)
+        run = resumed(run)
+        (state,) = (home() / "sites" / "party-2").glob("*/state.json")
+        if not copy.exists():
+            shutil.copytree(state.parent, copy)
+    shutil.rmtree(state.parent)
+    shutil.copytree(copy, state.parent)
+    interrupt_at(None)
+    rule = r"party-2 \(step \d+\): must resume from step \d+, its state is of step \d: restore"
+    with pytest.raises(PartyError, match=rule):
+        run_local(run, contexts)

@@ -1,0 +1,439 @@
+"""What a person sees while a command works: phases, rounds, what may take how long."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+import fedapp.messages
+from fedapp.conversation import Checkpoint
+from fedapp.errors import ConfigError
+from fedapp.messages.fields import Request
+from fedapp.messages.pax import GrowRequest, SketchRequest
+from fedapp.messages.vertical import MaskRequest, MatchRequest
+from fedapp.report.progress import HEARTBEAT_SECONDS, Follower
+from fedapp.run_folder import RunFolder, RunState, Stage, Stages
+from fedapp.runs.local import run_local, simulated_contexts
+from strategies.handshake import find_nodes, site_names
+from strategies.run import all_strategies
+from tests.conftest import MakeSettings
+from tests.network import die, resumed, run
+from tests.report.test_report import round_line
+
+START = 1_000_000.0
+
+
+class Watched:
+    """A follower of a run's folder, with a clock that is moved by hand."""
+
+    def __init__(self, folder: Path, **console: object) -> None:
+        self.now, self.out = START, io.StringIO()
+        self.folder = RunFolder(folder)
+        self.console = Console(file=self.out, **{"width": 100, **console})  # type: ignore[arg-type]
+        self.follower = Follower(self.console, clock=lambda: self.now)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.getvalue().splitlines()
+
+    def stage(self, doing: str, **more: object) -> None:
+        self.folder.note(Stage(doing, self.now, **more))  # type: ignore[arg-type]
+
+    def training(self, number: int, **more: object) -> None:
+        self.stage("growing trees", round=number, rounds=50, **more)
+
+    def write(self, *rounds: int, tail: str = "") -> None:
+        lines = [json.dumps(round_line(number, ["auc", "logloss"], 50)) for number in rounds]
+        # As a run that goes on writes it: another file under the same name.
+        self.folder.write("rounds.jsonl", "".join(f"{line}\n" for line in lines) + tail)
+
+    def tick(self, seconds: float = 0.0) -> list[str]:
+        """Lines that come up when so much time has passed."""
+        before = len(self.lines)
+        self.now += seconds
+        self.follower.tick()
+        return self.lines[before:]
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
+
+
+def test_what_a_command_did_before_a_run_is_not_shown_again_after_it(watched: Watched) -> None:
+    watched.follower.begin("reading and checking the tables")
+    with watched.follower.run(watched.folder, "auc"):
+        watched.now += 1
+        watched.stage("scoring")
+        assert watched.tick(1) == ["0:02  scoring, 1 s"]
+    assert watched.tick(1) == []
+    watched.follower.begin("writing the report")
+    assert watched.lines[-1] == "0:03  writing the report"
+
+
+# Rounds
+
+
+def test_a_round_is_a_line_once_its_own_is_finished(watched: Watched) -> None:
+    with watched.follower.run(watched.folder, "auc"):
+        watched.training(3)
+        first = "0:00  round  3/50  valid auc 0.5370  logloss 0.5370  exchanges 14  1.2 MB  0.31 s"
+        watched.write(3)
+        assert watched.tick() == [first]
+        line = json.dumps(round_line(4, ["accuracy", "auc", "logloss"], 50))
+        watched.write(3, tail=line[:40])
+        assert watched.tick() == []
+        watched.write(3, 4)
+        assert watched.tick(1) == [
+            "0:01  round  4/50  valid auc 0.5494  logloss 0.5494  exchanges 18  1.2 MB  0.31 s"
+        ]
+
+
+def test_rounds_survive_that_the_file_is_written_anew(watched: Watched) -> None:
+    """What ``resume`` does under a follower: the last lines go, other ones come in their place."""
+    with watched.follower.run(watched.folder, "auc"):
+        watched.training(3)
+        watched.write(1, 2, 3)
+        assert len(watched.tick()) == 3
+        watched.write(1)
+        assert watched.tick() == ["0:00  resuming after round 1"]
+        watched.write(1, 2)
+        assert [line.split()[1:3] for line in watched.tick()] == [["round", "2/50"]]
+        # Longer than what was read, in a file that was begun anew.
+        watched.write(1, 2, 3, 4)
+        assert [line.split()[2] for line in watched.tick()] == ["3/50", "4/50"]
+
+
+def test_a_resumed_run_shows_where_it_goes_on_and_no_round_of_before(watched: Watched) -> None:
+    state = RunState("f00d", step=9, rounds=2)
+    watched.folder.save(Checkpoint({}, {}), state)
+    watched.write(1, 2, 3)
+    watched.stage("growing trees", round=4, rounds=50)  # of the attempt that was interrupted
+    with watched.follower.run(watched.folder, "auc"):
+        assert watched.lines == ["0:00  resumed after round 2"]
+        assert watched.tick() == []
+        watched.write(1, 2)
+        watched.training(3)
+        assert watched.tick() == ["0:00  round 3/50: growing trees"]
+        watched.write(1, 2, 3)
+        assert [line.split()[2] for line in watched.tick()] == ["3/50"]
+
+
+def test_the_rounds_of_a_run_that_has_ended_are_shown(watched: Watched) -> None:
+    with watched.follower.run(watched.folder, "auc"):
+        watched.write(*range(1, 51))
+        watched.folder.write_json("summary.json", {})
+    assert len(watched.lines) == 50
+
+
+def test_a_round_without_validation_shows_its_train_score(watched: Watched) -> None:
+    with watched.follower.run(watched.folder, "rmse"):
+        watched.training(1)
+        lines = [round_line(1, ["rmse", "mae"], valid={}), round_line(2, [])]
+        watched.folder.write("rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    assert watched.lines == [
+        "0:00  round 1/5  train rmse 0.5123  mae 0.5123  exchanges 6  1.2 MB  0.31 s",
+        "0:00  round 2/5  exchanges 10  1.2 MB  0.31 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("{nonsense", r"a line of rounds.jsonl must be JSON, got 9 bytes"),
+        (
+            '{"round": 1}',
+            r"a line of rounds.jsonl must have bytes, exchanges, rounds, seconds, tra",
+        ),
+        ("3", r"a line of rounds.jsonl must be an object, got int"),
+    ],
+)
+def test_rubbish_is_told_once_and_the_rest_is_shown(watched: Watched, line: str, text: str) -> None:
+    with watched.follower.run(watched.folder, "auc"):
+        watched.training(1)
+        watched.write(1, tail=f"{line}\n")
+        told, shown = watched.tick()
+        assert re.search(text, told)
+        assert "round  1/50" in shown
+        watched.write(1, tail=f"{line}\n{json.dumps(round_line(2, ['auc'], 50))}\n")
+        assert ["round  2/50" in line for line in watched.tick()] == [True]
+
+
+def test_an_error_in_showing_is_told_once_and_ends_nothing(watched: Watched) -> None:
+    with watched.follower.run(watched.folder, "auc"):
+        (watched.folder.path / "progress.json").write_text("{nonsense")
+        assert len(told := watched.tick()) == 1
+        assert told[0].startswith("0:00  progress cannot be shown: ")
+        assert watched.tick(1) == []
+        watched.stage("scoring")
+        assert watched.tick() == ["0:01  scoring"]
+
+
+def test_a_thread_shows_what_comes_while_a_command_works(tmp_path: Path) -> None:
+    shown = threading.Event()
+
+    class Told(io.StringIO):
+        def write(self, text: str) -> int:
+            if "scoring" in text:
+                shown.set()
+            return super().write(text)
+
+    folder, follower = RunFolder(tmp_path), Follower(Console(file=Told()))
+    with follower.alive(), follower.run(folder, "auc"):
+        Stages(folder.note).wait("scoring")
+        assert shown.wait(30)
+    assert threading.active_count() == 1 or not [
+        thread for thread in threading.enumerate() if thread.name.endswith("(watch)")
+    ]
+
+
+# Phases
+
+
+def test_every_phase_is_a_line_and_lasting_ones_are_repeated_within_five_seconds(
+    watched: Watched,
+) -> None:
+    assert HEARTBEAT_SECONDS < 5
+    watched.follower.begin("starting Flower")
+    assert watched.lines == ["0:00  starting Flower"]
+    assert watched.tick(HEARTBEAT_SECONDS - 0.1) == []
+    assert watched.tick(0.2) == ["0:04  starting Flower, 4 s"]
+    with watched.follower.run(watched.folder, "auc"):
+        watched.stage("aligning the rows")
+        assert watched.tick() == ["0:04  aligning the rows"]
+        watched.now += 1
+        watched.stage("aligning the rows")  # the next exchange of the same phase
+        assert watched.tick(0.5) == []
+        watched.now += 60
+        watched.training(1, seconds=30)
+        assert watched.tick(5) == ["1:10  round 1/50: growing trees, 5 s of about 30 s"]
+        assert watched.tick(26) == ["1:36  round 1/50: growing trees, 31 s"]
+        watched.training(2, rounds_seconds=100)
+        assert watched.tick(4) == [
+            "1:40  round 2/50: growing trees, 4 s, about 96 s left",
+        ]
+        watched.follower.begin("writing the report")
+        assert watched.lines[-1] == "1:40  writing the report"
+
+
+def test_what_ends_a_run_is_not_replaced_by_what_its_processes_still_say(watched: Watched) -> None:
+    with watched.follower.run(watched.folder, "auc"):
+        watched.training(2)
+        watched.follower.begin("ending Flower", ends=True)
+        watched.now += 1
+        watched.training(2, seconds=30)
+        assert watched.tick(4) == ["0:05  ending Flower, 5 s"]
+        watched.follower.begin("explaining the model on test rows")
+    assert watched.lines[-1].endswith("  explaining the model on test rows")
+
+
+def test_a_round_that_is_told_needs_no_line_of_its_phase(watched: Watched) -> None:
+    with watched.follower.run(watched.folder, "auc"):
+        watched.stage("reading the tables")
+        watched.follower.tick()
+        watched.write(1)
+        watched.training(2)
+        assert [line.split()[1:3] for line in watched.tick()] == [["round", "1/50"]]
+
+
+def test_a_terminal_has_one_live_line(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, force_terminal=True, width=80, color_system=None)
+    with watched.follower.alive(), watched.follower.run(watched.folder, "auc"):
+        watched.write(1, 2, 3)
+        watched.training(4, rounds_seconds=750)
+        watched.follower.tick()
+    text = watched.out.getvalue()
+    assert text.endswith("\r\x1b[1A\x1b[2K")  # drawn over itself, and gone in the end
+    drawn = text.replace("\r", "\n").replace("\x1b", "\n").splitlines()
+    line = next(line for line in drawn if "round 4/50" in line)
+    assert re.search(r"round 4/50: growing trees .* valid auc 0.5370 +12 min 30 s left", line)
+    assert len(line.removeprefix("[2K")) <= 80
+
+
+def test_an_expected_time_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, force_terminal=True, width=80, color_system=None)
+    with watched.follower.alive(), watched.follower.run(watched.folder, "auc"):
+        watched.stage("encrypting the gradients", seconds=30.0)
+        watched.now += 6
+        watched.follower.tick()
+    assert "6 s of about 30 s" in watched.out.getvalue()
+
+
+# Stages
+
+
+def requests() -> list[type[Request]]:
+    for module in pkgutil.iter_modules(fedapp.messages.__path__):
+        importlib.import_module(f"fedapp.messages.{module.name}")
+
+    def below(kind: type[Request]) -> list[type[Request]]:
+        return [kind, *(each for one in kind.__subclasses__() for each in below(one))]
+
+    return [kind for kind in below(Request)[1:] if kind.__module__.startswith("fedapp.messages.")]
+
+
+@pytest.mark.parametrize("request_class", requests(), ids=lambda kind: kind.kind)
+def test_every_request_says_in_words_what_is_done(request_class: type[Request]) -> None:
+    assert re.fullmatch(r"[a-z][a-zA-Z, ]{5,40}", request_class.doing)
+
+
+def test_every_training_method_has_requests_of_its_rounds() -> None:
+    marked = {kind.kind.partition(".")[2] for kind in requests() if kind.each_round}
+    for name in set(all_strategies()) - {"interactive", "one-round", "eini"}:
+        assert any(kind.startswith(name.replace("-", "_")) for kind in marked), name
+
+
+class Timed:
+    """Stages with a clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now, self.noted = START, list[Stage]()
+        self.stages = Stages(self.noted.append, lambda: self.now)
+
+    def exchange(self, kind: type[Request], takes: float, **more: object) -> Stage:
+        request = kind.__new__(kind)
+        given = {"round_id": 1, "n_rounds": 4, **more}
+        end = self.stages.begin(request, **given)  # type: ignore[arg-type]
+        self.now += takes
+        end()
+        return self.noted[-1]
+
+
+def test_an_exchange_may_take_as_long_as_its_like_of_the_round_before() -> None:
+    timed = Timed()
+    assert timed.exchange(SketchRequest, 5, seconds=3.0) == Stage(
+        "summarising the columns", START, seconds=3.0
+    )
+    known = Stage("growing trees", START + 5, round=1, rounds=4)
+    assert timed.exchange(GrowRequest, 8) == known
+    assert timed.exchange(GrowRequest, 2) == replace(known, since=START + 13)
+    # Twice 10 s for three rounds that are left.
+    second = replace(known, since=START + 15, round=2, seconds=8.0, rounds_seconds=30.0)
+    assert timed.exchange(GrowRequest, 6, round_id=2) == second
+    assert timed.exchange(GrowRequest, 2, round_id=2) == replace(
+        second, since=START + 21, seconds=2.0, rounds_seconds=24.0
+    )
+    third = timed.exchange(GrowRequest, 1, round_id=3)
+    assert (third.seconds, third.rounds_seconds) == (6.0, 18.0)  # 10 s and 8 s: 9 s a round
+    # The scores of the last round come with an exchange that would begin another.
+    assert timed.exchange(GrowRequest, 1, round_id=5).round == 4
+
+
+def test_of_the_brief_exchanges_of_a_round_the_first_stands_for_all() -> None:
+    timed = Timed()
+    for round_id in (1, 2):
+        for takes in (0.01, 0.01, 0.2):
+            timed.exchange(GrowRequest, takes, round_id=round_id)
+    # Nothing is known of the first round's; of the second's the first and the long one are told.
+    assert [stage.round for stage in timed.noted] == [1, 1, 1, 2, 2]
+    assert timed.noted[-1].seconds == pytest.approx(0.2)
+
+
+def test_a_stage_names_the_parties_that_are_waited_for() -> None:
+    timed = Timed()
+    timed.exchange(GrowRequest, 1)
+    timed.stages.name_waiting(["bank", "shop"])
+    named = {"doing": "growing trees; waiting for bank, shop", "waiting": ["bank", "shop"]}
+    assert timed.noted[-1] == replace(timed.noted[-2], **named)
+    timed.exchange(GrowRequest, 1)  # brief, and noted nevertheless
+    assert timed.noted[-1].doing == "growing trees"
+
+
+def test_sites_that_are_not_connected_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    (tmp_path / "sites").mkdir()
+    for name, node in {"bank": 17, "shop": 4}.items():
+        (tmp_path / "sites" / f"{name}.node").write_text(f"{node}\n")
+    assert site_names() == {"node 17": "bank", "node 4": "shop"}
+    waits: list[str] = []
+    with pytest.raises(ConfigError, match=r"^parties must be 2, got 1 within 0 s"):
+        find_nodes(SimpleNamespace(get_node_ids=lambda: [17]), 2, 0, 0.0, waits.append)
+    assert waits == ["waiting for 2 parties", "waiting for shop"]
+
+
+def test_the_time_of_a_phase_goes_on_through_its_exchanges() -> None:
+    timed = Timed()
+    assert timed.exchange(MaskRequest, 5) == Stage("aligning the rows", START)
+    assert timed.exchange(MatchRequest, 5, seconds=3.0) == Stage("aligning the rows", START, 8.0)
+    assert timed.exchange(SketchRequest, 5).since == START + 10
+    timed.stages.wait("aligning the rows")
+    assert timed.exchange(MaskRequest, 5).since == START + 15
+
+
+def test_a_run_says_where_it_is_at_every_exchange(settings: MakeSettings, monkeypatch) -> None:
+    noted = []
+    write = RunFolder.note
+    monkeypatch.setattr(
+        RunFolder, "note", lambda folder, stage: (noted.append(stage), write(folder, stage))[0]
+    )
+    folder = run_local(settings(parties=2))
+    # On a loaded machine a party may be waited for.
+    told = [(stage.doing.partition("; waiting for")[0], stage.round) for stage in noted]
+    assert list(dict.fromkeys(told)) == [
+        ("waiting for 2 parties", 0),
+        ("meeting the parties", 0),
+        ("reading the tables", 0),
+        ("summarising the columns", 0),
+        ("growing trees", 1),
+        ("growing trees", 2),
+        ("scoring", 0),
+    ]
+    assert not (folder.path / "progress.json").exists()
+
+
+def test_a_run_that_was_interrupted_says_where_and_how_far_it_was_saved(
+    settings: MakeSettings,
+) -> None:
+    interrupted = settings(parties=2, num_boost_round=5)
+    die(interrupted, dies_before_sending=8)
+    folder = RunFolder(Path(interrupted.run_dir))
+    stage, kept = folder.stage, folder.saved_state
+    assert stage is not None
+    assert (stage.doing, stage.round) == ("growing trees", 3)
+    assert kept is not None
+    # Of the second round all is saved but its scores, which come with the third.
+    assert kept.rounds == 1
+    run(resumed(interrupted), simulated_contexts(interrupted))
+    assert folder.stage is None
+    assert folder.saved_state is None
+
+
+def test_the_first_encryption_has_an_estimate_and_the_next_its_time(
+    vertical: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = []
+    monkeypatch.setattr(RunFolder, "note", lambda folder, stage: noted.append(stage))
+    run_local(vertical(align="psi", num_boost_round=3))
+    first, second, *_ = [stage for stage in noted if stage.doing == "encrypting the gradients"]
+    assert first.seconds > 0
+    assert first.rounds_seconds is None
+    assert second.seconds > 0
+    grown = [stage for stage in noted if stage.round == 3 and stage.doing.startswith("summing")]
+    assert all(stage.seconds > 0 and stage.rounds_seconds is not None for stage in grown)
+    aligned = [stage for stage in noted if stage.doing == "aligning the rows"]
+    assert len(aligned) == 4
+    # What is left of the alignment at its first three exchanges; the last one takes no time.
+    assert all(stage.seconds > 0 for stage in aligned[:3])
+    assert aligned[3].seconds is None
+
+
+def test_a_command_says_something_before_what_trains_is_loaded() -> None:
+    """Numba and Flower take seconds to import, and a command begins with a line of what it does."""
+    heavy = {"numba", "flwr", "xgboost", "sklearn"}
+    code = f"import sys, fedapp.commands; print(*{heavy} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []

@@ -1,0 +1,337 @@
+"""The search for settings: by validation rows, within its budget, and as if never interrupted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedapp
+from fedapp.commands import cli
+from fedapp.errors import ConfigError
+from fedapp.runs.run import read_trials
+from fedapp.runs.tune import (
+    DEFAULT_SPACE,
+    Budget,
+    Scored,
+    Tuning,
+    space_of,
+    trial_draw,
+)
+from fedapp.settings import load_settings
+from fedapp.site.store import Store
+from tests.conftest import WriteTable
+from tests.runs.test_compare import QUICK, training_strategies
+
+SHORT: dict[str, Any] = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16, "parties": 2}
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches go to a folder of the test."""
+    monkeypatch.chdir(tmp_path)
+
+
+def space(strategy: str = "pax", given: dict[str, Any] | None = None, **asked: str) -> Any:
+    settings = load_settings({**(given or {}), "strategy": strategy})
+    return space_of(settings, given or {}, {k.replace("_", "-"): v for k, v in asked.items()})
+
+
+# Spaces
+
+
+def test_each_method_has_settings_to_search_by_default() -> None:
+    found = {name: set(space(name)) for name in training_strategies()}
+    assert all(found.values())
+    assert set().union(*found.values()) == set(DEFAULT_SPACE)
+    assert found["federated-forest"] == {
+        f"federated-forest.{name}" for name in ("max-depth", "min-samples-leaf", "max-features")
+    }
+
+
+def test_a_setting_that_is_given_is_not_searched() -> None:
+    assert "eta" in space()
+    assert "eta" not in space(given={"eta": 0.1})
+
+
+@pytest.mark.parametrize("text", ["log:0.01:0.5", "uniform:0:1", "int:3:8", "share,equal", "1,2"])
+def test_draws_lie_in_their_domain_and_reach_its_ends(text: str) -> None:
+    name = {"share,equal": "pax.bins", "int:3:8": "max-depth"}.get(text, "alpha")
+    domain = space(**{name: text})
+    values = [trial_draw("random", domain, seed, True)([])[name] for seed in range(300)]
+    ends = domain[name].ends
+    if ":" not in text or text.startswith("int"):
+        expected = set(range(3, 9)) if text.startswith("int") else set(ends)
+        assert set(values) == expected
+        return
+    low, high = ends
+    assert low <= min(values) < max(values) <= high
+    shares = np.array(values) / high
+    if text.startswith("log"):
+        shares = np.log(np.array(values) / low) / np.log(high / low)
+    assert abs(np.mean(shares) - 0.5) < 0.06  # 3.5 deviations
+    assert (min(shares), 1 - max(shares)) < (0.03, 0.03)
+
+
+@pytest.mark.parametrize(
+    ("asked", "match"),
+    [
+        (
+            {"eat": "log:0.1:1"},
+            r"^space must name settings that pax reads .* got eat; did you mean",
+        ),
+        ({"seed": "int:1:5"}, r"^space must name settings .* decide on no rows, got seed"),
+        ({"test-fraction": "0.1,0.2"}, r"^space must name .* got test-fraction"),
+        ({"eta": "log:0:1"}, r"^space of eta must have 0 < LOW < HIGH, got 'log:0:1'$"),
+        ({"eta": "uniform:2:1"}, r"^space of eta must have LOW < HIGH, got 'uniform:2:1'$"),
+        ({"eta": "log:a:1"}, r"^space of eta must be log:LOW:HIGH, .* got 'log:a:1'$"),
+        ({"eta": ""}, r"^space of eta must be log:LOW:HIGH, .* got ''$"),
+        ({"subsample": "uniform:0.5:2"}, r"^subsample must be <= 1.0, got 2.0$"),
+        (
+            {"pax.bins": "share,alike"},
+            r"^pax.bins must be one of 'auto', 'share' or 'equal', got 'alike'$",
+        ),
+    ],
+)
+def test_a_space_that_cannot_be_searched_is_refused(asked: dict[str, str], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        space_of(load_settings({"strategy": "pax"}), {}, asked)
+
+
+def test_a_setting_both_given_and_searched_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^space must not name a setting that is given too"):
+        space(given={"eta": 0.1}, eta="log:0.1:1")
+
+
+@pytest.mark.parametrize("kind", ["random", "optuna"])
+def test_a_draw_follows_from_seed_and_trials(kind: str) -> None:
+    found = space(**{"pax.bins": "share,equal"})
+
+    def draws(seed: int) -> list[dict[str, Any]]:
+        scored: list[Scored] = []
+        for number in range(14):
+            # A drawer of its own each time, as after an interruption.
+            draw = trial_draw(kind, found, seed, True)
+            settings = draw(scored)
+            scored.append(Scored(settings, float(settings["eta"]) + number % 2))
+        return [dict(one.settings) for one in scored]
+
+    first = draws(3)
+    assert draws(3) == first
+    assert draws(4) != first
+    assert len({str(one) for one in first}) == 14
+
+
+def test_optuna_learns_from_the_trials() -> None:
+    found = space(eta="log:0.001:1")
+    scored: list[Scored] = []
+    for _ in range(40):
+        settings = trial_draw("optuna", found, 0, False)(scored)
+        scored.append(Scored(settings, abs(np.log(settings["eta"] / 0.03))))
+    off = [one.score for one in scored]
+    assert np.mean(off[-10:]) < 0.5 * np.mean(off[:10])
+
+
+# Searches
+
+
+def test_the_best_of_the_trials_is_run_with_its_test_scores(write_table: WriteTable) -> None:
+    path = write_table(n_rows=120)
+    given = {"data": path, "label": "y", "valid_fraction": 0.3, **SHORT}
+    found = fedapp.tune("pax", runs=3, space={"eta": [0.1, 0.3, 0.9], "gamma": "int:0:3"}, **given)
+    trials = read_trials(found.path)
+    assert [one.number for one in trials] == [1, 2, 3]
+    assert found.summary["valid"] == max(one.score for one in trials)
+    assert {"eta", "gamma", "lambda"} <= set(found.best)
+    assert "max-depth" not in trials[0].settings  # it was given
+    again = fedapp.run(
+        "pax",
+        **{
+            **given,
+            **{
+                n.replace("-", "_"): v
+                for n, v in found.best.items()
+                if n not in ("data", "label", "lambda")
+            },
+            "reg_lambda": found.best["lambda"],
+        },
+    )
+    assert (again.path / "model.json").read_text() == (found.run.path / "model.json").read_text()
+    metrics = found.run.summary["metrics"]
+    assert metrics["valid"]["auc"] == found.summary["valid"]
+    assert metrics["test"]["auc"] == found.summary["test"]["auc"]
+    assert not (found.path / "trial").exists()
+
+
+@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
+def test_trials_do_not_look_at_test_rows(
+    strategy: str, write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_table(n_rows=100)
+    kept: list[tuple[int, int]] = []  # rows that validate and test, by run
+
+    def note(settings: Any, *more: Any) -> Any:
+        folder = carry_out(settings, *more)
+        summary = json.loads((folder.path / "summary.json").read_text())
+        rows = summary.get("matched_rows") or summary["rows"]
+        kept.append((rows["valid"], rows["test"]))
+        assert bool(summary["metrics"]["test"]) == (rows["test"] > 0)
+        return folder
+
+    from fedapp.runs import session
+
+    carry_out = session.carry_out
+    monkeypatch.setattr(session, "carry_out", note)
+    more = QUICK.get(strategy, {})
+    given = {"data": str(path), "label": "y", "num-boost-round": 1, "max-bin": 8, "parties": 2}
+    Tuning(strategy, {**given, **more}, budget=Budget(runs=2)).carry_out()
+    assert kept == [(8, 0), (8, 0), (8, 20)]
+
+
+def test_rows_that_are_not_scored_are_not_kept_either(
+    write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[str, int] = {}
+    written = Store.__setitem__
+
+    def note(store: Store, name: str, array: Any) -> None:
+        kept[name] = kept.get(name, 0) + len(np.asarray(array))
+        written(store, name, array)
+
+    monkeypatch.setattr(Store, "__setitem__", note)
+    fedapp.run("pax", data=write_table(n_rows=50), label="y", score_test=False, **SHORT)
+    assert (kept["train.values"], kept["valid.values"], kept["test.values"]) == (36, 4, 0)
+
+
+def test_an_interrupted_search_goes_on_as_if_it_had_not_been(
+    write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"data": write_table(n_rows=80), "label": "y", **SHORT}
+    whole = fedapp.tune("pax", runs=3, output="whole", **given)
+    from fedapp.runs.tune import Tuning as Searching
+
+    tried, finished = Searching._try, 0
+
+    def interrupted(*words: Any) -> Any:
+        nonlocal finished
+        if finished == 1:
+            raise KeyboardInterrupt
+        finished += 1
+        return tried(*words)
+
+    monkeypatch.setattr(Searching, "_try", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fedapp.tune("pax", runs=3, output="parts", **given)
+    monkeypatch.setattr(Searching, "_try", tried)
+    with (Path("parts") / "trials.jsonl").open("a") as file:
+        file.write('{"number": 2, "st')  # what is left of a line that was not written whole
+    parts = fedapp.tune("pax", runs=3, output="parts", **given)
+
+    def told(found: fedapp.Tuned) -> list[Any]:
+        return [(one.number, one.settings, one.score) for one in read_trials(found.path)]
+
+    assert told(parts) == told(whole)
+    assert parts.best == whole.best
+
+
+def test_other_settings_or_another_space_are_not_taken_for_these(write_table: WriteTable) -> None:
+    given = {"data": write_table(n_rows=60), "label": "y", "output": "out", **SHORT}
+    fedapp.tune("pax", runs=1, **given)
+    for changed, match in (
+        (
+            {"seed": 1},
+            "^seed must be 42 as in .*out, got 1; delete that folder, or name another$",
+        ),
+        ({"max_bin": 8}, "^max_bin must be 16 as in .*out, got 8"),
+        ({"space": {"eta": [0.1]}}, "^space must be "),
+        ({"search": "optuna"}, "^search must be 'random' as in "),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            fedapp.tune("pax", runs=1, **{**given, **changed})
+
+
+def test_a_finished_search_is_shown_and_not_gone_on_with(write_table: WriteTable) -> None:
+    given = {"data": write_table(n_rows=60), "label": "y", **SHORT}
+    first = fedapp.tune("pax", runs=1, **given)
+    again = fedapp.tune("pax", runs=3, **given)  # the folder follows from table and settings
+    assert again.path == first.path
+    assert len(read_trials(again.path)) == 1
+
+
+@pytest.mark.parametrize("what", ["exchanges", "bytes"])
+def test_the_budget_is_not_passed(what: str, write_table: WriteTable) -> None:
+    given = {"data": write_table(n_rows=80), "label": "y", **SHORT}
+    one = fedapp.tune("pax", runs=1, output="one", **given).summary[what] / 2
+    most = int(3.6 * one)
+    found = fedapp.tune("pax", output="most", **{**given, what: most})
+    finished = [each for each in read_trials(found.path) if each.state == "finished"]
+    assert len(finished) in (1, 2)
+    assert 2 * one <= found.summary[what] <= most
+
+
+def test_a_trial_that_would_pass_the_budget_is_stopped_and_counted(write_table: WriteTable) -> None:
+    given = {"data": write_table(n_rows=80), "label": "y", **SHORT, "num_boost_round": 40}
+    with pytest.raises(ConfigError, match=r"^budget must allow one trial .* got exchanges=20: "):
+        fedapp.tune("pax", exchanges=20, output="out", **given)
+    (trial,) = read_trials(Path("out"))
+    assert trial.state == "stopped"
+    assert 0 < trial.exchanges <= 20
+    assert not (Path("out") / "best").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ({"valid_fraction": 0.0}, "^valid_fraction must be > 0 to tune by the validation rows"),
+        ({"score_test": False}, "^score_test must be omitted to tune"),
+        ({"run_dir": "x"}, "^run_dir must be omitted to tune, which has --output, got x$"),
+        ({"engine": "site"}, "^engine must be local, simulation"),
+        ({"search": "grid"}, "^search must be one of random, optuna, got 'grid'$"),
+        ({"runs": 0}, "^runs must be >= 1, got 0$"),
+        ({"bytes": 0}, "^bytes must be >= 1, got 0$"),
+    ],
+)
+def test_what_does_not_go_with_a_search_is_refused(more: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        fedapp.tune("pax", **{**SHORT, **more})
+    assert not Path("runs").exists()
+
+
+def test_without_optuna_its_search_is_refused_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fedapp.errors.find_spec", lambda name: None)
+    rule = r"^optuna must be installed to search \(pip install 'fedapp\[tune\]'\), got "
+    with pytest.raises(ConfigError, match=rule):
+        fedapp.tune("pax", search="optuna", **SHORT)
+    assert not Path("runs").exists()
+
+
+def test_a_frame_is_searched_on_and_not_kept(write_table: WriteTable) -> None:
+    frame = pytest.importorskip("pandas").read_csv(write_table(n_rows=60))
+    found = fedapp.tune("pax", data=frame, label="y", runs=1, **SHORT)
+    assert found.run.summary["data"] == "frame"
+    assert not list(found.path.rglob("*.parquet"))
+
+
+def test_the_command_prints_the_trials_best_first_and_how_to_repeat_the_best(
+    write_table: WriteTable,
+) -> None:
+    words = ["tune", "pax", "-c", f"data={write_table(n_rows=100)}", "-c", "label=y"]
+    words += ["-c", "num-boost-round=1", "-c", "parties=2", "-c", "valid-fraction=0.3"]
+    words += ["--space", "max-depth=int:1:3", "--runs", "3", "--output", "out"]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    trials = sorted(read_trials(Path("out")), key=lambda one: -(one.score or 0))
+    lines = [line.split() for line in done.output.splitlines()]
+    shown = [line[0] for line in lines if len(line) > 5 and line[0].isdigit()]
+    assert shown == [str(one.number) for one in trials]
+    found = json.loads(Path("out", "tune.json").read_text())
+    assert f"-c max-depth={found['settings']['max-depth']}" in done.output
+    assert f"auc {found['test']['auc']:.4f}" in done.output
+    assert "fedapp run pax -c data=" in done.output

@@ -1,0 +1,726 @@
+"""Runs that a site counts, and those that wait until a person there has approved them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+from typer.testing import CliRunner
+
+from fedapp.commands.site import site_app
+from fedapp.crypto.masking import unmasked_sum
+from fedapp.crypto.noise import budget_for, composed_epsilon
+from fedapp.data.partition import split_rows
+from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError, WaitingError
+from fedapp.home import home
+from fedapp.messages.fields import all_methods, module_of_group
+from fedapp.messages.handshake import HelloRequest, LabelsRequest
+from fedapp.messages.secagg import KeysRequest
+from fedapp.messages.wire import Envelope, to_content
+from fedapp.run_folder import RunFolder
+from fedapp.runs.local import run_local
+from fedapp.site import trust
+from fedapp.site.answer import answer
+from fedapp.site.settings import site_config
+from fedapp.site.store import drop_abandoned
+from fedapp.site.trust import admit, runs_of, site_fingerprint
+from strategies import base
+from tests.conftest import MakeSettings, MakeSites, WriteTable
+from tests.crypto.test_masks import TERMS, Coordinator
+from tests.plans import planned
+
+METHODS = ",".join(all_methods())
+NODE: dict[str, Any] = {"name": "bank", "data": "rows.csv", "allow": METHODS, "runs-per-day": 100}
+ASKS = {**NODE, "approve": "ask"}
+PARTIES = ("bank", "insurer", "shop")
+
+
+def hello(parties: Sequence[str] = ("bank",), **fields: Any) -> HelloRequest:
+    """An opening between parties whose keys are in this home."""
+    opening = HelloRequest("binary:logistic", 0.2, 0.1, 42, False)
+    return replace(opening, **(planned(parties) | fields))
+
+
+def private(epsilon: float = 1.0, delta: float = 1e-5, **fields: Any) -> HelloRequest:
+    """The opening of a private run of three parties."""
+    noise = budget_for(epsilon, delta, 50, 3)
+    fields = {"aggregation": "secure", "rounds": 50, "multiplier": noise.multiplier, **fields}
+    return hello(PARTIES, epsilon=epsilon, delta=delta, **fields)
+
+
+def runs() -> list[trust.Run]:
+    return runs_of(home() / "sites" / "bank")
+
+
+def ids() -> list[str]:
+    return [run.model for run in runs()]
+
+
+def test_a_table_is_one_however_its_path_is_written(
+    write_table: WriteTable, tmp_path: Path
+) -> None:
+    """Else a second spelling would begin with a budget and a split of its own."""
+    path, link = write_table("bank"), tmp_path / "link.csv"
+    link.symlink_to(path)
+    spelled = path, path.parent / "." / ".." / path.parent.name / path.name, link
+    tables = {site_config({**NODE, "data": str(one)}, {}).data for one in spelled}
+    assert tables == {str(path.resolve())}
+
+
+def model_id(number: int) -> str:
+    return f"{number:016x}"
+
+
+@pytest.fixture
+def bank(sites: MakeSites, write_table: WriteTable) -> Callable[..., list[Context]]:
+    data = write_table("bank")
+    return lambda **node: sites(
+        {**NODE, "data": data, **{key.replace("_", "-"): v for key, v in node.items()}}
+    )
+
+
+def model_of(folder: RunFolder) -> str:
+    return str(json.loads((folder.path / "summary.json").read_text())["model_id"])
+
+
+def approve(*words: str, answer: str = "") -> Any:
+    return CliRunner().invoke(site_app, ["approve", *words], input=answer, env={"COLUMNS": "200"})
+
+
+def test_no_more_runs_begin_in_a_day_than_the_site_allows(
+    settings: MakeSettings, bank: Callable[..., list[Context]]
+) -> None:
+    contexts = bank(runs_per_day=2)
+    models = [model_of(run_local(settings(parties=1), contexts)) for _ in range(2)]
+    rule = r"^bank \(step 1\): runs-per-day must be <= 2 on one table in the node config of bank"
+    with pytest.raises(FedappError, match=rule):
+        run_local(settings(parties=1), contexts)
+    assert ids() == models
+    assert f"no run waits under {home()} (at a site, first: . env.sh)" in approve().output
+
+
+def test_a_run_counts_once_and_for_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, now = site_config({**NODE, "runs-per-day": 1}, {}), [1e9]
+    monkeypatch.setattr(trust.time, "time", lambda: now[0])
+    for _ in range(3):
+        admit(config, "a" * 16, "pax", hello())
+    with pytest.raises(ConfigError, match="runs-per-day must be <= 1"):
+        admit(config, "b" * 16, "pax", hello())
+    other = site_config({**NODE, "runs-per-day": 1, "data": "others.csv"}, {})
+    admit(other, "c" * 16, "pax", hello())
+    now[0] += 86_400
+    admit(config, "b" * 16, "pax", hello())
+
+
+def test_runs_that_were_admitted_stay_and_those_that_wait_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, now = site_config(NODE, {}), [1e9]
+    monkeypatch.setattr(trust.time, "time", lambda: now[0])
+    admit(config, "a" * 16, "pax", hello())
+    with pytest.raises(WaitingError):
+        admit(replace(config, asks=True), "b" * 16, "pax", hello())
+    assert ids() == ["a" * 16, "b" * 16]
+    now[0] += trust.KEPT_SECONDS
+    admit(config, "c" * 16, "pax", hello())
+    assert ids() == ["a" * 16, "c" * 16]
+
+
+def test_a_run_waits_until_it_is_approved_and_is_the_same_then(
+    settings: MakeSettings,
+    bank: Callable[..., list[Context]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, sleep = list[str](), base.time.sleep
+
+    def a_while(seconds: float) -> None:
+        if seconds:
+            sleep(seconds)
+            return
+        [run] = runs()
+        asked.append(run.model)
+        if len(asked) == 3:
+            assert approve(run.model, answer="y\n").exit_code == 0
+
+    plain = run_local(settings(parties=1), bank())
+    (home() / "sites" / "bank" / trust.DATABASE).unlink()
+    notes: list[str] = []
+    note = RunFolder.note
+    monkeypatch.setattr(base, "APPROVAL_POLL", 0.0)
+    monkeypatch.setattr(base.time, "sleep", a_while)
+    monkeypatch.setattr(
+        RunFolder, "note", lambda self, stage: (notes.append(stage.doing), note(self, stage))
+    )
+    folder = run_local(settings(parties=1), bank(approve="ask"))
+    assert asked == [model_of(folder)] * 3
+    waits = f"bank: waits for approval at bank: fedapp site approve {asked[0]}; the run asks again"
+    assert sum(text.startswith(waits) for text in notes) == 3
+    models = [(one.path / "model.json").read_bytes() for one in (plain, folder)]
+    assert models[0] == models[1]
+
+
+def test_a_run_that_nobody_approves_ends_and_says_what_to_do(
+    settings: MakeSettings, bank: Callable[..., list[Context]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "APPROVAL_POLL", 0.0)
+    rule = r"^bank \(step 1\): waits for approval at bank: fedapp site approve [0-9a-f]{16}; "
+    with pytest.raises(FedappError, match=rule + "the run asks again until start-deadline"):
+        run_local(settings(parties=1, start_deadline=0.1), bank(approve="ask"))
+
+
+@pytest.mark.parametrize("method", sorted(all_methods()))
+def test_who_approves_reads_what_the_run_reveals(method: str) -> None:
+    config = site_config(ASKS, {})
+    with pytest.raises(WaitingError, match=r"^waits for approval at bank: fedapp site approve aa"):
+        admit(config, "a" * 16, method, hello())
+    refused = approve("a" * 16, answer="n\n")
+    text = " ".join(refused.output.split())
+    assert (refused.exit_code, "test rows 0.2, drawn with seed 42" in text) == (1, True)
+    assert f"run aaaaaaaaaaaaaaaa of {method}, at bank on 'rows.csv'" in text
+    module = module_of_group(method.replace("-", "_"))
+    assert module is not None
+    assert module.__doc__ is not None
+    assert " ".join(module.__doc__.partition("Reveals")[2].split()) in text
+    assert "Let bank take part?" in text
+    with pytest.raises(WaitingError):
+        admit(config, "a" * 16, method, hello())
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "rule"),
+    [
+        ("bagging", {}, "strategy must be pax, as when the run first asked bank, got bagging"),
+        ("pax", {"valid_fraction": 0.9}, "valid-fraction must be 0.1, as when .*, got 0.9"),
+        ("pax", {"rounded": True}, "rounded must be False, as when .*, got True; begin a new run"),
+        ("pax", {"aggregation": "plain"}, "aggregation must be secure, as when .*, got plain"),
+        ("pax", {"rounds": 2500}, "rounds must be 50, as when .*, got 2500"),
+        ("pax", {"epsilon": 0.0}, r"epsilon must be 1.0, as when .*, got 0\.0"),
+        ("pax", {"parties": ("bank", "lab")}, r"parties must be \['bank', 'insurer', 'shop'\], as"),
+    ],
+)
+def test_what_was_approved_is_what_begins(method: str, changes: dict[str, Any], rule: str) -> None:
+    config = site_config(ASKS, {})
+    opening = private()
+    with pytest.raises(WaitingError):
+        admit(config, "a" * 16, "pax", opening)
+    other = replace(opening, **changes)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=f"^{rule}"):
+            admit(config, "a" * 16, method, other)
+        approve("a" * 16, "--yes")
+    admit(config, "a" * 16, "pax", opening)
+
+
+def test_a_run_of_another_table_waits_anew() -> None:
+    config = site_config(ASKS, {})
+    with pytest.raises(WaitingError):
+        admit(config, "a" * 16, "pax", hello())
+    assert approve("a" * 16, "--yes").exit_code == 0
+    admit(config, "a" * 16, "pax", hello())
+    with pytest.raises(WaitingError):
+        admit(replace(config, data="others.csv"), "a" * 16, "pax", hello())
+
+
+def test_a_run_whose_state_was_deleted_counts_and_waits_anew(write_table: WriteTable) -> None:
+    table = {"data": str(write_table("bank")), "label": "y"}
+    node: dict[str, Any] = {**ASKS, **table}
+    config = site_config({**node, "runs-per-day": 1}, {})
+    folder, envelope = home() / "sites" / "bank", Envelope("a" * 16, 1, method="pax")
+
+    def ask() -> None:
+        answer(config, HelloRequest.kind, envelope, to_content(hello(), "bank"))
+
+    with pytest.raises(WaitingError):
+        ask()
+    assert approve("a" * 16, "--yes").exit_code == 0
+    for _ in range(3):
+        ask()
+    drop_abandoned(folder, days=-1)
+    with pytest.raises(ConfigError, match="runs-per-day must be <= 1"):
+        ask()
+    config = site_config({**node, "runs-per-day": 2}, {})
+    with pytest.raises(WaitingError):
+        ask()
+    assert [bool(run.approved) for run in runs()] == [True, False]
+
+
+def test_an_approval_lapses_with_its_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, now = site_config(ASKS, {}), [1e9]
+    monkeypatch.setattr(trust.time, "time", lambda: now[0])
+    with pytest.raises(WaitingError):
+        admit(config, "a" * 16, "pax", hello())
+    assert approve("a" * 16, "--yes").exit_code == 0
+    admit(config, "a" * 16, "pax", hello())
+    now[0] += trust.KEPT_SECONDS
+    with pytest.raises(WaitingError):
+        admit(config, "a" * 16, "pax", hello())
+
+
+def test_runs_that_wait_are_listed(tmp_path: Path) -> None:
+    assert f"no run waits under {home()} (at a site, first: . env.sh)" in approve().output
+    with pytest.raises(WaitingError):
+        admit(site_config(ASKS, {}), "a" * 16, "pax", hello())
+    assert f"{'a' * 16}  bank  pax" in approve().output
+    assert approve("a" * 16, "--yes").exit_code == 0
+    assert f"no run waits under {home()} (at a site, first: . env.sh)" in approve().output
+
+
+def test_another_run_than_those_that_wait_cannot_be_approved() -> None:
+    rule = r"^run must be one that waits under \S+ \(none; at a site, first: \. env\.sh\), got abc$"
+    with pytest.raises(ConfigError, match=rule):
+        raise approve("abc").exception
+
+
+def test_approve_is_one_of_two_words() -> None:
+    with pytest.raises(ConfigError, match=r"^approve must be ask or all, got 'no'$"):
+        site_config({**NODE, "approve": "no"}, {})
+
+
+# What a person approves
+
+
+def test_who_approves_sees_the_plan() -> None:
+    insurer = site_fingerprint("insurer")
+    config = site_config({**ASKS, "trusted": f"insurer:{insurer}", "total-epsilon": 3}, {})
+    admit(replace(config, asks=False), "a" * 16, "pax", private(2.0))
+    opening = private(max_depth=4, subsample=0.5)
+    with pytest.raises(WaitingError):
+        admit(config, "b" * 16, "pax", opening)
+    lines = {line.strip() for line in approve("b" * 16, answer="n\n").output.splitlines()}
+    shown = {" ".join(line.split()) for line in lines}
+    both = composed_epsilon([budget_for(epsilon, 1e-5, 50, 3) for epsilon in (1, 2)], 1e-5)
+    keys = {name: site_fingerprint(name) for name in PARTIES}
+    assert shown >= {
+        f"run {'b' * 16} of pax, at bank on 'rows.csv'",
+        "waits because approve is ask in the node config",
+        "aggregation secure: only sums over all parties leave",
+        f"epsilon 1 for delta 1e-05, noise {opening.multiplier:.4g}",
+        "spent epsilon 2.00 of 3 in 1 run, for delta 1e-05",
+        f"with this run epsilon {both:.2f} of 3 in 2 runs, for delta 1e-05",
+        "test rows 0.2, drawn with seed 42",
+        "validation 0.1 of the others",
+        "rounds 50",
+        "trees 1",
+        "max-depth 4",
+        "max-bin 1024",
+        "subsample 0.5",
+        "goss False",
+        f"party bank {keys['bank']} this site",
+        f"party insurer {keys['insurer']} pinned here",
+        f"party shop {keys['shop']} NOT PINNED HERE",
+    }
+
+
+def test_texts_of_a_coordinator_do_not_reach_the_terminal_as_they_are() -> None:
+    odd = "shop\x1b[2J[red]"
+    opening = replace(hello(), parties=("bank", odd), fingerprints=("", odd), objective=odd)
+    with pytest.raises(WaitingError):
+        admit(site_config(ASKS, {}), "a" * 16, "pax", opening)
+    output = approve("a" * 16, answer="n\n").output
+    assert "\x1b" not in output
+    assert output.count("shop\\x1b[2J[red]") == 3
+
+
+def test_an_approval_is_of_the_reasons_that_were_shown() -> None:
+    """Two runs that were both shown before one of them fixed which rows are held back."""
+    config = site_config(ASKS, {})
+    openings = {"a" * 16: hello(), "b" * 16: hello(seed=43)}
+    for model, opening in openings.items():
+        with pytest.raises(WaitingError):
+            admit(config, model, "pax", opening)
+        assert approve(model, "--yes").exit_code == 0
+    admit(config, "a" * 16, "pax", openings["a" * 16])
+    with pytest.raises(WaitingError, match=r"^waits for approval at bank \(seed must be 42, as in"):
+        admit(config, "b" * 16, "pax", openings["b" * 16])
+    output = " ".join(approve("b" * 16, "--yes").output.split())
+    assert "waits because seed must be 42, as in the first run on the table, got 43" in output
+    admit(config, "b" * 16, "pax", openings["b" * 16])
+
+
+def test_only_an_opening_opens_a_run() -> None:
+    rule = r"^bank: KeysRequest\.step must be 1, which opens a run: the site has no state of this"
+    with pytest.raises(ProtocolError, match=rule):
+        admit(site_config(NODE, {}), "a" * 16, "pax", KeysRequest())
+    assert runs() == []
+
+
+def test_an_opening_that_is_refused_fixes_and_spends_nothing(write_table: WriteTable) -> None:
+    node = {**NODE, "data": str(write_table("bank")), "label": "y", "min-rows": 10}
+    config = site_config({**node, "run-epsilon": 1}, {})
+
+    def ask(number: int, opening: HelloRequest) -> None:
+        envelope = Envelope(model_id(number), 1, method="pax")
+        answer(config, HelloRequest.kind, envelope, to_content(opening, "bank"))
+
+    for number in (1, 1, 2):
+        with pytest.raises(DataError, match="at least 10 validation rows, got"):
+            ask(number, private())
+        assert [run.admitted for run in runs()] == [0] * number
+        assert f"no run waits under {home()} (at a site, first: . env.sh)" in approve().output
+    for _ in range(2):
+        ask(3, private(valid_fraction=0.0, test_fraction=0.3))
+    assert [run.admitted for run in runs()] == [0, 0, 1]
+    assert [run.begun for run in runs()] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("parties", "aggregation", "rule"),
+    [
+        (PARTIES, "plain", "aggregation must be secure for bank, whose node config has least-"),
+        (PARTIES[:2], "secure", r"parties must be >= 3 \(least-parties of bank\), got 2"),
+    ],
+)
+def test_nobody_is_asked_about_a_run_that_the_site_refuses(
+    write_table: WriteTable, parties: tuple[str, ...], aggregation: str, rule: str
+) -> None:
+    node = {**ASKS, "data": str(write_table("bank")), "label": "y", "least-parties": 3}
+    config, opening = site_config(node, {}), hello(parties, aggregation=aggregation)
+    envelope = Envelope(model_id(1), 1, method="pax")
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        answer(config, HelloRequest.kind, envelope, to_content(opening, "bank"))
+    assert runs() == []
+
+
+def test_an_opening_that_was_refused_meanwhile_does_not_begin() -> None:
+    config, run = site_config(NODE, {}), ("a" * 16, "pax", hello())
+    rule = r"^run must be admitted by bank, got an opening that it has refused$"
+
+    def fail() -> None:
+        with trust.opening(config, *run):
+            raise DataError("no such table")
+
+    with trust.opening(config, *run):
+        with pytest.raises(DataError):
+            fail()
+        with pytest.raises(ConfigError, match=rule):
+            trust.record_opened("bank", "a" * 16)
+
+
+# Which rows are held back, and between whom sums are
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"test_fraction": 0.25}, "test-fraction must be 0.2, as in the first run on the table, "),
+        ({"valid_fraction": 0.0}, "valid-fraction must be 0.1, as in the first run on the table, "),
+        ({"seed": 43}, "seed must be 42, as in the first run on the table, got 43"),
+        ({"fold": 1, "folds": 5}, "fold must be 0, .*, got 1; folds must be 0, .*, got 5"),
+    ],
+)
+def test_the_first_run_on_a_table_fixes_which_rows_are_held_back(
+    changes: dict[str, Any], reason: str
+) -> None:
+    config, other = site_config(NODE, {}), hello(**changes)
+    admit(config, model_id(1), "interactive", other)  # predicts: holds nothing back
+    for number in (2, 3):
+        admit(config, model_id(number), "pax", hello())
+    with pytest.raises(WaitingError, match=rf"^waits for approval at bank \({reason}"):
+        admit(config, model_id(4), "bagging", other)
+    admit(replace(config, data="others.csv"), model_id(5), "pax", other)
+    admit(config, model_id(6), "interactive", other)
+    assert approve(model_id(4), "--yes").exit_code == 0
+    admit(config, model_id(4), "bagging", other)
+    admit(config, model_id(7), "pax", other)
+    admit(config, model_id(8), "pax", hello())
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "names", "waits"),
+    [
+        ("secure", ("bank", "insurer"), True),
+        ("secure", (*PARTIES, "lab"), True),
+        ("secure", PARTIES, False),
+        ("secure", ("bank", "insurer", "lab"), True),
+        ("plain", ("bank", "insurer"), False),
+    ],
+)
+def test_masked_runs_with_and_without_a_party_need_approval(
+    aggregation: str, names: tuple[str, ...], waits: bool
+) -> None:
+    config = site_config(NODE, {})
+    admit(config, model_id(1), "pax", hello(("bank",), aggregation="plain"))
+    admit(config, model_id(2), "pax", hello(PARTIES, aggregation="secure"))
+    opening = hello(names, aggregation=aggregation)
+    if waits:
+        rule = f"parties must be bank, insurer, shop, as in an earlier masked run, got {names[0]}, "
+        with pytest.raises(WaitingError, match=rf"^waits for approval at bank \({rule}"):
+            admit(config, model_id(3), "fedavg-linear", opening)
+        assert approve(model_id(3), "--yes").exit_code == 0
+    admit(config, model_id(3), "fedavg-linear", opening)
+
+
+def test_labels_do_not_follow_from_runs_that_hold_back_one_row_each(
+    write_table: WriteTable,
+) -> None:
+    """A coordinator that opens runs at an honest site which approves all, and asks for the sum of
+    the labels of each."""
+    n_rows = 64
+    path = write_table("bank", n_rows=n_rows)
+    labels = np.loadtxt(path, delimiter=",", skiprows=1)[:, 2]
+    config = site_config({**NODE, "data": str(path), "label": "y"}, {})
+
+    def label_sum(seed: int, test_fraction: float) -> float | None:
+        opening = hello(test_fraction=test_fraction, valid_fraction=0.0, seed=seed)
+        for step, request in enumerate((opening, LabelsRequest(**TERMS)), start=1):
+            envelope = Envelope(model_id(seed), step, method="pax")
+            try:
+                reply = answer(config, request.kind, envelope, to_content(request, "bank"))
+            except WaitingError:
+                return None
+        return float(reply.arrays["label_sums"][0])
+
+    seeds: dict[int, int] = {}
+    for seed in range(1, 2000):
+        [row] = split_rows(n_rows, 1 / n_rows, 0.0, seed).test
+        seeds.setdefault(int(row), seed)
+    assert len(seeds) == n_rows
+    whole = label_sum(0, 0.0)
+    assert whole == labels.sum()
+    sums = {row: label_sum(seed, 1 / n_rows) for row, seed in seeds.items()}
+    read = {row for row, one in sums.items() if one is not None and whole - one == labels[row]}
+    assert read == set()
+    assert list(sums.values()) == [None] * n_rows
+
+
+def test_a_party_does_not_follow_from_masked_runs_with_and_without_it(
+    write_table: WriteTable,
+) -> None:
+    nodes = [
+        {**NODE, "name": name, "data": str(write_table(name, seed=seed))}
+        for seed, name in enumerate(PARTIES)
+    ]
+    configs = {
+        str(node["name"]): site_config({**node, "label": "y", "least-parties": 2}, {})
+        for node in nodes
+    }
+
+    def label_sum(model: str, names: Sequence[str]) -> int:
+        coordinator = Coordinator({name: configs[name] for name in names}, model=model)
+        masked = coordinator.masked(coordinator.opening, 3, names)
+        return int(unmasked_sum(masked.values(), len(masked["bank"]))[0])
+
+    assert label_sum(model_id(1), PARTIES) > 0
+    with pytest.raises(WaitingError, match=r"^waits for approval at bank \(parties must be bank, "):
+        label_sum(model_id(2), PARTIES[:2])
+
+
+# What private runs come to
+
+
+@pytest.mark.parametrize(
+    ("node", "n_admitted"),
+    [
+        ({"run-epsilon": 1}, 1),
+        ({"total-epsilon": 1}, 1),
+        ({"run-epsilon": 1, "total-epsilon": 2}, 3),
+        ({}, 6),
+    ],
+)
+def test_private_runs_add_up(node: dict[str, Any], n_admitted: int) -> None:
+    config = site_config({**NODE, **node}, {})
+    for number in range(n_admitted):
+        admit(config, model_id(number), "pax", private())
+    if not node:
+        return
+    limit = node.get("total-epsilon", 1)
+    spent = composed_epsilon([budget_for(1, 1e-5, 50, 3)] * n_admitted, 1e-5)
+    rule = (
+        rf"^privacy\.epsilon must come to <= {limit} in all runs on one table \(total-epsilon in "
+        rf"the node config of bank\), got [\d.]+ with this run for delta 1e-05; spent before: "
+        rf"{spent:.2f} of {limit} in {n_admitted} runs?, for delta 1e-05. Ask for a smaller "
+        r"epsilon, or bank for a larger total-epsilon$"
+    )
+    with pytest.raises(ConfigError, match=rule):
+        admit(config, "a" * 16, "pax", private())
+    assert len(runs()) == n_admitted
+    admit(config, model_id(0), "pax", private())  # asked again, by a server that heard no answer
+    admit(replace(config, data="others.csv"), "c" * 16, "pax", private())
+
+
+def test_what_was_spent_stays_spent_whatever_the_person_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, now = site_config({**ASKS, "run-epsilon": 1}, {}), [1e9]
+    monkeypatch.setattr(trust.time, "time", lambda: now[0])
+    for model in ("a" * 16, "b" * 16):
+        with pytest.raises(WaitingError):
+            admit(config, model, "pax", private())
+        assert approve(model, "--yes").exit_code == 0
+    admit(config, "a" * 16, "pax", private())
+    with pytest.raises(ConfigError, match=r"^privacy\.epsilon must come to <= 1 in all runs"):
+        admit(config, "b" * 16, "pax", private())
+    now[0] += 400 * 86_400
+    with pytest.raises(ConfigError, match=r"^privacy\.epsilon must come to <= 1 in all runs"):
+        admit(config, "c" * 16, "pax", private())
+
+
+def test_a_larger_delta_makes_no_run_cheaper() -> None:
+    config = site_config({**NODE, "run-epsilon": 2, "total-epsilon": 2}, {})
+    admit(config, "a" * 16, "pax", private(1.0, 1e-6))
+    budgets = [budget_for(1.0, 1e-6, 50, 3), budget_for(0.9, 1e-2, 50, 3)]
+    assert composed_epsilon(budgets, 1e-2) < 2 < composed_epsilon(budgets, 1e-6)
+    with pytest.raises(ConfigError, match=r"with this run for delta 1e-06; spent before: 1\.00 of"):
+        admit(config, "b" * 16, "pax", private(0.9, 1e-2))
+
+
+@pytest.mark.parametrize(
+    "none", [{"multiplier": 1.0}, {"multiplier": 0.0}, {"delta": 0.0}, {"rounds": 0}]
+)
+def test_a_promise_that_its_noise_does_not_keep_is_no_promise(none: dict[str, float]) -> None:
+    rule = r"^bank: HelloRequest\.multiplier must be of more noise to keep epsilon 1 for delta"
+    with pytest.raises(ProtocolError, match=rule):
+        admit(site_config(NODE, {}), "a" * 16, "pax", replace(private(), **none))
+    assert runs() == []
+
+
+def test_site_check_shows_what_was_spent(write_table: WriteTable, tmp_path: Path) -> None:
+    data = str(write_table("bank"))
+    said = {**NODE, "data": data, "label": "y", "run-epsilon": 1, "total-epsilon": 3}
+    path = tmp_path / "site.toml"
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in said.items()))
+
+    def facts() -> dict[str, str]:
+        output = CliRunner().invoke(site_app, ["check", "--config", str(path)]).output
+        words = (" ".join(line.split()) for line in output.splitlines())
+        return {one.partition(" ")[0]: one for one in words}
+
+    assert facts()["total-epsilon"] == "total-epsilon spent 0.00 of 3 in 0 runs"
+    admit(site_config(said, {}), "a" * 16, "pax", private())
+    assert facts()["run-epsilon"] == "run-epsilon 1"
+    assert facts()["total-epsilon"] == "total-epsilon spent 1.00 of 3 in 1 run, for delta 1e-05"
+    assert facts()["runs"] == "runs today 1"
+
+
+def test_site_check_counts_a_run_once_wherever_it_is_started(
+    write_table: WriteTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {**NODE, "data": str(write_table("bank")), "label": "y"}
+    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in said.items())
+    (tmp_path / "site.toml").write_text(text)
+    monkeypatch.setenv("FEDAPP_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    admit(site_config(said, {}), "a" * 16, "pax", hello())
+    output = CliRunner().invoke(site_app, ["check", "--config", "site.toml"]).output
+    assert "runs today 1" in " ".join(output.split())
+
+
+# The database
+
+
+ADMITTING = """
+import sys
+from fedapp.messages.handshake import HelloRequest
+from fedapp.site.settings import site_config
+from fedapp.site.trust import admit, record_opened
+
+node = {"name": "bank", "data": "rows.csv", "allow": "pax", "runs-per-day": 10**9}
+config, number = site_config(node, {}), int(sys.argv[1])
+while True:
+    admit(config, f"{number:016x}", "pax", HelloRequest("binary:logistic", 0.2, 0.1, 42, False))
+    print(number, flush=True)
+    record_opened("bank", f"{number:016x}")
+    print(-number, flush=True)
+    number += 1
+"""
+
+
+def test_a_site_that_is_killed_forgets_nothing_that_it_answered() -> None:
+    admitted, begun = set[int](), set[int]()
+    for start in range(1_000, 5_000, 1_000):
+        command = [sys.executable, "-c", ADMITTING, str(start)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1)
+        assert process.stdout is not None
+        heard = [process.stdout.readline() for _ in range(5 + start // 500)]
+        process.send_signal(signal.SIGKILL)
+        heard += process.stdout.readlines()
+        process.wait()
+        process.stdout.close()
+        numbers = {int(line) for line in heard if line.endswith("\n")}
+        admitted |= {number for number in numbers if number > 0}
+        begun |= {-number for number in numbers if number < 0}
+        there = {int(run.model, 16): run for run in runs()}
+        assert admitted <= there.keys()
+        assert begun <= {number for number, run in there.items() if run.begun}
+        assert all(run.admitted for run in there.values())
+        # At most the one that was under way, to which nobody heard an answer.
+        assert len(there.keys() - admitted) <= (start // 1_000)
+    assert len(admitted) >= 20
+
+
+def test_runs_that_ask_at_once_are_counted_one_after_the_other() -> None:
+    config, opening = site_config({**NODE, "runs-per-day": 3}, {}), hello()
+
+    def ask(number: int) -> bool:
+        try:
+            admit(config, model_id(number), "pax", opening)
+        except ConfigError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(ask, range(16))) == 3
+    assert len(runs()) == 3
+
+
+def test_the_register_is_its_owners_alone_and_on_the_disk() -> None:
+    admit(site_config(NODE, {}), "a" * 16, "pax", hello())
+    folder = home() / "sites" / "bank"
+    with trust._transaction(folder) as opened:
+        opened.execute("UPDATE runs SET begun = 1")
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.glob("register*")}
+        assert modes == dict.fromkeys(("register.db", "register.db-wal", "register.db-shm"), 0o600)
+        assert opened.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert opened.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+def test_a_decision_that_fails_half_way_is_none() -> None:
+    admit(site_config(NODE, {}), "a" * 16, "pax", hello())
+
+    def fail() -> None:
+        with trust._transaction(home() / "sites" / "bank") as opened:
+            opened.execute("UPDATE runs SET admitted = 0")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert [bool(run.admitted) for run in runs()] == [True]
+
+
+def test_a_row_that_is_none_stops_the_site() -> None:
+    admit(site_config(NODE, {}), model_id(1), "pax", hello())
+    with trust._transaction(home() / "sites" / "bank") as opened:
+        opened.execute("UPDATE runs SET settings = '{'")
+    with pytest.raises(
+        DataError, match=r"^bank: register\.db must be a database that the site can"
+    ):
+        admit(site_config(NODE, {}), model_id(2), "pax", hello())
+
+
+def test_a_broken_register_stops_the_site() -> None:
+    (folder := home() / "sites" / "bank").mkdir(parents=True)
+    (folder / trust.DATABASE).write_bytes(b"no database, but long enough to be one" * 100)
+    with pytest.raises(
+        DataError, match=r"^bank: register\.db must be a database that the site can"
+    ):
+        admit(site_config(NODE, {}), "a" * 16, "pax", hello())
+
+
+def test_runs_of_an_older_version_do_not_count() -> None:
+    (folder := home() / "sites" / "bank").mkdir(parents=True)
+    text = json.dumps({"b" * 16: {"method": "pax", "data": "rows.csv", "asked": 1e12}})
+    (folder / "runs.json").write_text(text)
+    admit(site_config({**NODE, "runs-per-day": 1}, {}), "a" * 16, "pax", hello())
+    assert ids() == ["a" * 16]
+    assert (folder / "runs.json").read_text() == text

@@ -1,0 +1,227 @@
+"""PAX under masks that goes on when a party is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message
+
+from fedapp.errors import PartyError, ProtocolError
+from fedapp.messages import handshake, pax, scoring, secagg
+from fedapp.run_folder import RunFolder
+from fedapp.runs.local import run_local, simulated_contexts
+from fedapp.settings import Settings
+from fedapp.trees.model import LEAF, Ensemble, load_model
+from tests.conftest import MakeSettings
+from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
+from tests.network import NODE, FaultyApp, die, fails_from, resumed, run, step_of
+from tests.pooled import made_columns, write_rows
+from tests.transcript import arrays_of, check_declared, check_no_rows, listen, masked_in, summary_of
+
+# Hello 1, keys 2; then sums in two exchanges each: counts 3 to 10, trees 11 to 16 and 17 to 22,
+# scores 23 and 24. A checkpoint follows each tree.
+COUNTS, FIRST, SECOND, SCORES = 3, 11, 17, 23
+DEPTH = 3
+MakeRun = Callable[..., Settings]
+
+
+@pytest.fixture
+def made(settings: MakeSettings, tmp_path: Path) -> MakeRun:
+    """``made(**overrides)``: a run of four parties of which one may be lost."""
+
+    def make(**more: Any) -> Settings:
+        columns = made_columns("binary:logistic")
+        data = tmp_path / "rows.csv"
+        if not data.exists():
+            write_rows(data, {name: column[:160] for name, column in columns.items()})
+        given = {"data": str(data), "label": "y", "parties": 4, "min_parties": 3, "max_bin": 16}
+        given |= {"max_depth": DEPTH, "subsample": 1.0, "pax__aggregation": "secure"}
+        return settings(**given | more)
+
+    return make
+
+
+def go_on(settings: Settings, app: FaultyApp | None = None) -> RunFolder:
+    return run(resumed(settings), simulated_contexts(settings), app)
+
+
+def model_of(folder: RunFolder) -> Ensemble:
+    return load_model(folder.path / "model.json")
+
+
+def depth_of(tree: np.ndarray) -> int:
+    depths = np.zeros(len(tree), int)
+    for node in np.flatnonzero(tree["left"] != LEAF):
+        depths[tree["left"][node] : tree["left"][node] + 2] = depths[node] + 1
+    return int(depths.max())
+
+
+def test_a_run_that_loses_none_gives_the_model_of_one_mask_a_pair(made: MakeRun) -> None:
+    with_shares, without = run_local(made()), run_local(made(min_parties=0))
+    assert (with_shares.path / "model.json").read_bytes() == (
+        without.path / "model.json"
+    ).read_bytes()
+    found, expected = summary_of(with_shares), summary_of(without)
+    assert found["metrics"] == expected["metrics"]
+    # Greeting, hello and keys are no sums.
+    assert found["exchanges"] - 3 == 2 * (expected["exchanges"] - 3)
+
+
+# How a run goes on
+
+
+# Lost before its answer: the tree ends above the level; after it: below.
+@pytest.mark.parametrize(
+    ("step", "depths"),
+    [
+        (FIRST, [3, 3]),
+        (FIRST + 1, [1, 3]),
+        (FIRST + 2, [1, 3]),
+        (SECOND + 3, [3, 2]),
+        *(
+            pytest.param(step, depths, marks=pytest.mark.slow)
+            for step, depths in ((2, [3, 3]), (FIRST + 4, [2, 3]), (SECOND + 5, [3, 3]))
+        ),
+    ],
+)
+def test_a_tree_in_which_a_party_is_lost_ends_at_the_depth_it_has(
+    made: MakeRun, step: int, depths: list[int]
+) -> None:
+    folder, whole = run(made(), app=fails_from(step)), model_of(run_local(made()))
+    summary = summary_of(folder)
+    assert summary["left_out"] == [{"party": "party-2", "step": step, "reason": "broke"}]
+    trees = model_of(folder).trees
+    assert [depth_of(tree) for tree in trees] == depths
+    # Whatever was split before is what it would have been.
+    for found, expected in zip(trees, whole.trees, strict=True) if step > FIRST else ():
+        inner = np.flatnonzero(found["left"] != LEAF)[:3]
+        for name in ("column", "threshold"):
+            np.testing.assert_array_equal(found[name][inner[:1]], expected[name][inner[:1]])
+        if found is not trees[0]:
+            break
+
+
+@pytest.fixture
+def split_anew(made: MakeRun, tmp_path: Path) -> Callable[[list[int]], Settings]:
+    """``split_anew(starts)``: the rows after the first 60 among further parties; of the others
+    party ``b`` has 20, which the run loses."""
+
+    def make(starts: list[int]) -> Settings:
+        columns = {name: one[:200] for name, one in made_columns("binary:logistic").items()}
+        files, edges = [], [0, 40, 60, *starts, 200]
+        for name, begin, end in zip("abcdefg", edges, edges[1:], strict=False):
+            own = {column: one[begin:end] for column, one in columns.items()}
+            files.append(f"{name}={write_rows(tmp_path / f'{name}-{begin}-{end}.csv', own)}")
+        given = {"parties": len(files), "min_parties": len(files) - 1, "data": ",".join(files)}
+        return made(**given, test_fraction=0.0, valid_fraction=0.0)
+
+    return make
+
+
+@pytest.mark.parametrize("step", [SECOND, FIRST + 1, SCORES])
+def test_sums_after_a_loss_are_exactly_those_of_the_rest(
+    split_anew: Callable[[list[int]], Settings], step: int
+) -> None:
+    four, five = (run(split_anew(starts), app=fails_from(step)) for starts in ([150], [90, 130]))
+    assert model_of(four).trees[0].tobytes() == model_of(five).trees[0].tobytes()
+    assert (four.path / "model.json").read_bytes() == (five.path / "model.json").read_bytes()
+    scores = summary_of(four)["metrics"]["train"]
+    assert scores == summary_of(five)["metrics"]["train"]
+    assert scores != summary_of(run_local(split_anew([150])))["metrics"]["train"]
+
+
+def test_a_party_that_is_lost_before_the_first_tree_ends_the_run(made: MakeRun) -> None:
+    for step in (COUNTS, COUNTS + 1, COUNTS + 4):
+        with pytest.raises(PartyError, match=rf"^party-2 \(step {step}\): broke$"):
+            run(made(), app=fails_from(step))
+
+
+def test_messages_hold_what_their_modules_list(made: MakeRun) -> None:
+    folder, app = listen(made())
+    check_declared(
+        app,
+        {
+            "query.greet": (handshake.GreetRequest, handshake.GreetReply),
+            "query.hello": (handshake.HelloRequest, handshake.HelloReply),
+            "query.secure_keys": (secagg.KeysRequest, secagg.KeysReply),
+            "query.secure_unmask": (secagg.UnmaskRequest, secagg.UnmaskReply),
+            "train.pax_open": (pax.OpenRequest, secagg.MaskedReply),
+            "train.pax_count": (pax.CountRequest, secagg.MaskedReply),
+            "train.pax_sums": (pax.GrowSumsRequest, secagg.MaskedReply),
+            "evaluate.scoring_sums": (scoring.SumScoresRequest, secagg.MaskedReply),
+        },
+    )
+    check_no_rows(app, summary_of(folder))
+    told = [arrays_of(reply) for _, _, reply in app.heard]
+    assert chi_squared(np.concatenate(masked_in(app))) < MOST_CHI2
+    # Nobody is lost, so no seed of a pair is told.
+    assert not any(one["seeds"].size for one in told if "seeds" in one)
+
+
+# Two that are lost in one sum, and runs that are resumed
+
+
+def test_two_lost_in_one_sum_stop_the_run_until_the_one_that_is_needed_is_back(
+    made: MakeRun,
+) -> None:
+    five = {"parties": 5, "min_parties": 3}
+    lost = {NODE: SECOND, NODE + 1: SECOND + 1}
+
+    class TwoFail(FaultyApp):
+        def __call__(self, message: Message, context: Any) -> Message:
+            if step_of(message) >= lost.get(context.node_id, 10**6):
+                return Message(Error(1001, "a party: broke"), reply_to=message)
+            return super().__call__(message, context)
+
+    settings = made(**five)
+    rule = r"^party-3: UnmaskReply\.seeds must have the masks shared with party-2; "
+    with pytest.raises(ProtocolError, match=rule):
+        run(settings, app=TwoFail(lambda step, request, reply: reply))
+    folder = go_on(settings)
+    assert any("party-2 was lost" in text for text in summary_of(folder)["warnings"])
+    assert [party["name"] for party in summary_of(folder)["parties"]] == [
+        f"party-{n}" for n in (1, 3, 4, 5)
+    ]
+    expected = run(made(**five), app=fails_from(SECOND))
+    assert model_of(folder).trees[1].tobytes() == model_of(expected).trees[1].tobytes()
+
+
+def test_what_was_summed_before_a_resumption_is_summed_for_the_same_parties_alone(
+    made: MakeRun,
+) -> None:
+    """Else the sums of before, less those of after, would be the party's own."""
+    settings = made()
+    die(settings, dies_before_sending=SECOND + 2)
+    first = SECOND + 2  # hello, who is left, and the level again
+    with pytest.raises(PartyError, match="must have party-2, with whom this was summed before"):
+        go_on(settings, fails_from(first))
+    whole = model_of(run_local(made()))
+    assert model_of(go_on(settings)).trees[1].tobytes() == whole.trees[1].tobytes()
+
+
+@pytest.mark.parametrize("dies", [SECOND + 2, SECOND + 4, SCORES + 1])
+def test_a_party_that_was_lost_does_not_come_back_with_a_server_that_does(
+    made: MakeRun, dies: int
+) -> None:
+    lost = SCORES if dies > SCORES else SECOND
+    expected = run(made(), app=fails_from(lost))
+    settings = made()
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, app=fails_from(lost), dies_before_reading=dies)
+    folder = go_on(settings)
+    assert (folder.path / "model.json").read_bytes() == (expected.path / "model.json").read_bytes()
+    assert summary_of(folder)["metrics"] == summary_of(expected)["metrics"]
+
+
+def test_a_run_is_not_resumed_with_another_number_of_parties_that_must_be_left(
+    made: MakeRun,
+) -> None:
+    settings = made(min_parties=0)
+    die(settings, dies_before_sending=12)
+    rule = r"HelloRequest\.threshold must be 0, as when the run was opened, got 3; begin a new run$"
+    with pytest.raises(PartyError, match=rule):
+        run(resumed(settings).model_copy(update={"min_parties": 3}), simulated_contexts(settings))

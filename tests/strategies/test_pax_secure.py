@@ -1,0 +1,406 @@
+"""PAX whose coordinator sees sums over all parties alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xgboost
+
+from clients.handshake import look
+from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError
+from fedapp.histograms.sketch import LARGEST
+from fedapp.messages import handshake, pax, scoring, secagg
+from fedapp.run_folder import RunFolder
+from fedapp.runs.local import run_local
+from fedapp.settings import Settings
+from fedapp.site.settings import site_config
+from fedapp.trees.model import LEAF, Ensemble, load_model
+from tests.conftest import MakeSettings, Simulate, WriteTable
+from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
+from tests.network import die, resumed, run
+from tests.pooled import made_columns, write_rows
+from tests.transcript import (
+    check_declared,
+    check_no_rows,
+    label_ranges,
+    lines_of,
+    listen,
+    masked_in,
+    scalars_of,
+    summary_of,
+)
+
+OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
+# Of each kind of trees one by default: with and without a tree a class.
+EVERY_OBJECTIVE = pytest.mark.parametrize(
+    "objective", [*OBJECTIVES[1:], pytest.param(OBJECTIVES[0], marks=pytest.mark.slow)]
+)
+MakeRun = Callable[..., Settings]
+
+
+@pytest.fixture
+def made(settings: MakeSettings, tmp_path: Path) -> MakeRun:
+    """``made(objective, **overrides)``: a short run under masks, on rows with missing values."""
+
+    def make(objective: str = "binary:logistic", **more: Any) -> Settings:
+        data = more.get("data") or tmp_path / f"{objective[:5]}.csv"
+        if not more.get("data") and not data.exists():
+            write_rows(data, made_columns(objective))
+        given = {"label": "y", "objective": objective, "max_depth": 3, **more, "data": str(data)}
+        return settings(**{"pax__aggregation": "secure", "max_bin": 32, **given})
+
+    return make
+
+
+def model_of(folder: RunFolder) -> bytes:
+    return (folder.path / "model.json").read_bytes()
+
+
+# Sums have no order
+
+
+@EVERY_OBJECTIVE
+def test_the_model_is_the_same_for_any_split_of_the_rows(made: MakeRun, objective: str) -> None:
+    more = {"num_boost_round": 3, "subsample": 1.0}
+    whole = model_of(run_local(made(objective, parties=1, **more)))
+    for split in ({"parties": 2}, {"parties": 5, "partition": "sizes:0.7,0.2,0.06,0.03,0.01"}):
+        assert model_of(run_local(made(objective, **split, **more))) == whole
+    other = made(objective, parties=1, seed=7, **more)
+    assert model_of(run_local(other)) != whole
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        "reg:tweedie",
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("count:poisson", "reg:gamma", "reg:logistic")
+        ),
+    ],
+)
+def test_every_objective_has_whole_gradients(made: MakeRun, tmp_path: Path, objective: str) -> None:
+    columns: dict[str, Any] = made_columns("reg:squarederror")
+    sizes = np.exp(columns["y"] / 30) + 0.01
+    labels = {"count:poisson": np.round(sizes), "reg:logistic": sizes / sizes.max()}
+    path = write_rows(tmp_path / "sizes.csv", {**columns, "y": labels.get(objective, sizes)})
+    runs = [run_local(made(objective, data=str(path), parties=n)) for n in (1, 3)]
+    assert model_of(runs[0]) == model_of(runs[1])
+    assert load_model(runs[0].path / "model.json").n_outputs == 1
+    plain = run_local(
+        made(objective, data=str(path), parties=1, max_bin=64, pax__aggregation="plain")
+    )
+    again = run_local(made(objective, data=str(path), max_bin=64))
+    assert_same_trees(*(load_model(each.path / "model.json") for each in (again, plain)))
+
+
+def test_weights_and_categories_are_those_of_all_rows(made: MakeRun, tmp_path: Path) -> None:
+    columns = made_columns("binary:logistic")
+    rng = np.random.default_rng(4)
+    columns["c"] = rng.choice(["oslo", "rome", "bonn", "york", "lima"], 400)
+    columns["w"] = rng.uniform(0, 3, 400).round(3)
+    columns["w"][::17] = 0
+    path = write_rows(tmp_path / "weighted.csv", columns)
+    given = {"data": str(path), "weight": "w", "max_bin": 64, "max_depth": 4}
+    runs = [run_local(made(parties=n, **given)) for n in (1, 3)]
+    assert model_of(runs[0]) == model_of(runs[1])
+    plain = run_local(made(parties=1, pax__aggregation="plain", **given))
+    assert_same_trees(*(load_model(each.path / "model.json") for each in (runs[1], plain)))
+
+
+# Nothing changes but who sees what
+
+
+def assert_same_trees(found: Ensemble, expected: Ensemble) -> None:
+    """Both have the same splits, and leaves within 1e-6; a threshold below or above all values may
+    be any such."""
+    assert len(found.trees) == len(expected.trees)
+    np.testing.assert_array_equal(found.sets.bits, expected.sets.bits)
+    np.testing.assert_allclose(found.base_score, expected.base_score, rtol=1e-6)
+    for own, other in zip(found.trees, expected.trees, strict=True):
+        for name in ("left", "column", "default_left"):
+            np.testing.assert_array_equal(own[name], other[name])
+        is_cut = (own["left"] != LEAF) & (np.abs(own["threshold"]) < LARGEST)
+        np.testing.assert_array_equal(own["threshold"][is_cut], other["threshold"][is_cut])
+        leaves = own["left"] == LEAF
+        np.testing.assert_allclose(own["value"][leaves], other["value"][leaves], rtol=1e-6)
+        assert own["left"][0] != LEAF
+
+
+@EVERY_OBJECTIVE
+def test_columns_of_few_values_give_the_trees_of_plain_sums(made: MakeRun, objective: str) -> None:
+    more = {"max_bin": 64, "num_boost_round": 4, "max_depth": 5}
+    secure_run = run_local(made(objective, parties=3, **more))
+    plain = run_local(made(objective, parties=1, pax__aggregation="plain", **more))
+    models = [load_model(each.path / "model.json") for each in (secure_run, plain)]
+    assert_same_trees(*models)
+    scores, expected = (summary_of(each)["metrics"] for each in (secure_run, plain))
+    assert scores.pop("by_party") == {}
+    for subset, found in scores.items():
+        assert found == pytest.approx(expected[subset], rel=1e-6, abs=1e-6)
+    rounds = [lines_of(each.rounds)[-1]["valid"] for each in (secure_run, plain)]
+    assert rounds[0] == pytest.approx(rounds[1], rel=1e-6, abs=1e-6)
+
+
+REAL = [
+    ("default-credit", "binary:logistic"),
+    ("give-me-some-credit", "binary:logistic"),
+    ("ijcnn1", "binary:logistic"),
+    ("waveform", "multi:softprob"),
+    ("abalone", "reg:squarederror"),
+    ("space-ga", "reg:squarederror"),
+]
+
+
+@pytest.mark.parametrize(
+    ("data", "objective"),
+    [REAL[-1], *(pytest.param(*each, marks=pytest.mark.slow) for each in REAL[:-1])],
+)
+def test_real_rows_give_the_trees_of_plain_sums_with_the_same_cuts(
+    real_data: Path, made: MakeRun, tmp_path: Path, data: str, objective: str
+) -> None:
+    """Where values are those that their bins begin with, plain sums have no other cuts."""
+    from fedapp.data.datasets import read_source
+    from fedapp.data.schema import Roles
+
+    more = {"num_boost_round": 5, "max_depth": 5, "max_bin": 64, "valid_fraction": 0.0}
+    secure_run = made(objective, data=data, label="", **more)
+    kept: list[Any] = []
+    save = RunFolder.save
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "save", lambda *given: kept.append(given[1]) or save(*given))
+        found = run_local(secure_run)
+    edges, offsets = kept[0].arrays["edges"], kept[0].arrays["offsets"]
+    table = read_source(data, Roles())
+    columns: dict[str, Any] = {}
+    for place, name in enumerate(table.columns):
+        values, own = table.values[:, place], edges[offsets[place] : offsets[place + 1]]
+        begins = np.append(np.float32(-1e30), own[:-1]).astype(np.float64)
+        codes = np.minimum(np.searchsorted(own, values, side="right"), len(own) - 1)
+        columns[f"x{name}"] = np.where(np.isnan(values), np.nan, begins[codes])
+    assert table.labels is not None
+    path = write_rows(tmp_path / "begins.csv", {**columns, "y": table.labels})
+    plain = made(objective, data=str(path), parties=1, pax__aggregation="plain", **more)
+    expected = run_local(plain)
+    assert_same_trees(*(load_model(each.path / "model.json") for each in (found, expected)))
+
+
+def test_the_model_loads_in_xgboost(made: MakeRun) -> None:
+    folder = run_local(made())
+    booster = xgboost.Booster(model_file=str(folder.path / "model.xgb.json"))
+    values = np.random.default_rng(0).integers(0, 40, (50, 6)).astype(np.float32)
+    values[::3, 0] = np.nan
+    from fedapp.trees.objective import transform
+    from fedapp.trees.predict import predict_margins
+
+    model = load_model(folder.path / "model.json")
+    own = transform("binary:logistic", predict_margins(model, values))[:, 0]
+    matrix = xgboost.DMatrix(values, feature_names=list(model.columns))
+    np.testing.assert_allclose(booster.predict(matrix), own, rtol=1e-6)
+
+
+def test_a_run_takes_four_exchanges_more(made: MakeRun) -> None:
+    found, plain = (
+        summary_of(run_local(made(num_boost_round=3, pax__aggregation=how)))
+        for how in ("secure", "plain")
+    )
+    assert found["exchanges"] == plain["exchanges"] + 4
+
+
+def test_early_stopping_and_more_rounds(made: MakeRun) -> None:
+    given = {"early_stopping_rounds": 2, "valid_fraction": 0.3, "eta": 1.0, "num_boost_round": 40}
+    folder = run_local(made(**given))
+    summary, lines = summary_of(folder), lines_of(folder.rounds)
+    assert summary["trees"] == summary["best_round"] == len(lines) - 2 < 40
+    first = run_local(made(num_boost_round=2))
+    more = run_local(made(num_boost_round=3, init_model=str(first.path)))
+    once = run_local(made(num_boost_round=5))
+    assert model_of(more) == model_of(once)
+
+
+def test_constraints_draws_and_depth(made: MakeRun) -> None:
+    given = {
+        "colsample_bytree": 0.7,
+        "colsample_bynode": 0.8,
+        "subsample": 0.7,
+        "monotone_constraints": "a:1",
+        "interaction_constraints": "[a,b,c],[d,e,f]",
+        "pax__bins": "equal",
+        "max_bin": 64,
+    }
+    found, plain = (
+        run_local(made(**given, parties=1, pax__aggregation=how)) for how in ("secure", "plain")
+    )
+    assert_same_trees(*(load_model(each.path / "model.json") for each in (found, plain)))
+    assert summary_of(run_local(made(**given)))["trees"] == 2
+
+
+@pytest.mark.slow
+def test_flowers_simulation_gives_the_model_of_the_local_engine(
+    made: MakeRun, simulate: Simulate
+) -> None:
+    local, simulated = run_local(made()), simulate(made())
+    assert model_of(simulated) == model_of(local)
+    assert summary_of(simulated)["metrics"] == summary_of(local)["metrics"]
+
+
+# A server that dies
+
+
+# Hello 1, keys 2, counts 3 to 6, trees 7-8 and 9-10, scores 11; a checkpoint after each tree.
+@pytest.mark.parametrize(
+    "how", [{"dies_before_sending": 10}, {"dies_before_reading": 9}, {"dies_before_reading": 11}]
+)
+def test_a_server_that_dies_goes_on_to_the_same_model(
+    settings: MakeSettings, how: dict[str, int]
+) -> None:
+    expected = model_of(run_local(settings(pax__aggregation="secure")))
+    run_settings = settings(pax__aggregation="secure")
+    die(run_settings, **how)
+    assert model_of(run(resumed(run_settings))) == expected
+
+
+# What is sent
+
+
+KINDS = {
+    "query.greet": (handshake.GreetRequest, handshake.GreetReply),
+    "query.hello": (handshake.HelloRequest, handshake.HelloReply),
+    "query.secure_keys": (secagg.KeysRequest, secagg.KeysReply),
+    "train.pax_open": (pax.OpenRequest, secagg.MaskedReply),
+    "train.pax_count": (pax.CountRequest, secagg.MaskedReply),
+    "train.pax_sums": (pax.GrowSumsRequest, secagg.MaskedReply),
+    "evaluate.scoring_sums": (scoring.SumScoresRequest, secagg.MaskedReply),
+}
+
+
+def test_messages_hold_what_their_modules_list_and_nothing_else(made: MakeRun) -> None:
+    folder, app = listen(made())
+    check_declared(app, KINDS)
+    check_no_rows(app, summary_of(folder))
+
+
+def test_what_a_party_sends_is_uniform(made: MakeRun) -> None:
+    _, app = listen(made(num_boost_round=4, max_bin=16))
+    masked = masked_in(app)
+    assert len(masked) > 30
+    assert chi_squared(np.concatenate(masked)) < MOST_CHI2
+
+
+def test_the_range_of_labels_is_told_to_powers_of_two_and_notes_stay(made: MakeRun) -> None:
+    _, app = listen(made("reg:squarederror"))
+    ranges = label_ranges(app)
+    assert ranges
+    assert {float(np.log2(value)) % 1 for value in ranges} == {0.0}
+    assert all(scalars_of(reply)["notes"] == [] for _, reply in app.of_kind("query.hello"))
+
+
+# Who is refused
+
+
+def test_a_run_that_may_lose_too_many_parties_is_refused(made: MakeRun) -> None:
+    with pytest.raises(ConfigError, match=r"^min-parties must be 0 or >= 3 of 4 with pax\.aggreg"):
+        run_local(made(parties=4, min_parties=2))
+    with pytest.raises(ConfigError, match=r"^min-parties must be 0 with .* early-stopping-rounds"):
+        run_local(made(parties=4, min_parties=3, early_stopping_rounds=2))
+
+
+def test_two_parties_are_told_what_each_sees(made: MakeRun) -> None:
+    warnings = summary_of(run_local(made(parties=2)))["warnings"]
+    assert any("hides little among 2" in text for text in warnings)
+
+
+def test_sites_with_tables_of_their_own_train(made: MakeRun, three: Callable[..., Any]) -> None:
+    run_settings = made(objective="auto", data="breast-cancer", parties=3)
+    folder = run_local(run_settings, three(bank={"least-parties": 3}))
+    assert summary_of(folder)["trees"] == 2
+    assert load_model(folder.path / "model.json").objective == "binary:logistic"
+
+
+def test_a_site_with_least_parties_rounds_whatever_it_is_asked(
+    write_table: WriteTable,
+) -> None:
+    data = str(write_table(y=np.linspace(-3, 5.5, 40)))
+    node = {"name": "bank", "data": data, "label": "y"}
+    request = handshake.HelloRequest("reg:squarederror", 0.2, 0.2, 3, False)
+    exact, rounded = (
+        look(site_config({**node, **more}, {}), request)[0] for more in ({}, {"least-parties": 3})
+    )
+    assert (exact.label_low, exact.label_high) == (-3, 5.5)
+    assert (rounded.label_low, rounded.label_high) == (-4, 8)
+
+
+def test_a_site_with_limits_names_no_classes_that_are_its_labels(write_table: WriteTable) -> None:
+    """Salaries as classes would be sent with the opening, each as it is."""
+    salaries = write_table("salaries", y=np.arange(40) * 10.5)
+    node = {"name": "bank", "data": str(salaries), "label": "y", "allow": "pax"}
+    request = handshake.HelloRequest("multi:softprob", 0.2, 0.2, 3, False)
+    assert len(look(site_config(node, {}), request)[0].classes) == 40
+    rule = "^objective must be for numbers at bank, whose classes would be its labels"
+    for limit in ({"least-parties": 3}, {"run-epsilon": 1}):
+        with pytest.raises(ConfigError, match=rule):
+            look(site_config({**node, **limit}, {}), request)
+    digits = write_table("digits", y=np.arange(40) % 10)
+    assert look(site_config({**node, "data": str(digits), "least-parties": 3}, {}), request)
+
+
+@pytest.mark.parametrize(
+    ("node", "aggregation", "rule"),
+    [
+        ({"least-parties": 4}, "secure", r"parties must be >= 4 \(least-parties of bank\), got 3"),
+        ({"least-parties": 2}, "plain", r"aggregation must be secure for bank, whose node config"),
+        (
+            {"trusted": f"shop:{'0' * 32}"},
+            "secure",
+            r"insurer .*: parcel\.key must be one bank trusts \(none is pinned\)",
+        ),
+        (
+            {"most-bins": 8},
+            "secure",
+            r"max-bin must be <= 8 \(most-bins in the node config of bank",
+        ),
+        ({"least-parties": 1}, "secure", r"least-parties must be >= 2, got 1"),
+    ],
+)
+def test_a_site_refuses_what_its_node_config_does(
+    made: MakeRun,
+    three: Callable[..., Any],
+    node: dict[str, Any],
+    aggregation: str,
+    rule: str,
+) -> None:
+    run_settings = made(parties=3, pax__aggregation=aggregation)
+    with pytest.raises(FedappError, match=rule):
+        run_local(run_settings, three(bank=node))
+
+
+def test_two_sites_sum_only_where_both_say_so(made: MakeRun, three: Callable[..., Any]) -> None:
+    run_settings = made(parties=2, num_boost_round=1)
+    with pytest.raises(
+        PartyError, match=r"parties must be >= 3 \(least-parties of bank\), got 2; "
+    ):
+        run_local(run_settings, three()[:2])
+    agreed = {"least-parties": 2}
+    folder = run_local(made(parties=2), three(bank=agreed, insurer=agreed)[:2])
+    assert json.loads((folder.path / "summary.json").read_text())["trees"] == 2
+
+
+def test_counts_that_no_message_holds_are_refused(
+    made: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strategies.pax_sums.MAX_COUNT_BYTES", 10_000)
+    with pytest.raises(
+        ConfigError, match=r"^max-bin must be less for so many columns .* 10,000 at"
+    ):
+        run_local(made())
+
+
+def test_gradients_beyond_what_holds_for_all_rows_are_refused(made: MakeRun) -> None:
+    rule = r"every gradient must be <= .* got a larger one; a smaller eta"
+    with pytest.raises(DivergedError, match=rule):
+        run_local(made("reg:squarederror", eta=1000.0, num_boost_round=3))

@@ -1,0 +1,218 @@
+"""SecureBoost whose encrypted gradients fill more than one message."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clients.secureboost import active as secureboost_round
+from clients.secureboost import passive as secureboost_passive
+from clients.secureboost.passive import BLOCKS, ENDS, blocks_of
+from fedapp.messages import secureboost as messages
+from fedapp.messages.vertical import SentReply
+from fedapp.run_folder import RunFolder
+from fedapp.runs.local import run_local, simulated_contexts
+from fedapp.settings import Settings
+from fedapp.site.store import Store
+from tests.letters import letters_sent
+from tests.network import die, resumed, run
+from tests.pooled import made_columns, write_rows
+from tests.strategies.test_secureboost_transcript import KINDS
+from tests.tampering import FALSE, keep_letters_back, refuses
+from tests.transcript import Listener, check_declared, check_no_rows, lines_of, summary_of
+
+MakeSettings = Callable[..., Settings]
+KEY_BITS, N_ROWS = 256, 120
+CIPHERTEXT_BYTES = KEY_BITS // 4
+BLOCK_ROWS = 41  # of a single receiver; does not divide the rows
+TRAIN = "train.secureboost_"
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that carry few ciphertexts."""
+    monkeypatch.setattr(messages, "BLOCK_BYTES", BLOCK_ROWS * CIPHERTEXT_BYTES)
+
+
+@pytest.fixture
+def made(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
+    def make(objective: str = "binary:logistic", **more: Any) -> Settings:
+        data = write_rows(tmp_path / "made.csv", made_columns(objective, N_ROWS))
+        n_runs = len(list(tmp_path.glob("run-*")))
+        (folder := tmp_path / f"run-{n_runs}").mkdir()
+        given = {"secureboost__key_bits": KEY_BITS, "num_boost_round": 2, "max_depth": 2}
+        own = {"run_dir": str(folder), "data": str(data), "label": "y", "objective": objective}
+        return vertical(**{**given, **own, "max_bin": 8, **more})
+
+    return make
+
+
+def model_of(folder: RunFolder) -> bytes:
+    return (folder.path / "model.json").read_bytes()
+
+
+def steps_of(folder: RunFolder, kind: str) -> list[int]:
+    """Exchanges of a run in which somebody is asked this."""
+    lines = lines_of(folder.ledger)
+    return sorted({line["step"] for line in lines if line["type"] == TRAIN + kind})
+
+
+@pytest.mark.parametrize(
+    ("objective", "parties", "more"),
+    [
+        ("binary:logistic", 2, {}),
+        ("multi:softprob", 3, {}),
+        ("reg:squarederror", 3, {"subsample": 0.8, "colsample_bytree": 0.5}),
+    ],
+)
+def test_gradients_in_several_messages_make_the_same_model(
+    made: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    objective: str,
+    parties: int,
+    more: dict[str, Any],
+) -> None:
+    whole = run_local(made(objective, parties=parties, **more))
+    assert not steps_of(whole, "encrypt")
+    monkeypatch.setattr(messages, "BLOCK_BYTES", BLOCK_ROWS * CIPHERTEXT_BYTES)
+    in_blocks = run_local(made(objective, parties=parties, **more))
+    assert len(steps_of(in_blocks, "encrypt")) > 2
+    assert model_of(in_blocks) == model_of(whole)
+
+
+@pytest.mark.parametrize("parties", [2, 3])
+def test_a_block_takes_one_exchange_and_no_message_carries_more(
+    made: MakeSettings, small_blocks: None, parties: int
+) -> None:
+    app = Listener()
+    folder = run(made(parties=parties), app=app)
+    letters = [one for one in letters_sent(app) if one.name.endswith("Gradients")]
+    n_train, n_receivers = summary_of(folder)["matched_rows"]["train"], parties - 1
+    rows = BLOCK_ROWS // n_receivers
+    n_blocks = -(-n_train // rows)
+    assert n_blocks > 2
+    asked = steps_of(folder, "encrypt")
+    assert len(asked) == 2 * (n_blocks - 1)
+    assert asked == steps_of(folder, "take")  # one is made as another is kept
+    sizes = [len(letter["ciphertexts"]) for letter in letters]
+    assert Counter(sizes) == Counter(
+        {rows: 2 * n_receivers * (n_blocks - 1), n_train - rows * (n_blocks - 1): 2 * n_receivers}
+    )
+
+
+def test_blocks_are_declared_and_show_the_server_nothing_more(
+    made: MakeSettings, small_blocks: None
+) -> None:
+    app = Listener()
+    folder = run(made(), app=app)
+    more = {
+        f"{TRAIN}encrypt": (messages.EncryptRequest, SentReply),
+        f"{TRAIN}take": (messages.TakeRequest, SentReply),
+    }
+    heard = {kind for kind, *_ in app.heard}
+    assert heard > {*more}
+    check_declared(app, {kind: {**KINDS, **more}[kind] for kind in heard})
+    check_no_rows(app, summary_of(folder))
+    got = {one.name for one in letters_sent(app) if one.receiver == "party-2"}
+    assert got - {"CommonRows"} == {"PublicKey", "EncryptedGradients", "MoreGradients", "Splits"}
+
+
+# What goes wrong in between
+
+
+@pytest.mark.parametrize("kind", ["encrypt", "sum"])
+def test_a_server_that_dies_between_blocks_goes_on_to_the_same_model(
+    made: MakeSettings, small_blocks: None, kind: str
+) -> None:
+    whole = run(made())
+    steps, settings = steps_of(whole, kind), made()
+    contexts = simulated_contexts(settings)
+    die(settings, contexts, dies_before_reading=steps[1])  # in the first round
+    die(resumed(settings), contexts, dies_before_sending=steps[-1])
+    assert model_of(run(resumed(settings), contexts)) == model_of(whole)
+
+
+@pytest.mark.parametrize("fault", ["loses_request", "loses_reply"])
+def test_a_block_that_gets_lost_is_sent_again(
+    made: MakeSettings, small_blocks: None, fault: str
+) -> None:
+    whole, faults = run(made()), {fault: lambda step, before: step > 1 and before == 0}
+    assert model_of(run(made(resend_after=0.05), **faults)) == model_of(whole)
+
+
+# What is false
+
+
+def test_a_server_that_keeps_a_block_back_stops_the_run(
+    made: MakeSettings, small_blocks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_letters_back(monkeypatch, messages.TakeRequest, "party-2", first=1)
+    refuses("^party-1.*: MoreGradients.start must be 41, the first of round 0 that is", made())
+
+
+def test_sums_that_are_asked_for_before_the_last_block_stop_the_run(
+    made: MakeSettings, small_blocks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_letters_back(monkeypatch, messages.SumRequest, "party-2")
+    refuses(r"^party-1.*: EncryptedGradients.ciphertexts must be \d+, got 82$", made())
+
+
+@pytest.mark.parametrize(("change", "rule"), FALSE.values(), ids=FALSE)
+def test_false_gradients_of_a_later_block_stop_the_run_by_the_active_partys_name(
+    made: MakeSettings,
+    small_blocks: None,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Any], Any],
+    rule: str,
+) -> None:
+    honest = secureboost_round._encrypted
+
+    def false(view: Any, fields: Any, start: int, stop: int) -> Any:
+        found = honest(view, fields, start, stop)
+        return change(found) if stop == len(fields) else found
+
+    monkeypatch.setattr(secureboost_round, "_encrypted", false)
+    refuses(rf"^party-1.*: (More|Encrypted)Gradients.ciphertexts .*{rule}", made())
+
+
+def test_a_block_of_another_round_stops_the_run(
+    made: MakeSettings, small_blocks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = secureboost_passive._go_on
+    monkeypatch.setattr(
+        secureboost_passive,
+        "_go_on",
+        lambda store, letter: honest(store, replace(letter, round_id=letter.round_id + 1)),
+    )
+    refuses("^party-1.*: MoreGradients.start must be 41, the first of round 0 that is", made())
+
+
+def test_blocks_of_a_round_are_dropped_when_the_next_one_begins(
+    made: MakeSettings, small_blocks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, found = secureboost_passive._begin, list[set[str]]()
+
+    def begin(site: Any, letter: Any) -> None:
+        honest(site, letter)
+        found.append({name for name in site.store._names() if name.startswith("ciphertexts")})
+
+    monkeypatch.setattr(secureboost_passive, "_begin", begin)
+    run(made())
+    assert found == [{"ciphertexts.0"}] * 2
+
+
+def test_blocks_give_any_run_of_ciphertexts_in_order() -> None:
+    store, rows = Store(Path()), np.arange(20, dtype=np.uint8).reshape(10, 2)
+    store.facts[ENDS] = [0, 4, 8, 10]
+    for place, (start, end) in enumerate([(0, 4), (4, 8), (8, 10)]):
+        store[f"{BLOCKS}.{place}"] = rows[start:end]
+    for first in range(11):
+        for last in range(first, 11):
+            found = [*blocks_of(store, first, last), rows[:0]]
+            np.testing.assert_array_equal(np.concatenate(found), rows[first:last])

@@ -1,0 +1,140 @@
+"""Stock XGBoost predicts what fedapp predicts: by ``encode``, and by the READMEs' own lines."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.csv
+import pytest
+import xgboost
+
+import fedapp
+from fedapp.messages.handshake import HelloReply
+from strategies.horizontal import joint_kinds
+from tests.strategies.test_meeting import REPLY
+
+WriteTable = Callable[..., Path]
+ROOT = Path(__file__).parents[2]
+SNIPPETS = {
+    "README.md": "## Use the model",
+    "strategies/README.md": "## Columns in stock XGBoost",
+}
+KINDS = {"a": "number", "b": "number", "member": "boolean", "since": "date", "town": "category"}
+
+
+@pytest.fixture
+def loans(write_table: WriteTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A table of numbers, yes and no, dates and names, with missing values."""
+    monkeypatch.chdir(tmp_path)
+    rng, n_rows = np.random.default_rng(3), 120
+    days = [f"20{10 + day % 9}-0{1 + day % 9}-1{day % 7}" for day in rng.permutation(n_rows)]
+    given = {
+        "member": rng.choice(["Yes", "no", "Y", ""], n_rows).tolist(),
+        "since": ["NA" if row % 8 == 0 else day for row, day in enumerate(days)],
+        "town": rng.choice(["Oslo", "None", "Bergen", "?"], n_rows).tolist(),
+    }
+    given["y"] = [
+        int((member in ("Yes", "Y")) != (town == "Oslo") or rng.random() < 0.2)
+        for member, town in zip(given["member"], given["town"], strict=True)
+    ]
+    return write_table("new-loans", n_rows=n_rows, **given)
+
+
+def margins(run: fedapp.Run, table: Path) -> Any:
+    """Of fedapp's own predictions."""
+    found = run.predict_proba(str(table))
+    return np.log(found[:, 1] / found[:, 0])
+
+
+@pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost"])
+def test_encoded_rows_have_the_models_margins_in_stock_xgboost(strategy: str, loans: Path) -> None:
+    given: dict[str, Any] = {"num_boost_round": 8, "max_depth": 4, "eta": 0.3}
+    if strategy == "secureboost":
+        given |= {"align": "ordered", "secureboost": {"key_bits": 512, "insecure_small_key": True}}
+        given["allow_export"] = True
+    run = fedapp.run(strategy, data=str(loans), label="y", parties=2, **given)
+    frame, booster = run.encode(str(loans)), run.to_xgboost()
+    assert list(frame.columns) == list(booster.feature_names)
+    theirs = booster.predict(xgboost.DMatrix(frame, enable_categorical=True), output_margin=True)
+    np.testing.assert_allclose(theirs, margins(run, loans), rtol=1e-5, atol=1e-6)
+    found = json.loads((run.path / "columns.json").read_text())["columns"]
+    assert {name: column["kind"] for name, column in found.items()} == KINDS
+    names = ["Bergen", "None", "Oslo"]
+    assert sorted(found["town"]["names"]) == names
+    split_on = {line.split("[")[1].split("<")[0].split(":")[0] for line in splits(booster)}
+    assert {"member", "since", "town"} <= split_on
+
+
+def splits(booster: Any) -> list[str]:
+    """Lines of the dump that split."""
+    return [line for tree in booster.get_dump() for line in tree.splitlines() if "[" in line]
+
+
+@pytest.mark.parametrize("path", SNIPPETS)
+def test_the_lines_of_a_readme_score_a_table_as_fedapp_does(path: str, loans: Path) -> None:
+    folder = "runs/20261121-101500-pax"
+    known = loans.with_name("loans.csv")
+    known.write_text(loans.read_text().replace("Oslo", "Bergen"))
+    given: dict[str, Any] = {"label": "y", "num_boost_round": 4, "run_dir": folder}
+    run = fedapp.run("pax", data=str(known), parties=2, **given)
+    part = (ROOT / path).read_text().partition(SNIPPETS[path])[2]
+    lines = re.search(r"```python\n(.*?)```", part, re.DOTALL)
+    assert lines
+    names: dict[str, Any] = {}
+    unknown = "values of 'town' are no category of the model"
+    with pytest.warns(UserWarning, match=unknown) if path == "README.md" else nullcontext():
+        exec(lines[1], names)
+    with pytest.warns(UserWarning, match=unknown):
+        margin = margins(run, loans)
+    due = 1 / (1 + np.exp(-margin))
+    scores = names.get("same_scores", names["scores"])
+    np.testing.assert_allclose(scores, due, rtol=1e-6)
+    if path == "README.md":
+        np.testing.assert_allclose(names["scores"][:, 1], due, rtol=1e-6)
+        sums = names["contributions"].sum(axis=1)
+        np.testing.assert_allclose(sums, margin, atol=1e-5)
+
+
+def test_explanations_name_their_columns_and_classes(loans: Path, write_table: WriteTable) -> None:
+    run = fedapp.run("pax", data=str(loans), label="y", parties=2, num_boost_round=2)
+    assert list(run.explain(str(loans)).columns) == [*KINDS, "bias"]
+    many = write_table("many", n_rows=60, y=["low", "mid", "high"] * 20)
+    run = fedapp.run("pax", data=str(many), label="y", parties=2, num_boost_round=2)
+    found = run.explain(str(many))
+    assert found.shape == (60, 9)
+    assert list(found["mid"].columns) == ["a", "b", "bias"]
+    booster = run.to_xgboost()
+    rows = xgboost.DMatrix(pyarrow.csv.read_csv(many).select(["a", "b"]))
+    due = booster.predict(rows, output_margin=True)
+    for place, name in enumerate(run.classes):
+        np.testing.assert_allclose(found[name].sum(axis=1), due[:, place], atol=1e-5)
+
+
+def test_a_model_of_parties_cannot_be_encoded_for(write_table: WriteTable, tmp_path: Path) -> None:
+    given = {"parties": 2, "align": "ordered", "federated_forest": {"trees": 2}}
+    run = fedapp.run("federated-forest", data=str(write_table()), label="y", **given)
+    with pytest.raises(
+        fedapp.ConfigError, match=r"^encode must be of a whole model, got a divided one"
+    ):
+        run.encode(str(write_table()))
+
+
+def told(*kinds: tuple[str, ...]) -> dict[str, HelloReply]:
+    """Parties with one column each, of these kinds."""
+    return {f"p{place}": replace(REPLY, kinds=each) for place, each in enumerate(kinds)}
+
+
+def test_a_column_that_is_numbers_at_some_parties_has_the_kind_of_the_others() -> None:
+    assert joint_kinds(told((), ("date",), ("",))) == ("date",)
+    assert joint_kinds(told((), ("",))) == ("number",)
+    with pytest.raises(fedapp.DataError, match=r"^column 'a' must be of one type at all parties"):
+        joint_kinds(told(("date",), ("boolean",)))
+    with pytest.raises(fedapp.FedappError, match=r"HelloReply\.kinds must be known kinds, one a"):
+        joint_kinds(told(("date", "date")))
