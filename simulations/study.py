@@ -12,26 +12,34 @@ from __future__ import annotations
 import argparse
 import hashlib
 import inspect
+import itertools
 import json
 import math
 import multiprocessing
 import os
 import resource
+import secrets
+import shlex
 import shutil
+import signal
+import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import pyarrow as pa
 import pyarrow.parquet
 from rich.box import SIMPLE_HEAD
@@ -39,41 +47,26 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from fedapp import client_app, metrics
+from fedapp.crypto.sealed import fingerprint_of, public_key
 from fedapp.data.table import Table
+from fedapp.deploy.folders import write_federation, write_site
+from fedapp.deploy.targets import Federation
 from fedapp.home import home
-from fedapp.messages.fields import Request
+from fedapp.messages.fields import Request, all_methods
 from fedapp.messages.wire import Content, Envelope, from_content, parcels_of
 from fedapp.process import versions
 from fedapp.report.summary import human_bytes
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import temporary_run
 from fedapp.runs.clean import forget_model
-from fedapp.runs.local import run_local
+from fedapp.runs.flower import free_ports
+from fedapp.runs.local import run_local, site_contexts
+from fedapp.runs.series import Engine, Series, other_code
 from fedapp.settings import Settings, defaults, load_settings
 from fedapp.site.answer import Site, answered, find_handler
 from fedapp.site.mail import Mail, open_mail
-from fedapp.site.settings import SiteConfig
+from fedapp.site.settings import SiteConfig, parse_node_config, site_config
 from fedapp.site.store import PART_FILE, Stores
-
-if TYPE_CHECKING:
-    from fedapp.runs.compare import Engine, Tell
-import itertools
-import secrets
-import shlex
-import signal
-import socket
-import subprocess
-from contextlib import suppress
-
-import psutil
-
-from fedapp.crypto.sealed import fingerprint_of, public_key
-from fedapp.deploy.folders import write_federation, write_site
-from fedapp.deploy.targets import Federation
-from fedapp.messages.fields import all_methods
-from fedapp.runs.flower import free_ports
-from fedapp.runs.local import site_contexts
-from fedapp.site.settings import parse_node_config, site_config
 from fedapp.site.trust import identity, pin
 
 STATUS = "/proc/{process}/status"
@@ -220,8 +213,6 @@ def write_tables(
     Also prints which cached results are of other code. ``name`` is of the study, ``start`` a value
     of ``time.monotonic``; ``runs`` is the folder of the runs, if it is another one.
     """
-    from fedapp.runs.compare import other_code
-
     command = " ".join([f"python -m simulations papers {name}", *sys.argv[1:]])
     package_versions = versions(("fedapp", "flwr", "numpy", *packages))
     document = {**tables, "command": command, "versions": package_versions}
@@ -230,6 +221,11 @@ def write_tables(
     console.print(f"{spent}; written to {output / 'tables.json'}", soft_wrap=True)
     if warning := other_code(runs or output):
         console.print(warning, soft_wrap=True)
+
+
+def series(folder: Path, what: str = "") -> Series:
+    """Runs and results in a folder; printed lines about them begin with ``what``."""
+    return Series(folder, partial(console.print, f"{what}:") if what else console.print)
 
 
 def run_and_tidy(settings: Settings) -> RunFolder:
@@ -457,7 +453,7 @@ def attack_results(
     quick: bool = False,
     data: Sequence[str] = (),
     output: Path = ATTACK_OUTPUT,
-    report: Tell = print,
+    report: Callable[[str], None] = print,
 ) -> Iterator[Result]:
     """Run an attack on each data set with each setting; ``quick``: the first set and two settings.
 
@@ -483,9 +479,10 @@ def attack_results(
             yield Result(attack.name, name, way, **means)
 
 
-def _outcome(attack: Attack, overrides: Overrides, path: Path, report: Tell) -> dict[str, float]:
+def _outcome(
+    attack: Attack, overrides: Overrides, path: Path, report: Callable[[str], None]
+) -> dict[str, float]:
     """The outcome of one run, with its seconds, cached in a file."""
-    from fedapp.runs.compare import cached_rows
 
     def run() -> list[dict[str, float]]:
         start = time.perf_counter()
@@ -494,7 +491,7 @@ def _outcome(attack: Attack, overrides: Overrides, path: Path, report: Tell) -> 
 
     # Other keys are options of the attack, and part of the file's name.
     settings = load_settings({key: overrides[key] for key in overrides if key in defaults()})
-    (outcome,) = cached_rows(path, settings, run, report)
+    (outcome,) = Series(path.parent, report).rows(path.stem, settings, run)
     return outcome
 
 
@@ -519,8 +516,6 @@ def count(text: str) -> int:
 
 def attack_main(*attacks: Attack) -> None:
     """Attacks on runs of honest parties: a line of JSON for each result, then the table."""
-    from fedapp.runs.compare import other_code
-
     start = time.perf_counter()
     parser = new_parser(attacks[0].run if len(attacks) == 1 else attack_main)
     if len(attacks) > 1:

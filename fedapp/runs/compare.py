@@ -1,34 +1,28 @@
 """Compare strategies on the same rows, over several seeds or folds; and cross-validate one.
 
 Every cell is a run in a folder, ``<output>/<strategy>-<seed>``, followed by ``-fold-<fold>`` if
-there are folds. Cells and baselines are written with the inputs they were computed from: finished
-ones with the same inputs are reused, and interrupted cells resumed.
+there are folds. Runs and baselines are a `Series`: what has finished is not computed again.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import json
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedapp.data.datasets import by_party, drop_frames, named_frames, party_sources
+from fedapp.data.datasets import drop_frames, named_frames, party_sources
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError
-from fedapp.home import RUNS, private_folder
+from fedapp.home import RUNS
 from fedapp.metrics import larger_is_better
-from fedapp.process import versions
 from fedapp.report import write_report
 from fedapp.report.page import N_ORDERS, Comparison, Line, tradeoff_page
-from fedapp.report.summary import read_run, score_names, score_rows
-from fedapp.run_folder import INPUTS_FILE, OnRound, RunFolder, Silent, State, Watcher, new_run_dir
+from fedapp.report.summary import score_names, score_rows
+from fedapp.run_folder import OnRound, RunFolder, Silent, Watcher, new_run_dir
 from fedapp.runs import session
 from fedapp.runs.baselines import (
     BY_COLUMNS,
@@ -40,37 +34,17 @@ from fedapp.runs.baselines import (
     order_range,
     run_baselines,
 )
-from fedapp.runs.clean import CLAIM, COMPARISON, FOLDS, delete_run
+from fedapp.runs.clean import COMPARISON, FOLDS
 from fedapp.runs.engines import SIMULATED
 from fedapp.runs.run import PAGE
+from fedapp.runs.series import VARIED, Engine, Series, default_folder, name_of
 from fedapp.runs.session import Training, check_method, check_tables
 from fedapp.runs.tables import resolve_objective
-from fedapp.settings import (
-    Settings,
-    Value,
-    app_files,
-    defaults,
-    flatten,
-    load_settings,
-    settings_named,
-)
+from fedapp.settings import Settings, Value, load_settings, settings_named
 from strategies.run import check_read, load_strategy
 
-Engine = Callable[[Settings], RunFolder]
-Draw = Mapping[str, int]  # seed and fold
-Tell = Callable[[str], None]
-# Settings that the lines and facts of a comparison show, or that differ between its runs.
-STATED = {"strategy", "data", "seed", "parties", "objective", "run-dir", "resume"}
 # Settings that every method of a comparison must read: they affect columns and scores.
 ALL_READ = ("eval-metric", "base-margin")
-# Inputs of a cached result: settings, except those that do not affect it, table and code.
-NO_MATTER = {"run-dir", "resume"}
-TABLE, CODE = "table", "code"
-KEY = "made_from"  # first key of a file with inputs
-PACKAGES = ("fedapp", "strategies", "clients", "simulations")
-LIBRARIES = ("flwr", "numpy", "scikit-learn", "torch", "xgboost")
-MOST_NAMED = 6  # results of other code
-NO_INPUTS = "made again, as what is there does not say what it was made from"
 
 
 def carry_out(
@@ -100,7 +74,7 @@ def carry_out(
     check_comparable(runs, n_seeds)
     for settings in runs:
         session.check_tables(settings, engine, watcher)
-    folder = output or comparison_folder(runs[0], engine)
+    folder = output or default_folder(runs[0], engine)
     comparison = compare(strategies, overrides, n_seeds, folder, run, engine, watcher)
     watcher.begin("writing the pages")
     cells = [RunFolder(folder / name) for line in comparison.lines for name in line.runs]
@@ -133,27 +107,25 @@ def compare(
     watcher.begin("reading the table")
     n_rows = same_rows(runs)
     runs = [resolve_objective(run) for run in runs]
-    first = runs[0]
-    claim_folder(output, first, engine_name)
+    first, series = runs[0], Series(output, watcher.tell)
+    series.claim(first, engine_name)
     seeds = tuple(range(first.seed, first.seed + n_seeds))
-    metric = first.watched_metric
-    lines = []
     draws = [draw for seed in seeds for draw in draws_of_seed(first, seed)]  # a run of each method
+    metric, lines = first.watched_metric, []
     for place, run in enumerate(runs):
-        cells = []
-        for number, draw in enumerate(draws, start=place * len(draws) + 1):
+        cells = [without_unread(run).model_copy(update=draw) for draw in draws]
+        summaries = []
+        for number, cell in enumerate(cells, start=place * len(draws) + 1):
             of_all = f"(run {number} of {len(runs) * len(draws)})"
-            watcher.begin(f"{run.strategy}, {_in_words(draw)} {of_all}")
-            cell = without_unread(run).model_copy(update=draw)
-            cells.append(finished_cell(cell, output, engine, watcher.tell))
-        named = [_cell_name(run.strategy, draw) for draw in draws]
-        lines.append(_line(run.strategy, cells, metric, named))
-    lines += _baselines(runs, draws, output, metric, watcher)
-    boosted = next((run for run in runs if baselines_of(run.strategy).model == XGBOOST), None)
+            watcher.begin(f"{run.strategy}, {_in_words(cell)} {of_all}")
+            summaries.append(series.run(cell, engine))
+        lines.append(_line(run.strategy, summaries, metric, [name_of(cell) for cell in cells]))
+    lines += _baselines(runs, draws, series, metric, watcher)
+    boosted = [run for run in runs if baselines_of(run.strategy).model == XGBOOST]
     orders = None
-    if boosted is not None:
-        orders = _orders(boosted.model_copy(update=draws[0]), output, metric, watcher)
-    stated = STATED | {"fold", "folds"}
+    if boosted:
+        orders = _orders(boosted[0].model_copy(update=draws[0]), series, metric, watcher)
+    stated = VARIED | {"data", "fold", "folds"}
     changed = {name: value for name, value in first.changed.items() if name not in stated}
     methods: dict[str, tuple[str, ...]] = {}  # by what the parties share of a table
     for strategy in strategies:
@@ -176,65 +148,32 @@ def compare(
         first.folds,
         orders,
     )
-    record = asdict(comparison) | {"table": comparison.records}
-    RunFolder(output).write_json(COMPARISON, record)
+    RunFolder(output).write_json(COMPARISON, asdict(comparison) | {"table": comparison.records})
     return comparison
 
 
-def draws_of_seed(settings: Settings, seed: int) -> list[Draw]:
+def draws_of_seed(settings: Settings, seed: int) -> list[dict[str, int]]:
     """Seed and fold of every run with a seed: one run for each fold."""
     folds = range(1, settings.folds + 1) if settings.folds else [0]
     return [{"seed": seed, "fold": fold} for fold in folds]
 
 
-def _in_words(draw: Draw) -> str:
-    return ", ".join(f"{name} {value}" for name, value in draw.items() if value or name == "seed")
+def _in_words(run: Settings) -> str:
+    return f"seed {run.seed}" + (f", fold {run.fold}" if run.fold else "")
 
 
-def finished_cell(settings: Settings, output: Path, engine: Engine, tell: Tell) -> dict[str, Any]:
-    """The summary of a run, which is run or resumed unless it has finished; ConfigError if the
-    folder has a run of other settings or another table."""
-    name = _cell_name(settings.strategy, {"seed": settings.seed, "fold": settings.fold})
-    folder = (output / name).resolve()
-    asked, before = inputs_of(settings), read_inputs(folder / INPUTS_FILE)
-    is_finished, place = (folder / "summary.json").exists(), {"run_dir": str(folder)}
-    if before and (is_finished or RunFolder(folder).state is State.RESUMABLE):
-        check_same(asked, before, folder)
-        code = "" if before[CODE] == asked[CODE] else ", by other code"
-        tell(f"{name}: {'finished before' if is_finished else 'goes on'}{code}")
-        if is_finished:
-            return dict(read_run(folder).summary)
-        place["resume"] = str(folder)
-    else:
-        if folder.exists():
-            if before is None:
-                tell(f"{name}: {NO_INPUTS}")
-                (folder / "summary.json").unlink(missing_ok=True)  # finished runs are not deleted
-            delete_run(folder)
-        private_folder(folder)
-        RunFolder(folder).write_json(INPUTS_FILE, {KEY: asked})
-    engine(settings.model_copy(update=place))
-    tell(f"{name}: done")
-    return dict(read_run(folder).summary)
-
-
-def _cell_name(begin: str, draw: Draw) -> str:
-    return f"{begin}-{draw['seed']}" + (f"-fold-{draw['fold']}" if draw["fold"] else "")
-
-
-def _line(name: str, cells: Sequence[Mapping[str, Any]], metric: str, runs: Sequence[str]) -> Line:
+def _line(
+    name: str, summaries: Sequence[Mapping[str, Any]], metric: str, runs: Sequence[str]
+) -> Line:
     """The line of a strategy: means over its runs."""
-
-    def mean(of: Callable[[Mapping[str, Any]], float]) -> float:
-        return float(np.mean([of(cell) for cell in cells]))
-
-    return replace(
-        _scored_line(name, [cell["metrics"].get("test", {}) for cell in cells], metric),
-        seconds=mean(lambda cell: cell["seconds"]["train"]),
-        exchanges=mean(lambda cell: cell["exchanges"]),
-        n_bytes=mean(lambda cell: sum(cell["bytes"].values())),
-        runs=tuple(runs),
-    )
+    costs = [
+        (each["seconds"]["train"], each["exchanges"], sum(each["bytes"].values()))
+        for each in summaries
+    ]
+    seconds, exchanges, n_bytes = (float(np.mean(each)) for each in zip(*costs, strict=True))
+    line = _scored_line(name, [each["metrics"].get("test", {}) for each in summaries], metric)
+    of_runs = {"seconds": seconds, "exchanges": exchanges, "n_bytes": n_bytes, "runs": tuple(runs)}
+    return replace(line, **of_runs)
 
 
 def _scored_line(name: str, tests: Sequence[Mapping[str, Any]], metric: str) -> Line:
@@ -247,7 +186,11 @@ def _scored_line(name: str, tests: Sequence[Mapping[str, Any]], metric: str) -> 
 
 
 def _baselines(
-    runs: Sequence[Settings], draws: Sequence[Draw], output: Path, metric: str, watcher: Watcher
+    runs: Sequence[Settings],
+    draws: Sequence[Mapping[str, int]],
+    series: Series,
+    metric: str,
+    watcher: Watcher,
 ) -> list[Line]:
     """Baselines on the same rows; those with equal names share a line."""
     kinds = {baselines_of(run.strategy): run for run in reversed(runs)}
@@ -255,48 +198,38 @@ def _baselines(
     for kind, run in sorted(kinds.items(), key=lambda item: item[0].name):
         of_kind: dict[str, list[Mapping[str, Any]]] = {}
         for draw in draws:
-            trained = _scored(kind, run, draw, output, watcher)
-            named = {f"pooled {kind.model}": trained["pooled"]} | {
-                f"{party}'s {kind.split_by} alone, {kind.short}": values
-                for party, values in trained["alone"].items()
-            }
-            for line, values in named.items():
+            trained = _scored(kind, run.model_copy(update=dict(draw)), series, watcher)
+            of_kind.setdefault(f"pooled {kind.model}", []).append(trained["pooled"])
+            for party, values in trained["alone"].items():
+                line = f"{party}'s {kind.split_by} alone, {kind.short}"
                 of_kind.setdefault(line, []).append(values)
         scores |= of_kind
     return [_scored_line(name, tests, metric) for name, tests in scores.items()]
 
 
-def _scored(
-    kind: BaselineKind, run: Settings, draw: Draw, output: Path, watcher: Watcher
-) -> Mapping[str, Any]:
-    """Scores of the baselines of a kind; trained, or read if their file is valid."""
-    name, settings = _cell_name(f"baselines-{kind.name}", draw), run.model_copy(update=draw)
+def _scored(kind: BaselineKind, run: Settings, series: Series, watcher: Watcher) -> dict[str, Any]:
+    """Scores of the baselines of a kind, which all its methods share."""
+    name = name_of(run, f"baselines-{kind.name}")
 
     def train() -> list[dict[str, Any]]:
-        what = f"the baselines ({kind.model} by {kind.split_by}), {_in_words(draw)}"
-        watcher.begin(f"training {what}")
-        scores = run_baselines(settings)
+        watcher.begin(f"training the baselines ({kind.model} by {kind.split_by}), {_in_words(run)}")
+        scores = run_baselines(run)
         watcher.tell(f"{name}: done")
         return [scores]
 
-    # All methods of a kind share their baselines.
-    of_kind = settings.model_copy(update={"strategy": kind.name})
-    (scores,) = cached_rows(output / f"{name}.json", of_kind, train, watcher.tell)
-    return scores
+    return series.rows(name, run.model_copy(update={"strategy": kind.name}), train)[0]
 
 
-def _orders(settings: Settings, output: Path, metric: str, watcher: Watcher) -> tuple[float, float]:
-    """Range of pooled XGBoost's score over row orders; computed, or read if the file is valid."""
-    kind = baselines_of(settings.strategy).name
+def _orders(run: Settings, series: Series, metric: str, watcher: Watcher) -> tuple[float, float]:
+    """Range of pooled XGBoost's score over orders of the rows."""
+    kind = baselines_of(run.strategy).name
 
     def train() -> list[dict[str, float]]:
         watcher.begin("training pooled XGBoost on the rows in other orders")
-        low, high = order_range(settings, metric, N_ORDERS)
-        return [{"low": low, "high": high}]
+        return [dict(zip(("low", "high"), order_range(run, metric, N_ORDERS), strict=True))]
 
-    of_kind = settings.model_copy(update={"strategy": kind})
-    path = output / f"row-orders-{kind}.json"
-    (scores,) = cached_rows(path, of_kind, train, watcher.tell)
+    of_kind = run.model_copy(update={"strategy": kind})
+    (scores,) = series.rows(f"row-orders-{kind}", of_kind, train)
     return scores["low"], scores["high"]
 
 
@@ -380,137 +313,6 @@ def unread_settings(
     return {one: tuple(name for name in changed if name not in read[one]) for one in read}
 
 
-def comparison_folder(
-    settings: Settings, engine: str, kind: str = "compare", more: Mapping[str, Any] | None = None
-) -> Path:
-    """Default folder of a comparison: a digest of the table, the settings and ``more``.
-
-    Methods and seeds are not part of it, so that a comparison with more of them reuses its runs.
-    """
-    text = json.dumps({**_identity(settings, engine), **(more or {})}, sort_keys=True)
-    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-    name = Path(settings.data.split(",")[0].rpartition("=")[2]).stem
-    return Path("runs") / f"{kind}-{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{digest}"
-
-
-def claim_folder(
-    output: Path, settings: Settings, engine: str, more: Mapping[str, Any] | None = None
-) -> None:
-    """Make the folder of a comparison; ConfigError if it has runs of other settings."""
-    inputs, path = {**_identity(settings, engine), **(more or {})}, output / CLAIM
-    check_same(inputs, json.loads(path.read_text()) if path.exists() else inputs, output)
-    private_folder(output)
-    RunFolder(output).write_json(CLAIM, inputs)
-
-
-def _identity(settings: Settings, engine: str) -> dict[str, Any]:
-    """All inputs of the runs of a comparison except methods and seeds."""
-    config = flatten(settings.as_config())
-    inputs = {name: config[name] for name in config if name not in STATED - {"data"}}
-    resolved = {"parties": settings.parties, "objective": settings.objective}
-    return {**inputs, **resolved, "engine": engine, TABLE: table_digest(settings)}
-
-
-# The inputs are settings, tables and code. A result with other settings or another table is never
-# reused. One of other code is, so that a changed comment does not cost hours; :func:`other_code`
-# reports it.
-def inputs_of(settings: Settings) -> dict[str, Any]:
-    """Inputs of a result: settings, and digests of tables and code."""
-    config = flatten(settings.as_config())
-    inputs = {name: value for name, value in config.items() if name not in NO_MATTER}
-    return {**inputs, TABLE: table_digest(settings), CODE: code_digest()}
-
-
-def read_inputs(path: Path) -> dict[str, Any] | None:
-    """Inputs in a result's file; None if there is no file, or it has none."""
-    if not path.is_file():
-        return None
-    inputs: dict[str, Any] | None = json.loads(path.read_text()).get(KEY)
-    return inputs
-
-
-def first_difference(asked: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    """Name of the first setting that differs, ``table`` coming last; empty if none does."""
-    names = sorted({*asked, *before} - {CODE}, key=lambda name: (name == TABLE, name))
-    cached = {**defaults(), **before}  # a setting added since then had its default
-    return next((name for name in names if asked.get(name) != cached.get(name)), "")
-
-
-def check_same(asked: Mapping[str, Any], before: Mapping[str, Any], folder: Path) -> None:
-    """Raise ConfigError if the runs in a folder have other settings or another table."""
-    if name := first_difference(asked, before):
-        values = f"{before.get(name, defaults().get(name))!r} as in {folder}, got "
-        values += repr(asked.get(name))
-        if name == TABLE:
-            values = f"that of the runs in {folder}, got one with another content"
-        way = "delete that folder, or name another"
-        raise ConfigError(f"{name} must be {values}; {way}")
-
-
-def cached_rows(
-    path: Path, settings: Settings, make: Callable[[], Sequence[Mapping[str, Any]]], tell: Tell
-) -> list[dict[str, Any]]:
-    """Read a file's cached rows if their inputs, `settings` and the code, are the same; else make
-    and write them. `tell` is called if cached rows are invalid, or of other code."""
-    asked, before = inputs_of(settings), read_inputs(path)
-    differs = before is not None and first_difference(asked, before)
-    if before is None or differs:
-        if path.exists():
-            why = NO_INPUTS if before is None else f"made again, as {differs} differs"
-            tell(f"{path.name}: {why}")
-        private_folder(path.parent)
-        RunFolder(path.parent).write_json(path.name, {KEY: asked, "rows": list(make())})
-    elif before[CODE] != asked[CODE]:
-        tell(f"{path.name}: made before, by other code")
-    return list(json.loads(path.read_text())["rows"])
-
-
-def other_code(folder: Path) -> str:
-    """A line that names results below a folder by other code than today's; empty if none is."""
-    names = []
-    for path in sorted(folder.rglob("*.json")):
-        with path.open() as file:
-            has_inputs = KEY in file.read(len(KEY) + 8)  # it is the first key
-        if has_inputs and (read_inputs(path) or {}).get(CODE) != code_digest():
-            result = path.parent if path.name == INPUTS_FILE else path
-            names.append(result.relative_to(folder).as_posix())
-    if not names:
-        return ""
-    more = len(names) - MOST_NAMED
-    shown = ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-    count = f"{len(names)} result{'s' if len(names) > 1 else ''} in {folder}"
-    return f"of other code than today's: {count} ({shown}); what is deleted there is made again"
-
-
-def table_digest(settings: Settings) -> str:
-    """Digests of the files that ``data`` and ``schema`` name; empty for a data set's name."""
-    sources = party_sources(settings.data, settings.parties).values() or [settings.data]
-    names = (*sources, *by_party(settings.schema_file).values())
-    files = [Path(name).resolve() for name in names if Path(name).is_file()]
-    stats = [file.stat() for file in files]
-    return "".join(
-        _content_digest(file, stat.st_size, stat.st_mtime_ns)
-        for file, stat in zip(files, stats, strict=True)
-    )
-
-
-@functools.cache
-def _content_digest(path: Path, size: int, changed: int) -> str:
-    """Digest of a file; cached while its size and modification time stay the same."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
-
-
-@functools.cache
-def code_digest() -> str:
-    """Digest of all sources, and of the versions of the numerical libraries."""
-    digest = hashlib.blake2b(json.dumps(versions(LIBRARIES)).encode(), digest_size=16)
-    for pattern in (*(f"{package}/**/*.py" for package in sorted(PACKAGES)), "fedapp/**/*.toml"):
-        for _, path in sorted(app_files(pattern).items()):
-            digest.update(hashlib.blake2b(path.read_bytes()).digest())
-    return digest.hexdigest()
-
-
 # The runs are in subfolders, like the cells of a comparison; finished ones are reused.
 # ``folds.json`` has mean and standard deviation of each score.
 @dataclass(slots=True)
@@ -536,18 +338,19 @@ class CrossValidation:
         path = Path(first.run_dir or new_run_dir(f"{self.strategy}-folds", RUNS)).resolve()
         self.folder = RunFolder(path)
         self.folder.check_new()
-        claim_folder(path, first, self.engine)
-        summaries = []
+        series = Series(path, self.watcher.tell)
+        series.claim(first, self.engine)
+        summaries = {}
         for draw in draws_of_seed(first, first.seed):
             self.watcher.begin(f"fold {draw['fold']} of {first.folds}")
             run = first.model_copy(update={**draw, "run_dir": ""})
-            summaries.append(finished_cell(run, path, self._train, self.watcher.tell))
+            summaries[name_of(run)] = series.run(run, self._train)
         if drop_frames(path):
-            data = named_frames(first.data, path)
-            for name in _cells(path, first):
-                RunFolder(path / name).add_to_summary({"data": data})
-            summaries = [{**each, "data": data} for each in summaries]
-        self.folder.write_json(FOLDS, summarise(first, self.engine, _cells(path, first), summaries))
+            data = {"data": named_frames(first.data, path)}
+            for name in summaries:
+                RunFolder(path / name).add_to_summary(data)
+                summaries[name] |= data
+        self.folder.write_json(FOLDS, summarise(first, self.engine, summaries))
         return self.folder
 
     def _train(self, settings: Settings) -> RunFolder:
@@ -573,14 +376,8 @@ def _check(settings: Settings, engine: str, given: Collection[str]) -> None:
         raise ConfigError(f"init-model {rule}, got {settings.init_model}")
 
 
-def _cells(folder: Path, settings: Settings) -> list[str]:
-    pattern = f"{settings.strategy}-{settings.seed}-fold-*/summary.json"
-    names = (path.parent.name for path in folder.glob(pattern))
-    return sorted(names, key=lambda name: int(name.rpartition("-")[2]))
-
-
 def summarise(
-    settings: Settings, engine: str, names: Sequence[str], summaries: Sequence[Mapping[str, Any]]
+    settings: Settings, engine: str, by_run: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Mean and standard deviation of every score over the folds, by model and rows.
 
@@ -588,8 +385,9 @@ def summarise(
     (of the sample, with n - 1) and ``values`` by fold; mean and sd are None if a fold has no such
     score. ``exchanges``, ``bytes`` and ``seconds`` are sums over the folds.
     """
+    summaries = list(by_run.values())
     folds = [
-        {(model, rows): values for model, rows, values in score_rows(summary)}
+        {(model, rows): values for model, rows, values in score_rows(dict(summary))}
         for summary in summaries
     ]
     scores: dict[str, Any] = {}
@@ -606,7 +404,7 @@ def summarise(
         "metric": settings.watched_metric,
         "seed": settings.seed,
         "folds": settings.folds,
-        "runs": list(names),
+        "runs": list(by_run),
         "scores": scores,
         "exchanges": sum(summary["exchanges"] for summary in summaries),
         "bytes": _sums([summary["bytes"] for summary in summaries]),

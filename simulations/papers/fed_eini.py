@@ -31,9 +31,9 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError
 from fedapp.report.plots import DASHES, PALETTE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
-from fedapp.runs.compare import Engine, finished_cell
 from fedapp.runs.flower import run_simulation
 from fedapp.runs.local import run_local
+from fedapp.runs.series import Engine
 from fedapp.settings import load_settings
 from simulations.study import (
     Compared,
@@ -42,6 +42,7 @@ from simulations.study import (
     grouped,
     new_grid,
     run_and_keep,
+    series,
     spent,
     write_tables,
 )
@@ -115,8 +116,7 @@ def trained(credit: str, kind: str, n_trees: int, output: Path) -> Row:
     config: Row = {"strategy": KINDS[kind], "data": data, "columns": columns}
     config |= {"num-boost-round": n_trees, "federated-forest.trees": n_trees}
     settings = load_settings({**FEDERATION, **TRAINING, **config})
-    report = partial(console.print, f"{credit}:")
-    return finished_cell(settings, output / f"{data}-{n_trees}", run_local, report)
+    return series(output / f"{data}-{n_trees}", credit).run(settings, run_local)
 
 
 def drawn_rows(credit: str, n_rows: int = 0) -> Table:
@@ -140,8 +140,8 @@ def predicted(credit: str, model: str, n_rows: int, way: Way, engine: str, outpu
     settings = load_settings({**config, "strategy": method, "data": str(path)})
     values = dict(zip(rows.columns, np.ascontiguousarray(rows.values.T), strict=True))
     pa.csv.write_csv(pa.table({"id": [f"row-{row}" for row in range(n_rows)], **values}), path)
-    report = partial(console.print, f"{credit}, {n_rows} rows, {engine}, {way}:")
-    summary = finished_cell(settings, folder, partial(run_and_keep, ENGINES[engine]), report)
+    runs = series(folder, f"{credit}, {n_rows} rows, {engine}, {way}")
+    summary = runs.run(settings, partial(run_and_keep, ENGINES[engine]))
     path.unlink()
     row = {"credit": credit, "rows": n_rows, "way": way, "key_bits": key_bits, "engine": engine}
     row |= {name: summary.get(name, 0) for name in ("entries", "batches")}

@@ -11,7 +11,7 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -35,9 +35,9 @@ from fedapp.errors import ConfigError
 from fedapp.report.plots import line_style, new_canvas, new_pens, to_png
 from fedapp.report.summary import read_run
 from fedapp.runs.baselines import Pooled, forest_scores, join_tables
-from fedapp.runs.compare import Engine, cached_rows, finished_cell
 from fedapp.runs.flower import run_simulation
 from fedapp.runs.local import run_local
+from fedapp.runs.series import Engine, Series
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.objective import REGRESSION
 from simulations.study import (
@@ -50,6 +50,7 @@ from simulations.study import (
     new_grid,
     run_and_keep,
     run_and_tidy,
+    series,
     spent,
     write_rows,
     write_tables,
@@ -95,9 +96,8 @@ def model_of(data: str, trees: int, depth: int, output: Path) -> str:
     """Id of the model of a set, which is trained unless it exists."""
     config = own_settings(OBJECTIVES[find_dataset(data).task], trees, depth)
     more = {"data": data, "columns": "even", "test-fraction": PREDICTED_SHARE, "seed": SEED}
-    folder, report = output / f"{data}-{trees}-{depth}", partial(console.print, f"{data}:")
-    summary = finished_cell(load_settings({**config, **more}), folder, run_local, report)
-    return str(summary["model_id"])
+    runs = series(output / f"{data}-{trees}-{depth}", data)
+    return str(runs.run(load_settings({**config, **more}), run_local)["model_id"])
 
 
 def predicted(data: str, point: Point, way: str, engine: str, n: int, output: Path) -> Row:
@@ -112,12 +112,10 @@ def predicted(data: str, point: Point, way: str, engine: str, n: int, output: Pa
     config |= {"interactive.trees-at-once": at_once}
     names = data, *map(str, point), way.replace(" ", "-"), engine.replace(" ", "-")
     folder, costs = output / "-".join(names), []
-    report = partial(
-        console.print, f"{data}, {trees} trees, depth {depth}, {share}, {way}, {engine}:"
-    )
+    runs = series(folder, f"{data}, {trees} trees, depth {depth}, {share}, {way}, {engine}")
     for seed in range(SEED, SEED + n):
         keep = partial(run_and_keep, ENGINES[engine])
-        finished_cell(load_settings({**config, "seed": seed}), folder, keep, report)
+        runs.run(load_settings({**config, "seed": seed}), keep)
         costs.append(spent(read_run(folder / f"{method}-{seed}").ledger))
     path.unlink()
     row = {"data": data, "engine": engine, "way": way, "rows": len(rows), "repeats": n}
@@ -327,10 +325,9 @@ def repeat(data: str, source: Row, seed: int, output: Path) -> Row:
     objective = OBJECTIVES[find_dataset(data).task]
     table_settings = {**source, "columns": "random", "test-fraction": TEST, "seed": seed}
     settings = load_settings({**own_settings(objective, TREES, DEPTH), **table_settings})
-    report = partial(console.print, f"{data}:")
-    summary = finished_cell(settings, output / data, run_and_tidy, report)
-    path = output / data / f"others-{seed}.json"
-    (other_scores,) = cached_rows(path, settings, lambda: [others(settings)], report)
+    runs = series(output / data, data)
+    summary = runs.run(settings, run_and_tidy)
+    (other_scores,) = runs.rows(f"others-{seed}", settings, lambda: [others(settings)])
     name = score_name(objective)
     row = {"data": data, "seed": seed, "FF": summary["metrics"]["test"][name]}
     return {**row, **other_scores}
@@ -434,30 +431,29 @@ def domains(n_domains: int, n_seeds: int, output: Path) -> Row:
     table, columns = domains_of(read_source(DOMAIN_DATA), n_domains)
     config: Row = {**own_settings(OBJECTIVES["binary"], TREES, DEPTH), "columns": columns}
     config |= {"parties": n_domains, "label": "y"}
-    folder, path = output / f"domains-{n_domains}", output / "domains.parquet"
-    report, rows = partial(console.print, f"{n_domains} domains:"), np.arange(table.n_rows)
+    runs = series(output / f"domains-{n_domains}", f"{n_domains} domains")
+    path, rows = output / "domains.parquet", np.arange(table.n_rows)
     config["data"] = write_rows(path, table, rows)
     scores = []
     for seed in range(SEED, SEED + n_seeds):
         settings = load_settings({**config, "test-fraction": TEST, "seed": seed})
-        summary = finished_cell(settings, folder, run_and_tidy, report)
-        scores.append(summary["metrics"]["test"]["accuracy"])
+        scores.append(runs.run(settings, run_and_tidy)["metrics"]["test"]["accuracy"])
     write_rows(path, table, np.tile(rows, TIMES))
-    seconds = domain_seconds(config, folder / "many", report)
+    seconds = domain_seconds(config, replace(runs, folder=runs.folder / "many"))
     path.unlink()
     record = {"domains": n_domains, "columns": len(table.columns), "accuracy": spread(scores)}
     return {**record, **seconds}
 
 
-def domain_seconds(config: Row, folder: Path, report: Callable[[str], None]) -> Row:
+def domain_seconds(config: Row, runs: Series) -> Row:
     """Seconds of training on all rows, and of one-round prediction of all rows."""
     settings = load_settings({**config, "test-fraction": 0.0, "seed": SEED})
-    model = finished_cell(settings, folder, run_local, report)
+    model = runs.run(settings, run_local)
     prediction = {**COMMON, "strategy": ONE_ROUND, "model": model["model_id"], "output": ".parquet"}
     prediction |= {name: config[name] for name in ("parties", "data")}
     keep = partial(run_and_keep, run_local)
-    finished_cell(load_settings({**prediction, "seed": SEED}), folder, keep, report)
-    ledger = read_run(folder / f"{ONE_ROUND}-{SEED}").ledger
+    runs.run(load_settings({**prediction, "seed": SEED}), keep)
+    ledger = read_run(runs.folder / f"{ONE_ROUND}-{SEED}").ledger
     return {"train": model["seconds"]["train"], "predict": spent(ledger)["seconds"]}
 
 

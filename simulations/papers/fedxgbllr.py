@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +29,6 @@ from fedapp.data.datasets import find_dataset, read_source
 from fedapp.errors import ConfigError
 from fedapp.report.summary import read_run
 from fedapp.runs.baselines import baseline_rows, train_boosted
-from fedapp.runs.compare import cached_rows, finished_cell
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.objective import REGRESSION
 from simulations.study import (
@@ -44,6 +42,7 @@ from simulations.study import (
     mean_of,
     new_grid,
     run_and_tidy,
+    series,
     write_tables,
 )
 
@@ -125,8 +124,7 @@ def run_cell(cell: Cell, output: Path) -> Row:
     """Score, bytes and seconds of one run, unless it is finished."""
     config = {"strategy": "fedxgbllr", "parties": cell.clients, "fedxgbllr.head": cell.head}
     folder, settings = cell.folder(output), settings_of(cell.data, cell.seed, config)
-    report = partial(console.print, f"{folder.parent.name}:")
-    summary = finished_cell(settings, folder.parent, run_and_tidy, report)
+    summary = series(folder.parent, folder.parent.name).run(settings, run_and_tidy)
     return {
         **asdict(cell),
         "score": score(settings.objective, summary["metrics"]["test"]),
@@ -150,8 +148,8 @@ def bytes_by_use(ledger: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 def run_pooled(data: str, seed: int, output: Path) -> Row:
     """XGBoost on all rows except the test rows: its score on these, and on all rows."""
-    path, settings = output / f"{data}-pooled-{seed}.json", settings_of(data, seed, POOLED)
-    (scores,) = cached_rows(path, settings, lambda: [pooled_scores(settings)], console.print)
+    name, settings = f"{data}-pooled-{seed}", settings_of(data, seed, POOLED)
+    (scores,) = series(output).rows(name, settings, lambda: [pooled_scores(settings)])
     return {"data": data, "seed": seed, **scores}
 
 

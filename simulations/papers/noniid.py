@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +30,6 @@ from fedapp.report.page import Strong, arrow, escaped, figures, page, section, t
 from fedapp.report.summary import human_bytes, human_seconds, score_text
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import run_and_load, run_baselines
-from fedapp.runs.compare import cached_rows, finished_cell
 from fedapp.settings import Settings, load_settings
 from simulations.study import (
     ALONE,
@@ -46,6 +44,7 @@ from simulations.study import (
     plot_lines,
     print_line,
     run_and_tidy,
+    series,
     verdicts,
     write_tables,
 )
@@ -320,9 +319,8 @@ def run_cell(scenario: Scenario, method: str, seed: int, quick: bool, output: Pa
     settings = settings_of(scenario, method, seed, quick)
     name = f"{method.replace(', ', '-').replace(' ', '-')}-{scenario.steps}"
     folder = output / scenario.folder / name
-    where = f"{scenario.data}, {scenario.name}, {scenario.parties} parties, {method}:"
-    report = partial(console.print, where)
-    summary = finished_cell(settings, folder, run_and_tidy, report)
+    where = f"{scenario.data}, {scenario.name}, {scenario.parties} parties, {method}"
+    summary = series(folder, where).run(settings, run_and_tidy)
     return {
         **asdict(scenario),
         "method": method,
@@ -334,17 +332,15 @@ def run_cell(scenario: Scenario, method: str, seed: int, quick: bool, output: Pa
 
 def run_beside(scenario: Scenario, seed: int, quick: bool, output: Path) -> list[Row]:
     """Scores of XGBoost on all rows, and the mean of those on each party's rows."""
-    path = output / scenario.folder / f"baselines-{scenario.steps}-{seed}.json"
     settings = settings_of(scenario, "pax", seed, quick)
 
     def baselines() -> list[Row]:
         scores = run_baselines(settings)
         return [{"pooled": scores["pooled"], "alone": scores["alone"]}]
 
-    report = partial(
-        console.print, f"{scenario.data}, {scenario.name}, {scenario.parties} parties:"
-    )
-    (cached,) = cached_rows(path, settings, baselines, report)
+    where = f"{scenario.data}, {scenario.name}, {scenario.parties} parties"
+    runs = series(output / scenario.folder, where)
+    (cached,) = runs.rows(f"baselines-{scenario.steps}-{seed}", settings, baselines)
     alone = float(np.mean([scores["auc"] for scores in cached["alone"].values()]))
     row = {**asdict(scenario), "seed": seed}
     return [

@@ -20,7 +20,6 @@ import typer
 from fedapp.data.datasets import read_source
 from fedapp.data.table import Table
 from fedapp.runs.baselines import run_and_load, run_baselines
-from fedapp.runs.compare import cached_rows
 from fedapp.settings import load_settings
 from simulations.study import (
     Compared,
@@ -30,6 +29,7 @@ from simulations.study import (
     grouped,
     mean_of,
     new_grid,
+    series,
     write_rows,
     write_tables,
 )
@@ -183,16 +183,15 @@ def main(
     start, seeds_run = time.monotonic(), range(FIRST_SEED, FIRST_SEED + (1 if quick else seeds))
     how = f"{len(seeds_run)} seed(s) from {FIRST_SEED}{', --quick' if quick else ''}"
     trees = QUICK_TREES if quick else TREES
-    (cells := output / "rows").mkdir(parents=True, exist_ok=True)
+    cells = series(output / "rows")
     scores = [
         row
         for data in DATA
         for seed in seeds_run
-        for row in cached_rows(
-            cells / f"quality-{data}-{seed}-{trees}.json",
+        for row in cells.rows(
+            f"quality-{data}-{seed}-{trees}",
             load_settings(own_config(QUALITY, data, seed, trees)),
             partial(quality, data, seed, trees),
-            console.print,
         )
     ]
     show_quality(scores, f"Test AUC, 3 equal parties, {trees} trees of depth 6, {how}")
@@ -203,11 +202,10 @@ def main(
         row
         for draw in DRAWS
         for seed in seeds_run
-        for row in cached_rows(
-            cells / f"partitions-{draw}-{seed}-{trees}.json",
+        for row in cells.rows(
+            f"partitions-{draw}-{seed}-{trees}",
             load_settings(own_config(PAPER, AIRLINE, seed, trees)),
             partial(partitions, table, draw, seed, trees),
-            console.print,
         )
     ]
     show_partitions(partition_rows, f"Airline, {trees} trees, {how}")

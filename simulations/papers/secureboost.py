@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +34,6 @@ from fedapp.report.plots import BLUE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
 from fedapp.runs.baselines import Pooled, join_tables
 from fedapp.runs.clean import forget_model
-from fedapp.runs.compare import cached_rows, finished_cell
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import load_settings
 from simulations.study import (
@@ -44,6 +42,7 @@ from simulations.study import (
     console,
     new_grid,
     run_and_tidy,
+    series,
     write_rows,
     write_tables,
 )
@@ -167,9 +166,8 @@ def alignment(n_first: int, n_second: int) -> Row:
 
 
 def cached_alignment(n_first: int, n_second: int, output: Path) -> Row:
-    path = output / f"alignment-{n_first}-{n_second}.json"
-    settings = load_settings({**COMMON, "align": "psi"})
-    return cached_rows(path, settings, lambda: [alignment(n_first, n_second)], console.print)[0]
+    name, settings = f"alignment-{n_first}-{n_second}", load_settings({**COMMON, "align": "psi"})
+    return series(output).rows(name, settings, lambda: [alignment(n_first, n_second)])[0]
 
 
 def show_table_1(rows: Sequence[Row]) -> None:
@@ -205,10 +203,7 @@ def points(quick: bool, n_rows: int) -> list[tuple[str, int]]:
 
 def stage(part: str, value: int, n_stages: int, output: Path) -> Row:
     """Seconds of one boosting stage at one point."""
-    folder, report = (
-        output / f"{part}-{value}-{n_stages}",
-        partial(console.print, f"{part} {value}:"),
-    )
+    folder = output / f"{part}-{value}-{n_stages}"
     config: Row = {"data": CREDITS["Credit 2"], "num-boost-round": n_stages}
     path = output / f"{part}-{value}.parquet"
     if part == "depth":
@@ -222,7 +217,8 @@ def stage(part: str, value: int, n_stages: int, output: Path) -> Row:
         names = tuple(f"x{place}" for place in range(n_columns))
         table = replace(table, columns=names, values=product_columns(table.values, n_columns))
         write_rows(path, table, rows)
-    summary = finished_cell(load_settings({**COMMON, **config}), folder, run_and_tidy, report)
+    runs = series(folder, f"{part} {value}")
+    summary = runs.run(load_settings({**COMMON, **config}), run_and_tidy)
     path.unlink(missing_ok=True)
     rounds = read_run(folder / f"secureboost-{SEED}").rounds[1:-1]
     seconds = [round_record["seconds"] for round_record in rounds]
@@ -297,8 +293,7 @@ def trained(credit: str, method: str, n_trees: int, output: Path) -> Row:
     config = {"data": CREDITS[credit], "num-boost-round": n_trees}
     settings = load_settings({**COMMON, **config, "secureboost.first-trees": METHODS[method]})
     name = f"{CREDITS[credit]}-{METHODS[method]}-{n_trees}"
-    report = partial(console.print, f"{credit}, {method}:")
-    summary = finished_cell(settings, output / name, run_and_tidy, report)
+    summary = series(output / name, f"{credit}, {method}").run(settings, run_and_tidy)
     booster = xgboost.Booster()
     booster.load_model(output / name / f"secureboost-{SEED}" / "model.xgb.json")
     # The matrices of ``scores_of`` and ``purities_of`` have no column names.

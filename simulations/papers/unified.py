@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,10 +21,9 @@ from fedapp.data.datasets import NOT_PUBLIC, locate
 from fedapp.data.schema import DataFile
 from fedapp.errors import ConfigError, DataError, listed
 from fedapp.runs.baselines import join_tables, train_boosted
-from fedapp.runs.compare import finished_cell
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.objective import REGRESSION
-from simulations.study import Row, console, costs, new_grid, run_and_tidy, write_tables
+from simulations.study import Row, console, costs, new_grid, run_and_tidy, series, write_tables
 
 TREES, DEPTH, BINS, ETA, KEY_BITS, SEED = 64, 6, 64, 0.05, 2048, 42
 QUICK_TREES, QUICK_BITS = 4, 512
@@ -147,9 +145,8 @@ def score(objective: str, scores: Mapping[str, float]) -> float:
 def run_scenario(scenario: Scenario, trees: int, key_bits: int, output: Path) -> Row:
     """Scores and costs of one scenario, unless it is finished."""
     settings = settings_of(scenario, trees, key_bits)
-    report = partial(console.print, f"{scenario.name}:")
-    folder = output / f"{scenario.name}-{trees}-{key_bits}"
-    summary = finished_cell(settings, folder, run_and_tidy, report)
+    runs = series(output / f"{scenario.name}-{trees}-{key_bits}", scenario.name)
+    summary = runs.run(settings, run_and_tidy)
     pooled = pooled_scores(settings)
     record: Row = {"scenario": scenario.name, "trees": summary["trees"], "key_bits": key_bits}
     record |= {"rows": summary["matched_rows"]["train"], "metric": scenario.metric}

@@ -27,7 +27,6 @@ from fedapp.report.page import escaped, figures, page, section, table
 from fedapp.report.summary import human_bytes, human_seconds
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import run_baselines
-from fedapp.runs.compare import cached_rows, finished_cell
 from fedapp.settings import Settings, load_settings
 from simulations.papers.federated_forest import warned_once
 from simulations.study import (
@@ -39,6 +38,7 @@ from simulations.study import (
     new_grid,
     plot_lines,
     run_and_tidy,
+    series,
     write_rows,
     write_tables,
 )
@@ -134,14 +134,13 @@ def run_point(point: Point, whole: Table, quick: bool, output: Path) -> list[Row
     data = write_rows(path, ordered, np.arange(ordered.n_rows))
     metric = SCORES[find_dataset(point.data).task]
     icor = inter_correlation(rank_correlations(whole.values), split)
-    rows = []
+    rows, what = [], f"{point.data}, {KINDS[point.kind]} {point.value:g}"
+    runs = series(output / point.name, what)
     for method in METHODS:
         settings = settings_of(point, method, data, columns, quick)
-        folder = output / point.name
-        report = partial(console.print, f"{point.data}, {KINDS[point.kind]} {point.value:g}:")
-        summary = finished_cell(settings, folder, run_and_tidy, report)
-        path_of_pooled = folder / f"pooled-{settings.strategy}.json"
-        (pooled,) = cached_rows(path_of_pooled, settings, partial(pooled_scores, settings), report)
+        summary = runs.run(settings, run_and_tidy)
+        name = f"pooled-{settings.strategy}"
+        (pooled,) = runs.rows(name, settings, partial(pooled_scores, settings))
         rows.append(
             {
                 "data": point.data,
