@@ -172,8 +172,7 @@ def _line(
     ]
     seconds, exchanges, n_bytes = (float(np.mean(each)) for each in zip(*costs, strict=True))
     line = _scored_line(name, [each["metrics"].get("test", {}) for each in summaries], metric)
-    of_runs = {"seconds": seconds, "exchanges": exchanges, "n_bytes": n_bytes, "runs": tuple(runs)}
-    return replace(line, **of_runs)
+    return replace(line, seconds=seconds, exchanges=exchanges, n_bytes=n_bytes, runs=tuple(runs))
 
 
 def _scored_line(name: str, tests: Sequence[Mapping[str, Any]], metric: str) -> Line:
