@@ -72,9 +72,8 @@ def _cross_validate(
     strategy: str, config: list[str] | None, engine: str, baselines: bool, folds: int
 ) -> None:
     from fedapp.runs.clean import FOLDS
-    from fedapp.runs.compare import CrossValidation
+    from fedapp.runs.compare import CrossValidation, other_code
     from fedapp.runs.run import Folds
-    from fedapp.runs.series import other_code
 
     follower = new_follower()
     all_folds = CrossValidation(strategy, {}, engine, baselines, follower)
@@ -145,9 +144,8 @@ def compare(
 ) -> None:
     """Run several methods on the same rows, and set them side by side."""
     from fedapp.report.page import score_table
-    from fedapp.runs.compare import carry_out
+    from fedapp.runs.compare import carry_out, other_code
     from fedapp.runs.run import PAGE
-    from fedapp.runs.series import other_code
 
     overrides = with_first_fold(parse_overrides(config or []), folds)
     follower = new_follower()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import math
@@ -47,7 +48,6 @@ from fedapp.site.mail import Mail
 from fedapp.site.settings import site_config
 from fedapp.site.store import PART_FILE
 from fedapp.site.trust import IDENTITY
-from simulations.study import new_parser
 from strategies.run import train
 
 SECONDS, CPU_SECONDS = 120, 2.0  # of a case: until it is killed; of work
@@ -354,7 +354,7 @@ def fuzz_main() -> None:
     Cases are drawn by ``--seed``, class and number: ``--only CLASS --first N --cases 1`` repeats
     one.
     """
-    parser = new_parser(fuzz_main)
+    parser = argparse.ArgumentParser(description="Changed messages and models.")
     parser.add_argument("--cases", type=int, default=1000, help="of each class")
     parser.add_argument("--seed", default="0")
     parser.add_argument("--only", default="", help="classes whose name has this text")

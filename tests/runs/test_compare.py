@@ -21,9 +21,8 @@ from fedapp.report.plots import compared_scores, near_range, spread_out, tradeof
 from fedapp.report.summary import fact_grid, read_run
 from fedapp.run_folder import RunFolder, Silent
 from fedapp.runs.baselines import run_baselines
-from fedapp.runs.compare import compare, same_rows
+from fedapp.runs.compare import compare, default_folder, same_rows
 from fedapp.runs.local import run_local
-from fedapp.runs.series import default_folder
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.site.store import Store
 from strategies.inference import InferenceStrategy

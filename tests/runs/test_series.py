@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, StoppedError
 from fedapp.run_folder import INPUTS_FILE, RunFolder
-from fedapp.runs import series as module
+from fedapp.runs import compare as module
+from fedapp.runs.compare import NO_INPUTS, Series, code_digest, other_code, table_digest
 from fedapp.runs.local import run_local
-from fedapp.runs.series import NO_INPUTS, Series, code_digest, other_code, table_digest
 from fedapp.settings import Settings, load_settings
 from simulations import study
 
@@ -213,5 +213,5 @@ def test_commands_end_with_what_is_of_other_code(
     assert f"{NAME}: finished before, by other code" in again
     last = again.splitlines()[-1]
     assert last.startswith("! of other code than today's: 1 result in ")
-    study.write_tables(output, "none", time.monotonic(), [], {})
+    study.write_tables(output, "none", time.monotonic(), {})
     assert capsys.readouterr().out.splitlines()[-1] == last.removeprefix("! ")
