@@ -6,7 +6,6 @@ of quoted line ends, is located at its first.
 
 from __future__ import annotations
 
-import bz2
 import codecs
 import csv
 import gzip
@@ -250,9 +249,7 @@ def split(line: str, delimiter: str) -> list[str]:
 
 def opened(path: Path) -> IO[bytes]:
     """Open a file for reading bytes, unpacked."""
-    if path.suffix.lower() == ".gz":
-        return cast(IO[bytes], gzip.open(path))
-    return bz2.open(path) if path.suffix.lower() == ".bz2" else path.open("rb")
+    return cast(IO[bytes], gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
 def _undecodable(path: Path) -> tuple[int, int, int] | None:

@@ -53,7 +53,7 @@ from fedapp.data.csv_errors import (
 from fedapp.data.schema import (
     MISSING,
     NO_ROLES,
-    PACKINGS,
+    PACKED,
     PLAIN,
     REGISTRY,
     Declared,
@@ -76,7 +76,7 @@ OTHER_FILES = {
     b"\xd0\xcf\x11\xe0": "an Excel file: save the sheet as CSV",
     b"PAR1": "a Parquet file: name it .parquet",
     b"\x1f\x8b": "a packed file: name it .gz",
-    b"BZh": "a packed file: name it .bz2",
+    b"BZh": "a bzip2 file: unpack it",
 }
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 # In Arrow's error if a line, or a quoted field with line ends, does not fit in a block.
@@ -94,8 +94,7 @@ def load_table(path: Path, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> T
 
     Parameters
     ----------
-    path : .csv (.txt, .tsv, .data), .parquet, .libsvm or .svm; all but Parquet also with .gz or
-        .bz2.
+    path : .csv (.txt, .tsv, .data), .parquet, .libsvm or .svm; all but Parquet also with .gz.
 
     Returns
     -------
@@ -121,16 +120,16 @@ def table_of_frame(frame: Any, roles: Roles = NO_ROLES, reader: Reader = PLAIN) 
 def file_format(path: Path) -> str:
     """Format by the file's suffix; raises DataError for an unknown one."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in PACKINGS:
+    if suffixes and suffixes[-1] == PACKED:
         suffixes.pop()
     if not suffixes or suffixes[-1] not in FORMATS:
-        allowed, packed = ", ".join(FORMATS), " or ".join(PACKINGS)
+        allowed = ", ".join(FORMATS)
         sets = [
             name for name, one in REGISTRY.items() for file in one.files if path.name in file.names
         ]
         hint = f"; this file's data set is known by the name {sets[0]}" if sets else ""
         raise DataError(
-            f"data file must end in {allowed} (or these with {packed}), got '{path.name}'{hint}"
+            f"data file must end in {allowed} (or these with {PACKED}), got '{path.name}'{hint}"
         )
     return FORMATS[suffixes[-1]]
 

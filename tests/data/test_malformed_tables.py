@@ -92,6 +92,7 @@ def config_of(folder: Path, schema: str, **settings: object) -> SiteConfig:
         pytest.param(OLD_EXCEL, "got an Excel file: save the sheet as CSV$", id="old Excel"),
         pytest.param(b"PAR1abc", "got a Parquet file: name it .parquet$", id="Parquet"),
         pytest.param(b"\x1f\x8babc", "got a packed file: name it .gz$", id="gzip"),
+        pytest.param(b"BZh9abc", "got a bzip2 file: unpack it$", id="bzip2"),
         pytest.param(
             "id,who\n" + NAMES,
             "categories, got 30 different texts in 30 rows in 'who': .* drop-columns=who, name it "
