@@ -31,13 +31,10 @@ CHUNK_BYTES = 1 << 20
 NUMBER = re.compile(
     r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)", re.IGNORECASE | re.ASCII
 )
-# A number with a decimal comma and points as thousands separators.
-COMMA_NUMBER = re.compile(
-    r"[-+]?(\d+,?\d*|,\d+|[1-9]\d{0,2}(\.\d{3})+(,\d*)?)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)",
-    re.IGNORECASE | re.ASCII,
-)
-# A number with a decimal point and commas as thousands separators, which no reader accepts.
-WITH_THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?", re.ASCII)
+# The same with a decimal comma.
+COMMA_NUMBER = re.compile(NUMBER.pattern.replace(r"\.", ","), re.IGNORECASE | re.ASCII)
+# A number with commas or points as thousands separators, which no reader accepts.
+WITH_THOUSANDS = re.compile(r"[-+]?\d{1,3}((,\d{3})+(\.\d*)?|(\.\d{3})+(,\d*)?)", re.ASCII)
 MOST_SHOWN = 3  # columns in an error
 Record = tuple[int, list[str]]  # line and fields
 
@@ -192,10 +189,7 @@ def is_utf8(encoding: str) -> bool:
 
 
 def is_number(value: str, decimal: str = ".") -> bool:
-    """Whether a field is a number or missing.
-
-    With a decimal comma, points may separate thousands, in all places or none.
-    """
+    """Whether a field is a number or missing."""
     form = NUMBER if decimal == "." else COMMA_NUMBER
     return value in MISSING or form.fullmatch(value.strip(" \t")) is not None
 
@@ -328,8 +322,10 @@ def _way_out(columns: Sequence[TextFault]) -> str:
     """Suggest how to make the values one type."""
     commas = [column for column in columns if is_number(column.value.strip(), ",")]
     if commas:
-        point = commas[0].value.strip().replace(".", "").replace(",", ".")
+        point = commas[0].value.strip().replace(",", ".")
         return f"it looks like a decimal comma, write {point} or set decimal=,"
+    if any(WITH_THOUSANDS.fullmatch(column.value.strip()) for column in columns):
+        return "remove the marks that set off thousands"
     value = quoted(columns[0].value.strip()).replace("'", '"')
     schema = f'list it in a schema as missing = [{value}], or declare type = "category" there'
     if all(2 * column.n_bad < column.n_rows for column in columns):

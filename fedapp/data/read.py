@@ -26,16 +26,14 @@ import pyarrow.parquet
 
 from fedapp.data.columns import (
     POINTS_WAY,
-    THOUSANDS,
     as_texts,
     goes_by_text,
-    has_thousands_alone,
     holds_numbers,
     is_read_as_text,
     is_text,
     null_missing_codes,
+    numbers_of,
     values_of,
-    with_point,
 )
 from fedapp.data.csv_errors import (
     BLOCK_BYTES,
@@ -201,11 +199,11 @@ def _with_roles(frame: Any, roles: Roles, reader: Reader, is_written: bool) -> A
     for name in roles.named().values():
         if frame.column_names.count(name) == 1:
             declared, at = reader.of_feature(name), frame.column_names.index(name)
-            field, column = name, values_of(frame[name])
+            column = values_of(frame[name])
             if name == roles.label:
-                field, column = _label_values(column, reader, declared, is_written)
+                column = _label_values(column, reader, declared, is_written)
             absent = (*reader.missing, *declared.missing)
-            frame = frame.set_column(at, field, null_missing_codes(column, absent, reader.decimal))
+            frame = frame.set_column(at, name, null_missing_codes(column, absent, reader.decimal))
     return frame
 
 
@@ -276,29 +274,25 @@ def _place_of_fault(path: Path, format: str, reader: Reader) -> str:
     return ragged(path.name, rows) if rows else ""
 
 
-def _label_values(
-    column: Any, reader: Reader, declared: Declared, is_written: bool
-) -> tuple[Any, Any]:
-    """Field and values of the labels: numbers if the file writes text and all are numbers."""
+def _label_values(column: Any, reader: Reader, declared: Declared, is_written: bool) -> Any:
+    """The labels: numbers if the file writes text and all are numbers."""
     name, decimal = declared.rename or declared.name, reader.decimal
     is_parsed = is_written or goes_by_text(column.type, declared)
     if not is_parsed and not (reader.missing and is_text(column.type)):
-        return name, column
+        return column
     texts, _ = as_texts(column, declared, reader.missing, decimal)
     if declared.type == "category" or not is_parsed:
-        return name, texts
+        return texts
     if decimal != "." and not holds_numbers(column.type):
         values = pc.unique(texts).drop_null().to_pylist()
         others = [value for value in values if not is_number(value, decimal)]
         if not others:
-            metadata = {THOUSANDS: b""} if has_thousands_alone(values) else None
-            field = pa.field(name, pa.float64(), metadata=metadata)
-            return field, with_point(texts, decimal).cast(pa.float64())
+            return numbers_of(texts, decimal)
         if all(map(is_number, others)) and not all(value.endswith(".") for value in values):
             rule = "label column {} must have decimal commas (decimal=,), got decimal points"
             here = f"{rule.format(listed([name]))}, as {quoted(others[0])}: {POINTS_WAY}"
             raise DataError.naming(f"{rule}: {POINTS_WAY}", listed([name]), here=here)
-    return name, _parsed(texts)
+    return _parsed(texts)
 
 
 def _parsed(texts: Any) -> Any:

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedapp.data.columns import (
-    THOUSANDS,
     ConvertedColumn,
     UntypedError,
     holds_numbers,
@@ -56,7 +55,6 @@ MISSING_GROUP = "missing"
 MARKS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "blanks"}
 # Smallest value allowed in a column of this role.
 LEAST = {"weight": 0.0, "base-margin": -np.inf}
-THOUSANDS_READ = "points before three digits, read as marks of thousands (decimal=,)"
 DROPPED = "are dropped before rows are held back or matched (missing-label=drop)"
 # What to do about rows without a label.
 UNLABELLED = "; missing-label=drop drops these rows"
@@ -158,7 +156,7 @@ def build_table(
             *notes_on_file(text),
             *note_on_unlabelled(roles.label, n_rows - frame.num_rows, n_rows, DROPPED),
             *notes_on_types(features),
-            *notes_on_labels(frame, roles.label, labels, reader),
+            *notes_on_labels(roles.label, labels, reader),
             *notes_on_ids,
             *notes_on_features(
                 columns, values, lambda name: _numbers(features[name].column), categories
@@ -234,7 +232,6 @@ def notes_on_types(features: Mapping[str, ConvertedColumn]) -> list[Note]:
         (names_of(lambda one: one.kind == "date" and not one.said), days),
         (names_of(lambda one: one.trimmed), "spaces around values, removed"),
         (names_of(lambda one: one.marked), marked),
-        (names_of(lambda one: one.thousands), THOUSANDS_READ),
     ]
     notes = [note_on(names, what) for names, what in groups if names]
     inferred = {name: one.names for name, one in features.items() if one.names and not one.said}
@@ -247,18 +244,9 @@ def notes_on_types(features: Mapping[str, ConvertedColumn]) -> list[Note]:
     return notes
 
 
-def notes_on_labels(
-    frame: Any,
-    name: str,
-    labels: Labels | None,
-    reader: Reader,
-) -> list[Note]:
-    """Note thousands separators in the labels, and class names that may mean "missing"."""
-    if labels is None or reader.of_feature(name).type == "category":
-        return []
-    if THOUSANDS in (frame.schema.field(name).metadata or {}):
-        return [Note(f"label column {{}} has {THOUSANDS_READ}", f"'{name}'")]
-    if labels.dtype.kind != "U":
+def notes_on_labels(name: str, labels: Labels | None, reader: Reader) -> list[Note]:
+    """Note class names that may mean "missing"."""
+    if labels is None or labels.dtype.kind != "U" or reader.of_feature(name).type == "category":
         return []
     return notes_on_missing_words({name: set(labels.tolist())}, "label column {} has")
 

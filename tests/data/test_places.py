@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from fedapp.data.csv_errors import is_number
 from fedapp.data.predictions import read_columns_of
 from fedapp.data.read import load_table
-from fedapp.data.schema import Roles
+from fedapp.data.schema import Reader, Roles
 from fedapp.errors import WITHHELD, DataError
 
 NOBODY = 65534
@@ -74,7 +75,7 @@ def test_many_columns_of_text_are_named_and_three_are_told_of(write: Write) -> N
 
 
 @pytest.mark.parametrize(
-    ("value", "number"), [("1,5", "1.5"), ("-0,25", "-0.25"), ("1.234,5", "1234.5")]
+    ("value", "number"), [("1,5", "1.5"), ("-0,25", "-0.25"), (",5e2", ".5e2")]
 )
 @pytest.mark.parametrize("form", ["a,b\n1,2\n1,2\n1,{}\n", "a;b\n1;2\n1;2\n1;{}\n"])
 def test_a_decimal_comma_is_recognised(write: Write, form: str, value: str, number: str) -> None:
@@ -82,6 +83,15 @@ def test_a_decimal_comma_is_recognised(write: Write, form: str, value: str, numb
     told = str(error_of(write(form.format(field))))
     found = f"1 of 3 values of 'b' is not a number, first '{value}' in line 4"
     assert told.endswith(f"{found}: it looks like a decimal comma, write {number} or set decimal=,")
+
+
+@pytest.mark.parametrize("value", ["1.234,5", "1,234.5", "1.234.567"])
+@pytest.mark.parametrize("decimal", [".", ","])
+def test_marks_of_thousands_are_refused(write: Write, value: str, decimal: str) -> None:
+    path = write(f"a;b\n1;2\n1;2\n1;{value}\n")
+    found = f"1 of 3 values of 'b' is not a number, first '{value}' in line 4: remove the marks"
+    with pytest.raises(DataError, match=re.escape(found)):
+        load_table(path, reader=Reader(decimal=decimal))
 
 
 def test_a_long_value_is_cut(write: Write) -> None:
