@@ -84,11 +84,11 @@ TOO_LONG = "straddling object"
 def load_table(path: Path, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:
     """Read a table; every column without a role is a feature.
 
-    Empty fields and NA, N/A, nan, NaN, null and ? are missing. The delimiter of a CSV file is
-    detected from its first lines: commas, semicolons, tabs, bars or runs of blanks; quotes are
-    double. Numbers, booleans and dates become numbers, other text becomes category codes
-    (``fedapp.data.columns``). In a LIBSVM file absent entries are 0, not missing; its columns are
-    f1, f2, ..., and its first token is the label whatever `roles` say.
+    Empty fields and NA, N/A, nan, NaN, null and ? are missing. Of a CSV file the first line says
+    whether commas, semicolons, tabs or bars separate the fields; quotes are double. Numbers,
+    booleans and dates become numbers, other text becomes category codes (``fedapp.data.columns``).
+    In a LIBSVM file absent entries are 0, not missing; its columns are f1, f2, ..., and its first
+    token is the label whatever `roles` say.
 
     Parameters
     ----------

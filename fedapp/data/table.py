@@ -26,6 +26,7 @@ from fedapp.data.columns import (
     values_of,
 )
 from fedapp.data.csv_errors import (
+    DELIMITERS,
     TextFile,
     is_number,
     many_names,
@@ -52,7 +53,7 @@ Floats = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.float64] | npt.NDArray[np.str_]
 
 MISSING_GROUP = "missing"
-MARKS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "blanks"}
+MARKS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "blanks"}
 # Smallest value allowed in a column of this role.
 LEAST = {"weight": 0.0, "base-margin": -np.inf}
 DROPPED = "are dropped before rows are held back or matched (missing-label=drop)"
@@ -206,14 +207,15 @@ def feature_columns(frame: Any, roles: Roles) -> tuple[str, ...]:
 
 
 def notes_on_file(text: TextFile | None) -> list[Note]:
-    """Note an unusual separator, and spaces around column names."""
+    """Note a separator that is no comma or was one of several, and spaces around column names."""
     if text is None:
         return []
-    notes = []
-    if text.reader.delimiter in MARKS:
-        mark = MARKS[text.reader.delimiter]
-        notes.append(Note(f"data file is read as one with {mark} between its fields"))
-    trimmed = [name.strip() for name in text.written_header() if name != name.strip()]
+    notes, names, delimiter = [], text.written_header(), text.reader.delimiter
+    others = {*DELIMITERS} - {delimiter, text.reader.decimal}
+    if delimiter != "," or any(mark in name for mark in others for name in names):
+        what = MARKS.get(delimiter, repr(delimiter))
+        notes.append(Note(f"data file is read as one with {what} between its fields"))
+    trimmed = [name.strip() for name in names if name != name.strip()]
     if trimmed:
         notes.append(Note("spaces around the names of columns are removed: {}", listed(trimmed)))
     return notes

@@ -160,24 +160,11 @@ def test_a_file_that_may_not_be_read_is_told_as_such(as_nobody: Path) -> None:
     assert str(error_of(as_nobody)) == f"{rule}, got permission denied"
 
 
-@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs")])
-def test_another_separator_is_recognised_and_noted(write: Write, mark: str, name: str) -> None:
-    table = load_table(write(f"a{mark}b{mark}y\n1{mark}2.5{mark}0\n"), Roles(label="y"))
-    assert table.columns == ("a", "b")
-    assert table.values.tolist() == [[1, 2.5]]
-    rule = f"data file is read as one with {name} between its fields"
-    assert [note.text(shares_names=False) for note in table.notes] == [rule]
-
-
 def test_a_table_to_predict_may_have_another_separator(write: Write) -> None:
     found = read_columns_of(str(write("b;a;i\n1;2;x\n")), ["a", "b"], Roles(id_column="i"))
     assert found.values.tolist() == [[2, 1]]
     assert found.ids is not None
     assert found.ids.tolist() == ["x"]
-
-
-def test_a_semicolon_in_one_of_several_names_is_a_part_of_it(write: Write) -> None:
-    assert load_table(write("a;1,b\n1,2\n")).columns == ("a;1", "b")
 
 
 @pytest.mark.parametrize(
