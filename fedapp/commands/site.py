@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 NOBODY = "no other site"
 GETS = "if the coordinator keeps to the rules; fedapp/messages/README.md has the rest"
 POLICY_WORDS = {
-    "sums": "PAX summed over 3 sites or more, SecureBoost, both in bins of 5 rows or more, and "
-    "predictions",
+    "sums": "PAX summed over 3 sites or more, in bins of 5 rows or more, and predictions",
     "private": "PAX summed over 3 sites or more, with noise: epsilon 1 in a run and 3 in all runs",
     "rows": "every method: from PAX's sums the coordinator can rebuild most rows of a small table "
     "with their labels (373 of 409 of breast-cancer)",

@@ -213,7 +213,7 @@ def _node_config(site: SiteConfig, data: str, policy: str) -> str:
         "# least-parties = 3             # rows leave only in sums over at least so many sites",
         "# run-epsilon = 1               # most epsilon of a run; one without noise is refused",
         "# total-epsilon = 1             # most epsilon of all runs on the table together",
-        "# least-bin-rows = 5            # PAX, SecureBoost: bins of fewer rows are merged",
+        "# least-bin-rows = 5            # PAX: bins of fewer rows are merged",
         "# share-column-names = true     # between parties with different columns",
         "# share-categories = false      # others learn no category names; a schema must give them",
         '# monotone-constraints = "age:1"  # SecureBoost: for columns of this site',

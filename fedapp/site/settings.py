@@ -419,7 +419,7 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
             f"monotone-constraints and interaction-constraints {rule} (secureboost), got {method}"
         )
     if config.least_bin_rows and not (declared and declared.merges_bins):
-        rule = "must be 0 in the node config, or strategy one that merges bins (pax, secureboost)"
+        rule = "must be 0 in the node config, or strategy one that merges bins (pax)"
         raise ConfigError(f"least-bin-rows {rule}, got {method}")
     if config.base_margin and not (declared and declared.takes_margins):
         rule = "must be empty in the node config, or strategy one that reads it there"
