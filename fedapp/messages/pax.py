@@ -63,8 +63,7 @@ With ``privacy.epsilon`` noise is added before the masks: see ``private``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 
@@ -76,11 +75,14 @@ from fedapp.messages.fields import (
     BaseMargin,
     Form,
     Method,
+    OneOf,
     PlanLimit,
     Range,
     Reply,
     Request,
     SiteLimit,
+    message,
+    request,
 )
 from fedapp.messages.handshake import LabelsReply, RunCoding, check_coded
 from fedapp.messages.scoring import Trees
@@ -89,42 +91,37 @@ from fedapp.messages.secagg import Among, Roster, SharedCuts
 MASS_ROUNDING = 1e-5  # of the float32 masses of a column's bins
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.pax_sketch", "summarising the columns")
 class SketchRequest(RunCoding, Request):
     """Encode labels and categories, and summarise the columns."""
 
-    kind: ClassVar[str] = "train.pax_sketch"
-    doing: ClassVar[str] = "summarising the columns"
     # Most bins a column.
     n_bins: Annotated[int, Range(2, 65535), SiteLimit("most-bins"), PlanLimit("max_bin")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class SketchReply(LabelsReply):
     """Representatives of the bins of each column of numbers, columns one after the other."""
 
-    representatives: Annotated[Array, Form("float32", "n_bins")]
+    representatives: Annotated[Array, Form("float32", "n_bins", ascending="offsets")]
     masses: Annotated[Array, Form("float32", "n_bins", low=0)]  # sample weights
-    offsets: Annotated[Array, Form("int64", "n_offsets", low=0)]  # n_columns + 1
+    offsets: Annotated[Array, Form("int64", "n_columns+1", divides="n_bins")]
     maxima: Annotated[Array, Form("float32", "n_columns", nan=True)]  # of categories: codes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.pax_init", "adding the trees of the initial model", leaves="nothing")
 class InitRequest(Trees, Request):
     """Start from the margins of a finished model with these trees, before the first round."""
 
-    kind: ClassVar[str] = "train.pax_init"
-    leaves: ClassVar[str] = "nothing"
-    doing: ClassVar[str] = "adding the trees of the initial model"
     base_margin: BaseMargin
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class InitReply(Reply):
     """The margins are set."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.pax_grow", "growing trees", each_round=True)
 class GrowRequest(Request):
     """Apply the last splits to the rows, and sum the gradients of some nodes.
 
@@ -132,9 +129,6 @@ class GrowRequest(Request):
     (none if there are no new leaves), then all rows return to the roots.
     """
 
-    kind: ClassVar[str] = "train.pax_grow"
-    doing: ClassVar[str] = "growing trees"
-    each_round: ClassVar[bool] = True
     round_id: Annotated[int, Range(0, 10**6)]
     level: Annotated[int, Range(0, MOST_DEPTH), PlanLimit("max_depth")]
     n_trees: Annotated[int, Range(1, 1000)]  # of a round, one an output
@@ -142,24 +136,27 @@ class GrowRequest(Request):
     subsample: Annotated[float, Range(0, 1)]  # share of the rows a round draws
     seed: Annotated[int, Range(0, 2**63 - 1)]
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
-    split_trees: Annotated[Array, Form("int32", "n_splits", low=0)]
+    split_trees: Annotated[Array, Form("int32", "n_splits", low=0, below="n_trees")]
     split_nodes: Annotated[Array, Form("int32", "n_splits", low=0)]
     # The right child follows the left one.
     split_lefts: Annotated[Array, Form("int32", "n_splits", low=1, high=MOST_NODES)]
-    split_columns: Annotated[Array, Form("int32", "n_splits", low=0)]
+    split_columns: Annotated[Array, Form("int32", "n_splits", low=0, below="n_columns")]
     split_thresholds: Annotated[Array, Form("float32", "n_splits")]
     # 1: missing goes left
     split_defaults: Annotated[Array, Form("uint8", "n_splits", low=0, high=1)]
     # Bits of the categories that go right, of the splits by categories, each in whole bytes.
     split_sets: Annotated[Array, Form("uint8", "n_set_bytes")]
     leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]  # a value a node, trees in turn
-    leaf_offsets: Annotated[Array, Form("int64", "n_leaf_offsets", low=0)]  # n_trees + 1, or empty
-    wanted_trees: Annotated[Array, Form("int32", "n_wanted", low=0)]
+    leaf_offsets: Annotated[
+        Array, Form("int64", "n_trees+1", empty=True, divides="n_leaf_values", ascending=True)
+    ]
+    wanted_trees: Annotated[Array, Form("int32", "n_wanted", low=0, below="n_trees", in_order=True)]
     wanted_nodes: Annotated[Array, Form("int32", "n_wanted", low=0, high=MOST_NODES)]
-    columns: Annotated[Array, Form("int32", "n_drawn", low=0)]  # to sum over, ascending
+    # To sum over.
+    columns: Annotated[Array, Form("int32", "n_drawn", low=0, below="n_columns", ascending=True)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.pax_open", "counting values", leaves="sums")
 class OpenRequest(RunCoding, Roster, Request):
     """Start with the roster; encode labels and categories; sum the labels, count first digits.
 
@@ -167,36 +164,27 @@ class OpenRequest(RunCoding, Roster, Request):
     column, of rows by category, and ``digit_counts`` of all columns of numbers.
     """
 
-    kind: ClassVar[str] = "train.pax_open"
-    doing: ClassVar[str] = "counting values"
-    leaves: ClassVar[str] = "sums"
-    count_bytes: Annotated[int, Range(2, 8)]  # 2, 4 or 8, that counts of weights fit in
+    count_bytes: Annotated[int, OneOf((2, 4, 8))]  # that counts of weights fit in
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.pax_count", "counting values", leaves="sums")
 class CountRequest(Request):
     """Count the weights of rows by the next digit of their values; see ``digit_counts``.
 
     For columns of numbers only, each digit once a run.
     """
 
-    kind: ClassVar[str] = "train.pax_count"
-    doing: ClassVar[str] = "counting values"
-    leaves: ClassVar[str] = "sums"
     digit: Annotated[int, Range(1, 3)]
-    prefixes: Annotated[Array, Form("uint32", "n_prefixes")]  # ascending in a column
-    offsets: Annotated[Array, Form("int64", "n_offsets", low=0)]  # n_columns + 1
+    prefixes: Annotated[Array, Form("uint32", "n_prefixes", ascending="offsets")]
+    offsets: Annotated[Array, Form("int64", "n_columns+1", divides="n_prefixes")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.pax_sums", leaves="sums")
 class GrowSumsRequest(Among, SharedCuts, GrowRequest):
     """As ``GrowRequest``, for ``sums``: the fields of a ``GrowReply``, in all parties' bins."""
 
-    kind: ClassVar[str] = "train.pax_sums"
-    leaves: ClassVar[str] = "sums"
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class GrowReply(Reply):
     """Sums over the party's bins of the wanted nodes, and at level 0 scores so far."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar
+from dataclasses import fields
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedapp.errors import ProtocolError
 from fedapp.messages import wire
-from fedapp.messages.fields import Array, Form, Range, Reply, Request
+from fedapp.messages.fields import Array, Form, Range, Reply, Request, message, request
 from fedapp.messages.handshake import HelloReply
 from fedapp.messages.wire import (
     RAW,
@@ -40,7 +40,7 @@ LETTERS = st.one_of(
 ENVELOPE = Envelope("0123456789abcdef", step=3, checkpoint=2, attempt=1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class Sample(Reply):
     """One field of every kind."""
 
@@ -57,15 +57,14 @@ class Sample(Reply):
     classes: Annotated[tuple[str, ...], Range(0, 3)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.other")
 class OtherRequest(Request):
     """A message without an array."""
 
-    kind: ClassVar[str] = "train.other"
     level: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class GapsReply(Reply):
     """An array that has a range and may have gaps."""
 
