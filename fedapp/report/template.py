@@ -83,7 +83,8 @@ figure > svg { width: 100%; height: auto; display: block; }
 .leaf { border-radius: 999px; font-weight: 600; font-variant-numeric: tabular-nums; }
 /* Text needs more contrast with the paper than a line does. */
 .up { border-color: var(--blue); color: color-mix(in srgb, var(--blue) 75%, var(--ink)); }
-.down { border-color: var(--vermilion); color: color-mix(in srgb, var(--vermilion) 75%, var(--ink)); }
+.down { border-color: var(--vermilion);
+  color: color-mix(in srgb, var(--vermilion) 75%, var(--ink)); }
 @media (max-width: 62rem) {
   .tree li { display: block; }
   .tree ul { margin-left: .8rem; }
