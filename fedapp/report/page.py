@@ -65,6 +65,7 @@ table: Callable[..., Markup] = elements.table  # header, rows, n_texts=1: the re
 figures: Callable[[Mapping[str, str]], Markup] = elements.figures  # captions -> SVG
 quiet: Callable[[str], Markup] = elements.quiet  # a small paragraph; empty for an empty text
 folded: Callable[[str, Markup], Markup] = elements.folded  # opens when its title is clicked
+headed: Callable[[str, str], Markup] = elements.headed  # a small heading; empty without a body
 
 
 def page(
@@ -236,7 +237,7 @@ def _scores(summary: Fields) -> str:
     names = [name for name in names if any(name in scores for scores in parties.values())]
     lines = [[named(p), *(score_text(each.get(n)) for n in names)] for p, each in parties.items()]
     title = f"The model on the {subset} rows of each party"
-    return whole + elements.headed(title, table(["party", *map(arrow, names)], lines))
+    return whole + headed(title, table(["party", *map(arrow, names)], lines))
 
 
 def _predictions(summary: Fields) -> str:
@@ -345,7 +346,7 @@ def _foundations(run: Run) -> str:
         figures(images)
         + (_columns(summary, gains) if gains else "")
         + quiet(_missing(run, text))
-        + elements.headed("One tree", tree_html(tree) if tree else "")
+        + headed("One tree", tree_html(tree) if tree else "")
     )
 
 

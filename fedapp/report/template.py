@@ -5,6 +5,8 @@ Jinja2 escapes every text that is no markup already, so names from outside are a
 
 from __future__ import annotations
 
+from typing import Any
+
 from jinja2 import Environment, StrictUndefined
 
 STYLE = """\
@@ -234,4 +236,4 @@ _environment = Environment(
 )
 _environment.filters["anchor"] = _anchor
 page_template = _environment.from_string(PAGE)
-elements = _environment.from_string(ELEMENTS).module
+elements: Any = _environment.from_string(ELEMENTS).module
