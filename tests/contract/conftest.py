@@ -42,7 +42,7 @@ class Recorded:
     result: Result
     summary: dict[str, Any]
     rounds: list[dict[str, Any]]
-    sites: dict[str, int]
+    sites: dict[str, bytes]
 
     @property
     def steps(self) -> dict[int, str]:
@@ -131,7 +131,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Record:
                     method.result(done),
                     summary_of(done),
                     lines_of(done.rounds) if done.rounds.exists() else [],
-                    {str(p.relative_to(home() / "sites")): p.stat().st_size for p in files},
+                    {str(path.relative_to(home() / "sites")): path.read_bytes() for path in files},
                 )
         return runs[name]
 

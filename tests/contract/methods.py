@@ -59,7 +59,7 @@ class Method:
     exports : whether stock XGBoost loads the model.
     may_lose : whether a run may go on without a party.
     stops_early : whether early stopping cuts the model back to its best round.
-    n_parties : at least so many.
+    counts_all : whether the bytes of its rounds are those of the run; else some are of no round.
     """
 
     strategy: str
@@ -73,6 +73,7 @@ class Method:
     exports: bool = False
     may_lose: bool = False
     stops_early: bool = False
+    counts_all: bool = False
     is_vertical: bool = False
 
     def result(self, folder: RunFolder) -> Result:
@@ -209,6 +210,7 @@ METHODS = {
         exports=True,
         may_lose=True,
         stops_early=True,
+        counts_all=True,
     ),
     "pax, secure": Method(
         "pax",
@@ -219,6 +221,7 @@ METHODS = {
         {"pax__aggregation": "secure"},
         exports=True,
         stops_early=True,
+        counts_all=True,
     ),
     "pax, private": Method(
         "pax",
@@ -248,6 +251,7 @@ METHODS = {
         exports=True,
         may_lose=True,
         stops_early=True,
+        counts_all=True,
     ),
     "cyclic": Method(
         "cyclic",
@@ -258,6 +262,7 @@ METHODS = {
         exports=True,
         may_lose=True,
         stops_early=True,
+        counts_all=True,
     ),
     "fedavg-linear": Method(
         "fedavg-linear",
@@ -269,6 +274,7 @@ METHODS = {
         depth="",
         may_lose=True,
         stops_early=True,
+        counts_all=True,
     ),
     "secureboost": Method(
         "secureboost",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +11,24 @@ import numpy as np
 import pytest
 import xgboost
 
+from fedapp import metrics
 from fedapp.data.datasets import read_source
+from fedapp.data.labels import class_ids, class_names
 from fedapp.data.schema import Roles
-from fedapp.errors import PartyError
-from fedapp.home import LOCK
+from fedapp.errors import ConfigError, FedappError, PartyError
+from fedapp.home import LOCK, home
 from fedapp.runs.local import run_local, simulated_contexts
+from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
-from fedapp.site.store import RAW
+from fedapp.site.store import PART_FILE, RAW, Store, write_part
 from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.model import load_model
 from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
-from tests.conftest import Simulate
+from strategies.run import all_strategies
+from tests.conftest import MakeSettings, Simulate
 from tests.contract.conftest import MakeRun, Record
-from tests.contract.methods import METHODS, ROUNDS
+from tests.contract.methods import METHODS, ROUNDS, Method
 from tests.letters import raw_of, written
 from tests.network import StepsOf, die, fails_from, one_of_each_kind, resumed, run
 from tests.transcript import check_declared, check_no_rows, lines_of, summary_of
@@ -31,14 +37,15 @@ OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
 SLOW = pytest.mark.slow
 
 
-def methods(*only: str, **marks: Any) -> pytest.MarkDecorator:
-    """A test for each method, or for each of which ``only`` is true."""
-    names = [name for name, row in METHODS.items() if all(getattr(row, one) for one in only)]
-    return pytest.mark.parametrize("name", names)
+def methods(where: Callable[[Method], object] = lambda row: True) -> pytest.MarkDecorator:
+    """A test for each method, or for those of which something holds."""
+    return pytest.mark.parametrize("name", [name for name, row in METHODS.items() if where(row)])
 
 
 every_method = methods()
-trains = pytest.mark.parametrize("name", [name for name, row in METHODS.items() if not row.trained])
+trains = methods(lambda row: not row.trained)
+predicts = methods(lambda row: row.trained)
+horizontal = methods(lambda row: not row.is_vertical)
 
 
 # What it computes
@@ -75,7 +82,7 @@ def test_another_seed_gives_another_model(made: MakeRun, recorded: Record, name:
     assert METHODS[name].result(other) != recorded(name).result
 
 
-@methods("stops_early")
+@methods(lambda row: row.stops_early)
 def test_early_stopping_keeps_the_best_round(made: MakeRun, name: str) -> None:
     is_linear = name == "fedavg-linear"
     slowly = {"fedavg_linear__rounds": 200, "fedavg_linear__local_epochs": 30}
@@ -89,7 +96,47 @@ def test_early_stopping_keeps_the_best_round(made: MakeRun, name: str) -> None:
     assert summary["metrics"]["valid"]["logloss"] == pytest.approx(min(losses), abs=1e-6)
 
 
-@methods("exports")
+@methods(lambda row: row.stops_early)
+def test_the_best_round_is_kept_where_rounds_run_out(made: MakeRun, name: str) -> None:
+    given = {"early_stopping_rounds": 3, "valid_fraction": 0.3}
+    folder = run_local(made(name, "binary:logistic", **given))
+    summary, lines = summary_of(folder), lines_of(folder.rounds)
+    losses = [line["valid"]["logloss"] for line in lines]
+    assert summary["best_round"] == int(np.argmin(losses)) + 1
+    assert len(losses) == ROUNDS
+
+
+@methods(lambda row: not row.is_vertical and "privacy__epsilon" not in row.settings)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_summary_scores_the_model_that_was_written(
+    made: MakeRun, tmp_path: Path, name: str, objective: str
+) -> None:
+    """Also by the predictions that are written of the rows, those of the test rows among them."""
+    settings = made(name, objective)
+    folder = run_local(settings)
+    predict_table(folder.path, settings.data, "", tmp_path / "predictions.csv")
+    lines = (tmp_path / "predictions.csv").read_text().splitlines()[1:]
+    written = np.array([list(map(float, line.split(",")[1:])) for line in lines])
+    table = read_source(settings.data, Roles(label="y"))
+    assert table.labels is not None
+    assert len(written) == table.n_rows
+    holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
+    shares = share_rows(table, holdout, settings.partition, settings.parties)
+    rows = np.concatenate(shares["test"])
+    found, truth = written[rows], class_ids(table.labels, class_names(table.labels, objective))
+    if objective == "binary:logistic":
+        found = np.log(found / (1 - found))
+    elif objective == "multi:softprob":
+        found = np.log(found)
+    ones = np.ones(len(rows), np.float32)
+    exact = metrics.pooled(objective, found.astype(np.float32), truth[rows], ones)
+    scores = summary_of(folder)["metrics"]["test"]
+    loss = {"binary:logistic": "logloss", "multi:softprob": "mlogloss"}.get(objective, "rmse")
+    for one in {loss, "accuracy", "f1"} & set(scores):
+        assert scores[one] == pytest.approx(exact[one], rel=1e-4), one
+
+
+@methods(lambda row: row.exports)
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_stock_xgboost_predicts_the_same_from_the_export(
     made: MakeRun, tmp_path: Path, name: str, objective: str
@@ -178,7 +225,9 @@ def test_rounds_are_told_with_scores_and_bytes(recorded: Record, name: str) -> N
     run = recorded(name)
     assert [line["round"] for line in run.rounds] == [1, 2]
     for key, total in run.summary["bytes"].items():
-        assert 0 < sum(line["bytes"][key] for line in run.rounds) <= total
+        of_rounds = sum(line["bytes"][key] for line in run.rounds)
+        assert 0 < of_rounds <= total
+        assert of_rounds == total or not METHODS[name].counts_all
     assert all(line["train"] for line in run.rounds) == (name != "pax, private")
 
 
@@ -189,6 +238,13 @@ def test_a_finished_run_leaves_no_checkpoint_and_no_rows(recorded: Record, name:
     assert not any(one.startswith(("checkpoint", "failure", ".")) for one in left - {LOCK})
     arrays = [Path(path).name for path in run.sites if RAW in Path(path).name]
     assert all(one.startswith(("reply-", "kept-")) for one in arrays)
+
+
+@horizontal
+def test_each_party_keeps_the_model(recorded: Record, name: str) -> None:
+    kept = [content for path, content in recorded(name).sites.items() if "/model.json" in path]
+    assert len(kept) == 3
+    assert set(kept) == {recorded(name).result}
 
 
 # What may go wrong
@@ -261,7 +317,7 @@ def assert_stopped(settings: Settings) -> None:
     assert not {"model.json", "summary.json"} & names
 
 
-@methods("may_lose")
+@methods(lambda row: row.may_lose)
 def test_a_lost_party_is_left_out_where_others_may_go_on(
     made: MakeRun, recorded: Record, name: str
 ) -> None:
@@ -275,7 +331,7 @@ def test_a_lost_party_is_left_out_where_others_may_go_on(
     assert len(lines_of(folder.rounds)) == ROUNDS
 
 
-@methods("is_vertical")
+@methods(lambda row: row.is_vertical)
 def test_no_run_between_different_columns_goes_on_without_a_party(
     made: MakeRun, recorded: Record, name: str
 ) -> None:
@@ -305,3 +361,94 @@ def test_flowers_simulation_gives_the_result_of_the_local_engine(
     assert METHODS[name].result(folder) == expected
     assert summary_of(folder)["engine"] == "simulation"
     assert summary_of(folder)["metrics"] == summary["metrics"]
+
+
+# With what it predicts
+
+
+@predicts
+def test_a_part_of_another_model_is_refused(made: MakeRun, name: str) -> None:
+    settings = made(name)
+    path = home() / "sites" / "party-2" / settings.model / PART_FILE
+    part = json.loads(path.read_text())
+    part["records"][0][1] += 1.0
+    write_part(path.parent, part)
+    with pytest.raises(PartyError, match="party-2: model must be the one this run was trained"):
+        run_local(settings)
+
+
+@predicts
+def test_a_party_without_its_part_is_named(made: MakeRun, name: str) -> None:
+    settings = made(name)
+    (home() / "sites" / "party-2" / settings.model / PART_FILE).unlink()
+    with pytest.raises(PartyError, match=r"party-2 \(step 1\): model must have a part at this"):
+        run_local(settings)
+
+
+@predicts
+def test_every_party_forgets_the_rows_it_has_predicted(made: MakeRun, name: str) -> None:
+    summary = summary_of(run_local(made(name)))
+    for party in ("party-1", "party-2", "party-3"):
+        folder = home() / "sites" / party / summary["model_id"]
+        assert Store.open(folder).finished
+        kept = {path.name for path in folder.iterdir()} - {"state.json", "lock"}
+        written = {"predictions.csv", "predictions.json"} & kept
+        assert len(written) == (2 if party == summary["active"] else 0)
+        assert all(one.startswith(("reply-", "kept-")) for one in kept - written)
+
+
+# Settings
+
+
+REFUSED: list[tuple[str, str, object, str]] = [
+    ("bagging", "local-rounds", 0, "must be >= 1, got 0"),
+    ("bagging", "local-rounds", 1.5, "must be a whole number, got 1.5"),
+    ("bagging", "local-rounds", "two", "must be a whole number, got 'two'"),
+    ("bagging", "local-rounds", 10**7, "must be <= 1000000, got 10000000"),
+    ("fedavg-linear", "rounds", 0, "must be >= 1, got 0"),
+    ("fedavg-linear", "rounds", 2.5, "must be a whole number, got 2.5"),
+    ("fedavg-linear", "local-epochs", 0, "must be >= 1, got 0"),
+    ("fedavg-linear", "learning-rate", 0, "must be > 0.0, got 0"),
+    ("fedavg-linear", "learning-rate", -0.1, "must be > 0.0, got -0.1"),
+    ("fedavg-linear", "learning-rate", "fast", "must be a number, got 'fast'"),
+    ("fedavg-linear", "batch-size", 0, "must be >= 1, got 0"),
+    ("fedavg-linear", "batch-size", 2**31, "must be < 2147483648, got 2147483648"),
+    ("fedavg-linear", "l2", -1.0, "must be >= 0.0, got -1.0"),
+    ("fedavg-linear", "l2", float("nan"), "must be a number, got nan"),
+    ("federated-forest", "criterion", "variance", "must be gini or entropy for binary:logistic"),
+    ("federated-forest", "trees", 0, "must be >= 1, got 0"),
+    ("federated-forest", "max-features", 1.5, "must be "),
+    ("federated-forest", "labels", "plain", "must be one of"),
+    ("federated-forest", "min-samples-split", 1, "must be >= 2, got 1"),
+    ("interactive", "trees-at-once", -1, "must be >= 0, got -1"),
+    ("pax", "bins", "half", "must be one of 'auto', 'share' or 'equal', got 'half'"),
+]
+
+
+@pytest.mark.parametrize(("strategy", "name", "value", "rule"), REFUSED)
+def test_a_value_that_a_method_does_not_take_is_refused(
+    settings: MakeSettings, strategy: str, name: str, value: object, rule: str
+) -> None:
+    model = {"model": "0" * 16} if strategy == "interactive" else {}
+    given = settings(strategy=strategy, **model, **{f"{strategy}.{name}": value})
+    with pytest.raises(ConfigError) as caught:
+        all_strategies()[strategy].section_settings(given)
+    assert str(caught.value).startswith(f"{strategy}.{name} {rule}")
+
+
+@pytest.mark.parametrize("strategy", ["interactive", "one-round", "eini"])
+def test_a_prediction_without_a_model_is_refused(settings: MakeSettings, strategy: str) -> None:
+    with pytest.raises(ConfigError, match="model must be the id of a trained model"):
+        all_strategies()[strategy].section_settings(settings(strategy=strategy))
+
+
+@trains
+def test_more_parties_than_rows_and_one_for_columns_of_several_are_refused(
+    made: MakeRun, name: str
+) -> None:
+    settings = made(name)
+    data = Path(settings.data)
+    data.write_text("\n".join(data.read_text().splitlines()[:3]) + "\n")
+    with pytest.raises(FedappError, match=r"parties|rows"):
+        run_local(made(name, parties=1) if METHODS[name].is_vertical else settings)
+    assert not list(data.parent.glob("run-*/model.json"))

@@ -33,6 +33,7 @@ from fedapp.site.store import Store
 from fedapp.site.table import Holdout, common_order, split_common
 from fedapp.trees.model import load_model
 from strategies.vertical import VerticalStrategy, align
+from tests.conftest import MakeSettings, MakeSites
 from tests.letters import letters_sent, raw_of
 from tests.network import run
 from tests.plans import planned
@@ -40,8 +41,6 @@ from tests.pooled import Pooled, assert_xgboosts, in_order, write_rows
 from tests.tampering import refuses, rewrite_letters, set_last_bit
 from tests.transcript import Listener, lines_of, summary_of
 
-MakeSettings = Callable[..., Settings]
-MakeSites = Callable[..., list[Context]]
 Ids = Sequence[object]
 Federation = Callable[..., list[Context]]
 N_PEOPLE = 260

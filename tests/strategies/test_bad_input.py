@@ -19,12 +19,9 @@ from typer.testing import CliRunner
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.trees.model import load_model
+from tests.conftest import MakeSettings, MakeSites, WriteTable
 
-WriteTable = Callable[..., Path]
-MakeSettings = Callable[..., Settings]
-MakeSites = Callable[..., list[Context]]
 Refuse = Callable[..., None]
 # Values and lines stay at the site.
 MORE = r"the site's own log says more$"
