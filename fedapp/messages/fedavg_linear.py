@@ -20,9 +20,8 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from fedapp.errors import ProtocolError
 from fedapp.messages import scoring
 from fedapp.messages.fields import (
     Array,
@@ -32,6 +31,7 @@ from fedapp.messages.fields import (
     Reply,
     Request,
     SiteLimit,
+    check_sizes,
     message,
     request,
 )
@@ -115,18 +115,11 @@ def check_moments(
 
     ``n_inputs`` are columns of numbers, and categories of all others.
     """
-    _check_shapes(party, reply, dict.fromkeys(("counts", "means", "squares"), (n_inputs,)))
+    check_sizes(party, reply, n_inputs=n_inputs)
     check_coded(party, reply, n_classes, n_outputs, n_coded_columns)
 
 
 def check_average(party: str, reply: AverageReply, request: AverageRequest) -> None:
     """Check a party's model; a ProtocolError if it has other columns or outputs."""
-    _check_shapes(party, reply, {"weights": request.weights.shape, "bias": request.bias.shape})
-
-
-def _check_shapes(party: str, message: Any, shapes: dict[str, tuple[int, ...]]) -> None:
-    for field, shape in shapes.items():
-        actual = getattr(message, field).shape
-        if actual != shape:
-            rule = f"must be of shape {shape}, got {actual}"
-            raise ProtocolError(party, type(message).__name__, field, rule)
+    n_inputs, n_outputs = request.weights.shape
+    check_sizes(party, reply, n_inputs=n_inputs, n_outputs=n_outputs)

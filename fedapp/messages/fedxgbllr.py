@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fedapp.errors import ProtocolError
 from fedapp.messages.fields import (
     Array,
     Form,
@@ -130,17 +129,3 @@ class FinalReply(EvaluateReply):
     """Scores, and the learned rate of every tree, mean over the party's training rows."""
 
     rates: Annotated[Array, Form("float64", "n_parties", "n_trees")]
-
-
-def check_average(party: str, reply: AverageReply, n_weights: int) -> None:
-    """Check a party's head: a ProtocolError if it has another number of weights."""
-    if len(reply.weights) != n_weights:
-        rule = f"must be {n_weights}, got {len(reply.weights)}"
-        raise ProtocolError(party, "AverageReply", "weights", rule)
-
-
-def check_final(party: str, reply: FinalReply, shape: tuple[int, int]) -> None:
-    """Check learned rates: a ProtocolError if they are not (n_parties, n_trees)."""
-    if reply.rates.shape != shape:
-        rule = f"must be of shape {shape}, got {reply.rates.shape}"
-        raise ProtocolError(party, "FinalReply", "rates", rule)

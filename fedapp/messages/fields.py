@@ -266,43 +266,43 @@ def request(kind: str, doing: str = "", **more: bool | str) -> Callable[[type[M]
 @dataclass_transform(frozen_default=True, eq_default=False)
 def message(cls: type[M]) -> type[M]:
     """Declare a reply or a letter. Its checks are compiled once, here."""
-    made = dataclass(frozen=True, slots=True, eq=False)(cls)
-    made.wire_name = vars(cls).get("wire_name", cls.__name__)
-    hints = get_type_hints(made, include_extras=True)
+    declared = dataclass(frozen=True, slots=True, eq=False)(cls)
+    declared.wire_name = vars(cls).get("wire_name", cls.__name__)
+    hints = get_type_hints(declared, include_extras=True)
     hints = {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}
     rules = list[tuple[str, Any]]()
-    made.forms = {}
+    declared.forms = {}
     for name, hint in hints.items():
         base, *of_field = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         form = next((rule for rule in of_field if isinstance(rule, Form | Range | OneOf)), None)
-        made.forms = {**made.forms, name: (get_origin(base) or base, form)}
+        declared.forms = {**declared.forms, name: (get_origin(base) or base, form)}
         rules += [(name, rule) for rule in of_field]
-    made.for_trials = {name: rule for name, rule in rules if isinstance(rule, OnlyInTrials)}
-    made.limits = {name: rule for name, rule in rules if isinstance(rule, SiteLimit)}
-    made.planned = {name: rule for name, rule in rules if isinstance(rule, PlanLimit)}
-    arrays = {name: form for name, (_, form) in made.forms.items() if isinstance(form, Form)}
-    made.relations = [
+    declared.for_trials = {name: rule for name, rule in rules if isinstance(rule, OnlyInTrials)}
+    declared.limits = {name: rule for name, rule in rules if isinstance(rule, SiteLimit)}
+    declared.planned = {name: rule for name, rule in rules if isinstance(rule, PlanLimit)}
+    arrays = {name: form for name, (_, form) in declared.forms.items() if isinstance(form, Form)}
+    declared.relations = [
         (name, _unless_empty(check) if form.empty else check, form.relations[rule])
         for rule, check in RELATIONS.items()
         for name, form in arrays.items()
         if rule in form.relations
     ]
     named = {str(one).partition("+")[0] for form in arrays.values() for one in form.shape}
-    named |= {other for _, _, other in made.relations}
-    numbers = [name for name, (base, _) in made.forms.items() if base is int and name in named]
-    made.numbers = tuple(numbers)
-    made.size_checks = {
+    named |= {other for _, _, other in declared.relations}
+    numbers = [name for name, (base, _) in declared.forms.items() if base is int and name in named]
+    declared.numbers = tuple(numbers)
+    declared.size_checks = {
         name: _size_check(form, name if name in numbers else "")
-        for name, (_, form) in made.forms.items()
+        for name, (_, form) in declared.forms.items()
         if name in numbers or isinstance(form, Form) or (isinstance(form, Range) and form.size)
     }
-    made.checks = {
-        name: _array_check(form, made.size_checks[name])
+    declared.checks = {
+        name: _array_check(form, declared.size_checks[name])
         if isinstance(form, Form)
-        else _scalar_check(base, form, made.size_checks.get(name))
-        for name, (base, form) in made.forms.items()
+        else _scalar_check(base, form, declared.size_checks.get(name))
+        for name, (base, form) in declared.forms.items()
     }
-    return made
+    return declared
 
 
 def check_values(
@@ -314,10 +314,10 @@ def check_values(
         if broken := check(values[field], sizes):
             raise ProtocolError(party, name or kind.__name__, field, broken)
     for field, check_relation, other in kind.relations:
-        known = sizes.get(other, values.get(other))
-        if known is None and other != ITSELF:
+        related = sizes.get(other, values.get(other))
+        if related is None and other != ITSELF:
             continue  # its receiver knows it
-        if broken := check_relation(values[field], known):
+        if broken := check_relation(values[field], related):
             raise ProtocolError(party, name or kind.__name__, field, broken)
 
 

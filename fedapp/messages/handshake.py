@@ -94,6 +94,7 @@ from fedapp.messages.fields import (
     Reply,
     Request,
     SiteLimit,
+    check_sizes,
     message,
     part,
     request,
@@ -201,16 +202,12 @@ def check_coded(
 
     A row has ``n_outputs`` margins; ``n_coded_columns`` is 0 if no column has categories.
     """
-    message, sums = type(reply).__name__, reply.label_sums
-    if len(reply.unseen) != n_coded_columns:
-        rule = f"must be one a column of {n_coded_columns}, got {len(reply.unseen)}"
-        raise ProtocolError(party, message, "unseen", rule)
-    if len(sums) != n_outputs:
-        rule = f"must be {n_outputs}, one an output, got {len(sums)}"
-        raise ProtocolError(party, message, "label_sums", rule)
+    check_sizes(party, reply, n_coded_columns=n_coded_columns, n_outputs=n_outputs)
+    sums = reply.label_sums
     highest = reply.weight_sum * (1 + (1e-6 if n_outputs == 1 else CLASS_ROUNDING))
     if n_classes and not ((sums >= 0) & (sums <= highest)).all():
-        raise ProtocolError(party, message, "label_sums", f"must be 0 to {reply.weight_sum:g}")
+        rule = f"must be 0 to {reply.weight_sum:g}"
+        raise ProtocolError(party, type(reply).__name__, "label_sums", rule)
 
 
 @request("query.greet", "meeting the parties", leaves="nothing", is_step=False)

@@ -81,6 +81,7 @@ from fedapp.messages.fields import (
     Reply,
     Request,
     SiteLimit,
+    check_sizes,
     message,
     request,
 )
@@ -211,46 +212,31 @@ def check_sketch(
     ``categories`` has the number of each column, 0 for one of numbers.
     """
     offsets, points, n_columns = reply.offsets, reply.representatives, len(categories)
-    fills = len(offsets) == n_columns + 1 and offsets[0] == 0 and offsets[-1] == len(points)
-    widths, most = np.diff(offsets), np.where(categories > 0, 0, n_bins)
-    if not fills or (widths < 0).any() or (widths > most).any():
-        rule = f"must divide {n_columns} columns, of {n_bins} bins at most and none of categories"
+    check_sizes(party, reply, n_columns=n_columns)
+    widths = np.diff(offsets)
+    if (widths > np.where(categories > 0, 0, n_bins)).any():
+        rule = f"must give a column {n_bins} bins at most, and none of categories"
         raise ProtocolError(party, "SketchReply", "offsets", rule)
-    if len(reply.maxima) != n_columns:
-        raise ProtocolError(party, "SketchReply", "maxima", f"must have {n_columns} values")
     codes, limits = reply.maxima[categories > 0], categories[categories > 0]
     is_code = (codes >= 0) & (codes < limits) & (codes == np.floor(codes))
     if not (is_code | np.isnan(codes)).all():
         raise ProtocolError(party, "SketchReply", "maxima", "must be codes of the categories")
-    ends = offsets[1:][np.diff(offsets) > 0]  # of the columns that have bins
-    ascends = np.diff(points) > 0
-    ascends[ends[:-1] - 1] = True  # from one column to the next
-    if not ascends.all():
-        raise ProtocolError(party, "SketchReply", "representatives", "must ascend in a column")
+    ends = offsets[1:][widths > 0]  # of the columns that have bins
     columns = np.repeat(np.arange(n_columns), widths)
     # Both are float32 sums of the same weights, but rounded differently.
     if (np.bincount(columns, reply.masses) > reply.weight_sum * (1 + MASS_ROUNDING)).any():
         rule = "must be those of the rows, which weigh {:g} in all"
         raise ProtocolError(party, "SketchReply", "masses", rule.format(reply.weight_sum))
-    if not (points[ends - 1] <= reply.maxima[np.diff(offsets) > 0]).all():
+    if not (points[ends - 1] <= reply.maxima[widths > 0]).all():
         raise ProtocolError(party, "SketchReply", "maxima", "must be the largest values")
     check_coded(party, reply, n_classes, n_outputs, n_coded_columns)
 
 
 def check_grow(party: str, reply: GrowReply, request: GrowRequest, n_bins: int) -> None:
     """Check sums against the request; the party's drawn columns have ``n_bins`` together."""
-    n_wanted, n_drawn = len(request.wanted_nodes), len(request.columns)
-    n_roots = request.n_trees if request.level == 0 else 0
-    shapes = {
-        "histograms": (n_wanted, n_bins, 2),
-        "missing": (n_wanted, n_drawn),
-        "root_sums": (n_roots, 2),
-    }
-    for field, shape in shapes.items():
-        actual = getattr(reply, field).shape
-        if actual != shape:
-            rule = f"must be of shape {shape}, got {actual}"
-            raise ProtocolError(party, "GrowReply", field, rule)
+    sizes = {"n_wanted": len(request.wanted_nodes), "n_drawn": len(request.columns)}
+    n_roots = 0 if request.level else request.n_trees
+    check_sizes(party, reply, **sizes, n_bins=n_bins, n_roots=n_roots)
     if (reply.histograms[..., 1] < 0).any() or (reply.root_sums[:, 1] < 0).any():
         raise ProtocolError(party, "GrowReply", "histograms", "must have hessians >= 0")
 

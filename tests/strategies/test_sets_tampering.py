@@ -36,7 +36,6 @@ FALSE_SETS: dict[str, tuple[Change, str]] = {
     "a byte more": (lambda bits: np.append(bits, bits[-1:]), r"sets must be \d+ bytes, got \d+"),
     "no sets": (lambda bits: bits[:0], r"sets must be \d+ bytes, got 0"),
     "a bit past all": (last_bit, "sets must contain only categories of the column"),
-    "another type": (lambda bits: bits.astype(np.int64), "must be uint8, got int64"),
 }
 TOLD_SETS = [  # method, message, field, and the field that an error names
     ("pax", "GrowRequest", "split_sets", "split_sets"),
@@ -71,7 +70,6 @@ def test_sets_that_are_none_of_their_columns_are_refused_by_a_party(
     rule: str,
 ) -> None:
     moment = heard(method).first(message, field)
-    named = field if "uint8" in rule else named
     refuses(tmp_path, moment, message, {field: change}, f"{named} {rule}")
 
 
@@ -121,7 +119,6 @@ FALSE_FIELDS: list[tuple[str, str, Mapping[str, Change], str]] = [
         "categorical must be 3, got 2",
     ),
     ("secureboost", "ColumnBins", {"categorical": lambda c: c * 0}, r"widths must be <= 8 \(max-b"),
-    ("secureboost", "ColumnBins", {"categorical": lambda c: c + 1}, "categorical must be <= 1"),
     ("secureboost", "Records", {"widths": of_number}, f"widths {FITS}"),
     ("secureboost", "Records", {"widths": lambda w: w[:-1]}, f"widths {FITS}"),
     ("secureboost", "Records", {"columns": lambda c: c * 0 + 1}, f"widths {FITS}"),
@@ -143,13 +140,10 @@ FALSE_FIELDS: list[tuple[str, str, Mapping[str, Change], str]] = [
     ("federated-forest", "Won", {"listed": np.flip}, "(listed|set_bits)"),
     ("federated-forest", "Won", {"set_bits": np.zeros_like}, "set_bits must leave bins on"),
     ("federated-forest", "Won", {"set_bits": every_bin}, "set_bits must leave bins on"),
-    ("federated-forest", "ColumnSums", {"unordered": lambda u: u[:-1]}, "unordered must have size"),
-    ("federated-forest", "ColumnSums", {"unordered": lambda u: u + 1}, "unordered must be <= 1"),
     ("pax", "SketchRequest", {"categories": lambda n: n[:-1]}, r"categories must be \d+, got \d+"),
     ("pax", "SketchRequest", {"categories": other("")}, "categories must be distinct in a column"),
     ("pax", "SketchRequest", {"category_counts": lambda c: c[:-1]}, "categories category_counts m"),
     ("bagging", "LabelsRequest", {"categories": lambda n: n[1:]}, r"categories must be \d+, got"),
-    ("bagging", "LabelsRequest", {"categories": other("\x07")}, "categories must have no control"),
 ]
 
 
@@ -179,8 +173,7 @@ TOLD_SERVER: list[tuple[str, str, Mapping[str, Change], str]] = [
         {"offsets": lambda o: np.append(o[1:], o[-1])},
         "offsets must rise from 0 to",
     ),
-    ("pax", "SketchReply", {"unseen": lambda u: u[:-1]}, "unseen must be one a column of 5, got 4"),
-    ("pax", "SketchReply", {"unseen": lambda u: u - 1}, "unseen must be >= 0"),
+    ("pax", "SketchReply", {"unseen": lambda u: u[:-1]}, r"unseen must have size 5 .* got 4"),
     (
         "federated-forest",
         "PartitionReply",
@@ -206,12 +199,6 @@ TOLD_SERVER: list[tuple[str, str, Mapping[str, Change], str]] = [
         "PartitionReply",
         {"categories": lambda n: n[1:]},
         "categories must be 11",
-    ),
-    (
-        "federated-forest",
-        "PartitionReply",
-        {"category_counts": np.negative},
-        "category_counts must",
     ),
 ]
 
