@@ -43,10 +43,8 @@ from fedapp.data.csv_errors import (
     delimiter_of,
     is_number,
     is_utf8,
-    not_utf8,
     opened,
     quoted,
-    ragged,
 )
 from fedapp.data.schema import (
     MISSING,
@@ -266,12 +264,9 @@ def _place_of_fault(path: Path, format: str, reader: Reader) -> str:
         return ""
     try:
         text = csv_text(path, reader)
-        if bad := text.bad_bytes():
-            return not_utf8(path.name, bad)
-        rows = text.ragged_rows()
+        return text.not_utf8() or text.ragged()
     except CANNOT_READ:
         return ""
-    return ragged(path.name, rows) if rows else ""
 
 
 def _label_values(column: Any, reader: Reader, declared: Declared, is_written: bool) -> Any:
