@@ -422,20 +422,16 @@ def numbers_of(texts: Any, decimal: str) -> Any:
     return texts.cast(pa.float64())
 
 
-def _needs_text(declared: Declared) -> bool:
-    """Whether values are names or codes."""
-    return declared.type in ("category", "ordinal", "date") or bool(declared.codes)
-
-
 def is_read_as_text(declared: Declared) -> bool:
     """Whether to read a CSV file's column as text."""
-    return _needs_text(declared) or declared.type == "boolean" or bool(declared.missing)
+    kinds = ("category", "ordinal", "date", "boolean")
+    return declared.type in kinds or bool(declared.codes or declared.missing)
 
 
 def goes_by_text(type: Any, declared: Declared) -> bool:
     """Whether to convert values of an Arrow type to text first."""
     if holds_numbers(type) and not pa.types.is_boolean(type):
-        return _needs_text(declared)
+        return declared.type in ("category", "ordinal", "date") or bool(declared.codes)
     return is_read_as_text(declared)
 
 
