@@ -213,29 +213,27 @@ def _untyped(
 
 def _passes(error: UntypedError, declared: Declared, reader: Reader) -> Callable[[str], bool]:
     """Test for one field: it is missing, or of the type expected of its column."""
-    absent, codes, fits = {*MISSING, *reader.missing, *declared.missing}, declared.codes, error.fits
+    absent, codes = {*MISSING, *reader.missing, *declared.missing}, dict(declared.codes)
+    fits = error.fits
     assert fits is not None
-    return lambda value: value in absent or fits(dict(codes).get(value, value))
+    return lambda value: value in absent or fits(codes.get(value, value))
 
 
 def _free_text(frame: Any, columns: Mapping[str, UntypedError]) -> DataError:
     """Error for text with too many distinct values to be categories."""
     names = list(columns)
     more = f" and in {len(names) - 1} more" if len(names) > 1 else ""
-    rule = (
-        f"feature columns of text must be categories, got {columns[names[0]].found} in {{}}{more}: "
-    )
-    rule += (
-        "exclude what is a name, an id or free text with drop-columns={}, name it as the id, or "
-    )
-    rule += 'let a schema say type = "category"'
+    found = f"{columns[names[0]].found} in {{}}{more}"
+    rule = f"feature columns of text must be categories, got {found}: exclude what is a name, an "
+    rule += "id or free text with drop-columns={}, name it as the id, or let a schema say type = "
+    rule += '"category"'
     if frame.num_columns == 1:
         rule += '; where blanks separate the fields, let it say separator = "blank"'
     return DataError.naming(rule, f"'{names[0]}'", first(names).replace(", ", ","))
 
 
 def _check_finite(names: Sequence[str], values: Floats, text: TextFile | None) -> None:
-    counts = np.isinf(values).sum(axis=0)
+    counts = (int(np.isinf(column).sum()) for column in values.T)
     bad = [f"{count} in '{name}'" for name, count in zip(names, counts, strict=True) if count]
     if bad:
         rule = "feature columns must be finite as float32, got {} infinite"
