@@ -197,18 +197,18 @@ def _untyped(
         rule = "data file must be UTF-8, got other bytes in {}"
         return DataError.naming(rule, listed(bad_bytes), here=here)
     wanted = next((error.wanted for error in faults.values() if error.wanted), "")
-    alike = {name: error for name, error in faults.items() if error.wanted == wanted}
+    same_type = {name: error for name, error in faults.items() if error.wanted == wanted}
     if not wanted:
-        return _free_text(frame, alike)
+        return _free_text(frame, same_type)
     here, rule = "", "feature columns must be of one type each"
     if text is not None:
         tests = {
             reader.of_feature(name).name: _passes(error, reader.of_feature(name), reader)
-            for name, error in alike.items()
+            for name, error in same_type.items()
         }
-        here = text.faults(rule, tests, wanted, next(iter(alike.values())).way)
+        here = text.faults(rule, tests, wanted, next(iter(same_type.values())).way)
     rule += f", got {wanted} and other text in {{}}: see fedapp data describe"
-    return DataError.naming(rule, listed(alike), here=here)
+    return DataError.naming(rule, listed(same_type), here=here)
 
 
 def _passes(error: UntypedError, declared: Declared, reader: Reader) -> Callable[[str], bool]:
@@ -223,8 +223,8 @@ def _free_text(frame: Any, columns: Mapping[str, UntypedError]) -> DataError:
     """Error for text with too many distinct values to be categories."""
     names = list(columns)
     more = f" and in {len(names) - 1} more" if len(names) > 1 else ""
-    found = f"{columns[names[0]].found} in {{}}{more}"
-    rule = f"feature columns of text must be categories, got {found}: exclude what is a name, an "
+    content = f"{columns[names[0]].found} in {{}}{more}"
+    rule = f"feature columns of text must be categories, got {content}: exclude what is a name, an "
     rule += "id or free text with drop-columns={}, name it as the id, or let a schema say type = "
     rule += '"category"'
     if frame.num_columns == 1:
@@ -353,7 +353,7 @@ def convert(one: Column, column: Any, reader: Reader, is_written: bool = False) 
     column = values_of(column)
     absent = (*reader.missing, *declared.missing)
     if one.kind == "date" and pa.types.is_temporal(column.type):
-        found = Converted(_days(column, absent))
+        converted = Converted(_days(column, absent))
     elif (
         one.kind in ("number", "boolean")
         and holds_numbers(column.type)
@@ -361,15 +361,15 @@ def convert(one: Column, column: Any, reader: Reader, is_written: bool = False) 
     ):
         numbers = null_missing_codes(column, absent, reader.decimal)
         n_equal = numbers.null_count - column.null_count if is_written else 0
-        found = Converted(numbers, n_equal=n_equal)
+        converted = Converted(numbers, n_equal=n_equal)
     else:
         texts, trimmed = as_texts(column, declared, reader.missing, reader.decimal)
-        found = _of_text(one, texts, column.type, reader)._replace(trimmed=trimmed)
+        converted = _of_text(one, texts, column.type, reader)._replace(trimmed=trimmed)
     if (one.names is None) != (due.names is None) and not pc.all(
-        pc.is_null(found.numbers, nan_is_null=True)
+        pc.is_null(converted.numbers, nan_is_null=True)
     ).as_py():
         raise unlike(one.name, due.names is not None)
-    return found
+    return converted
 
 
 def _of_text(one: Column, texts: Any, type: Any, reader: Reader) -> Converted:
@@ -393,8 +393,8 @@ def _of_text(one: Column, texts: Any, type: Any, reader: Reader) -> Converted:
     if one.kind != "number":
         return Converted(numbers)
     absent = (*reader.missing, *declared.missing)
-    kept = null_missing_codes(numbers, absent, reader.decimal)
-    return Converted(kept, n_equal=kept.null_count - numbers.null_count)
+    present = null_missing_codes(numbers, absent, reader.decimal)
+    return Converted(present, n_equal=present.null_count - numbers.null_count)
 
 
 def _parsed(texts: Any, kind: str, decimal: str) -> Any:

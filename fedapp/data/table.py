@@ -218,7 +218,7 @@ def notes_on_types(columns: Sequence[tuple[Column, Converted]]) -> list[Note]:
     """Note columns that are converted, and values that become missing."""
 
     def names_of(test: Callable[[Column, Converted], bool]) -> list[str]:
-        return [one.name for one, found in columns if test(one, found)]
+        return [one.name for one, converted in columns if test(one, converted)]
 
     marked = "numbers or other values that the table marks as categories, read as categories"
     days = "dates or times, read as days since 1970"
@@ -228,7 +228,7 @@ def notes_on_types(columns: Sequence[tuple[Column, Converted]]) -> list[Note]:
             "yes or no, read as 1 or 0",
         ),
         (names_of(lambda one, _: one.inferred and one.kind == "date"), days),
-        (names_of(lambda _, found: found.trimmed), "spaces around values, removed"),
+        (names_of(lambda _, converted: converted.trimmed), "spaces around values, removed"),
         (names_of(lambda one, _: one.marked), marked),
     ]
     notes = [note_on(names, what) for names, what in groups if names]
@@ -236,8 +236,8 @@ def notes_on_types(columns: Sequence[tuple[Column, Converted]]) -> list[Note]:
     notes += notes_on_missing_words(inferred, "feature columns {} have")
     equal = "equal a number declared as missing but are written otherwise"
     for field, are in (("n_outside", "are none of its categories"), ("n_equal", equal)):
-        for one, found in columns:
-            if count := getattr(found, field):
+        for one, converted in columns:
+            if count := getattr(converted, field):
                 notes.append(note_on([one.name], f"{count:,} values that {are}, read as missing"))
     return notes
 
