@@ -12,7 +12,7 @@ from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder
 from fedapp.settings import (
     SIMULATED_PARTIES,
-    Settings,
+    about_settings,
     app_folder,
     check_names,
     defaults,
@@ -20,7 +20,7 @@ from fedapp.settings import (
     parse_overrides,
 )
 from strategies.pax import PAX
-from strategies.run import load_strategy
+from strategies.run import all_strategies, load_strategy
 from tests.setting_tables import READMES, with_tables
 
 
@@ -34,9 +34,11 @@ def test_the_defaults_are_settings() -> None:
     }
 
 
-def test_every_field_of_the_settings_has_a_default() -> None:
-    fields = {field.alias or name for name, field in Settings.model_fields.items()}
-    assert {name for name in defaults() if "." not in name} == fields - {"sections"}
+def test_every_setting_has_a_default_and_a_sentence() -> None:
+    all_strategies()  # which declare their sections
+    about = about_settings()
+    assert set(about) == set(defaults())
+    assert all(one.text.endswith(".") for one in about.values())
 
 
 @pytest.mark.parametrize("overrides", [{"pax.bins": "equal"}, {"pax": {"bins": "equal"}}])
