@@ -105,9 +105,11 @@ def describe_command(
     from fedapp.site.settings import SiteConfig, table_settings
 
     is_read = schema is not None and schema.exists()
-    given = {name.replace("_", "-"): value for name, value in get_current_context().params.items()}
+    options = {
+        name.replace("_", "-"): value for name, value in get_current_context().params.items()
+    }
     settings = {
-        **given,
+        **options,
         "data": source,
         "id": id_column,
         "missing-label": missing_label or "refuse",
