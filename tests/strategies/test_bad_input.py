@@ -19,13 +19,12 @@ from typer.testing import CliRunner
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.trees.model import load_model
+from tests.conftest import MakeSettings, MakeSites, WriteTable
 
-WriteTable = Callable[..., Path]
-MakeSettings = Callable[..., Settings]
-MakeSites = Callable[..., list[Context]]
 Refuse = Callable[..., None]
+# Values and lines stay at the site.
+MORE = r"the site's own log says more$"
 
 
 @pytest.fixture
@@ -76,113 +75,148 @@ def test_two_sound_tables_train(
     assert len(load_model(folder.path / "model.json").trees) == 2
 
 
-# What a site with this table and this node config says. Values and lines stay at the site.
-MORE = "the site's own log says more"
-AT_SHOP = r"shop \(step 1\): "
-NO_FILE = "data must be a built-in name, a registry name or an existing file, got 'none.csv'"
-OF_TABLES: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
-    "missing file, without its path": ({}, {"data": "/secret/place/none.csv"}, NO_FILE),
-    "no rows": ({"n_rows": 0}, {}, "table must have at least one row, got 0"),
-    "one row": ({"n_rows": 1}, {}, "table must have at least 2 training rows, got 1"),
-    "no features": ({"a": None, "b": None}, {}, "table must have a feature column, got only 'y'"),
-    **{
-        f"a feature of {value}": (
+# What a site's table and node config may be wrong in
+
+ONE = "got 1 of 40 rows"
+NONE = {"a": None, "b": None}
+BINARY, NUMBERS = "binary:logistic", {"objective": "reg:squarederror"}
+# The rule that a message of site shop ends with, its table, its node config, and settings.
+REFUSED: list[tuple[str, dict[str, Any], dict[str, str], dict[str, Any]]] = [
+    ("table must have at least one row, got 0$", {"n_rows": 0}, {}, {}),
+    ("table must have at least 2 training rows, got 1$", {"n_rows": 1}, {}, {}),
+    ("table must have a feature column, got only 'y'$", NONE, {}, {}),
+    *(
+        (
+            f"feature columns must be finite as float32, got 1 in 'a' infinite; {MORE}",
             {"a": [value, *range(39)]},
             {},
-            f"feature columns must be finite as float32, got 1 in 'a' infinite; {MORE}",
+            {},
         )
         for value in ("inf", "-inf", "1e39")
-    },
-    "mixed types": (
+    ),
+    (
+        "feature columns must be of one type each, got numbers and other text in 'b': ",
         {"b": ["x", *range(39)]},
         {},
-        "feature columns must be of one type each, got numbers and other text in 'b': .*",
-    ),
-    "no label column": (
         {},
-        {"label": "z"},
-        "label column 'z' must be in the table, got columns 'a', 'b', 'y'",
     ),
-    "no label named": (
-        {},
-        {"label": ""},
-        'label must name the label column, as in label="y"; got none',
-    ),
-    "a missing label": (
+    ("label column 'z' must be in the table, got columns 'a', 'b', 'y'$", {}, {"label": "z"}, {}),
+    ('label must name the label column, as in label="y"; got none$', {}, {"label": ""}, {}),
+    (
+        f"label column 'y' must have no missing values, {ONE}; missing-label=drop drops these "
+        f"rows; {MORE}",
         {"y": ["", *[0, 1] * 19, 1]},
         {},
-        "label column 'y' must have no missing values, got 1 of 40 rows; missing-label=drop drops "
-        f"these rows; {MORE}",
+        {},
     ),
-    "three classes": (
+    (
+        f"label column 'y' must be finite, {ONE}; {MORE}",
+        {"y": ["inf", *[0, 1] * 19, 1]},
+        {},
+        NUMBERS,
+    ),
+    ("label must be finite as float32$", {"y": ["1e39", *range(39)]}, {}, NUMBERS),
+    (
+        f"label must have at most 2 different values for {BINARY}, got 3; set objective=",
         {"y": [0, 1, 2, 0] * 10},
         {},
-        "label must have at most 2 different values for binary:logistic, got 3; set objective=.*",
+        {},
     ),
-    **{
-        f"a weight of '{weight}'": (
+    (
+        f"label must be numbers for reg:squarederror, got text; {MORE}",
+        {"y": ["no", "yes"] * 20},
+        {},
+        NUMBERS,
+    ),
+    *(
+        (
+            f"weight column 'w' must be finite and >= 0 in every row, {ONE}; {MORE}",
             {"w": [weight, *[1] * 39]},
             {"weight": "w"},
-            "weight column 'w' must be finite and >= 0 in every row, got 1 of 40 rows; " + MORE,
+            {},
         )
         for weight in ("-1", "inf", "")
-    },
-    "no weight column": (
+    ),
+    (
+        "weight column 'w' must be in the table, got columns 'a', 'b', 'y'$",
         {},
         {"weight": "w"},
-        "weight column 'w' must be in the table, got columns 'a', 'b', 'y'",
+        {},
     ),
-}
+    (
+        "data must be a built-in name, a registry name or an existing file, got 'none.csv'$",
+        {},
+        {"data": "/secret/place/none.csv"},
+        {},
+    ),
+]
 
 
-@pytest.mark.parametrize("given", OF_TABLES)
-def test_a_table_that_breaks_a_rule_is_refused(refuse_site: Refuse, given: str) -> None:
-    table, node, rule = OF_TABLES[given]
-    refuse_site(f"^{AT_SHOP}{rule}$", node=node, table=table)
-
-
-@pytest.mark.parametrize(
-    ("labels", "rule"),
-    [
-        (["inf", *[0, 1] * 19, 1], f"label column 'y' must be finite, got 1 of 40 rows; {MORE}"),
-        (["1e39", *range(39)], "label must be finite as float32"),
-        (["no", "yes"] * 20, f"label must be numbers for reg:squarederror, got text; {MORE}"),
-    ],
-)
-def test_a_label_that_is_no_number_is_refused_for_regression(
-    refuse_site: Refuse, labels: list[Any], rule: str
+@pytest.mark.parametrize(("rule", "table", "node", "more"), REFUSED)
+def test_what_is_wrong_with_a_site_is_told_by_its_name(
+    refuse_site: Refuse, rule: str, table: dict[str, Any], node: dict[str, str], more: Any
 ) -> None:
-    refuse_site(f"^{AT_SHOP}{rule}$", table={"y": labels}, objective="reg:squarederror")
-
-
-TWO = "label must have 2 values for binary:logistic, the parties have"
-
-
-@pytest.mark.parametrize(
-    ("table", "node", "rule"),
-    [
-        ({"b": None}, {}, "shop: columns must be those of bank, got 'b' is missing$"),
-        (
-            {"c": range(40)},
-            {},
-            "shop: columns must be those of bank, got 'c', which bank does not have$",
-        ),
-        ({"y": [1, 2] * 20}, {}, f"{TWO} 3: 0, 1, 2; set objective="),
-        ({"y": ["no", "yes"] * 20}, {}, f"{TWO} 4: 0, 1, no, yes"),
-        ({}, {"name": "bank"}, "bank: name must be unique in the federation, two parties have it$"),
-    ],
-)
-def test_tables_that_do_not_fit_together_are_refused(
-    refuse_site: Refuse, table: dict[str, Any], node: dict[str, str], rule: str
-) -> None:
-    refuse_site(f"^{rule}", node=node, table=table, error=DataError)
+    refuse_site(rf"^shop \(step 1\): {rule}", node, table, **more)
 
 
 def test_an_empty_file_is_refused(refuse_site: Refuse, tmp_path: Path) -> None:
     path = tmp_path / "empty.csv"
     path.touch()
     rule = "data file 'empty.csv' must be a well-formed csv file, got an empty file"
-    refuse_site(f"^{AT_SHOP}{rule}$", node={"data": str(path)})
+    refuse_site(rf"^shop \(step 1\): {rule}$", node={"data": str(path)})
+
+
+OF_ALL = "label must have 2 values for binary:logistic, the parties have"
+
+
+@pytest.mark.parametrize(
+    ("rule", "table", "node"),
+    [
+        ("shop: columns must be those of bank, got 'b' is missing$", {"b": None}, {}),
+        (
+            "shop: columns must be those of bank, got 'c', which bank does not have$",
+            {"c": range(40)},
+            {},
+        ),
+        (f"{OF_ALL} 3: 0, 1, 2; set objective=", {"y": [1, 2] * 20}, {}),
+        (f"{OF_ALL} 4: 0, 1, no, yes", {"y": ["no", "yes"] * 20}, {}),
+        (
+            "bank: name must be unique in the federation, two parties have it$",
+            {},
+            {"name": "bank"},
+        ),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(
+    refuse_site: Refuse, rule: str, table: dict[str, Any], node: dict[str, str]
+) -> None:
+    refuse_site(f"^{rule}", node, table, DataError)
+
+
+@pytest.mark.parametrize(
+    ("rule", "more"),
+    [
+        ("data must be .*, got 'none.csv'", {"data": "none.csv"}),
+        ("data must be .*got 'brest-cancer'; close matches: .*breast", {"data": "brest-cancer"}),
+        (
+            "partition must be one of iid, .*, got 'alphabetical'$",
+            {"partition": "alphabetical"},
+        ),
+    ],
+)
+def test_what_a_simulated_site_cannot_do_is_refused(
+    refuse: Refuse, rule: str, more: dict[str, Any]
+) -> None:
+    refuse(PartyError, rf"^party-1 \(step 1\): {rule}", **more)
+
+
+@pytest.mark.parametrize("name", ["../x", "", ".", "a/b", "a b", "x" * 65, "-x"])
+def test_a_name_that_is_no_folder_is_refused_and_makes_none(
+    refuse_site: Refuse, tmp_path: Path, name: str
+) -> None:
+    rule = r"name in the node config must be letters, digits, '\.', '_' or '-', got"
+    refuse_site(rf"{rule} '{name}'$", node={"name": name})
+    assert [path.name for path in (tmp_path / "home" / "sites").iterdir()] == ["bank"]
 
 
 @pytest.mark.parametrize(
@@ -197,8 +231,13 @@ def test_a_label_that_is_the_same_everywhere_is_refused(
     refuse: Refuse, write_table: WriteTable, sites: MakeSites, objective: str, found: str
 ) -> None:
     nodes = [{"name": name, "data": write_table(name, y=[1] * 40)} for name in ("bank", "shop")]
-    rule = f"^label must not be the same in every row of every party{found}"
-    refuse(DataError, rule, sites(*nodes), parties=2, objective=objective)
+    refuse(
+        DataError,
+        f"^label must not be the same in every row of every party{found}",
+        sites(*nodes),
+        parties=2,
+        objective=objective,
+    )
 
 
 def test_a_label_that_is_the_same_at_one_party_trains(
@@ -234,96 +273,47 @@ def test_weights_that_are_all_zero_at_one_party_leave_the_model_to_the_others(
     assert base_score(ones, 1) > base_score(zeros, 1)
 
 
-# Names and numbers of parties
-
-
-@pytest.mark.parametrize("name", ["../x", "", ".", "a/b", "a b", "x" * 65, "-x"])
-def test_a_name_that_is_no_folder_is_refused(
-    refuse_site: Refuse, name: str, tmp_path: Path
-) -> None:
-    rule = r"name in the node config must be letters, digits, '\.', '_' or '-', got"
-    refuse_site(rf"{rule} '{name}'$", node={"name": name})
-    assert [path.name for path in (tmp_path / "home" / "sites").iterdir()] == ["bank"]
-
-
-FIRST = r"party-1 \(step 1\): "
-PARTIES = "parties must be"
-
-
-@pytest.mark.parametrize(
-    ("nodes", "given", "error", "rule"),
-    [
-        (
-            0,
-            {"data": "none.csv"},
-            PartyError,
-            f"{FIRST}data must be .*, got 'none.csv'",
-        ),
-        (
-            0,
-            {"data": "brest-cancer"},
-            PartyError,
-            ".*got 'brest-cancer'; close matches: .*breast-",
-        ),
-        (
-            0,
-            {"partition": "alphabetical"},
-            PartyError,
-            f"{FIRST}partition must be one of iid, .*, got 'alphabetical'$",
-        ),
-        (
-            1,
-            {"parties": 2, "start_deadline": 0.1},
-            ConfigError,
-            rf"{PARTIES} 2, got 1 within 0.1 s \(start-deadline\)$",
-        ),
-        (
-            2,
-            {"parties": 1},
-            ConfigError,
-            f"{PARTIES} the number of nodes, 2, or 0, which takes all, got 1$",
-        ),
-    ],
-)
-def test_parties_that_cannot_be_are_refused(
-    refuse: Refuse,
-    write_table: WriteTable,
-    sites: MakeSites,
-    nodes: int,
-    given: dict[str, Any],
-    error: type[FedappError],
-    rule: str,
-) -> None:
-    names = ("bank", "shop")[:nodes]
-    contexts = sites(*({"name": name, "data": write_table(name)} for name in names))
-    refuse(error, f"^{rule}", contexts if nodes else None, **given)
-
-
-def test_more_parties_than_rows_are_refused(refuse: Refuse, write_table: WriteTable) -> None:
-    rule = rf"^{FIRST}number of parties must be in \[1, \d+\] \(rows\), got 9$"
-    refuse(PartyError, rule, data=str(write_table(n_rows=5)), label="y", parties=9)
-
-
 def test_a_site_that_names_no_table_is_refused(refuse: Refuse, sites: MakeSites) -> None:
-    rule = r"^shop \(step 0\): data in the node config must name a table, as in data=\"rows.csv\"$"
-    refuse(PartyError, rule, sites({"name": "shop"}), parties=1)
+    refuse(
+        PartyError,
+        r"^shop \(step 0\): data in the node config must name a table, as in data=\"rows.csv\"$",
+        sites({"name": "shop"}),
+        parties=1,
+    )
+
+
+def test_too_few_nodes_are_refused_after_a_while(
+    refuse: Refuse, write_table: WriteTable, sites: MakeSites
+) -> None:
+    refuse(
+        ConfigError,
+        r"^parties must be 2, got 1 within 0.1 s \(start-deadline\)$",
+        sites({"name": "bank", "data": write_table()}),
+        parties=2,
+        start_deadline=0.1,
+    )
+
+
+def test_too_many_nodes_are_refused(
+    refuse: Refuse, write_table: WriteTable, sites: MakeSites
+) -> None:
+    nodes = [{"name": name, "data": write_table(name)} for name in ("bank", "shop")]
+    refuse(
+        ConfigError,
+        "^parties must be the number of nodes, 2, or 0, which takes all, got 1$",
+        sites(*nodes),
+        parties=1,
+    )
 
 
 # Settings
 
 
-@pytest.mark.parametrize(
-    ("given", "rule"),
-    [
-        ({"strategy": "paxx"}, r"strategy must be one of .*pax.*, got 'paxx'; did you mean pax\?$"),
-        ({"pax__bins": "half"}, "pax.bins must be one of 'auto', 'share' or 'equal', got 'half'"),
-    ],
-)
-def test_a_setting_is_checked_before_the_run_begins(
-    settings: MakeSettings, given: dict[str, Any], rule: str
-) -> None:
-    run = settings(**given)
-    with pytest.raises(ConfigError, match=f"^{rule}"):
+def test_an_unknown_strategy_is_refused(settings: MakeSettings) -> None:
+    run = settings(strategy="paxx")
+    with pytest.raises(
+        ConfigError, match=r"^strategy must be one of .*pax.*, got 'paxx'; did you mean pax\?$"
+    ):
         run_local(run)
     assert not Path(run.run_dir).exists()
 
@@ -332,6 +322,15 @@ def test_a_way_of_predicting_is_no_method_to_train_with() -> None:
     error = CliRunner().invoke(cli, ["run", "one-round"]).exception
     rule = "must be one that trains (fedapp predict --inference one-round predicts)"
     assert str(error) == f"strategy {rule}, got 'one-round'"
+
+
+def test_a_setting_of_a_section_is_checked_before_the_run_begins(settings: MakeSettings) -> None:
+    run = settings(pax__bins="half")
+    with pytest.raises(
+        ConfigError, match=r"^pax.bins must be one of 'auto', 'share' or 'equal', got 'half'"
+    ):
+        run_local(run)
+    assert not Path(run.run_dir).exists()
 
 
 def test_a_folder_that_holds_a_run_is_not_written_to(settings: MakeSettings) -> None:
@@ -413,4 +412,13 @@ def test_a_bad_setting_ends_the_command(tmp_path: Path, pair: str, rule: str) ->
     assert str(result.exception) == rule
     told = [line[6:] for line in result.output.splitlines()]
     assert told == (["reading the settings"] if "=" in pair else [])
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_refuses_a_strategy_there_is_not(tmp_path: Path) -> None:
+    words = ["run", "paxx", "--engine", "local", "-c", f"run-dir={tmp_path / 'run'}"]
+    error = CliRunner().invoke(cli, words).exception
+    assert isinstance(error, FedappError)
+    assert str(error).startswith("strategy must be one of ")
+    assert str(error).endswith(", got 'paxx'; did you mean pax?")
     assert not (tmp_path / "run").exists()
