@@ -49,7 +49,6 @@ BENCH_MODULES = {
     "fedxgbllr_epoch",
     "encryption": "secureboost paillier",
     "exchange": "exchange across faults serve parties",
-    "fuzz": "fuzz",
 }
 ATTACK_MODULES = {
     "vertical": "shared_nodes reverse_sums solved_bins eini_paths label_groups forest_nodes",
@@ -69,7 +68,7 @@ def main(words: Sequence[str] | None = None) -> None:
     function: Any = None
     if room == "bench" and name in benches:
         module = importlib.import_module(f"simulations.bench.{benches[name]}")
-        function = partial(module.fuzz_main) if name == "fuzz" else getattr(module, name)
+        function = getattr(module, name)
     elif room == "attacks" and name in attacks:
         function = attack_of(name)
     elif room == "papers" and name in STUDIES:
@@ -242,19 +241,17 @@ def read_papers(folder: Path) -> list[Paper]:
 
 def papers_page(papers: Sequence[Paper]) -> str:
     """All papers, as HTML; figures that differ are bold."""
-    from fedapp.report.page import Strong, escaped, section
     from fedapp.report.page import page as html_page
-    from fedapp.report.page import table as page_table
+    from fedapp.report.page import quiet, strong, table
 
     header = ["", "paper", "ours", "pooled", "ours against paper"]
-    sections = []
+    sections = {}
     for paper in papers:
         rows = [
-            [Strong(cell) for cell in figure.cells] if figure.differs else figure.cells
+            [strong(cell) for cell in figure.cells] if figure.differs else figure.cells
             for figure in paper.rows
         ]
-        why = f'<p class="quiet">{escaped(paper.command)}</p><p>{escaped(paper.why)}</p>'
-        sections.append(section(paper.title, page_table(header, rows) + why))
+        sections[paper.title] = table(header, rows) + quiet(paper.command) + quiet(paper.why)
     note = (
         f"Bold: accuracy or AUC {SHARE:g} apart, {PERCENT:g} point, or an error {TIMES:g} times as "
         "large. Pooled: the same model trained on all rows and columns in one place; for Fed-EINI, "

@@ -20,8 +20,8 @@ from fedapp.runs.compare import NO_INPUTS, Series, code_digest, other_code, tabl
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
 from simulations import study
+from tests.conftest import WriteTable
 
-WriteTable = Callable[..., Path]
 NAME = "pax-42"
 
 
