@@ -194,8 +194,8 @@ def whole(least: int, text: str) -> int:
 def check_names(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
     """Raise ConfigError if a name is not among those allowed."""
     for name in names:
-        if name not in (known := list(allowed)):
-            raise ConfigError(f"{what} must be of {', '.join(known)}, got {name!r}")
+        if name not in (choices := list(allowed)):
+            raise ConfigError(f"{what} must be of {', '.join(choices)}, got {name!r}")
 
 
 def repeated(functions: Sequence[Callable[[], T]], repeats: int = 5) -> list[list[T]]:

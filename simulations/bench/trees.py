@@ -764,8 +764,8 @@ def rows(
     for method in methods:
         before: Line = {}
         for n_rows in sorted(rows):
-            given = (method, n_rows, engine, trees, key_bits, parties, columns)
-            line = apart(train_rows, *given)
+            arguments = (method, n_rows, engine, trees, key_bits, parties, columns)
+            line = apart(train_rows, *arguments)
             yield {**line, **growth(before, line, "rows", figures)}
             before = line
 

@@ -303,8 +303,8 @@ def main(
     """Compute Table 2 and Figure 10, print them, and write them as JSON.
 
     ``--quick`` takes smaller runs and says which; ``--key-bits`` are those of Figure 10;
-    ``--engine`` and ``--credit`` choose one of both; ``--rows`` of Table 2 are at most so many
-    (all test rows); ``--figure-10`` omits Table 2. Finished runs in ``--output`` are not run again.
+    ``--engine`` and ``--credit`` choose one of both; ``--rows`` limit Table 2 (0: all test rows);
+    ``--figure-10`` omits Table 2. Finished runs in ``--output`` are not run again.
     """
     start, names = time.monotonic(), [engine] if engine else list(ENGINES)
     credits = [credit] if credit else list(CREDITS)
