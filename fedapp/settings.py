@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -26,6 +27,7 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from fedapp.data.datasets import party_sources
 from fedapp.data.partition import Holdout, check_fold
@@ -63,7 +65,7 @@ IN_PYTHON = {"lambda": "reg_lambda", "alpha": "reg_alpha"}
 # A setting's name in an error text: not part of a path, a number or a longer word.
 SETTING = re.compile(r"(?<![\w./-])(?:--)?([a-z]+(?:-[a-z]+)*(?:\.[a-z]+(?:-[a-z]+)*)?)(?![\w./-])")
 UNKNOWN = re.compile(r"^[\w.-]+(?= is not a setting)")
-S = TypeVar("S", bound="Section")
+S = TypeVar("S")
 
 
 class Section(BaseModel):
@@ -413,14 +415,40 @@ def check_names(names: Iterable[str], method: str = "") -> None:
             raise ConfigError(f"{name} is not a setting{hint}")
 
 
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a setting is: its name in files, its sentence, an example, and its default in words."""
+
+    name: str
+    text: str
+    example: Value | None
+    default: str
+
+
+def declared(section: type) -> dict[str, About]:
+    """The documented fields of a section, by their names in Python."""
+    fields: Mapping[str, FieldInfo] = section.__pydantic_fields__  # type: ignore[attr-defined]
+    return {
+        name: About(
+            field.alias or name,
+            " ".join(field.description.split()),
+            next(iter(field.examples or ()), None),
+            str((cast(Any, field.json_schema_extra) or {}).get("default") or ""),
+        )
+        for name, field in fields.items()
+        if field.description
+    }
+
+
 def check(section: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
     """Validate a section; raise ConfigError for the first setting that breaks its rule."""
     try:
-        return section.model_validate(values)
+        section_: Any = section
+        return cast(S, section_.__pydantic_validator__.validate_python(values))
     except ValidationError as error:
         errors = error.errors()
         first, field = errors[0], errors[0]["loc"][:1]
-        if first["type"] == "value_error":
+        if first["type"] == "value_error" and not field:  # of several settings
             raise ConfigError(str(first["ctx"]["error"])) from None
         # Several if a value may be of several types.
         rules = [
@@ -432,6 +460,8 @@ def check(section: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
 
 def _rule(kind: str, context: Mapping[str, Any]) -> str:
     """The rule of a Pydantic error, in words."""
+    if kind == "value_error":
+        return str(context["error"])
     if kind in SIGNS:
         return f"{SIGNS[kind]} {next(iter(context.values()))}"
     if kind == "literal_error":

@@ -111,7 +111,7 @@ def describe_command(
         "id": id_column,
         "weight": weight,
         "base-margin": base_margin,
-        "missing-label": missing_label,
+        "missing-label": missing_label or "refuse",
         "drop-columns": drop_columns,
         "header": header,
         "decimal": decimal,

@@ -28,13 +28,6 @@ if TYPE_CHECKING:
 
 NOBODY = "no other site"
 GETS = "if the coordinator keeps to the rules; fedapp/messages/README.md has the rest"
-POLICY_WORDS = {
-    "sums": "PAX summed over 3 sites or more, SecureBoost, both in bins of 5 rows or more, and "
-    "predictions",
-    "private": "PAX summed over 3 sites or more, with noise: epsilon 1 in a run and 3 in all runs",
-    "rows": "every method: from PAX's sums the coordinator can rebuild most rows of a small table "
-    "with their labels (373 of 409 of breast-cancer)",
-}
 # What leaves a site, by aggregation; and settings with a line of their own in a plan.
 LEAVES = {"secure": "only sums over all parties leave", "sealed": "in letters between parties"}
 SHOWN = (
@@ -66,14 +59,14 @@ def init_command(
     target: Target = "scripts",
 ) -> None:
     """Write the node config, the SuperNode's key and what starts it into a folder."""
-    from fedapp.deploy.folders import write_site
+    from fedapp.deploy.folders import POLICIES, write_site
     from fedapp.messages.fields import all_methods
     from fedapp.site.check import check_allowed
     from fedapp.site.settings import SiteConfig
 
     if not policy and not allow:
-        for word, meaning in POLICY_WORDS.items():
-            say(f"--policy {word}: {meaning}")
+        for word, one in POLICIES.items():
+            say(f"--policy {word}: {one.meaning}")
         if sys.stdin.isatty():
             policy = typer.prompt("Policy (Enter: no method is allowed)", "", show_default=False)
     methods = frozenset(allow.replace(",", " ").split())
@@ -81,7 +74,7 @@ def init_command(
     check_allowed(site, all_methods())
     write_site(folder, site, superlink, ca, port, target, policy)
     if policy:
-        say(f"Policy {policy}: {f'but only {allow}' if allow else POLICY_WORDS[policy]}")
+        say(f"Policy {policy}: {f'but only {allow}' if allow else POLICIES[policy].meaning}")
     elif not allow:
         say(f"{name} allows no method yet: set allow in {folder}/site.toml, or choose a --policy")
     say(f"Written to {folder}. Next:")
@@ -148,7 +141,7 @@ def check_command(
     from fedapp.report.summary import print_warning
     from fedapp.settings import load_settings
     from fedapp.site.bundle import installed_bundle
-    from fedapp.site.check import check_site, who_may_read_keys
+    from fedapp.site.check import check_site, policy_in_words, who_may_read_keys
     from fedapp.site.settings import parse_node_config, site_config
     from fedapp.site.trust import n_today, pins_in, runs_of, spending
 
@@ -180,28 +173,13 @@ def check_command(
         "label": checked.label,
         "ids": checked.ids,
         "versions": ", ".join(relevant_versions()),
-        "app": " or ".join(sorted(site.bundles or {installed_bundle()})),
-        "release-keys": ", ".join(sorted(site.release_keys)) or "none: app says all",
         "keys": who_may_read_keys(folders),
         "certificate": validity(ca) if ca.is_file() else "no ca.crt here",
-        "share-column-names": "yes" if site.shares_names else "no",
-        "share-categories": "yes" if site.shares_categories else "no",
-        "allow-export": "yes" if site.allows_export else "no",
-        "monotone-constraints": site.monotone_constraints or "none",
-        "interaction-constraints": site.interaction_constraints or "none",
+        **policy_in_words(site),
         "allow": ", ".join(sorted(site.allowed)) or "no method (see fedapp site init --policy)",
-        "encrypted-labels": "yes" if site.encrypts_labels else "no",
-        "allow-insecure": "yes" if site.allows_insecure else "no",
-        "full-masks": "yes" if site.full_masks else "no",
-        "min-rows": str(site.min_rows),
-        "least-parties": str(site.least_parties or "not set"),
-        "approve": "ask" if site.asks else "all",
-        "min-bin-rows": str(site.min_bin_rows),
-        "least-bin-rows": str(site.least_bin_rows),
         "rows are drawn": "as a run asks" if site.draws_openly else "by a key of the site",
-        **{key: str(limit) for key, limit in site.limits.items()},
+        "app": " or ".join(sorted(site.bundles or {installed_bundle()})),
         "runs today": str(n_today(runs)),
-        "run-epsilon": f"{site.run_epsilon:g}" if site.run_epsilon else "not set: no noise needed",
         "total-epsilon": f"spent {spending(admitted, site.total_epsilon)}",
         "trusted": ", ".join(" ".join(one) for one in sorted(trusted.items())) or NOBODY,
     }.items():

@@ -49,10 +49,8 @@ LARGEST_SHARE = 0.5
 # ... or if nearly all values are distinct in more than FEW_ROWS rows.
 FEW_ROWS = 20
 LARGEST_SHARE_OF_FEW = 0.9
-# Key in the metadata of a field: all points in its numbers were read as thousands separators.
-THOUSANDS = b"thousands"
 # Hint for numbers such as 0.5 if decimal commas are declared.
-POINTS_WAY = "write 0,5 for 0.5, or set decimal=."
+POINTS_WAY = "write 0,5 for 0.5 and 1500 for 1.500, or set decimal=."
 
 
 class UntypedError(Exception):
@@ -82,8 +80,6 @@ class ConvertedColumn:
     said: bool = False
     # whether the table, not a schema, marks values that are not text as categories
     marked: bool = False
-    # whether all points are thousands separators, and no number has a comma
-    thousands: bool = False
     # Text values that became missing because they equal a number declared as missing, but are
     # written differently.
     n_equal: int = 0
@@ -202,9 +198,7 @@ def null_missing_codes(column: Any, absent: Iterable[str], decimal: str) -> Any:
     for code in absent:
         if code in MISSING or not is_number(code, decimal):
             continue
-        text = code.strip()
-        if decimal != ".":
-            text = text.replace(".", "").replace(decimal, ".")
+        text = code.strip().replace(decimal, ".")
         # Compared as integers: beyond 2**53 different ones are equal as floats.
         is_whole = WHOLE.fullmatch(text) and pa.types.is_integer(type)
         with suppress(pa.ArrowInvalid, OverflowError):  # out of range of this column's type
@@ -272,14 +266,8 @@ def _infer(
     counts = {kind: sum(map(tests[kind], values)) for kind in wanted}
     for kind, count in counts.items():
         if count == len(values):
-            return ConvertedColumn(
-                _converted(texts, kind, decimal),
-                kind,
-                None,
-                trimmed,
-                said=bool(declared),
-                thousands=kind == "number" and decimal == "," and has_thousands_alone(values),
-            )
+            column = _converted(texts, kind, decimal)
+            return ConvertedColumn(column, kind, None, trimmed, said=bool(declared))
     if declared:
         raise UntypedError("other values", f"{declared}s", fits=tests[declared])
     _check_text(values, len(texts) - texts.null_count, counts, tests, decimal)
@@ -337,19 +325,12 @@ def _converted(texts: Any, kind: str, decimal: str) -> Any:
         values = pc.unique(texts).drop_null()
         days = pa.array([_day(value) for value in values.to_pylist()], pa.float64())
         return pc.take(days, pc.index_in(texts, value_set=values))
-    if decimal != ".":
-        texts = with_point(texts, decimal)
-    return texts.cast(pa.float64())
+    return numbers_of(texts, decimal)
 
 
-def has_thousands_alone(values: list[str]) -> bool:
-    """Whether numbers with decimal commas have points but no commas: 1.500 is read as 1500."""
-    return any("." in value for value in values) and not any("," in value for value in values)
-
-
-def with_point(texts: Any, decimal: str) -> Any:
-    """Convert decimal commas to points, and remove thousands separators."""
-    return pc.replace_substring(pc.replace_substring(texts, ".", ""), decimal, ".")
+def numbers_of(texts: Any, decimal: str) -> Any:
+    """Convert text that is all numbers to float64."""
+    return pc.replace_substring(texts, decimal, ".").cast(pa.float64())
 
 
 def _day(value: str) -> float:

@@ -6,7 +6,6 @@ of quoted line ends, is located at its first.
 
 from __future__ import annotations
 
-import bz2
 import codecs
 import csv
 import gzip
@@ -15,16 +14,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, AnyStr, cast
 
 from fedapp.data.schema import MISSING, PLAIN, Reader, first, listed, with_names
 from fedapp.errors import DataError
 
-DELIMITERS = ("\t", ";", "|", ",", " ")  # by rank, if several fit
-HEADER_BYTES = 8 << 20
-FIRST_LINES = 20
-FIRST_BYTES = 1 << 16
+DELIMITERS = (",", ";", "\t", "|")
 # A row has to fit in one block: 8 MiB holds some 500,000 columns of numbers.
 BLOCK_BYTES = 8 << 20
 CHUNK_BYTES = 1 << 20
@@ -32,13 +29,10 @@ CHUNK_BYTES = 1 << 20
 NUMBER = re.compile(
     r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)", re.IGNORECASE | re.ASCII
 )
-# A number with a decimal comma and points as thousands separators.
-COMMA_NUMBER = re.compile(
-    r"[-+]?(\d+,?\d*|,\d+|[1-9]\d{0,2}(\.\d{3})+(,\d*)?)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)",
-    re.IGNORECASE | re.ASCII,
-)
-# A number with a decimal point and commas as thousands separators, which no reader accepts.
-WITH_THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?", re.ASCII)
+# The same with a decimal comma.
+COMMA_NUMBER = re.compile(NUMBER.pattern.replace(r"\.", ","), re.IGNORECASE | re.ASCII)
+# A number with commas or points as thousands separators, which no reader accepts.
+WITH_THOUSANDS = re.compile(r"[-+]?\d{1,3}((,\d{3})+(\.\d*)?|(\.\d{3})+(,\d*)?)", re.ASCII)
 MOST_SHOWN = 3  # columns in an error
 Record = tuple[int, list[str]]  # line and fields
 
@@ -164,8 +158,7 @@ class TextFile:
     def _records(self) -> Iterator[Record]:
         with opened(self.path) as stream:
             # A byte that cannot be decoded becomes a lone surrogate.
-            encoding = "utf-8-sig" if is_utf8(self.reader.encoding) else self.reader.encoding
-            text = io.TextIOWrapper(stream, encoding, "surrogateescape", newline="")
+            text = io.TextIOWrapper(stream, _codec(self.reader), "surrogateescape", newline="")
             lines = bounded_lines(text)
             for _ in range(self.reader.skip_lines):
                 next(lines, "")
@@ -192,11 +185,13 @@ def is_utf8(encoding: str) -> bool:
     return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
 
 
-def is_number(value: str, decimal: str = ".") -> bool:
-    """Whether a field is a number or missing.
+def _codec(reader: Reader) -> str:
+    """Encoding of the text; skips the mark of byte order."""
+    return "utf-8-sig" if is_utf8(reader.encoding) else reader.encoding
 
-    With a decimal comma, points may separate thousands, in all places or none.
-    """
+
+def is_number(value: str, decimal: str = ".") -> bool:
+    """Whether a field is a number or missing."""
     form = NUMBER if decimal == "." else COMMA_NUMBER
     return value in MISSING or form.fullmatch(value.strip(" \t")) is not None
 
@@ -214,45 +209,21 @@ def quoted(value: str) -> str:
 
 
 def delimiter_of(path: Path, reader: Reader = PLAIN) -> str:
-    """Detect the delimiter: one that splits the first lines into equally many fields.
+    """The mark that splits the first line into most fields; in a tie, the earlier of `DELIMITERS`.
 
-    Blanks count only if commas do not split the first line. The decimal separator is no delimiter.
-    Without a delimiter that fits all lines, the first line decides.
+    A decimal comma is no delimiter. Blanks are one only if the reader says so.
     """
     with opened(path) as stream:
-        head = stream.read(FIRST_BYTES)
-        if head.count(b"\n") < FIRST_LINES + reader.skip_lines:
-            head += stream.read(HEADER_BYTES)
-    text = head.decode("utf-8-sig" if is_utf8(reader.encoding) else reader.encoding, "replace")
-    lines = text.splitlines()[reader.skip_lines :]
-    if len(head) >= FIRST_BYTES and len(lines) > 1:
-        lines.pop()  # it may be truncated
-    lines = [line for line in lines if line.strip()][:FIRST_LINES]
-    if not lines:
-        return ","
-    widths = {mark: [len(split(line, mark)) for line in lines] for mark in DELIMITERS}
-    if reader.decimal == ",":
-        widths[","] = [1]
-    fits = [mark for mark in DELIMITERS if len(set(widths[mark])) == 1 and widths[mark][0] > 1]
-    if fits and (fits[0] != " " or widths[","][0] == 1):
-        return fits[0]
-    if widths[","][0] > 1:
-        return ","
-    return max(DELIMITERS[:-1], key=lambda mark: widths[mark][0])
-
-
-def split(line: str, delimiter: str) -> list[str]:
-    """Fields of one line."""
-    if delimiter == " ":
-        line = line.strip()
-    return next(csv.reader([line], delimiter=delimiter, skipinitialspace=delimiter == " "), [])
+        text = io.TextIOWrapper(stream, _codec(reader), "replace", newline="")
+        lines = islice(bounded_lines(text), reader.skip_lines, None)
+        first_line = next((line for line in lines if line.strip()), "")
+    marks = [mark for mark in DELIMITERS if mark != reader.decimal]
+    return max(marks, key=lambda mark: len(next(csv.reader([first_line], delimiter=mark), [])))
 
 
 def opened(path: Path) -> IO[bytes]:
     """Open a file for reading bytes, unpacked."""
-    if path.suffix.lower() == ".gz":
-        return cast(IO[bytes], gzip.open(path))
-    return bz2.open(path) if path.suffix.lower() == ".bz2" else path.open("rb")
+    return cast(IO[bytes], gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
 def _undecodable(path: Path) -> tuple[int, int, int] | None:
@@ -331,8 +302,10 @@ def _way_out(columns: Sequence[TextFault]) -> str:
     """Suggest how to make the values one type."""
     commas = [column for column in columns if is_number(column.value.strip(), ",")]
     if commas:
-        point = commas[0].value.strip().replace(".", "").replace(",", ".")
+        point = commas[0].value.strip().replace(",", ".")
         return f"it looks like a decimal comma, write {point} or set decimal=,"
+    if any(WITH_THOUSANDS.fullmatch(column.value.strip()) for column in columns):
+        return "remove the marks that set off thousands"
     value = quoted(columns[0].value.strip()).replace("'", '"')
     schema = f'list it in a schema as missing = [{value}], or declare type = "category" there'
     if all(2 * column.n_bad < column.n_rows for column in columns):

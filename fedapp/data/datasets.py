@@ -1,8 +1,8 @@
 """What the setting ``data`` names: sets known by name, files, frames, the party of each.
 
 Known sets are scikit-learn's, and public files verified by SHA-256. Files are searched in
-$FEDAPP_DATA, then in the cache, $FEDAPP_HOME/data; plain, with .gz or with .bz2, as the checksum is
-that of the content.
+$FEDAPP_DATA, then in the cache, $FEDAPP_HOME/data; plain or with .gz, as the checksum is that of
+the content.
 
 Frames in memory become tables of a run through Parquet files in its folder. These are readable by
 their owner only, and stay until the run has finished, so that it can be resumed.
@@ -10,12 +10,12 @@ their owner only, and stay until the run has finished, so that it can be resumed
 
 from __future__ import annotations
 
+import bz2
 import difflib
 import hashlib
 import os
 import re
 import tempfile
-import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,14 +31,13 @@ from fedapp.data.read import load_table, read_frame
 from fedapp.data.schema import (
     BUILT_IN,
     NO_ROLES,
-    PACKINGS,
+    PACKED,
     PLAIN,
     REGISTRY,
     DataFile,
     DataSet,
     Reader,
     Roles,
-    bare_name,
 )
 from fedapp.data.table import Table, build_table
 from fedapp.errors import ConfigError, DataError, did_you_mean_path
@@ -231,20 +230,22 @@ def _download(name: str, file: DataFile, progress: Progress) -> Path:
         )
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    packing = Path(file.url).suffix if Path(file.url).suffix in PACKINGS else ""
-    target = folder / (bare_name(file.name) + packing)
+    packing = PACKED if file.url.endswith(PACKED) else ""
+    target = folder / (file.name.removesuffix(PACKED) + packing)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         path = Path(work) / target.name
         if not file.url.startswith("https://"):
             raise DataError(f"url must start with https://, got {file.url}")
         try:
             reply = urllib.request.urlopen(file.url, timeout=SECONDS_TO_CONNECT)
+            unpacker = bz2.BZ2Decompressor() if file.url.endswith(".bz2") else None
             with reply, path.open("wb") as out:
-                total = int(reply.headers.get("Content-Length") or 0)
+                done, total = 0, int(reply.headers.get("Content-Length") or 0)
                 while chunk := reply.read(CHUNK_BYTES):
-                    out.write(chunk)
-                    progress(out.tell(), total)
-        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+                    out.write(unpacker.decompress(chunk) if unpacker else chunk)
+                    done += len(chunk)
+                    progress(done, total)
+        except (OSError, EOFError) as error:
             raise DataError(f"download of '{file.name}' must succeed, got {error}") from error
         _check(path, file)
         return path.replace(target)

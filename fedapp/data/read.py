@@ -26,16 +26,14 @@ import pyarrow.parquet
 
 from fedapp.data.columns import (
     POINTS_WAY,
-    THOUSANDS,
     as_texts,
     goes_by_text,
-    has_thousands_alone,
     holds_numbers,
     is_read_as_text,
     is_text,
     null_missing_codes,
+    numbers_of,
     values_of,
-    with_point,
 )
 from fedapp.data.csv_errors import (
     BLOCK_BYTES,
@@ -53,7 +51,7 @@ from fedapp.data.csv_errors import (
 from fedapp.data.schema import (
     MISSING,
     NO_ROLES,
-    PACKINGS,
+    PACKED,
     PLAIN,
     REGISTRY,
     Declared,
@@ -76,7 +74,7 @@ OTHER_FILES = {
     b"\xd0\xcf\x11\xe0": "an Excel file: save the sheet as CSV",
     b"PAR1": "a Parquet file: name it .parquet",
     b"\x1f\x8b": "a packed file: name it .gz",
-    b"BZh": "a packed file: name it .bz2",
+    b"BZh": "a bzip2 file: unpack it",
 }
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 # In Arrow's error if a line, or a quoted field with line ends, does not fit in a block.
@@ -86,16 +84,15 @@ TOO_LONG = "straddling object"
 def load_table(path: Path, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:
     """Read a table; every column without a role is a feature.
 
-    Empty fields and NA, N/A, nan, NaN, null and ? are missing. The delimiter of a CSV file is
-    detected from its first lines: commas, semicolons, tabs, bars or runs of blanks; quotes are
-    double. Numbers, booleans and dates become numbers, other text becomes category codes
-    (``fedapp.data.columns``). In a LIBSVM file absent entries are 0, not missing; its columns are
-    f1, f2, ..., and its first token is the label whatever `roles` say.
+    Empty fields and NA, N/A, nan, NaN, null and ? are missing. Of a CSV file the first line says
+    whether commas, semicolons, tabs or bars separate the fields; quotes are double. Numbers,
+    booleans and dates become numbers, other text becomes category codes (``fedapp.data.columns``).
+    In a LIBSVM file absent entries are 0, not missing; its columns are f1, f2, ..., and its first
+    token is the label whatever `roles` say.
 
     Parameters
     ----------
-    path : .csv (.txt, .tsv, .data), .parquet, .libsvm or .svm; all but Parquet also with .gz or
-        .bz2.
+    path : .csv (.txt, .tsv, .data), .parquet, .libsvm or .svm; all but Parquet also with .gz.
 
     Returns
     -------
@@ -121,16 +118,16 @@ def table_of_frame(frame: Any, roles: Roles = NO_ROLES, reader: Reader = PLAIN) 
 def file_format(path: Path) -> str:
     """Format by the file's suffix; raises DataError for an unknown one."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in PACKINGS:
+    if suffixes and suffixes[-1] == PACKED:
         suffixes.pop()
     if not suffixes or suffixes[-1] not in FORMATS:
-        allowed, packed = ", ".join(FORMATS), " or ".join(PACKINGS)
+        allowed = ", ".join(FORMATS)
         sets = [
             name for name, one in REGISTRY.items() for file in one.files if path.name in file.names
         ]
         hint = f"; this file's data set is known by the name {sets[0]}" if sets else ""
         raise DataError(
-            f"data file must end in {allowed} (or these with {packed}), got '{path.name}'{hint}"
+            f"data file must end in {allowed} (or these with {PACKED}), got '{path.name}'{hint}"
         )
     return FORMATS[suffixes[-1]]
 
@@ -202,11 +199,11 @@ def _with_roles(frame: Any, roles: Roles, reader: Reader, is_written: bool) -> A
     for name in roles.named().values():
         if frame.column_names.count(name) == 1:
             declared, at = reader.of_feature(name), frame.column_names.index(name)
-            field, column = name, values_of(frame[name])
+            column = values_of(frame[name])
             if name == roles.label:
-                field, column = _label_values(column, reader, declared, is_written)
+                column = _label_values(column, reader, declared, is_written)
             absent = (*reader.missing, *declared.missing)
-            frame = frame.set_column(at, field, null_missing_codes(column, absent, reader.decimal))
+            frame = frame.set_column(at, name, null_missing_codes(column, absent, reader.decimal))
     return frame
 
 
@@ -277,29 +274,25 @@ def _place_of_fault(path: Path, format: str, reader: Reader) -> str:
     return ragged(path.name, rows) if rows else ""
 
 
-def _label_values(
-    column: Any, reader: Reader, declared: Declared, is_written: bool
-) -> tuple[Any, Any]:
-    """Field and values of the labels: numbers if the file writes text and all are numbers."""
+def _label_values(column: Any, reader: Reader, declared: Declared, is_written: bool) -> Any:
+    """The labels: numbers if the file writes text and all are numbers."""
     name, decimal = declared.rename or declared.name, reader.decimal
     is_parsed = is_written or goes_by_text(column.type, declared)
     if not is_parsed and not (reader.missing and is_text(column.type)):
-        return name, column
+        return column
     texts, _ = as_texts(column, declared, reader.missing, decimal)
     if declared.type == "category" or not is_parsed:
-        return name, texts
+        return texts
     if decimal != "." and not holds_numbers(column.type):
         values = pc.unique(texts).drop_null().to_pylist()
         others = [value for value in values if not is_number(value, decimal)]
         if not others:
-            metadata = {THOUSANDS: b""} if has_thousands_alone(values) else None
-            field = pa.field(name, pa.float64(), metadata=metadata)
-            return field, with_point(texts, decimal).cast(pa.float64())
+            return numbers_of(texts, decimal)
         if all(map(is_number, others)) and not all(value.endswith(".") for value in values):
             rule = "label column {} must have decimal commas (decimal=,), got decimal points"
             here = f"{rule.format(listed([name]))}, as {quoted(others[0])}: {POINTS_WAY}"
             raise DataError.naming(f"{rule}: {POINTS_WAY}", listed([name]), here=here)
-    return name, _parsed(texts)
+    return _parsed(texts)
 
 
 def _parsed(texts: Any) -> Any:

@@ -25,7 +25,7 @@ from fedapp.trees.categories import MOST_CATEGORIES
 MISSING = ("", "NA", "N/A", "nan", "NaN", "null", "?")
 # Words that other readers, such as pandas, take as missing, but that are text here.
 MISSING_ELSEWHERE = ("#N/A", "#NA", "<NA>", "NULL", "None", "n/a")
-PACKINGS = (".gz", ".bz2")
+PACKED = ".gz"
 NO_NAME = "unnamed-"
 MOST_LISTED = 20
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "blank": " "}
@@ -301,7 +301,7 @@ def _check_column(column: ColumnSection, where: str) -> None:
 class DataFile:
     """One file of a data set."""
 
-    name: str  # with .gz or .bz2 if it is stored packed
+    name: str  # with .gz if it is stored packed
     stored_sha256: str
     content_sha256: str = ""  # of the unpacked content; empty if the file is not packed
     url: str = ""  # of the content, packed or not; empty if it is not public
@@ -309,8 +309,8 @@ class DataFile:
     @property
     def names(self) -> tuple[str, ...]:
         """All names the file may have."""
-        bare = bare_name(self.name)
-        return tuple(dict.fromkeys((self.name, bare, *(bare + packing for packing in PACKINGS))))
+        bare = self.name.removesuffix(PACKED)
+        return tuple(dict.fromkeys((self.name, bare, bare + PACKED)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,11 +326,6 @@ class DataSet:
     drop: tuple[str, ...] = ()  # columns that are not features
     reader: Reader = PLAIN
     prepare: Callable[[Any], Any] | None = None  # from the file's pyarrow.Table to the table's
-
-
-def bare_name(name: str) -> str:
-    """A file's name without its packing."""
-    return name.removesuffix(".gz").removesuffix(".bz2")
 
 
 def _airline(frame: Any) -> Any:

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedapp.data.columns import (
-    THOUSANDS,
     ConvertedColumn,
     UntypedError,
     holds_numbers,
@@ -27,6 +26,7 @@ from fedapp.data.columns import (
     values_of,
 )
 from fedapp.data.csv_errors import (
+    DELIMITERS,
     TextFile,
     is_number,
     many_names,
@@ -53,10 +53,9 @@ Floats = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.float64] | npt.NDArray[np.str_]
 
 MISSING_GROUP = "missing"
-MARKS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "blanks"}
+MARKS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "blanks"}
 # Smallest value allowed in a column of this role.
 LEAST = {"weight": 0.0, "base-margin": -np.inf}
-THOUSANDS_READ = "points before three digits, read as marks of thousands (decimal=,)"
 DROPPED = "are dropped before rows are held back or matched (missing-label=drop)"
 # What to do about rows without a label.
 UNLABELLED = "; missing-label=drop drops these rows"
@@ -158,7 +157,7 @@ def build_table(
             *notes_on_file(text),
             *note_on_unlabelled(roles.label, n_rows - frame.num_rows, n_rows, DROPPED),
             *notes_on_types(features),
-            *notes_on_labels(frame, roles.label, labels, reader),
+            *notes_on_labels(roles.label, labels, reader),
             *notes_on_ids,
             *notes_on_features(
                 columns, values, lambda name: _numbers(features[name].column), categories
@@ -208,14 +207,15 @@ def feature_columns(frame: Any, roles: Roles) -> tuple[str, ...]:
 
 
 def notes_on_file(text: TextFile | None) -> list[Note]:
-    """Note an unusual separator, and spaces around column names."""
+    """Note a separator that is no comma or was one of several, and spaces around column names."""
     if text is None:
         return []
-    notes = []
-    if text.reader.delimiter in MARKS:
-        mark = MARKS[text.reader.delimiter]
-        notes.append(Note(f"data file is read as one with {mark} between its fields"))
-    trimmed = [name.strip() for name in text.written_header() if name != name.strip()]
+    notes, names, delimiter = [], text.written_header(), text.reader.delimiter
+    others = {*DELIMITERS} - {delimiter, text.reader.decimal}
+    if delimiter != "," or any(mark in name for mark in others for name in names):
+        what = MARKS.get(delimiter, repr(delimiter))
+        notes.append(Note(f"data file is read as one with {what} between its fields"))
+    trimmed = [name.strip() for name in names if name != name.strip()]
     if trimmed:
         notes.append(Note("spaces around the names of columns are removed: {}", listed(trimmed)))
     return notes
@@ -234,7 +234,6 @@ def notes_on_types(features: Mapping[str, ConvertedColumn]) -> list[Note]:
         (names_of(lambda one: one.kind == "date" and not one.said), days),
         (names_of(lambda one: one.trimmed), "spaces around values, removed"),
         (names_of(lambda one: one.marked), marked),
-        (names_of(lambda one: one.thousands), THOUSANDS_READ),
     ]
     notes = [note_on(names, what) for names, what in groups if names]
     inferred = {name: one.names for name, one in features.items() if one.names and not one.said}
@@ -247,18 +246,9 @@ def notes_on_types(features: Mapping[str, ConvertedColumn]) -> list[Note]:
     return notes
 
 
-def notes_on_labels(
-    frame: Any,
-    name: str,
-    labels: Labels | None,
-    reader: Reader,
-) -> list[Note]:
-    """Note thousands separators in the labels, and class names that may mean "missing"."""
-    if labels is None or reader.of_feature(name).type == "category":
-        return []
-    if THOUSANDS in (frame.schema.field(name).metadata or {}):
-        return [Note(f"label column {{}} has {THOUSANDS_READ}", f"'{name}'")]
-    if labels.dtype.kind != "U":
+def notes_on_labels(name: str, labels: Labels | None, reader: Reader) -> list[Note]:
+    """Note class names that may mean "missing"."""
+    if labels is None or labels.dtype.kind != "U" or reader.of_feature(name).type == "category":
         return []
     return notes_on_missing_words({name: set(labels.tolist())}, "label column {} has")
 

@@ -35,8 +35,8 @@ so masks and letters, depend on it; a site compares every later request with it.
   around, and the name of that column.
 - The server learns warnings about columns: which features have one value or none, number the rows
   or are rounded as float32; which single features have an AUC above 0.99 for the labels of the
-  training rows, and that AUC; which are written as dates, as yes and no, with spaces around or with
-  thousands separators; which are marked as categories of numbers.
+  training rows, and that AUC; which are written as dates, as yes and no or with spaces around;
+  which are marked as categories of numbers.
 - The server learns warnings about values: which columns have names such as NULL that may mean no
   value, and these names; how many values are not in the schema, or equal a number that the schema
   treats as missing but are written differently; and what separates the fields of the file.

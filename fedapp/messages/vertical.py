@@ -23,9 +23,8 @@ By the opening:
 - The server learns warnings about rows: how many have no label and are dropped, and that ids have
   spaces around or count the rows.
 - The server learns warnings about features: some have one value or none, number the rows
-  or are rounded as float32; are written as dates, as yes and no, with spaces around or with
-  thousands separators; are marked as categories of numbers; have names such as NULL that may mean
-  no value.
+  or are rounded as float32; are written as dates, as yes and no or with spaces around; are marked
+  as categories of numbers; have names such as NULL that may mean no value.
 - The server learns how many values are not in the schema, or equal a number that the schema treats
   as missing but are written differently; and what separates the fields of the file.
 - Of a table to predict, the server learns in how many columns the values are unlike those trained

@@ -14,9 +14,10 @@ from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.fields import Method, missing_extra
-from fedapp.site.settings import SUBSET_NAMES, SiteConfig, check_policy
+from fedapp.site.settings import NODE_KEYS, OF_TABLE, SUBSET_NAMES, SiteConfig, check_policy
 from fedapp.site.table import read_columns, row_ids
 
+SHARED = frozenset(("share-column-names", "allow-export", "least-bin-rows"))
 TRUST = "others' keys (fedapp trust)"
 
 
@@ -76,6 +77,22 @@ def check_allowed(config: SiteConfig, methods: Collection[str]) -> None:
     if unknown:
         names, got = ", ".join(sorted(methods)), ", ".join(sorted(unknown))
         raise ConfigError(f"allow must name methods ({names}), got {got}")
+
+
+def policy_in_words(config: SiteConfig) -> dict[str, str]:
+    """What a site allows, by the keys of its node config."""
+    hidden = {"name", "allow", "app", "draws-secret", "trusted", "total-epsilon"}
+    shown = [name for name in NODE_KEYS if name not in OF_TABLE | hidden or name in SHARED]
+    values = {name: getattr(config, NODE_KEYS[name]) for name in shown}
+    return {name: _in_words(value) for name, value in values.items()}
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, frozenset):
+        value = ", ".join(sorted(value))
+    return f"{value:g}" if isinstance(value, float) and value else str(value or "none")
 
 
 def who_may_read_keys(folders: Iterable[Path]) -> str:

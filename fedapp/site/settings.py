@@ -1,22 +1,24 @@
 """A site's settings and policy: from its node config, or from the run config in simulation.
 
-A node config names the site's table and says which runs the site takes part in. ``check_*`` compare
+A node config names the site's table and says which runs the site takes part in; `SiteConfig` has
+its keys, from which the sample ``site.toml`` and the documents' table are made. ``check_*`` compare
 a run's method, requests and numbers of rows with that policy.
 """
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from fedapp.data.datasets import (
     NAME,
@@ -28,10 +30,11 @@ from fedapp.data.datasets import (
     party_sources,
 )
 from fedapp.data.schema import PLAIN, Reader, Roles, Schema, check_encoding, read_schema
-from fedapp.errors import ConfigError, DataError
+from fedapp.errors import ConfigError, DataError, did_you_mean, listed
 from fedapp.home import read_toml
 from fedapp.messages.fields import Request, method_of, senders_of
 from fedapp.messages.handshake import Plan
+from fedapp.settings import check, declared
 from fedapp.trees.constraints import parse_interactions, parse_monotone
 
 log = logging.getLogger("fedapp.site")
@@ -40,27 +43,6 @@ Value = bool | int | float | str
 PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")  # as in Flower
 FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 HEX = re.compile(r"[0-9a-f]{64}")
-# Default limits, far above what ordinary runs need.
-LIMITS = {
-    "most-bins": 1024,
-    "score-bins": 4096,
-    "align-most-rows": 10_000_000,
-    "most-columns": 100_000,
-    "runs-per-day": 5,
-}
-# Smallest values that a site accepts; 0 accepts all.
-# All keys of a node config. Unknown ones are refused: a misspelled key could be the site's policy.
-NODE_KEYS = (
-    *("name", "data", "label", "id", "weight", "drop-columns", "predict-data"),
-    *("schema", "header", "decimal", "encoding", "positive-label"),
-    *("base-margin", "missing-label"),
-    *("share-column-names", "share-categories", "allow-export", "trusted", "allow", "min-rows"),
-    *("encrypted-labels", "allow-insecure", "app", "full-masks", "least-parties"),
-    *("min-bin-rows", "least-bin-rows", "release-keys", *LIMITS),
-    *("monotone-constraints", "interaction-constraints"),
-    *("approve", "run-epsilon", "total-epsilon", "draws-secret"),
-    *("partition-id", "num-partitions"),
-)
 # Largest default of min-bin-rows at a site with min-rows, so that scores do not show single rows.
 MIN_BIN_ROWS = 10
 # Parties of a masked sum: default, and smallest value allowed.
@@ -69,186 +51,206 @@ LEAST_PARTIES, FEWEST_IN_SUMS = 3, 2
 SHORTEST_SECRET, NO_SECRET = 16, "none"
 BOOSTED = "pax, bagging, cyclic, secureboost"
 SUBSET_NAMES = {"train": "training", "valid": "validation", "test": "test"}
-
-
-def table_settings(config: Mapping[str, Value], is_shared: bool = False) -> dict[str, Any]:
-    """Settings of the table and its columns; a schema fills in those that are not set.
-
-    With `is_shared`, the schema serves several tables.
-    """
-    file = str(config.get("schema", ""))
-    schema = read_schema(Path(file)) if file else Schema()
-    roles, dropped = schema.roles(), str(config.get("drop-columns", "")).split(",")
-    unlabelled = str(config.get("missing-label", "")) or "refuse"
-    return {
-        "data": str(config["data"]),
-        "label": str(config.get("label", "")) or roles.label,
-        "id_column": str(config.get("id", "")) or roles.id_column,
-        "weight": str(config.get("weight", "")) or roles.weight,
-        "base_margin": str(config.get("base-margin", "")) or roles.base_margin,
-        "drops_unlabelled": _one_of("missing-label", unlabelled, "refuse", "drop") == "drop"
-        or roles.drop_unlabelled,
-        "dropped": tuple(
-            dict.fromkeys((*roles.drop, *(name.strip() for name in dropped if name.strip())))
-        ),
-        "positive_label": str(config.get("positive-label", "")) or schema.positive_label,
-        "reader": table_reader(config, schema.reader(is_shared)),
-        "shares_names": _is_true(config, "share-column-names"),
-        "allows_export": _is_true(config, "allow-export"),
-        "predict_data": str(config.get("predict-data", "")),
-    }
-
-
-def table_reader(config: Mapping[str, Value], schema_reader: Reader) -> Reader:
-    """Apply settings over those of the schema; raises ConfigError if one breaks its rule."""
-    decimal = str(config.get("decimal", ".")).strip()
-    if decimal not in (".", ","):
-        raise ConfigError(f"decimal must be a point or a comma, got {decimal!r}")
-    encoding = str(config.get("encoding", "")) or schema_reader.encoding
-    check_encoding(encoding)
-    return replace(
-        schema_reader,
-        header=schema_reader.header and _is_true(config, "header", default=True),
-        decimal=decimal if decimal != "." else schema_reader.decimal,
-        encoding=encoding,
+# Largest values that a site accepts in a message; the defaults are far above what ordinary runs
+# need.
+LIMITS = ("most-bins", "score-bins", "align-most-rows", "most-columns", "runs-per-day")
+# Keys of the table and its columns, which in a simulation are settings of the run.
+OF_TABLE = frozenset(
+    (
+        *("data", "label", "id", "weight", "base-margin", "missing-label", "drop-columns"),
+        *("positive-label", "schema", "header", "decimal", "encoding", "share-column-names"),
+        *("allow-export", "predict-data", "least-bin-rows"),
     )
+)
 
 
-def parse_node_config(text: str) -> dict[str, Value]:
-    """Read a node config as ``flower-supernode --node-config`` does.
-
-    `text` is ``name="bank" data="rows.csv"``, or the path of a TOML file with the same settings.
-    """
-    if text.endswith(".toml"):
-        text = Path(text).read_text()
-    else:
-        text = "\n".join(f"{key} = {value}" for key, value in PAIR.findall(text))
-    return read_toml(text, 'node config must be like name="bank" data="rows.csv"')
+def key(name: str, example: Value | None = None, default: str = "") -> Any:
+    """A key of the node config; `example` is for ``site.toml``, `default` for documents."""
+    examples = None if example is None else [example]
+    return Field(alias=name, examples=examples, json_schema_extra={"default": default})
 
 
-def check_keys(node: Mapping[str, Value]) -> None:
-    """Refuse unknown keys; the ConfigError suggests a similar one."""
-    for key in node:
-        if key not in NODE_KEYS:
-            matches = difflib.get_close_matches(key, NODE_KEYS, n=1)
-            hint = f"; did you mean {matches[0]}?" if matches else ""
-            raise ConfigError(f"{key} in the node config is not a setting{hint}")
+def _words(text: object) -> object:
+    """The words of a text, separated by commas or blanks."""
+    return text.replace(",", " ").split() if isinstance(text, str) else text
 
 
-def policy(node: Mapping[str, Value]) -> dict[str, Any]:
-    """Settings that say which runs the site takes part in; never read from a run config.
+def _columns(text: object) -> object:
+    return listed(text) if isinstance(text, str) else text
 
-    Raises ConfigError if a setting breaks its rule.
-    """
-    names = str(node.get("allow", "")).replace(",", " ").replace("_", "-").split()
-    monotone = str(node.get("monotone-constraints", ""))
-    interactions = str(node.get("interaction-constraints", ""))
-    try:
-        parse_monotone(monotone)
-        parse_interactions(interactions)
-    except ValueError as error:
-        raise ConfigError(f"{error} in the node config") from None
-    secret = str(node.get("draws-secret", ""))
-    if "draws-secret" in node and len(secret) < SHORTEST_SECRET and secret != NO_SECRET:
+
+def _methods(text: object) -> object:
+    return _words(text.replace("_", "-") if isinstance(text, str) else text)
+
+
+def _either(rule: str, on: str) -> BeforeValidator:
+    """Read one of two words as a boolean; `on` is true."""
+
+    def read(word: object) -> bool:
+        if isinstance(word, bool) or word in rule.split(" or "):
+            return word in (True, on)
+        raise ValueError(rule)
+
+    return BeforeValidator(read)
+
+
+def _must(be: str, fits: Callable[[Any], bool]) -> AfterValidator:
+    def checked(value: Any) -> Any:
+        if not fits(value):
+            raise ValueError(be)
+        return value
+
+    return AfterValidator(checked)
+
+
+def _are_hex(values: frozenset[str]) -> bool:
+    return all(map(HEX.fullmatch, values))
+
+
+def _pins(text: object) -> object:
+    """Names and fingerprints, as in ``bank:a1b2...,shop:c3d4...``."""
+    if not isinstance(text, str):
+        return text
+    pins = [part.partition(":") for part in listed(text)]
+    return dict(pinned_key(name.strip(), digits, "trusted") for name, _, digits in pins)
+
+
+def _check_secret(secret: str) -> str:
+    if secret and len(secret) < SHORTEST_SECRET and secret != NO_SECRET:
         rule = f"must have {SHORTEST_SECRET} characters or more, or be {NO_SECRET} or absent"
         raise ConfigError(f"draws-secret {rule}, got {len(secret)}")
-    least_parties = whole(node, "least-parties", 0)
-    if "least-parties" in node and least_parties < FEWEST_IN_SUMS:
-        raise ConfigError(f"least-parties must be >= {FEWEST_IN_SUMS}, got {least_parties}")
-    # bank:a1b2...,shop:c3d4...
-    trusted = str(node.get("trusted", "")).split(",")
-    pins = [part.partition(":") for part in trusted if part.strip()]
-    min_rows = whole(node, "min-rows", 0)
-    run, total = (_not_negative(node, key) for key in ("run-epsilon", "total-epsilon"))
-    return {
-        "allowed": frozenset(names),
-        "min_rows": min_rows,
-        "min_bin_rows": whole(node, "min-bin-rows", min(min_rows, MIN_BIN_ROWS)),
-        "least_bin_rows": whole(node, "least-bin-rows", 0),
-        "limits": {key: whole(node, key, limit) for key, limit in LIMITS.items()},
-        "least_parties": least_parties,
-        "run_epsilon": run or total,
-        "total_epsilon": total or run,
-        "asks": _one_of("approve", str(node.get("approve", "all")), "ask", "all") == "ask",
-        "encrypts_labels": _is_true(node, "encrypted-labels"),
-        "allows_insecure": _is_true(node, "allow-insecure"),
-        "bundles": _hex(node, "app", "hashes", "fedapp app hash"),
-        "release_keys": _hex(node, "release-keys", "public keys", "fedapp app sign"),
-        "trusted": dict(pinned_key(name.strip(), key, "trusted") for name, _, key in pins),
-        "full_masks": _is_true(node, "full-masks"),
-        "shares_categories": _is_true(node, "share-categories", default=True),
-        "draws_secret": secret,
-        "monotone_constraints": monotone,
-        "interaction_constraints": interactions,
-    }
+    return secret
 
 
-def _hex(node: Mapping[str, Value], key: str, what: str, command: str) -> frozenset[str]:
-    """Hashes or keys, separated by commas or blanks."""
-    text = str(node.get(key, ""))
-    values = text.replace(",", " ").split()
-    if not all(HEX.fullmatch(one) for one in values):
-        raise ConfigError(f"{key} must be {what} of 64 hex digits ({command}), got {text!r}")
-    return frozenset(values)
+def _constraints(parse: Callable[[str], object]) -> AfterValidator:
+    def check_all(text: str) -> str:
+        try:
+            parse(text)
+        except ValueError as error:
+            raise ConfigError(f"{error} in the node config") from None
+        return text
+
+    return AfterValidator(check_all)
 
 
-def _one_of(key: str, text: str, *words: str) -> str:
-    if text not in words:
-        raise ConfigError(f"{key} must be {' or '.join(words)}, got {text!r}")
-    return text
+Text = Annotated[str, BeforeValidator(str)]  # a column may be called 54
+Switch = Annotated[bool, _either("true or false", "true")]
+Whole = Annotated[int, Field(ge=0)]
+FewestParties = Annotated[int, Field(ge=FEWEST_IN_SUMS)]
+Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Hashes = Annotated[frozenset[str], BeforeValidator(_words)]
+FORM = ConfigDict(
+    alias_generator=lambda name: name.replace("_", "-"),
+    populate_by_name=True,
+    arbitrary_types_allowed=True,
+    use_attribute_docstrings=True,
+)
 
 
-def whole(node: Mapping[str, Value], key: str, default: int) -> int:
-    """Parse an integer >= 0; values of a node config may be text."""
-    text = str(node.get(key, default))
-    if not text.isdecimal():
-        raise ConfigError(f"{key} must be a whole number >= 0, got {text!r}")
-    return int(text)
-
-
-def _not_negative(node: Mapping[str, Value], key: str) -> float:
-    """Parse a finite number >= 0, by default 0; values of a node config may be text."""
-    text = str(node.get(key, 0))
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < math.inf:
-        raise ConfigError(f"{key} must be a number >= 0, got {text!r}")
-    return number
-
-
-def _is_true(config: Mapping[str, Value], key: str, default: bool = False) -> bool:
-    """Parse a boolean; values of a node config may be text."""
-    value = config.get(key, default)
-    if not isinstance(value, bool) and value not in ("true", "false"):
-        raise ConfigError(f"{key} must be true or false, got {value!r}")
-    return value in (True, "true")
-
-
-def pinned_key(name: str, fingerprint: str, where: str) -> tuple[str, str]:
-    """Check a site's name and the fingerprint of its key, as ``fedapp key`` prints it.
-
-    Spaces and case in the fingerprint do not matter. `where` names the setting in the ConfigError.
-    """
-    digits = "".join(fingerprint.split()).lower()
-    if not NAME.fullmatch(name) or not FINGERPRINT.fullmatch(digits):
-        rule = "must be the name of a site and its fingerprint, 32 hex digits"
-        raise ConfigError(f"{where} {rule}, got {name!r} and {fingerprint!r}")
-    return name, " ".join(re.findall("....", digits))
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=FORM)
 class SiteConfig:
-    """A party's name, where its rows come from, and which runs it takes part in."""
+    """A party's name, where its rows come from, and which runs it takes part in.
 
-    name: str  # unique in the federation; also the name of a folder
-    data: str  # a file (or, in simulation, any name the run config may have)
-    label: str = ""  # this column and the next two are not features; empty if there is none
-    id_column: str = ""
-    weight: str = ""
-    dropped: tuple[str, ...] = ()  # further columns that are not features
-    positive_label: str = ""  # of two classes the one that counts as 1; empty: the later
+    Fields with a docstring are keys of the node config.
+    """
+
+    name: str
+    """The site's name, unique in the federation."""
+    data: Text
+    """The site's table."""
+    label: Text = ""
+    """Column of labels; without one a site is a passive party."""
+    id_column: Annotated[Text, key("id")] = ""
+    """Column that names the rows."""
+    weight: Text = ""
+    """Column of sample weights."""
+    base_margin: Text = ""
+    """Column of the margin that each row starts from, beside the label."""
+    drops_unlabelled: Annotated[
+        bool, _either("refuse or drop", "drop"), key("missing-label", default="refuse")
+    ] = False
+    """`drop`: rows without a label are dropped, and a run learns their number."""
+    dropped: Annotated[tuple[str, ...], BeforeValidator(_columns), key("drop-columns")] = ()
+    """Further columns that are not features, separated by commas."""
+    schema: Annotated[Text, key("schema", "/data/loans.toml")] = ""
+    """How the table is written, and what its columns are: a TOML file."""
+    header: Switch = True
+    """Whether the first line of a CSV file names the columns."""
+    decimal: Literal[".", ","] = "."
+    """Decimal point or comma of a CSV file."""
+    encoding: Annotated[str, key("encoding", default="utf-8")] = ""
+    """Encoding of a CSV file."""
+    positive_label: Annotated[Text, key("positive-label", default="the later class")] = ""
+    """Of two classes, the one that counts as 1; sites with the same columns must agree."""
+    predict_data: Annotated[Text, key("predict-data", "new.csv", "data")] = ""
+    """The table that `fedapp predict` predicts."""
+    allowed: Annotated[
+        frozenset[str], BeforeValidator(_methods), key("allow", "pax,secureboost,interactive")
+    ] = frozenset()
+    """Methods, also of prediction, whose runs the site takes part in; without it none."""
+    min_rows: Annotated[Whole, key("min-rows", 100)] = 0
+    """The fewest rows to train, validate and test on, and that a round draws."""
+    min_bin_rows: Annotated[Whole, key("min-bin-rows", default="min-rows, at most 10")] = 0
+    """Bins of scores with fewer rows are merged before they are sent."""
+    least_bin_rows: Annotated[Whole, key("least-bin-rows", 5)] = 0
+    """PAX: bins of gradients with fewer rows are merged before anything leaves."""
+    least_parties: Annotated[Literal[0] | FewestParties, key("least-parties", 3)] = 0
+    """Rows leave only in sums over at least as many sites: with `aggregation=secure`."""
+    run_epsilon: Annotated[Epsilon, key("run-epsilon", 1)] = 0.0
+    """The largest `privacy.epsilon` of a run; a run without one is refused."""
+    total_epsilon: Annotated[Epsilon, key("total-epsilon", 1, "run-epsilon")] = 0.0
+    """The largest epsilon of all private runs on the table together."""
+    asks: Annotated[bool, _either("ask or all", "ask"), key("approve", "ask", "all")] = False
+    """`ask`: a run waits until somebody at the site runs `fedapp site approve`."""
+    runs_per_day: Whole = 5
+    """The most runs that may begin on the table in a day; each fold is one."""
+    most_bins: Whole = 1024
+    """The largest `max-bin`, or bins of PAX, that a run may ask for."""
+    score_bins: Whole = 4096
+    """The most bins of scores that a run may ask for."""
+    align_most_rows: Whole = 10_000_000
+    """The most rows of a party's list that this site masks, one list a party and run."""
+    most_columns: Whole = 100_000
+    """The most columns that another party may bring into this site's model."""
+    shares_names: Annotated[Switch, key("share-column-names", True)] = False
+    """Whether parties with different columns may learn the names of this site's."""
+    shares_categories: Annotated[Switch, key("share-categories", False)] = True
+    """Whether others learn the names of categories; if not, the site's schema must give all."""
+    allows_export: Annotated[Switch, key("allow-export", True)] = False
+    """Whether this site's part of a divided model may leave it."""
+    monotone_constraints: Annotated[
+        str, _constraints(parse_monotone), key("monotone-constraints", "age:1")
+    ] = ""
+    """SecureBoost: constraints of this site's columns, whose names stay here."""
+    interaction_constraints: Annotated[str, _constraints(parse_interactions)] = ""
+    """SecureBoost: which of this site's columns may meet in a tree."""
+    encrypts_labels: Annotated[Switch, key("encrypted-labels", True)] = False
+    """Whether labels may leave the site only encrypted."""
+    allows_insecure: Annotated[Switch, key("allow-insecure", True)] = False
+    """For trials: whether a run may use small keys, or weaken the guard of Fed-EINI."""
+    trusted: Annotated[
+        Mapping[str, str], BeforeValidator(_pins), key("trusted", "NAME:FINGERPRINT")
+    ] = field(default_factory=dict, hash=False)
+    """Keys of other sites, beside those of `fedapp trust`."""
+    bundles: Annotated[
+        Hashes,
+        _must("hashes of 64 hex digits (fedapp app hash)", _are_hex),
+        key("app", "HASH,HASH", "the installed fedapp's"),
+    ] = frozenset()
+    """Hashes of the app bundles that the site answers (`fedapp app hash`)."""
+    release_keys: Annotated[
+        Hashes,
+        _must("public keys of 64 hex digits (fedapp app sign)", _are_hex),
+        key("release-keys", "KEY"),
+    ] = frozenset()
+    """Public keys; bundles that one of them has signed are answered too (`fedapp app sign`)."""
+    full_masks: Annotated[Switch, key("full-masks", True)] = False
+    """Paillier: uniform masks at three times the cost, which rest on one assumption less."""
+    draws_secret: Annotated[
+        str, AfterValidator(_check_secret), key("draws-secret", "TEXT", "drawn by the site")
+    ] = field(default="", repr=False)
+    """Draws the site's rows; set it only so that another run draws the same. `none`: openly."""
+
     reader: Reader = PLAIN  # options for reading the table
     # whether the run config names the tables of all parties, on one machine
     simulated: bool = False
@@ -256,47 +258,13 @@ class SiteConfig:
     share: int = 0  # this party's share of a simulated table
     n_shares: int = 1
     columns: str = ""  # rule that splits the columns of a simulated table (vertical)
-    shares_names: bool = False  # whether others may learn the column names (vertical)
-    # Whether others may learn the category names (horizontal); if not, the site's schema must list
-    # them.
-    shares_categories: bool = True
-    # whether its part of a model may leave it, to be joined with others
-    allows_export: bool = False
-    predict_data: str = ""  # table to predict; empty: that of ``data``
-    # Fingerprints of the keys of other parties, by name.
-    trusted: Mapping[str, str] = field(default_factory=dict, hash=False)
-    # methods whose runs it takes part in; all in a simulation
-    allowed: frozenset[str] = frozenset()
-    min_rows: int = 0  # smallest number of its rows to train, validate or test on
-    min_bin_rows: int = 0  # smallest number of rows per bin in what it discloses of its scores
-    least_bin_rows: int = 0  # the same for gradients; in a simulation, from the run config
-    # Largest and smallest values it accepts in a message, by node config key.
-    limits: Mapping[str, int] = field(default_factory=LIMITS.copy, hash=False)
-    # Smallest number of parties in a sum that includes its rows; it then takes part in no run that
-    # discloses more. 0: in any run, and ``fewest_parties`` applies.
-    least_parties: int = 0
-    asks: bool = False  # whether a run waits until a person at the site has approved it
-    # Largest epsilon of one run; the site then takes part in no horizontal run without one. 0: in
-    # any.
-    run_epsilon: float = 0.0
-    total_epsilon: float = 0.0  # largest epsilon of all private runs on the table; 0: no limit
-    encrypts_labels: bool = False  # whether its labels may leave it only encrypted, not in codes
-    allows_insecure: bool = False  # whether a run may use small keys, or weaken Fed-EINI's guard
-    # hashes of accepted app bundles; empty: the installed one
-    bundles: frozenset[str] = frozenset()
-    # bundles signed by these public keys are accepted too
-    release_keys: frozenset[str] = frozenset()
-    # its Paillier keys encrypt with uniform masks, see fedapp.crypto.paillier
-    full_masks: bool = False
-    monotone_constraints: str = ""  # of its columns (vertical)
-    interaction_constraints: str = ""  # of its columns (vertical)
-    base_margin: str = ""  # column of initial margins
-    drops_unlabelled: bool = False  # whether rows without a label are dropped instead of refused
     # Returns a simulated party's rows as a pyarrow.Table; None: they are in ``data``.
     frame: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
-    # Mixed into the draws of its rows; empty: the site draws one; NO_SECRET: draws as in a
-    # simulation.
-    draws_secret: str = field(default="", repr=False)
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Largest values that the site accepts in a message, by node config key."""
+        return {name: getattr(self, name.replace("-", "_")) for name in LIMITS}
 
     @property
     def roles(self) -> Roles:
@@ -326,25 +294,91 @@ class SiteConfig:
         return bool(self.partition)
 
 
+# Field of each key of a node config. Unknown keys are refused: one could be the site's policy.
+NODE_KEYS = {about.name: name for name, about in declared(SiteConfig).items()}
+
+
+def parse_node_config(text: str) -> dict[str, Value]:
+    """Read a node config as ``flower-supernode --node-config`` does.
+
+    `text` is ``name="bank" data="rows.csv"``, or the path of a TOML file with the same settings.
+    """
+    if text.endswith(".toml"):
+        text = Path(text).read_text()
+    else:
+        text = "\n".join(f"{key} = {value}" for key, value in PAIR.findall(text))
+    return read_toml(text, 'node config must be like name="bank" data="rows.csv"')
+
+
+def pinned_key(name: str, fingerprint: str, where: str) -> tuple[str, str]:
+    """Check a site's name and the fingerprint of its key, as ``fedapp key`` prints it.
+
+    Spaces and case in the fingerprint do not matter. `where` names the setting in the ConfigError.
+    """
+    digits = "".join(fingerprint.split()).lower()
+    if not NAME.fullmatch(name) or not FINGERPRINT.fullmatch(digits):
+        rule = "must be the name of a site and its fingerprint, 32 hex digits"
+        raise ConfigError(f"{where} {rule}, got {name!r} and {fingerprint!r}")
+    return name, " ".join(re.findall("....", digits))
+
+
+def table_settings(config: Mapping[str, Value], is_shared: bool = False) -> dict[str, Any]:
+    """Fields of the table and its columns; a schema fills in those that are not set.
+
+    With `is_shared`, the schema serves several tables.
+    """
+    of_table = {key: config[key] for key in config if key in OF_TABLE}
+    site = check(SiteConfig, {"name": "", **of_table})
+    schema = read_schema(Path(site.schema)) if site.schema else Schema()
+    reader, roles = schema.reader(is_shared), schema.roles()
+    encoding = site.encoding or reader.encoding
+    check_encoding(encoding)
+    of_file = replace(
+        reader,
+        header=reader.header and site.header,
+        decimal=site.decimal if site.decimal != "." else reader.decimal,
+        encoding=encoding,
+    )
+    return {NODE_KEYS[key]: getattr(site, NODE_KEYS[key]) for key in OF_TABLE} | {
+        "label": site.label or roles.label,
+        "id_column": site.id_column or roles.id_column,
+        "weight": site.weight or roles.weight,
+        "base_margin": site.base_margin or roles.base_margin,
+        "drops_unlabelled": site.drops_unlabelled or roles.drop_unlabelled,
+        "dropped": tuple(dict.fromkeys((*roles.drop, *site.dropped))),
+        "positive_label": site.positive_label or schema.positive_label,
+        "reader": of_file,
+    }
+
+
 def site_config(node: Mapping[str, Value], run: Mapping[str, Value]) -> SiteConfig:
     """Read a site's settings from its node config or, in simulation, from the run config.
 
     `node` is the SuperNode's ``--node-config``; in simulation it has ``partition-id`` and
     ``num-partitions``. A site whose node config names a table ignores `run`.
     """
-    if "data" in node:
-        check_keys(node)
-        name = str(node.get("name", ""))
-        if not NAME.fullmatch(name):
-            raise ConfigError(f"name in the node config must be {NAME_RULE}, got {name!r}")
-        settings = table_settings(node)
-        if Path(settings["data"]).exists():
-            # The register counts runs by path, so a table must have only one.
-            settings["data"] = str(Path(settings["data"]).resolve())
-        return SiteConfig(name, **settings, **policy(node))
-    if "partition-id" not in node:
-        raise ConfigError('data in the node config must name a table, as in data="rows.csv"')
-    return _simulated(int(node["partition-id"]), int(node["num-partitions"]), run)
+    if "data" not in node:
+        if "partition-id" not in node:
+            raise ConfigError('data in the node config must name a table, as in data="rows.csv"')
+        return _simulated(int(node["partition-id"]), int(node["num-partitions"]), run)
+    keys = {key: node[key] for key in node if key not in ("partition-id", "num-partitions")}
+    for one in keys:
+        if one not in NODE_KEYS:
+            hint = did_you_mean(one, NODE_KEYS)
+            raise ConfigError(f"{one} in the node config is not a setting{hint}")
+    name = str(node.get("name", ""))
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"name in the node config must be {NAME_RULE}, got {name!r}")
+    site = replace(check(SiteConfig, {**keys, "name": name}), **table_settings(node))
+    path = Path(site.data)
+    return replace(
+        site,
+        # The register counts runs by path, so a table must have only one.
+        data=str(path.resolve()) if path.exists() else site.data,
+        min_bin_rows=int(node.get("min-bin-rows", min(site.min_rows, MIN_BIN_ROWS))),
+        run_epsilon=site.run_epsilon or site.total_epsilon,
+        total_epsilon=site.total_epsilon or site.run_epsilon,
+    )
 
 
 def config_in_memory(
@@ -357,11 +391,10 @@ def config_in_memory(
     share, n_shares = int(node["partition-id"]), int(node["num-partitions"])
     return SiteConfig(
         party_name(share, n_shares),
-        **table_settings({"data": "", **columns}),
+        **table_settings({"data": "", "least-bin-rows": run.get("least-bin-rows", 0), **columns}),
         simulated=True,
         share=share,
         n_shares=n_shares,
-        least_bin_rows=whole(run, "least-bin-rows", 0),
         frame=lambda: as_arrow(table(share, n_shares)),
     )
 
@@ -380,7 +413,6 @@ def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfi
         name, settings = party_name(share, n_shares), table_settings(run)
         settings |= {"partition": str(run["partition"]), "columns": str(run["columns"])}
     settings |= {"share": share, "n_shares": n_shares}
-    settings |= {"least_bin_rows": whole(run, "least-bin-rows", 0)}
     return SiteConfig(name, simulated=True, **settings)
 
 
@@ -419,7 +451,7 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
             f"monotone-constraints and interaction-constraints {rule} (secureboost), got {method}"
         )
     if config.least_bin_rows and not (declared and declared.merges_bins):
-        rule = "must be 0 in the node config, or strategy one that merges bins (pax, secureboost)"
+        rule = "must be 0 in the node config, or strategy one that merges bins (pax)"
         raise ConfigError(f"least-bin-rows {rule}, got {method}")
     if config.base_margin and not (declared and declared.takes_margins):
         rule = "must be empty in the node config, or strategy one that reads it there"

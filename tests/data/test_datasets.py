@@ -100,7 +100,7 @@ def test_a_group_is_kept_out_of_the_features() -> None:
 
 @pytest.mark.parametrize(
     ("name", "pack"),
-    [("tiny.csv", bytes), ("tiny.csv.gz", gzip.compress), ("tiny.csv.bz2", bz2.compress)],
+    [("tiny.csv", bytes), ("tiny.csv.gz", gzip.compress)],
 )
 def test_a_file_is_known_by_its_content(
     cache: Path, tiny: object, name: str, pack: Callable[[bytes], bytes]
@@ -198,19 +198,23 @@ def test_a_file_with_other_content_is_refused(cache: Path, tiny: object) -> None
         load_dataset("tiny")
 
 
-@pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".bz2", bz2.compress)])
-def test_a_fetched_file_is_kept_packed_as_it_came(
+@pytest.mark.parametrize(
+    ("suffix", "kept", "pack"),
+    [("", "", bytes), (".gz", ".gz", gzip.compress), (".bz2", "", bz2.compress)],
+)
+def test_a_fetched_file_is_kept_plain_or_with_gzip(
     cache: Path,
     tiny: Callable[..., None],
     downloads: dict[str, bytes],
     suffix: str,
+    kept: str,
     pack: Callable[[bytes], bytes],
 ) -> None:
     tiny(url=URL + suffix)
     downloads[URL + suffix] = pack(CONTENT)
     seen: list[tuple[int, int]] = []
     path = fetch("tiny", lambda done, total: seen.append((done, total)))
-    assert path == cache / f"tiny.csv{suffix}"
+    assert path == cache / f"tiny.csv{kept}"
     assert seen == [(len(pack(CONTENT)), 0)]
     assert os.listdir(cache) == [path.name]
     assert load_dataset("tiny").n_rows == 3

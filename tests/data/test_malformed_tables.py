@@ -92,6 +92,7 @@ def config_of(folder: Path, schema: str, **settings: object) -> SiteConfig:
         pytest.param(OLD_EXCEL, "got an Excel file: save the sheet as CSV$", id="old Excel"),
         pytest.param(b"PAR1abc", "got a Parquet file: name it .parquet$", id="Parquet"),
         pytest.param(b"\x1f\x8babc", "got a packed file: name it .gz$", id="gzip"),
+        pytest.param(b"BZh9abc", "got a bzip2 file: unpack it$", id="bzip2"),
         pytest.param(
             "id,who\n" + NAMES,
             "categories, got 30 different texts in 30 rows in 'who': .* drop-columns=who, name it "
@@ -297,16 +298,37 @@ def test_a_node_config_names_a_schema_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mark", "name"), [("|", "bars"), ("   ", "blanks"), (" ", "blanks"), ("\t", "tabs")]
+    ("text", "said", "columns", "name"),
+    [
+        ("a|b\n1|red\n2|blue\n", "", ("a", "b"), "bars"),
+        ("a\tb\n1\tred\n2\tblue\n", "", ("a", "b"), "tabs"),
+        ("a;b\n1;red\n2;blue\n", "", ("a", "b"), "semicolons"),
+        ("a   b\n1  red\n2 blue \n", " ", ("a", "b"), "blanks"),
+        ("a,b\n1,red\n2,blue\n", "", ("a", "b"), ""),
+        ("a;x,b\n1,red\n2,blue\n", "", ("a;x", "b"), "commas"),
+        ("a;b,x;c\n1;red;0\n2;blue;0\n", "", ("a", "b,x", "c"), "semicolons"),
+        ('"a;x";"b"\n1;red\n2;blue\n', "", ("a;x", "b"), "semicolons"),
+        ("a,b;x\n1;red\n2;blue\n", ";", ("a,b", "x"), "semicolons"),
+    ],
 )
-def test_separators_are_found(tmp_path: Path, mark: str, name: str) -> None:
+def test_the_first_line_or_a_schema_says_what_separates_fields(
+    tmp_path: Path, text: str, said: str, columns: tuple[str, ...], name: str
+) -> None:
     path = tmp_path / "rows.txt"
-    path.write_text(f"a{mark}b\n1{mark}red\n2{mark}blue\n")
-    table = load_table(path)
-    assert table.values.tolist() == [[1, 1], [2, 0]]
-    assert [note.text(True) for note in table.notes] == [
-        f"data file is read as one with {name} between its fields"
-    ]
+    path.write_text(text)
+    table = load_table(path, reader=Reader(delimiter=said))
+    assert table.columns == columns
+    assert table.values[:, :2].tolist() == [[1, 1], [2, 0]]
+    told = [note.text(True) for note in table.notes if "same value" not in note.rule]
+    rule = f"data file is read as one with {name} between its fields"
+    assert told == ([rule] if name else [])
+
+
+def test_a_decimal_comma_separates_no_fields(tmp_path: Path) -> None:
+    path = tmp_path / "rows.txt"
+    path.write_text("1,5;2,5;3,25\n")
+    table = load_table(path, reader=Reader(decimal=",", header=False))
+    assert table.values.tolist() == [[1.5, 2.5, 3.25]]
 
 
 def test_without_a_header_columns_are_numbered(tmp_path: Path) -> None:

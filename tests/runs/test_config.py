@@ -13,6 +13,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.settings import (
     SIMULATED_PARTIES,
     Settings,
+    app_folder,
     check_names,
     defaults,
     load_settings,
@@ -21,6 +22,7 @@ from fedapp.settings import (
 from strategies.federated_forest import FederatedForest
 from strategies.pax import PAX
 from strategies.run import check_read
+from tests.setting_tables import READMES, with_tables
 
 
 def test_the_defaults_are_settings() -> None:
@@ -296,3 +298,9 @@ def test_few_validation_rows_stop_no_run_unless_it_is_asked_for() -> None:
     assert load_settings({}).watching(99).early_stopping_rounds == 0
     assert load_settings({}).watching(100).early_stopping_rounds == 20
     assert load_settings({"early-stopping-rounds": 5}).watching(1).early_stopping_rounds == 5
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_the_tables_of_the_documents_are_those_of_the_code(name: str) -> None:
+    text = (app_folder() / name).read_text()
+    assert with_tables(text) == text, "python -m tests.setting_tables writes them"

@@ -108,12 +108,6 @@ def test_a_site_that_names_bundles_knows_these_and_no_other(tmp_path: Path) -> N
         check_bundle(config, build_bundle())
 
 
-@pytest.mark.parametrize("text", ["latest", OTHER[1:], f"{OTHER},{ANOTHER.replace('a', 'G')}"])
-def test_what_is_no_hash_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ConfigError, match=rf"app must be hashes of 64 hex digits .*{text}'$"):
-        site_config(node(tmp_path, app=text), {})
-
-
 def test_a_message_of_another_bundle_is_refused_by_the_sites_name_before_it_is_read(
     tmp_path: Path,
 ) -> None:

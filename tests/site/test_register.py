@@ -282,11 +282,6 @@ def test_another_run_than_those_that_wait_cannot_be_approved() -> None:
         raise approve("abc").exception
 
 
-def test_approve_is_one_of_two_words() -> None:
-    with pytest.raises(ConfigError, match=r"^approve must be ask or all, got 'no'$"):
-        site_config({**NODE, "approve": "no"}, {})
-
-
 # What a person approves
 
 

@@ -532,7 +532,6 @@ def test_sites_with_tables_of_their_own_train(made: MakeRun, three: Callable[...
             {"privacy__epsilon": 0.0, "pax__aggregation": "plain"},
             r"privacy\.epsilon must be > 0 and <= 2\.5 for bank",
         ),
-        ("x", {}, r"run-epsilon must be a number >= 0, got 'x'"),
     ],
 )
 def test_a_site_refuses_more_than_its_run_epsilon(

@@ -19,7 +19,7 @@ from clients.secureboost.shared import (
 from fedapp.errors import ConfigError, PartyError, ProtocolError
 from fedapp.messages.secureboost import ColumnBins
 from fedapp.settings import Settings
-from fedapp.site.settings import SiteConfig, check_policy, site_config
+from fedapp.site.settings import SiteConfig, check_policy
 from fedapp.trees.model import LEAF, load_model
 from tests.network import run
 
@@ -161,12 +161,6 @@ def test_a_node_config_that_names_another_column_is_refused_without_the_name(
     with pytest.raises(PartyError, match=r"^shop \(step \d+\): .* must name columns") as caught:
         run(vertical(), sites(bank, {**shop, "monotone-constraints": "secret:1"}))
     assert "secret" not in str(caught.value)
-
-
-def test_a_node_config_of_another_form_is_refused() -> None:
-    node = {"name": "bank", "data": "rows.csv", "monotone-constraints": "age"}
-    with pytest.raises(ConfigError, match=r"got age in the node config$"):
-        site_config(node, {})
 
 
 def test_a_method_that_would_not_hold_a_sites_columns_is_refused() -> None:
