@@ -1,8 +1,8 @@
 """Federated Forest at a party: one is active and has the labels, the others are passive.
 
-``splits`` has the state of any party, and moves the rows; ``passive`` searches or sums columns;
-``active`` adds labels, choices and scores. Each role has the order of its requests. Nothing here
-draws columns: the server does. Read ``splits`` first.
+``passive`` has the state of any party, moves the rows, and searches or sums columns; ``active``
+adds labels, choices and scores. Each role has the order of its requests. Nothing here draws
+columns: the server does. Read ``passive`` first.
 """
 
 from __future__ import annotations
