@@ -72,8 +72,6 @@ class PAX(HorizontalStrategy):
         Whether the server sees each party's sums, or only sums over all parties.
     epsilon, delta : float
         Differential privacy of each row; needs ``aggregation="secure"``. 0 turns it off.
-    trees : {"cyclic", "random"}
-        How trees are drawn with epsilon.
     clip : float
         Largest gradient of a row with epsilon, where the objective has no bound.
     min_parties : int

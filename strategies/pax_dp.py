@@ -47,9 +47,7 @@ from fedapp.trees.objective import (
     row_bounds,
 )
 from fedapp.trees.rounds import (
-    CYCLIC,
     Boosting,
-    Kind,
     draw_trees,
     n_leaves,
     with_leaf_weights,
@@ -81,10 +79,10 @@ _FIXED: tuple[tuple[str, Any, str], ...] = (
     ("init_model", "", "the noise of its trees is unknown"),
     ("subsample", 1.0, "rows are drawn by a seed that all know, which hides none"),
     ("gamma", 0.0, "splits are drawn"),
-    ("colsample_bylevel", 1.0, "privacy.trees chooses what may be split"),
-    ("colsample_bynode", 1.0, "privacy.trees chooses what may be split"),
+    ("colsample_bylevel", 1.0, "a tree splits one column"),
+    ("colsample_bynode", 1.0, "a tree splits one column"),
     ("monotone_constraints", "", "leaves with noise do not keep them"),
-    ("interaction_constraints", "", "privacy.trees=cyclic lets no columns interact"),
+    ("interaction_constraints", "", "no columns interact"),
 )
 
 
@@ -93,7 +91,6 @@ class PrivacySettings(Section):
 
     epsilon: NotNegative
     delta: Annotated[float, Field(gt=0, lt=1)]
-    trees: Kind
     clip: NotNegative  # for squared errors in the unit of the labels
 
 
@@ -139,11 +136,10 @@ class NoisedSums:
         private, rounds = self._private, self._settings().num_boost_round
         row = self._row_bounds()
         self._check_enough(parties, row)
-        if private.trees == CYCLIC and rounds < len(table.columns):
+        if rounds < len(table.columns):
             self._warn(
-                f"cyclic trees take one column a round, so {len(table.columns) - rounds} of "
-                f"{len(table.columns)} columns are never split; num-boost-round may be larger, or "
-                "privacy.trees random"
+                f"trees take one column a round, so {len(table.columns) - rounds} of "
+                f"{len(table.columns)} columns are never split; num-boost-round may be larger"
             )
         if any(table.categories):
             self._warn(
@@ -198,7 +194,7 @@ class NoisedSums:
         }
         allowed, depth = boosting.growth().allowed, settings.max_depth
         seed, n_rounds = settings.seed, boosting.n_rounds
-        grown = draw_trees(self._private.trees, boosting.cuts, allowed, depth, seed, n_rounds)
+        grown = draw_trees(boosting.cuts, allowed, depth, seed, n_rounds)
         fields |= pack_trees(grown.trees, sets=grown.sets)
         request = PrivateTreesRequest(**fields)
         (sums,) = yield from MaskedSums().ask(parties, request, (n_leaves(grown.trees), 2))
@@ -262,7 +258,6 @@ class NoisedSums:
             "noise_multiplier": self.budget.multiplier,
             "leaf_noise": self._leaf_deviation(self._row_bounds()),
             "score_noise": math.ldexp(score_noise, -self._bounds.exponent(0)),
-            "trees": self._private.trees,
             "not_covered": list(NOT_PROTECTED),
         }
 
