@@ -114,7 +114,7 @@ class SecureBoost(VerticalStrategy):
         | BASE_MARGIN
         | INIT_MODEL
         | SPLIT_SETTINGS
-        | {"objective", "allow-export", "least-bin-rows"}
+        | {"objective", "allow-export"}
     )
     history: History
 
@@ -239,15 +239,10 @@ class SecureBoost(VerticalStrategy):
         if n_sums * (1 + is_multi) < ENOUGH_SUMS * n_rows:
             return
         sums = f"up to {n_sums:,} sums{' a class' if is_multi else ''}"
-        has = "" if self.simulated else " (which may have it)"
-        what = "bin of nearly every training row"
-        if settings.least_bin_rows:
-            what = "merged bins of most training rows"
         self.warn_once(
-            f"the active party may find the {what} in the others' columns: it gets {sums} of "
-            f"each bin, and half as many as the {n_rows:,} rows are enough; fewer rounds "
-            "(num-boost-round) and a smaller max-depth disclose less; least-bin-rows at the "
-            f"passive parties{has} merges bins, and the more rounds, the less that hides; a "
+            "the active party may find the bin of nearly every training row in the others' "
+            f"columns: it gets {sums} of each bin, and half as many as the {n_rows:,} rows are "
+            "enough; fewer rounds (num-boost-round) and a smaller max-depth disclose less; a "
             "smaller max-bin discloses less of a value"
         )
 

@@ -255,7 +255,7 @@ def _meet(site: Site, mail: Mail) -> None:
     widths = {site.name: np.diff(store["offsets"]).tolist()}
     categorical = {site.name: (store["set_widths"] > 0).tolist()}
     names = {site.name: list(store.facts["columns"]) if site.config.shares_names else []}
-    allows, boost, merged = site.config.allows_export, store.facts["boost"], False
+    allows, boost = site.config.allows_export, store.facts["boost"]
     wanted = ConfiguredConstraints.of(
         boost["monotone_constraints"], boost["interaction_constraints"]
     )
@@ -280,14 +280,13 @@ def _meet(site: Site, mail: Mail) -> None:
         widths[name], names[name] = bins.widths.tolist(), list(bins.names)
         categorical[name] = by_category.tolist()
         constraints[name] = read_constraints(name, bins, len(wanted.names), n_columns)
-        allows, merged = allows and bins.allows_export, merged or bins.merges_bins
+        allows = allows and bins.allows_export
     peers = store.facts["peers"]
     store.facts["widths"] = {name: widths[name] for name in peers}
     store.facts["categorical"] = {name: categorical[name] for name in peers}
     joint = joint_constraints(wanted, {name: constraints[name] for name in peers}, categorical)
     store.facts["monotone"], store.facts["interactions"] = joint
     store.facts["shared_names"], store.facts["export"] = names, allows
-    store.facts["merged"] = merged
 
 
 def _rows(lists: list[list[float]]) -> npt.NDArray[np.float64]:
@@ -352,13 +351,12 @@ class ActiveState:
 
     @property
     def limits(self) -> Limits:
-        """Column draws of the round in progress, constraints, and whether a party merges bins."""
+        """Column draws of the round in progress, and constraints."""
         boost, facts = self.boost, self.store.facts
         shares = boost["colsample_bylevel"], boost["colsample_bynode"]
         monotone = np.array(facts["monotone"], dtype=np.int8)
         interactions = tuple(map(frozenset, facts["interactions"]))
-        limits = Limits(boost["seed"], facts["n_rounds"], *shares, monotone, interactions)
-        return replace(limits, both_children=facts["merged"])
+        return Limits(boost["seed"], facts["n_rounds"], *shares, monotone, interactions)
 
     def keep(self, growth: Growth) -> None:
         """Store the round in progress."""

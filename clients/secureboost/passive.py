@@ -7,7 +7,6 @@ splits: record id -> column, threshold, default side.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -35,9 +34,8 @@ from fedapp.crypto.paillier import check_ciphertexts, read_public_key
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
-from fedapp.histograms.bins import Ints, digitise
+from fedapp.histograms.bins import digitise
 from fedapp.histograms.build import slots_by_node, sum_jobs
-from fedapp.histograms.sketch import cell_starts, group
 from fedapp.messages.fields import Array
 from fedapp.messages.handshake import pack_categories
 from fedapp.messages.inference import Answers, Questions
@@ -69,8 +67,6 @@ from fedapp.trees.sets import CategorySets
 
 # Of a round's encrypted gradients, stored block by block: names in a store and its facts.
 BLOCKS, ENDS, WANTED = "ciphertexts", "block_ends", "n_ciphertexts"
-# Keys in a store: (tree, node) of each open node; the last cell of the group of each of its cells.
-OPEN, FLOOR_ENDS = "floor.open", "floor.ends"
 
 
 def setup(site: Site, request: SetupRequest) -> tuple[SentReply, Letters]:
@@ -92,7 +88,6 @@ def setup(site: Site, request: SetupRequest) -> tuple[SentReply, Letters]:
         categorical=(categories > 0).astype(np.uint8),
         names=tuple(store.facts["columns"]) if site.config.shares_names else (),
         allows_export=site.config.allows_export,
-        merges_bins=site.config.least_bin_rows > 0,
         part=part,
         **local_constraints(site, parse_constraints(site, request)).fields(),
     )
@@ -119,7 +114,7 @@ def take(site: Site, request: TakeRequest, mail: Mail) -> tuple[SentReply, Lette
     if phase_of(store) == SET_UP:
         _meet(store, mail)
     if phase_of(store) != TAKING:
-        _begin(site, mail.one(EncryptedGradients, active))
+        _begin(store, mail.one(EncryptedGradients, active))
     elif more := mail.only(MoreGradients, active):
         _go_on(store, more)
     return SentReply(), []
@@ -150,8 +145,6 @@ def sum_nodes(site: Site, request: SumRequest, mail: Mail) -> tuple[SentReply, L
             sources.append((sender, letter.bits_of, letter.bits))
         split = splits.trees, splits.nodes, splits.lefts
         store["nodes"] = nodes_after(store["nodes"], *split, sources)
-        if site.config.least_bin_rows:
-            divide(site, splits)
     letters.append((active, _encrypted_sums(site)))
     return SentReply(), letters
 
@@ -205,8 +198,8 @@ def _layouts(store: Store) -> tuple[PairLayout, ...]:
     return grouped_layouts(_key(store).bits, *store.facts["packing"])
 
 
-def _begin(site: Site, letter: EncryptedGradients) -> None:
-    store, active = site.store, site.store.facts["active"]
+def _begin(store: Store, letter: EncryptedGradients) -> None:
+    active = store.facts["active"]
     layouts, n_train = _layouts(store), store.facts["n_train"]
     bits = sent_bits(active, "EncryptedGradients", "drawn", letter.drawn, [n_train])
     drawn = np.flatnonzero(bits[0])
@@ -224,8 +217,6 @@ def _begin(site: Site, letter: EncryptedGradients) -> None:
     store.facts["round"], store.facts["level"] = letter.round_id, 0
     roots = np.arange(n_outputs, dtype=np.int32)
     store["wanted.trees"], store["wanted.nodes"] = roots, np.zeros_like(roots)
-    if site.config.least_bin_rows:
-        begin_round(site, n_outputs)
 
 
 def _go_on(store: Store, letter: MoreGradients) -> None:
@@ -249,8 +240,6 @@ def _take_splits(site: Site, letter: Splits) -> Letters:
     widths = np.asarray(store["set_widths"])[letter.columns[local]]
     with as_protocol_error(active, "Splits", "set_bits"):
         sets = CategorySets(letter.set_bits, widths[widths > 0])
-    if site.config.least_bin_rows:
-        letter, sets = between_groups(site, letter, local, sets)
     sides, records = apply_local_splits(
         store,
         letter.trees[local],
@@ -297,9 +286,6 @@ def _encrypted_sums(site: Site) -> EncryptedSums:
     widths = np.diff(store["offsets"])[columns]
     offsets = np.concatenate(([0], np.cumsum(widths + 1)))  # with the bins of missing values
     codes = np.ascontiguousarray(store["codes"][drawn][:, columns])
-    tree_codes = dict.fromkeys(trees.tolist(), codes)
-    if site.config.least_bin_rows:
-        tree_codes = {tree: grouped_codes(store, tree, columns) for tree in tree_codes}
     inside = store["nodes"][:, drawn]  # (n_trees, n_drawn)
     # Bins of missing values are counted in the clear, so their encrypted sums are not sent.
     present = np.ones(offsets[-1], dtype=bool)
@@ -312,16 +298,16 @@ def _encrypted_sums(site: Site) -> EncryptedSums:
         sums, first = products.ones(len(wanted) * int(offsets[-1])), 0
         for block in blocks_of(store, layout_id * len(slots), (layout_id + 1) * len(slots)):
             part = slice(first, first + len(block))
-            terms = key, block, tree_codes[tree][part], offsets, slots[part], len(wanted)
+            terms = key, block, codes[part], offsets, slots[part], len(wanted)
             sums = products.multiply(sums, sum_rows(*terms, workers))
             first += len(block)
         present_sums = sums[np.tile(present, len(wanted))]
         packed.append(pack_sums(key, present_sums, layouts[layout_id], workers))
     missing = np.zeros((len(nodes), len(columns)), dtype=np.int32)
-    for tree, codes_of_tree in tree_codes.items():
+    rows, absent = np.nonzero(codes == widths)
+    for tree in np.unique(trees):
         # Rows with a missing value, by node and column.
         counts = np.zeros((int((trees == tree).sum()), len(columns)), dtype=np.int32)
-        rows, absent = np.nonzero(codes_of_tree == widths)
         slots = slots_by_node(inside[tree], nodes[trees == tree])[inside[tree][rows]]
         np.add.at(counts, (slots[slots >= 0], absent[slots >= 0]), 1)
         missing[trees == tree] = counts
@@ -349,115 +335,3 @@ def blocks_of(store: Store, first: int, last: int) -> Iterator[Array]:
         low, high = max(first, start), min(last, end)
         if low < high:
             yield store[f"{BLOCKS}.{number}"][low - start : high - start]
-
-
-# With ``least-bin-rows`` no reported bin has fewer drawn rows: a column's cells (missing values,
-# then its bins) are merged to groups.
-
-
-# In each node, neighbouring bins of a column are merged until every group has at least that many of
-# the round's drawn rows, or none (see ``fedapp.histograms.sketch``). A group is summed in its last
-# bin, and splits go between groups, so a side's sums are of exactly the rows that go there. Missing
-# values go where their group goes.
-#
-# Both children of a node have the same groups, each a union of groups of their parent. So where one
-# child has too few rows, whoever made the split, each column is a single group in both children,
-# and this party offers no split of them.
-def begin_round(site: Site, n_trees: int) -> None:
-    """Group the cells of the roots."""
-    store = site.store
-    roots = np.stack([np.arange(n_trees), np.zeros(n_trees)], axis=1).astype(np.int64)
-    starts = _starts(store)
-    cells = np.arange(starts[-1], dtype=np.int64)
-    _group(site, [(roots[[tree]], cells) for tree in range(n_trees)])
-
-
-def divide(site: Site, splits: Splits) -> None:
-    """Group the cells of the children of a level's splits, once their rows have moved."""
-    store = site.store
-    families = []
-    for tree, node, left in zip(splits.trees, splits.nodes, splits.lefts, strict=True):
-        children = np.array([[tree, left], [tree, left + 1]], dtype=np.int64)
-        families.append((children, store[FLOOR_ENDS][_open_row(site, tree, node)]))
-    _group(site, families)
-
-
-def _group(site: Site, families: list[tuple[Array, Ints]]) -> None:
-    """Group the cells of nodes; siblings share groups, which are unions of their parent's."""
-    store, least, starts = site.store, site.config.least_bin_rows, _starts(site.store)
-    cells, ends, nodes = _cells(store, np.arange(len(starts) - 1)), [], []
-    for children, before in families:
-        pairs = children.tolist()
-        counts = np.stack([_counts(store, cells, tree, node, starts) for tree, node in pairs])
-        ends += [group(before, counts, starts, least)] * len(children)
-        nodes.append(children)
-    store[OPEN] = np.concatenate([*nodes, np.empty((0, 2), dtype=np.int64)])
-    store[FLOOR_ENDS] = np.array(ends, dtype=np.int64).reshape(-1, int(starts[-1]))
-
-
-def grouped_codes(store: Store, tree: int, columns: Ints) -> Array:
-    """Bin in which each drawn row is summed, in its node of a tree; shape (n_drawn, n_columns)."""
-    starts, cells, codes = _starts(store), _cells(store, columns), store["codes"]
-    widths, inside = np.diff(starts)[columns] - 1, store["nodes"][tree, store["drawn"]]
-    occupied, index = np.unique(inside, return_inverse=True)
-    open_rows = {node: row for row, (of, node) in enumerate(store[OPEN].tolist()) if of == tree}
-    rows = np.array([open_rows.get(node, -1) for node in occupied.tolist()], dtype=np.int64)[index]
-    last_cells = (
-        np.where(rows[:, None] < 0, cells, store[FLOOR_ENDS][rows[:, None], cells])
-        - starts[columns]
-    )
-    # Cell 0, missing values, is a column's last bin.
-    return np.where(last_cells == 0, widths, last_cells - 1).astype(codes.dtype)
-
-
-def between_groups(
-    site: Site, splits: Splits, local: Ints, sets: CategorySets
-) -> tuple[Splits, CategorySets]:
-    """Move local splits so that whole groups go to one side; ``sets`` of those by categories."""
-    store, starts, least = site.store, _starts(site.store), site.config.least_bin_rows
-    rights, defaults = splits.first_rights.copy(), splits.defaults.copy()
-    members, active = list[Array](), store.facts["active"]
-    for index in local.tolist():
-        tree, node, column = (int(getattr(splits, n)[index]) for n in ("trees", "nodes", "columns"))
-        first, end = starts[column : column + 2]
-        group_ends = store[FLOOR_ENDS][_open_row(site, tree, node)][first:end] - first
-        if store["set_widths"][column]:
-            is_right = np.append(not defaults[index], sets.members(len(members)))[group_ends]
-            members.append(is_right[1:])
-        else:
-            is_right = np.append(not defaults[index], np.arange(end - first - 1) >= rights[index])
-            is_right = is_right[group_ends]
-            rights[index] = np.count_nonzero(~is_right[1:])
-        defaults[index] = not is_right[0]
-        cells = _cells(store, np.array([column]))
-        counts = _counts(store, cells - first, tree, node, np.array([0, end - first]))
-        if min(counts[is_right].sum(), counts[~is_right].sum()) < least:
-            rule = f"must leave {least} rows on each side (least-bin-rows of {site.name})"
-            raise ProtocolError(active, "Splits", "columns", rule)
-    return replace(splits, first_rights=rights, defaults=defaults), CategorySets.of(members)
-
-
-def _starts(store: Store) -> Ints:
-    # A column's cells: missing values, then its bins.
-    return cell_starts(np.diff(store["offsets"]))
-
-
-def _cells(store: Store, columns: Ints) -> Ints:
-    """Cell of each drawn row in some columns; int64, shape (n_drawn, n_columns)."""
-    starts, codes = _starts(store), store["codes"][store["drawn"]][:, columns].astype(np.int64)
-    is_missing = codes == np.diff(starts)[columns] - 1
-    cells: Ints = starts[columns] + np.where(is_missing, 0, codes + 1)
-    return cells
-
-
-def _counts(store: Store, cells: Ints, tree: int, node: int, starts: Ints) -> Ints:
-    inside = store["nodes"][tree, store["drawn"]] == node
-    return np.bincount(cells[inside].ravel(), minlength=int(starts[-1])).astype(np.int64)
-
-
-def _open_row(site: Site, tree: int, node: int) -> int:
-    rows = np.flatnonzero((site.store[OPEN] == (tree, node)).all(axis=1))
-    if not len(rows):
-        active = site.store.facts["active"]
-        raise ProtocolError(active, "Splits", "nodes", "must be nodes that were open")
-    return int(rows[0])

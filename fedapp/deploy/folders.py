@@ -63,8 +63,7 @@ class Policy:
 _SUMS: Mapping[str, Value] = {"least-parties": 3, "min-rows": 20, "approve": "ask"}
 POLICIES = {
     "sums": Policy(
-        "PAX summed over 3 sites or more, SecureBoost, both in bins of 5 rows or more, and "
-        "predictions",
+        "PAX summed over 3 sites or more, in bins of 5 rows or more, and predictions",
         lambda method: (
             (method.merges_bins or not method.trains)
             and ("least-parties" in method.gets or not method.needs_label)

@@ -52,12 +52,9 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
 - Every sum is an equation about which rows are in a bin, with coefficients that the active party
   knows: it can solve for the bins of rows, with half as many equations as rows for nearly all of
   them (``simulations attacks solved_bins``).
-- With ``least-bin-rows`` in a passive party's node config each bin that it reports of a node, and
-  each side of its splits, has at least that number of the rows that the round has drawn, or none.
-  The active party learns that it merges bins.
-- Merged bins lower what sums show, not what they can be solved for: few sets of rows have a sum
-  that is known to all its bits, and an active party that breaks the rules chooses gradients that
-  identify their rows.
+- A bin of a node may hold a single row, and an active party that breaks the rules chooses gradients
+  that identify rows. No minimum of rows a bin would change what sums can be solved for, so a site
+  with ``least-bin-rows`` refuses these runs.
 """
 
 from __future__ import annotations
@@ -89,7 +86,6 @@ GROUPS = {
         {"": "sizes, scores, leaf purities, which party has labels"},
         holds_columns=True,
         takes_margins=True,
-        merges_bins=True,
     ),
 }
 LONGEST_CONSTRAINTS = 2**20  # characters
@@ -272,7 +268,6 @@ class ColumnBins(Letter):
     categorical: Annotated[Array, Form("uint8", "n_flags", low=0, high=1)]  # 1: of categories
     names: Annotated[tuple[str, ...], Range(0, 10**6)]
     allows_export: bool
-    merges_bins: bool  # bins below its node config's number of rows, in every node
     part: Annotated[Array, Form("uint8", "n_digest_bytes")]  # digest of that of the initial model
     # The sender's column of each name in the run's constraints; -1 if another's or not shared.
     named: Annotated[Array, Form("int64", "n_names", low=-1)]

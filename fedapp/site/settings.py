@@ -193,7 +193,7 @@ class SiteConfig:
     min_bin_rows: Annotated[Whole, key("min-bin-rows", default="min-rows, at most 10")] = 0
     """Bins of scores with fewer rows are merged before they are sent."""
     least_bin_rows: Annotated[Whole, key("least-bin-rows", 5)] = 0
-    """PAX, SecureBoost: bins of gradients with fewer rows are merged before anything leaves."""
+    """PAX: bins of gradients with fewer rows are merged before anything leaves."""
     least_parties: Annotated[Literal[0] | FewestParties, key("least-parties", 3)] = 0
     """Rows leave only in sums over at least as many sites: with `aggregation=secure`."""
     run_epsilon: Annotated[Epsilon, key("run-epsilon", 1)] = 0.0
@@ -451,7 +451,7 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
             f"monotone-constraints and interaction-constraints {rule} (secureboost), got {method}"
         )
     if config.least_bin_rows and not (declared and declared.merges_bins):
-        rule = "must be 0 in the node config, or strategy one that merges bins (pax, secureboost)"
+        rule = "must be 0 in the node config, or strategy one that merges bins (pax)"
         raise ConfigError(f"least-bin-rows {rule}, got {method}")
     if config.base_margin and not (declared and declared.takes_margins):
         rule = "must be empty in the node config, or strategy one that reads it there"

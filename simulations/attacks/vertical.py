@@ -11,7 +11,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
@@ -292,7 +291,6 @@ REVERSE_SUMS = Attack(
         "50 rounds": {"num-boost-round": 50},
         "max-bin=8": {"max-bin": 8},
         "first-trees=5": {"secureboost.first-trees": 5},
-        "least-bin-rows=20, 20 rounds": {"least-bin-rows": 20, "num-boost-round": 20},
     },
     run=attack_reverse_sums,
 )
@@ -334,19 +332,8 @@ class Active:
             self.sums.append(histogram[place].T)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Equations:
-    """Equations of the same nodes, over some sets of groups."""
-
-    rows: Floats  # (n_equations, n_rows), orthonormal
-    sums: Floats  # (n_equations, n_sets): of the rows in each set
-    sets: Ints  # (n_sets,)
-
-
-def solved(
-    coefficients: Array, sums: Array, widths: Ints, merged: bool = False
-) -> list[tuple[Ints, Ints]]:
-    """Solve for the group of bins that each row is in, for each column.
+def solved(coefficients: Array, sums: Array, widths: Ints) -> Ints:
+    """Solve for the bin that each row is in, for each column.
 
     Parameters
     ----------
@@ -354,71 +341,34 @@ def solved(
         of all rows' hessians, which are equal.
     sums : shape (n_equations, n_bins).
     widths : bins of each column; one more is for missing values, whose sums are the rest.
-    merged : nodes merge bins and send each group at its last bin; no value is missing.
 
     Returns
     -------
-    For each column the last bin of each group, and the group of each row, int64, shape (n_rows,).
+    The bin of each row in each column, shape (n_rows, n_columns).
     """
     scale = np.sqrt((coefficients**2).sum(axis=1)).clip(1e-300)[:, None]
-    scaled, totals = coefficients / scale, coefficients.sum(axis=1)
-    whitened: dict[bytes, tuple[Floats, Array]] = {}  # by which equations, of the last column
-    solutions = []
-    for column_sums in np.split(sums, np.cumsum(widths)[:-1], axis=1):
-        full = (
-            column_sums
-            if merged
-            else np.hstack([column_sums, (totals - column_sums.sum(axis=1))[:, None]])
-        )
-        is_sent = (
-            np.repeat(full[1::2] > 0, 2, axis=0) if merged else np.ones(full.shape, dtype=bool)
-        )
-        ends = np.flatnonzero(is_sent[0])
-        # Single bins if all nodes send them; else the bins above each end but the last.
-        is_single = not merged or len(ends) == 1
-        members = np.eye(len(ends)) if is_single else np.triu(np.ones(2 * ends.shape), 1)[:-1]
-        within = full[:, ends] @ members.T / scale
-        sent_by = is_sent[:, ends[: len(members)]].T
-        whitened = {
-            key: whitened.get(key) or _whitened(scaled[np.frombuffer(key, dtype=bool)])
-            for key in {key_row.tobytes() for key_row in sent_by}
-        }
-        equations = []
-        for key, (rows, weights) in whitened.items():
-            sets = np.flatnonzero([key_row.tobytes() == key for key_row in sent_by])
-            known_sums = within[np.ix_(np.frombuffer(key, dtype=bool), sets)]
-            equations.append(Equations(rows, (weights @ known_sums).astype(np.float32), sets))
-        solutions.append(
-            (ends, _fitted(equations, members, full[1, ends] / totals[1]).argmax(axis=1))
-        )
-    return solutions
-
-
-def _whitened(equations: Array) -> tuple[Floats, Array]:
-    """Orthonormal combinations of equations, and their weights, shape (n_kept, n_equations)."""
-    left, sizes, right = np.linalg.svd(equations, full_matrices=False)
+    totals = coefficients.sum(axis=1)
+    left, sizes, right = np.linalg.svd(coefficients / scale, full_matrices=False)
     is_large = sizes > RANK * sizes[0]
-    return right[is_large].astype(np.float32), left.T[is_large] / sizes[is_large, None]
+    # Orthonormal combinations of the equations, and their weights.
+    rows, weights = right[is_large].astype(np.float32), left.T[is_large] / sizes[is_large, None]
+    columns = []
+    for column_sums in np.split(sums, np.cumsum(widths)[:-1], axis=1):
+        full = np.hstack([column_sums, (totals - column_sums.sum(axis=1))[:, None]])
+        combined = (weights @ (full / scale)).astype(np.float32)
+        columns.append(_fitted(rows, combined, full[1] / totals[1]).argmax(axis=1))
+    return np.stack(columns, axis=1)
 
 
-def _fitted(equations: Sequence[Equations], members: Array, shares: Array) -> Floats:
-    """Shares of each row in the groups of a column, shape (n_rows, n_groups).
+def _fitted(rows: Floats, sums: Floats, shares: Array) -> Floats:
+    """Shares of each row in the bins of a column, shape (n_rows, n_bins).
 
-    ``members``, shape (n_sets, n_groups), is 1 where a set has a group; ``shares`` start the
-    search.
+    ``rows``, shape (n_equations, n_rows), are orthonormal; ``shares`` start the search.
     """
-    within = members.astype(np.float32)
-    step = np.float32(1 / np.linalg.norm(members, 2) ** 2)
-    fit = ahead = np.tile(shares.astype(np.float32), (equations[0].rows.shape[1], 1))
+    fit = ahead = np.tile(shares.astype(np.float32), (rows.shape[1], 1))
     speed = 1.0
     for _ in range(STEPS):
-        inside = ahead @ within.T
-        errors = np.empty_like(inside)
-        for equation in equations:
-            errors[:, equation.sets] = equation.rows.T @ (
-                equation.rows @ inside[:, equation.sets] - equation.sums
-            )
-        previous, fit = fit, _to_shares(ahead - step * errors @ within)
+        previous, fit = fit, _to_shares(ahead - rows.T @ (rows @ ahead - sums))
         if np.abs(fit - previous).max() < STILL:
             break
         # Momentum: extrapolate along the last step.
@@ -448,15 +398,9 @@ def attack_solved_bins(overrides: Overrides) -> Outcome:
     gradients (Beck and Teboulle 2009). It starts at the shares of the bins, which the first round
     reveals: there all hessians are equal.
 
-    Where the passive party merges bins (``least-bin-rows``), a node sends sums only between the
-    ends of its groups; those of the roots are the finest. Then the attack solves for shares in
-    these groups, with equations in which rows lie above an end, from the nodes that sent it.
-
-    Success is the share of values (rows times columns) whose group gets the largest share; chance
-    is guessing the largest group of each column. Without merging, a group is a bin. What a value
-    loses because its bin is merged counts for neither: ``reverse_sums`` reads groups as they are,
-    and counts bins. Rows that were in the same leaves of all trees have one gradient, and sums
-    cannot separate them.
+    Success is the share of values (rows times columns) whose bin gets the largest share; chance is
+    guessing the largest bin of each column. Rows that were in the same leaves of all trees have one
+    gradient, and sums cannot separate them.
     """
     active = Active()
     with trained({**SECUREBOOST, **overrides}, [ACTIVE, PASSIVE], active.note) as run:
@@ -464,26 +408,19 @@ def attack_solved_bins(overrides: Overrides) -> Outcome:
             chance = _largest(active.codes.T)
             return Outcome(chance, chance, run.score)
         sums = np.concatenate(active.coefficients), np.concatenate(active.sums)
-        solutions = solved(*sums, active.widths, merged=run.settings.least_bin_rows > 0)
-        truth = [
-            np.searchsorted(ends, codes)
-            for (ends, _), codes in zip(solutions, active.codes.T, strict=True)
-        ]
-        success = np.mean(
-            [codes == groups for codes, (_, groups) in zip(truth, solutions, strict=True)]
-        )
-        return Outcome(float(success), _largest(truth), run.score)
+        success = (solved(*sums, active.widths) == active.codes).mean()
+        return Outcome(float(success), _largest(active.codes.T), run.score)
 
 
 def _largest(columns: Iterable[Ints]) -> float:
-    """Share of values in the largest group of their column."""
+    """Share of values in the largest bin of their column."""
     return float(np.mean([np.bincount(column).max() / len(column) for column in columns]))
 
 
 SOLVED_BINS = Attack(
     name="solved_bins",
     holder="the active party of SecureBoost, from the sums that it decrypts",
-    measure="share of a passive party's values whose group is found; chance: the largest group",
+    measure="share of a passive party's values whose bin is found; chance: the largest bin",
     data=BINNED,
     ways={
         PLAIN: {},
@@ -492,9 +429,6 @@ SOLVED_BINS = Attack(
         "max-bin=8": {"max-bin": 8},
         "first-trees=5": {"secureboost.first-trees": 5},
         "goss": {"secureboost.goss": True},
-        "least-bin-rows=5": {"least-bin-rows": 5},
-        "least-bin-rows=20": {"least-bin-rows": 20},
-        "least-bin-rows=20, 50 rounds": {"least-bin-rows": 20, "num-boost-round": 50},
     },
     run=attack_solved_bins,
 )

@@ -26,7 +26,7 @@ from tests.deploy_folders import init_site
 NAMES = ("bank", "insurer", "shop")
 SMALL = {"num_boost_round": 10, "max_bin": 256, "valid_fraction": 0.0, "test_fraction": 0.0}
 SUMS = {
-    "allow": "eini,interactive,one-round,pax,secureboost",
+    "allow": "eini,interactive,one-round,pax",
     "least-bin-rows": 5,
     "least-parties": 3,
     "min-rows": 20,
@@ -160,7 +160,7 @@ def test_a_terminal_is_asked_for_a_policy_that_is_not_given(
     ("policy", "allowed"),
     [
         ("", set()),
-        ("sums", {"pax", "secureboost", "interactive", "one-round", "eini"}),
+        ("sums", {"pax", "interactive", "one-round", "eini"}),
         ("private", {"pax"}),
         ("rows", set(all_methods())),
     ],
@@ -234,9 +234,9 @@ def test_a_coordinator_gets_no_sums_of_one_site_by_any_other_choice(
 
 @pytest.fixture
 def federation(tmp_path: Path, write_table: WriteTable) -> Callable[..., list[Any]]:
-    """``federation(policy, columns=False)``: three sites that approve every run."""
+    """``federation(policy, *options)``: three sites that approve every run."""
 
-    def make(policy: str, columns: bool = False) -> list[Any]:
+    def make(policy: str, *options: str, columns: bool = False) -> list[Any]:
         nodes = []
         for seed, name in enumerate(NAMES):
             ids = [f"c{number}" for number in range(300)]
@@ -244,7 +244,7 @@ def federation(tmp_path: Path, write_table: WriteTable) -> Callable[..., list[An
             more = {} if has_label else {"y": None}
             table = write_table(name, 300, seed=0 if columns else seed, id=ids, **more)
             (tmp_path / f"of-{name}").mkdir()
-            given = ("--name", name, "--id", "id", "--policy", policy)
+            given = ("--name", name, "--id", "id", "--policy", policy, *options)
             given += ("--label", "y") if has_label else ()
             folder, _ = init_site(tmp_path / f"of-{name}", table, *given)
             nodes.append(parse_node_config(str(folder / "site.toml")))
@@ -265,12 +265,18 @@ def test_sites_of_the_policy_sums_train_under_masks(
     assert (folder.path / "model.json").exists()
 
 
-def test_sites_of_the_policy_sums_train_on_different_columns(
-    settings: MakeSettings, federation: Callable[..., list[Any]]
+@pytest.mark.parametrize(
+    ("allow", "rule"),
+    [
+        ((), "strategy must be one that the site allows"),
+        (("--allow", "secureboost"), r"least-bin-rows must be 0 in the node config, or strategy "),
+    ],
+)
+def test_no_site_of_the_policy_sums_sends_sums_of_single_rows_in_secureboost(
+    settings: MakeSettings, federation: Callable[..., list[Any]], allow: tuple[str, ...], rule: str
 ) -> None:
-    run = small(settings, strategy="secureboost")
-    folder = run_local(run, federation("sums", columns=True))
-    assert (folder.path / "model.json").exists()
+    with pytest.raises(FedappError, match=rf"^(bank|insurer|shop) \(step 0\): {rule}"):
+        run_local(small(settings, strategy="secureboost"), federation("sums", *allow, columns=True))
 
 
 def test_sites_of_the_policy_private_train_with_noise(

@@ -741,6 +741,12 @@ FLOORS = {"least_bin_rows": 5}
             "each party's trees; a leaf may be a single row",
         ),
         (
+            "secureboost",
+            FLOORS,
+            "no: would ignore least-bin-rows",
+            "sizes, scores, leaf purities, which party has labels",
+        ),
+        (
             "federated-forest",
             {"encrypted_labels": "true"},
             "active, but only with align=ordered (needs ids else) and labels=paillier "

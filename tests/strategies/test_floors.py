@@ -25,6 +25,7 @@ from fedapp.settings import Settings
 from fedapp.site.settings import check_policy, site_config
 from fedapp.site.store import Store
 from fedapp.trees.model import load_model
+from strategies.run import check_read
 from tests.conftest import MakeSettings
 from tests.pooled import made_columns, write_rows
 from tests.transcript import arrays_of, listen, scalars_of, summary_of
@@ -192,16 +193,23 @@ def test_rows_that_a_round_does_not_draw_are_as_many_or_none(
     assert len({float(sums[0, 1]) for sums in told if len(sums)}) == n_counts
 
 
-def test_a_site_with_a_floor_takes_part_where_it_holds(
-    made: MakeRun, settings: MakeSettings
-) -> None:
-    bank = site_config(
-        {"name": "bank", "data": "x.csv", "allow": "pax,bagging", "least-bin-rows": 5}, {}
-    )
-    check_policy(bank, "train.pax_grow", "pax")
-    with pytest.raises(
-        ConfigError, match=r"^least-bin-rows must be 0 in the node config, or strat"
-    ):
-        check_policy(bank, "train.bagging_fit", "bagging")
+def test_a_site_with_a_floor_takes_part_where_it_holds(made: MakeRun) -> None:
+    allow = {"pax": "pax_grow", "bagging": "bagging_fit", "secureboost": "secureboost_setup"}
+    allow |= {"federated-forest": "federated_forest_sum"}
+    node = {"name": "bank", "data": "x.csv", "allow": ",".join(allow), "least-bin-rows": 5}
+    for method, kind in allow.items():
+        if method == "pax":
+            check_policy(site_config(node, {}), f"train.{kind}", method)
+            continue
+        rule = r"must be 0 in the node config, or strategy one that merges bins \(pax\), got "
+        with pytest.raises(ConfigError, match=rf"^least-bin-rows {rule}{method}$"):
+            check_policy(site_config(node, {}), f"train.{kind}", method)
+        check_policy(site_config({**node, "least-bin-rows": 0}, {}), f"train.{kind}", method)
+
+
+@pytest.mark.parametrize("method", ["bagging", "secureboost"])
+def test_a_run_whose_method_would_ignore_a_floor_is_refused(made: MakeRun, method: str) -> None:
     with pytest.raises(FedappError, match="least-bin-rows"):
-        run_local(made(strategy="bagging", least_bin_rows=5))
+        run_local(made(strategy=method, least_bin_rows=5))
+    with pytest.raises(ConfigError, match=f"least-bin-rows .*{method}"):
+        check_read(made(strategy=method, least_bin_rows=5), {"least-bin-rows": 5})
