@@ -35,7 +35,7 @@ from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secagg import EVERYONE
 from fedapp.metrics import Statistics
 from fedapp.metrics.sums import ClippedNumbers, make_plausible
-from fedapp.settings import NotNegative, Section, Settings, check
+from fedapp.settings import NotNegative, Section, Settings
 from fedapp.trees.model import LEAF, pack_trees
 from fedapp.trees.objective import (
     LossParameters,
@@ -85,17 +85,20 @@ _FIXED: tuple[tuple[str, Any, str], ...] = (
 )
 
 
-class PrivacySettings(Section):
+class PrivacySettings(Section, table="privacy"):
     """``[privacy]`` of the run config; see ``strategies.pax.PAX``."""
 
     epsilon: NotNegative
+    """Differential privacy of each row, with `pax.aggregation=secure`; 0: none."""
     delta: Annotated[float, Field(gt=0, lt=1)]
-    clip: NotNegative  # for squared errors in the unit of the labels
+    """Of the promise; below one over the number of training rows."""
+    clip: NotNegative
+    """Largest gradient of a row where the objective has no bound, in the unit of the label."""
 
 
 def privacy_settings(settings: Settings, aggregation: str) -> PrivacySettings:
     """``[privacy]``, checked against the other settings; the accountant must be installed."""
-    private = check(PrivacySettings, settings.sections["privacy"], "privacy.")
+    private = PrivacySettings.of(settings)
     if not private.epsilon:
         return private
     if aggregation != "secure":
@@ -225,7 +228,7 @@ class NoisedTotals(MaskedTotals):
         private = PrivateScoresRequest(**(fields_of(request) | {"score_bins": SCORE_BINS}))
         shapes = self._score_shapes(HELD_OUT, SCORE_BINS)
         summed = self._read_scores((yield from self.sums.ask(parties, private, *shapes)))
-        form, _ = self._score_form(SCORE_BINS)
+        form = self._score_form(self._new_adder(), SCORE_BINS)
         nothing = form.sums * 0.0, form.histogram * 0.0
         scores = list(nothing)  # of training rows
         for subset, sums, cells in zip(HELD_OUT, summed[::2], summed[1::2], strict=True):
@@ -245,7 +248,8 @@ class NoisedTotals(MaskedTotals):
 
     def summary(self) -> dict[str, Any]:
         """Privacy guarantee and noise, for the run's summary."""
-        _, adder = self._score_form()
+        adder = self._new_adder()
+        self._score_form(adder)
         score_noise = self.budget.deviation("scores", adder.sensitivity)
         promise = {
             "epsilon": self.budget.epsilon,

@@ -71,12 +71,15 @@ MAX_COUNT_BYTES = 2**30  # bytes of a party's counts in one exchange
 MIN_PRIVATE_PARTIES = 3  # of two, each can subtract its part from the sum
 
 
-class PaxSettings(Section):
+class PaxSettings(Section, table="pax"):
     """``[pax]`` of the run config; see ``strategies.pax.PAX``."""
 
     bins: Literal["auto", "share", "equal"]
+    """How bins are dealt to parties: `share` by rows, or `equal`; `auto`: equal from 10 on."""
     fusion: Literal["auto", "finest", "coarsest"]
+    """The party whose resolution the global cuts have; `auto` is the paper's."""
     aggregation: Literal["plain", "secure"]
+    """`secure`: the coordinator sees only sums over all parties, under masks."""
 
 
 class PlainTotals:
@@ -331,23 +334,23 @@ class MaskedTotals:
     def _new_adder(self) -> WholeNumbers:
         return WholeNumbers(self.bounds)
 
-    def _score_form(self, n_bins: int = 2) -> tuple[metrics.Statistics, WholeNumbers]:
-        """Statistics of no rows, whose shapes are those of any, and their adder."""
-        adder, settings = self._new_adder(), self._settings
+    def _score_form(self, adder: WholeNumbers, n_bins: int = 2) -> metrics.Statistics:
+        """Statistics of no rows, whose shapes are those of any; the adder learns its units."""
         nothing = np.empty((0, self._width), np.float32), *(np.empty(0, np.float32),) * 2
-        extra = settings.eval_metrics
-        form = metrics.statistics(settings.objective, *nothing, n_bins, extra=extra, adder=adder)
-        return form, adder
+        extra = self._settings.eval_metrics
+        objective = self._settings.objective
+        return metrics.statistics(objective, *nothing, n_bins, extra=extra, adder=adder)
 
     def _score_shapes(self, subsets: Sequence[str], n_bins: int) -> list[tuple[int, ...]]:
-        form, _ = self._score_form(n_bins)
+        form = self._score_form(self._new_adder(), n_bins)
         return [form.sums.shape, form.histogram.shape] * len(subsets)
 
     def _read_scores(self, arrays: Sequence[Whole]) -> list[Array]:
         """Score sums and histograms as doubles; empty arrays where none were asked for."""
         if not arrays[0].size:
             return [np.empty(array.shape) for array in arrays]
-        _, adder = self._score_form()
+        adder = self._new_adder()
+        self._score_form(adder)
         pairs = zip(arrays[::2], arrays[1::2], strict=True)
         return [array for sums, cells in pairs for array in read_sums(sums, adder, cells)]
 
