@@ -497,7 +497,6 @@ PRIVATE_DATA: dict[str, Line] = {
     "abalone": {"objective": "reg:squarederror", "privacy.clip": 5.0},
 }
 EPSILONS, NO_NOISE = (0.5, 1.0, 2.0, 4.0, 8.0), 1000.0
-TREES = ("cyclic", "random")
 PRIVATE_ROUNDS, PRIVATE_DEPTH, PRIVATE_ETA, DELTA, PRIVATE_PARTIES = 100, 4, 0.2, 1e-5, 3
 
 
@@ -525,13 +524,12 @@ def test_score(scored: Scored, has_classes: bool) -> tuple[str, float]:
 def privacy(
     data: tuple[str, ...] = tuple(PRIVATE_DATA),
     epsilons: tuple[float, ...] = EPSILONS,
-    trees: tuple[str, ...] = TREES,
     seeds: int = 5,
     rounds: int = PRIVATE_ROUNDS,
     depth: int = PRIVATE_DEPTH,
     eta: float = PRIVATE_ETA,
 ) -> Line:
-    """What an epsilon costs PAX: scores on test rows, by epsilon and by how trees are drawn.
+    """What an epsilon costs PAX: scores on test rows by epsilon.
 
     Each cell trains the private model with several seeds, each of which holds out other rows, and
     scores it on these rows without noise (the scores that a run reports are noisy). References: the
@@ -539,7 +537,6 @@ def privacy(
     an epsilon of 1000, which shows what drawing them costs.
     """
     check_names("data", data, PRIVATE_DATA)
-    check_names("trees", trees, TREES)
     usual = {"num-boost-round": 50, "max-depth": 6, "eta": 0.3}
     shape = {"num-boost-round": rounds, "max-depth": depth, "eta": eta, "privacy.delta": DELTA}
     lines: list[Line] = []
@@ -547,13 +544,12 @@ def privacy(
         private = {"data": name, **PRIVATE_DATA[name]}
         open_settings = {key: private[key] for key in private if key != "privacy.clip"}
         masked = private_score({**open_settings, **usual}, seeds)
-        lines.append({"data": name, "trees": "greedy, no noise", "epsilon": 0.0, **masked})
-        for kind, epsilon in itertools.product(trees, (*epsilons, NO_NOISE)):
-            how = {**private, **shape, "privacy.epsilon": epsilon, "privacy.trees": kind}
-            cell = {"data": name, "trees": kind, "epsilon": epsilon}
-            lines.append({**cell, **private_score(how, seeds)})
-    columns = "data; trees; metric; epsilon:g; mean:.4f; deviation:.4f"
-    show("an epsilon of 0 has no noise, one of 1000 next to none", lines, columns, 3)
+        lines.append({"data": name, "epsilon": 0.0, **masked})
+        for epsilon in (*epsilons, NO_NOISE):
+            scored = private_score({**private, **shape, "privacy.epsilon": epsilon}, seeds)
+            lines.append({"data": name, "epsilon": epsilon, **scored})
+    columns = "data; metric; epsilon:g; mean:.4f; deviation:.4f"
+    show("an epsilon of 0 has no noise, one of 1000 next to none", lines, columns, 2)
     sizes = {"rounds": rounds, "depth": depth, "eta": eta, "delta": DELTA}
     return {"lines": lines, "seeds": seeds, "parties": PRIVATE_PARTIES, **sizes}
 

@@ -57,7 +57,7 @@ RUNS: list[tuple[Callable[..., Any], str, Callable[[dict[str, Any]], bool]]] = [
     ),
     (
         trees.privacy,
-        "--data breast-cancer --epsilons 8 --trees cyclic --seeds 2 --rounds 2 --depth 2",
+        "--data breast-cancer --epsilons 8 --seeds 2 --rounds 2 --depth 2",
         lambda line: [each["epsilon"] for each in line["lines"]] == [0, 8, 1000],
     ),
     (
