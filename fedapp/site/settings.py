@@ -136,7 +136,9 @@ def _constraints(parse: Callable[[str], object]) -> AfterValidator:
 Text = Annotated[str, BeforeValidator(str)]  # a column may be called 54
 Switch = Annotated[bool, _either("true or false", "true")]
 Whole = Annotated[int, Field(ge=0)]
-FewestParties = Annotated[int, Field(ge=FEWEST_IN_SUMS)]
+FewestParties = Annotated[
+    int, _must(f">= {FEWEST_IN_SUMS}", lambda n: n == 0 or n >= FEWEST_IN_SUMS)
+]
 Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Hashes = Annotated[frozenset[str], BeforeValidator(_words)]
 FORM = ConfigDict(
@@ -194,7 +196,7 @@ class SiteConfig:
     """Bins of scores with fewer rows are merged before they are sent."""
     least_bin_rows: Annotated[Whole, key("least-bin-rows", 5)] = 0
     """PAX: bins of gradients with fewer rows are merged before anything leaves."""
-    least_parties: Annotated[Literal[0] | FewestParties, key("least-parties", 3)] = 0
+    least_parties: Annotated[FewestParties, key("least-parties", 3)] = 0
     """Rows leave only in sums over at least as many sites: with `aggregation=secure`."""
     run_epsilon: Annotated[Epsilon, key("run-epsilon", 1)] = 0.0
     """The largest `privacy.epsilon` of a run; a run without one is refused."""
@@ -366,6 +368,10 @@ def site_config(node: Mapping[str, Value], run: Mapping[str, Value]) -> SiteConf
         if one not in NODE_KEYS:
             hint = did_you_mean(one, NODE_KEYS)
             raise ConfigError(f"{one} in the node config is not a setting{hint}")
+    # Their defaults stand for an absent key: written down, they would look like a choice.
+    for one, rule in (("least-parties", f">= {FEWEST_IN_SUMS}"), ("draws-secret", "a secret")):
+        if str(node.get(one)) in ("0", ""):
+            raise ConfigError(f"{one} must be {rule} or absent, got {node[one]!r}")
     name = str(node.get("name", ""))
     if not NAME.fullmatch(name):
         raise ConfigError(f"name in the node config must be {NAME_RULE}, got {name!r}")
