@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 
 from clients.handshake import CLASSES, METRICS, loss_parameters, run_outputs, stored_categories
+from clients.vertical import Aligned
 from fedapp import metrics
 from fedapp.data.labels import class_ids, label_texts
 from fedapp.data.partition import SUBSETS, WATCHED
@@ -192,6 +193,18 @@ def warn_if_local_is_better(
         names = "values", "labels", "weights"
         train, test = ([site.store[name][rows] for name in names] for rows in places)
         warn_if_worse(site, objective, margins[places[1]], train, test, loss)
+
+
+def compare_with_local(
+    rows: Aligned, labels: Array, objective: str, margins: Array, loss: LossParameters = PLAIN
+) -> None:
+    """Warn in the site's log if its columns only predict better; margins are of test rows."""
+    if not rows.config.simulated and rows.values.shape[1]:
+        train, test = (
+            [each[rows.rows_of(subset)] for each in (rows.values, labels, rows.weights)]
+            for subset in ("train", "test")
+        )
+        warn_if_worse(rows.site, objective, margins, train, test, loss)
 
 
 def warn_if_worse(

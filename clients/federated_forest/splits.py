@@ -1,314 +1,282 @@
 """Federated Forest at any party: a level's splits, and where they send the rows.
 
 Source: Liu et al. 2019, Algorithms 1 and 5. The owner of a winning column makes the split and sends
-the others the rows that go left; then every party knows where each row is.
+the others the rows that go left; then every party knows where each row is. A round, by the form in
+which labels are sent::
+
+    encoded   LevelRequest      all parties       -> the best split of each open node
+              PartitionRequest  owners of the best -> the rows that they send left
+    paillier  SumRequest        passive parties   -> encrypted sums of the open nodes
+              SplitRequest      the active party  -> the splits of all
+              PartitionRequest  owners of splits  -> the rows that they send left
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from clients.handshake import stored_categories
+from clients.vertical import Aligned
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.messages.federated_forest import (
     ENCODED,
     PAILLIER,
-    FinishRequest,
     Labels,
+    LevelReply,
     LevelRequest,
     LevelSplits,
+    OpenNodes,
     Partition,
-    PartitionRequest,
     SetupRequest,
-    SplitRequest,
-    SumRequest,
 )
-from fedapp.messages.fields import Letter, fields_of
+from fedapp.messages.fields import Letter, Request
 from fedapp.messages.handshake import pack_categories
-from fedapp.site.answer import ALIGNED, FINISHED, Site, Table, is_active
-from fedapp.site.mail import Letters, Mail
-from fedapp.site.store import Store, sent_bits
+from fedapp.site.mail import Letters, Mail, hold_once
+from fedapp.site.roles import role
+from fedapp.site.store import sent_bits
 from fedapp.trees.divided import Lookup
-from fedapp.trees.forest.cart import Bins, Candidates, Ints, Rules, bin_columns, code_columns
+from fedapp.trees.forest.cart import (
+    Bins,
+    Candidates,
+    Codes,
+    Criterion,
+    Ints,
+    Rules,
+    bin_columns,
+    code_columns,
+)
 from fedapp.trees.forest.levels import Rows, Splits, number_children, row_counts, search
-from fedapp.trees.predict import Bits, Places, move_rows, sides_of, slots_of
+from fedapp.trees.predict import Nodes, Places, move_rows, sides_of, slots_of
 from fedapp.trees.sets import category_counts, sets_of_rows
 
+Doubles = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.uint8]
 SplitList = LevelSplits | Splits
 
 
-def is_encrypted(store: Store) -> bool:
-    """Whether the labels of this run only leave their party encrypted."""
-    return bool(store.facts["forest"]["labels"] == PAILLIER)
+@role
+class Forest(Aligned):
+    """State of any party while a forest grows."""
 
+    form: ClassVar[str] = ENCODED  # in which labels are sent
+    settings: SetupRequest
+    bins: Bins  # of the training rows
+    codes: Codes  # (n_train, n_columns)
+    counts: npt.NDArray[np.uint8]  # (n_trees, n_train): how often each tree draws each row
+    # Labels of the training rows as codes; not at a passive party if they are encrypted
+    n_classes: int  # 0 for numbers
+    targets: Doubles  # (n_train,)
+    row_weights: Doubles  # (n_train,)
+    tree_weights: Doubles | None = None  # (n_trees,): of the rows that each draws
+    least_decrease: float  # of impurity, in the unit of the codes
+    # The forest so far
+    nodes: Nodes  # (n_trees, n_rows): held-back rows move too, they are scored by leaves
+    n_nodes: Ints  # (n_trees,)
+    splits: Splits  # of all levels
+    level: int = -1  # the last that was split
+    last_splits: Splits  # of that level
+    lookup: Lookup  # the local splits
+    gains: Doubles  # (n_columns,): of the local splits
+    # The level in progress
+    candidates: Candidates  # the best local split of each open node, until the winners are known
+    sides: Mapping[str, Bytes] = {}  # by owner: bits of the rows that its splits send left
 
-def open_nodes(store: Store) -> tuple[Places, Places]:
-    """Nodes that may be split next: children of the last level's splits, or the roots."""
-    if store.facts["level"] >= 0:
-        return store.record(Splits, "level").children()
-    n_trees = len(store["n_nodes"])
-    return np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
+    @classmethod
+    def fits(cls, request: Request) -> bool:
+        """Whether labels are sent in the form of this role."""
+        assert isinstance(request, SetupRequest)
+        return cls.form == (PAILLIER if request.labels == PAILLIER else ENCODED)
 
-
-def check_splits(site: Site, level: SplitList) -> npt.NDArray[np.int64]:
-    """Indices of splits among the open nodes; raises a ProtocolError if one is not open."""
-    trees, nodes = (each.astype(np.int64) for each in open_nodes(site.store))
-    # tree and node in one sortable number
-    keys = (level.trees.astype(np.int64) << 32) | level.nodes
-    open_keys = (trees << 32) | nodes
-    places = np.minimum(np.searchsorted(open_keys, keys), max(len(open_keys) - 1, 0))
-    fits = len(keys) <= len(open_keys) and bool((open_keys[places] == keys).all())
-    fits = fits and bool((np.diff(keys) > 0).all())
-    if not fits or (level.owners >= len(site.store.facts["peers"])).any():
-        rule = "must be open, in order, and of parties of the run"
-        raise ProtocolError(site.name, type(level).__name__, "nodes", rule)
-    return places
-
-
-def local_indices(site: Site, level: SplitList) -> npt.NDArray[np.int64]:
-    """Indices of the splits of this party's columns."""
-    return np.flatnonzero(level.owners == list(site.store.facts["peers"]).index(site.name))
-
-
-def make_local_splits(site: Site, level: SplitList) -> Bits:
-    """Make the local splits: store them, and which rows they send left."""
-    store, places, local = site.store, check_splits(site, level), local_indices(site, level)
-    best = Candidates(*(store[f"found.{name}"][places[local]] for name in Candidates.__slots__))
-    if (best.columns < 0).any():
-        rule = "must be splits that this party has offered"
-        raise ProtocolError(site.name, type(level).__name__, "owners", rule)
-    cuts = best.columns, best.thresholds, best.defaults
-    numbers, sets = sets_of_rows(best.widths, best.rights)
-    table = Lookup.of(*cuts, best.widths, sets)
-    store.put("lookup", store.record(Lookup, "lookup").plus(table))
-    if "tree_weights" in store:
-        gains = np.array(store["gains"])
-        np.add.at(gains, best.columns, worth_of(store, level.trees[local], best.improvements))
-        store["gains"] = gains
-    slots = slots_of(store["nodes"], level.trees[local], level.nodes[local])
-    sides = sides_of(store["values"], *cuts, *slots, numbers, sets)
-    store[f"bits.{site.name}"] = np.packbits(sides)
-    return sides
-
-
-def worth_of(
-    store: Store, trees: Places, improvements: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    """What splits add to the importance of their columns, given the rows' weights."""
-    worth: npt.NDArray[np.float64] = improvements / store["tree_weights"][trees]
-    return worth / len(store["counts"])
-
-
-def local_partition(site: Site) -> Partition:
-    """Which rows the local splits of the level send left."""
-    return Partition(site.store.facts["level"] + 1, site.store[f"bits.{site.name}"])
-
-
-def letters_to_others(site: Site, letter: Letter) -> Letters:
-    """The same letter for every other party."""
-    return [(name, letter) for name in site.others]
-
-
-def keep_partitions(site: Site, mail: Mail) -> None:
-    """Store which rows others' splits of the level send left."""
-    for owner, letter in mail.all(Partition).items():
-        if letter.level != site.store.facts["level"] + 1:
-            raise ProtocolError(owner, "Partition", "level", "must be the one being split")
-        site.store[f"bits.{owner}"] = letter.bits
-
-
-def take_splits(site: Site, level: SplitList) -> None:
-    """Move all rows to the children of a level's splits."""
-    store = site.store
-    check_splits(site, level)
-    n_nodes = np.asarray(store["n_nodes"])
-    splits, n_nodes = number_children(level.trees, level.nodes, level.owners, n_nodes)
-    slots, sizes = slots_of(store["nodes"], splits.trees, splits.nodes)
-    names = list(store.facts["peers"])
-    sides, n_known = list[Bits](), 0
-    firsts = np.zeros(len(sizes), dtype=np.int64)  # where each node's sides begin
-    for owner in np.unique(splits.owners):
-        is_theirs = splits.owners == owner
-        firsts[is_theirs] = n_known + np.cumsum(sizes[is_theirs]) - sizes[is_theirs]
-        party, n_rows = names[owner], int(sizes[is_theirs].sum())
-        if f"bits.{party}" not in store:
-            raise ProtocolError(party, "Partition", "letter", f"must reach {site.name}")
-        sides += sent_bits(party, "Partition", "bits", store[f"bits.{party}"], [n_rows])
-        n_known += len(sides[-1])
-    store["nodes"] = move_rows(store["nodes"], splits.lefts, slots, firsts, np.concatenate(sides))
-    note_splits(store, splits, n_nodes)
-
-
-def note_splits(store: Store, splits: Splits, n_nodes: Ints) -> None:
-    """Store a level's splits."""
-    store["n_nodes"] = n_nodes
-    store.put("level", splits)
-    store.put("splits", store.record(Splits, "splits").plus(splits))
-    store.facts["level"] += 1
-    store.drop("bits")
-
-
-# The order of requests at each role: phase -> request -> the phases that may follow it.
-SET_UP = "set up"  # columns are binned; passive parties do not have the labels yet
-SEARCHED = "searched"  # the best splits of the open nodes are sent
-SUMMED = "summed"  # encrypted sums of the open nodes are sent
-CHOSEN = "chosen"  # the splits of the open nodes are chosen, for all parties
-SPLIT = "told"  # (a name on disk) the local splits that won are made, and their sides sent
-
-BEGINS: Table = {ALIGNED: {SetupRequest: (SET_UP,)}}
-TABLES: dict[str, Table] = {
-    f"the active party with {ENCODED} labels": {
-        **BEGINS,
-        SET_UP: {LevelRequest: (SEARCHED,)},
-        SEARCHED: {
-            LevelRequest: (SEARCHED,),
-            PartitionRequest: (SPLIT,),
-            FinishRequest: (FINISHED,),
-        },
-        SPLIT: {LevelRequest: (SEARCHED,)},
-    },
-    f"a passive party with {ENCODED} labels": {
-        **BEGINS,
-        SET_UP: {LevelRequest: (SEARCHED,)},
-        SEARCHED: {LevelRequest: (SEARCHED,), PartitionRequest: (SPLIT, FINISHED)},
-        SPLIT: {LevelRequest: (SEARCHED,)},
-    },
-    f"the active party with {PAILLIER} labels": {
-        **BEGINS,
-        SET_UP: {SplitRequest: (CHOSEN,)},
-        CHOSEN: {SplitRequest: (CHOSEN,), FinishRequest: (FINISHED,)},
-    },
-    f"a passive party with {PAILLIER} labels": {
-        **BEGINS,
-        SET_UP: {SumRequest: (SUMMED,)},
-        SUMMED: {SumRequest: (SUMMED,), PartitionRequest: (SPLIT, FINISHED)},
-        SPLIT: {SumRequest: (SUMMED,)},
-    },
-}
-
-
-def role_of(site: Site) -> tuple[str, Table]:
-    """A site's role and its table."""
-    labels = site.store.facts.get("forest", {}).get("labels", ENCODED)
-    role = f"{'the active' if is_active(site) else 'a passive'} party with {labels} labels"
-    return role, TABLES[role]
-
-
-def begin(site: Site, request: SetupRequest) -> None:
-    """Bin the columns of the training rows, draw each tree's rows, put all at the roots."""
-    store, n_train = site.store, site.store.facts["n_train"]
-    if request.master_keeps_model and not site.config.allows_export:
-        rule = "must be true with federated-forest.master-keeps-model"
-        raise ConfigError(f"allow-export {rule}, got false")
-    values = np.asarray(store["values"][:n_train])
-    if len(request.column_seeds) != values.shape[1]:
-        rule = f"must be one a column of {values.shape[1]}, got {len(request.column_seeds)}"
-        raise ProtocolError(site.name, "SetupRequest", "column_seeds", rule)
-    sent = fields_of(request, SetupRequest)
-    store.facts["forest"] = {
-        name: value for name, value in sent.items() if isinstance(value, str | bool | int | float)
-    }
-    widths = category_counts(stored_categories(store), values.shape[1])
-    bins = bin_columns(values, request.max_bin, widths)
-    store.put("bins", bins)
-    store["codes"], store["column_seeds"] = code_columns(values, bins), request.column_seeds
-    store["counts"] = row_counts(request.bootstrap, request.rows_seed, request.trees, n_train)
-    # All parties draw the same rows. A tree must neither draw nor leave out too few.
-    drawn, min_rows = np.count_nonzero(store["counts"], axis=1), site.config.min_rows
-    fewest = min(drawn.min(), n_train - drawn.max())
-    if request.bootstrap and fewest < min_rows:
-        rule = f"must be false where a tree draws or leaves out fewer than {min_rows} training rows"
-        raise ConfigError(
-            f"federated-forest.bootstrap {rule} (min-rows of {site.name}), got true and {fewest}"
+    def begin(self, settings: SetupRequest) -> None:
+        """Bin the columns of the training rows, draw each tree's rows, put all at the roots."""
+        hold_once(self.name, self.site.store, settings, "training was set up")
+        if settings.master_keeps_model and not self.config.allows_export:
+            rule = "must be true with federated-forest.master-keeps-model"
+            raise ConfigError(f"allow-export {rule}, got false")
+        values = np.asarray(self.values[: self.n_train])
+        if len(settings.column_seeds) != values.shape[1]:
+            rule = f"must be one a column of {values.shape[1]}, got {len(settings.column_seeds)}"
+            raise ProtocolError(self.name, "SetupRequest", "column_seeds", rule)
+        self.settings = settings
+        widths = category_counts(self.categories, values.shape[1])
+        self.bins = bin_columns(values, settings.max_bin, widths)
+        self.codes = code_columns(values, self.bins)
+        self.counts = row_counts(
+            settings.bootstrap, settings.rows_seed, settings.trees, self.n_train
         )
-    store["nodes"] = np.zeros((request.trees, len(store["values"])), dtype=np.int32)
-    store["n_nodes"] = np.ones(request.trees, dtype=np.int64)
-    store.put("splits", Splits.none())
-    store["gains"] = np.zeros(values.shape[1])
-    store.facts["level"] = -1
-    store.put("lookup", Lookup.empty())
+        # All parties draw the same rows. A tree must neither draw nor leave out too few.
+        drawn, min_rows = np.count_nonzero(self.counts, axis=1), self.config.min_rows
+        fewest = min(drawn.min(), self.n_train - drawn.max())
+        if settings.bootstrap and fewest < min_rows:
+            rule = f"must be false where a tree draws or leaves out fewer than {min_rows} training "
+            rule += f"rows (min-rows of {self.name}), got true and {fewest}"
+            raise ConfigError(f"federated-forest.bootstrap {rule}")
+        self.nodes = np.zeros((settings.trees, len(self.values)), dtype=np.int32)
+        self.n_nodes = np.ones(settings.trees, dtype=np.int64)
+        self.splits, self.lookup = Splits.none(), Lookup.empty()
+        self.gains = np.zeros(values.shape[1])
 
+    def take_labels(self, labels: Labels) -> None:
+        """Store label codes, weights, and the weight of each tree."""
+        ones = np.ones(self.n_train, dtype=np.float32)
+        self.n_classes, self.targets = labels.n_classes, labels.codes
+        self.row_weights = (labels.weights if len(labels.weights) else ones).astype(np.float64)
+        self.tree_weights = np.array([of_tree @ self.row_weights for of_tree in self.counts])
+        self.least_decrease = labels.least_decrease
 
-def keep_labels(store: Store, letter: Labels) -> None:
-    """Store label codes, weights, and the weight of each tree."""
-    n_train = store.facts["n_train"]
-    weights = letter.weights if len(letter.weights) else np.ones(n_train, dtype=np.float32)
-    store["targets"], store["row_weights"] = letter.codes, weights.astype(np.float64)
-    store["tree_weights"] = np.array(
-        [of_tree @ store["row_weights"] for of_tree in store["counts"]]
-    )
-    store.facts["n_classes"] = letter.n_classes
-    store.facts["least_decrease"] = letter.least_decrease
+    def level_scores(self, request: LevelSplits) -> dict[str, Any]:
+        """Scores of the forest so far, as fields of a reply; none at a passive party."""
+        return {"score_names": (), "train_scores": np.zeros(0), "valid_scores": np.zeros(0)}
 
+    def _take_letters(self, mail: Mail) -> None:
+        """Take what came with the first request after the setup."""
 
-def take_encoded_labels(site: Site, mail: Mail) -> None:
-    """Check and store the codes of the labels."""
-    store, active = site.store, site.store.facts["active"]
-    letter = mail.one(Labels, active)
-    n_train, n_classes = store.facts["n_train"], letter.n_classes
-    fits = len(letter.codes) == n_train and len(letter.weights) in (0, n_train)
-    if n_classes:
-        fits = fits and bool(np.isin(letter.codes, np.arange(n_classes)).all())
-    if not fits:
-        rule = f"must be of {n_train} rows, class ids below {n_classes} where there are classes"
-        raise ProtocolError(active, "Labels", "codes", rule)
-    keep_labels(store, letter)
+    def search_level(self, request: LevelRequest, mail: Mail) -> LevelReply:
+        """Apply the last level's splits, and report the best split of each open node."""
+        if self.follows(SetupRequest):
+            self._take_letters(mail)
+        if len(request.trees):
+            self.keep_partitions(mail)
+            self.take_splits(request)
+        candidates = self.search(request)
+        return LevelReply(
+            improvements=candidates.improvements,
+            ranks=candidates.ranks,
+            **self.level_scores(request),
+        )
 
+    def search(self, nodes: OpenNodes) -> Candidates:
+        """Algorithm 1: the best local split of every open node."""
+        trees_and_nodes = self.open_to(nodes)
+        rows = Rows(self.codes, self.bins, self.targets, self.row_weights, self.counts)
+        drawn = self.settings.column_seeds, nodes.n_drawn
+        self.candidates = search(
+            rows, self.nodes[:, : self.n_train], trees_and_nodes, *drawn, self.rules
+        )
+        return self.candidates
 
-def search_level(site: Site, request: LevelRequest | SplitRequest) -> Candidates:
-    """Algorithm 1: the best local split of every open node, stored until the winners are known."""
-    store, (trees, nodes) = site.store, open_to(site, request)
-    labelled_rows = store["targets"], store["row_weights"], store["counts"]
-    rows = Rows(store["codes"], store.record(Bins, "bins"), *labelled_rows)
-    inside, seeds = store["nodes"][:, : store.facts["n_train"]], store["column_seeds"]
-    candidates = search(rows, inside, (trees, nodes), seeds, request.n_drawn, rules_of(store))
-    store.put("found", candidates)
-    return candidates
+    @property
+    def rules(self) -> Rules:
+        """When nodes are split."""
+        fewest = self.settings.min_samples_split, self.settings.min_samples_leaf
+        return Rules(
+            cast(Criterion, self.settings.criterion), self.n_classes, *fewest, self.least_decrease
+        )
 
+    def open_nodes(self) -> tuple[Places, Places]:
+        """Nodes that may be split next: children of the last level's splits, or the roots."""
+        if self.level >= 0:
+            return self.last_splits.children()
+        n_trees = len(self.n_nodes)
+        return np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
 
-def open_to(site: Site, request: LevelRequest | SumRequest | SplitRequest) -> tuple[Places, Places]:
-    """Trees and nodes that may be split next; checks ``n_drawn`` of the request."""
-    trees, nodes = open_nodes(site.store)
-    n_columns = len(site.store["column_seeds"])
-    if len(request.n_drawn) != len(trees) or (request.n_drawn > n_columns).any():
-        rule = f"must be of {len(trees)} open nodes, at most {n_columns} each"
-        raise ProtocolError(site.name, type(request).__name__, "n_drawn", rule)
-    return trees, nodes
+    def open_to(self, nodes: OpenNodes) -> tuple[Places, Places]:
+        """Trees and nodes that may be split next; checks ``n_drawn`` of the request."""
+        trees, open_nodes = self.open_nodes()
+        n_columns = len(self.settings.column_seeds)
+        if len(nodes.n_drawn) != len(trees) or (nodes.n_drawn > n_columns).any():
+            rule = f"must be of {len(trees)} open nodes, at most {n_columns} each"
+            raise ProtocolError(self.name, type(nodes).__name__, "n_drawn", rule)
+        return trees, open_nodes
 
+    def check_splits(self, level: SplitList) -> npt.NDArray[np.int64]:
+        """Indices of splits among the open nodes; raises a ProtocolError if one is not open."""
+        trees, nodes = (each.astype(np.int64) for each in self.open_nodes())
+        # tree and node in one sortable number
+        keys = (level.trees.astype(np.int64) << 32) | level.nodes
+        open_keys = (trees << 32) | nodes
+        places = np.minimum(np.searchsorted(open_keys, keys), max(len(open_keys) - 1, 0))
+        fits = len(keys) <= len(open_keys) and bool((open_keys[places] == keys).all())
+        fits = fits and bool((np.diff(keys) > 0).all())
+        if not fits or (level.owners >= len(self.peers)).any():
+            rule = "must be open, in order, and of parties of the run"
+            raise ProtocolError(self.name, type(level).__name__, "nodes", rule)
+        return places
 
-def rules_of(store: Store) -> Rules:
-    """When nodes are split."""
-    forest = store.facts["forest"]
-    return Rules(
-        forest["criterion"],
-        store.facts["n_classes"],
-        forest["min_samples_split"],
-        forest["min_samples_leaf"],
-        store.facts["least_decrease"],
-    )
+    def local_indices(self, level: SplitList) -> npt.NDArray[np.int64]:
+        """Indices of the splits of this party's columns."""
+        return np.flatnonzero(level.owners == self.peers.index(self.name))
 
+    def make_local_splits(self, level: SplitList) -> Letters:
+        """Make the local splits: store them; for all others, which rows they send left."""
+        places, local = self.check_splits(level), self.local_indices(level)
+        found = self.candidates
+        best = Candidates(*(getattr(found, name)[places[local]] for name in found.__slots__))
+        if (best.columns < 0).any():
+            rule = "must be splits that this party has offered"
+            raise ProtocolError(self.name, type(level).__name__, "owners", rule)
+        cuts = best.columns, best.thresholds, best.defaults
+        numbers, sets = sets_of_rows(best.widths, best.rights)
+        self.lookup = self.lookup.plus(Lookup.of(*cuts, best.widths, sets))
+        if self.tree_weights is not None:
+            gains = np.array(self.gains)
+            np.add.at(gains, best.columns, self.worth_of(level.trees[local], best.improvements))
+            self.gains = gains
+        slots = slots_of(self.nodes, level.trees[local], level.nodes[local])
+        sides = np.packbits(sides_of(self.values, *cuts, *slots, numbers, sets))
+        self.sides = {**self.sides, self.name: sides}
+        return self.to_others(self.local_partition())
 
-def record_fields(site: Site, shared: bool) -> dict[str, Any]:
-    """Local splits as fields of a reply, for a server that keeps the model; else none."""
-    lookup = site.store.record(Lookup, "lookup") if shared else Lookup.empty()
-    names = tuple(site.store.facts["columns"]) if shared else ()
-    categories = stored_categories(site.store) if shared else ()
-    cuts = {name: getattr(lookup, name) for name in Lookup.__slots__}
-    return {**cuts, "names": names, **pack_categories(categories)}
+    def worth_of(self, trees: Places, improvements: Doubles) -> Doubles:
+        """What splits add to the importance of their columns, given the rows' weights."""
+        assert self.tree_weights is not None
+        worth: Doubles = improvements / self.tree_weights[trees] / len(self.counts)
+        return worth
 
+    def local_partition(self) -> Partition:
+        """Which rows the local splits of the level send left."""
+        return Partition(self.level + 1, self.sides[self.name])
 
-def stored_lookup(store: Store) -> dict[str, Any]:
-    """Lookup table of the local splits, as a part has it."""
-    lookup = store.record(Lookup, "lookup")
-    return lookup.to_json(store.facts["columns"], store["quantiles"], stored_categories(store))
+    def to_others(self, letter: Letter) -> Letters:
+        """The same letter for every other party."""
+        return [(name, letter) for name in self.others]
 
+    def keep_partitions(self, mail: Mail) -> None:
+        """Store which rows others' splits of the level send left."""
+        for owner, letter in mail.all(Partition).items():
+            if letter.level != self.level + 1:
+                raise ProtocolError(owner, "Partition", "level", "must be the one being split")
+            self.sides = {**self.sides, owner: letter.bits}
 
-def local_importance(site: Site) -> tuple[npt.NDArray[np.float64], Ints, tuple[str, ...]]:
-    """Gain and number of splits of each local column, and their names if shared."""
-    store = site.store
-    counts = np.bincount(store["lookup.columns"], minlength=len(store["gains"]))
-    names = tuple(store.facts["columns"]) if site.config.shares_names else ()
-    return np.maximum(store["gains"], 0.0), counts.astype(np.int64), names
+    def take_splits(self, level: SplitList) -> None:
+        """Move all rows to the children of a level's splits."""
+        self.check_splits(level)
+        splits, n_nodes = number_children(level.trees, level.nodes, level.owners, self.n_nodes)
+        slots, sizes = slots_of(self.nodes, splits.trees, splits.nodes)
+        went_left, n_known = list[npt.NDArray[np.bool_]](), 0
+        firsts = np.zeros(len(sizes), dtype=np.int64)  # where each node's sides begin
+        for owner in np.unique(splits.owners):
+            is_theirs = splits.owners == owner
+            firsts[is_theirs] = n_known + np.cumsum(sizes[is_theirs]) - sizes[is_theirs]
+            party, n_rows = self.peers[owner], int(sizes[is_theirs].sum())
+            if party not in self.sides:
+                raise ProtocolError(party, "Partition", "letter", f"must reach {self.name}")
+            went_left += sent_bits(party, "Partition", "bits", self.sides[party], [n_rows])
+            n_known += n_rows
+        self.nodes = move_rows(self.nodes, splits.lefts, slots, firsts, np.concatenate(went_left))
+        self.add_splits(splits, n_nodes)
+
+    def add_splits(self, splits: Splits, n_nodes: Ints) -> None:
+        """Add a level's splits to the forest."""
+        self.n_nodes, self.last_splits = n_nodes, splits
+        self.splits, self.level, self.sides = self.splits.plus(splits), self.level + 1, {}
+
+    def model_fields(self, shared: bool) -> dict[str, Any]:
+        """Local splits as fields of a reply, for a server that keeps the model; else none."""
+        lookup = self.lookup if shared else Lookup.empty()
+        cuts = {name: getattr(lookup, name) for name in Lookup.__slots__}
+        categories = pack_categories(self.categories if shared else ())
+        return {**cuts, "names": self.columns if shared else (), **categories}
+
+    def lookup_json(self) -> dict[str, Any]:
+        """Lookup table of the local splits, as a part has it."""
+        return self.lookup.to_json(self.columns, self.quantiles, self.categories)
+
+    def local_importance(self) -> tuple[Doubles, Ints, tuple[str, ...]]:
+        """Gain and number of splits of each local column, and their names if shared."""
+        counts = np.bincount(self.lookup.columns, minlength=len(self.gains)).astype(np.int64)
+        names = self.columns if self.config.shares_names else ()
+        return np.maximum(self.gains, 0.0), counts, names

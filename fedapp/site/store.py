@@ -186,7 +186,7 @@ class Store:
         return self[name] if name in self._names() else None
 
     def __contains__(self, name: str) -> bool:
-        return name in self._names()
+        return name in self._changed or name in self._unwritten or name in self._forms
 
     def _names(self) -> set[str]:
         return {*self._changed, *self._unwritten, *self._forms}

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from clients import federated_forest, secureboost
-from clients.federated_forest.splits import TABLES
+from clients import secureboost
 from clients.secureboost.shared import ACTIVE, PASSIVE
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Request
@@ -18,21 +17,11 @@ from fedapp.settings import Settings
 from fedapp.site.answer import FINISHED, Handlers, Site, Table
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
-from tests.forests import encrypted_forest
 from tests.network import run
 
 ROLES: dict[str, tuple[Handlers, Table, dict[str, Any]]] = {
     "secureboost, active": (secureboost.HANDLERS, ACTIVE, {"active": "bank"}),
     "secureboost, passive": (secureboost.HANDLERS, PASSIVE, {"active": "shop"}),
-} | {
-    f"federated-forest, {role}": (
-        federated_forest.HANDLERS,
-        table,
-        {"active": "bank" if "the active" in role else "shop", "forest": {"labels": labels}},
-    )
-    for role, table in TABLES.items()
-    for labels in ("encoded", "paillier")
-    if labels in role
 }
 
 
@@ -80,15 +69,3 @@ def test_a_run_of_secureboost_goes_through_all_phases(
     found = reached(monkeypatch, begun)
     goes_on = begun.model_copy(update={"init_model": begun.run_dir, "run_dir": str(tmp_path)})
     assert found | reached(monkeypatch, goes_on) == {FINISHED}.union(ACTIVE, PASSIVE)
-
-
-@pytest.mark.parametrize("labels", ["encoded", "paillier"])
-def test_a_run_of_federated_forest_goes_through_all_phases(
-    settings: Callable[..., Settings],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    labels: str,
-) -> None:
-    made = encrypted_forest(settings, tmp_path)(parties=3, own_labels=labels)
-    tables = [table for role, table in TABLES.items() if labels in role]
-    assert reached(monkeypatch, made) == {FINISHED}.union(*tables)
