@@ -254,7 +254,7 @@ def test_a_passive_party_that_fails_stops_the_run_by_name(
     def fail(*arguments: Any) -> None:
         raise ValueError("row 17 is 0.3")
 
-    monkeypatch.setattr("clients.secureboost.passive._encrypted_sums", fail)
+    monkeypatch.setattr("clients.secureboost.passive.Passive.encrypted_sums", fail)
     match = r"^party-2 \(step 8\): ValueError in train.secureboost_sum; the site's own log says"
     refuses(PartyError, match, two_rounds())
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from clients.secureboost import active as secureboost_active
-from clients.secureboost import active as secureboost_round
 from clients.secureboost import passive as secureboost_passive
+from clients.secureboost.active import Active
+from clients.secureboost.passive import Passive
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import grouped_layouts
 from fedapp.crypto.paillier import encrypt, generate_key
@@ -83,13 +84,13 @@ def under_another_key(ciphertexts: Any) -> Any:
 def test_false_sums_of_a_passive_party_stop_the_run_by_its_name(
     made: MakeSettings, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], rule: str
 ) -> None:
-    honest = secureboost_passive._encrypted_sums
+    honest = Passive.encrypted_sums
 
     def false(*given: Any) -> Letter:
         letter = honest(*given)
         return replace(letter, ciphertexts=change(letter.ciphertexts))
 
-    monkeypatch.setattr(secureboost_passive, "_encrypted_sums", false)
+    monkeypatch.setattr(Passive, "encrypted_sums", false)
     refuses(f"^party-2.*: EncryptedSums.ciphertexts .*{rule}", made())
 
 
@@ -97,8 +98,8 @@ def test_false_sums_of_a_passive_party_stop_the_run_by_its_name(
 def test_false_gradients_of_the_active_party_stop_the_run_by_its_name(
     made: MakeSettings, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], rule: str
 ) -> None:
-    honest = secureboost_round._encrypted
-    monkeypatch.setattr(secureboost_round, "_encrypted", lambda *given: change(honest(*given)))
+    honest = secureboost_active.encrypted
+    monkeypatch.setattr(secureboost_active, "encrypted", lambda *given: change(honest(*given)))
     refuses(rf"^party-1.*: EncryptedGradients.ciphertexts .*{rule}", made())
 
 
@@ -106,12 +107,12 @@ def test_false_gradients_of_the_active_party_stop_the_run_by_its_name(
 def test_columns_that_are_not_each_once_and_in_order_are_summed_by_nobody(
     made: MakeSettings, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]
 ) -> None:
-    honest = secureboost_round._encrypt
+    honest = Active._encrypt
 
-    def other(view: Any, pairs: Any, columns: dict[str, Any]) -> Any:
-        return honest(view, pairs, {name: change(own) for name, own in columns.items()})
+    def other(party: Active, pairs: Any, columns: dict[str, Any]) -> Any:
+        return honest(party, pairs, {name: change(local) for name, local in columns.items()})
 
-    monkeypatch.setattr(secureboost_round, "_encrypt", other)
+    monkeypatch.setattr(Active, "_encrypt", other)
     refuses(r"^party-1.*: EncryptedGradients.columns must be < \d+ and ascending", made())
 
 
@@ -128,13 +129,13 @@ def test_sums_under_another_key_stop_the_run_by_the_partys_name(
 def test_sums_that_were_sent_before_stop_the_run_by_the_partys_name(
     made: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, sent = secureboost_passive._encrypted_sums, list[Letter]()
+    honest, sent = Passive.encrypted_sums, list[Letter]()
 
     def replayed(*given: Any) -> Letter:
         sent.append(honest(*given))
         return sent[0]
 
-    monkeypatch.setattr(secureboost_passive, "_encrypted_sums", replayed)
+    monkeypatch.setattr(Passive, "encrypted_sums", replayed)
     refuses("^party-2.*: EncryptedSums.level must be the one being split", made())
 
 
@@ -153,13 +154,13 @@ def test_sums_of_rows_that_are_too_many_stop_the_run_by_the_partys_name(
 def test_a_count_of_other_columns_stops_the_run_by_the_partys_name(
     made: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = secureboost_passive._encrypted_sums
+    honest = Passive.encrypted_sums
 
     def narrower(*given: Any) -> Letter:
         letter = honest(*given)
         return replace(letter, missing=letter.missing[:, :-1].copy())
 
-    monkeypatch.setattr(secureboost_passive, "_encrypted_sums", narrower)
+    monkeypatch.setattr(Passive, "encrypted_sums", narrower)
     refuses(r"^party-2.*: EncryptedSums.missing must be of shape \(1, 3\), got \(1, 2\)", made())
 
 
