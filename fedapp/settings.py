@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 import numpy as np
 from pydantic import (
@@ -66,17 +66,33 @@ IN_PYTHON = {"lambda": "reg_lambda", "alpha": "reg_alpha"}
 SETTING = re.compile(r"(?<![\w./-])(?:--)?([a-z]+(?:-[a-z]+)*(?:\.[a-z]+(?:-[a-z]+)*)?)(?![\w./-])")
 UNKNOWN = re.compile(r"^[\w.-]+(?= is not a setting)")
 S = TypeVar("S")
+SECTIONS: dict[str, type[Section]] = {}  # of the methods that are imported
 
 
 class Section(BaseModel):
     """Settings; their names are in kebab-case in files and commands."""
+
+    table: ClassVar[str] = ""
 
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
         alias_generator=lambda name: name.replace("_", "-"),
         allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
+
+    def __init_subclass__(cls, table: str = "") -> None:
+        """Register the section of a method, by the name of its table in the run config."""
+        super().__init_subclass__()
+        if table:
+            SECTIONS[table] = cls
+            cls.table = table
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """The section of a run's settings; ConfigError if one breaks its rule."""
+        return check(cls, settings.sections[cls.table], f"{cls.table}.")
 
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -117,74 +133,196 @@ def _or_auto(value: object, check_known: Callable[[object], Objective]) -> Objec
     return cast(Objective, value) if value == AUTO else check_known(value)
 
 
-class Settings(Section):
-    """Settings of all strategies; ``sections`` has the methods' tables, unchecked."""
+class RunSettings(Section):
+    """A run of any method."""
 
     strategy: str
-    data: Annotated[str, Field(min_length=1)]
-    label: Name
-    positive_label: Name
-    id: Name
-    weight: Name
-    base_margin: Name
-    missing_label: Literal["refuse", "drop"]
-    drop_columns: Name
-    schema_file: Annotated[str, Field(alias="schema")]
-    header: bool
-    decimal: Literal[".", ","]
-    encoding: str
+    """The method."""
     asked_parties: Annotated[int, Field(ge=0, alias="parties")]
-    partition: str
-    columns: str
-    align: Annotated[Literal["psi", "ordered"], BeforeValidator(lambda way: ALIGN.get(way, way))]
-    align_most_rows: Annotated[int, Field(ge=1, le=2**40)]
-    share_column_names: bool
-    allow_export: bool
-    test_fraction: Fraction
-    valid_fraction: Fraction
-    fold: Annotated[int, Field(ge=0, le=MOST_FOLDS)]
-    folds: Annotated[int, Field(ge=0, le=MOST_FOLDS)]
-    score_test: bool
+    """Number of parties; 0: all nodes of Flower, and simulated ones by the tables, or 3 of one."""
     seed: Annotated[int, Field(ge=0, lt=2**63)]
+    """Of all random draws of the run; rows are drawn before a table is split."""
     run_dir: str
+    """New folder for the run; by default one in `runs`."""
     resume: str
+    """Folder of an interrupted run, which ends in the same model."""
     log: str
-    init_model: str
-    model: Annotated[str, Field(pattern="^([0-9a-f]{16})?$")]
-    output: Literal[".csv", ".parquet"]
-    explain: str
-    min_parties: Annotated[int, Field(ge=0)]
-    least_bin_rows: Annotated[int, Field(ge=0)]
+    """Tools that also log the run: mlflow, tensorboard, wandb, separated by commas."""
     start_deadline: Seconds
+    """Seconds to wait for the parties to connect, and for approvals."""
     exchange_deadline: Seconds
+    """Seconds to wait for a party's answer."""
     resend_after: Seconds
+    """Seconds after which a message without an answer is sent again."""
+
+
+class TableSettings(Section):
+    """The tables; a deployed site has its own in its node config."""
+
+    data: Annotated[str, Field(min_length=1)]
+    """A data set or file, split among the parties, or one each: `bank=a.csv,shop=b.csv`."""
+    label: Name
+    """Column of labels."""
+    positive_label: Name
+    """Of two classes the one that counts as 1; by default the later, by number or else by text."""
+    id: Name
+    """Column that names the rows."""
+    weight: Name
+    """Column of weights of rows, also in scores."""
+    drop_columns: Name
+    """Columns that are not features, separated by commas."""
+    missing_label: Literal["refuse", "drop"]
+    """What becomes of rows without a label: refuse the table, or drop them before any split."""
+    schema_file: Annotated[str, Field(alias="schema")]
+    """How the table is written; `fedapp data describe TABLE --schema FILE.toml` writes one."""
+    header: bool
+    """Whether the first line of a CSV file names the columns."""
+    decimal: Literal[".", ","]
+    """Decimal point or comma of a CSV file."""
+    encoding: str
+    """Encoding of a CSV file; by default that of the schema, else utf-8."""
+
+
+class SplitSettings(Section):
+    """Rows that are held back from training."""
+
+    test_fraction: Fraction
+    """Share of the rows that test."""
+    valid_fraction: Fraction
+    """Share of the other rows that are held back to be scored in every round."""
+    fold: Annotated[int, Field(ge=0, le=MOST_FOLDS)]
+    """Of `folds`, from 1, the one that tests."""
+    folds: Annotated[int, Field(ge=0, le=MOST_FOLDS)]
+    """Cross-validation in place of `test-fraction`: each row is dealt to one fold."""
+    score_test: bool
+    """Whether the rows that test are scored in the end, or not looked at."""
+
+
+class HorizontalSettings(Section):
+    """Parties with the same columns of different rows."""
+
+    partition: str
+    """How a table's rows are split: `iid`, `dirichlet:0.3`, `sizes:0.9,0.1` or `column:NAME`."""
+    min_parties: Annotated[int, Field(ge=0)]
+    """Continue while as many parties are left; 0: all are needed."""
+
+
+class VerticalSettings(Section):
+    """Parties with different columns of the same rows."""
+
+    columns: str
+    """How a simulated table's columns are split: `even`, `random` or `sizes:13,10`."""
+    align: Annotated[Literal["psi", "ordered"], BeforeValidator(lambda way: ALIGN.get(way, way))]
+    """How rows are matched: `psi`, or `ordered` (`rows`): all tables have the same ids in order."""
+    align_most_rows: Annotated[int, Field(ge=1, le=2**40)]
+    """Most rows of a party; a larger table is refused."""
+    share_column_names: bool
+    """Whether simulated parties may learn the column names of others."""
+
+
+class PartSettings(Section):
+    """Settings that some methods read."""
+
     objective: Annotated[Objective, WrapValidator(_or_auto)]
-    preset: Literal["", "xgboost"]
+    """Loss by XGBoost's name, or `auto`: by the labels of all parties."""
+    allow_export: bool
+    """Whether a simulated party's part of a divided model may leave it."""
+    init_model: str
+    """Folder or `model.json` of a finished run, to which this run adds rounds."""
+    base_margin: Name
+    """Column of the margin that each row starts from, as the logarithm of an exposure."""
+    least_bin_rows: Annotated[int, Field(ge=0)]
+    """Fewest rows of a bin in what a simulated party discloses of gradients."""
+
+
+class InferenceSettings(Section):
+    """Predictions with a model that is divided among parties; `fedapp predict` sets them."""
+
+    model: Annotated[str, Field(pattern="^([0-9a-f]{16})?$")]
+    """Id of the model."""
+    output: Literal[".csv", ".parquet"]
+    """Form of the predictions."""
+    explain: str
+    """Ids of up to 100 rows to explain, separated by commas; the coordinator learns them."""
+
+
+class TreeSettings(Section):
+    """Trees, as in XGBoost."""
+
+    max_depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)]
+    """Levels of a tree."""
+    asked_eta: Annotated[Annotated[float, Field(gt=0)] | Auto, AsNumber, Field(alias="eta")]
+    """Factor of each tree's leaves; `auto`: 0.1, with `privacy.epsilon` 0.3."""
+    reg_lambda: Annotated[NotNegative, Field(alias="lambda")]
+    """L2 penalty on leaves."""
+    reg_alpha: Annotated[NotNegative, Field(alias="alpha")]
+    """L1 penalty on leaves."""
+    gamma: NotNegative
+    """Least gain of a split."""
+    min_child_weight: NotNegative
+    """Least sum of hessians on both sides of a split."""
+    asked_delta_step: Annotated[NotNegative | Auto, AsNumber, Field(alias="max-delta-step")]
+    """Largest step of a leaf, 0: any; `auto`: 0, for `count:poisson` 0.7."""
+    subsample: Share
+    """Share of the rows that a tree sees."""
+    colsample_bytree: Share
+    """Share of the columns that a tree sees."""
+    colsample_bylevel: Share
+    """Share of the columns that a level sees."""
+    colsample_bynode: Share
+    """Share of the columns that a node sees."""
+    max_bin: Annotated[int, Field(ge=2, le=65535)]
+    """Most bins of a column."""
+    tweedie_variance_power: Annotated[float, Field(gt=1, lt=2)]
+    """Of `reg:tweedie`."""
+    max_cat_to_onehot: Annotated[int, Field(ge=1, le=MOST_CATEGORIES)]
+    """A column of fewer categories is split one from the rest."""
+    max_cat_threshold: Annotated[int, Field(ge=1, le=MOST_CATEGORIES)]
+    """Of more categories, how many from either end of their order are cut."""
+
+
+class BoostingSettings(TreeSettings):
+    """Boosting, as in XGBoost."""
+
     asked_rounds: Annotated[
         Annotated[int, Field(ge=1, le=10**6)] | Auto, AsNumber, Field(alias="num-boost-round")
     ]
-    max_depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)]
-    asked_eta: Annotated[Annotated[float, Field(gt=0)] | Auto, AsNumber, Field(alias="eta")]
-    reg_lambda: Annotated[NotNegative, Field(alias="lambda")]
-    reg_alpha: Annotated[NotNegative, Field(alias="alpha")]
-    gamma: NotNegative
-    min_child_weight: NotNegative
-    max_cat_to_onehot: Annotated[int, Field(ge=1, le=MOST_CATEGORIES)]
-    max_cat_threshold: Annotated[int, Field(ge=1, le=MOST_CATEGORIES)]
-    asked_delta_step: Annotated[NotNegative | Auto, AsNumber, Field(alias="max-delta-step")]
-    scale_pos_weight: Annotated[float, Field(gt=0, le=1e38)]
-    tweedie_variance_power: Annotated[float, Field(gt=1, lt=2)]
-    eval_metric: str
-    subsample: Share
-    colsample_bytree: Share
-    colsample_bylevel: Share
-    colsample_bynode: Share
-    monotone_constraints: str
-    interaction_constraints: str
-    max_bin: Annotated[int, Field(ge=2, le=65535)]
+    """Boosting rounds; `auto`: 300 with early stopping, else 100, with `privacy.epsilon` 50."""
     asked_patience: Annotated[
         Annotated[int, Field(ge=0)] | Auto, AsNumber, Field(alias="early-stopping-rounds")
     ]
+    """Rounds without a better validation score before training stops; 0: never; `auto`: 20 with
+    100 validation rows or more, 0 where a run cannot stop early."""
+    eval_metric: str
+    """Metrics, separated by commas; early stopping watches the first, without any the loss."""
+    scale_pos_weight: Annotated[float, Field(gt=0, le=1e38)]
+    """Factor of the weight of positive rows; for `binary:logistic`."""
+    preset: Literal["", "xgboost"]
+    """`xgboost`: its defaults for what is `auto` (eta 0.3, 100 rounds, no early stopping)."""
+
+
+class ConstraintSettings(Section):
+    """Constraints of trees, as in XGBoost."""
+
+    monotone_constraints: str
+    """-1 or 1 by column: `age:1,income:-1`."""
+    interaction_constraints: str
+    """Columns that may meet in a tree: `[age,income],[income,sex]`."""
+
+
+class Settings(
+    ConstraintSettings,
+    BoostingSettings,
+    InferenceSettings,
+    PartSettings,
+    VerticalSettings,
+    HorizontalSettings,
+    SplitSettings,
+    TableSettings,
+    RunSettings,
+):
+    """Settings of all strategies; ``sections`` has the methods' tables, unchecked."""
+
     sections: Mapping[str, Mapping[str, Any]]
 
     @model_validator(mode="after")
@@ -438,6 +576,19 @@ def declared(section: type) -> dict[str, About]:
         for name, field in fields.items()
         if field.description
     }
+
+
+def setting_names(*sections: type) -> frozenset[str]:
+    """Names of the settings of sections, as files have them."""
+    return frozenset(about.name for section in sections for about in declared(section).values())
+
+
+def about_settings() -> dict[str, About]:
+    """Every setting of the general sections and of the imported methods', by its full name."""
+    about = {one.name: one for one in declared(Settings).values()}
+    for table, section in SECTIONS.items():
+        about |= {f"{table}.{one.name}": one for one in declared(section).values()}
+    return about
 
 
 def check(section: type[S], values: Mapping[str, Any], prefix: str = "") -> S:

@@ -19,7 +19,7 @@ from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -56,22 +56,28 @@ from fedapp.runs.run import Run
 from fedapp.runs.session import Training
 from fedapp.settings import (
     SIMULATED_PARTIES,
+    BoostingSettings,
+    ConstraintSettings,
+    about_settings,
     check_functions,
     defaults,
     functions_of,
+    load_settings,
     naming_python_keywords,
+    python_name,
+    setting_names,
     settings_of,
 )
 from fedapp.trees.model import Ensemble, importance, model_text, ordered_sets, to_json
 from fedapp.trees.objective import (
     CUSTOM,
     Array,
-    MetricFunction,
     ObjectiveFunction,
     functions_in_use,
 )
 from fedapp.trees.predict import add_trees
 from fedapp.trees.xgboost import to_xgboost_json
+from strategies.run import load_strategy
 from strategies.scoring import History
 
 if TYPE_CHECKING:  # scikit-learn has no types; these are the ones used here
@@ -97,6 +103,9 @@ else:
 Arrays = npt.NDArray[Any]
 RandomState = int | np.random.RandomState | None
 LABEL, ID = "label", "row"
+# The importance that ``feature_importances_`` has; "gain" is the mean of a split, as in XGBoost.
+GAINS = {"federated-forest": "total_gain"}
+KEEPS_MODEL = "federated-forest.master-keeps-model"
 # Settings that follow from the arguments of ``fit``.
 FITTED = frozenset(("data", "label", "weight", "base-margin", "id", "parties", "objective"))
 # Files of the run's folder that are pickled with the estimator.
@@ -104,60 +113,37 @@ FILES = (
     *("summary.json", "model.json", "model.xgb.json"),
     *("config.toml", "rounds.jsonl", "ledger.jsonl"),
 )
-Metrics = str | MetricFunction | Sequence[str | MetricFunction] | None
-Constraints = Mapping[str, int] | str | None
-PARAMETERS = {
-    "n_estimators": "boosting rounds; trees of a forest, or of each party (FedXGBllr).",
-    "max_depth": "levels of a tree.",
-    "learning_rate": "by which each tree's leaves, or each step, are multiplied.",
-    "reg_lambda": "L2 penalty on leaves.",
-    "reg_alpha": "L1 penalty on leaves.",
-    "gamma": "least gain of a split.",
-    "min_child_weight": "least sum of hessians on both sides of a split.",
-    "max_delta_step": "longest step of a leaf.",
-    "scale_pos_weight": "weight of the rows of the second of two classes.",
-    "subsample": "share of the rows that a tree sees.",
-    "colsample_bytree": "share of the columns that a tree sees.",
-    "colsample_bylevel": "share of the columns that a level sees.",
-    "colsample_bynode": "share of the columns that a node sees.",
-    "max_bin": "bins of a column.",
-    "monotone_constraints": "-1 or 1 by column.",
-    "interaction_constraints": "lists of columns that may meet in a tree.",
-    "early_stopping_rounds": "without a better score; needs eval_set in fit, or valid_fraction, "
-    "with which it is on by default.",
-    "valid_fraction": "share of the rows that are held back to be scored in every round.",
-    "objective": "loss by XGBoost's name, or a function (fedapp.run); reg:squarederror by default.",
-    "eval_metric": "further scores, by XGBoost's names, or a function as in fedapp.run.",
-    "bins": "how bins are dealt out to parties: share, or equal.",
-    "fusion": "of the parties' cuts: auto, finest or coarsest.",
-    "aggregation": "plain, or secure: the coordinator learns only sums over all parties.",
-    "local_rounds": "rounds of a party before its trees are joined with the others'.",
-    "rounds": "exchanges of the common network or linear model.",
-    "epochs": "passes over its rows that a party makes in a round.",
-    "local_epochs": "passes over its rows that a party makes in a round.",
-    "batch_size": "rows of a step.",
-    "head": "of the common network: cnn or fcnn.",
-    "channels": "of the common network.",
-    "head_learning_rate": "of the common network.",
-    "l2": "penalty on weights.",
-    "columns": "of each party by its name, the first has the labels; None deals them out evenly.",
-    "key_bits": "of Paillier keys.",
-    "insecure_small_key": "whether fewer than 2048 key_bits are allowed.",
-    "first_trees": "trees of the first party's columns only (Completely SecureBoost).",
-    "criterion": "gini, entropy or variance; auto takes the one for the label.",
-    "min_samples_split": "fewest rows of a node that is split.",
-    "min_samples_leaf": "fewest rows of a leaf.",
-    "max_features": "columns that a tree sees: sqrt, log2, all, a share or a number.",
-    "bootstrap": "whether a tree's rows are drawn with replacement.",
-    "parties": "number of parties that share the rows or columns; default: that of ``groups``.",
-    "engine": "local, in this process, or simulation, by Flower's runtime.",
-    "random_state": "seed of all random draws.",
-    "log": "tools that also log the run: mlflow, wandb, and with run_dir tensorboard.",
-    "class_weight": "balanced, or a weight by class; multiplies the rows' weights.",
-    "settings": 'other settings of the run, as for fedapp.run: {"privacy": {"epsilon": 1}}.',
-    "run_dir": "new folder for the run; by default one that is deleted with the estimator.",
+# Settings of a run that are parameters of methods that read them, beside those of their sections.
+SETTINGS = setting_names(BoostingSettings, ConstraintSettings) - {"preset"} | {"valid-fraction"}
+# Names of parameters, as scikit-learn and XGBoost have them.
+RENAMED = {"num-boost-round": "n_estimators", "trees": "n_estimators", "eta": "learning_rate"}
+# What the parameters are that are no settings, or mean more here.
+ABOUT = {
+    "parties": "Number of parties that share the rows or columns; by default that of `groups`.",
+    "engine": "`local`, in this process, or `simulation`, by Flower's runtime.",
+    "random_state": "Seed of all random draws.",
+    "run_dir": "New folder for the run; by default one that is deleted with the estimator.",
+    "log": "Tools that also log the run: mlflow, wandb, and with run_dir tensorboard.",
+    "settings": 'Other settings of the run, as for fedapp.run: {"privacy": {"epsilon": 1}}.',
+    "objective": "Loss by XGBoost's name, or a function (fedapp.run); reg:squarederror by default.",
+    "class_weight": "`balanced`, or a weight by class; multiplies the rows' weights.",
+    "columns": "Of each party by its name, the first has the labels; None deals them out evenly.",
+    "eval_metric": "Further scores, by XGBoost's names, or a function as in fedapp.run.",
+    "early_stopping_rounds": "Rounds without a better score; needs eval_set in fit, or "
+    "valid_fraction, with which it is on by default.",
 }
-COLUMNS = 'columns={"bank": range(20), "insurer": range(20, 30)}, '  # of an example
+# Arguments of the examples; a key that is this small is insecure.
+FEW, SMALL_KEY = "n_estimators=5, parties=2", "max_bin=16, key_bits=512, insecure_small_key=True"
+COLUMNS = 'columns={"bank": range(20), "insurer": range(20, 30)}'
+EXAMPLES = {
+    "pax": FEW,
+    "bagging": FEW,
+    "cyclic": "n_estimators=6, parties=2",
+    "fedxgbllr": "n_estimators=10, rounds=2, epochs=5, parties=2",
+    "fedavg-linear": "rounds=5, parties=2",
+    "secureboost": f"parties=2, n_estimators=2, {SMALL_KEY}",
+    "federated-forest": FEW,
+}
 DOCSTRING = """{}
 
     Examples
@@ -177,16 +163,13 @@ DOCSTRING = """{}
     """
 
 
-@dataclass_transform(eq_default=False, kw_only_default=True)
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class Federated(BaseEstimator):
-    """Base class of all estimators. Subclasses are dataclasses; their fields are the parameters."""
+    """Base class of all estimators: their parameters are its fields and the method's settings."""
 
     method: ClassVar[str]
-    renamed: ClassVar[Mapping[str, str]] = {}  # parameter -> setting, where they differ
-    # For ``feature_importances_``: "gain" is the mean gain of a split, as in XGBClassifier.
-    importance: ClassVar[str] = "gain"
-    example: ClassVar[str]  # arguments of the estimator in the example of the docstring
+    setting_of: ClassVar[Mapping[str, str]]  # of each parameter that is one
+    example: ClassVar[str] = ""  # arguments of the estimator in the example of the docstring
     example_of: ClassVar[Mapping[str, Any]]  # its data and the score it exceeds
     always: ClassVar[Mapping[str, Any]] = {"test-fraction": 0.0}  # settings beside the parameters
     class_weight: ClassVar[Any] = None
@@ -198,14 +181,34 @@ class Federated(BaseEstimator):
     log: str | Sequence[str] | None = None
     settings: Mapping[str, Any] | None = None
 
-    def __init_subclass__(cls, **arguments: Any) -> None:
+    if TYPE_CHECKING:
+
+        def __init__(self, **parameters: Any) -> None: ...
+
+    def __init_subclass__(cls, method: str = "", **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
+        if method:
+            cls.method = method
+            if method == "federated-forest":
+                cls.always = {**cls.always, KEEPS_MODEL: True}
+            cls.setting_of = {_parameter(method, one): one for one in _settings_of(method)}
+            if issubclass(cls, RegressorMixin):
+                cls.setting_of.pop("scale_pos_weight", None)
+            for name in cls.setting_of:
+                setattr(cls, name, 0.0 if name == "valid_fraction" else None)
+            cls.__annotations__ = dict.fromkeys(cls.setting_of, Any)
         dataclasses.dataclass(eq=False, repr=False, kw_only=True)(cls)
-        if hasattr(cls, "method") and not cls.__name__.startswith("_"):
-            names = (each.name for each in dataclasses.fields(cls))
-            lines = (f"    {name} : {PARAMETERS[name]}" for name in names)
-            fields = {"name": cls.__name__, "example": cls.example, "parameters": "\n".join(lines)}
-            cls.__doc__ = DOCSTRING.format((cls.__doc__ or "").rstrip(), **cls.example_of, **fields)
+        if method:
+            about = {name: one.text for name, one in about_settings().items()}
+            texts = {name: about[setting] for name, setting in cls.setting_of.items()} | ABOUT
+            lines = (f"    {one.name} : {texts[one.name]}" for one in dataclasses.fields(cls))
+            cls.__doc__ = DOCSTRING.format(
+                (cls.__doc__ or "").rstrip(),
+                **cls.example_of,
+                name=cls.__name__,
+                example=cls.example or EXAMPLES[method],
+                parameters="\n".join(lines),
+            )
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -317,13 +320,7 @@ class Federated(BaseEstimator):
     @contextmanager
     def _as_value_error(self) -> Iterator[None]:
         """Turn errors into ValueErrors that name the estimator's parameters."""
-        parameter_of = {setting: name for name, setting in self.renamed.items()}
-        parameter_of |= {f"{self.method}.{setting}": name for setting, name in parameter_of.items()}
-        parameter_of |= {
-            f"{self.method}.{each.name.replace('_', '-')}": each.name
-            for each in dataclasses.fields(self)
-            if each.name not in self.renamed
-        }
+        parameter_of = {setting: name for name, setting in self.setting_of.items()}
         try:
             with naming_python_keywords(parameter_of):
                 yield
@@ -367,9 +364,7 @@ class Federated(BaseEstimator):
             value = getattr(self, each.name)
             if value is None or each.name in no_settings:
                 continue
-            name = self.renamed.get(each.name, each.name.replace("_", "-"))
-            in_section = f"{self.method}.{name}"
-            arguments[in_section if in_section in defaults() else name] = value
+            arguments[self.setting_of.get(each.name, each.name)] = value
         if isinstance(self.random_state, int | np.integer):
             arguments["seed"] = int(self.random_state)
         elif self.random_state is not None:
@@ -406,7 +401,7 @@ class Federated(BaseEstimator):
                 }
                 for place, set_scores in enumerate(scores_of_sets)
             }
-        gains = (folder.summary.get("importance") or {}).get(self.importance) or {}
+        gains = (folder.summary.get("importance") or {}).get(GAINS.get(self.method, "gain")) or {}
         if gains and set(gains) <= set(names):
             shares = np.array([gains.get(name, 0.0) for name in names])
             self.feature_importances_ = shares / shares.sum()
@@ -572,6 +567,21 @@ def _warned_once() -> Iterator[None]:
         log.removeFilter(is_new)
 
 
+def _settings_of(method: str) -> list[str]:
+    """Settings of the run that are parameters of a method's estimators, in the order of files."""
+    read = set(load_strategy(method).settings_read(load_settings({"strategy": method})))
+    names = [one for one in defaults() if one in SETTINGS & read or one.startswith(f"{method}.")]
+    return [one for one in names if one != KEEPS_MODEL]
+
+
+def _parameter(method: str, setting: str) -> str:
+    """The name of a setting as a parameter."""
+    if setting == "fedxgbllr.learning-rate":  # that of its trees is eta
+        return "head_learning_rate"
+    name = setting.removeprefix(f"{method}.")
+    return RENAMED.get(name) or python_name(name)
+
+
 def _free(name: str, taken: Sequence[str]) -> str:
     """Append underscores until the name is not taken."""
     while name in taken:
@@ -579,185 +589,69 @@ def _free(name: str, taken: Sequence[str]) -> str:
     return name
 
 
-class _Boosted(Federated):
-    """Boosted trees."""
-
-    renamed: ClassVar = {"n_estimators": "num-boost-round", "learning_rate": "eta"}
-
-    n_estimators: int | None = None
-    max_depth: int | None = None
-    learning_rate: float | None = None
-    reg_lambda: float | None = None
-    reg_alpha: float | None = None
-    gamma: float | None = None
-    min_child_weight: float | None = None
-    max_delta_step: float | None = None
-    subsample: float | None = None
-    colsample_bytree: float | None = None
-    colsample_bylevel: float | None = None
-    colsample_bynode: float | None = None
-    max_bin: int | None = None
-    early_stopping_rounds: int | None = None
-    eval_metric: Metrics = None
-    valid_fraction: float = 0.0
-
-
-class _Constrained(Federated):
-    """Trees with monotone and interaction constraints."""
-
-    monotone_constraints: Constraints = None
-    interaction_constraints: Sequence[Sequence[str]] | str | None = None
-
-
-class _BoostedClasses(BaseClassifier):
-    """Boosted trees of classes."""
-
-    scale_pos_weight: float | None = None
-
-
-class _PAX(_Constrained, _Boosted, Horizontal):
-    method = "pax"
-    example = "n_estimators=5, parties=2"
-
-    bins: str | None = None
-    fusion: str | None = None
-    aggregation: str | None = None
-
-
-class _Bagging(_Boosted, Horizontal):
-    method = "bagging"
-    example = "n_estimators=5, parties=2"
-
-    local_rounds: int | None = None
-
-
-class _Cyclic(_Boosted, Horizontal):
-    method = "cyclic"
-    example = "n_estimators=6, parties=2"
-
-
-class _FedXGBllr(Horizontal):
-    method = "fedxgbllr"
-    example = "n_estimators=10, rounds=2, epochs=5, parties=2"
-    renamed: ClassVar = {
-        "n_estimators": "trees",
-        "learning_rate": "eta",
-        "head_learning_rate": "learning-rate",
-    }
-
-    n_estimators: int | None = None
-    max_depth: int | None = None
-    learning_rate: float | None = None
-    rounds: int | None = None
-    epochs: int | None = None
-    batch_size: int | None = None
-    head_learning_rate: float | None = None
-    head: str | None = None
-    channels: int | None = None
-    valid_fraction: float = 0.0
-
-
-class _Linear(Horizontal):
-    method = "fedavg-linear"
-    example = "rounds=5, parties=2"
-
-    rounds: int | None = None
-    local_epochs: int | None = None
-    learning_rate: float | None = None
-    batch_size: int | None = None
-    l2: float | None = None
-    valid_fraction: float = 0.0
-
-
-class _SecureBoost(_Constrained, _Boosted, Vertical):
-    method = "secureboost"
-    example = "parties=2, n_estimators=2, max_bin=16, key_bits=512, insecure_small_key=True"
-
-    key_bits: int | None = None
-    insecure_small_key: bool | None = None
-    first_trees: int | None = None
-
-
-class _Forest(Vertical):
-    method = "federated-forest"
-    example = "parties=2, n_estimators=5"
-    renamed: ClassVar = {"n_estimators": "trees"}
-    importance = "total_gain"
-    always: ClassVar = {**Vertical.always, "federated-forest.master-keeps-model": True}
-
-    n_estimators: int | None = None
-    max_depth: int | None = None
-    criterion: str | None = None
-    min_samples_split: int | None = None
-    min_samples_leaf: int | None = None
-    max_features: str | float | int | None = None
-    bootstrap: bool | None = None
-    max_bin: int | None = None
-
-
-class PAXClassifier(_BoostedClasses, _PAX):
+class PAXClassifier(BaseClassifier, Horizontal, method="pax"):
     """Party-adaptive histogram boosting: one boosted classifier of all parties' rows."""
 
 
-class PAXRegressor(BaseRegressor, _PAX):
+class PAXRegressor(BaseRegressor, Horizontal, method="pax"):
     """Party-adaptive histogram boosting: one boosted regressor of all parties' rows."""
 
 
-class FedBaggingClassifier(_BoostedClasses, _Bagging):
+class FedBaggingClassifier(BaseClassifier, Horizontal, method="bagging"):
     """Mean of the parties' XGBoost steps, for classes."""
 
 
-class FedBaggingRegressor(BaseRegressor, _Bagging):
+class FedBaggingRegressor(BaseRegressor, Horizontal, method="bagging"):
     """Mean of the parties' XGBoost steps, for numbers."""
 
 
-class FedCyclicClassifier(_BoostedClasses, _Cyclic):
+class FedCyclicClassifier(BaseClassifier, Horizontal, method="cyclic"):
     """XGBoost steps of the parties in turn, for classes."""
 
 
-class FedCyclicRegressor(BaseRegressor, _Cyclic):
+class FedCyclicRegressor(BaseRegressor, Horizontal, method="cyclic"):
     """XGBoost steps of the parties in turn, for numbers."""
 
 
-class FedXGBllrClassifier(BaseClassifier, _FedXGBllr):
+class FedXGBllrClassifier(BaseClassifier, Horizontal, method="fedxgbllr"):
     """Every party's trees for classes, weighted by a network that all train; needs PyTorch."""
 
 
-class FedXGBllrRegressor(BaseRegressor, _FedXGBllr):
+class FedXGBllrRegressor(BaseRegressor, Horizontal, method="fedxgbllr"):
     """Every party's trees for numbers, weighted by a network that all train; needs PyTorch."""
 
 
-class FedAvgLinearClassifier(BaseClassifier, _Linear):
+class FedAvgLinearClassifier(BaseClassifier, Horizontal, method="fedavg-linear"):
     """A linear classifier by federated averaging."""
 
 
-class FedAvgLinearRegressor(BaseRegressor, _Linear):
+class FedAvgLinearRegressor(BaseRegressor, Horizontal, method="fedavg-linear"):
     """A linear regressor by federated averaging."""
 
 
-class SecureBoostClassifier(_BoostedClasses, _SecureBoost):
+class SecureBoostClassifier(BaseClassifier, Vertical, method="secureboost"):
     """A boosted classifier on the columns of several parties; gradients are encrypted.
 
     The example's small keys are insecure.
     """
 
-    example = COLUMNS + "n_estimators=6, max_bin=16, key_bits=512, insecure_small_key=True"
+    example = f"{COLUMNS}, n_estimators=6, {SMALL_KEY}"
 
 
-class SecureBoostRegressor(BaseRegressor, _SecureBoost):
+class SecureBoostRegressor(BaseRegressor, Vertical, method="secureboost"):
     """A boosted regressor on the columns of several parties; gradients are encrypted.
 
     The example's small keys are insecure.
     """
 
 
-class FederatedForestClassifier(BaseClassifier, _Forest):
+class FederatedForestClassifier(BaseClassifier, Vertical, method="federated-forest"):
     """A random forest classifier on the columns of several parties."""
 
-    example = COLUMNS + "n_estimators=5"
+    example = f"{COLUMNS}, n_estimators=5"
 
 
-class FederatedForestRegressor(BaseRegressor, _Forest):
+class FederatedForestRegressor(BaseRegressor, Vertical, method="federated-forest"):
     """A random forest regressor on the columns of several parties."""
 
 

@@ -52,14 +52,22 @@ from fedapp.messages.vertical import Parcel
 from fedapp.messages.wire import WAITING, Envelope, records_of, to_bytes, to_content
 from fedapp.run_folder import RoundInfo, RunState, Stage, Stages, without_nan
 from fedapp.settings import (
+    BoostingSettings,
+    ConstraintSettings,
+    RunSettings,
     Section,
     Settings,
+    SplitSettings,
+    TableSettings,
+    TreeSettings,
     Value,
+    about_settings,
     defaults,
     flatten,
     load_settings,
     naming_python_keywords,
     python_name,
+    setting_names,
     settings_of,
 )
 from fedapp.trees.objective import AUTO, CUSTOM, LOSSES, Objective, check_custom_is_set
@@ -75,34 +83,19 @@ from strategies.handshake import (
     table_warnings,
 )
 
-# General settings of XGBoost's trees.
-TREE_SETTINGS = frozenset(
-    (
-        *("max-depth", "eta", "lambda", "alpha", "gamma", "min-child-weight", "max-delta-step"),
-        *("subsample", "colsample-bytree", "colsample-bylevel", "colsample-bynode"),
-        *("max-bin", "tweedie-variance-power"),
-        *("max-cat-to-onehot", "max-cat-threshold"),
-    )
-)
-BOOSTING_SETTINGS = TREE_SETTINGS | {
-    *("num-boost-round", "early-stopping-rounds", "eval-metric", "scale-pos-weight", "preset")
-}
+TREE_SETTINGS, BOOSTING_SETTINGS = setting_names(TreeSettings), setting_names(BoostingSettings)
 # ``data`` of a strategy that names no table.
 LOCAL_TABLES = "the parties' own tables"
 # Settings of fedapp's ServerApp; a strategy in another app does not take them.
 OF_APP = frozenset(("strategy", "run-dir", "resume", "log"))
 # Settings of the tables, which are set at the parties, where the tables are.
-OF_TABLES = frozenset(
-    (
-        *("data", "label", "id", "weight", "drop-columns", "schema", "header", "decimal"),
-        *("encoding", "missing-label", "base-margin", "partition", "columns", "least-bin-rows"),
-        *("share-column-names", "allow-export"),
-    )
-)
-SPLIT_SETTINGS = frozenset(("test-fraction", "valid-fraction", "fold", "folds", "score-test"))
+OF_TABLES = setting_names(TableSettings) - {"positive-label"} | {
+    *("base-margin", "partition", "columns", "least-bin-rows", "share-column-names"),
+    "allow-export",
+}
+SPLIT_SETTINGS, CONSTRAINTS = setting_names(SplitSettings), setting_names(ConstraintSettings)
 INIT_MODEL = frozenset(("init-model",))
 BASE_MARGIN = frozenset(("base-margin",))
-CONSTRAINTS = frozenset(("monotone-constraints", "interaction-constraints"))
 # Alternatives where a method does not read a setting.
 REMEDIES = {"base-margin": "; else the column may be a feature, or excluded with drop-columns"}
 ALL_OBJECTIVES = tuple(name for name in LOSSES if name != CUSTOM)
@@ -129,27 +122,25 @@ class ReadsSettings:
     """
 
     method: ClassVar[str] = ""
-    reads: ClassVar[frozenset[str]] = frozenset(
-        (
-            *("strategy", "data", "label", "id", "weight", "drop-columns", "parties", "seed"),
-            *("schema", "header", "decimal", "encoding", "positive-label", "missing-label"),
-            *("run-dir", "resume", "log", "start-deadline", "exchange-deadline", "resend-after"),
-        )
-    )
+    reads: ClassVar[frozenset[str]] = setting_names(RunSettings, TableSettings)
     round_name: ClassVar[str] = "boosting round"
     objectives: ClassVar[tuple[str, ...]] = ALL_OBJECTIVES
     sections: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls) -> None:
-        """Declare the settings and their defaults as keyword arguments."""
+        """Declare the settings, their defaults and what they are as keyword arguments."""
         super().__init_subclass__()
-        if cls.method:
-            parameters = {}
-            for name, value in defaults().items():
-                if cls._reads(name) and name not in OF_APP | OF_TABLES:
-                    keyword = cls._keyword(name)
-                    parameters[keyword] = Parameter(keyword, Parameter.KEYWORD_ONLY, default=value)
-            cls.__signature__ = Signature([*parameters.values()])  # type: ignore[attr-defined]
+        if not cls.method:
+            return
+        about, lines, parameters = about_settings(), [], {}
+        for name, value in defaults().items():
+            if cls._reads(name) and name not in OF_APP | OF_TABLES:
+                keyword = cls._keyword(name)
+                lines += [f"    {keyword} : {about[name].text}"] * (keyword not in parameters)
+                parameters[keyword] = Parameter(keyword, Parameter.KEYWORD_ONLY, default=value)
+        cls.__signature__ = Signature([*parameters.values()])  # type: ignore[attr-defined]
+        text = (cls.__doc__ or "").rstrip()
+        cls.__doc__ = "\n".join([text, "", "    Parameters", "    ----------", *lines, "    "])
 
     @classmethod
     def _reads(cls, name: str) -> bool:

@@ -15,13 +15,13 @@ from pydantic import Field
 
 from fedapp.conversation import Checkpoint, Conversation
 from fedapp.messages.eini import StepReply, StepRequest
-from fedapp.settings import Section, Settings, check
+from fedapp.settings import Section, Settings
 from strategies.base import Summary
 from strategies.inference import InferenceStrategy
 from strategies.vertical import Hellos, Mailbox, check_key_bits
 
 
-class EiniSettings(Section):
+class EiniSettings(Section, table="eini"):
     """``[eini]`` of the run config.
 
     ``key_bits`` of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
@@ -32,10 +32,15 @@ class EiniSettings(Section):
     """
 
     key_bits: Annotated[int, Field(ge=256, le=8192)]
+    """Bits of Paillier's modulus."""
     insecure_small_key: bool
+    """Whether fewer than 2048 bits are allowed, for trials."""
     batch_rows: Annotated[int, Field(ge=0, lt=2**31)]
+    """Rows at once; 0: all that fit into 64 MiB."""
     least_possibilities: Annotated[float, Field(ge=1, le=1e300)]
+    """Paths that must remain open for a row after the active party's splits."""
     unguarded: bool
+    """Whether rows with fewer possibilities are predicted too."""
 
 
 class Eini(InferenceStrategy):
@@ -46,7 +51,7 @@ class Eini(InferenceStrategy):
     @classmethod
     def section_settings(cls, settings: Settings) -> EiniSettings:
         """``[eini]``, checked; and there must be a model."""
-        eini = check(EiniSettings, settings.sections["eini"], "eini.")
+        eini = EiniSettings.of(settings)
         check_key_bits(eini.key_bits, eini.insecure_small_key, "eini")
         super().section_settings(settings)
         return eini

@@ -32,7 +32,7 @@ from fedapp.messages.fedavg_linear import (
     check_moments,
 )
 from fedapp.messages.scoring import EvaluateReply
-from fedapp.settings import Section, Settings, check
+from fedapp.settings import Section, Settings
 from fedapp.trees.linear import (
     ARRAYS,
     STEEPEST,
@@ -59,30 +59,23 @@ from strategies.scoring import (
 )
 
 
-class FedAvgLinearSettings(Section):
+class FedAvgLinearSettings(Section, table="fedavg-linear"):
     """``[fedavg-linear]`` of the run config; see ``FedAvgLinear``."""
 
     rounds: Annotated[int, Field(ge=1, le=10**6)]
+    """Rounds of averaging."""
     local_epochs: Annotated[int, Field(ge=1, le=10**6)]
+    """Passes over its rows that a party makes in a round."""
     learning_rate: Annotated[float, Field(gt=0, le=10**6)]
+    """Longest step of the first round; it decreases to 0 over the rounds."""
     batch_size: Annotated[int, Field(ge=1, lt=2**31)]
+    """Rows of a step."""
     l2: Annotated[float, Field(ge=0)]
+    """Penalty on the weights of the standardised columns."""
 
 
 class FedAvgLinear(HorizontalStrategy):
-    """Federated averaging of linear models, to compare trees with.
-
-    Parameters
-    ----------
-    rounds, local_epochs : int
-        Rounds of averaging, and epochs of each party in a round.
-    learning_rate : float
-        Longest step of the first round.
-    batch_size : int
-        In rows.
-    l2 : float
-        Penalty on the weights of the standardised columns.
-    """
+    """Federated averaging of linear models, to compare trees with."""
 
     method = "fedavg-linear"
     reads = frozenset(("early-stopping-rounds", "eval-metric"))
@@ -98,7 +91,7 @@ class FedAvgLinear(HorizontalStrategy):
 
     @classmethod
     def section_settings(cls, settings: Settings) -> FedAvgLinearSettings:
-        return check(FedAvgLinearSettings, settings.sections["fedavg-linear"], "fedavg-linear.")
+        return FedAvgLinearSettings.of(settings)
 
     @classmethod
     def most_rounds(cls, settings: Settings) -> int:

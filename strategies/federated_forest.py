@@ -50,7 +50,7 @@ from fedapp.messages.federated_forest import (
 from fedapp.messages.fields import Array
 from fedapp.messages.handshake import read_categories
 from fedapp.messages.vertical import SentReply
-from fedapp.settings import Section, Settings, check
+from fedapp.settings import Section, Settings
 from fedapp.trees.categories import Categories, side_by_side
 from fedapp.trees.divided import joint_names
 from fedapp.trees.forest.cart import Criterion
@@ -89,22 +89,33 @@ WARNINGS = {
 }
 
 
-class FederatedForestSettings(Section):
+class FederatedForestSettings(Section, table="federated-forest"):
     """``[federated-forest]`` of the run config; see ``FederatedForest``."""
 
     trees: Annotated[int, Field(ge=1, le=10**5)]
+    """Number of trees."""
     max_depth: Annotated[int, Field(ge=1, le=100)]
+    """Levels of a tree."""
     criterion: Literal["auto", "gini", "entropy", "variance"]
+    """Impurity that splits are chosen by; `auto` follows the labels."""
     min_samples_split: Annotated[int, Field(ge=2, le=10**6)]
+    """Fewest rows of a node that is split."""
     min_samples_leaf: Annotated[int, Field(ge=1, le=10**6)]
+    """Fewest rows of a leaf."""
     min_impurity_decrease: Annotated[float, Field(ge=0, le=1e38)]
-    # Columns drawn for a node: a share of all, or a rule.
+    """Least decrease of a split."""
     max_features: Rule | Annotated[float, Field(gt=0, le=1)]
+    """Columns drawn for a node: a rule as in scikit-learn, or a share."""
     bootstrap: bool
+    """Whether a tree's rows are drawn with replacement."""
     labels: Literal["encoded", "paillier"]
+    """How labels leave the active party; `paillier`: encrypted, at many times the cost."""
     key_bits: Annotated[int, Field(ge=256, le=8192)]
+    """Bits of Paillier's modulus, for `labels=paillier`."""
     insecure_small_key: bool
+    """Whether fewer than 2048 bits are allowed, for trials."""
     master_keeps_model: bool
+    """Whether the coordinator gets the whole forest, if every party's `allow-export` agrees."""
 
     def criterion_for(self, objective: str) -> Criterion:
         """The impurity that splits are chosen by."""
@@ -114,21 +125,7 @@ class FederatedForestSettings(Section):
 
 
 class FederatedForest(VerticalStrategy):
-    """Federated Forest: a random forest over the columns of several parties; the paper's master.
-
-    Parameters
-    ----------
-    trees, max_depth, min_samples_split, min_samples_leaf, min_impurity_decrease, max_features,
-    bootstrap : as in scikit-learn's forests.
-    criterion : {"auto", "gini", "entropy", "variance"}
-        Impurity that splits are chosen by; "auto" follows the labels.
-    labels : {"encoded", "paillier"}
-        How labels leave the active party.
-    key_bits : int
-        Of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
-    master_keeps_model : bool
-        Whether the server gets the whole model.
-    """
+    """Federated Forest: a random forest over the columns of several parties; the paper's master."""
 
     method = "federated-forest"
     reads = SPLIT_SETTINGS | {"objective", "max-bin", "allow-export"}
@@ -149,8 +146,7 @@ class FederatedForest(VerticalStrategy):
 
     @classmethod
     def section_settings(cls, settings: Settings) -> FederatedForestSettings:
-        values = dict(settings.sections["federated-forest"])
-        section = check(FederatedForestSettings, values, "federated-forest.")
+        section = FederatedForestSettings.of(settings)
         is_variance = settings.objective == REGRESSION
         is_checked = section.criterion != "auto" and settings.objective != AUTO
         if is_checked and (section.criterion == "variance") != is_variance:

@@ -47,7 +47,7 @@ from fedapp.messages.fedxgbllr import (
 from fedapp.messages.fields import MOST_DEPTH, Reply, parameters_of
 from fedapp.messages.scoring import arrays_of
 from fedapp.metrics import loss_metric, scored_names
-from fedapp.settings import Section, Settings, check
+from fedapp.settings import Section, Settings
 from fedapp.trees.model import concatenated, pack_trees, unpack_trees
 from fedapp.trees.objective import hide_class_shares, n_outputs
 from fedapp.trees.sets import Ints, category_counts
@@ -75,44 +75,39 @@ Count = Annotated[int, Field(ge=1, le=10**5)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class FedXGBllrSettings(Section):
+class FedXGBllrSettings(Section, table="fedxgbllr"):
     """``[fedxgbllr]`` of the run config; see ``FedXGBllr``."""
 
     trees: Annotated[int, Field(ge=0, le=10**5)]
+    """Trees of each party; 0: its share of 500."""
     max_depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)]
+    """Levels of a tree."""
     eta: Annotated[float, Field(gt=0)]
+    """Factor of each tree's leaves."""
     rounds: Count
+    """Rounds of averaging."""
     epochs: Count
+    """Passes over its rows that a party makes in a round."""
     batch_size: Count
+    """Rows of a step."""
     learning_rate: Annotated[float, Field(gt=0, le=1e6)]
+    """Step size of Adam."""
     beta1: Beta
+    """Of Adam."""
     beta2: Beta
+    """Of Adam."""
     patience: Annotated[int, Field(ge=0)]
+    """Epochs without a lower validation loss before a party stops; 0: all epochs."""
     head: Kind
+    """Network that weighs the trees: the paper's CNN, or one of its ablations."""
     channels: Count
+    """Of the CNN."""
     device: Literal["cpu", "cuda"]
+    """Where networks are trained; `cuda` is used where a party has it."""
 
 
 class FedXGBllr(HorizontalStrategy):
-    """FedXGBllr: every party's XGBoost trees, weighted by a federated 1D CNN.
-
-    Parameters
-    ----------
-    trees : int
-        Of each party; 0: 500 over the number of parties.
-    max_depth, eta : of those trees; other parameters of XGBoost as in the signature.
-    rounds, epochs : int
-        Rounds of averaging, and epochs of each party in a round.
-    batch_size, learning_rate, beta1, beta2 : of Adam.
-    patience : int
-        Epochs without a lower loss of a party's validation rows before it stops; 0: never.
-    head : {"cnn", "cnn3", "fcnn"}
-        Network that weighs the trees: the paper's CNN, or one of its comparisons.
-    channels : int
-        Of the CNN.
-    device : {"cpu", "cuda"}
-        Where heads are trained; "cuda" is used where a party has it.
-    """
+    """FedXGBllr: every party's XGBoost trees, weighted by a federated 1D CNN."""
 
     method = "fedxgbllr"
     # Depth, eta and number of its trees are settings of its section.
@@ -129,7 +124,7 @@ class FedXGBllr(HorizontalStrategy):
 
     @classmethod
     def section_settings(cls, settings: Settings) -> FedXGBllrSettings:
-        return check(FedXGBllrSettings, settings.sections["fedxgbllr"], "fedxgbllr.")
+        return FedXGBllrSettings.of(settings)
 
     @classmethod
     def most_rounds(cls, settings: Settings) -> int:

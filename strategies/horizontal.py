@@ -37,7 +37,7 @@ from fedapp.messages.handshake import (
     pack_categories,
     read_categories,
 )
-from fedapp.settings import Settings
+from fedapp.settings import HorizontalSettings, Settings, setting_names
 from fedapp.trees.categories import MOST_CATEGORIES, Categories, joint_categories, names_of
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import (
@@ -99,7 +99,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
 
     introduction = HelloReply
     sees_only_sums = False  # whether the server sees only sums over all parties
-    reads = SPLIT_SETTINGS | {"partition", "objective", "min-parties"}
+    reads = SPLIT_SETTINGS | setting_names(HorizontalSettings) | {"objective"}
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

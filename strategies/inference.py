@@ -29,7 +29,7 @@ from fedapp.messages.inference import (
     WalkReply,
     WalkRequest,
 )
-from fedapp.settings import Section, Settings, check
+from fedapp.settings import InferenceSettings, Section, Settings, setting_names
 from strategies.base import Summary
 from strategies.vertical import Hellos, Mailbox, VerticalStrategy, align
 
@@ -39,7 +39,7 @@ log = logging.getLogger("fedapp")
 class InferenceStrategy(VerticalStrategy):
     """A strategy that predicts with a divided model."""
 
-    reads = frozenset(("model", "output", "explain"))
+    reads = setting_names(InferenceSettings)
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -114,10 +114,11 @@ def _explained_rows(settings: Settings) -> tuple[str, ...]:
 #
 # where ``n_lots = ceil(n_trees / trees_at_once)``, and 1 for all at once. The predictions do not
 # depend on it. Only the active party writes them.
-class InteractiveSettings(Section):
+class InteractiveSettings(Section, table="interactive"):
     """``[interactive]`` of the run config; ``trees_at_once``: trees in a lot, 0: all."""
 
     trees_at_once: Annotated[int, Field(ge=0, lt=2**31)]
+    """Trees that the rows walk at the same time; 0: all."""
 
 
 class Interactive(InferenceStrategy):
@@ -129,7 +130,7 @@ class Interactive(InferenceStrategy):
     def section_settings(cls, settings: Settings) -> InteractiveSettings:
         """``[interactive]``, checked; and there must be a model."""
         super().section_settings(settings)
-        return check(InteractiveSettings, settings.sections["interactive"], "interactive.")
+        return InteractiveSettings.of(settings)
 
     def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
         mailbox = Mailbox(parties)

@@ -21,7 +21,7 @@ from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Reply, parameters_of
 from fedapp.messages.local_boosting import BagReply, BagRequest, TurnReply, TurnRequest
 from fedapp.messages.scoring import BoostReport, arrays_of
-from fedapp.settings import Section, Settings, check
+from fedapp.settings import Section, Settings
 from fedapp.trees.model import (
     NO_TREES,
     Ensemble,
@@ -63,22 +63,15 @@ from strategies.scoring import ROUND_BINS, History, check_scores, evaluate, shar
 #   several classes or local rounds only the first tree is kept. Here all are.
 # - Trees come in the order of the answers; here in the order of the parties' names, so that the
 #   same run gives the same model.
-class BaggingSettings(Section):
+class BaggingSettings(Section, table="bagging"):
     """``[bagging]`` of the run config; ``local_rounds``: rounds a party boosts before a mean."""
 
     local_rounds: Annotated[int, Field(ge=1, le=10**6)]
+    """Rounds that a party boosts before the mean is taken."""
 
 
 class Bagging(HorizontalStrategy):
-    """Bagging: every party boosts the same model, which moves by the mean of their steps.
-
-    Parameters
-    ----------
-    local_rounds : int
-        Rounds that a party boosts before a mean.
-    **settings
-        XGBoost's parameters and the others of the signature, as in the run config.
-    """
+    """Bagging: every party boosts the same model, which moves by the mean of their steps."""
 
     method = "bagging"
     reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN
@@ -86,7 +79,7 @@ class Bagging(HorizontalStrategy):
 
     @classmethod
     def section_settings(cls, settings: Settings) -> BaggingSettings:
-        return check(BaggingSettings, settings.sections["bagging"], "bagging.")
+        return BaggingSettings.of(settings)
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
@@ -116,13 +109,7 @@ class Bagging(HorizontalStrategy):
 # - Base score and classes are those of the first party; here they are of all parties.
 # - It scores the model on one party's rows in turn; here on all.
 class Cyclic(HorizontalStrategy):
-    """Cyclic training: parties take turns to boost the one model.
-
-    Parameters
-    ----------
-    **settings
-        XGBoost's parameters and the others of the signature, as in the run config.
-    """
+    """Cyclic training: parties take turns to boost the one model."""
 
     method = "cyclic"
     reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN

@@ -29,7 +29,7 @@ from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.build import Histogram, add_histograms
 from fedapp.messages.fields import Reply, parameters_of
 from fedapp.messages.pax import GrowReply, GrowRequest, InitReply, InitRequest, check_grow
-from fedapp.settings import Settings, check
+from fedapp.settings import Settings
 from fedapp.trees.constraints import check_without_categories, constraints_of
 from fedapp.trees.grow import Growth, Limits, Shape
 from fedapp.trees.model import pack_trees, to_json
@@ -53,31 +53,6 @@ from strategies.secagg import check_secure_aggregation, secure_plan_fields
 
 class PAX(HorizontalStrategy):
     """PAX: one boosted model from the histograms of parties with the same columns.
-
-    Parameters
-    ----------
-    num_boost_round : int or "auto"
-        Largest number of rounds; "auto" is 300 with early stopping, else 100, and 50 with epsilon.
-    eta, max_depth, max_bin, reg_lambda, reg_alpha, gamma, min_child_weight, subsample, ...
-        As in XGBoost, see the signature.
-    objective : str
-        One of XGBoost's, or "auto": by the labels of all parties.
-    early_stopping_rounds : int or "auto"
-        Rounds without a better validation score; 0 never stops.
-    bins : {"auto", "share", "equal"}
-        How the bins of a column are divided among parties: by their rows, or equally.
-    fusion : {"auto", "finest", "coarsest"}
-        The party whose resolution the global cuts have; "auto" is the paper's.
-    aggregation : {"plain", "secure"}
-        Whether the server sees each party's sums, or only sums over all parties.
-    epsilon, delta : float
-        Differential privacy of each row; needs ``aggregation="secure"``. 0 turns it off.
-    trees : {"cyclic", "random"}
-        How trees are drawn with epsilon.
-    clip : float
-        Largest gradient of a row with epsilon, where the objective has no bound.
-    min_parties : int
-        Smallest number of parties that the run continues with; 0: all.
 
     Examples
     --------
@@ -109,7 +84,7 @@ class PAX(HorizontalStrategy):
     @classmethod
     def section_settings(cls, settings: Settings) -> PaxSettings:
         """``[pax]``, checked, also against what secure aggregation needs."""
-        section = check(PaxSettings, settings.sections["pax"], "pax.")
+        section = PaxSettings.of(settings)
         privacy_settings(settings, section.aggregation)
         if section.aggregation == "secure":
             check_secure_aggregation(settings)

@@ -36,7 +36,7 @@ from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secagg import EVERYONE
 from fedapp.metrics import Statistics, statistics
 from fedapp.metrics.sums import ClippedNumbers, make_plausible, read_sums
-from fedapp.settings import NotNegative, Section, Settings, check
+from fedapp.settings import NotNegative, Section, Settings
 from fedapp.trees.model import LEAF, pack_trees
 from fedapp.trees.objective import (
     LossParameters,
@@ -88,18 +88,22 @@ _FIXED: tuple[tuple[str, Any, str], ...] = (
 )
 
 
-class PrivacySettings(Section):
+class PrivacySettings(Section, table="privacy"):
     """``[privacy]`` of the run config; see ``strategies.pax.PAX``."""
 
     epsilon: NotNegative
+    """Differential privacy of each row, with `pax.aggregation=secure`; 0: none."""
     delta: Annotated[float, Field(gt=0, lt=1)]
+    """Of the promise; below one over the number of training rows."""
     trees: Kind
-    clip: NotNegative  # for squared errors in the unit of the labels
+    """`cyclic`: each tree is of one column, in turn; `random`: each split of any."""
+    clip: NotNegative
+    """Largest gradient of a row where the objective has no bound, in the unit of the label."""
 
 
 def privacy_settings(settings: Settings, aggregation: str) -> PrivacySettings:
     """``[privacy]``, checked against the other settings; the accountant must be installed."""
-    private = check(PrivacySettings, settings.sections["privacy"], "privacy.")
+    private = PrivacySettings.of(settings)
     if not private.epsilon:
         return private
     if aggregation != "secure":

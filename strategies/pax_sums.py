@@ -56,12 +56,15 @@ WEIGHT_BITS = 12  # weights count to a 4096th of the heaviest
 MAX_COUNT_BYTES = 2**30  # bytes of a party's counts in one exchange
 
 
-class PaxSettings(Section):
+class PaxSettings(Section, table="pax"):
     """``[pax]`` of the run config; see ``strategies.pax.PAX``."""
 
     bins: Literal["auto", "share", "equal"]
+    """How bins are dealt to parties: `share` by rows, or `equal`; `auto`: equal from 10 on."""
     fusion: Literal["auto", "finest", "coarsest"]
+    """The party whose resolution the global cuts have; `auto` is the paper's."""
     aggregation: Literal["plain", "secure"]
+    """`secure`: the coordinator sees only sums over all parties, under masks."""
 
 
 class PlainSums:

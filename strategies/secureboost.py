@@ -44,7 +44,7 @@ from fedapp.messages.secureboost import (
     block_rows,
 )
 from fedapp.messages.vertical import SentReply
-from fedapp.settings import Section, Settings, check
+from fedapp.settings import Section, Settings
 from fedapp.trees.model import from_json
 from fedapp.trees.objective import is_regression
 from strategies.base import (
@@ -75,37 +75,28 @@ Rate = Annotated[float, Field(gt=0, lt=1)]
 ENOUGH_SUMS = 0.5
 
 
-class SecureBoostSettings(Section):
+class SecureBoostSettings(Section, table="secureboost"):
     """``[secureboost]`` of the run config; see ``SecureBoost``."""
 
     key_bits: Annotated[int, Field(ge=256, le=8192)]
+    """Bits of Paillier's modulus."""
     insecure_small_key: bool
+    """Whether fewer than 2048 bits are allowed, for trials."""
     first_trees: Annotated[int, Field(ge=0, le=10**6)]
+    """Rounds with only the active party's columns; 1 is Completely SecureBoost."""
     goss: bool
+    """Whether a round draws rows by the size of their gradients."""
     top_rate: Rate
+    """Share of the rows with the largest gradients that are drawn."""
     other_rate: Rate
+    """Share of all rows that is drawn from the others."""
 
 
 class SecureBoost(VerticalStrategy):
     """SecureBoost: XGBoost's trees over the columns of several parties, gradients under Paillier.
 
     The server relays letters that it cannot read. The model is divided among the parties, so
-    ``Result.arrays`` names it, and contains it only where all parties allow its export.
-
-    Parameters
-    ----------
-    num_boost_round, eta, max_depth, max_bin, reg_lambda, ...
-        As in XGBoost, see the signature.
-    key_bits : int
-        Of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
-    first_trees : int
-        Rounds with only the active party's columns; 1 is Completely SecureBoost.
-    goss : bool
-        Whether each round draws ``top_rate`` of the rows by gradient and ``other_rate`` of all
-        from the others.
-    align : {"psi", "ordered"}
-        How rows are matched; ``align_most_rows`` bounds ``num_rounds``.
-    """
+    ``Result.arrays`` names it, and contains it only where all parties allow its export."""
 
     method = "secureboost"
     reads = (
@@ -129,7 +120,7 @@ class SecureBoost(VerticalStrategy):
 
     @classmethod
     def section_settings(cls, settings: Settings) -> SecureBoostSettings:
-        section = check(SecureBoostSettings, settings.sections["secureboost"], "secureboost.")
+        section = SecureBoostSettings.of(settings)
         check_key_bits(section.key_bits, section.insecure_small_key, "secureboost")
         patience = settings.early_stopping_rounds
         if patience and section.first_trees > patience:

@@ -29,7 +29,7 @@ from fedapp.messages.vertical import (
     VerticalHelloRequest,
 )
 from fedapp.metrics import threshold_rows
-from fedapp.settings import Settings
+from fedapp.settings import Settings, VerticalSettings, setting_names
 from fedapp.trees.divided import DIVIDED
 from fedapp.trees.model import importance_of
 from fedapp.trees.objective import AUTO, Objective
@@ -48,7 +48,7 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
     """A strategy whose parties have different columns of the same rows; one has the labels."""
 
     introduction = VerticalHelloReply
-    reads = frozenset(("columns", "align", "align-most-rows", "share-column-names"))
+    reads = setting_names(VerticalSettings)
 
     def greeting(self) -> VerticalHelloRequest:
         """Ask for the table's description, and for the ids by which rows are matched."""

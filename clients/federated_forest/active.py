@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from clients.federated_forest.splits import Bytes, Doubles, Forest
+from clients.federated_forest.party import Bytes, Doubles, Forest
 from clients.handshake import number_rows
 from clients.scoring import compare_with_local, score_arrays
 from clients.vertical import check_order, draw_key

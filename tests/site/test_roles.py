@@ -15,7 +15,7 @@ import pytest
 
 from clients import federated_forest
 from clients.federated_forest.active import EncodedActive, PaillierActive
-from clients.federated_forest.passive import EncodedPassive, PaillierPassive
+from clients.federated_forest.party import EncodedPassive, PaillierPassive
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Reply, Request
 from fedapp.settings import Settings

@@ -399,7 +399,7 @@ def test_a_party_that_fails_stops_the_run_by_name(
     def fail(*arguments: Any) -> None:
         raise ValueError("row 17 is 0.3")
 
-    monkeypatch.setattr("clients.federated_forest.splits.Forest.make_local_splits", fail)
+    monkeypatch.setattr("clients.federated_forest.party.Forest.make_local_splits", fail)
     match = r"^party-\d \(step \d+\): ValueError in train.federated_forest_partition; the site's"
     with pytest.raises(PartyError, match=match):
         run_local(forest())

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from clients.federated_forest import active as chooser
-from clients.federated_forest import passive as summer
+from clients.federated_forest import party as summer
 from clients.federated_forest.active import PaillierActive
-from clients.federated_forest.passive import PaillierPassive
+from clients.federated_forest.party import PaillierPassive
 from fedapp.crypto.packing import integer_layout
 from fedapp.crypto.paillier import encrypt, generate_key
 from fedapp.crypto.rings import from_bytes_array, to_bytes_array
