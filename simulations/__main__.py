@@ -313,18 +313,16 @@ def read_papers(folder: Path) -> list[Paper]:
 
 def papers_page(papers: Sequence[Paper]) -> str:
     """All papers, as HTML; figures that differ are bold."""
-    from fedapp.report.page import Strong, escaped, page, section
-    from fedapp.report.page import table as page_table
+    from fedapp.report.page import page, quiet, strong, table
 
     header = ["", "paper", "ours", "pooled", "ours against paper"]
-    sections = []
+    sections = {}
     for paper in papers:
         rows = [
-            [Strong(cell) for cell in figure.cells] if figure.differs else figure.cells
+            [strong(cell) for cell in figure.cells] if figure.differs else figure.cells
             for figure in paper.rows
         ]
-        why = f'<p class="quiet">{escaped(paper.command)}</p><p>{escaped(paper.why)}</p>'
-        sections.append(section(paper.title, page_table(header, rows) + why))
+        sections[paper.title] = table(header, rows) + quiet(paper.command) + quiet(paper.why)
     note = (
         f"Bold: accuracy or AUC {SHARE:g} apart, {PERCENT:g} point, or an error {TIMES:g} times as "
         "large. Pooled: the same model trained on all rows and columns in one place; for Fed-EINI, "

@@ -143,7 +143,7 @@ def compare(
     ] = None,
 ) -> None:
     """Run several methods on the same rows, and set them side by side."""
-    from fedapp.report.page import score_table
+    from fedapp.report.comparison import score_table
     from fedapp.runs.compare import carry_out, other_code
     from fedapp.runs.run import PAGE
 

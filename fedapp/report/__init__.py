@@ -24,7 +24,8 @@ def write_report(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
     DataError : there is no run, a folder is not a run's, or the runs differ in their objective.
     """
     from fedapp.report.card import CARD, model_card  # matplotlib takes a second to import
-    from fedapp.report.page import comparison_page, run_page
+    from fedapp.report.comparison import comparison_page
+    from fedapp.report.page import run_page
     from fedapp.report.summary import read_run
 
     if not run_dirs:
@@ -43,7 +44,7 @@ def write_report(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
 
 def compared_warnings(run_dirs: Sequence[Path]) -> list[str]:
     """Why the scores of several runs are not comparable; DataError for an invalid folder."""
-    from fedapp.report.page import named_runs
+    from fedapp.report.comparison import named_runs
     from fedapp.report.summary import read_run, row_warnings
 
     return row_warnings(named_runs([read_run(path) for path in run_dirs]))

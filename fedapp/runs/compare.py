@@ -26,7 +26,7 @@ from fedapp.home import RUNS, private_folder
 from fedapp.metrics import larger_is_better
 from fedapp.process import versions
 from fedapp.report import write_report
-from fedapp.report.page import N_ORDERS, Comparison, Line, tradeoff_page
+from fedapp.report.comparison import N_ORDERS, Comparison, Line, tradeoff_page
 from fedapp.report.summary import read_run, score_names, score_rows
 from fedapp.run_folder import INPUTS_FILE, OnRound, RunFolder, Silent, State, Watcher, new_run_dir
 from fedapp.runs import session

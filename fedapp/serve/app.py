@@ -10,17 +10,17 @@ import asyncio
 import json
 import re
 from collections.abc import Collection
-from html import escape
 from threading import Semaphore
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, JSONResponse
+from markupsafe import Markup
 
 from fedapp.data.schema import first
 from fedapp.errors import DataError
-from fedapp.report.page import page, section, table
+from fedapp.report.page import page, table
 from fedapp.serve.scorer import RowError, Scorer
 
 MOST_ROWS, MOST_BYTES = 10_000, 16_000_000
@@ -196,18 +196,17 @@ def docs_page(described: dict[str, Any], most_rows: int, most_bytes: int) -> str
         values = column["kind"] if names is None else f"one of {first(names, MOST_NAMES)}"
         rows.append([column["name"], values, "yes" if column["missing_allowed"] else "no"])
     heads = ["column", "holds", "may be missing"]
-    requests = (
-        f"<p><code>POST /predict</code> with one row, an object by column names, or "
-        f"<code>{{&quot;rows&quot;: [...]}}</code> of at most {most_rows:,} rows and "
-        f"{most_bytes:,} bytes. null means that a value is missing. "
-        "<code>GET /schema</code> has the columns as JSON, <code>GET /health</code> says whether "
-        'the model is loaded, <a href="/openapi.json">/openapi.json</a> is the OpenAPI document.'
-        f"</p><pre>{escape(_example(described))}</pre>"
-    )
+    requests = Markup(
+        "<p><code>POST /predict</code> with one row, an object by column names, or "
+        "<code>{{&quot;rows&quot;: [...]}}</code> of at most {:,} rows and {:,} bytes. null means "
+        "that a value is missing. <code>GET /schema</code> has the columns as JSON, "
+        "<code>GET /health</code> says whether the model is loaded, "
+        '<a href="/openapi.json">/openapi.json</a> is the OpenAPI document.</p><pre>{}</pre>'
+    ).format(most_rows, most_bytes, _example(described))
     return page(
         "fedapp serve",
         f"{described['model']} · {described['objective']}",
-        [section("Requests", requests), section("Columns", table(heads, rows, n_texts=len(heads)))],
+        {"Requests": requests, "Columns": table(heads, rows, len(heads))},
     )
 
 

@@ -27,7 +27,7 @@ import typer
 
 from fedapp.data.datasets import dataset_names, source_frame
 from fedapp.errors import ConfigError
-from fedapp.report.page import Strong, arrow, escaped, figures, page, section, table
+from fedapp.report.page import arrow, figures, page, quiet, strong, table
 from fedapp.report.summary import human_bytes, human_seconds, score_text
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import run_and_load, run_baselines
@@ -67,15 +67,14 @@ def benchmark_page(
     ``rows`` include those of the baselines; ``methods`` are the federated ones, in order.
     """
     sets = dict.fromkeys(str(row["data"]) for row in rows)
-    quiet_notes = f'<p class="quiet">{escaped(" ".join(notes))}</p>'
-    sections = [
-        section("Which method should I take?", _answers(answers)),
-        section("Test scores", _scores(rows, methods) + quiet_notes),
-        section("Costs", _costs(rows, methods)),
-    ]
+    sections = {
+        "Which method should I take?": _answers(answers),
+        "Test scores": _scores(rows, methods) + quiet(" ".join(notes)),
+        "Costs": _costs(rows, methods),
+    }
     for data in sets:
         of_data = [row for row in rows if row["data"] == data]
-        sections.append(section(f"{data}, plots", figures(_figures(of_data, methods))))
+        sections[f"{data}, plots"] = figures(_figures(of_data, methods))
     return page("Uneven parties: which method to take", " · ".join(sets), sections)
 
 
@@ -103,7 +102,7 @@ def _scores(rows: Sequence[Row], methods: Sequence[str]) -> str:
         means = {each: mean_of(of_method[(each,)], "score") for each in names}
         best = max(means[each] for each in methods)
         cells = [
-            Strong(score_text(mean)) if mean == best and each in methods else score_text(mean)
+            strong(score_text(mean)) if mean == best and each in methods else score_text(mean)
             for each, mean in means.items()
         ]
         lines_of.append([data, name, str(parties), *cells])

@@ -23,7 +23,7 @@ import typer
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.table import Table
 from fedapp.errors import listed
-from fedapp.report.page import escaped, figures, page, section, table
+from fedapp.report.page import figures, page, quiet, table
 from fedapp.report.summary import human_bytes, human_seconds
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import run_baselines
@@ -202,10 +202,10 @@ def benchmark_page(rows: Sequence[Row], largest: Sequence[Row], description: str
         [row["data"], row["method"], f"{row['between_splits']:.4f}", f"{row['from_pooled']:.4f}"]
         for row in largest
     ]
-    notes = f'<p class="quiet">{escaped(f"{description}. {NOTES}")}</p>'
-    sections = [section("Largest differences of a score", table(header, apart, n_texts=2) + notes)]
+    notes = quiet(f"{description}. {NOTES}")
+    sections = {"Largest differences of a score": table(header, apart, 2) + notes}
     for (data,), group in grouped(rows, "data").items():
-        sections.append(section(data, figures(_figures(group))))
+        sections[data] = figures(_figures(group))
     sets = " · ".join(dict.fromkeys(str(row["data"]) for row in rows))
     return page(
         "VertiBench: the model of the joined table for any split, at different costs",

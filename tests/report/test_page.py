@@ -277,7 +277,7 @@ def test_how_tables_were_read_is_no_warning(binary, tmp_path):
 def test_scores_of_each_party_are_shown(binary):
     body = sections(page_of(binary))["Scores"]
     own = summary_of(binary)["metrics"]["by_party"]["party-2"]["test"]
-    assert f'<td class="name">party-2</td><td class="n">{own["auc"]:.4f}</td>' in body
+    assert f'<td>party-2</td><td class="n">{own["auc"]:.4f}</td>' in body
 
 
 def test_columns_and_classes_with_markup_in_their_names_are_shown_as_texts(tmp_path):

@@ -361,7 +361,7 @@ def test_names_from_outside_are_escaped(tmp_path):
     changes = {"parties": parties, "left_out": left_out, "data": MALICIOUS}
     page = page_of(make_run(tmp_path / "run", config=config, **changes))
     assert "<script" not in page
-    assert page.count("&lt;script src=&quot;https://example.org/x.js&quot;&gt;") >= 5
+    assert page.count("&lt;script src=&#34;https://example.org/x.js&#34;&gt;") >= 5
 
 
 def test_the_page_loads_nothing_from_elsewhere(tmp_path):

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, StoppedError
-from fedapp.report.page import Comparison, Line, score_table, tradeoff_page
+from fedapp.report.comparison import Comparison, Line, score_table, tradeoff_page
 from fedapp.report.plots import compared_scores, near_range, spread_out, tradeoff
 from fedapp.report.summary import fact_grid, read_run
 from fedapp.run_folder import RunFolder, Silent
@@ -277,7 +277,7 @@ def test_the_page_and_the_table_hold_every_line(tmp_path: Path) -> None:
     found = compared(tmp_path / "out", Counted(), n_seeds=1)
     page = tradeoff_page(found)
     for line in found.lines:
-        assert line.name.replace("'", "&#x27;") in page
+        assert line.name.replace("'", "&#39;") in page
         assert f"{line.mean:.4f}" in page
     assert page.count("<svg ") == page.count('role="img" aria-label="Test auc') == 4
     assert score_table(found).row_count == len(found.lines)

@@ -1,0 +1,373 @@
+"""Several runs side by side: in tables, and as pages.
+
+`comparison_page` compares any finished runs (``fedapp report``); `tradeoff_page` shows a
+`Comparison`, all of whose lines are scored on the same rows (``fedapp compare``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from rich.markup import escape
+from rich.table import Table
+
+from fedapp.errors import DataError
+from fedapp.metrics import AT_THRESHOLD, is_metric, larger_is_better
+from fedapp.report import plots
+from fedapp.report.page import arrow, figures, named, page, quiet, strong, table
+from fedapp.report.plots import compared_scores, near_range, ranking, tradeoff
+from fedapp.report.summary import (
+    COMMON,
+    Run,
+    Scores,
+    drawn_metrics,
+    human_bytes,
+    human_seconds,
+    metric_of,
+    row_counts,
+    row_warnings,
+    score_names,
+    score_text,
+)
+from fedapp.report.template import elements
+from fedapp.settings import Value, flatten
+
+ONE_PLACE = (
+    "pooled: all rows and columns in one place. A party's rows alone: trained on these. A party's "
+    "columns alone: what the party that has the labels reaches without the others' columns."
+)
+N_ORDERS = 10  # of the training rows, for the range of pooled XGBoost's scores
+TIES = (
+    "less the best: mean and standard deviation of the differences to the best strategy, on the "
+    "same seeds and folds; tie: the mean is within two standard errors of 0."
+)
+OFF_AXIS = " An arrow stands for a score beyond the axis, which is written beside it."
+Named = Mapping[str, Run]
+# A run's location, and settings that the table of runs shows.
+STATED = {"run-dir", "resume", "strategy", "data", "parties", "seed"}
+
+
+def comparison_page(runs: Sequence[Run]) -> str:
+    """HTML page of two runs or more; DataError if they differ in their objective."""
+    objectives = sorted({run.summary["objective"] for run in runs})
+    if len(objectives) > 1:
+        raise DataError(f"runs must share one objective, got {', '.join(objectives)}")
+    by_name = named_runs(runs)
+    rounds = {name: run.rounds for name, run in by_name.items() if run.rounds}
+    curves = {
+        f"{arrow(metric)} by boosting round": compared_scores(rounds, metric)
+        for metric in drawn_metrics(runs)
+    }
+    rocs = {name: (run.summary.get("curves") or {}).get("roc") for name, run in by_name.items()}
+    drawn = {name: roc for name, roc in rocs.items() if roc and roc["fpr"]}
+    roc_figures = {"ROC curves": plots.roc(drawn, legend_below=True)} if drawn else {}
+    sections = {
+        "Scores on test rows": _scores(by_name),
+        "What is compared": _facts(by_name),
+        "Cost": _costs(by_name),
+        "Trade-offs": figures(_trade_offs(by_name)),
+        "Training": figures(curves),
+        "Predictions": figures(roc_figures),
+        "Settings that differ": _differences(by_name),
+    }
+    data = " · ".join(dict.fromkeys(run.summary["data"] for run in runs))
+    return page(f"{len(runs)} runs compared", data, sections, row_warnings(by_name))
+
+
+def named_runs(runs: Sequence[Run]) -> dict[str, Run]:
+    """Runs by the names of their folders, with a number where two agree."""
+    folders = [run.path.resolve().name for run in runs]
+    names = [
+        f"{name} ({folders[: i + 1].count(name)})" if folders.count(name) > 1 else name
+        for i, name in enumerate(folders)
+    ]
+    return dict(zip(names, runs, strict=True))
+
+
+def _facts(runs: Named) -> str:
+    rows = []
+    for name, run in runs.items():
+        counts, summary = row_counts(run.summary), run.summary
+        n_train = counts.get("train", sum(party["rows"] for party in summary["parties"]))
+        n_test = f"{counts['test']:,}" if "test" in counts else "not known"
+        cells = n_test, f"{n_train:,}", f"{len(summary['parties'])}", f"{summary.get('seed', '')}"
+        rows.append([named(name), named(summary["strategy"]), named(summary["data"]), *cells])
+    header = ["run", "strategy", "data", "rows scored", "training rows", "parties", "seed"]
+    return table(header, rows, n_texts=3)
+
+
+def _scores(runs: Named) -> str:
+    """Scores of each run and its pooled baseline; the best run of each column is bold."""
+    tests: dict[str, Scores] = {
+        n: run.summary["metrics"].get("test") or {} for n, run in runs.items()
+    }
+    names = [name for name in score_names(list(tests.values())) if name not in AT_THRESHOLD]
+    best = {}  # the best value of each metric, as shown
+    for name in filter(is_metric, names):
+        defined = [score for each in tests.values() if (score := _defined(each, name)) is not None]
+        if defined:
+            best[name] = score_text(max(defined) if larger_is_better(name) else min(defined))
+    rows = []
+    for run_name, run in runs.items():
+        texts = {name: score_text(tests[run_name].get(name)) for name in names}
+        cells = [strong(text) if text == best.get(name) else text for name, text in texts.items()]
+        rows.append([named(run_name), named(run.summary["strategy"]), *cells])
+        pooled = (run.summary.get("baselines") or {}).get("pooled")
+        if pooled:
+            texts = {name: score_text(pooled.get(name)) for name in names}
+            rows.append(["", named("pooled baseline"), *texts.values()])
+    return table(["run", "strategy", *map(arrow, names)], rows, n_texts=2)
+
+
+def _costs(runs: Named) -> str:
+    rows = []
+    for name, run in runs.items():
+        summary, traffic = run.summary, run.summary["bytes"]
+        counts = (summary["trees"], summary["exchanges"])
+        sizes = (human_bytes(traffic[way]) for way in ("to_parties", "to_server"))
+        seconds = human_seconds(summary["seconds"]["total"])
+        rows.append([named(name), *(f"{count:,}" for count in counts), *sizes, seconds])
+    header = ["run", "trees", "exchanges", "to parties", "to server", "time"]
+    return table(header, rows)
+
+
+def _trade_offs(runs: Named) -> dict[str, str]:
+    """Scores of the early-stopping metric against costs; empty if fewer than two runs have it."""
+    metric = metric_of(next(iter(runs.values())).summary)
+    lines = []
+    for name, run in runs.items():
+        summary, pooled = run.summary, (run.summary.get("baselines") or {}).get("pooled") or {}
+        if (score := _defined(summary["metrics"].get("test") or {}, metric)) is not None:
+            seconds = summary["seconds"].get("train", summary["seconds"]["total"])
+            costs = seconds, summary["exchanges"], sum(summary["bytes"].values())
+            lines.append(Line(name, (score,), *costs))
+        if (score := _defined(pooled, metric)) is not None:
+            lines.append(Line(f"{name}, pooled", (score,)))
+    if sum(line.n_bytes is not None for line in lines) < 2:
+        return {}
+    lines.sort(key=lambda line: line.mean, reverse=larger_is_better(metric))
+    return cost_figures(lines, metric, "run")
+
+
+def _defined(scores: Scores, metric: str) -> float | None:
+    """A score, or None if it is absent or undefined."""
+    value = scores.get(metric)
+    return None if value is None or math.isnan(value) else value
+
+
+def _differences(runs: Named) -> str:
+    """Settings that some run reads and that differ, in the first run's order."""
+    unread = [run for run in runs.values() if run.summary.get("settings_read") is None]
+    read = {key for run in runs.values() for key in run.summary.get("settings_read") or ()}
+    flat = {name: flatten(run.config) for name, run in runs.items()}
+    keys = dict.fromkeys(key for settings in flat.values() for key in settings)
+    shown = [key for key in keys if key not in STATED and (unread or key in read)]
+    rows = [[key, *(str(each.get(key, "not set")) for each in flat.values())] for key in shown]
+    differing = [row for row in rows if len(set(row[1:])) > 1]
+    if not differing:
+        return quiet("None.")
+    return table(["setting", *runs], differing, n_texts=1 + len(runs))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One strategy or baseline over all seeds and folds."""
+
+    name: str
+    scores: tuple[float, ...]  # test scores by seed and fold, of the early-stopping metric
+    # Means per run; None for a baseline, which sends nothing.
+    seconds: float | None = None
+    exchanges: float | None = None
+    n_bytes: float | None = None  # both ways
+    others: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # all test scores
+    runs: tuple[str, ...] = ()  # names of the runs' folders, by seed and fold
+
+    @property
+    def mean(self) -> float:
+        """Mean score."""
+        return float(np.mean(self.scores))
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the score over seeds and folds; nan for one run."""
+        return float(np.std(self.scores, ddof=1)) if len(self.scores) > 1 else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Strategies and baselines that are scored on the same rows."""
+
+    metric: str
+    lines: tuple[Line, ...]  # ordered by the metric, best first
+    data: str
+    objective: str
+    engine: str
+    seeds: tuple[int, ...]
+    n_parties: int
+    n_rows: Mapping[str, int]  # "train", "valid" and "test"
+    methods: Mapping[str, tuple[str, ...]]  # by what their parties split: "rows" or "columns"
+    changed: Mapping[str, Value]  # settings that are not defaults, except those above
+    unread: Mapping[str, tuple[str, ...]]  # method -> changed settings that it does not read
+    folds: int = 0  # 0: no cross-validation
+    orders: tuple[float, float] | None = None  # range of pooled XGBoost's scores, see N_ORDERS
+
+    @property
+    def metrics(self) -> list[str]:
+        """The watched score, and up to two others."""
+        others = (name for name in COMMON if name in self.lines[0].others)
+        return list(dict.fromkeys([self.metric, *others]))[:3]
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """A record per line, best first: means, differences to the best strategy, costs."""
+        best, records = next(line for line in self.lines if line.n_bytes is not None), []
+        for line in self.lines:
+            pairs = Line("", tuple(np.subtract(line.scores, best.scores).tolist()))
+            error = pairs.spread / len(pairs.scores) ** 0.5
+            # A tie: the mean difference is within two standard errors of 0.
+            ties = None if np.isnan(error) else abs(pairs.mean) <= 2 * error
+            others = {name: line.others.get(name, np.nan) for name in self.metrics[1:]}
+            means = {name: float(np.mean(scores)) for name, scores in others.items()}
+            records.append(
+                {"strategy": line.name, self.metric: line.mean, "sd": line.spread, **means}
+                | {"difference": pairs.mean, "difference_sd": pairs.spread}
+                | {"ties": ties, "is_best": line is best}
+                | {"seconds": line.seconds, "exchanges": line.exchanges, "bytes": line.n_bytes}
+            )
+        return records
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What is compared, in words."""
+        rows = self.n_rows
+        seeds = ", ".join(map(str, self.seeds))
+        if self.folds:
+            seeds += f", each with {self.folds} folds that are held back in turn"
+        is_several = len(self.seeds) > 1 or self.folds > 1
+        over = "all these runs" if self.folds else "them"
+        of_fold = " (in the first fold)" if self.folds else ""  # fold sizes differ by a row
+        several = f"; ± is the standard deviation over {over}" if is_several else ""
+        split = [
+            f"some of the {what} ({', '.join(methods)})" for what, methods in self.methods.items()
+        ]
+        partly = {name for names in self.unread.values() for name in names}
+        usual = "no others are changed for every method" if partly else "all defaults"
+        facts = {
+            "data": f"{self.data}, {self.objective}",
+            "rows": f"{rows['test']:,} test rows{of_fold} score every line; "
+            f"{rows['train']:,} train, {rows['valid']:,} validate",
+            "parties": f"{self.n_parties}, each with {' or '.join(split)}",
+            "seeds": seeds + several if several else f"{seeds} (one: no spread is known)",
+            "engine": self.engine,
+            "settings": self._named(set(self.changed) - partly) or usual,
+        }
+        low, high = map(score_text, self.orders or (0.0, 0.0))
+        if low != high:
+            facts["row orders"] = (
+                f"pooled XGBoost scores {low} to {high} over {N_ORDERS} orders of the training "
+                "rows of the first run, which its cuts follow; smaller differences say nothing"
+            )
+        for method, unread in self.unread.items() if partly else ():
+            read = self._named(partly - set(unread)) or "nothing more"
+            not_read = f"; does not read {', '.join(unread)}" if unread else ""
+            facts[method] = f"also reads {read}{not_read}"
+        return facts
+
+    def _named(self, names: Collection[str]) -> str:
+        return ", ".join(f"{name}={self.changed[name]}" for name in self.changed if name in names)
+
+
+def score_table(comparison: Comparison) -> Table:
+    """The lines as a table for a terminal."""
+    grid = Table(*_header(comparison))
+    for column in grid.columns[1:]:
+        column.justify = "right"
+    for name, *cells in _rows(comparison):
+        grid.add_row(escape(name), *cells)
+    return grid
+
+
+def tradeoff_page(comparison: Comparison) -> str:
+    """The comparison as HTML: tables, and figures of scores against costs."""
+    best, *others = _rows(comparison)
+    rows = [[strong(cell) for cell in best], *others]
+    facts = list(comparison.facts.items())
+    ties = TIES if len(comparison.lines[0].scores) > 1 else ""
+    run_rows = [
+        [elements.link(run), *(score_text(line.others[n][place]) for n in comparison.metrics)]
+        for line in comparison.lines
+        for place, run in enumerate(line.runs)
+    ]
+    head = ["run", *map(arrow, comparison.metrics)]
+    costs = cost_figures(comparison.lines, comparison.metric, "strategy")
+    sections = {
+        "Test scores and cost": table(_header(comparison), rows) + quiet(ONE_PLACE) + quiet(ties),
+        "Every run": table(head, run_rows) if run_rows else "",
+        "What is compared": table(["", "of every line, or of a method"], facts, 2),
+        "Trade-offs": figures(costs),
+    }
+    title = f"{sum(map(len, comparison.methods.values()))} strategies compared"
+    return page(title, f"{comparison.data} · {comparison.n_rows['test']:,} test rows", sections)
+
+
+def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, str]:
+    """Figures of scores against costs, and a ranking, by caption; `what` names a line."""
+    federated = [line for line in lines if line.n_bytes is not None]
+    off_axis = OFF_AXIS if _has_far(federated) else ""
+    by_bytes = [(line.name, line.n_bytes or 0.0, line.mean) for line in federated]
+    by_seconds = [(line.name, line.seconds or 0.0, line.mean) for line in federated]
+    by_exchanges = [(line.name, line.exchanges or 0.0, line.mean) for line in federated]
+    points = [(line.name, line.mean, line.spread, line.n_bytes is None) for line in lines]
+    several = any(len(line.scores) > 1 for line in lines)
+    bars = ", with the standard deviation over the runs" if several else ""
+    kinds = f"every {what}"
+    if len(federated) < len(lines):
+        kinds += " (dark) and of the baselines (pale)"
+    all_off_axis = OFF_AXIS if _has_far(lines) else ""
+    return {
+        f"Test {arrow(metric)} of every {what} against the bytes it sends, on a logarithmic "
+        f"scale.{off_axis}": tradeoff(by_bytes, "bytes sent", metric, human_bytes),
+        f"Test {arrow(metric)} of every {what} against its training time, on a logarithmic "
+        f"scale.{off_axis}": tradeoff(by_seconds, "train time", metric, human_seconds),
+        f"Test {arrow(metric)} of every {what} against its exchanges with the parties, each of "
+        f"which costs seconds in a deployment.{off_axis}": tradeoff(
+            by_exchanges, "exchanges", metric, "{:g}".format
+        ),
+        f"Test {arrow(metric)} of {kinds}, best first{bars}.{all_off_axis}": ranking(
+            points, metric
+        ),
+    }
+
+
+def _has_far(lines: Sequence[Line]) -> bool:
+    means = [line.mean for line in lines if np.isfinite(line.mean)]
+    low, high = near_range(means)
+    return any(not low <= mean <= high for mean in means)
+
+
+def _header(comparison: Comparison) -> list[str]:
+    metric, *others = map(arrow, comparison.metrics)
+    pairs = ["less the best"] if len(comparison.lines[0].scores) > 1 else []
+    return ["strategy", metric, "±", *pairs, *others, "train", "exchanges", "bytes"]
+
+
+def _rows(comparison: Comparison) -> list[list[str]]:
+    rows = []
+    for record in comparison.records:
+        mark = " tie" if record["ties"] else ""
+        pairs = f"{record['difference']:+.4f} ± {score_text(record['difference_sd'])}{mark}"
+        row = [record["strategy"], score_text(record[comparison.metric]), score_text(record["sd"])]
+        row += (
+            ["best" if record["is_best"] else pairs] if len(comparison.lines[0].scores) > 1 else []
+        )
+        row += [score_text(record[name]) for name in comparison.metrics[1:]]
+        costs = ["", "", ""]
+        if record["bytes"] is not None:
+            costs = [human_seconds(record["seconds"]), f"{record['exchanges']:g}"]
+            costs.append(human_bytes(record["bytes"]))
+        rows.append(row + costs)
+    return rows
