@@ -230,8 +230,8 @@ class Forest(Aligned):
     def make_local_splits(self, level: SplitList) -> Letters:
         """Make the local splits: store them; for all others, which rows they send left."""
         places, local = self.check_splits(level), self.local_indices(level)
-        found = self.candidates
-        best = Candidates(*(getattr(found, name)[places[local]] for name in found.__slots__))
+        offered = self.candidates
+        best = Candidates(*(getattr(offered, name)[places[local]] for name in offered.__slots__))
         if (best.columns < 0).any():
             rule = "must be splits that this party has offered"
             raise ProtocolError(self.name, type(level).__name__, "owners", rule)

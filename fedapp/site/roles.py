@@ -243,15 +243,15 @@ def _before(role_class: type[Any], kind: Kind) -> list[str]:
 @once
 def answers(role_class: type[Any]) -> dict[Kind, str]:
     """Name of the handler of each request class that a role answers."""
-    found: dict[Kind, str] = {}
+    names: dict[Kind, str] = {}
     for name, method in inspect.getmembers(role_class, inspect.isfunction):
         if name.startswith("_") or "request" not in inspect.signature(method).parameters:
             continue
         kind = get_type_hints(method)["request"]
         if inspect.isclass(kind) and issubclass(kind, Request):
-            assert kind not in found, f"{role_class.__name__} answers {kind.__name__} twice"
-            found[kind] = name
-    return found
+            assert kind not in names, f"{role_class.__name__} answers {kind.__name__} twice"
+            names[kind] = name
+    return names
 
 
 class Form(Protocol):
