@@ -6,7 +6,7 @@ Like the ``fedapp`` command, these functions work through ``fedapp.runs.session`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -24,19 +24,7 @@ __all__ = ["Data", "Folds", "OnRound", "Run", "Tuned", "Watcher", "compare", "lo
 
 
 @overload
-def run(
-    strategy: str,
-    *,
-    data: Data | None = None,
-    label: str | int = "",
-    parties: int | None = None,
-    engine: str = "local",
-    baselines: bool = False,
-    on_round: OnRound | None = None,
-    watcher: Watcher | None = None,
-    folds: Literal[0] = 0,
-    **settings: Any,
-) -> Run: ...
+def run(strategy: str, *, folds: Literal[0] = 0, **settings: Any) -> Run: ...
 @overload
 def run(strategy: str, *, folds: int, **settings: Any) -> Run | Folds: ...
 def run(
@@ -117,23 +105,18 @@ def run(
     check_functions(functions, engine, baselines)
     named = {**named, "label": label or None, "folds": folds or None}
     overrides: dict[str, Any] = settings_of(strategy, {**named, "parties": parties})
-    arguments = overrides, engine, baselines, watcher or Silent(), on_round
-    if folds and "fold" not in overrides:
-        from fedapp.runs.compare import CrossValidation
+    arguments = strategy, overrides, engine, baselines, watcher or Silent(), on_round
+    with ExitStack() as stack:
+        stack.enter_context(naming_python_keywords())
+        stack.enter_context(functions_in_use(functions))
+        if folds and "fold" not in overrides:
+            from fedapp.runs.compare import CrossValidation
 
-        with (
-            naming_python_keywords(),
-            functions_in_use(functions),
-            _placing(strategy, data, overrides),
-        ):
-            return Folds(CrossValidation(strategy, *arguments).carry_out().path)
-    training = Training(strategy, *arguments)
-    with (
-        naming_python_keywords(),
-        functions_in_use(functions),
-        _noting(training),
-        _placing(strategy, data, overrides),
-    ):
+            stack.enter_context(_placing(strategy, data, overrides))
+            return Folds(CrossValidation(*arguments).carry_out().path)
+        training = Training(*arguments)
+        stack.enter_context(_noting(training))
+        stack.enter_context(_placing(strategy, data, overrides))
         folder = training.carry_out()
     if folder is None:
         rule = "must be on this machine to be loaded: give run_dir"
@@ -195,7 +178,8 @@ def tune(
     with naming_python_keywords():
         domains = {name: str(text) for name, text in settings_of(strategy, space or {}).items()}
         budget = Budget(runs, exchanges, bytes)
-        with _placed_in(f"tune-{strategy}", data, output, overrides) as folder:
+        folder = _folder(f"tune-{strategy}", data, output)
+        with _placing(strategy, data, overrides, folder):
             arguments = domains, search, budget, engine, watcher or Silent(), folder
             return Tuned(Tuning(strategy, overrides, *arguments).carry_out().path)
 
@@ -242,31 +226,10 @@ def compare(
     folded = {"folds": folds, "fold": 1} if folds else {}
     more = {"label": label or None, "parties": parties}
     overrides: dict[str, Any] = settings_of("", {**settings, **folded, **more})
-    with naming_python_keywords(), _placed_in("compare", data, output, overrides) as folder:
+    folder = _folder("compare", data, output)
+    with naming_python_keywords(), _placing("compare", data, overrides, folder):
         arguments = seeds, engine, watcher or Silent(), folder
         return Compared(carry_out(strategies, overrides, *arguments)[0])
-
-
-@contextmanager
-def _placed_in(
-    kind: str, data: Data | None, output: str | PathLike[str] | None, overrides: dict[str, Any]
-) -> Iterator[Path | None]:
-    """Put the tables of several runs into the settings; yields the folder, a new one for frames."""
-    folder, is_frames = None if output is None else Path(output), False
-    if data is not None:
-        if is_frames := has_frames(data):
-            folder = folder or Path(new_run_dir(kind, RUNS))
-            private_folder(folder)
-        overrides["data"] = write_tables(data, (folder or Path()).resolve())
-    try:
-        yield folder
-    except BaseException:
-        # Refused before it wrote a run: only the frames are there.
-        if is_frames and folder and not any(path.is_dir() for path in folder.iterdir()):
-            drop_frames(folder)
-            if not any(folder.iterdir()):
-                folder.rmdir()
-        raise
 
 
 @contextmanager
@@ -283,8 +246,14 @@ def _noting(training: Training) -> Iterator[None]:
 
 
 @contextmanager
-def _placing(strategy: str, data: Data | None, overrides: dict[str, Any]) -> Iterator[None]:
-    """Put the tables into the settings while the block runs; frames go to the run's folder."""
+def _placing(
+    kind: str, data: Data | None, overrides: dict[str, Any], output: Path | None = None
+) -> Iterator[None]:
+    """Put the tables into the settings while the block runs.
+
+    Frames go to the run's folder, or to `output`. Where the block fails before it wrote a run, the
+    frames are deleted, and a new folder too.
+    """
     if data is None:
         yield
         return
@@ -294,20 +263,28 @@ def _placing(strategy: str, data: Data | None, overrides: dict[str, Any]) -> Ite
         overrides["data"] = write_tables(data, Path())
         yield
         return
-    folder = RunFolder(Path(overrides.get("run-dir") or new_run_dir(strategy, RUNS)).resolve())
-    folder.check_new()
-    is_new = not folder.path.exists()
-    private_folder(folder.path)
-    overrides["run-dir"] = str(folder.path)
+    if output is None:
+        output = Path(overrides.get("run-dir") or new_run_dir(kind, RUNS)).resolve()
+        RunFolder(output).check_new()
+        overrides["run-dir"] = str(output)
+    is_new = not output.exists()
+    private_folder(output)
     try:
-        overrides["data"] = write_tables(data, folder.path)
+        overrides["data"] = write_tables(data, output.resolve())
         yield
     except BaseException:
-        if not (folder.path / "config.toml").exists():
-            drop_frames(folder.path)
-            if is_new and not any(folder.path.iterdir()):
-                folder.path.rmdir()
+        if not any(path.is_dir() or path.name == "config.toml" for path in output.iterdir()):
+            drop_frames(output)
+            if is_new and not any(output.iterdir()):
+                output.rmdir()
         raise
+
+
+def _folder(kind: str, data: Data | None, output: str | PathLike[str] | None) -> Path | None:
+    """The folder of several runs: `output`, or a new one for frames."""
+    if output is not None:
+        return Path(output)
+    return Path(new_run_dir(kind, RUNS)) if data is not None and has_frames(data) else None
 
 
 def load(path: str | PathLike[str]) -> Run:

@@ -5,7 +5,12 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
+import pytest
 
 # On a busy machine an example may take any time.
 hypothesis.settings.register_profile("fedapp", deadline=None)
 hypothesis.settings.load_profile("fedapp")
+
+# What helpers find wrong is shown as what tests do.
+HELPERS = ("contract.methods", "network", "pooled", "tampering", "transcript")
+pytest.register_assert_rewrite(*(f"tests.{name}" for name in HELPERS))

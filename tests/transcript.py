@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fedapp.client_app import SiteApp
 from fedapp.home import home
 from fedapp.messages import handshake, vertical
 from fedapp.messages.fields import Message as Declared
+from fedapp.messages.fields import Reply, Request
 from fedapp.messages.vertical import Parcels, SentReply
 from fedapp.messages.wire import CONTENT, ENVELOPE, from_records, to_records
 from fedapp.run_folder import RunFolder
@@ -130,19 +131,38 @@ def rewrite(message: Message, **arrays: np.ndarray) -> None:
     message.content = to_records(changed, envelope)
 
 
-def check_declared(
-    app: Listener, kinds: Mapping[str, tuple[type[Declared], type[Declared]]]
-) -> None:
-    """Messages of all these types were sent, with the fields of their classes and nothing else."""
+def check_declared(app: Listener, kinds: Iterable[str]) -> None:
+    """Messages of all these kinds were sent, with the fields of their classes and nothing else."""
+    requests = {one.kind: one for one in declared(Request) if hasattr(one, "kind")}
+    replies = list(declared(Reply))
     assert {kind for kind, _, _ in app.heard} == set(kinds)
-    for kind, request, reply in app.heard:
-        for message, declared in zip((request, reply), kinds[kind], strict=True):
+    for kind, *pair in app.heard:
+        contents = [from_records(message.content, "sender")[1] for message in pair]
+        named = [one for one in replies if one.wire_name == contents[1].name]
+        own = [one for one in named if one.__module__ == requests[kind].__module__]
+        for message, content, classes in zip(
+            pair, contents, ([requests[kind]], own or named), strict=True
+        ):
             in_envelope = CONTENT in message.content.config_records[ENVELOPE]
             assert set(message.content) == ({ENVELOPE} if in_envelope else {ENVELOPE, CONTENT})
             assert set(message.content.config_records[ENVELOPE]) - {CONTENT} == HEAD
-            names = {*scalars_of(message), *arrays_of(message)}
-            beside = fields(Parcels) if declared.carries_letters else ()
-            assert names == {field.name for field in (*fields(declared), *beside)}
+            assert content.name in {one.wire_name for one in classes}
+            names = {*content.scalars, *content.arrays}
+            assert names in [set(names_of(one)) for one in classes], content.name
+
+
+def declared(kind: type[Declared]) -> Iterator[type[Any]]:
+    """All classes of messages below one, but for what others only build on."""
+    for one in kind.__subclasses__():
+        yield from declared(one)
+        if is_dataclass(one):
+            yield one
+
+
+def names_of(kind: type[Any]) -> list[str]:
+    """The fields of a message, those of its parcels too."""
+    beside = fields(Parcels) if kind.carries_letters else ()
+    return [field.name for field in (*fields(kind), *beside)]
 
 
 def check_no_rows(app: Listener, summary: Mapping[str, Any]) -> None:
@@ -151,3 +171,11 @@ def check_no_rows(app: Listener, summary: Mapping[str, Any]) -> None:
     for kind, _, reply in app.heard:
         for name, array in arrays_of(reply).items():
             assert not n_rows & set(array.shape), (kind, name)
+
+
+def predicted_rows(folder: RunFolder) -> np.ndarray:
+    """Predictions of a divided model as the active party has them."""
+    summary = summary_of(folder)
+    path = home() / "sites" / summary["active"] / summary["model_id"] / "predictions.csv"
+    lines = path.read_text().splitlines()[1:]
+    return np.array([list(map(float, line.split(",")[1:])) for line in lines])

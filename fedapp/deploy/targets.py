@@ -160,39 +160,22 @@ class Machine:
     def dockerfile(self) -> Texts:
         """Dockerfile of the image; ``BASE`` may be any image with the same Python version."""
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        app, steps = shlex.quote(str(app_folder())), _OF_CHECKOUT
+        app, steps = shlex.quote(str(app_folder())), "Dockerfile.checkout"
         if app_folder().name == "_app":
-            app, steps = "FOLDER_OF_THE_WHEEL", _OF_WHEEL
+            app, steps = "FOLDER_OF_THE_WHEEL", "Dockerfile.wheel"
         values = {"IMAGE": self.image, "DIR": self.folder, "APP": app, "PYTHON": python}
         values["WHEEL"] = f"fedapp-{version('fedapp')}-py3-none-any.whl"
-        return {"Dockerfile": (fill(_DOCKERFILE + steps, values), PUBLIC)}
+        return {"Dockerfile": (fill(steps, values), PUBLIC)}
 
 
-_DOCKERFILE = """\
-# docker build --tag {IMAGE} --file {DIR}/Dockerfile {APP}
-ARG BASE=python:{PYTHON}-slim
-FROM $BASE
-"""
-_OF_WHEEL = """\
-COPY {WHEEL} /opt/
-RUN pip install --no-cache-dir --no-deps /opt/{WHEEL}
-# No file is installed but those of the wheel's lock.
-RUN pip install --no-cache-dir --only-binary :all: --require-hashes \
--r "$(python -c 'import fedapp; print(fedapp.__path__[0])')/_app/requirements.lock"
-"""
-_OF_CHECKOUT = """\
-COPY . /opt/fedapp
-# No file is installed but those of the lock, and nothing built but the app, by its setuptools.
-RUN pip install --no-cache-dir --only-binary :all: --require-hashes -r /opt/fedapp/requirements.lock
-RUN pip install --no-cache-dir --no-deps --no-build-isolation --editable /opt/fedapp
-# Containers cannot write there: what is not compiled now is compiled by every process.
-RUN python -m compileall -q /opt/fedapp/fedapp /opt/fedapp/strategies /opt/fedapp/clients
-"""
+def template(name: str) -> str:
+    """The text of a file of the folder ``templates``."""
+    return (Path(__file__).parent / "templates" / name).read_text()
 
 
-def fill(template: str, values: Mapping[str, str]) -> str:
-    """Replace each ``{NAME}`` of a template; other braces stay."""
-    return re.sub(r"\{([A-Z_]+)\}", lambda match: values[match[1]], template)
+def fill(name: str, values: Mapping[str, str]) -> str:
+    """A template with each ``{NAME}`` replaced; other braces stay."""
+    return re.sub(r"\{([A-Z_]+)\}", lambda match: values[match[1]], template(name))
 
 
 def as_yaml(comment: str, document: object) -> str:
@@ -204,20 +187,6 @@ def as_yaml(comment: str, document: object) -> str:
 
 # systemd units, one per process, each isolated from what it does not need.
 
-_GUARDS = """\
-NoNewPrivileges=true
-CapabilityBoundingSet=
-LockPersonality=true
-PrivateDevices=true
-PrivateTmp=true
-ProtectControlGroups=true
-ProtectKernelModules=true
-ProtectKernelTunables=true
-ProtectSystem=strict
-RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
-RestrictNamespaces=true
-RestrictSUIDSGID=true
-SystemCallArchitectures=native"""
 # For processes that run the app or read rows: no network beyond this machine.
 _NO_WAY_OUT = ("IPAddressDeny=any", "IPAddressAllow=localhost")
 
@@ -313,7 +282,7 @@ def _unit(
         "Restart=always",
         "RestartSec=5",
         "UMask=0077",
-        _GUARDS,
+        template("guards.unit").rstrip(),
         *service_lines,
         "",
         "[Install]",
@@ -323,100 +292,6 @@ def _unit(
 
 
 # Bash scripts that start the processes and restart them when they end.
-
-_ENVIRONMENT = """\
-export PATH={BIN}:"$PATH"
-{EXPORTS}
-"""
-
-# A shell function that restarts its command when that ends, and stops it on TERM.
-_KEEP = """\
-keep() {
-  trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
-  while true; do
-    "$@" & child=$!
-    wait "$child"
-    echo "$(date -u +%FT%TZ) WARNING $FEDAPP_NAME ${4##*.}: ended; restarted in $pause s" >&2
-    [ -z "$node" ] || python -P -m fedapp.deploy.warm site || pkill -KILL -P "$node"
-    sleep "$pause" & child=$!
-    wait "$child"
-  done
-}
-"""
-
-_START_SUPERLINK = (
-    """\
-#!/usr/bin/env bash
-# SuperLink and the SuperExec that starts the ServerApp, each started again when it ends.
-# In process isolation a run survives a SuperLink that comes back.
-set -u
-umask 077
-cd {DIR}
-. ./env.sh
-pause=1 node=
-trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
-"""
-    + _KEEP
-    + """\
-keep {SUPERLINK} &
-until {HEALTH}; do sleep 1; done
-keep {SUPEREXEC} &
-[ -z "$FEDAPP_METRICS" ] || keep {METRICS} &
-wait
-"""
-)
-
-_START_SUPERNODE = (
-    """\
-#!/usr/bin/env bash
-# The site's SuperNode and the SuperExec that starts the process which reads the rows, each started
-# again when it ends. This SuperExec runs the fedapp that is installed here; Flower's own would run
-# whatever the coordinator sends. After a crash the SuperLink refuses the same key for about 60 s,
-# until it takes the old SuperNode for gone; so it is tried again until it works.
-set -u
-umask 077
-cd {DIR}
-. ./env.sh
-pause=5 node=
-trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
-"""
-    + _KEEP
-    + """\
-keep {SUPERNODE} &
-# A SuperExec that dies takes the process along that reads the rows. The next one tells the
-# SuperNode so. With another Flower than the tested one the SuperNode would wait for the answer for
-# ever; so it is ended too.
-pause=1 node=$!
-keep {SUPEREXEC} &
-[ -z "$FEDAPP_METRICS" ] || node= keep {METRICS} &
-wait
-"""
-)
-
-_REGISTER_SITES = """\
-#!/usr/bin/env bash
-# Tell the SuperLink the public keys of the sites, one sites/NAME.pub each; it may be run again.
-# Flower lists SuperNodes by number alone, so sites/NAME.node keeps whose number is whose.
-set -u
-cd {DIR}
-. ./env.sh
-status=0
-for name in {SITES}; do
-  if [ ! -f "sites/$name.pub" ]; then
-    echo "sites/$name.pub is missing" >&2
-    status=1
-  elif shown=$(flwr supernode register "sites/$name.pub" {FEDERATION} --name "$name" 2>&1); then
-    sed -n 's/.*SuperNode \\([0-9]*\\) registered.*/\\1/p' <<< "$shown" > "sites/$name.node"
-    echo "$name is registered"
-  elif [[ $shown == *"already in use"* ]]; then
-    echo "$name was registered before"
-  else
-    echo "$shown" >&2
-    status=1
-  fi
-done
-exit "$status"
-"""
 
 
 def scripts_federation(machine: Machine, federation: Federation) -> Texts:
@@ -428,8 +303,9 @@ def scripts_federation(machine: Machine, federation: Federation) -> Texts:
         "SUPEREXEC": _command(federation.superexec(folder)),
         "HEALTH": shlex.join(federation.health(folder)),
         "METRICS": " ".join(METRICS),
+        "KEEP": template("keep.sh"),
     }
-    start = {"start-superlink.sh": (fill(_START_SUPERLINK, values), SCRIPT)}
+    start = {"start-superlink.sh": (fill("start-superlink.sh", values), SCRIPT)}
     return start | host_config(machine, federation)
 
 
@@ -441,8 +317,9 @@ def scripts_site(machine: Machine, site: Site) -> Texts:
         "SUPERNODE": _command(site.supernode(folder)),
         "SUPEREXEC": _command(site.superexec(folder)),
         "METRICS": " ".join(METRICS),
+        "KEEP": template("keep.sh"),
     }
-    return {"start-supernode.sh": (fill(_START_SUPERNODE, values), SCRIPT)}
+    return {"start-supernode.sh": (fill("start-supernode.sh", values), SCRIPT)}
 
 
 def env_script(machine: Machine) -> Texts:
@@ -450,7 +327,7 @@ def env_script(machine: Machine) -> Texts:
     variables = environment(machine.folder, machine.name)
     exports = [f"export {key}={value}" for key, value in variables.items()]
     values = {"BIN": machine.programs, "EXPORTS": "\n".join(exports)}
-    return {"env.sh": (fill(_ENVIRONMENT, values), SECRET)}
+    return {"env.sh": (fill("env.sh", values), SECRET)}
 
 
 def register_script(machine: Machine, federation: Federation) -> Texts:
@@ -460,7 +337,7 @@ def register_script(machine: Machine, federation: Federation) -> Texts:
         "FEDERATION": federation.name,
         "SITES": " ".join(federation.sites),
     }
-    return {"register-sites.sh": (fill(_REGISTER_SITES, values), SCRIPT)}
+    return {"register-sites.sh": (fill("register-sites.sh", values), SCRIPT)}
 
 
 def _command(words: Sequence[str]) -> str:
@@ -471,83 +348,6 @@ def _command(words: Sequence[str]) -> str:
 # nginx in front of a coordinator's SuperLink.
 
 IMAGE = "nginx:1.28.0"
-
-# The SuperLink closes a connection that was silent for 5 s; nginx closes it first.
-_SERVERS = """\
-upstream {UPSTREAM} {
-    server 127.0.0.1:{PORT};
-    keepalive 32;
-    keepalive_timeout 4s;
-}
-
-# The sites.
-server {
-    listen {PUBLIC_PORT} ssl;
-{TLS}
-
-    location /v1/fleet/ {
-{PASS}
-        proxy_request_buffering off;
-    }
-    location / {
-        return 403;
-    }
-}
-
-# Users, who start runs and register sites; their names and passwords by `fedapp federation user`.
-server {
-    listen {USERS_PORT} ssl;
-{TLS}
-
-    location /v1/control/ {
-        auth_basic fedapp;
-        auth_basic_user_file {USERS};
-        proxy_set_header Authorization "";
-{PASS}
-        proxy_buffering off;
-    }
-    location / {
-        return 403;
-    }
-}
-"""
-
-_TLS = """\
-    server_name {HOST};
-    ssl_certificate {CERTIFICATE};
-    ssl_certificate_key {KEY};
-    ssl_protocols TLSv1.2 TLSv1.3;
-    keepalive_requests 1000000;
-    client_max_body_size 64m;"""
-
-_PASS = """\
-        proxy_pass https://{UPSTREAM};
-        proxy_http_version 1.1;
-        proxy_set_header Connection "";
-        proxy_ssl_verify on;
-        proxy_ssl_trusted_certificate {CA};
-        proxy_ssl_name localhost;
-        proxy_read_timeout 300s;"""
-
-# A whole configuration for an nginx without root that can write to /tmp only.
-_WHOLE = """\
-# Without root it stays who it is anyway.
-user root root;
-worker_processes 1;
-pid /tmp/nginx.pid;
-error_log stderr;
-events {
-}
-http {
-    access_log off;
-    client_body_temp_path /tmp/nginx-body;
-    proxy_temp_path /tmp/nginx-proxy;
-    fastcgi_temp_path /tmp/nginx-fastcgi;
-    uwsgi_temp_path /tmp/nginx-uwsgi;
-    scgi_temp_path /tmp/nginx-scgi;
-
-{SERVERS}}
-"""
 
 
 # The SuperLink serves all its routes on one port and does not authenticate users who start runs. So
@@ -576,7 +376,7 @@ def users_path(config: Path) -> str:
 def container_config(federation: Federation, folder: str, certificate: tuple[str, str]) -> Texts:
     """A whole configuration for a container that finds the other files in `folder`."""
     text = _servers(federation, certificate, folder, f"{folder}/nginx.users")
-    return {"nginx.conf": (fill(_WHOLE, {"SERVERS": text}), PUBLIC)}
+    return {"nginx.conf": (fill("nginx-whole.conf", {"SERVERS": text}), PUBLIC)}
 
 
 def container_command(folder: str) -> list[str]:
@@ -596,7 +396,7 @@ def _servers(federation: Federation, certificate: tuple[str, str], folder: str, 
         "CA": f"{folder}/ca.crt",
         "USERS": users,
     }
-    return fill(_SERVERS.replace("{TLS}", _TLS).replace("{PASS}", _PASS), values)
+    return fill("nginx.conf", values)
 
 
 def user_line(name: str) -> tuple[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ import pytest
 from fedapp.report.summary import score_notes
 from fedapp.runs.baselines import order_range, run_baselines, same_nodes
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
+from tests.conftest import MakeSettings
 from tests.pooled import write_rows
-
-MakeSettings = Callable[..., Settings]
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +14,8 @@ from fedapp.commands import cli
 from fedapp.errors import ConfigError, RunFailedError
 from fedapp.runs import flower as flower_runs
 from fedapp.runs.flower import check_programs, failed, sentence_for
-from fedapp.settings import Settings
+from tests.conftest import MakeSettings
 
-MakeSettings = Callable[..., Settings]
 CONFIG = """\
 [superlink]
 default = "local"

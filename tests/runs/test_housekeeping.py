@@ -24,10 +24,9 @@ from fedapp.home import home, secret_at
 from fedapp.run_folder import RunFolder, State
 from fedapp.runs.clean import forget_model, list_runs, plan, site_states
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.site.store import PART_FILE, SECONDS_A_DAY, STATE, write_part
+from tests.conftest import MakeSettings
 
-MakeSettings = Callable[..., Settings]
 RUNS = Path("runs")
 
 

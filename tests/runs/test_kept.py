@@ -27,8 +27,8 @@ from fedapp.runs.compare import (
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
 from simulations import study
+from tests.conftest import WriteTable
 
-WriteTable = Callable[..., Path]
 NAME = "pax-42"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ from fedapp.errors import ConfigError, PartyError
 from fedapp.messages.fields import all_methods
 from fedapp.process import versions
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings, app_folder
-from tests.conftest import needs_torch
+from fedapp.settings import app_folder
+from tests.conftest import MakeSettings, needs_torch
 
-MakeSettings = Callable[..., Settings]
 INSTALL = r"torch must be installed for fedxgbllr \(pip install 'fedapp\[fedxgbllr\]'\), got none$"
 # The module that trains a network, and so begins by importing torch.
 TRAINERS = ["fedapp.trees.head"]

@@ -25,13 +25,12 @@ from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import contributions
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import load_settings
 from fedapp.site.table import check_range, quantiles, read_joined, unlike_columns
 from fedapp.trees.divided import joint_names
+from tests.conftest import MakeSettings, MakeSites
 from tests.transcript import summary_of
 
-MakeSettings = Callable[..., Settings]
-MakeSites = Callable[..., list]
 N_ROWS = 200
 
 

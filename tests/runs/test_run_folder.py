@@ -18,9 +18,8 @@ from fedapp.runs.local import run_local
 from fedapp.runs.predict import predicted_rows, trained_settings
 from fedapp.runs.session import carry_out
 from fedapp.serve.scorer import Scorer
-from fedapp.settings import Settings, load_settings
-
-MakeSettings = Callable[..., Settings]
+from fedapp.settings import load_settings
+from tests.conftest import MakeSettings
 
 STATE = RunState("f00d", step=3)
 

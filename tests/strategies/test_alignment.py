@@ -33,6 +33,7 @@ from fedapp.site.store import Store
 from fedapp.site.table import Holdout, common_order, split_common
 from fedapp.trees.model import load_model
 from strategies.vertical import VerticalStrategy, align
+from tests.conftest import MakeSettings, MakeSites
 from tests.letters import letters_sent, raw_of
 from tests.network import run
 from tests.plans import planned
@@ -40,8 +41,6 @@ from tests.pooled import Pooled, assert_xgboosts, in_order, write_rows
 from tests.tampering import refuses, rewrite_letters, set_last_bit
 from tests.transcript import Listener, lines_of, summary_of
 
-MakeSettings = Callable[..., Settings]
-MakeSites = Callable[..., list[Context]]
 Ids = Sequence[object]
 Federation = Callable[..., list[Context]]
 N_PEOPLE = 260
@@ -240,23 +239,48 @@ def test_a_fixed_number_of_exchanges_aligns_rows(
 # What is refused
 
 
-def test_repeated_ids_are_refused_by_column_and_number(
+ID = r"id column \[withheld\] must"
+FEW = r"ids must have 2 rows in common at least, got {}: see that all parties write .*; 7, 007"
+
+
+@pytest.mark.parametrize(
+    ("ids", "more", "rule"),
+    [
+        (
+            [*PEOPLE[:60], *PEOPLE[:3], PEOPLE[0]],
+            {},
+            rf"shop \(step 1\): {ID} be unique .*, got 7 ",
+        ),
+        *(
+            (
+                [*PEOPLE[:58], empty, empty],
+                {},
+                rf"shop \(step 1\): {ID} have no missing values, got 2 of 60 rows",
+            )
+            for empty in ("", "NaN", "NA", "null")
+        ),
+        *(
+            (PEOPLE[60 - n : 120], {}, rf"bank \(step \d\): {FEW.format(n)} and 7\.0 differ$")
+            for n in (0, 1)
+        ),
+        (range(60), {"id": ""}, r'shop \(step 1\): id must name .* by, as in id="customer"$'),
+        (PEOPLE[:60], {"id": "person"}, rf"shop \(step 1\): {ID} be in the table"),
+    ],
+)
+def test_ids_that_cannot_be_matched_are_refused_by_column_and_number(
+    vertical: MakeSettings, federation: Federation, ids: Ids, more: dict[str, Any], rule: str
+) -> None:
+    contexts = federation(bank=PEOPLE[:60], shop=ids)
+    contexts[1].node_config.update(more)
+    refuses(f"^{rule}", vertical(), contexts)
+
+
+def test_more_rows_than_the_setting_allows_are_refused_by_the_partys_name(
     vertical: MakeSettings, federation: Federation
 ) -> None:
-    contexts = federation(bank=PEOPLE[:60], shop=[*PEOPLE[:60], *PEOPLE[:3], PEOPLE[0]])
-    match = r"^shop \(step 1\): id column \[withheld\] must be unique for every row, got 7 "
-    refuses(match, vertical(), contexts)
-
-
-@pytest.mark.parametrize("empty", ["", "NaN", "NA", "null"])
-def test_rows_without_an_id_are_refused_by_column_and_number(
-    vertical: MakeSettings, federation: Federation, empty: str
-) -> None:
-    contexts = federation(bank=PEOPLE[:60], shop=[*PEOPLE[:58], empty, empty])
-    match = (
-        r"^shop \(step 1\): id column \[withheld\] must have no missing values, got 2 of 60 rows"
-    )
-    refuses(match, vertical(), contexts)
+    contexts = federation(bank=PEOPLE[:50], shop=PEOPLE[:60])
+    rule = "align-most-rows must be >= the rows of every party, 60 at shop, got 50"
+    refuses(rf"^shop \(step 1\): {rule}$", vertical(align_most_rows=50), contexts)
 
 
 def test_an_empty_text_is_no_id(
@@ -300,42 +324,6 @@ def test_ids_are_matched_without_spaces_around_and_whatever_their_type(
     assert matched(folder) == 60
     note = "id column [withheld] has spaces around values, removed"
     assert any(note in warning for warning in summary_of(folder)["warnings"])
-
-
-@pytest.mark.parametrize("n_common", [0, 1])
-def test_tables_without_rows_in_common_are_refused(
-    vertical: MakeSettings, federation: Federation, n_common: int
-) -> None:
-    contexts = federation(bank=PEOPLE[:60], shop=PEOPLE[60 - n_common : 120])
-    match = rf"^bank \(step \d\): ids must have 2 rows in common at least, got {n_common}: "
-    match += r"see that all parties write them alike; 7, 007 and 7\.0 differ$"
-    refuses(match, vertical(), contexts)
-
-
-def test_more_rows_than_the_setting_allows_are_refused_by_the_partys_name(
-    vertical: MakeSettings, federation: Federation
-) -> None:
-    contexts = federation(bank=PEOPLE[:50], shop=PEOPLE[:60])
-    rule = "align-most-rows must be >= the rows of every party, 60 at shop, got 50"
-    refuses(rf"^shop \(step 1\): {rule}$", vertical(align_most_rows=50), contexts)
-
-
-def test_a_site_that_names_no_id_column_is_refused(
-    vertical: MakeSettings, federation: Federation
-) -> None:
-    contexts = federation(bank=PEOPLE[:60], shop=range(60))
-    contexts[1].node_config["id"] = ""
-    match = r'^shop \(step 1\): id must name the column to match rows by, as in id="customer"$'
-    refuses(match, vertical(), contexts)
-
-
-def test_an_id_column_that_is_missing_is_refused(
-    vertical: MakeSettings, federation: Federation
-) -> None:
-    contexts = federation(bank=PEOPLE[:60], shop=PEOPLE[:60])
-    contexts[1].node_config["id"] = "person"
-    match = r"^shop \(step 1\): id column \[withheld\] must be in the table"
-    refuses(match, vertical(), contexts)
 
 
 def test_bits_of_rows_that_are_not_there_are_refused_by_the_senders_name(

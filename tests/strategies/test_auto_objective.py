@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +13,9 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.runs.baselines import run_baselines
 from fedapp.runs.local import run_local
 from fedapp.runs.tables import check_tables
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import load_settings
+from tests.conftest import MakeSettings, WriteTable
 
-WriteTable = Callable[..., Path]
-MakeSettings = Callable[..., Settings]
 BOOSTED = {"num-boost-round": 2, "max-depth": 2, "max-bin": 8}
 SMALL_KEY = {"key-bits": 512, "insecure-small-key": True}
 METHODS: dict[str, dict[str, Any]] = {

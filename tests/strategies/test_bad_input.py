@@ -19,12 +19,9 @@ from typer.testing import CliRunner
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.trees.model import load_model
+from tests.conftest import MakeSettings, MakeSites, WriteTable
 
-WriteTable = Callable[..., Path]
-MakeSettings = Callable[..., Settings]
-MakeSites = Callable[..., list[Context]]
 Refuse = Callable[..., None]
 # Values and lines stay at the site.
 MORE = r"the site's own log says more$"
@@ -78,24 +75,88 @@ def test_two_sound_tables_train(
     assert len(load_model(folder.path / "model.json").trees) == 2
 
 
-# Tables
+# What a site's table and node config may be wrong in
+
+ONE = "got 1 of 40 rows"
+NONE = {"a": None, "b": None}
+BINARY, NUMBERS = "binary:logistic", {"objective": "reg:squarederror"}
+# The rule that a message of site shop ends with, its table, its node config, and settings.
+REFUSED: list[tuple[str, dict[str, Any], dict[str, str], dict[str, Any]]] = [
+    ("table must have at least one row, got 0$", {"n_rows": 0}, {}, {}),
+    ("table must have at least 2 training rows, got 1$", {"n_rows": 1}, {}, {}),
+    ("table must have a feature column, got only 'y'$", NONE, {}, {}),
+    *(
+        (
+            f"feature columns must be finite as float32, got 1 in 'a' infinite; {MORE}",
+            {"a": [value, *range(39)]},
+            {},
+            {},
+        )
+        for value in ("inf", "-inf", "1e39")
+    ),
+    (
+        "feature columns must be of one type each, got numbers and other text in 'b': ",
+        {"b": ["x", *range(39)]},
+        {},
+        {},
+    ),
+    ("label column 'z' must be in the table, got columns 'a', 'b', 'y'$", {}, {"label": "z"}, {}),
+    ('label must name the label column, as in label="y"; got none$', {}, {"label": ""}, {}),
+    (
+        f"label column 'y' must have no missing values, {ONE}; missing-label=drop drops these "
+        f"rows; {MORE}",
+        {"y": ["", *[0, 1] * 19, 1]},
+        {},
+        {},
+    ),
+    (
+        f"label column 'y' must be finite, {ONE}; {MORE}",
+        {"y": ["inf", *[0, 1] * 19, 1]},
+        {},
+        NUMBERS,
+    ),
+    ("label must be finite as float32$", {"y": ["1e39", *range(39)]}, {}, NUMBERS),
+    (
+        f"label must have at most 2 different values for {BINARY}, got 3; set objective=",
+        {"y": [0, 1, 2, 0] * 10},
+        {},
+        {},
+    ),
+    (
+        f"label must be numbers for reg:squarederror, got text; {MORE}",
+        {"y": ["no", "yes"] * 20},
+        {},
+        NUMBERS,
+    ),
+    *(
+        (
+            f"weight column 'w' must be finite and >= 0 in every row, {ONE}; {MORE}",
+            {"w": [weight, *[1] * 39]},
+            {"weight": "w"},
+            {},
+        )
+        for weight in ("-1", "inf", "")
+    ),
+    (
+        "weight column 'w' must be in the table, got columns 'a', 'b', 'y'$",
+        {},
+        {"weight": "w"},
+        {},
+    ),
+    (
+        "data must be a built-in name, a registry name or an existing file, got 'none.csv'$",
+        {},
+        {"data": "/secret/place/none.csv"},
+        {},
+    ),
+]
 
 
-def test_a_missing_file_is_refused_by_name_without_its_path(refuse_site: Refuse) -> None:
-    rule = r"data must be a built-in name, a registry name or an existing file, got 'none.csv'$"
-    refuse_site(rf"^shop \(step 1\): {rule}", node={"data": "/secret/place/none.csv"})
-
-
-def test_a_missing_file_of_a_simulated_run_is_refused(refuse: Refuse) -> None:
-    refuse(PartyError, r"^party-1 \(step 1\): data must be .*, got 'none.csv'", data="none.csv")
-
-
-def test_a_name_that_is_nearly_a_data_set_is_helped(refuse: Refuse) -> None:
-    refuse(PartyError, r"got 'brest-cancer'; close matches: .*breast-cancer", data="brest-cancer")
-
-
-def test_a_table_without_rows_is_refused(refuse_site: Refuse) -> None:
-    refuse_site(r"^shop \(step 1\): table must have at least one row, got 0$", table={"n_rows": 0})
+@pytest.mark.parametrize(("rule", "table", "node", "more"), REFUSED)
+def test_what_is_wrong_with_a_site_is_told_by_its_name(
+    refuse_site: Refuse, rule: str, table: dict[str, Any], node: dict[str, str], more: Any
+) -> None:
+    refuse_site(rf"^shop \(step 1\): {rule}", node, table, **more)
 
 
 def test_an_empty_file_is_refused(refuse_site: Refuse, tmp_path: Path) -> None:
@@ -105,89 +166,57 @@ def test_an_empty_file_is_refused(refuse_site: Refuse, tmp_path: Path) -> None:
     refuse_site(rf"^shop \(step 1\): {rule}$", node={"data": str(path)})
 
 
-def test_a_table_with_one_row_is_refused(refuse_site: Refuse) -> None:
-    refuse_site(
-        r"^shop \(step 1\): table must have at least 2 training rows, got 1$", table={"n_rows": 1}
-    )
+OF_ALL = "label must have 2 values for binary:logistic, the parties have"
 
 
-def test_a_table_without_features_is_refused(refuse_site: Refuse) -> None:
-    refuse_site(
-        r"^shop \(step 1\): table must have a feature column, got only 'y'$",
-        table={"a": None, "b": None},
-    )
+@pytest.mark.parametrize(
+    ("rule", "table", "node"),
+    [
+        ("shop: columns must be those of bank, got 'b' is missing$", {"b": None}, {}),
+        (
+            "shop: columns must be those of bank, got 'c', which bank does not have$",
+            {"c": range(40)},
+            {},
+        ),
+        (f"{OF_ALL} 3: 0, 1, 2; set objective=", {"y": [1, 2] * 20}, {}),
+        (f"{OF_ALL} 4: 0, 1, no, yes", {"y": ["no", "yes"] * 20}, {}),
+        (
+            "bank: name must be unique in the federation, two parties have it$",
+            {},
+            {"name": "bank"},
+        ),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(
+    refuse_site: Refuse, rule: str, table: dict[str, Any], node: dict[str, str]
+) -> None:
+    refuse_site(f"^{rule}", node, table, DataError)
 
 
-@pytest.mark.parametrize("value", ["inf", "-inf", "1e39"])
-def test_an_infinite_feature_is_refused_by_its_column(refuse_site: Refuse, value: str) -> None:
-    refuse_site(
-        r"^shop \(step 1\): feature columns must be finite as float32, "
-        rf"got 1 in 'a' infinite; {MORE}",
-        table={"a": [value, *range(39)]},
-    )
+@pytest.mark.parametrize(
+    ("rule", "more"),
+    [
+        ("data must be .*, got 'none.csv'", {"data": "none.csv"}),
+        ("data must be .*got 'brest-cancer'; close matches: .*breast", {"data": "brest-cancer"}),
+        (
+            "partition must be one of iid, .*, got 'alphabetical'$",
+            {"partition": "alphabetical"},
+        ),
+    ],
+)
+def test_what_a_simulated_site_cannot_do_is_refused(
+    refuse: Refuse, rule: str, more: dict[str, Any]
+) -> None:
+    refuse(PartyError, rf"^party-1 \(step 1\): {rule}", **more)
 
 
-def test_a_feature_of_mixed_types_is_refused_by_its_column(refuse_site: Refuse) -> None:
-    refuse_site(
-        r"^shop \(step 1\): feature columns must be of one type each, "
-        "got numbers and other text in 'b': ",
-        table={"b": ["x", *range(39)]},
-    )
-
-
-# Columns of two parties
-
-
-def test_a_column_that_one_party_lacks_is_named(refuse_site: Refuse) -> None:
-    refuse_site(
-        r"^shop: columns must be those of bank, got 'b' is missing$",
-        table={"b": None},
-        error=DataError,
-    )
-
-
-def test_a_column_that_one_party_has_alone_is_named(refuse_site: Refuse) -> None:
-    refuse_site(
-        r"^shop: columns must be those of bank, got 'c', which bank does not have$",
-        table={"c": range(40)},
-        error=DataError,
-    )
-
-
-# Labels
-
-
-def test_a_label_column_that_is_absent_is_refused(refuse_site: Refuse) -> None:
-    rule = "label column 'z' must be in the table, got columns 'a', 'b', 'y'"
-    refuse_site(rf"^shop \(step 1\): {rule}$", node={"label": "z"})
-
-
-def test_a_site_without_a_label_is_refused(refuse_site: Refuse) -> None:
-    rule = 'label must name the label column, as in label="y"; got none'
-    refuse_site(rf"^shop \(step 1\): {rule}$", node={"label": ""})
-
-
-def test_a_missing_label_is_refused(refuse_site: Refuse) -> None:
-    rule = (
-        "label column 'y' must have no missing values, got 1 of 40 rows; missing-label=drop drops"
-    )
-    refuse_site(rf"^shop \(step 1\): {rule} these rows; {MORE}", table={"y": ["", *[0, 1] * 19, 1]})
-
-
-def test_an_infinite_label_is_refused(refuse_site: Refuse) -> None:
-    refuse_site(
-        rf"^shop \(step 1\): label column 'y' must be finite, got 1 of 40 rows; {MORE}",
-        table={"y": ["inf", *[0, 1] * 19, 1]},
-        objective="reg:squarederror",
-    )
-
-
-def test_a_label_past_float32_is_refused(refuse_site: Refuse) -> None:
-    refuse_site(
-        r"^shop \(step 1\): label must be finite as float32$",
-        table={"y": ["1e39", *range(39)]},
-        objective="reg:squarederror",
-    )
+@pytest.mark.parametrize("name", ["../x", "", ".", "a/b", "a b", "x" * 65, "-x"])
+def test_a_name_that_is_no_folder_is_refused_and_makes_none(
+    refuse_site: Refuse, tmp_path: Path, name: str
+) -> None:
+    rule = r"name in the node config must be letters, digits, '\.', '_' or '-', got"
+    refuse_site(rf"{rule} '{name}'$", node={"name": name})
+    assert [path.name for path in (tmp_path / "home" / "sites").iterdir()] == ["bank"]
 
 
 @pytest.mark.parametrize(
@@ -220,56 +249,6 @@ def test_a_label_that_is_the_same_at_one_party_trains(
     assert load_model(folder.path / "model.json").classes == ("0", "1")
 
 
-def test_three_classes_at_a_party_are_refused_for_a_binary_objective(refuse_site: Refuse) -> None:
-    rule = "label must have at most 2 different values for binary:logistic, got 3; set objective="
-    refuse_site(rf"^shop \(step 1\): {rule}", table={"y": [0, 1, 2, 0] * 10})
-
-
-def test_three_classes_of_two_parties_are_refused_for_a_binary_objective(
-    refuse_site: Refuse,
-) -> None:
-    rule = (
-        "label must have 2 values for binary:logistic, the parties have 3: 0, 1, 2; set objective="
-    )
-    refuse_site(f"^{rule}", table={"y": [1, 2] * 20}, error=DataError)
-
-
-def test_a_text_label_is_refused_for_regression(refuse_site: Refuse) -> None:
-    refuse_site(
-        rf"^shop \(step 1\): label must be numbers for reg:squarederror, got text; {MORE}",
-        table={"y": ["no", "yes"] * 20},
-        objective="reg:squarederror",
-    )
-
-
-def test_text_labels_at_one_party_and_numbers_at_another_are_refused(refuse_site: Refuse) -> None:
-    refuse_site(
-        r"^label must have 2 values for binary:logistic, the parties have 4: 0, 1, no, yes",
-        table={"y": ["no", "yes"] * 20},
-        error=DataError,
-    )
-
-
-# Weights
-
-
-@pytest.mark.parametrize("weight", ["-1", "inf", ""])
-def test_a_weight_that_is_no_weight_is_refused(refuse_site: Refuse, weight: str) -> None:
-    rule = "weight column 'w' must be finite and >= 0 in every row, got 1 of 40 rows"
-    refuse_site(
-        rf"^shop \(step 1\): {rule}; {MORE}",
-        node={"weight": "w"},
-        table={"w": [weight, *[1] * 39]},
-    )
-
-
-def test_a_weight_column_that_is_absent_is_refused(refuse_site: Refuse) -> None:
-    refuse_site(
-        r"^shop \(step 1\): weight column 'w' must be in the table, got columns 'a', 'b', 'y'$",
-        node={"weight": "w"},
-    )
-
-
 def test_weights_that_are_all_zero_at_all_parties_are_refused(
     refuse: Refuse, write_table: WriteTable, sites: MakeSites
 ) -> None:
@@ -292,28 +271,6 @@ def test_weights_that_are_all_zero_at_one_party_leave_the_model_to_the_others(
     ones, zeros = [1] * 40, [0] * 40
     assert base_score(ones, 0) == base_score(zeros, 0)
     assert base_score(ones, 1) > base_score(zeros, 1)
-
-
-# Names and numbers of parties
-
-
-def test_two_parties_of_one_name_are_refused(refuse_site: Refuse) -> None:
-    refuse_site(
-        "^bank: name must be unique in the federation, two parties have it$",
-        node={"name": "bank"},
-        error=DataError,
-    )
-
-
-@pytest.mark.parametrize("name", ["../x", "", ".", "a/b", "a b", "x" * 65, "-x"])
-def test_a_name_that_is_no_folder_is_refused(refuse_site: Refuse, name: str) -> None:
-    rule = r"name in the node config must be letters, digits, '\.', '_' or '-', got"
-    refuse_site(rf"{rule} '{name}'$", node={"name": name})
-
-
-def test_a_bad_name_makes_no_folder(refuse_site: Refuse, tmp_path: Path) -> None:
-    refuse_site(r"got '\.\./x'$", node={"name": "../x"})
-    assert [path.name for path in (tmp_path / "home" / "sites").iterdir()] == ["bank"]
 
 
 def test_a_site_that_names_no_table_is_refused(refuse: Refuse, sites: MakeSites) -> None:
@@ -346,24 +303,6 @@ def test_too_many_nodes_are_refused(
         "^parties must be the number of nodes, 2, or 0, which takes all, got 1$",
         sites(*nodes),
         parties=1,
-    )
-
-
-def test_more_parties_than_rows_are_refused(refuse: Refuse, write_table: WriteTable) -> None:
-    refuse(
-        PartyError,
-        r"^party-1 \(step 1\): number of parties must be in \[1, \d+\] \(rows\), got 9$",
-        data=str(write_table(n_rows=5)),
-        label="y",
-        parties=9,
-    )
-
-
-def test_a_partition_that_is_no_rule_is_refused(refuse: Refuse) -> None:
-    refuse(
-        PartyError,
-        r"^party-1 \(step 1\): partition must be one of iid, .*, got 'alphabetical'$",
-        partition="alphabetical",
     )
 
 

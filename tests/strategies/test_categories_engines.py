@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from fedapp.home import home
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.site.store import PART_FILE
 from fedapp.trees.model import load_model
 from simulations.study import Deployment, settings_of, wait_for_output
+from tests.conftest import MakeSettings, Simulate
 from tests.deployed import SITES, model_in, same_columns, same_rows, started, use_tables, write_csv
 from tests.forests import without_salt
 from tests.pooled import write_rows
@@ -24,8 +23,6 @@ from tests.strategies.test_sets_tampering import RUNS, text_columns
 from tests.transcript import summary_of
 
 pytestmark = pytest.mark.slow
-MakeSettings = Callable[..., Settings]
-Simulate = Callable[[Settings], RunFolder]
 SMALL_KEY = {"secureboost.key-bits": 512, "secureboost.insecure-small-key": "true"}
 SHORT = {"num-boost-round": 2, "max-depth": 3, "max-bin": 8, "parties": 3}
 WORDS = ["red", "green", "blue", "grey", "ochre", "teal"]

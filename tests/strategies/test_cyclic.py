@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-import xgboost
 
-from fedapp.data.read import load_table
-from fedapp.data.schema import Roles
-from fedapp.errors import PartyError
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings
 from fedapp.trees.model import Ensemble, load_model
-from fedapp.trees.predict import predict_margins
 from strategies.local_boosting import next_turn
-from tests.network import die, fails_from, resumed, run
-from tests.reference import compare_trees
+from tests.conftest import MakeSettings
+from tests.network import fails_from, resumed, run
 from tests.transcript import arrays_of, lines_of, listen, summary_of
-from tests.trees.test_exactness import pooled_booster
-
-MakeSettings = Callable[..., Settings]
-OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
 
 
 @pytest.fixture
@@ -35,16 +25,6 @@ def turns(boosted: MakeSettings) -> MakeSettings:
 
 def model_of(settings: Settings) -> Ensemble:
     return load_model(Path(settings.run_dir) / "model.json")
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_one_party_is_xgboost_tree_by_tree(turns: MakeSettings, objective: str) -> None:
-    settings = turns(objective, parties=1, num_boost_round=6, max_depth=4, gamma=0.1)
-    run_local(settings)
-    found = compare_trees(model_of(settings), pooled_booster(settings))
-    assert found.n_trees == (18 if objective == "multi:softprob" else 6)
-    assert found.differing == 0
-    assert found.leaf_error <= 1e-6
 
 
 def test_turns_go_by_name_and_begin_anew() -> None:
@@ -92,56 +72,6 @@ def test_a_tree_is_the_one_its_party_grows_from_the_model_before_it(turns: MakeS
     assert 3 * max(roots) < 400 / 4  # a third of the rows, hessians of 1/4 at most
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_stock_xgboost_predicts_the_same_from_the_export(
-    turns: MakeSettings, objective: str
-) -> None:
-    settings = turns(objective, num_boost_round=5)
-    folder = run_local(settings)
-    table = load_table(Path(settings.data), Roles(label="y"))
-    stock = xgboost.Booster(model_file=folder.path / "model.xgb.json")
-    matrix = xgboost.DMatrix(table.values, feature_names=list(table.columns))
-    theirs = stock.predict(matrix, output_margin=True).reshape(table.n_rows, -1)
-    ours = predict_margins(model_of(settings), table.values)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("data", "objective", "score", "least"),
-    [
-        ("breast-cancer", "binary:logistic", "auc", 0.97),
-        ("digits", "multi:softprob", "accuracy", 0.93),
-        ("diabetes", "reg:squarederror", "r2", 0.25),
-    ],
-)
-def test_every_objective_is_learned(
-    settings: MakeSettings, data: str, objective: str, score: str, least: float
-) -> None:
-    run = settings(
-        strategy="cyclic", data=data, objective=objective, num_boost_round=12, max_depth=3
-    )
-    assert summary_of(run_local(run))["metrics"]["test"][score] > least
-
-
-@pytest.mark.parametrize("rounds", [1, 4])
-def test_a_turn_takes_one_exchange(turns: MakeSettings, rounds: int) -> None:
-    folder = run_local(turns("multi:softprob", num_boost_round=rounds))
-    summary = summary_of(folder)
-    assert summary["exchanges"] == 3 + rounds + 1
-    assert summary["trees"] == rounds * 3
-    assert [line["round"] for line in lines_of(folder.rounds)] == list(range(1, rounds + 1))
-
-
-def test_early_stopping_looks_at_the_rows_of_all_parties(turns: MakeSettings) -> None:
-    settings = turns(num_boost_round=40, eta=1.0, early_stopping_rounds=3, valid_fraction=0.3)
-    folder = run_local(settings)
-    summary, lines = summary_of(folder), lines_of(folder.rounds)
-    losses = [line["valid"]["logloss"] for line in lines]
-    assert len(lines) < 40
-    assert summary["best_round"] == summary["trees"] == int(np.argmin(losses)) + 1
-    assert summary["metrics"]["valid"]["logloss"] == pytest.approx(min(losses), abs=1e-6)
-
-
 def test_the_next_party_takes_the_turn_of_one_that_fails(turns: MakeSettings) -> None:
     settings = turns(num_boost_round=4, min_parties=2, valid_fraction=0.0)
     folder = run(settings, app=fails_from(4))
@@ -159,24 +89,6 @@ def test_a_party_that_fails_beside_the_turn_changes_no_tree(turns: MakeSettings)
     run_local(whole)
     for tree, other in zip(model_of(settings).trees, model_of(whole).trees, strict=True):
         np.testing.assert_array_equal(tree, other)
-
-
-def test_a_lost_party_stops_a_run_that_needs_all(turns: MakeSettings) -> None:
-    with pytest.raises(PartyError, match=r"^party-2 \(step 4\): broke$"):
-        run(turns(num_boost_round=3), app=fails_from(4))
-
-
-@pytest.mark.each_value_once
-@pytest.mark.parametrize("how", ["dies_before_sending", "dies_before_reading"])
-@pytest.mark.parametrize("step", [3, 5, 7])
-def test_a_resumed_run_ends_in_the_same_model(turns: MakeSettings, how: str, step: int) -> None:
-    whole, settings = (turns(num_boost_round=4, subsample=0.7) for _ in range(2))
-    run_local(whole)
-    die(settings, **{how: step})
-    folder = run_local(resumed(settings), simulated_contexts(settings))
-    same = (folder.path / "model.json").read_bytes()
-    assert same == (Path(whole.run_dir) / "model.json").read_bytes()
-    assert [line["round"] for line in lines_of(folder.rounds)] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("loss", [4, 5])

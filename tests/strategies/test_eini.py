@@ -32,7 +32,6 @@ from tests.encrypted import (
     MOSTLY_FORESTS,
     SMALL,
     MakeSettings,
-    Simulate,
     Train,
     encrypted,
     trainer,
@@ -40,12 +39,7 @@ from tests.encrypted import (
 from tests.strategies.test_interactive import inference, written
 from tests.strategies.test_secureboost import CREDIT, DEFAULT, first_rows
 from tests.trained import TrainOnce
-from tests.transcript import ORDERED, check_declared, listen, summary_of
-
-KINDS = {
-    **ORDERED,
-    "evaluate.eini_step": (eini.StepRequest, eini.StepReply),
-}
+from tests.transcript import listen, summary_of
 
 
 @pytest.fixture(params=MOSTLY_FORESTS)
@@ -141,19 +135,6 @@ def test_predictions_of_real_rows_are_those_of_the_interactive_way(
     np.testing.assert_allclose(written(summary), interactive, rtol=0, atol=1e-9)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["secureboost"], indirect=True)
-def test_flowers_simulation_predicts_as_the_local_engine(
-    train: Train, settings: MakeSettings, simulate: Simulate, tmp_path: Path
-) -> None:
-    trained, _ = train(parties=3)
-    local = written(summary_of(run_local(encrypted(settings, trained))))
-    simulated = encrypted(settings, trained, run_dir=str(tmp_path / "simulated"))
-    summary = summary_of(simulate(simulated))
-    assert summary["entries"] > 0
-    np.testing.assert_array_equal(written(summary), local)
-
-
 def test_a_skeleton_keeps_what_passive_parties_split() -> None:
     #        0
     #      1   2        1 is passive, 2 and 0 are the active party's
@@ -170,12 +151,6 @@ def test_a_skeleton_keeps_what_passive_parties_split() -> None:
 
 
 # What crosses the wire
-
-
-def test_messages_hold_what_their_module_lists(train: Train, settings: MakeSettings) -> None:
-    trained, _ = train(parties=3)
-    _, app = listen(encrypted(settings, trained))
-    check_declared(app, KINDS)
 
 
 def test_no_ciphertext_comes_twice_or_unchanged(

@@ -24,12 +24,12 @@ from fedapp.site.settings import SiteConfig, check_policy
 from fedapp.trees.divided import model_of, open_splits, path_to
 from fedapp.trees.model import load_model
 from strategies.eini import Eini
+from tests.conftest import MakeSettings
 from tests.forests import joined, part_of
 from tests.pooled import made_columns, write_rows
 from tests.trained import TrainOnce
 from tests.transcript import arrays_of, listen, scalars_of, summary_of
 
-MakeSettings = Callable[..., Settings]
 Train = Callable[..., tuple[Settings, RunFolder]]
 PARTIES = ("party-1", "party-2", "party-3")
 WAYS = [

@@ -15,27 +15,20 @@ from sklearn.metrics import accuracy_score
 
 from fedapp.data.predictions import in_codes_of, read_columns_of
 from fedapp.data.schema import Roles
-from fedapp.errors import ConfigError, PartyError
+from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.messages import federated_forest as messages
 from fedapp.messages.vertical import SentReply
-from fedapp.run_folder import RunFolder
-from fedapp.runs.local import run_local, simulated_contexts
+from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
 from fedapp.trees.forest.levels import class_codes, number_codes
 from fedapp.trees.forest.model import from_json, to_json
-from strategies.federated_forest import FederatedForest
+from tests.conftest import MakeSettings
 from tests.forests import forest_settings, joined, part_of, pooled
 from tests.letters import letters_sent
 from tests.network import (
-    DEATHS,
-    StepsOf,
-    die,
-    kinds_of_steps,
-    resumed,
     run,
-    ways_to_die,
 )
 from tests.pooled import Pooled, made_columns, write_rows
 from tests.tampering import rewrite_letters
@@ -50,10 +43,7 @@ from tests.transcript import (
 )
 from tests.trees.test_cart import Limits, theirs
 
-MakeSettings = Callable[..., Settings]
-Simulate = Callable[[Settings], RunFolder]
 OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
-SETUP = 5  # steps: hello, alignment of two ordered parties, and then
 KINDS = {
     **ORDERED,
     "train.federated_forest_setup": (messages.SetupRequest, SentReply),
@@ -73,20 +63,6 @@ ONE_TREE = {"own_trees": 1, "own_bootstrap": False, "own_max_features": "all", "
 
 
 # The same forest
-
-
-@pytest.mark.each_value_once
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("parties", [2, 5])
-def test_a_forest_is_that_of_the_joined_table(
-    forest: MakeSettings, objective: str, parties: int
-) -> None:
-    run = forest(objective, parties, own_max_depth=5)
-    model, _, _ = pooled(run)
-    assert sum(map(len, model.trees)) > 80
-    assert to_json(joined(run_local(run))) == to_json(model)
-    for tree, values in zip(model.trees, model.values, strict=True):
-        assert not values[tree["left"] >= 0].any()
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -234,17 +210,6 @@ def test_out_of_bag_scores_are_of_trees_that_have_not_seen_the_row(forest: MakeS
 # Exchanges and messages
 
 
-@pytest.mark.each_value_once
-@pytest.mark.parametrize("trees", [1, 200])
-@pytest.mark.parametrize("parties", [2, 5])
-def test_growing_takes_two_exchanges_a_level_whatever_the_number_of_trees(
-    forest: MakeSettings, trees: int, parties: int
-) -> None:
-    ledger = lines_of(run_local(forest(parties=parties, own_trees=trees)).ledger)
-    steps = {line["step"]: line["type"] for line in ledger if "forest" in line["type"]}
-    assert len(steps) == 2 + 2 * 3
-
-
 def test_a_forest_that_cannot_grow_further_stops(forest: MakeSettings) -> None:
     run = forest(own_max_depth=50, own_min_samples_leaf=60)
     folder = run_local(run)
@@ -377,60 +342,6 @@ def test_sites_with_tables_of_their_own_draw_columns_from_a_secret_not_from_the_
 # Failures
 
 
-@ways_to_die(3, "dies_before_reading")
-@DEATHS
-def test_a_server_that_dies_goes_on_to_the_same_forest(
-    forest: MakeSettings, how: str, parties: int, steps_of: StepsOf
-) -> None:
-    whole = forest(parties=parties, own_max_depth=2)
-    undisturbed = run(whole)
-    for step in steps_of(kinds_of_steps(undisturbed)):
-        settings = forest(parties=parties, own_max_depth=2)
-        die(settings, **{how: step})
-        folder = run(resumed(settings), simulated_contexts(settings))
-        assert to_json(joined(folder)) == to_json(joined(undisturbed)), step
-        for name in ("metrics", "oob", "importance", "matched_rows"):
-            assert summary_of(folder)[name] == summary_of(undisturbed)[name], step
-
-
-def test_a_party_that_fails_stops_the_run_by_name(
-    forest: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: Any) -> None:
-        raise ValueError("row 17 is 0.3")
-
-    monkeypatch.setattr("clients.federated_forest.party.Forest.make_local_splits", fail)
-    match = r"^party-\d \(step \d+\): ValueError in train.federated_forest_partition; the site's"
-    with pytest.raises(PartyError, match=match):
-        run_local(forest())
-
-
-@pytest.mark.parametrize("step", [SETUP, SETUP + 1])
-def test_a_party_that_falls_silent_stops_the_run_by_name(forest: MakeSettings, step: int) -> None:
-    with pytest.raises(PartyError, match=rf"^party-2 \(step {step}\): no answer within 0.5 s$"):
-        run(
-            forest(exchange_deadline=0.5, resend_after=0.2),
-            loses_request=lambda now, before: now >= step,
-        )
-
-
-@pytest.mark.parametrize(
-    ("own", "match"),
-    [
-        ({"own_criterion": "variance"}, "criterion must be gini or entropy for binary:logistic"),
-        ({"own_trees": 0}, "federated-forest.trees must be >= 1, got 0"),
-        ({"own_max_features": 1.5}, "federated-forest.max-features"),
-        ({"own_labels": "plain"}, "federated-forest.labels must be one of"),
-        ({"own_min_samples_split": 1}, "federated-forest.min-samples-split must be >= 2, got 1"),
-    ],
-)
-def test_settings_that_break_a_rule_are_refused(
-    forest: MakeSettings, own: dict[str, Any], match: str
-) -> None:
-    with pytest.raises(ConfigError, match=match):
-        FederatedForest.section_settings(forest(**own))
-
-
 def test_one_label_alone_is_refused(
     write_table: Callable[..., Path], sites: Callable[..., list[Context]], forest: MakeSettings
 ) -> None:
@@ -458,12 +369,3 @@ def test_a_partition_that_does_not_fit_is_refused(
     rewrite_letters(monkeypatch, "Partition", field, change)
     with pytest.raises(PartyError, match=match):
         run_local(forest())
-
-
-@pytest.mark.slow
-def test_flowers_simulation_grows_the_forest_of_the_local_engine(
-    forest: MakeSettings, simulate: Simulate
-) -> None:
-    settings = forest(own_trees=2, own_max_depth=2)
-    simulated = simulate(settings)
-    assert to_json(joined(simulated)) == to_json(pooled(settings)[0])

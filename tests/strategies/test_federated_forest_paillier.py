@@ -13,15 +13,13 @@ from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.trees.forest.model import to_json
+from tests.conftest import MakeSettings
 from tests.forests import encrypted_forest, joined, parts_of, pooled
 from tests.network import run
 from tests.pooled import made_columns, write_rows
 from tests.transcript import lines_of, summary_of
 
-MakeSettings = Callable[..., Settings]
-Simulate = Callable[[Settings], RunFolder]
 ACTIVE = "clients.federated_forest.active"
 BINARY, CLASSES, NUMBERS = "binary:logistic", "multi:softprob", "reg:squarederror"
 
@@ -117,28 +115,7 @@ def test_a_key_of_the_default_size_grows_the_same_forest(made: MakeSettings) -> 
     assert_the_same(made, CLASSES, 2, **more)
 
 
-@pytest.mark.slow
-def test_flowers_simulation_grows_the_forest_of_the_local_engine(
-    made: MakeSettings, simulate: Simulate
-) -> None:
-    settings = made(own_trees=2, own_max_depth=1)
-    assert to_json(joined(simulate(settings))) == to_json(pooled(settings)[0])
-
-
 # Exchanges
-
-
-@pytest.mark.each_value_once
-@pytest.mark.parametrize("trees", [1, 60])
-@pytest.mark.parametrize(
-    ("parties", "n_exchanges"), [(2, 3 + 2 * 3), (3, 2 + 3 * 3), (5, 2 + 3 * 3)]
-)
-def test_a_level_takes_two_exchanges_with_one_passive_party_and_three_with_more(
-    made: MakeSettings, trees: int, parties: int, n_exchanges: int
-) -> None:
-    folder = run_local(made(parties=parties, own_trees=trees, max_bin=4))
-    ledger = {line["step"]: line["type"] for line in lines_of(folder.ledger)}
-    assert sum("forest" in kind for kind in ledger.values()) == n_exchanges
 
 
 def test_a_forest_that_cannot_grow_further_stops(made: MakeSettings) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,13 @@ from fedapp.messages.vertical import SentReply
 from fedapp.settings import Settings
 from fedapp.trees.forest.levels import RowFields, number_codes
 from strategies.federated_forest import WARNINGS
+from tests.conftest import MakeSettings
 from tests.forests import encrypted_forest, parts_of
 from tests.letters import Opened, letters_sent, raw_of, texts_of, written
 from tests.network import run
 from tests.pooled import Pooled, made_columns, write_rows
 from tests.transcript import ORDERED, arrays_of, check_declared, listen, summary_of
 
-MakeSettings = Callable[..., Settings]
 NUMBERS = "reg:squarederror"
 OWN = "train.federated_forest"
 KINDS = {

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message
+from flwr.app import Message
 
 from fedapp import metrics
 from fedapp.data.datasets import read_source
@@ -22,14 +19,13 @@ from fedapp.errors import DataError, PartyError
 from fedapp.report import write_report
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
-from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
-from fedapp.site.store import RAW
 from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.model import model_text, pack_trees
 from fedapp.trees.stacked import StackedModel, from_json
 from strategies.horizontal import parties_without_class
-from tests.network import die, fails_from, resumed, run
+from tests.conftest import MakeSettings, MakeSites, WriteTable
+from tests.network import fails_from, run
 from tests.transcript import (
     Listener,
     arrays_of,
@@ -40,14 +36,9 @@ from tests.transcript import (
 
 BINARY, MULTI, REGRESSION = metrics.OBJECTIVES[:3]
 DATA = {BINARY: "breast-cancer", MULTI: "wine", REGRESSION: "diabetes"}
-KINDS = ("cnn", "cnn3", "fcnn")
-MakeSettings = Callable[..., Settings]
-Simulate = Callable[[Settings], RunFolder]
-MakeSites = Callable[..., list[Context]]
-WriteTable = Callable[..., Path]
 
 # hello 1, labels 2, fit 3, share 4, rounds 5 and 6, scores of the last head 7, final 8
-ROUNDS, FIRST_ROUND, LAST = 2, 5, 8
+ROUNDS, FIRST_ROUND = 2, 5
 
 
 @pytest.fixture
@@ -86,13 +77,6 @@ def test_trees_cross_the_wire_once_each_way(short: MakeSettings) -> None:
     others = [line for line in lines if line["type"].endswith(("average", "final"))]
     largest = max(line["bytes"] for line in others if line["from"] == "server")
     assert largest < 4 * model.shape.n_weights + 1000
-
-
-def test_one_exchange_a_round_and_six_beside(short: MakeSettings) -> None:
-    assert summary_of(run_local(short()))["exchanges"] == LAST + 1  # and the greeting
-    without = summary_of(run_local(short(valid_fraction=0.0)))
-    assert without["exchanges"] == LAST
-    assert without["best_round"] is None
 
 
 def test_the_base_score_is_that_of_all_parties(
@@ -165,30 +149,6 @@ def test_regression_is_learned_in_whatever_unit(
         found.append(summary_of(run_local(run_settings))["metrics"]["test"]["r2"])
     assert found[0] > 0.8
     assert found[1] == pytest.approx(found[0], abs=0.02)
-
-
-@pytest.mark.parametrize("objective", [BINARY, MULTI, REGRESSION])
-def test_predict_gives_the_scores_of_the_run(
-    short: MakeSettings, tmp_path: Path, objective: Any
-) -> None:
-    folder = run_local(short(data=DATA[objective], objective=objective))
-    output = tmp_path / "predictions.csv"
-    n_rows = predict_table(folder.path, DATA[objective], "", output).n_rows
-    with output.open() as file:
-        written = [list(map(float, row[1:])) for row in list(csv.reader(file))[1:]]
-    table = read_source(DATA[objective])
-    assert table.labels is not None
-    assert n_rows == len(written) == table.n_rows
-    rows = np.concatenate(share_rows(table, Holdout(0.2, 0.1, 42), "iid", 3)["test"])
-    predictions, truth = np.array(written)[rows], table.labels[rows].astype(np.float32)
-    if objective == BINARY:
-        margins = np.log(predictions / (1 - predictions))
-    else:
-        margins = predictions if objective == REGRESSION else np.log(predictions)
-    weights = np.ones(len(rows), np.float32)
-    exact = metrics.pooled(objective, margins.astype(np.float32), truth, weights)
-    name = {BINARY: "logloss", MULTI: "mlogloss", REGRESSION: "rmse"}[objective]
-    assert summary_of(folder)["metrics"]["test"][name] == pytest.approx(exact[name], rel=1e-4)
 
 
 def test_test_labels_choose_nothing(short: MakeSettings, write_table: WriteTable) -> None:
@@ -272,11 +232,6 @@ def test_a_party_without_weight_is_refused(
         run(short(parties=2), contexts)
 
 
-def test_a_party_that_disappears_between_rounds_stops_the_run_by_name(short: MakeSettings) -> None:
-    with pytest.raises(PartyError, match=r"^party-2 \(step 6\): broke"):
-        run(short(), app=fails_from(FIRST_ROUND + 1))
-
-
 def test_a_party_that_disappears_between_rounds_leaves_its_trees(short: MakeSettings) -> None:
     app = Listener(fails_from(FIRST_ROUND + 1))
     folder = run(short(min_parties=2, valid_fraction=0.0), app=app)
@@ -289,40 +244,6 @@ def test_a_party_that_disappears_between_rounds_leaves_its_trees(short: MakeSett
     n_rows = [scalars_of(reply)["n_rows"] for reply in last]
     mean = np.average([arrays_of(reply)["weights"] for reply in last], axis=0, weights=n_rows)
     np.testing.assert_allclose(model.weights, mean, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "death",
-    [
-        {"dies_before_sending": FIRST_ROUND},
-        {"dies_before_reading": FIRST_ROUND},
-        pytest.param({"dies_before_sending": FIRST_ROUND + 1}, marks=pytest.mark.slow),
-        pytest.param({"dies_before_reading": LAST - 1}, marks=pytest.mark.slow),
-        pytest.param({"dies_before_sending": LAST}, marks=pytest.mark.slow),
-        {"dies_before_reading": LAST},
-    ],
-)
-def test_a_resumed_run_ends_in_the_same_model(short: MakeSettings, death: dict[str, int]) -> None:
-    whole = run(short())
-    first = short()
-    die(first, **death)
-    again = run(resumed(first))
-    assert (again.path / "model.json").read_bytes() == (whole.path / "model.json").read_bytes()
-    assert summary_of(again)["metrics"] == summary_of(whole)["metrics"]
-    assert summary_of(again)["learning_rates"] == summary_of(whole)["learning_rates"]
-    assert [line["round"] for line in lines_of(again.rounds)] == [1, 2]
-
-
-def test_a_site_keeps_the_servers_model_and_forgets_the_rows(
-    short: MakeSettings, tmp_path: Path
-) -> None:
-    folder = run_local(short())
-    kept = list((tmp_path / "home" / "sites").glob("*/*/model.json"))
-    assert len(kept) == 3
-    assert {path.read_bytes() for path in kept} == {(folder.path / "model.json").read_bytes()}
-    names = {path.name.partition("-")[0] for path in (tmp_path / "home").rglob(f"*{RAW}*")}
-    assert not {name for name in names if name.startswith(("train.o", "valid.o", "test.o"))}
-    assert not {name for name in names if name.endswith((".values", ".labels"))}
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -352,13 +273,3 @@ def test_neither_torch_nor_xgboost_is_imported_before_it_is_used() -> None:
         " assert not {'torch', 'xgboost'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.slow
-def test_flowers_simulation_gives_the_model_of_the_local_engine(
-    short: MakeSettings, simulate: Simulate
-) -> None:
-    local, simulated = run_local(short()), simulate(short())
-    ours = (local.path / "model.json").read_bytes()
-    assert (simulated.path / "model.json").read_bytes() == ours
-    assert summary_of(simulated)["metrics"] == summary_of(local)["metrics"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,17 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
-from fedapp.data.datasets import read_source
-from fedapp.data.schema import Roles
-from fedapp.errors import ConfigError, PartyError
+from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.messages import inference
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
-from fedapp.site.store import PART_FILE, write_part
+from fedapp.site.store import PART_FILE
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import goes_left
-from strategies.inference import Interactive
+from tests.conftest import MakeSettings
 from tests.forests import joined, part_of
 from tests.letters import raw_of
 from tests.pooled import Pooled
@@ -35,8 +32,6 @@ from tests.trained import TrainOnce
 from tests.transcript import ALIGNED, check_declared, listen, summary_of
 from tests.trees.test_exactness import made_table
 
-MakeSettings = Callable[..., Settings]
-Simulate = Callable[[Settings], RunFolder]
 SMALL_KEY = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
 KINDS = {
     **ALIGNED,
@@ -219,20 +214,6 @@ def test_a_table_without_a_column_of_the_model_is_refused(
         run_local(inference(settings, trained, data="diabetes"))
 
 
-def test_a_part_of_another_model_is_refused(
-    train: Callable[..., Any], settings: MakeSettings
-) -> None:
-    trained, folder = train(data="breast-cancer", label="")
-    model = summary_of(folder)["model_id"]
-    path = home() / "sites" / "party-2" / model / PART_FILE
-    part = json.loads(path.read_text())
-    part["records"][0][1] += 1.0
-    write_part(path.parent, part)
-    match = "party-2: model must be the one this run was trained with"
-    with pytest.raises(PartyError, match=match):
-        run_local(inference(settings, trained))
-
-
 @pytest.mark.parametrize("change", [("0", "1"), ("{", ""), ("records", "recalls")])
 def test_a_part_that_was_changed_on_the_disk_is_not_read(
     train: Callable[..., Any], settings: MakeSettings, change: tuple[str, str]
@@ -245,15 +226,6 @@ def test_a_part_that_was_changed_on_the_disk_is_not_read(
         run_local(inference(settings, trained))
 
 
-def test_a_party_without_its_part_is_named(
-    train: Callable[..., Any], settings: MakeSettings
-) -> None:
-    trained, folder = train()
-    (home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART_FILE).unlink()
-    with pytest.raises(PartyError, match=r"party-2 \(step 1\): model must have a part at this"):
-        run_local(inference(settings, trained))
-
-
 def test_bits_of_rows_that_were_not_asked_about_are_refused_by_the_senders_name(
     train: Callable[..., Any], settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,19 +234,6 @@ def test_bits_of_rows_that_were_not_asked_about_are_refused_by_the_senders_name(
     match = r"^party-2 \(step \d\): Answers\.bits must be 0 past the \d+ rows$"
     with pytest.raises(PartyError, match=match):
         run_local(inference(settings, trained))
-
-
-def test_a_run_without_a_model_is_refused(settings: MakeSettings) -> None:
-    with pytest.raises(ConfigError, match="model must be the id of a trained model"):
-        Interactive.section_settings(settings(strategy="interactive"))
-    with pytest.raises(ConfigError, match="model"):
-        settings(strategy="interactive", model="../../etc")
-
-
-def test_less_than_no_tree_at_once_is_refused(settings: MakeSettings) -> None:
-    given = {"strategy": "interactive", "model": "0" * 16, "interactive__trees_at_once": -1}
-    with pytest.raises(ConfigError, match=r"interactive.trees-at-once must be >= 0, got -1"):
-        Interactive.section_settings(settings(**given))
 
 
 @pytest.mark.parametrize("n_rows", [0, 1])
@@ -291,26 +250,3 @@ def test_one_row_can_be_predicted_and_none_is_refused(
         return
     with pytest.raises(PartyError, match="party-1"):
         run_local(run)
-
-
-def test_flowers_simulation_trains_as_the_local_engine(
-    train: Callable[..., Any], simulate: Simulate
-) -> None:
-    trained, folder = train(allow_export=True, num_boost_round=1)
-    simulated = simulate(trained.model_copy(update={"run_dir": trained.run_dir + "-simulated"}))
-    for name in ("model.json", "model.xgb.json"):
-        assert (simulated.path / name).read_bytes() == (folder.path / name).read_bytes()
-    assert summary_of(simulated)["engine"] == "simulation"
-    assert summary_of(simulated)["metrics"] == summary_of(folder)["metrics"]
-
-
-@pytest.mark.slow
-def test_flowers_simulation_predicts_as_the_local_engine(
-    train: Callable[..., Any], settings: MakeSettings, simulate: Simulate
-) -> None:
-    trained, _ = train(num_boost_round=1)
-    local = written(summary_of(run_local(inference(settings, trained))))
-    np.testing.assert_array_equal(
-        written(summary_of(simulate(inference(settings, trained)))), local
-    )
-    assert len(local) == read_source(trained.data, Roles(label="y")).n_rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,20 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from fedapp.errors import ConfigError, PartyError
-from fedapp.home import home
+from fedapp.errors import PartyError
 from fedapp.messages import inference as messages
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
-from fedapp.site.store import PART_FILE, Store
 from fedapp.trees.divided import compress, decompress, leaves_of, reachable_leaves
-from strategies.inference import OneRound
+from tests.conftest import MakeSettings
 from tests.forests import joined
 from tests.letters import letters_sent
-from tests.pooled import Pooled, made_columns, write_rows
+from tests.pooled import made_columns, write_rows
 from tests.tampering import rewrite_letters
 from tests.trained import TrainOnce
-from tests.transcript import ALIGNED, check_declared, lines_of, listen, summary_of
+from tests.transcript import ALIGNED, check_declared, listen, summary_of
 
-MakeSettings = Callable[..., Settings]
-Simulate = Callable[[Settings], RunFolder]
 Train = Callable[..., tuple[Settings, RunFolder]]
 KINDS = {
     **ALIGNED,
@@ -60,55 +55,6 @@ def prediction(make: MakeSettings, trained: Settings, **more: Any) -> Settings:
     model = summary_of(RunFolder(Path(trained.run_dir)))["model_id"]
     given = {"strategy": "one-round", "data": trained.data, "parties": trained.parties}
     return make(**given | {"model": model, "align": "ordered", **more})
-
-
-@pytest.mark.parametrize("strategy", ["interactive", "one-round", "eini"])
-def test_every_party_forgets_the_rows_it_has_predicted(
-    train: Train, settings: MakeSettings, strategy: str
-) -> None:
-    trained, _ = train(parties=3)
-    small = {"eini__key_bits": 512, "eini__insecure_small_key": True, "eini__unguarded": True}
-    summary = summary_of(run_local(prediction(settings, trained, strategy=strategy, **small)))
-    for name in ("party-1", "party-2", "party-3"):
-        folder = home() / "sites" / name / summary["model_id"]
-        store = Store.open(folder)
-        assert store.finished
-        assert not {"values", "ids", "places"} & store._names()
-        kept = {path.name for path in folder.iterdir()} - {"state.json", "lock"}
-        assert kept <= {"predictions.csv", "predictions.json", *store._files.values()}
-
-
-def written(folder: RunFolder) -> np.ndarray:
-    """Predictions as the active party has them."""
-    summary = summary_of(folder)
-    path = home() / "sites" / summary["active"] / summary["model_id"] / "predictions.csv"
-    with path.open() as file:
-        return np.array([list(map(float, row[1:])) for row in list(csv.reader(file))[1:]])
-
-
-@pytest.mark.each_value_once
-@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
-@pytest.mark.parametrize("parties", [2, 5])
-def test_predictions_are_those_of_the_classical_way_and_of_the_joined_forest(
-    train: Train, settings: MakeSettings, objective: str, parties: int
-) -> None:
-    trained, folder = train(objective, parties=parties)
-    found = written(run_local(prediction(settings, trained)))
-    classical = written(run_local(prediction(settings, trained, strategy="interactive")))
-    np.testing.assert_array_equal(found, classical)
-    model, values = joined(folder), Pooled(trained).values
-    np.testing.assert_array_equal(found, model.predictions(model.leaves(values)))
-
-
-@pytest.mark.parametrize("trees", [1, 200])
-def test_the_passive_parties_are_asked_once_after_the_alignment(
-    train: Train, settings: MakeSettings, trees: int
-) -> None:
-    trained, _ = train(parties=3, federated_forest__trees=trees)
-    ledger = lines_of(run_local(prediction(settings, trained)).ledger)
-    steps = [(line["step"], line["type"]) for line in ledger if "one_round" in line["type"]]
-    assert len({step for step, kind in steps if kind.endswith("walk")}) == 1
-    assert len(set(steps)) == 2
 
 
 def test_messages_have_their_declared_fields_and_leaf_sets_go_to_the_active_party_alone(
@@ -142,30 +88,6 @@ def test_a_boosted_model_is_refused_because_passive_parties_do_not_know_its_stru
         run_local(prediction(settings, run))
 
 
-def test_a_part_of_another_model_is_refused(train: Train, settings: MakeSettings) -> None:
-    trained, folder = train()
-    path = home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART_FILE
-    path.write_text(path.read_text().replace("}", "} ", 1))
-    with pytest.raises(PartyError, match="party-2: model must be the one this run was trained"):
-        run_local(prediction(settings, trained))
-
-
-def test_a_party_without_its_part_is_named(train: Train, settings: MakeSettings) -> None:
-    trained, folder = train()
-    (home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART_FILE).unlink()
-    with pytest.raises(PartyError, match=r"party-2 \(step 1\): model must have a part at this"):
-        run_local(prediction(settings, trained))
-
-
-def test_a_party_that_fails_is_named(
-    train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained, _ = train()
-    monkeypatch.setattr("clients.inference.compress", lambda sets: 1 / 0)
-    with pytest.raises(PartyError, match=r"party-2 \(step \d\): ZeroDivisionError in evaluate.one"):
-        run_local(prediction(settings, trained))
-
-
 @pytest.mark.parametrize(
     ("field", "change", "match"),
     [
@@ -186,21 +108,6 @@ def test_leaf_sets_that_do_not_fit_are_refused(
     rewrite_letters(monkeypatch, "LeafSets", field, change)
     with pytest.raises(PartyError, match=match):
         run_local(prediction(settings, trained))
-
-
-def test_a_run_without_a_model_is_refused(settings: MakeSettings) -> None:
-    with pytest.raises(ConfigError, match="model must be the id of a trained model"):
-        OneRound.section_settings(settings(strategy="one-round"))
-
-
-@pytest.mark.slow
-def test_flowers_simulation_predicts_as_the_local_engine(
-    train: Train, settings: MakeSettings, simulate: Simulate
-) -> None:
-    trained, _ = train()
-    local = written(run_local(prediction(settings, trained)))
-    simulated = simulate(prediction(settings, trained))
-    np.testing.assert_array_equal(written(simulated), local)
 
 
 # Leaf sets

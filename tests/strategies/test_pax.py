@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message
 
 from fedapp.conversation import Checkpoint, Parties, SavedModel
 from fedapp.errors import ConfigError
@@ -20,11 +19,10 @@ from fedapp.messages.handshake import HelloReply
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
-from fedapp.site.store import RAW
 from fedapp.trees.model import LEAF, load_model
-from fedapp.trees.predict import predict_margins
 from strategies.pax import PAX
 from strategies.pax_sums import share_bins
+from tests.conftest import MakeSettings, WriteTable
 from tests.transcript import (
     arrays_of,
     lines_of,
@@ -32,10 +30,6 @@ from tests.transcript import (
     scalars_of,
     summary_of,
 )
-
-MakeSettings = Callable[..., Settings]
-WriteTable = Callable[..., Path]
-Simulate = Callable[[Settings], RunFolder]
 
 
 def test_the_smaller_child_alone_is_asked_for(settings: MakeSettings) -> None:
@@ -49,69 +43,6 @@ def test_the_smaller_child_alone_is_asked_for(settings: MakeSettings) -> None:
     assert wanted[0] == [0]
     assert len(wanted[1]) == 1
     assert len(wanted[2]) == 2
-
-
-@pytest.mark.parametrize(("rounds", "depth"), [(1, 1), (3, 2), (2, 5)])
-def test_a_round_takes_max_depth_exchanges(settings: MakeSettings, rounds: int, depth: int) -> None:
-    summary = summary_of(run_local(settings(num_boost_round=rounds, max_depth=depth)))
-    assert summary["exchanges"] <= 3 + rounds * depth + 1
-    assert summary["exchanges"] >= 3 + rounds + 1
-    assert summary["trees"] == rounds
-
-
-def test_trees_that_grow_fully_take_exactly_max_depth_exchanges(settings: MakeSettings) -> None:
-    run = settings(data="digits", objective="multi:softprob", num_boost_round=2, max_depth=2)
-    summary = summary_of(run_local(run))
-    assert summary["exchanges"] == 3 + 2 * 2 + 1
-    assert summary["trees"] == 20
-
-
-def test_the_ledger_has_every_byte_that_was_sent(settings: MakeSettings) -> None:
-    folder, app = listen(settings())
-    lines = lines_of(folder.ledger)
-    summary = summary_of(folder)
-
-    def size(message: Message) -> int:
-        return sum(array.nbytes for array in arrays_of(message).values())
-
-    to_server = sum(line["bytes"] for line in lines if line["to"] == "server")
-    to_parties = sum(line["bytes"] for line in lines if line["from"] == "server")
-    assert summary["bytes"] == {"to_parties": to_parties, "to_server": to_server}
-    assert len(lines) == 2 * len(app.heard)
-    assert to_server >= sum(size(reply) for _, _, reply in app.heard)
-    biggest = max(app.heard, key=lambda heard: size(heard[2]))
-    assert max(line["bytes"] for line in lines) >= size(biggest[2])
-
-
-def test_rounds_are_written_with_scores_and_bytes(settings: MakeSettings) -> None:
-    folder = run_local(settings(num_boost_round=4, max_depth=3))
-    lines = lines_of(folder.rounds)
-    assert [line["round"] for line in lines] == [1, 2, 3, 4]
-    losses = [line["train"]["logloss"] for line in lines]
-    assert losses == sorted(losses, reverse=True)
-    total = {key: sum(line["bytes"][key] for line in lines) for key in lines[0]["bytes"]}
-    assert total == summary_of(folder)["bytes"]
-
-
-def test_the_summary_scores_the_model_that_was_written(settings: MakeSettings) -> None:
-    from fedapp import metrics
-    from fedapp.data.datasets import read_source
-    from fedapp.site.table import Holdout, share_rows
-
-    run = settings(num_boost_round=5, max_depth=3, max_bin=64)
-    folder = run_local(run)
-    table = read_source("breast-cancer")
-    shares = share_rows(table, Holdout(0.2, 0.1, 42), "iid", 3)
-    for subset in ("test", "valid"):
-        rows = np.concatenate(shares[subset])
-        margins = predict_margins(load_model(folder.path / "model.json"), table.values[rows])
-        assert table.labels is not None
-        labels = table.labels[rows].astype(np.float32)
-        exact = metrics.pooled("binary:logistic", margins, labels, np.ones(len(rows), np.float32))
-        found = summary_of(folder)["metrics"][subset]
-        for name in ("logloss", "accuracy", "f1", "precision", "recall"):
-            assert found[name] == pytest.approx(exact[name], rel=1e-6)
-        assert found["auc"] == pytest.approx(exact["auc"], abs=1e-4)
 
 
 def test_the_share_rule_divides_bins_by_rows() -> None:
@@ -228,33 +159,6 @@ def _grow(gradients: list[float]) -> pax.GrowReply:
     )
 
 
-def test_early_stopping_cuts_the_model_back_to_its_best_round(settings: MakeSettings) -> None:
-    run = settings(
-        num_boost_round=60,
-        max_depth=4,
-        eta=1.0,
-        max_bin=32,
-        early_stopping_rounds=3,
-        valid_fraction=0.3,
-    )
-    folder = run_local(run)
-    summary, lines = summary_of(folder), lines_of(folder.rounds)
-    losses = [line["valid"]["logloss"] for line in lines]
-    assert len(lines) < 60
-    assert summary["best_round"] == int(np.argmin(losses)) + 1
-    assert summary["trees"] == summary["best_round"]
-    assert len(lines) == summary["best_round"] + 3
-    assert summary["metrics"]["valid"]["logloss"] == pytest.approx(min(losses), abs=1e-6)
-
-
-def test_the_best_round_is_kept_where_rounds_run_out(settings: MakeSettings) -> None:
-    run = settings(num_boost_round=3, max_depth=3, early_stopping_rounds=3, valid_fraction=0.3)
-    folder = run_local(run)
-    losses = [line["valid"]["logloss"] for line in lines_of(folder.rounds)]
-    assert len(losses) == 3
-    assert summary_of(folder)["trees"] == int(np.argmin(losses)) + 1
-
-
 DEFAULT = {"early_stopping_rounds": "auto", "valid_fraction": 0.5, "test_fraction": 0.0}
 
 
@@ -367,18 +271,6 @@ def test_text_classes_are_named_in_the_model(settings: MakeSettings, tmp_path: P
     assert summary_of(folder)["metrics"]["train"]["accuracy"] > 0.95
 
 
-def test_each_party_keeps_the_model_and_forgets_the_rows(
-    settings: MakeSettings, tmp_path: Path
-) -> None:
-    folder = run_local(settings())
-    kept = sorted((tmp_path / "home" / "sites").glob("*/*/model.json"))
-    assert len(kept) == 3
-    assert {path.read_text() for path in kept} == {(folder.path / "model.json").read_text()}
-    arrays = [path.name for path in (tmp_path / "home" / "sites").rglob(f"*{RAW}*")]
-    assert arrays
-    assert all(name.startswith(("reply-", "kept-")) for name in arrays)
-
-
 def test_a_finished_run_keeps_no_checkpoint(settings: MakeSettings) -> None:
     folder = run_local(settings())
     assert not list(folder.path.glob("checkpoint*"))
@@ -393,15 +285,3 @@ def test_a_finished_run_keeps_no_checkpoint(settings: MakeSettings) -> None:
         "rounds.jsonl",
         "summary.json",
     }
-
-
-@pytest.mark.slow
-def test_flowers_simulation_gives_the_model_of_the_local_engine(
-    settings: MakeSettings, simulate: Simulate
-) -> None:
-    local = run_local(settings(num_boost_round=2, max_depth=3))
-    simulated = simulate(settings(num_boost_round=2, max_depth=3))
-    ours = (local.path / "model.json").read_bytes()
-    assert (simulated.path / "model.json").read_bytes() == ours
-    assert summary_of(simulated)["engine"] == "simulation"
-    assert summary_of(simulated)["metrics"] == summary_of(local)["metrics"]

@@ -9,24 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-import xgboost
 
 from clients.handshake import look
 from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError
 from fedapp.histograms.sketch import LARGEST
-from fedapp.messages import handshake, pax, scoring, secagg
+from fedapp.messages import handshake
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import site_config
 from fedapp.trees.model import LEAF, Ensemble, load_model
-from tests.conftest import MakeSettings, Simulate, WriteTable
+from tests.conftest import MakeSettings, WriteTable
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
-from tests.network import die, resumed, run
 from tests.pooled import made_columns, write_rows
 from tests.transcript import (
-    check_declared,
-    check_no_rows,
     label_ranges,
     lines_of,
     listen,
@@ -62,16 +58,6 @@ def model_of(folder: RunFolder) -> bytes:
 
 
 # Sums have no order
-
-
-@EVERY_OBJECTIVE
-def test_the_model_is_the_same_for_any_split_of_the_rows(made: MakeRun, objective: str) -> None:
-    more = {"num_boost_round": 3, "subsample": 1.0}
-    whole = model_of(run_local(made(objective, parties=1, **more)))
-    for split in ({"parties": 2}, {"parties": 5, "partition": "sizes:0.7,0.2,0.06,0.03,0.01"}):
-        assert model_of(run_local(made(objective, **split, **more))) == whole
-    other = made(objective, parties=1, seed=7, **more)
-    assert model_of(run_local(other)) != whole
 
 
 @pytest.mark.parametrize(
@@ -190,33 +176,7 @@ def test_real_rows_give_the_trees_of_plain_sums_with_the_same_cuts(
     assert_same_trees(*(load_model(each.path / "model.json") for each in (found, expected)))
 
 
-def test_the_model_loads_in_xgboost(made: MakeRun) -> None:
-    folder = run_local(made())
-    booster = xgboost.Booster(model_file=str(folder.path / "model.xgb.json"))
-    values = np.random.default_rng(0).integers(0, 40, (50, 6)).astype(np.float32)
-    values[::3, 0] = np.nan
-    from fedapp.trees.objective import transform
-    from fedapp.trees.predict import predict_margins
-
-    model = load_model(folder.path / "model.json")
-    own = transform("binary:logistic", predict_margins(model, values))[:, 0]
-    matrix = xgboost.DMatrix(values, feature_names=list(model.columns))
-    np.testing.assert_allclose(booster.predict(matrix), own, rtol=1e-6)
-
-
-def test_a_run_takes_four_exchanges_more(made: MakeRun) -> None:
-    found, plain = (
-        summary_of(run_local(made(num_boost_round=3, pax__aggregation=how)))
-        for how in ("secure", "plain")
-    )
-    assert found["exchanges"] == plain["exchanges"] + 4
-
-
-def test_early_stopping_and_more_rounds(made: MakeRun) -> None:
-    given = {"early_stopping_rounds": 2, "valid_fraction": 0.3, "eta": 1.0, "num_boost_round": 40}
-    folder = run_local(made(**given))
-    summary, lines = summary_of(folder), lines_of(folder.rounds)
-    assert summary["trees"] == summary["best_round"] == len(lines) - 2 < 40
+def test_more_rounds_end_in_the_model_of_all_at_once(made: MakeRun) -> None:
     first = run_local(made(num_boost_round=2))
     more = run_local(made(num_boost_round=3, init_model=str(first.path)))
     once = run_local(made(num_boost_round=5))
@@ -240,49 +200,7 @@ def test_constraints_draws_and_depth(made: MakeRun) -> None:
     assert summary_of(run_local(made(**given)))["trees"] == 2
 
 
-@pytest.mark.slow
-def test_flowers_simulation_gives_the_model_of_the_local_engine(
-    made: MakeRun, simulate: Simulate
-) -> None:
-    local, simulated = run_local(made()), simulate(made())
-    assert model_of(simulated) == model_of(local)
-    assert summary_of(simulated)["metrics"] == summary_of(local)["metrics"]
-
-
-# A server that dies
-
-
-# Hello 1, keys 2, counts 3 to 6, trees 7-8 and 9-10, scores 11; a checkpoint after each tree.
-@pytest.mark.parametrize(
-    "how", [{"dies_before_sending": 10}, {"dies_before_reading": 9}, {"dies_before_reading": 11}]
-)
-def test_a_server_that_dies_goes_on_to_the_same_model(
-    settings: MakeSettings, how: dict[str, int]
-) -> None:
-    expected = model_of(run_local(settings(pax__aggregation="secure")))
-    run_settings = settings(pax__aggregation="secure")
-    die(run_settings, **how)
-    assert model_of(run(resumed(run_settings))) == expected
-
-
 # What is sent
-
-
-KINDS = {
-    "query.greet": (handshake.GreetRequest, handshake.GreetReply),
-    "query.hello": (handshake.HelloRequest, handshake.HelloReply),
-    "query.secure_keys": (secagg.KeysRequest, secagg.KeysReply),
-    "train.pax_open": (pax.OpenRequest, secagg.MaskedReply),
-    "train.pax_count": (pax.CountRequest, secagg.MaskedReply),
-    "train.pax_sums": (pax.GrowSumsRequest, secagg.MaskedReply),
-    "evaluate.scoring_sums": (scoring.SumScoresRequest, secagg.MaskedReply),
-}
-
-
-def test_messages_hold_what_their_modules_list_and_nothing_else(made: MakeRun) -> None:
-    folder, app = listen(made())
-    check_declared(app, KINDS)
-    check_no_rows(app, summary_of(folder))
 
 
 def test_what_a_party_sends_is_uniform(made: MakeRun) -> None:

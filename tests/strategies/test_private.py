@@ -19,7 +19,7 @@ from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import CLEAR, make_consistent
 from fedapp.histograms.fixed_point import Bounds
 from fedapp.histograms.sketch import Descent, digit_counts
-from fedapp.messages import handshake, pax_secure, secagg
+from fedapp.messages import pax_secure, secagg
 from fedapp.messages.pax import CountRequest
 from fedapp.messages.pax_secure import (
     COUNTED_ROWS,
@@ -41,7 +41,7 @@ from strategies.secagg import exchange_keys
 from tests.conftest import MakeSettings
 from tests.network import die, resumed, run
 from tests.pooled import made_columns, write_rows
-from tests.transcript import check_declared, listen, summary_of
+from tests.transcript import summary_of
 
 LOSS_OF = {
     "binary:logistic": {"auc", "logloss"},
@@ -122,16 +122,6 @@ def test_no_run_has_the_noise_of_another(made: MakeRun) -> None:
     assert model_of(run_local(made())) != model_of(run_local(made()))
 
 
-@pytest.mark.parametrize("objective", ["multi:softprob", "reg:squarederror"])
-def test_without_noise_the_model_is_that_of_all_rows(
-    silent: None, made: MakeRun, objective: str
-) -> None:
-    runs = [run_local(made(objective, parties=n, num_boost_round=3)) for n in (2, 4)]
-    assert model_of(runs[0]) == model_of(runs[1])
-    if objective == "multi:softprob":
-        assert json.loads(model_of(runs[0]))["base_score"] == [0.5] * 3
-
-
 @pytest.mark.parametrize(
     "objective",
     [
@@ -153,22 +143,6 @@ def test_weights_count(silent: None, made: MakeRun, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "weighted.csv", columns)
     runs = [run_local(made(data=str(path), weight="w", parties=n, **MANY)) for n in (2, 3)]
     assert model_of(runs[0]) == model_of(runs[1]) != model_of(run_local(made(data=str(path))))
-
-
-KINDS = {
-    "query.greet": (handshake.GreetRequest, handshake.GreetReply),
-    "query.hello": (handshake.HelloRequest, handshake.HelloReply),
-    "query.secure_keys": (secagg.KeysRequest, secagg.KeysReply),
-    "train.private_open": (pax_secure.PrivateOpenRequest, secagg.MaskedReply),
-    "train.private_count": (pax_secure.PrivateCountRequest, secagg.MaskedReply),
-    "train.private_trees": (pax_secure.PrivateTreesRequest, secagg.MaskedReply),
-    "evaluate.private_scores": (pax_secure.PrivateScoresRequest, secagg.MaskedReply),
-}
-
-
-def test_messages_hold_what_their_module_lists_and_nothing_else(made: MakeRun) -> None:
-    _, app = listen(made())
-    check_declared(app, KINDS)
 
 
 # Noise, once

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
 from strategies.run import check_read
 from tests.claims import claims_table
+from tests.conftest import MakeSettings, MakeSites
 from tests.encrypted import encrypted
 from tests.letters import letters_sent, raw_of
 from tests.letters import written as forms_of
@@ -39,8 +39,6 @@ from tests.strategies.test_interactive import inference, written
 from tests.transcript import lines_of, listen, summary_of
 from tests.trees.test_exactness import agreement, assert_exact, pooled_booster
 
-MakeSettings = Callable[..., Settings]
-MakeSites = Callable[..., list]
 CLAIMS = "log_exposure"
 FEW = {"max_depth": 4, "max_bin": 64}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,10 @@ from fedapp.trees.model import LEAF, Ensemble, load_model
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import category_counts
 from fedapp.trees.xgboost import typed_columns
+from tests.conftest import MakeSettings
 from tests.reference import compare_trees
 from tests.texts import adult, airline, kddcup
 
-MakeSettings = Callable[..., Settings]
 SMALL = {"num-boost-round": 4, "max-depth": 5, "max-bin": 64, "valid-fraction": 0.0}
 PENALTIES = {"lambda": 0.5, "alpha": 0.3, "gamma": 0.5, "min-child-weight": 5.0}
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,17 @@ import numpy as np
 import psutil
 import pytest
 import xgboost
-from flwr.app import Context
 
 from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import load_settings
 from fedapp.trees.model import load_model
+from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.reference import compare_trees
 from tests.transcript import summary_of
-
-WriteTable = Callable[..., Path]
-MakeSettings = Callable[..., Settings]
-MakeSites = Callable[..., list[Context]]
 
 
 def test_a_party_whose_columns_are_all_missing_takes_part(

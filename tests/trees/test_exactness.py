@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,9 @@ from fedapp.trees.model import Ensemble, from_json, load_model, to_json
 from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
 from tests.claims import claims, claims_table
+from tests.conftest import MakeSettings
 from tests.pooled import write_rows
 from tests.reference import Agreement, compare_trees
-
-MakeSettings = Callable[..., Settings]
 
 PENALTIES = {"lambda": 0.5, "alpha": 0.3, "gamma": 0.5, "min-child-weight": 5.0}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch import nn
 from fedapp import metrics
 from fedapp.data.datasets import read_source
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.head import HeadRows, Training, fit_head, forward
 from fedapp.trees.model import Tree, model_text, pack_trees, unpack_trees
@@ -31,8 +29,8 @@ from fedapp.trees.stacked import (
     weights_in_unit,
 )
 from fedapp.trees.xgboost import trees_from_xgboost
+from tests.conftest import MakeSettings
 
-MakeSettings = Callable[..., Settings]
 BINARY, MULTI, REGRESSION = metrics.OBJECTIVES[:3]
 DATA = {BINARY: "breast-cancer", MULTI: "wine", REGRESSION: "diabetes"}
 KINDS = ("cnn", "cnn3", "fcnn")

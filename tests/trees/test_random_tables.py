@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +9,13 @@ import pytest
 
 from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.trees.model import load_model
 from fedapp.trees.sets import NO_SET
+from tests.conftest import MakeSettings
 from tests.pooled import write_rows
 from tests.random_tables import differences, random_case
 from tests.reference import compare_trees, xgboost_trees
 
-MakeSettings = Callable[..., Settings]
 N_DEFAULT, N_ALL = 7, 150
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +17,9 @@ import xgboost
 import fedapp
 from fedapp.messages.handshake import HelloReply
 from strategies.horizontal import joint_kinds
+from tests.conftest import WriteTable
 from tests.strategies.test_meeting import REPLY
 
-WriteTable = Callable[..., Path]
 ROOT = Path(__file__).parents[2]
 SNIPPETS = {
     "README.md": "## Use the model",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +27,7 @@ from strategies import pax
 from strategies.handshake import InitialModel, read_init_model
 from strategies.local_boosting import last_turn, next_turn
 from strategies.run import check_read
+from tests.conftest import MakeSettings
 from tests.network import die, resumed, run
 from tests.pooled import Pooled, assert_xgboosts, made_columns, write_rows
 from tests.reference import compare_trees
@@ -35,7 +35,6 @@ from tests.texts import adult
 from tests.transcript import lines_of, summary_of
 from tests.trees.test_exactness import assert_exact, pooled_booster
 
-MakeSettings = Callable[..., Settings]
 DRAWS = {"subsample": 0.7, "colsample_bytree": 0.7, "colsample_bynode": 0.8}
 OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
 

@@ -18,10 +18,8 @@ from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import site_config
 from fedapp.site.table import read_columns
+from tests.conftest import MakeSettings, MakeSites, WriteTable
 
-MakeSettings = Callable[..., Settings]
-MakeSites = Callable[..., list]
-WriteTable = Callable[..., Path]
 N_ROWS = 80
 IDS = [f"p{row}" for row in range(N_ROWS)]
 WEIGHTS = [1 + row % 4 for row in range(N_ROWS)]

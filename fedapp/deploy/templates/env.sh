@@ -1,0 +1,2 @@
+export PATH={BIN}:"$PATH"
+{EXPORTS}

@@ -1,0 +1,138 @@
+"""Runs of each method: made for a test, or once for all tests that only look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedapp.crypto.noise import Budget
+from fedapp.home import home
+from fedapp.run_folder import RunFolder
+from fedapp.settings import Settings, load_settings
+from fedapp.site import sums
+from tests.conftest import TrainOnce
+from tests.contract.methods import METHODS, ROUNDS, Method, Result
+from tests.network import run
+from tests.pooled import made_columns, write_rows
+from tests.trained import train_once
+from tests.transcript import Listener, lines_of, summary_of
+
+N_ROWS = 120
+NUMBERS = "reg:squarederror"
+MakeRun = Callable[..., Settings]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run in which nothing happens, with all its messages.
+
+    Parameters
+    ----------
+    sites : files that the parties have afterwards, by their paths below the sites' home.
+    """
+
+    settings: Settings
+    folder: RunFolder
+    app: Listener
+    result: Result
+    summary: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    sites: dict[str, bytes]
+
+    @property
+    def steps(self) -> dict[int, str]:
+        """What was asked at each step."""
+        return {line["step"]: line["type"] for line in lines_of(self.folder.ledger)}
+
+    @property
+    def last_step(self) -> int:
+        """The last step but one at which party-2 was asked."""
+        asked = {line["step"] for line in lines_of(self.folder.ledger) if line["to"] == "party-2"}
+        return sorted(asked)[-2]
+
+
+Record = Callable[[str], Recorded]
+
+
+@pytest.fixture(autouse=True)
+def _silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise is 0 and nobody expects any, so that private runs can be compared."""
+    monkeypatch.setattr(sums, "discrete_gaussian", lambda v, n, _: np.zeros(n, np.int64))
+    monkeypatch.setattr(Budget, "deviation", lambda *_: 0.0)
+
+
+def settings_of(
+    method: Method, folder: Path, trained_once: TrainOnce, objective: str, **more: Any
+) -> Settings:
+    """A short run of a method into a new folder; what it predicts with is trained first."""
+    data = folder / f"{objective[:5]}.csv"
+    if not data.exists():
+        write_rows(data, made_columns(objective, N_ROWS))
+    parties, depth = more.pop("parties", 3), more.pop("depth", 2)
+    n_runs = len(list(folder.glob("run-*")))
+    (run_dir := folder / f"run-{n_runs + 1}").mkdir()
+    given = {"data": str(data), "parties": parties, "run_dir": str(run_dir)}
+    if method.trained:
+        trainer = METHODS[method.trained]
+        usual = {"columns": "random", "parties": parties, "depth": depth}
+        trained = settings_of(trainer, folder, trained_once, objective, **usual)
+        trained = trained.model_copy(update={"run_dir": str(folder / "trained")})
+        if not (folder / "trained").exists():
+            trained_once(trained)
+        model = summary_of(RunFolder(folder / "trained"))["model_id"]
+        given |= {"model": model, "align": "ordered", "columns": "random"}
+        depth = None
+    else:
+        given |= {"label": "y", "objective": objective}
+    reads = method.strategy in ("pax", "bagging", "cyclic", "secureboost")
+    given |= {"num_boost_round": ROUNDS, "eta": 0.3, "max_bin": 16} if reads else {}
+    given |= {"early_stopping_rounds": 0} if reads or method.may_lose else {}
+    given |= {method.depth: depth} if method.depth and depth else {}
+    given |= {**method.settings, **more}
+    if objective != "reg:squarederror":  # whose gradients alone have no bound
+        given.pop("privacy__clip", None)
+    values = {name.replace("__", ".").replace("_", "-"): one for name, one in given.items()}
+    return load_settings({"strategy": method.strategy, **values})
+
+
+@pytest.fixture
+def made(tmp_path: Path, trained_once: TrainOnce) -> MakeRun:
+    """``made(name, objective, **overrides)``: settings of a short run of a method."""
+
+    def make(name: str, objective: str = NUMBERS, **more: Any) -> Settings:
+        return settings_of(METHODS[name], tmp_path, trained_once, objective, **more)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """``recorded(name)``: a method's run of three parties, made for the first test that asks."""
+    runs: dict[str, Recorded] = {}
+
+    def record(name: str) -> Recorded:
+        if name not in runs:
+            method, folder = METHODS[name], tmp_path_factory.mktemp("recorded")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("FEDAPP_HOME", str(folder / "home"))
+                once = train_once(folder / "once")
+                settings, app = settings_of(method, folder, once, NUMBERS), Listener()
+                done = run(settings, app=app)
+                files = [path for path in (home() / "sites").rglob("*") if path.is_file()]
+                runs[name] = Recorded(
+                    settings,
+                    done,
+                    app,
+                    method.result(done),
+                    summary_of(done),
+                    lines_of(done.rounds) if done.rounds.exists() else [],
+                    {str(path.relative_to(home() / "sites")): path.read_bytes() for path in files},
+                )
+        return runs[name]
+
+    return record

@@ -1,0 +1,342 @@
+"""What the contract asks about: a row for each way to train and to predict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xgboost
+from sklearn.linear_model import LinearRegression, LogisticRegression
+
+from fedapp import metrics
+from fedapp.data.datasets import read_source
+from fedapp.data.labels import class_ids, class_names
+from fedapp.data.schema import Roles
+from fedapp.run_folder import RunFolder
+from fedapp.runs.local import run_local
+from fedapp.settings import Settings, load_settings
+from fedapp.site.table import Holdout, share_rows
+from fedapp.trees.forest.model import to_json
+from fedapp.trees.linear import LinearModel, linear_from_json, predict_linear, standardised
+from fedapp.trees.model import Ensemble, load_model, model_text
+from fedapp.trees.predict import predict_margins
+from fedapp.trees.stacked import from_json
+from tests.forests import joined, parts_of, pooled
+from tests.pooled import Pooled, assert_xgboosts, tables_of
+from tests.reference import compare_trees
+from tests.transcript import predicted_rows, summary_of
+from tests.trees.test_exactness import pooled_booster
+
+# What a run gives, compared as a whole: the model's bytes, the parts of a divided model, or scores.
+Result = Any
+ROUNDS = 2
+SMALL_KEY = {"key_bits": 512, "insecure_small_key": True}
+HELLO = {"query.greet", "query.hello"}
+SCORES = "evaluate.scoring_scores"
+MASKED = {*HELLO, "query.secure_keys"}
+ORDERED = {
+    *("query.greet", "query.vertical_hello"),
+    *(f"query.alignment_{step}" for step in ("open", "match", "order")),
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to train or to predict, and what is known of its runs.
+
+    Parameters
+    ----------
+    strategy, settings : of a short run; settings of the method's own are in ``own``.
+    kinds : all messages of a run.
+    exchanges : of a run of two rounds, by the numbers of parties and levels.
+    equals_pooled : checks a run against its reference, a training on the rows of all parties.
+    trained : the method whose model it predicts with; none for a method that trains.
+    depth : the setting that limits a tree's levels.
+    keeps_divided : whether its model is divided among the parties, and nothing else has it.
+    exports : whether stock XGBoost loads the model.
+    may_lose : whether a run may go on without a party.
+    stops_early : whether early stopping cuts the model back to its best round.
+    counts_all : whether the bytes of its rounds are those of the run; else some are of no round.
+    """
+
+    strategy: str
+    kinds: set[str]
+    exchanges: Callable[[int, int], int]
+    equals_pooled: Callable[[Settings, RunFolder], None]
+    settings: Mapping[str, Any]
+    trained: str = ""
+    depth: str = "max_depth"
+    keeps_divided: bool = False
+    exports: bool = False
+    may_lose: bool = False
+    stops_early: bool = False
+    counts_all: bool = False
+    is_vertical: bool = False
+
+    def result(self, folder: RunFolder) -> Result:
+        """What a run gives."""
+        if self.trained:
+            return predicted_rows(folder).tolist()
+        return parts_of(folder) if self.keeps_divided else model_bytes(folder)
+
+
+def own(section: str, **values: Any) -> dict[str, Any]:
+    """Settings of a method's own section."""
+    return {f"{section}__{name}": value for name, value in values.items()}
+
+
+def model_bytes(folder: RunFolder) -> bytes:
+    return (folder.path / "model.json").read_bytes()
+
+
+# References
+
+
+def is_xgboosts_for_one_party(settings: Settings, folder: RunFolder) -> None:
+    """Of one party that has all rows the trees are XGBoost's."""
+    alone = alone_of(settings, subsample=1.0)
+    check_trees(load_model(run_local(alone).path / "model.json"), pooled_booster(alone))
+
+
+def check_trees(model: Ensemble, booster: Any) -> None:
+    found = compare_trees(model, booster)
+    assert (found.differing, found.n_trees) == (0, len(model.trees))
+    assert found.n_nodes > 2 * found.n_trees
+    assert found.leaf_error <= 1e-6
+
+
+def alone_of(settings: Settings, **more: Any) -> Settings:
+    """The same run of one party that has all rows."""
+    given = {"parties": 1, "run-dir": settings.run_dir + "-alone", **more}
+    return load_settings({**settings.as_config(), **given})
+
+
+def is_that_of_one_party(settings: Settings, folder: RunFolder) -> None:
+    """Sums have no order: the model is, byte for byte, that of one party with all rows."""
+    fewest = 2 if settings.sections["privacy"]["epsilon"] else 1  # noise must be of others too
+    assert model_bytes(folder) == model_bytes(run_local(alone_of(settings, parties=fewest)))
+
+
+def has_xgboosts_trees_of_one_party(settings: Settings, folder: RunFolder) -> None:
+    """Of one party that has all rows, the trees under the head are XGBoost's."""
+    alone = alone_of(settings)
+    section = alone.sections["fedxgbllr"]
+    model = from_json(model_text(run_local(alone).path / "model.json"))
+    given = {name: section[name] for name in ("eta", "max-depth")}
+    boosted = {**given, "strategy": "pax", "num-boost-round": section["trees"]}
+    ensemble = Ensemble(
+        *(model.objective, model.base_score, model.columns, model.classes, model.ensembles[0])
+    )
+    booster, values = pooled_booster(alone_of(settings, **boosted)), train_rows(settings)[0]
+    matrix = xgboost.DMatrix(values, feature_names=list(model.columns))
+    theirs = booster.predict(matrix, output_margin=True).reshape(len(values), -1)
+    np.testing.assert_allclose(predict_margins(ensemble, values), theirs, rtol=1e-5, atol=1e-5)
+
+
+def scores_as_scikit_learn(settings: Settings, folder: RunFolder) -> None:
+    """After more rounds the loss on the training rows is that of scikit-learn's solver."""
+    section = {**settings.sections["fedavg-linear"], "rounds": 40}
+    update = {"sections": {**settings.sections, "fedavg-linear": section}}
+    run = settings.model_copy(update={**update, "run_dir": settings.run_dir + "-long"})
+    model = linear_from_json(model_text(run_local(run).path / "model.json"))
+    ours, theirs = scikit_learn_scores(run, model)
+    for name in {"logloss", "mlogloss", "rmse"} & set(ours):
+        assert ours[name] <= theirs[name] * 1.01
+
+
+def scikit_learn_scores(settings: Settings, model: LinearModel) -> tuple[dict[str, float], ...]:
+    """Scores of a model on the rows it was trained on, and of scikit-learn's."""
+    values, truth = train_rows(settings)
+    inputs, ones = standardised(values, model.means, model.scales), np.ones(len(values), np.float32)
+    if settings.objective == "reg:squarederror":
+        margins = LinearRegression().fit(inputs, truth).predict(inputs)
+    else:
+        l2 = settings.sections["fedavg-linear"]["l2"]
+        logistic = LogisticRegression(C=1 / (float(l2) * len(values)), max_iter=3000)
+        margins = logistic.fit(inputs, truth).decision_function(inputs)
+    theirs = margins.reshape(len(values), -1).astype(np.float32)
+    ours = predict_linear(model, values)
+    return tuple(metrics.pooled(settings.objective, found, truth, ones) for found in (ours, theirs))
+
+
+def train_rows(settings: Settings) -> tuple[Any, Any]:
+    """Values and labels of all parties' training rows."""
+    table = read_source(settings.data, Roles(label=settings.label))
+    assert table.labels is not None
+    holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
+    shares = share_rows(table, holdout, settings.partition, settings.parties)
+    rows = np.sort(np.concatenate(shares["train"]))
+    names = class_names(table.labels, settings.objective)
+    return table.values[rows], class_ids(table.labels, names)[rows]
+
+
+def is_xgboosts_joined(settings: Settings, folder: RunFolder) -> None:
+    """The joined model is XGBoost's on the joined columns."""
+    assert_xgboosts(folder, Pooled(settings))
+
+
+def is_the_joined_forest(settings: Settings, folder: RunFolder) -> None:
+    """The parts are those of the forest that one place grows from the joined columns."""
+    model = pooled(settings)[0]
+    assert sum(map(len, model.trees)) > 2 * len(model.trees)
+    assert to_json(joined(folder)) == to_json(model)
+
+
+def predicts_as_the_joined_forest(settings: Settings, folder: RunFolder) -> None:
+    """The scores are those of the joined forest."""
+    model = joined(RunFolder(Path(settings.run_dir).parent / "trained"))
+    tables = tables_of(settings.model_copy(update={"label": "y"}))
+    values = np.concatenate([table.values for table in tables], axis=1)
+    expected = model.predictions(model.leaves(values))
+    np.testing.assert_allclose(predicted_rows(folder), expected, rtol=0, atol=1e-9)
+    assert summary_of(folder)["matched_rows"] == {"predicted": len(values)}
+
+
+PREDICTED: Mapping[str, Any] = {
+    "is_vertical": True,
+    "equals_pooled": predicts_as_the_joined_forest,
+    "depth": "federated_forest__max_depth",
+}
+METHODS = {
+    "pax": Method(
+        "pax",
+        {*HELLO, "train.pax_sketch", "train.pax_grow", SCORES},
+        lambda parties, depth: 3 + ROUNDS * depth + 1,
+        is_xgboosts_for_one_party,
+        {"subsample": 0.8, "max_bin": 64},
+        exports=True,
+        may_lose=True,
+        stops_early=True,
+        counts_all=True,
+    ),
+    "pax, secure": Method(
+        "pax",
+        {*MASKED, *(f"train.pax_{step}" for step in ("open", "count", "sums"))}
+        | {"evaluate.scoring_sums"},
+        lambda parties, depth: 3 + 4 + ROUNDS * depth + 1,
+        is_that_of_one_party,
+        {"pax__aggregation": "secure"},
+        exports=True,
+        stops_early=True,
+        counts_all=True,
+    ),
+    "pax, private": Method(
+        "pax",
+        {*MASKED, *(f"train.private_{step}" for step in ("open", "count", "trees"))}
+        | {"evaluate.private_scores"},
+        lambda parties, depth: 3 + 4 + ROUNDS + 1,
+        is_that_of_one_party,
+        {"pax__aggregation": "secure", "privacy__epsilon": 20.0, "privacy__clip": 8.0},
+        exports=True,
+    ),
+    "fedxgbllr": Method(
+        "fedxgbllr",
+        {*HELLO, "query.labels", "evaluate.fedxgbllr_final"}
+        | {f"train.fedxgbllr_{step}" for step in ("fit", "share", "average")},
+        lambda parties, depth: 5 + ROUNDS + 2,
+        has_xgboosts_trees_of_one_party,
+        own("fedxgbllr", trees=5, rounds=ROUNDS, epochs=2, channels=4, max_depth=3),
+        depth="fedxgbllr__max_depth",
+        may_lose=True,
+    ),
+    "bagging": Method(
+        "bagging",
+        {*HELLO, "query.labels", "train.bagging_boost", SCORES},
+        lambda parties, depth: 3 + ROUNDS + 1,
+        is_xgboosts_for_one_party,
+        {"subsample": 0.8},
+        exports=True,
+        may_lose=True,
+        stops_early=True,
+        counts_all=True,
+    ),
+    "cyclic": Method(
+        "cyclic",
+        {*HELLO, "query.labels", "train.cyclic_turn", SCORES},
+        lambda parties, depth: 3 + ROUNDS + 1,
+        is_xgboosts_for_one_party,
+        {"subsample": 0.8},
+        exports=True,
+        may_lose=True,
+        stops_early=True,
+        counts_all=True,
+    ),
+    "fedavg-linear": Method(
+        "fedavg-linear",
+        {*HELLO, *(f"train.fedavg_linear_{step}" for step in ("moments", "average"))}
+        | {"evaluate.fedavg_linear_scores"},
+        lambda parties, depth: 3 + ROUNDS + 1,
+        scores_as_scikit_learn,
+        own("fedavg_linear", rounds=ROUNDS),
+        depth="",
+        may_lose=True,
+        stops_early=True,
+        counts_all=True,
+    ),
+    "secureboost": Method(
+        "secureboost",
+        {*ORDERED, *(f"evaluate.secureboost_{step}" for step in ("handover", "finish"))}
+        | {f"train.secureboost_{step}" for step in ("setup", "begin", "sum", "split", "partition")},
+        lambda parties, depth: 9 + ROUNDS * (2 + 2 * depth if parties == 2 else 1 + 3 * depth),
+        is_xgboosts_joined,
+        {
+            "align": "ordered",
+            "allow_export": True,
+            "max_bin": 16,
+            **own("secureboost", **SMALL_KEY),
+        },
+        exports=True,
+        stops_early=True,
+        is_vertical=True,
+    ),
+    "federated-forest, encoded": Method(
+        "federated-forest",
+        {*ORDERED, "evaluate.federated_forest_finish"}
+        | {f"train.federated_forest_{step}" for step in ("setup", "level", "partition")},
+        lambda parties, depth: 5 + 2 + 2 * depth,
+        is_the_joined_forest,
+        {"align": "ordered", **own("federated_forest", trees=4)},
+        depth="federated_forest__max_depth",
+        keeps_divided=True,
+        is_vertical=True,
+    ),
+    "federated-forest, paillier": Method(
+        "federated-forest",
+        {*ORDERED, "evaluate.federated_forest_finish"}
+        | {f"train.federated_forest_{step}" for step in ("setup", "sum", "split", "partition")},
+        lambda parties, depth: 5 + (3 + 2 * depth if parties == 2 else 2 + 3 * depth),
+        is_the_joined_forest,
+        {"align": "ordered", "max_bin": 8}
+        | own("federated_forest", trees=2, labels="paillier", **SMALL_KEY),
+        depth="federated_forest__max_depth",
+        keeps_divided=True,
+        is_vertical=True,
+    ),
+    "interactive": Method(
+        "interactive",
+        {*ORDERED, "evaluate.interactive_walk", "evaluate.interactive_answer"},
+        lambda parties, depth: 5 + 2 + 2 * depth,
+        settings={},
+        trained="federated-forest, encoded",
+        **PREDICTED,
+    ),
+    "one-round": Method(
+        "one-round",
+        {*ORDERED, "evaluate.one_round_walk", "evaluate.one_round_intersect"},
+        lambda parties, depth: 5 + 2,
+        settings={},
+        trained="federated-forest, encoded",
+        **PREDICTED,
+    ),
+    "eini": Method(
+        "eini",
+        {*ORDERED, "evaluate.eini_step"},
+        lambda parties, depth: 5 + parties + 1,
+        settings=own("eini", unguarded=True, **SMALL_KEY),
+        trained="federated-forest, encoded",
+        **PREDICTED,
+    ),
+}

@@ -1,0 +1,454 @@
+"""What every method must do, whatever it trains or predicts with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xgboost
+
+from fedapp import metrics
+from fedapp.data.datasets import read_source
+from fedapp.data.labels import class_ids, class_names
+from fedapp.data.schema import Roles
+from fedapp.errors import ConfigError, FedappError, PartyError
+from fedapp.home import LOCK, home
+from fedapp.runs.local import run_local, simulated_contexts
+from fedapp.runs.predict import predict_table
+from fedapp.settings import Settings
+from fedapp.site.store import PART_FILE, RAW, Store, write_part
+from fedapp.site.table import Holdout, share_rows
+from fedapp.trees.model import load_model
+from fedapp.trees.objective import transform
+from fedapp.trees.predict import predict_margins
+from strategies.run import all_strategies
+from tests.conftest import MakeSettings, Simulate
+from tests.contract.conftest import MakeRun, Record
+from tests.contract.methods import METHODS, ROUNDS, Method
+from tests.letters import raw_of, written
+from tests.network import StepsOf, die, fails_from, one_of_each_kind, resumed, run
+from tests.transcript import check_declared, check_no_rows, lines_of, summary_of
+
+OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
+SLOW = pytest.mark.slow
+
+
+def methods(where: Callable[[Method], object] = lambda row: True) -> pytest.MarkDecorator:
+    """A test for each method, or for those of which something holds."""
+    return pytest.mark.parametrize("name", [name for name, row in METHODS.items() if where(row)])
+
+
+every_method = methods()
+trains = methods(lambda row: not row.trained)
+predicts = methods(lambda row: row.trained)
+horizontal = methods(lambda row: not row.is_vertical)
+
+
+# What it computes
+
+
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [
+        (name, objective)
+        for name in METHODS
+        for objective in OBJECTIVES
+        # whose trees start from the shares of the classes, XGBoost's do not
+        if (name, objective) != ("fedxgbllr", "multi:softprob")
+    ],
+)
+def test_a_run_equals_its_pooled_reference(made: MakeRun, name: str, objective: str) -> None:
+    settings = made(name, objective)
+    METHODS[name].equals_pooled(settings, run_local(settings))
+
+
+@every_method
+def test_two_runs_with_one_seed_are_equal_whatever_the_order_of_the_parties(
+    made: MakeRun, recorded: Record, name: str
+) -> None:
+    settings = made(name)
+    again = run(settings, reversed(simulated_contexts(settings)))
+    assert METHODS[name].result(again) == recorded(name).result
+    assert summary_of(again)["metrics"] == recorded(name).summary["metrics"]
+
+
+@trains
+def test_another_seed_gives_another_model(made: MakeRun, recorded: Record, name: str) -> None:
+    other = run_local(made(name, seed=7))
+    assert METHODS[name].result(other) != recorded(name).result
+
+
+@methods(lambda row: row.stops_early)
+def test_early_stopping_keeps_the_best_round(made: MakeRun, name: str) -> None:
+    is_linear = name == "fedavg-linear"
+    slowly = {"fedavg_linear__rounds": 200, "fedavg_linear__local_epochs": 30}
+    more = slowly if is_linear else {"eta": 1.0, "num_boost_round": 40}
+    given = {"early_stopping_rounds": 3, "valid_fraction": 0.3, **more}
+    folder = run_local(made(name, "binary:logistic", **given))
+    summary, lines = summary_of(folder), lines_of(folder.rounds)
+    losses = [line["valid"]["logloss"] for line in lines]
+    best = int(np.argmin(losses)) + 1
+    assert summary["best_round"] == best == len(lines) - 3 < 150
+    assert summary["metrics"]["valid"]["logloss"] == pytest.approx(min(losses), abs=1e-6)
+
+
+@methods(lambda row: row.stops_early)
+def test_the_best_round_is_kept_where_rounds_run_out(made: MakeRun, name: str) -> None:
+    given = {"early_stopping_rounds": 3, "valid_fraction": 0.3}
+    folder = run_local(made(name, "binary:logistic", **given))
+    summary, lines = summary_of(folder), lines_of(folder.rounds)
+    losses = [line["valid"]["logloss"] for line in lines]
+    assert summary["best_round"] == int(np.argmin(losses)) + 1
+    assert len(losses) == ROUNDS
+
+
+@methods(lambda row: not row.is_vertical and "privacy__epsilon" not in row.settings)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_summary_scores_the_model_that_was_written(
+    made: MakeRun, tmp_path: Path, name: str, objective: str
+) -> None:
+    """Also by the predictions that are written of the rows, those of the test rows among them."""
+    settings = made(name, objective)
+    folder = run_local(settings)
+    predict_table(folder.path, settings.data, "", tmp_path / "predictions.csv")
+    lines = (tmp_path / "predictions.csv").read_text().splitlines()[1:]
+    written = np.array([list(map(float, line.split(",")[1:])) for line in lines])
+    table = read_source(settings.data, Roles(label="y"))
+    assert table.labels is not None
+    assert len(written) == table.n_rows
+    holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
+    shares = share_rows(table, holdout, settings.partition, settings.parties)
+    rows = np.concatenate(shares["test"])
+    found, truth = written[rows], class_ids(table.labels, class_names(table.labels, objective))
+    if objective == "binary:logistic":
+        found = np.log(found / (1 - found))
+    elif objective == "multi:softprob":
+        found = np.log(found)
+    ones = np.ones(len(rows), np.float32)
+    exact = metrics.pooled(objective, found.astype(np.float32), truth[rows], ones)
+    scores = summary_of(folder)["metrics"]["test"]
+    loss = {"binary:logistic": "logloss", "multi:softprob": "mlogloss"}.get(objective, "rmse")
+    for one in {loss, "accuracy", "f1"} & set(scores):
+        assert scores[one] == pytest.approx(exact[one], rel=1e-4), one
+
+
+@methods(lambda row: row.exports)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_stock_xgboost_predicts_the_same_from_the_export(
+    made: MakeRun, tmp_path: Path, name: str, objective: str
+) -> None:
+    settings = made(name, objective)
+    folder = run_local(settings)
+    model = load_model(folder.path / "model.json")
+    table = read_source(settings.data, Roles(label="y"))
+    places = [table.columns.index(column) for column in model.columns]
+    values = table.values[:, places]
+    stock = xgboost.Booster(model_file=folder.path / "model.xgb.json")
+    matrix = xgboost.DMatrix(values, feature_names=list(model.columns))
+    theirs = stock.predict(matrix, output_margin=True).reshape(len(values), -1)
+    ours = predict_margins(model, values)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    probabilities = stock.predict(matrix).reshape(len(values), -1)
+    np.testing.assert_allclose(
+        transform(objective, ours)[:, -probabilities.shape[1] :], probabilities, atol=1e-5
+    )
+
+
+# What it says
+
+
+@every_method
+@pytest.mark.parametrize(("parties", "depth"), [(2, 3), (3, 1)])
+def test_a_run_takes_the_exchanges_it_is_known_for(
+    made: MakeRun, name: str, parties: int, depth: int
+) -> None:
+    folder = run_local(made(name, parties=parties, depth=depth))
+    expected = METHODS[name].exchanges(parties, depth)
+    found = summary_of(folder)["exchanges"]
+    steps = {line["step"] for line in lines_of(folder.ledger)}
+    assert found == len(steps)
+    if name == "interactive":  # rows ask for no more levels than their ways have passive splits
+        assert expected - 2 * depth < found <= expected
+    else:
+        assert found == expected
+
+
+@every_method
+def test_messages_have_their_declared_fields(recorded: Record, name: str) -> None:
+    check_declared(recorded(name).app, METHODS[name].kinds)
+
+
+@every_method
+def test_nothing_of_rows_leaves_a_party_in_the_clear(recorded: Record, name: str) -> None:
+    """No message has an array as long as a party's rows, or neighbouring values of a column."""
+    run = recorded(name)
+    if not METHODS[name].trained:
+        check_no_rows(run.app, run.summary)
+    secrets = secrets_of(run.settings, METHODS[name].is_vertical)
+    sent = b"|".join(raw_of(message) for _, *pair in run.app.heard for message in pair)
+    assert len(secrets) > 300
+    assert not [secret for secret in secrets if secret in sent]
+
+
+def secrets_of(settings: Settings, is_vertical: bool) -> set[bytes]:
+    """Some values of neighbouring rows of each column and of the labels, as they may be written."""
+    table = read_source(settings.data, Roles(label="y"))
+    assert table.labels is not None
+    columns = [*table.values.T, table.labels.astype(np.float32)]
+    orders = [np.arange(table.n_rows)]
+    if not is_vertical:
+        holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
+        orders = share_rows(table, holdout, settings.partition, settings.parties)["train"]
+    places = [order[first : first + 6] for order in orders for first in range(0, len(order) - 6, 9)]
+    runs = [column[rows] for column in columns for rows in places]
+    kept = [run for run in runs if len(np.unique(run[~np.isnan(run)])) >= 4]
+    return set[bytes]().union(*(written(np.nan_to_num(run), 6) for run in kept))
+
+
+@every_method
+def test_the_ledger_has_every_byte_of_the_summary(recorded: Record, name: str) -> None:
+    run = recorded(name)
+    lines = lines_of(run.folder.ledger)
+    to_server = sum(line["bytes"] for line in lines if line["to"] == "server")
+    to_parties = sum(line["bytes"] for line in lines if line["from"] == "server")
+    assert run.summary["bytes"] == {"to_parties": to_parties, "to_server": to_server}
+    assert len(lines) == 2 * len(run.app.heard)
+    assert to_server > sum(len(raw_of(reply)) for _, _, reply in run.app.heard) / 2
+
+
+@trains
+def test_rounds_are_told_with_scores_and_bytes(recorded: Record, name: str) -> None:
+    run = recorded(name)
+    assert [line["round"] for line in run.rounds] == [1, 2]
+    for key, total in run.summary["bytes"].items():
+        of_rounds = sum(line["bytes"][key] for line in run.rounds)
+        assert 0 < of_rounds <= total
+        assert of_rounds == total or not METHODS[name].counts_all
+    assert all(line["train"] for line in run.rounds) == (name != "pax, private")
+
+
+@every_method
+def test_a_finished_run_leaves_no_checkpoint_and_no_rows(recorded: Record, name: str) -> None:
+    run = recorded(name)
+    left = {path.name for path in run.folder.path.iterdir()}
+    assert not any(one.startswith(("checkpoint", "failure", ".")) for one in left - {LOCK})
+    arrays = [Path(path).name for path in run.sites if RAW in Path(path).name]
+    assert all(one.startswith(("reply-", "kept-")) for one in arrays)
+
+
+@horizontal
+def test_each_party_keeps_the_model(recorded: Record, name: str) -> None:
+    kept = [content for path, content in recorded(name).sites.items() if "/model.json" in path]
+    assert len(kept) == 3
+    assert set(kept) == {recorded(name).result}
+
+
+# What may go wrong
+
+
+@every_method
+@pytest.mark.parametrize("steps_of", [one_of_each_kind, pytest.param(sorted, marks=SLOW)])
+@pytest.mark.parametrize("how", ["reading", pytest.param("sending", marks=SLOW)])
+def test_a_server_that_dies_goes_on_to_the_same_result(
+    made: MakeRun, recorded: Record, name: str, steps_of: StepsOf, how: str
+) -> None:
+    whole = recorded(name)
+    steps = {step: kind for step, kind in whole.steps.items() if step}
+    for step in steps_of(steps):
+        settings = made(name)
+        die(settings, **{f"dies_before_{how}": step})
+        folder = run(resumed(settings), simulated_contexts(settings))
+        assert METHODS[name].result(folder) == whole.result, step
+        summary = summary_of(folder)
+        assert summary["metrics"] == whole.summary["metrics"], step
+        if not METHODS[name].trained:
+            assert [line["round"] for line in lines_of(folder.rounds)] == [1, 2], step
+
+
+@every_method
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"loses_request": lambda step, before: step > 1 and before == 0},
+        {"loses_reply": lambda step, before: step > 1 and before == 0},
+        {"repeats_replies": True},
+    ],
+    ids=["request lost", "reply lost", "reply twice"],
+)
+def test_messages_that_are_lost_once_or_come_twice_change_nothing(
+    made: MakeRun, recorded: Record, name: str, fault: dict[str, Any]
+) -> None:
+    again = {} if "repeats_replies" in fault else {"resend_after": 0.05}
+    folder = run(made(name, **again), **fault)
+    assert METHODS[name].result(folder) == recorded(name).result
+    assert summary_of(folder)["left_out"] == []
+
+
+@every_method
+def test_a_silent_party_stops_the_run_by_name(made: MakeRun, recorded: Record, name: str) -> None:
+    last = recorded(name).last_step
+    seconds = 3 if "key_bits" in str(METHODS[name].settings) else 1  # to encrypt in
+    settings = made(name, exchange_deadline=float(seconds), resend_after=0.2)
+    refused = rf"^party-2 \(step {last}\): no answer within {seconds} s$"
+    with pytest.raises(PartyError, match=refused):
+        run(settings, loses_request=lambda step, before: step >= last)
+    assert_stopped(settings)
+
+
+@every_method
+def test_a_party_that_fails_stops_the_run_by_name(
+    made: MakeRun, recorded: Record, name: str
+) -> None:
+    last = recorded(name).last_step
+    settings = made(name)
+    with pytest.raises(PartyError, match=rf"^party-2 \(step {last}\): broke$"):
+        run(settings, app=fails_from(last))
+    assert_stopped(settings)
+
+
+def assert_stopped(settings: Settings) -> None:
+    """The run's folder has the reason, and no model."""
+    names = {path.name for path in Path(settings.run_dir).iterdir()}
+    assert "failure.json" in names
+    assert not {"model.json", "summary.json"} & names
+
+
+@methods(lambda row: row.may_lose)
+def test_a_lost_party_is_left_out_where_others_may_go_on(
+    made: MakeRun, recorded: Record, name: str
+) -> None:
+    (first,) = [min(s for s, kind in recorded(name).steps.items() if kind.startswith("train"))]
+    folder = run(made(name, min_parties=2), app=fails_from(first + 1))
+    summary = summary_of(folder)
+    assert summary["left_out"] == [{"party": "party-2", "step": first + 1, "reason": "broke"}]
+    assert [party["name"] for party in summary["parties"]] == ["party-1", "party-3"]
+    asked = [line["step"] for line in lines_of(folder.ledger) if line["to"] == "party-2"]
+    assert max(asked) == first + 1
+    assert len(lines_of(folder.rounds)) == ROUNDS
+
+
+@methods(lambda row: row.is_vertical)
+def test_no_run_between_different_columns_goes_on_without_a_party(
+    made: MakeRun, recorded: Record, name: str
+) -> None:
+    last = recorded(name).last_step
+    with pytest.raises(PartyError, match=rf"^party-2 \(step {last}\): broke$"):
+        run(made(name, min_parties=2), app=fails_from(last))
+
+
+# Flower, and settings
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "secureboost" else SLOW)
+        for name in METHODS
+        if name != "pax, private"  # whose noise cannot be silenced there
+    ],
+)
+def test_flowers_simulation_gives_the_result_of_the_local_engine(
+    made: MakeRun, simulate: Simulate, name: str
+) -> None:
+    settings = made(name)
+    local = run_local(settings)
+    expected, summary = METHODS[name].result(local), summary_of(local)
+    folder = simulate(settings.model_copy(update={"run_dir": settings.run_dir + "-simulated"}))
+    assert METHODS[name].result(folder) == expected
+    assert summary_of(folder)["engine"] == "simulation"
+    assert summary_of(folder)["metrics"] == summary["metrics"]
+
+
+# With what it predicts
+
+
+@predicts
+def test_a_part_of_another_model_is_refused(made: MakeRun, name: str) -> None:
+    settings = made(name)
+    path = home() / "sites" / "party-2" / settings.model / PART_FILE
+    part = json.loads(path.read_text())
+    part["records"][0][1] += 1.0
+    write_part(path.parent, part)
+    with pytest.raises(PartyError, match="party-2: model must be the one this run was trained"):
+        run_local(settings)
+
+
+@predicts
+def test_a_party_without_its_part_is_named(made: MakeRun, name: str) -> None:
+    settings = made(name)
+    (home() / "sites" / "party-2" / settings.model / PART_FILE).unlink()
+    with pytest.raises(PartyError, match=r"party-2 \(step 1\): model must have a part at this"):
+        run_local(settings)
+
+
+@predicts
+def test_every_party_forgets_the_rows_it_has_predicted(made: MakeRun, name: str) -> None:
+    summary = summary_of(run_local(made(name)))
+    for party in ("party-1", "party-2", "party-3"):
+        folder = home() / "sites" / party / summary["model_id"]
+        assert Store.open(folder).finished
+        kept = {path.name for path in folder.iterdir()} - {"state.json", "lock"}
+        written = {"predictions.csv", "predictions.json"} & kept
+        assert len(written) == (2 if party == summary["active"] else 0)
+        assert all(one.startswith(("reply-", "kept-")) for one in kept - written)
+
+
+# Settings
+
+
+REFUSED: list[tuple[str, str, object, str]] = [
+    ("bagging", "local-rounds", 0, "must be >= 1, got 0"),
+    ("bagging", "local-rounds", 1.5, "must be a whole number, got 1.5"),
+    ("bagging", "local-rounds", "two", "must be a whole number, got 'two'"),
+    ("bagging", "local-rounds", 10**7, "must be <= 1000000, got 10000000"),
+    ("fedavg-linear", "rounds", 0, "must be >= 1, got 0"),
+    ("fedavg-linear", "rounds", 2.5, "must be a whole number, got 2.5"),
+    ("fedavg-linear", "local-epochs", 0, "must be >= 1, got 0"),
+    ("fedavg-linear", "learning-rate", 0, "must be > 0.0, got 0"),
+    ("fedavg-linear", "learning-rate", -0.1, "must be > 0.0, got -0.1"),
+    ("fedavg-linear", "learning-rate", "fast", "must be a number, got 'fast'"),
+    ("fedavg-linear", "batch-size", 0, "must be >= 1, got 0"),
+    ("fedavg-linear", "batch-size", 2**31, "must be < 2147483648, got 2147483648"),
+    ("fedavg-linear", "l2", -1.0, "must be >= 0.0, got -1.0"),
+    ("fedavg-linear", "l2", float("nan"), "must be a number, got nan"),
+    ("federated-forest", "criterion", "variance", "must be gini or entropy for binary:logistic"),
+    ("federated-forest", "trees", 0, "must be >= 1, got 0"),
+    ("federated-forest", "max-features", 1.5, "must be "),
+    ("federated-forest", "labels", "plain", "must be one of"),
+    ("federated-forest", "min-samples-split", 1, "must be >= 2, got 1"),
+    ("interactive", "trees-at-once", -1, "must be >= 0, got -1"),
+    ("pax", "bins", "half", "must be one of 'auto', 'share' or 'equal', got 'half'"),
+]
+
+
+@pytest.mark.parametrize(("strategy", "name", "value", "rule"), REFUSED)
+def test_a_value_that_a_method_does_not_take_is_refused(
+    settings: MakeSettings, strategy: str, name: str, value: object, rule: str
+) -> None:
+    model = {"model": "0" * 16} if strategy == "interactive" else {}
+    given = settings(strategy=strategy, **model, **{f"{strategy}.{name}": value})
+    with pytest.raises(ConfigError) as caught:
+        all_strategies()[strategy].section_settings(given)
+    assert str(caught.value).startswith(f"{strategy}.{name} {rule}")
+
+
+@pytest.mark.parametrize("strategy", ["interactive", "one-round", "eini"])
+def test_a_prediction_without_a_model_is_refused(settings: MakeSettings, strategy: str) -> None:
+    with pytest.raises(ConfigError, match="model must be the id of a trained model"):
+        all_strategies()[strategy].section_settings(settings(strategy=strategy))
+
+
+@trains
+def test_more_parties_than_rows_and_one_for_columns_of_several_are_refused(
+    made: MakeRun, name: str
+) -> None:
+    settings = made(name)
+    data = Path(settings.data)
+    data.write_text("\n".join(data.read_text().splitlines()[:3]) + "\n")
+    with pytest.raises(FedappError, match=r"parties|rows"):
+        run_local(made(name, parties=1) if METHODS[name].is_vertical else settings)
+    assert not list(data.parent.glob("run-*/model.json"))
