@@ -26,6 +26,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import RepeatedStratifiedKFold, cross_val_score
 
 from clients.eini import NO_RECORD, Plan, plan_of
+from clients.federated_forest.party import PaillierPassive
 from clients.inference import read_party_part
 from clients.secureboost import active as secureboost_round
 from clients.secureboost import passive as secureboost_passive
@@ -42,7 +43,6 @@ from fedapp.settings import Settings, load_settings
 from fedapp.site.answer import Site
 from fedapp.trees.divided import Lookup, candidates
 from fedapp.trees.forest.cart import fewest_rows
-from fedapp.trees.forest.levels import Splits
 from fedapp.trees.model import LEAF
 from fedapp.trees.predict import Nodes, slots_of, unpack_bits
 from simulations.study import (
@@ -84,19 +84,19 @@ class GroupingParty:
 
     def note(self, transcript: Transcript) -> None:
         """Read structure and nodes of rows before the rows are deleted."""
-        request, store = transcript.request, transcript.site.store
+        request = transcript.request
         if not isinstance(request, PartitionRequest) or not request.last:
             return
+        party = PaillierPassive.load(transcript.site)
+        n_train, settings, splits = party.n_train, party.settings, party.splits
         # A leaf counts if CART would have split it: above max-depth and with enough rows.
-        n_train, forest = store.facts["n_train"], store.facts["forest"]
-        rules = fewest_rows(forest["min_samples_split"], forest["min_samples_leaf"])
-        splits = store.record(Splits, "splits")
-        lefts = splits.spread(splits.lefts, np.asarray(store["n_nodes"]), LEAF)
+        rules = fewest_rows(settings.min_samples_split, settings.min_samples_leaf)
+        lefts = splits.spread(splits.lefts, party.n_nodes, LEAF)
         self.groups = np.arange(n_train)
         for number, tree in enumerate(lefts):
-            leaves = np.array(store["nodes"][number, :n_train])
+            leaves = np.array(party.nodes[number, :n_train])
             leaves[np.isin(leaves, request.nodes[request.trees == number])] = NOWHERE
-            drawn, values = store["counts"][number] > 0, np.asarray(store["values"][:n_train])
+            drawn, values = party.counts[number] > 0, np.asarray(party.values[:n_train])
             for members in pure_nodes(tree, leaves, drawn, values, rules):
                 self.groups = joined(self.groups, members)
 
