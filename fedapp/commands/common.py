@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import click
@@ -40,6 +41,10 @@ Overrides = Annotated[
 Folds = Annotated[
     int, typer.Option(help="Cross-validate: hold back each of so many parts of the rows in turn.")
 ]
+
+RunDir = Annotated[Path, typer.Argument(help="Folder of a run.")]
+Engine = Annotated[str, typer.Option(help="local, or simulation.")]
+Id = Annotated[str, typer.Option("--id", help="Column that names the rows.")]
 
 command_began: ContextVar[float | None] = ContextVar("command_began", default=None)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
+from click import get_current_context
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from rich.console import Console
@@ -26,7 +27,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table as Grid
 
-from fedapp.commands.common import Command, interruptible
+from fedapp.commands.common import Command, Id, interruptible
 from fedapp.errors import check_package
 from fedapp.process import start_log
 
@@ -74,7 +75,7 @@ def fetch_command(name: Annotated[str, typer.Argument(help="Name of a data set."
 def describe_command(
     source: Annotated[str, typer.Argument(help="Name of a data set, or a file.")],
     label: Annotated[str, typer.Option(help="Label column of a file.")] = "",
-    id_column: Annotated[str, typer.Option("--id", help="Column that names the rows.")] = "",
+    id_column: Id = "",
     weight: Annotated[str, typer.Option(help="Column of weights.")] = "",
     base_margin: Annotated[
         str, typer.Option(help="Column of the margin that each row starts from.")
@@ -101,21 +102,17 @@ def describe_command(
     from fedapp.commands.common import console
     from fedapp.data.datasets import check_source, dataset_names, find_dataset, read_source
     from fedapp.data.describe import describe, schema_text
-    from fedapp.settings import Value
     from fedapp.site.settings import SiteConfig, table_settings
 
     is_read = schema is not None and schema.exists()
-    settings: dict[str, Value] = {
+    options = {
+        name.replace("_", "-"): value for name, value in get_current_context().params.items()
+    }
+    settings = {
+        **options,
         "data": source,
-        "label": label,
         "id": id_column,
-        "weight": weight,
-        "base-margin": base_margin,
         "missing-label": missing_label or "refuse",
-        "drop-columns": drop_columns,
-        "header": header,
-        "decimal": decimal,
-        "encoding": encoding,
         "schema": str(schema) if is_read else "",
     }
     config = SiteConfig("describe", **table_settings(settings))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedapp.commands.common import Overrides, console, interruptible, new_follower, say
+from fedapp.commands.common import Id, Overrides, RunDir, console, interruptible, new_follower, say
 from fedapp.errors import ConfigError, FedappError, check_package, did_you_mean_path
 from fedapp.home import RUNS, open_private, write_atomically
 from fedapp.report.summary import print_warning
@@ -25,7 +25,7 @@ NOTHING_WRITTEN = "no predictions were written; the same command begins anew"
 
 
 def predict(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run_dir: RunDir,
     data: Annotated[
         str,
         typer.Option(
@@ -34,7 +34,7 @@ def predict(
         ),
     ] = "",
     output: Annotated[str, typer.Option(help="CSV or Parquet file to write.")] = "",
-    id_column: Annotated[str, typer.Option("--id", help="Column that names the rows.")] = "",
+    id_column: Id = "",
     label: Annotated[
         str,
         typer.Option(
@@ -183,7 +183,7 @@ def _say_rows(ids: Sequence[str], text: str, folder: Path | None) -> None:
 
 
 def export(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run_dir: RunDir,
     to: Annotated[str, typer.Option(help="onnx, xgboost, or sklearn (forests).")] = "onnx",
     output: Annotated[
         Path | None, typer.Option(help="File to write; by default in the run's folder.")
@@ -211,7 +211,7 @@ def export(
 
 
 def serve(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run_dir: RunDir,
     host: Annotated[str, typer.Option(help="Address to bind to.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to bind to; 0: a free one.")] = 8000,
     allow_host: Annotated[

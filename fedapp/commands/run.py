@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fedapp.commands.common import (
     ENGINES,
+    Engine,
     Folds,
     Overrides,
     console,
@@ -133,7 +134,7 @@ def compare(
     config: Overrides = None,
     seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 1,
     folds: Folds = 0,
-    engine: Annotated[str, typer.Option(help="local, or simulation.")] = "local",
+    engine: Engine = "local",
     output: Annotated[
         Path | None,
         typer.Option(
@@ -180,7 +181,7 @@ def tune(
     bytes_: Annotated[
         int | None, typer.Option("--bytes", help="Bytes of all trials and the last run at most.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="local, or simulation.")] = "local",
+    engine: Engine = "local",
     output: Annotated[
         Path | None,
         typer.Option(

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from fedapp.commands.common import Command, console, say
+from fedapp.commands.common import Command, Id, console, say
 from fedapp.errors import ConfigError, listed
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def init_command(
     superlink: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")],
     data: Annotated[str, typer.Option(help="The site's table: CSV, Parquet or LIBSVM.")],
     label: Annotated[str, typer.Option(help="Label column, where there is one.")] = "",
-    id_column: Annotated[str, typer.Option("--id", help="Column that names the rows.")] = "",
+    id_column: Id = "",
     ca: Annotated[
         str, typer.Option(help="The coordinator's ca.crt; by default the system's certificates.")
     ] = "",

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 
 from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder
 from fedapp.settings import (
     SIMULATED_PARTIES,
-    Settings,
+    about_settings,
     app_folder,
     check_names,
     defaults,
     load_settings,
     parse_overrides,
 )
-from strategies.federated_forest import FederatedForest
 from strategies.pax import PAX
-from strategies.run import check_read
+from strategies.run import all_strategies, load_strategy
 from tests.setting_tables import READMES, with_tables
 
 
@@ -35,14 +34,11 @@ def test_the_defaults_are_settings() -> None:
     }
 
 
-def test_every_field_of_the_settings_has_a_default() -> None:
-    fields = {field.alias or name for name, field in Settings.model_fields.items()}
-    assert {name for name in defaults() if "." not in name} == fields - {"sections"}
-
-
-def test_an_override_changes_its_setting_alone() -> None:
-    changed = load_settings({"eta": 0.1}).as_config()
-    assert changed == {**load_settings({}).as_config(), "eta": 0.1}
+def test_every_setting_has_a_default_and_a_sentence() -> None:
+    all_strategies()  # which declare their sections
+    about = about_settings()
+    assert set(about) == set(defaults())
+    assert all(one.text.endswith(".") for one in about.values())
 
 
 @pytest.mark.parametrize("overrides", [{"pax.bins": "equal"}, {"pax": {"bins": "equal"}}])
@@ -134,29 +130,35 @@ def test_a_value_that_breaks_its_rule_is_refused(name: str, value: Any, rule: st
         load_settings({name: value})
 
 
-@pytest.mark.parametrize("bins", ["half", 3])
-def test_a_value_of_a_section_that_breaks_its_rule_is_refused(bins: Any) -> None:
-    rule = "must be one of 'auto', 'share' or 'equal'"
-    with pytest.raises(ConfigError, match=f"^pax.bins {rule}, got "):
-        PAX.section_settings(load_settings({"pax.bins": bins}))
+BINS = "pax.bins must be one of 'auto', 'share' or 'equal', got"
+FEATURES = "federated-forest.max-features"
 
 
-def test_a_value_of_several_types_is_held_against_the_rules_of_all() -> None:
-    rule = r"one of 'all', 'sqrt' or 'log2' or <= 1.0, got 2.5"
-    with pytest.raises(ConfigError, match=rf"^federated-forest.max-features must be {rule}$"):
-        FederatedForest.section_settings(load_settings({"federated-forest.max-features": 2.5}))
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"pax.bins": "half"}, f"{BINS} 'half'"),
+        ({"pax.bins": 3}, f"{BINS} 3"),
+        (
+            {"strategy": "federated-forest", FEATURES: 2.5},
+            f"{FEATURES} must be one of 'all', 'sqrt' or 'log2' or <= 1.0, got 2.5",
+        ),
+        ({"min-parties": 4, "parties": 3}, r"min-parties must be <= parties \(3\), got 4"),
+        (
+            {"early-stopping-rounds": 5, "valid-fraction": 0},
+            "valid-fraction must be > 0 with early-stopping-rounds, got 0.0",
+        ),
+    ],
+)
+def test_settings_that_break_the_rule_of_a_method_or_of_several_are_refused(
+    given: dict[str, Any], rule: str
+) -> None:
+    def check_all() -> None:
+        settings = load_settings(given)
+        load_strategy(settings.strategy).section_settings(settings)
 
-
-def test_fewer_parties_than_the_least_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^min-parties must be <= parties \(3\), got 4$"):
-        load_settings({"min-parties": 4, "parties": 3})
-
-
-def test_early_stopping_without_validation_rows_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^valid-fraction must be > 0 with early-stopping-rounds, got 0.0$"
-    ):
-        load_settings({"early-stopping-rounds": 5, "valid-fraction": 0})
+    with pytest.raises(ConfigError, match=f"^{rule}$"):
+        check_all()
 
 
 @pytest.mark.parametrize(
@@ -214,17 +216,7 @@ OVERRIDES = {
 }
 
 
-def test_settings_survive_toml(tmp_path: Path) -> None:
-    import tomllib
-
-    settings = load_settings(OVERRIDES)
-    found = load_settings(tomllib.loads(tomli_w.dumps(settings.as_config())))
-    assert found == settings
-
-
 def test_the_folder_of_a_run_holds_its_settings(tmp_path: Path) -> None:
-    import tomllib
-
     settings = load_settings(OVERRIDES)
     RunFolder(tmp_path / "run").begin(settings)
     stored = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
@@ -286,12 +278,6 @@ def test_a_preset_is_written_as_ordinary_settings() -> None:
     assert config["early-stopping-rounds"] == 0
     whole = {**defaults(), "preset": "xgboost"}  # as Flower hands over a run config
     assert load_settings(whole).eta == 0.3
-
-
-def test_a_method_without_boosting_refuses_a_preset() -> None:
-    settings = load_settings({"strategy": "federated-forest", "preset": "xgboost"})
-    with pytest.raises(ConfigError, match=r"^preset must be omitted for federated-forest, which"):
-        check_read(settings, ["preset"])
 
 
 def test_few_validation_rows_stop_no_run_unless_it_is_asked_for() -> None:
