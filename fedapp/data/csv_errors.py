@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, AnyStr, cast
+from typing import IO, Any, AnyStr, cast
 
 from fedapp.data.schema import MISSING, PLAIN, Reader, first, listed, with_names
-from fedapp.errors import DataError
 
 DELIMITERS = (",", ";", "\t", "|")
 # A row has to fit in one block: 8 MiB holds some 500,000 columns of numbers.
@@ -34,46 +33,6 @@ COMMA_NUMBER = re.compile(NUMBER.pattern.replace(r"\.", ","), re.IGNORECASE | re
 # A number with commas or points as thousands separators, which no reader accepts.
 WITH_THOUSANDS = re.compile(r"[-+]?\d{1,3}((,\d{3})+(\.\d*)?|(\.\d{3})+(,\d*)?)", re.ASCII)
 MOST_SHOWN = 3  # columns in an error
-Record = tuple[int, list[str]]  # line and fields
-
-
-@dataclass(frozen=True, slots=True)
-class TextFault:
-    """Values of one column that are not of the wanted type."""
-
-    column: str
-    n_bad: int
-    n_rows: int
-    value: str  # the first bad value
-    line: int  # its line
-    wanted: str = "numbers"  # plural noun
-
-    def __str__(self) -> str:
-        one = f"is not a {self.wanted.removesuffix('s')}"
-        are = one if self.n_bad == 1 else f"are not {self.wanted}"
-        count = f"{self.n_bad:,} of {self.n_rows:,} values of '{self.column}' {are}"
-        return f"{count}, first {quoted(self.value)} in line {self.line:,}"
-
-
-@dataclass(frozen=True, slots=True)
-class RaggedRows:
-    """Rows whose number of fields differs from the header's."""
-
-    due: int  # fields of the header
-    n_bad: int
-    n_rows: int
-    fields: int  # of the first bad row
-    line: int  # its line
-
-
-@dataclass(frozen=True, slots=True)
-class BadBytes:
-    """The first byte that is not UTF-8."""
-
-    value: int
-    offset: int  # in the unpacked file, from 0
-    line: int
-    column: str  # empty if unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,72 +55,92 @@ class TextFile:
             return fields
         return list(self.reader.columns) or [f"f{place}" for place in range(1, len(fields) + 1)]
 
-    def rows(self) -> Iterator[Record]:
+    def rows(self) -> Iterator[tuple[int, list[str]]]:
         """First line and fields of each row; empty lines are skipped."""
-        records = self._records()
-        if self.reader.has_header:
-            next(records, None)
-        yield from records
+        return islice(self._records(), int(self.reader.has_header), None)
 
-    def line_of(self, row: int) -> int:
-        """The line of a row of the table, numbered from 0."""
-        wanted = row if self.row_numbers is None else self.row_numbers[row]
-        return next(line for place, (line, _) in enumerate(self.rows()) if place == wanted)
+    def first_line(self, bad: Any) -> str:
+        """The line of the first bad row of the table, as in an error; `bad` is a boolean array."""
+        row = int(bad.argmax())
+        row = row if self.row_numbers is None else self.row_numbers[row]
+        line, _ = next(islice(self.rows(), row, None))
+        return f", first in line {line:,}"
 
-    def faults(self, columns: Mapping[str, Callable[[str], bool]], wanted: str) -> list[TextFault]:
-        """Columns with values that fail their test; `wanted` is a plural noun.
+    def faults(
+        self, rule: str, tests: Mapping[str, Callable[[str], bool]], wanted: str, way: str = ""
+    ) -> str:
+        """The error for values that fail the test of their column: how many, and the first.
 
-        The test of each column name takes a field without spaces around.
+        A test takes a field without spaces around; `wanted`, a plural noun, is what passes. `way`
+        is what to do, by default found from the values.
         """
-        names = self.header()
-        tests = [(names.index(column), test) for column, test in columns.items()]
-        first: dict[int, tuple[str, int]] = {}
-        counts: Counter[int] = Counter()
-        n_rows = 0
+        names, n_rows, counts = self.header(), 0, Counter[str]()
+        places = {name: names.index(name) for name in tests}
+        bad: dict[str, tuple[str, int]] = {}  # the first value and its line, by column
         for line, fields in self.rows():
             n_rows += 1
-            for place, test in tests:
-                if place < len(fields) and not test((value := fields[place]).strip()):
-                    counts[place] += 1
-                    first.setdefault(place, (value, line))
-        return [
-            TextFault(names[place], counts[place], n_rows, *first[place], wanted)
-            for place, _ in tests
-            if place in first
-        ]
+            for name, place in places.items():
+                if place < len(fields) and not tests[name]((value := fields[place]).strip()):
+                    counts[name] += 1
+                    bad.setdefault(name, (value, line))
+        shown = []
+        for name, (value, line) in islice(bad.items(), MOST_SHOWN):
+            are = "are not " + wanted if counts[name] > 1 else "is not a " + wanted.rstrip("s")
+            count = f"{counts[name]:,} of {n_rows:,} values of '{name}' {are}"
+            shown.append(f"{count}, first {quoted(value)} in line {line:,}")
+        if others := list(bad)[MOST_SHOWN:]:
+            shown.append(f"and in {len(others)} more columns: {listed(others)}")
+        few = all(2 * count < n_rows for count in counts.values())
+        way = way or _way_out([value.strip() for value, _ in bad.values()], [] if few else [*bad])
+        return f"{rule}: {'; '.join(shown)}: {way}"
 
-    def ragged_rows(self) -> RaggedRows | None:
-        """Rows with too few or too many fields; None if there are none."""
-        due, widths = len(self.header()), Counter[int]()
-        fields = line = 0
-        for at, row in self.rows():
+    def ragged(self) -> str:
+        """The error for rows with too few or too many fields; empty if there are none."""
+        due, widths, place = len(self.header()), Counter[int](), ""
+        for line, row in self.rows():
             widths[len(row)] += 1
-            if len(row) != due and not line:
-                fields, line = len(row), at
-        n_bad = widths.total() - widths[due]
-        return RaggedRows(due, n_bad, widths.total(), fields, line) if n_bad else None
+            if len(row) != due:
+                place = place or f"got {len(row)} in line {line:,}"
+        n_rows, n_bad = widths.total(), widths.total() - widths[due]
+        if n_bad > 1:
+            place += f" and other than {due} in {n_bad:,} of {n_rows:,} rows"
+        rule = f"data file '{self.path.name}' must have the {due} fields of its first line in every"
+        way = ": does the first line name every column?" if n_bad == n_rows else ""
+        return f"{rule} row, {place}{way}" if n_bad else ""
 
-    def bad_bytes(self) -> BadBytes | None:
-        """The first byte that is not UTF-8; None if there is none."""
-        bad = _undecodable(self.path)
-        if bad is None:
-            return None
-        names = self.header()
+    def not_utf8(self) -> str:
+        """The error for the first byte that is not UTF-8; empty if there is none."""
+        if not is_utf8(self.reader.encoding):
+            return ""
+        offset, line = 0, 1
+        with opened(self.path) as stream:
+            for content in bounded_lines(stream):
+                try:
+                    content.decode()
+                except UnicodeDecodeError as error:
+                    offset, value = offset + error.start, content[error.start]
+                    break
+                offset, line = offset + len(content), line + 1
+            else:
+                return ""
         columns = (
             name.encode("utf-8", "replace").decode()
             for _, fields in self._records()
-            for name, field in zip(names, fields, strict=False)
+            for name, field in zip(self.header(), fields, strict=False)
             if any("\udc80" <= letter <= "\udcff" for letter in field)  # see _records
         )
-        return BadBytes(*bad, next(columns, ""))
+        column = f", column '{name}'" if (name := next(columns, "")) else ""
+        way = "save it as UTF-8, or name its encoding, as in encoding=latin-1"
+        if not offset and value in (0xFE, 0xFF):
+            way = "it looks like UTF-16: save it as UTF-8, or set encoding=utf-16"
+        where = f"byte 0x{value:02x} in line {line:,}{column} (byte {offset:,} of the text)"
+        return f"data file '{self.path.name}' must be UTF-8, got {where}: {way}"
 
-    def _records(self) -> Iterator[Record]:
+    def _records(self) -> Iterator[tuple[int, list[str]]]:
         with opened(self.path) as stream:
             # A byte that cannot be decoded becomes a lone surrogate.
             text = io.TextIOWrapper(stream, _codec(self.reader), "surrogateescape", newline="")
-            lines = bounded_lines(text)
-            for _ in range(self.reader.skip_lines):
-                next(lines, "")
+            lines = islice(bounded_lines(text), self.reader.skip_lines, None)
             mark = self.reader.delimiter or ","
             reader = csv.reader(lines, delimiter=mark, skipinitialspace=mark == " ")
             line = self.reader.skip_lines
@@ -170,6 +149,21 @@ class TextFile:
                     # A blank at the end of a line is no separator.
                     yield line + 1, fields[:-1] if mark == " " and fields[-1] == "" else fields
                 line = self.reader.skip_lines + reader.line_num
+
+
+def _way_out(values: Sequence[str], exclude: Sequence[str]) -> str:
+    """How to make columns one type by their first bad values, or else to `exclude` them."""
+    if commas := [value for value in values if is_number(value, ",")]:
+        point = commas[0].replace(",", ".")
+        return f"it looks like a decimal comma, write {point} or set decimal=,"
+    if any(map(WITH_THOUSANDS.fullmatch, values)):
+        return "remove the marks that set off thousands"
+    value = quoted(values[0]).replace("'", '"')
+    schema = f'list it in a schema as missing = [{value}], or declare type = "category" there'
+    if not exclude:
+        return f"correct them, or leave the field empty where a value is missing; {schema}"
+    names = first(exclude).replace(", ", ",")
+    return f"{schema}, or exclude the columns with drop-columns={names}"
 
 
 def bounded_lines(text: IO[AnyStr]) -> Iterator[AnyStr]:
@@ -224,91 +218,3 @@ def delimiter_of(path: Path, reader: Reader = PLAIN) -> str:
 def opened(path: Path) -> IO[bytes]:
     """Open a file for reading bytes, unpacked."""
     return cast(IO[bytes], gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
-
-
-def _undecodable(path: Path) -> tuple[int, int, int] | None:
-    """The first byte that is not UTF-8, its offset and its line."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    done, line = 0, 1
-    with opened(path) as stream:
-        while True:
-            chunk = stream.read(CHUNK_BYTES)
-            n_pending = len(decoder.getstate()[0])
-            try:
-                decoder.decode(chunk, final=not chunk)
-            except UnicodeDecodeError as error:
-                # error.object is the decoder's pending bytes followed by this chunk.
-                before = max(error.start - n_pending, 0)
-                place = done - n_pending + error.start
-                return error.object[error.start], place, line + chunk[:before].count(b"\n")
-            if not chunk:
-                return None
-            done += len(chunk)
-            line += chunk.count(b"\n")
-
-
-# Error messages, as the table's owner reads them.
-
-
-def not_utf8(name: str, bad: BadBytes) -> str:
-    """Error for bytes of the file `name` that are not UTF-8."""
-    column = f", column '{bad.column}'" if bad.column else ""
-    where = f"byte 0x{bad.value:02x} in line {bad.line:,}{column} (byte {bad.offset:,} of the text)"
-    way = "save it as UTF-8, or name its encoding, as in encoding=latin-1"
-    if not bad.offset and bad.value in (0xFE, 0xFF):
-        way = "it looks like UTF-16: save it as UTF-8, or set encoding=utf-16"
-    return f"data file '{name}' must be UTF-8, got {where}: {way}"
-
-
-def ragged(name: str, rows: RaggedRows) -> str:
-    """Error for rows with too few or too many fields."""
-    count = f"got {rows.fields} in line {rows.line:,}"
-    if rows.n_bad > 1:
-        count += f" and other than {rows.due} in {rows.n_bad:,} of {rows.n_rows:,} rows"
-    rule = f"data file '{name}' must have the {rows.due} fields of its first line in every row"
-    way = ": does the first line name every column?" if rows.n_bad == rows.n_rows else ""
-    return f"{rule}, {count}{way}"
-
-
-def no_numbers(role: str, columns: Sequence[TextFault]) -> str:
-    """Error for values that are not numbers; `role` is, for example, "weight column"."""
-    return f"{role} must be numbers: {_shown(columns)}: {_way_out(columns)}"
-
-
-def mixed_types(columns: Sequence[TextFault], way: str = "") -> str:
-    """Error for features with values of two types; `way` is what to do about it."""
-    way = way or _way_out(columns)
-    return f"feature columns must be of one type each: {_shown(columns)}: {way}"
-
-
-def many_names(columns: Mapping[str, str]) -> DataError:
-    """Error for text features with too many distinct values; `columns` maps each to the reason."""
-    names = list(columns)
-    reason = next(iter(columns.values()))
-    more = f" and in {len(names) - 1} more" if len(names) > 1 else ""
-    rule = f"feature columns of text must be categories, got {reason} in {{}}{more}: exclude what "
-    rule += "is a name, an id or free text with drop-columns={}, name it as the id, or let a "
-    rule += 'schema say type = "category"'
-    return DataError.naming(rule, f"'{names[0]}'", first(names).replace(", ", ","))
-
-
-def _shown(columns: Sequence[TextFault]) -> str:
-    shown = "; ".join(str(column) for column in columns[:MOST_SHOWN])
-    others = [column.column for column in columns[MOST_SHOWN:]]
-    return shown + (f"; and in {len(others)} more columns: {listed(others)}" if others else "")
-
-
-def _way_out(columns: Sequence[TextFault]) -> str:
-    """Suggest how to make the values one type."""
-    commas = [column for column in columns if is_number(column.value.strip(), ",")]
-    if commas:
-        point = commas[0].value.strip().replace(",", ".")
-        return f"it looks like a decimal comma, write {point} or set decimal=,"
-    if any(WITH_THOUSANDS.fullmatch(column.value.strip()) for column in columns):
-        return "remove the marks that set off thousands"
-    value = quoted(columns[0].value.strip()).replace("'", '"')
-    schema = f'list it in a schema as missing = [{value}], or declare type = "category" there'
-    if all(2 * column.n_bad < column.n_rows for column in columns):
-        return f"correct them, or leave the field empty where a value is missing; {schema}"
-    names = first([column.column for column in columns]).replace(", ", ",")
-    return f"{schema}, or exclude the columns with drop-columns={names}"

@@ -82,7 +82,8 @@ def load_dataset(name: str, *, group: str = "") -> Table:
     ConfigError : there is no such data set.
     DataError : its file is missing or has another checksum, or `group` is not one of its columns.
     """
-    return _load(name, Roles(group=group))
+    frame, roles, reader = _set_frame(name, Roles(group=group))
+    return build_table(frame, roles, reader=reader)
 
 
 def read_source(data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:
@@ -92,10 +93,11 @@ def read_source(data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> T
     Raises ConfigError if `data` names nothing or `roles.label` is not that of the set, and
     DataError as `load_table` and `load_dataset`.
     """
-    if data in dataset_names():
-        return _load(data, roles)
-    _check_file(data)
-    return load_table(Path(data), roles, reader)
+    if data not in dataset_names():
+        _check_file(data)
+        return load_table(Path(data), roles, reader)
+    frame, roles, reader = _set_frame(data, roles)
+    return build_table(frame, roles, reader=reader)
 
 
 def check_source(data: str) -> None:
@@ -154,13 +156,12 @@ def fetch(name: str, progress: Progress = lambda done, total: None) -> Path:
     dataset = find_dataset(name)
     if not dataset.files:
         raise ConfigError(f"data set must be one with files, got '{name}' (built-in)")
-    paths = [_here(file) or _download(name, file, progress) for file in dataset.files]
+    paths = []
+    for file in dataset.files:
+        if path := locate(file):
+            _check(path, file)
+        paths.append(path or _download(name, file, progress))
     return paths[0]
-
-
-def _load(name: str, asked: Roles) -> Table:
-    frame, roles, reader = _set_frame(name, asked)
-    return build_table(frame, roles, reader=reader)
 
 
 def _set_frame(name: str, asked: Roles) -> tuple[Any, Roles, Reader]:
@@ -172,11 +173,12 @@ def _set_frame(name: str, asked: Roles) -> tuple[Any, Roles, Reader]:
     if not dataset.files:
         return _built_in_frame(name), roles, dataset.reader
     file = dataset.files[0]
-    path = _here(file)
+    path = locate(file)
     if path is None:
         rule = f"data set '{name}' must be in $FEDAPP_DATA or in the cache"
         hint = f"`fedapp data fetch {name}` downloads it" if file.url else NOT_PUBLIC
         raise DataError(f"{rule}, got no file '{file.name}'; {hint}")
+    _check(path, file)
     frame = read_frame(path, roles, dataset.reader)
     return dataset.prepare(frame) if dataset.prepare else frame, roles, dataset.reader
 
@@ -194,13 +196,6 @@ def _built_in_frame(name: str) -> Any:
 def _close_to(name: str) -> str:
     matches = difflib.get_close_matches(name, dataset_names())
     return f"; close matches: {', '.join(matches)}" if matches else ""
-
-
-def _here(file: DataFile) -> Path | None:
-    path = locate(file)
-    if path is not None:
-        _check(path, file)
-    return path
 
 
 def _check(path: Path, file: DataFile) -> None:

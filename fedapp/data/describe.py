@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tomli_w
 
-from fedapp.data.columns import EPOCH, ConvertedColumn, UntypedError, typed
+from fedapp.data.columns import EPOCH, Column, Converted, UntypedError, convert, infer
 from fedapp.data.datasets import dataset_names, source_frame
 from fedapp.data.read import text_file
 from fedapp.data.schema import SEPARATORS, Declared, Reader, Roles
@@ -74,24 +74,24 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
     """Describe every column of what the setting ``data`` names (`source`)."""
     frame, roles, reader = source_frame(source, roles, reader)
     text = None if source in dataset_names() else text_file(Path(source), reader)
-    converted: dict[str, ConvertedColumn] = {}
-    columns = []
+    features: list[tuple[Column, Converted]] = []
+    n_unlabelled, columns = 0, list[Described]()
     for place, name in enumerate(frame.column_names):
-        column = frame.column(place)
+        column, role = frame.column(place), _role(name, roles)
         try:
-            one = typed(
-                column, reader.of_feature(name), reader.missing, reader.decimal, text is not None
-            )
-            converted[name] = one
-            columns.append(_described(name, column, one, _role(name, roles)))
+            one = infer(name, column, reader, text is not None)
+            converted = convert(one, column, reader, text is not None)
+            columns.append(_described(one, column, converted.numbers, role))
+            if not role:
+                features.append((one, converted))
+            if role == "label":
+                n_unlabelled = int(is_unlabelled(column).sum())
         except UntypedError as error:
-            role, n_missing = _role(name, roles), column.null_count
+            n_missing = column.null_count
             n_distinct = len(pc.unique(column).drop_null())
             shown = "text", n_missing, n_distinct, "", _example(column)
             use = role or f"refused: {error.found}"  # only a feature is refused
             columns.append(Described(name, *shown, use, refused=not role))
-    features = {name: one for name, one in converted.items() if not _role(name, roles)}
-    n_unlabelled = int(is_unlabelled(frame[roles.label]).sum()) if roles.label in converted else 0
     counts = roles.label, n_unlabelled, frame.num_rows
     unlabelled = note_on_unlabelled(*counts, DROPPED if roles.drop_unlabelled else REFUSED)
     notes: list[Note] = [*notes_on_file(text), *unlabelled, *notes_on_types(features)]
@@ -159,9 +159,8 @@ def _role(name: str, roles: Roles) -> str:
     return next((role for role, column in roles.named().items() if column == name), "")
 
 
-def _described(name: str, column: Any, one: ConvertedColumn, role: str) -> Described:
+def _described(one: Column, column: Any, values: Any, role: str) -> Described:
     n_rows, names = len(column), one.names or ()
-    values = one.column
     n_missing = int(values.null_count) + _n_nan(values)
     distinct = pc.unique(values).drop_null()
     n_distinct = len(distinct) - min(_n_nan(distinct), 1)
@@ -171,7 +170,7 @@ def _described(name: str, column: Any, one: ConvertedColumn, role: str) -> Descr
         use += ", the same in every row"
     span = _span(one, values) if n_distinct else ""
     return Described(
-        name, kind, n_missing, n_distinct, span, _example(column), use, names=tuple(names)
+        one.name, kind, n_missing, n_distinct, span, _example(column), use, names=tuple(names)
     )
 
 
@@ -181,7 +180,7 @@ def _n_nan(values: Any) -> int:
     return int(pc.sum(pc.is_nan(values)).as_py() or 0)
 
 
-def _span(one: ConvertedColumn, values: Any) -> str:
+def _span(one: Column, values: Any) -> str:
     if one.names:
         return f"{_cut(one.names[0])} .. {_cut(one.names[-1])}"
     if pa.types.is_boolean(values.type):

@@ -13,6 +13,7 @@ import io
 import re
 import zlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,8 @@ from fedapp.data.csv_errors import (
     delimiter_of,
     is_number,
     is_utf8,
-    not_utf8,
     opened,
     quoted,
-    ragged,
 )
 from fedapp.data.schema import (
     MISSING,
@@ -242,9 +241,8 @@ def _malformed(path: Path, format: str, reader: Reader, error: Exception) -> Dat
     if TOO_LONG in str(error) or "line longer" in str(error):
         return DataError(f"{rule} a line longer than {BLOCK_BYTES >> 20} MiB: {way}")
     if "field larger than" in str(error):
-        return DataError(
-            f"{rule} a field of more than {csv.field_size_limit():,} characters: {way}"
-        )
+        most = csv.field_size_limit()
+        return DataError(f"{rule} a field of more than {most:,} characters: {way}")
     if fields:
         fault = f"a row of {fields[2]} fields where {fields[1]} are due"
     elif "Empty CSV file" in str(error):
@@ -257,21 +255,12 @@ def _malformed(path: Path, format: str, reader: Reader, error: Exception) -> Dat
         fault = "a packed file that is damaged or ends too early"
     else:
         fault = f"one that cannot be read ({type(error).__name__})"
-    return DataError(f"{rule} {fault}", here=_place_of_fault(path, format, reader))
-
-
-def _place_of_fault(path: Path, format: str, reader: Reader) -> str:
-    """Where in a CSV file the fault is; empty if unknown."""
-    if format != "csv":
-        return ""
-    try:
-        text = csv_text(path, reader)
-        if bad := text.bad_bytes():
-            return not_utf8(path.name, bad)
-        rows = text.ragged_rows()
-    except CANNOT_READ:
-        return ""
-    return ragged(path.name, rows) if rows else ""
+    here = ""
+    if format == "csv":
+        with suppress(*CANNOT_READ):
+            text = csv_text(path, reader)
+            here = text.not_utf8() or text.ragged()
+    return DataError(f"{rule} {fault}", here=here)
 
 
 def _label_values(column: Any, reader: Reader, declared: Declared, is_written: bool) -> Any:
@@ -292,19 +281,11 @@ def _label_values(column: Any, reader: Reader, declared: Declared, is_written: b
             rule = "label column {} must have decimal commas (decimal=,), got decimal points"
             here = f"{rule.format(listed([name]))}, as {quoted(others[0])}: {POINTS_WAY}"
             raise DataError.naming(f"{rule}: {POINTS_WAY}", listed([name]), here=here)
-    return _parsed(texts)
-
-
-def _parsed(texts: Any) -> Any:
-    """Text as float64 if every value is a number or a boolean; otherwise unchanged."""
     # "1." and "2." are names of classes, "1." and "2.5" are numbers.
-    if pc.all(pc.ends_with(texts, pattern=".")).as_py():
-        return texts
-    for type in (pa.float64(), pa.bool_()):
-        try:
-            return texts.cast(type).cast(pa.float64())
-        except pa.ArrowInvalid:
-            continue
+    if not pc.all(pc.ends_with(texts, pattern=".")).as_py():
+        for type in (pa.float64(), pa.bool_()):
+            with suppress(pa.ArrowInvalid):
+                return texts.cast(type).cast(pa.float64())
     return texts
 
 
@@ -329,9 +310,8 @@ def read_csv(path: Path, roles: Roles, reader: Reader) -> Any:
     if b"\0" in first_bytes and is_utf8(reader.encoding) and not first_bytes.startswith(UTF16):
         line = first_bytes[: first_bytes.index(b"\0")].count(b"\n") + 1
         way = "is it another kind of file, or UTF-16 (encoding=utf-16)?"
-        raise DataError(
-            f"{rule} NUL bytes: {way}", here=f"{rule} NUL bytes in line {line:,}: {way}"
-        )
+        here = f"{rule} NUL bytes in line {line:,}: {way}"
+        raise DataError(f"{rule} NUL bytes: {way}", here=here)
     try:
         frame = _csv_frame(path, roles, reader, line_ends=False)
     except pa.ArrowInvalid as error:

@@ -18,35 +18,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedapp.data.columns import (
-    ConvertedColumn,
-    UntypedError,
+    Column,
+    Columns,
+    Converted,
+    fill,
     holds_numbers,
     trimmed_texts,
-    typed,
     values_of,
 )
-from fedapp.data.csv_errors import (
-    DELIMITERS,
-    TextFile,
-    is_number,
-    many_names,
-    mixed_types,
-    no_numbers,
-    not_utf8,
-)
+from fedapp.data.csv_errors import DELIMITERS, TextFile, is_number
 from fedapp.data.schema import (
-    MISSING,
     MISSING_ELSEWHERE,
     NO_NAME,
     PLAIN,
-    Declared,
     Reader,
     Roles,
     first,
     listed,
 )
 from fedapp.errors import LONGEST, WITHHELD, DataError, as_plain, did_you_mean
-from fedapp.trees.categories import Categories, as_categories, chosen, names_of
+from fedapp.trees.categories import Categories, chosen, names_of
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
@@ -59,10 +50,6 @@ LEAST = {"weight": 0.0, "base-margin": -np.inf}
 DROPPED = "are dropped before rows are held back or matched (missing-label=drop)"
 # What to do about rows without a label.
 UNLABELLED = "; missing-label=drop drops these rows"
-INFINITE_WAY = (
-    'leave the field empty where a value is missing, list it in a schema as missing = ["inf"], '
-    "divide values beyond 3.4e38, or exclude the column with drop-columns"
-)
 EXACT = 2**24  # float32 represents every whole number up to here
 FEWEST_ROWS = 10  # with fewer, consecutive whole numbers or a high AUC occur by chance
 LEAK_AUC = 0.99  # breast-cancer's best column has 0.975
@@ -136,38 +123,44 @@ def build_table(
     frame: Any, roles: Roles, text: TextFile | None = None, reader: Reader = PLAIN
 ) -> Table:
     """Build a table from a pyarrow.Table; raises DataError as `load_table` does."""
-    _check_columns(frame, roles)
+    check_columns(frame, roles)
     n_rows = frame.num_rows
     if roles.label and roles.drop_unlabelled:
         frame, text = _with_labels(frame, roles.label, text)
-    columns = feature_columns(frame, roles)
-    features = _typed_columns(frame, columns, text, reader)
-    values = _values(features, text)
-    categories = as_categories(one.names for one in features.values())
-    ids, notes_on_ids = _ids(frame, roles.id_column, text)
-    labels = _labels(frame[roles.label], roles.label, text) if roles.label else None
-    return Table(
-        columns,
-        values,
-        labels,
-        _numbers_of_rows(frame, "weight", roles, text),
-        ids,
-        _texts(frame[roles.group]) if roles.group else None,
-        notes=(
-            *notes_on_file(text),
-            *note_on_unlabelled(roles.label, n_rows - frame.num_rows, n_rows, DROPPED),
-            *notes_on_types(features),
-            *notes_on_labels(roles.label, labels, reader),
-            *notes_on_ids,
-            *notes_on_features(
-                columns, values, lambda name: _numbers(features[name].column), categories
-            ),
+    columns = Columns.fit(frame, feature_columns(frame, roles), reader, text)
+    values, converted = columns.convert(frame, text)
+    by_name = dict(zip(columns.names, converted, strict=True))
+    rows = columns_with_a_role(frame, roles, text)
+    notes = [
+        *notes_on_file(text),
+        *note_on_unlabelled(roles.label, n_rows - frame.num_rows, n_rows, DROPPED),
+        *notes_on_types(list(zip(columns.columns, converted, strict=True))),
+        *notes_on_labels(roles.label, rows["labels"], reader),
+        *notes_on_ids(roles.id_column, rows["ids"], frame),
+        *notes_on_features(
+            columns.names, values, lambda name: _numbers(by_name[name].numbers), columns.categories
         ),
-        categories=categories,
-        given=frozenset(name for name in columns if reader.gives_categories(name)),
-        base_margins=_numbers_of_rows(frame, "base-margin", roles, text),
-        kinds=tuple(one.kind for one in features.values()),
+    ]
+    return Table(
+        columns.names,
+        values,
+        notes=tuple(notes),
+        categories=columns.categories,
+        given=frozenset(name for name in columns.names if reader.gives_categories(name)),
+        kinds=tuple(one.kind for one in columns.columns),
+        **rows,
     )
+
+
+def columns_with_a_role(frame: Any, roles: Roles, text: TextFile | None = None) -> dict[str, Any]:
+    """Labels, weights and the like, by their field in `Table`; raises DataError."""
+    return {
+        "labels": _labels(frame[roles.label], roles.label, text) if roles.label else None,
+        "weights": _numbers_of_rows(frame, "weight", roles, text),
+        "ids": _ids(frame, roles.id_column, text),
+        "groups": _texts(frame[roles.group]) if roles.group else None,
+        "base_margins": _numbers_of_rows(frame, "base-margin", roles, text),
+    }
 
 
 def is_unlabelled(column: Any) -> Mask:
@@ -221,28 +214,31 @@ def notes_on_file(text: TextFile | None) -> list[Note]:
     return notes
 
 
-def notes_on_types(features: Mapping[str, ConvertedColumn]) -> list[Note]:
+def notes_on_types(columns: Sequence[tuple[Column, Converted]]) -> list[Note]:
     """Note columns that are converted, and values that become missing."""
 
-    def names_of(test: Callable[[ConvertedColumn], bool]) -> list[str]:
-        return [name for name, one in features.items() if test(one)]
+    def names_of(test: Callable[[Column, Converted], bool]) -> list[str]:
+        return [one.name for one, converted in columns if test(one, converted)]
 
     marked = "numbers or other values that the table marks as categories, read as categories"
     days = "dates or times, read as days since 1970"
     groups = [
-        (names_of(lambda one: one.kind == "boolean" and not one.said), "yes or no, read as 1 or 0"),
-        (names_of(lambda one: one.kind == "date" and not one.said), days),
-        (names_of(lambda one: one.trimmed), "spaces around values, removed"),
-        (names_of(lambda one: one.marked), marked),
+        (
+            names_of(lambda one, _: one.inferred and one.kind == "boolean"),
+            "yes or no, read as 1 or 0",
+        ),
+        (names_of(lambda one, _: one.inferred and one.kind == "date"), days),
+        (names_of(lambda _, converted: converted.trimmed), "spaces around values, removed"),
+        (names_of(lambda one, _: one.marked), marked),
     ]
     notes = [note_on(names, what) for names, what in groups if names]
-    inferred = {name: one.names for name, one in features.items() if one.names and not one.said}
+    inferred = {one.name: one.names for one, _ in columns if one.names and one.inferred}
     notes += notes_on_missing_words(inferred, "feature columns {} have")
     equal = "equal a number declared as missing but are written otherwise"
     for field, are in (("n_outside", "are none of its categories"), ("n_equal", equal)):
-        for name, one in features.items():
-            if count := getattr(one, field):
-                notes.append(note_on([name], f"{count:,} values that {are}, read as missing"))
+        for one, converted in columns:
+            if count := getattr(converted, field):
+                notes.append(note_on([one.name], f"{count:,} values that {are}, read as missing"))
     return notes
 
 
@@ -253,7 +249,8 @@ def notes_on_labels(name: str, labels: Labels | None, reader: Reader) -> list[No
     return notes_on_missing_words({name: set(labels.tolist())}, "label column {} has")
 
 
-def _check_columns(frame: Any, roles: Roles) -> None:
+def check_columns(frame: Any, roles: Roles) -> None:
+    """Check that the columns with a role are there, names distinct, and that there are rows."""
     names = frame.column_names
     repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     if repeated:
@@ -276,96 +273,9 @@ def _absent(rule: str, *columns: str, hint: str) -> DataError:
     return DataError(rule.format(*columns) + hint, outside=DataError.naming(rule, *columns).outside)
 
 
-def _typed_columns(
-    frame: Any, columns: tuple[str, ...], text: TextFile | None, reader: Reader
-) -> dict[str, ConvertedColumn]:
-    """Convert features to numbers and codes, by name."""
-    features: dict[str, ConvertedColumn] = {}
-    faults: dict[str, UntypedError] = {}
-    for name in columns:
-        try:
-            features[name] = typed(
-                frame[name], reader.of_feature(name), reader.missing, reader.decimal, bool(text)
-            )
-        except UntypedError as error:
-            faults[name] = error
-    if faults:
-        raise _untyped(frame, faults, text, reader)
-    return features
-
-
-def _untyped(
-    frame: Any, faults: Mapping[str, UntypedError], text: TextFile | None, reader: Reader
-) -> DataError:
-    """Error for columns of no single type; the table's owner also gets values and lines."""
-    bad_bytes = [name for name in faults if pa.types.is_binary(frame[name].type)]
-    if bad_bytes and text and (bad := text.bad_bytes()):
-        rule = "data file must be UTF-8, got other bytes in {}"
-        return DataError.naming(rule, listed(bad_bytes), here=not_utf8(text.path.name, bad))
-    mixed = {name: error for name, error in faults.items() if error.wanted}
-    if not mixed:
-        return many_names({name: error.found for name, error in faults.items()})
-    wanted = next(iter(mixed.values())).wanted
-    same_type = {name: error for name, error in mixed.items() if error.wanted == wanted}
-    here = ""
-    if text is not None:
-        tests = {}
-        for name, error in same_type.items():
-            declared = reader.of_feature(name)
-            # By the name in the file, which a schema may change.
-            tests[declared.name] = _passes(error, declared, reader)
-        here = mixed_types(text.faults(tests, wanted), next(iter(same_type.values())).way)
-    return DataError.naming(
-        f"feature columns must be of one type each, got {wanted} and other text in {{}}: "
-        "see fedapp data describe",
-        listed(same_type),
-        here=here,
-    )
-
-
-def _passes(error: UntypedError, declared: Declared, reader: Reader) -> Callable[[str], bool]:
-    """Test for one field: it is missing, or of the type expected of its column."""
-    absent = {*MISSING, *reader.missing, *declared.missing}
-    codes = dict(declared.codes)
-    fits = error.fits
-    assert fits is not None
-    return lambda value: value in absent or fits(codes.get(value, value))
-
-
-def _values(features: Mapping[str, ConvertedColumn], text: TextFile | None) -> Floats:
-    """Stack the columns into a float32 matrix; raise if any value is infinite."""
-    n_rows = len(next(iter(features.values())).column)
-    values = np.empty((n_rows, len(features)), np.float32)
-    infinite = {}
-    for index, (name, one) in enumerate(features.items()):
-        _fill(values[:, index], one.column)
-        infinite[name] = int(np.isinf(values[:, index]).sum())
-    bad = [f"{count} in '{name}'" for name, count in infinite.items() if count]
-    if bad:
-        rule = "feature columns must be finite as float32, got {} infinite"
-        line = _first_line(np.asarray(np.isinf(values).any(axis=1)), text)
-        here = f"{rule.format(first(bad))}{line}: {INFINITE_WAY}"
-        raise DataError.naming(rule, first(bad), here=here)
-    return values
-
-
-def _fill(out: npt.NDArray[Any], column: Any) -> None:
-    """Copy a column of numbers, chunk by chunk; missing becomes NaN."""
-    # Types that Arrow cannot convert to a numpy array of numbers.
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.int8())
-    elif pa.types.is_decimal(column.type) or pa.types.is_null(column.type):
-        column = column.cast(pa.float64())
-    start = 0
-    with np.errstate(over="ignore"):
-        for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
-            out[start : start + len(chunk)] = chunk.to_numpy(zero_copy_only=False)
-            start += len(chunk)
-
-
 def _numbers(column: Any) -> npt.NDArray[np.float64]:
     out = np.empty(len(column), np.float64)
-    _fill(out, column)
+    fill(out, column)
     return out
 
 
@@ -394,30 +304,25 @@ def _numbers_of_rows(frame: Any, role: str, roles: Roles, text: TextFile | None)
         return None
     column, least = values_of(frame[name]), LEAST[role]
     if not holds_numbers(column.type):
-        faults = text.faults({name: is_number}, "numbers") if text else []
-        here = no_numbers(f"{role} column", faults) if faults else ""
+        rule = f"{role} column must be numbers"
+        here = text.faults(rule, {name: is_number}, "numbers") if text else ""
         rule = f"{role} column {{}} must be numbers, got text"
         raise DataError.naming(rule, listed([name]), here=here)
     numbers = np.empty(len(column), np.float32)
-    _fill(numbers, column)
+    fill(numbers, column)
     bounds = "" if np.isinf(least) else f" and >= {least:g}"
     rule = f"{role} column {{}} must be finite{bounds} in every row"
     _refuse(rule, name, ~np.isfinite(numbers) | (numbers < least), text)
     return numbers
 
 
-def _ids(
-    frame: Any, name: str, text: TextFile | None
-) -> tuple[npt.NDArray[np.str_] | None, list[Note]]:
-    """Return the ids as trimmed text, with their notes; None without an id column."""
+def _ids(frame: Any, name: str, text: TextFile | None) -> npt.NDArray[np.str_] | None:
+    """The ids as trimmed text; None without an id column."""
     if not name:
-        return None, []
+        return None
     column = values_of(frame[name])
     _refuse("id column {} must have no missing values", name, _missing(column), text)
-    texts, trimmed = trimmed_texts(column)
-    ids = np.asarray(texts.to_numpy(), dtype=np.str_)
-    removed = [Note("id column {} has spaces around values, removed", f"'{name}'")]
-    return ids, [*(removed if trimmed else []), *note_on_ids(name, ids)]
+    return np.asarray(trimmed_texts(column)[0].to_numpy(), dtype=np.str_)
 
 
 def _missing(column: Any) -> Mask:
@@ -428,12 +333,8 @@ def _refuse(rule: str, name: str, bad: Mask, text: TextFile | None, way: str = "
     """Raise DataError if any row is bad."""
     if bad.any():
         count = f"{rule}, got {int(bad.sum())} of {len(bad)} rows"
-        here = count.format(f"'{name}'") + _first_line(bad, text) + way
+        here = count.format(f"'{name}'") + (text.first_line(bad) if text else "") + way
         raise DataError.naming(count + way, listed([name]), here=here)
-
-
-def _first_line(bad: Mask, text: TextFile | None) -> str:
-    return f", first in line {text.line_of(int(bad.argmax())):,}" if text else ""
 
 
 def is_plain(text: str) -> bool:
@@ -516,13 +417,17 @@ def notes_on_leaks(table: Table) -> list[Note]:
     return [Note(rule, first(leaks))] if leaks else []
 
 
-def note_on_ids(name: str, ids: npt.NDArray[np.str_]) -> list[Note]:
-    """Note ids of more than one row."""
-    n_repeated = sum(count for count in Counter(ids.tolist()).values() if count > 1)
-    if not n_repeated:
+def notes_on_ids(name: str, ids: npt.NDArray[np.str_] | None, frame: Any) -> list[Note]:
+    """Note spaces around ids, and ids of more than one row."""
+    if ids is None:
         return []
-    what = f"{n_repeated:,} of {len(ids):,} rows that share their id with another"
-    return [Note(f"id column {{}} has {what}", f"'{name}'")]
+    rules = []
+    if trimmed_texts(values_of(frame[name]))[1]:
+        rules.append("spaces around values, removed")
+    n_repeated = sum(count for count in Counter(ids.tolist()).values() if count > 1)
+    if n_repeated:
+        rules.append(f"{n_repeated:,} of {len(ids):,} rows that share their id with another")
+    return [Note(f"id column {{}} has {what}", f"'{name}'") for what in rules]
 
 
 def notes_on_numbered_ids(name: str, ids: npt.NDArray[np.str_]) -> list[Note]:

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedapp.data.datasets import named_frames, write_tables
-from fedapp.data.predictions import in_codes_of, named_predictions, read_columns_of
+from fedapp.data.predictions import named_predictions, read_columns_of
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, StoppedError, as_plain, check_package
 from fedapp.home import display_path, private_folder
@@ -270,7 +270,7 @@ class LoadedModel:
         with TemporaryDirectory() as folder:
             data = write_tables(model_input, Path(folder))
             table = read_columns_of(data, model.columns, Roles(), categories=model.categories)
-        values = in_codes_of(table, model.categories).values
+        values = table.values
         for note in notes_on_range(model, values):
             warnings.warn(note, stacklevel=3)
         predictions = np.asarray(self._predict(model, values, None))

@@ -18,7 +18,6 @@ from clients.scoring import prediction_scores
 from fedapp.data.datasets import by_party, check_source, file_of_party, sources_to_predict
 from fedapp.data.predictions import (
     check_suffix,
-    in_codes_of,
     named_predictions,
     read_columns_of,
     write_predictions,
@@ -124,13 +123,11 @@ def predicted_rows(
         table, unmatched, tables = read_joined(sources, *joins)
     else:
         table = read_columns_of(data, model.columns, roles, "", read_as["reader"], model.categories)
-    coded = in_codes_of(table, model.categories)
-    notes = [note for each in tables.values() for note in each.notes]
-    notes += coded.notes[len(table.notes) if tables else 0 :]
-    texts = [note.text(True) for note in notes] + notes_on_range(model, coded.values)
+    notes = [note.text(True) for each in tables.values() or [table] for note in each.notes]
+    notes += notes_on_range(model, table.values)
     named_tables = {name: (sources[name], one) for name, one in tables.items()}
-    predictions = predict(model, coded.values, coded.base_margins)
-    return PredictedRows(model, coded, predictions, unmatched, named_tables, texts)
+    predictions = predict(model, table.values, table.base_margins)
+    return PredictedRows(model, table, predictions, unmatched, named_tables, notes)
 
 
 def notes_on_range(model: Model, values: Array) -> list[str]:

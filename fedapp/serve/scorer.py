@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fedapp.data.predictions import by_class, columns_of_frame, in_codes_of, named_predictions
+from fedapp.data.columns import Columns
+from fedapp.data.predictions import by_class, columns_of_frame, named_predictions
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DataError, did_you_mean, did_you_mean_path
 from fedapp.home import RUNS, display_path
@@ -47,7 +48,8 @@ class Scorer:
 
     def __init__(self, run_dir: Path) -> None:
         self.model, self._predict = load_model(run_dir / "model.json")
-        self._reader = read_as_trained(run_dir, "rows.parquet")["reader"]
+        reader = read_as_trained(run_dir, "rows.parquet")["reader"]
+        self._features = Columns.of_model(self.model.columns, self.model.categories, reader)
         self.margin = self.model.margin_column if isinstance(self.model, Ensemble) else ""
         self.name, self.threshold = model_facts(run_dir)
 
@@ -75,14 +77,11 @@ class Scorer:
         if a single row or column is at fault.
         """
         frame = as_frame(rows, self.columns)
-        roles = Roles(base_margin=self.margin)
-        categories = self.model.categories
-        table = columns_of_frame(frame, self.model.columns, roles, self._reader, categories)
-        coded = in_codes_of(table, categories)
-        predictions = np.asarray(self._predict(self.model, coded.values, coded.base_margins))
+        table = columns_of_frame(frame, self._features, Roles(base_margin=self.margin))
+        predictions = np.asarray(self._predict(self.model, table.values, table.base_margins))
         named = named_predictions(self.model.classes, self.model.n_outputs, predictions)
         answers = scored_rows(named, self.model.classes)
-        notes = [note.text(True) for note in coded.notes] + notes_on_range(self.model, coded.values)
+        notes = [note.text(True) for note in table.notes] + notes_on_range(self.model, table.values)
         return {"rows": answers, "warnings": notes}
 
 

@@ -34,6 +34,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.data.columns import Columns
 from fedapp.data.datasets import dataset_names, read_source
 from fedapp.data.partition import (
     HELD_OUT,
@@ -43,13 +44,13 @@ from fedapp.data.partition import (
     partition_columns,
     partition_rows,
 )
-from fedapp.data.predictions import columns_of_frame, in_codes_of, read_columns_of
+from fedapp.data.predictions import columns_of_frame, read_columns_of
 from fedapp.data.read import column_names, table_of_frame
 from fedapp.data.schema import PLAIN, Reader, Roles
 from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError
 from fedapp.site.settings import SiteConfig
-from fedapp.trees.categories import Categories, as_categories, chosen, entries_of, in_secret_order
+from fedapp.trees.categories import Categories, chosen, in_secret_order
 
 Rows = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float32]
@@ -117,13 +118,13 @@ def read_rows_to_predict(
         # Among simulated parties with one table each, only the active one has the label.
         foreign = config.label if config.simulated and not config.is_share else ""
     if config.frame is not None:
-        table = columns_of_frame(config.frame(), columns, roles, config.reader, categories)
+        model = Columns.of_model(columns, categories, config.reader)
+        table = columns_of_frame(config.frame(), model, roles)
     elif config.simulated:
         how = tuple(columns), roles, foreign, config.reader, categories
         table = read_once(read_columns_of, data, *how)
     else:
         table = read_columns_of(data, columns, roles, foreign, config.reader, categories)
-    table = in_codes_of(table, categories)
     return table if with_labels else replace(table, labels=None, weights=None)
 
 
@@ -357,11 +358,6 @@ def read_joined(
     # Columns of a party come in the order of the model, so each is taken when its turn comes.
     at = {party: iter(table.values.T) for party, table in taken.items()}
     values = np.column_stack([next(at[party]) for party, _ in owners])
-    entries = {
-        party: iter(entries_of(table.categories, len(table.columns)))
-        for party, table in taken.items()
-    }
-    categories = as_categories(next(entries[party]) for party, _ in owners)
     joined = replace(
         taken[labels_at],
         columns=tuple(columns),

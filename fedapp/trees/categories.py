@@ -99,14 +99,17 @@ def recoded(
         names, joint_names = names_of(current, column), names_of(joint, column)
         if names is None or joint_names is None:
             if (names is None) != (joint_names is None) and not np.isnan(values[:, column]).all():
-                due, got = ("numbers", "text") if joint_names is None else ("categories", "numbers")
-                rule = f"feature column {{}} must be {due}, as at the other parties or in the "
-                rule += f"model, got {got}: the schema of a table says its type"
-                name = columns[column] if columns else f"{column + 1}"
-                raise DataError.naming(rule, f"'{name}'")
+                raise unlike(columns[column] if columns else f"{column + 1}", names is None)
         elif names != joint_names:
             out[:, column], unseen[column] = _recoded_column(values[:, column], names, joint_names)
     return out, unseen
+
+
+def unlike(column: str, must_be_categories: bool) -> DataError:
+    """Error for a column that is numbers in one table and categories in another."""
+    due, got = ("categories", "numbers") if must_be_categories else ("numbers", "text")
+    rule = f"feature column {{}} must be {due}, as at the other parties or in the model, got {got}:"
+    return DataError.naming(f"{rule} the schema of a table says its type", f"'{column}'")
 
 
 def trained_first(

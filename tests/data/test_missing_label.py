@@ -1,4 +1,4 @@
-"""Rows without a label: refused, or dropped before anything else, and said."""
+"""Rows without a label, refused or dropped, and said; and labels of no training row."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.commands.data import data_app
+from fedapp.data.partition import split_rows
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import DataError
@@ -22,6 +24,7 @@ from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
 from fedapp.site.settings import table_settings
+from strategies.horizontal import classes_without_rows
 from tests.pooled import made_columns, write_rows
 from tests.transcript import summary_of
 
@@ -152,3 +155,44 @@ def test_a_description_says_so(rows, tmp_path: Path, more: list[str], told: str)
     assert ("refuses this table" in text) == (not more)
     said = "drop" if more else "refuse"
     assert f'missing-label = "{said}"' in schema.read_text()
+
+
+LATE = r"classes of the label in no training row, which the model cannot know: 'green'; correct"
+
+
+@pytest.fixture
+def late_class(tmp_path: Path) -> Path:
+    """A table with a class whose only row is held back for the test; the label in two columns."""
+    labels = ["red" if row % 3 else "blue" for row in range(60)]
+    labels[int(split_rows(60, 0.2, 0.1, 42).test[0])] = "green"
+    rows = [f"{row % 7},{row % 5},{label}" for row, label in enumerate(labels)]
+    (tmp_path / "rows.csv").write_text("\n".join(["a,b,y", *rows]) + "\n")
+    return tmp_path / "rows.csv"
+
+
+@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
+def test_a_class_that_only_held_back_rows_have_is_told_with_the_way_out(
+    settings: MakeSettings,
+    vertical: MakeSettings,
+    late_class: Path,
+    caplog: pytest.LogCaptureFixture,
+    strategy: str,
+) -> None:
+    make = settings if strategy == "pax" else vertical
+    given = {"label": "y", "objective": "auto", "num_boost_round": 1, "max_depth": 2, "parties": 2}
+    run_local(make(data=str(late_class), **given))
+    assert re.search(LATE, caplog.text)
+    caplog.clear()
+    schema = late_class.parent / "rows.toml"
+    schema.write_text('missing-label = "drop"\n[columns.y]\nmissing = ["green"]\n')
+    folder = run_local(make(data=str(late_class), schema=str(schema), **given))
+    assert not re.search(LATE, caplog.text)
+    assert summary_of(folder)["objective"] == "binary:logistic"
+
+
+def test_a_class_of_another_partys_training_rows_is_no_matter() -> None:
+    def hello(classes: str, untrained: str) -> Any:
+        return SimpleNamespace(classes=tuple(classes), untrained=tuple(untrained))
+
+    parties = {"bank": hello("ab", "b"), "shop": hello("bc", "c"), "post": hello("ac", "c")}
+    assert classes_without_rows(parties) == ("c",)

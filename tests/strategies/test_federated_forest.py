@@ -13,7 +13,7 @@ import pytest
 from flwr.app import Context
 from sklearn.metrics import accuracy_score
 
-from fedapp.data.predictions import in_codes_of, read_columns_of
+from fedapp.data.predictions import read_columns_of
 from fedapp.data.schema import Roles
 from fedapp.errors import PartyError
 from fedapp.home import home
@@ -146,8 +146,7 @@ def test_rows_are_predicted_by_the_names_of_each_partys_categories(
     told = f"{n_new} values of 'b' are no category of the model, and count as missing"
     assert any(told in text for text in summary["warnings"])
     whole = joined(trained)
-    given_codes = read_columns_of(str(new), whole.columns, Roles(), categories=whole.categories)
-    table = in_codes_of(given_codes, whole.categories)
+    table = read_columns_of(str(new), whole.columns, Roles(), categories=whole.categories)
     written = home() / "sites" / summary["active"] / summary["model_id"] / "predictions.csv"
     found = [float(line.split(",")[1]) for line in written.read_text().splitlines()[1:]]
     ours = whole.predictions(whole.leaves(table.values))[:, 0]

@@ -1,0 +1,806 @@
+"""Tables as people have them: what is read of a text, or the error that says what to do."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from fedapp.data.columns import Columns
+from fedapp.data.csv_errors import is_number
+from fedapp.data.datasets import as_arrow
+from fedapp.data.predictions import read_columns_of
+from fedapp.data.read import load_table, table_of_frame
+from fedapp.data.schema import PLAIN, Declared, Reader, Roles
+from fedapp.data.table import Table
+from fedapp.errors import WITHHELD, DataError
+
+NAN, NOBODY = np.nan, 65534
+COMMA = Reader(decimal=",")
+NO_HEADER = Reader(header=False)
+IN_ALL, IN_ONE = Reader(missing=("-9", "none")), Reader(declared=(Declared("a", missing=("-9",)),))
+NAMES = "".join(f"{row},person {row}\n" for row in range(30))
+SEMICOLONS = "data file is read as one with semicolons between its fields"
+CONSTANT = "feature column 'b' has the same value in every row"
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a text, bytes, or columns as a Parquet file."""
+
+    def write_file(content: str | bytes | dict[str, Any], name: str = "rows.csv") -> Path:
+        path = tmp_path / name
+        if isinstance(content, dict):
+            path = path.with_suffix(".parquet")
+            pq.write_table(pa.table(content), path)
+            return path
+        content = content.encode() if isinstance(content, str) else content
+        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        return path
+
+    return write_file
+
+
+def error_of(path: Path, reader: Reader = PLAIN, **roles: Any) -> DataError:
+    with pytest.raises(DataError) as caught:
+        load_table(path, Roles(**roles), reader)
+    assert str(path.parent) not in str(caught.value)
+    return caught.value
+
+
+def notes_of(table: Table) -> list[str]:
+    return [note.text(shares_names=True) for note in table.notes]
+
+
+# What is read of a text: its roles and options; labels (y), columns and values, categories, notes.
+
+READ: dict[str, tuple[str | bytes, dict[str, Any]]] = {
+    "commas": ("a,b\n1,red\n2,blue\n", {"values": [[1, 1], [2, 0]], "notes": []}),
+    "bars": ("a|b\n1|red\n2|blue\n", {"values": [[1, 1], [2, 0]], "told": "with bars"}),
+    "tabs": ("a\tb\n1\tred\n2\tblue\n", {"values": [[1, 1], [2, 0]], "told": "with tabs"}),
+    "semicolons": ("a;b\n1;x\n2;y\n", {"values": [[1, 0], [2, 1]], "told": SEMICOLONS}),
+    "blanks by a schema": (
+        "a   b\n1  red\n2 blue \n",
+        {"reader": Reader(delimiter=" "), "values": [[1, 1], [2, 0]], "told": "with blanks"},
+    ),
+    "a tie of marks": ("a;x,b\n1,2\n3,4\n", {"columns": ("a;x", "b"), "told": "with commas"}),
+    "most fields": (
+        "a;b,x;c\n1;red;0\n2;blue;7\n",
+        {"columns": ("a", "b,x", "c"), "told": SEMICOLONS},
+    ),
+    "a mark in quotes": ('"a;x";"b"\n1;2\n2;3\n', {"columns": ("a;x", "b"), "told": SEMICOLONS}),
+    "a schema says the mark": (
+        "a,b;x\n1;2\n2;3\n",
+        {"reader": Reader(delimiter=";"), "columns": ("a,b", "x"), "told": SEMICOLONS},
+    ),
+    "a decimal comma is no mark": (
+        "1,5;2,5;3,25\n",
+        {"reader": Reader(decimal=",", header=False), "values": [[1.5, 2.5, 3.25]]},
+    ),
+    "decimal commas": ("a;b\n1,5;1\n-2;,5\n", {"reader": COMMA, "values": [[1.5, 1], [-2, 0.5]]}),
+    "a missing number with a decimal comma": (
+        "a;b\n1,25;2\n-9,50;3\n",
+        {"reader": Reader(decimal=",", missing=("-9,5",)), "values": [[1.25, 2], [NAN, 3]]},
+    ),
+    "no header": (
+        "1,red,0\n2,blue,1\n3,red,0\n",
+        {
+            "reader": NO_HEADER,
+            "label": "f3",
+            "columns": ("f1", "f2"),
+            "values": [[1, 1], [2, 0], [3, 1]],
+            "y": [0, 1, 0],
+        },
+    ),
+    "another encoding": (
+        "a,stra\xdfe\n1,K\xf6ln\n2,Rom\n".encode("latin-1"),
+        {
+            "reader": Reader(encoding="latin-1"),
+            "columns": ("a", "stra\xdfe"),
+            "categories": (None, ("K\xf6ln", "Rom")),
+        },
+    ),
+    "a mark of byte order": ("a,b\n1,2\n".encode("utf-8-sig"), {"columns": ("a", "b")}),
+    "spaces": (
+        "a, b ,c\n1, u,Y\n2,u ,n\n3, ?,\n",
+        {
+            "columns": ("a", "b", "c"),
+            "categories": (None, ("u",), None),
+            "values": [[1, 0, 1], [2, 0, 0], [3, NAN, NAN]],
+            "notes": [
+                "spaces around the names of columns are removed: 'b'",
+                "feature column 'c' has yes or no, read as 1 or 0",
+                "feature column 'b' has spaces around values, removed",
+                CONSTANT,
+            ],
+        },
+    ),
+    "booleans": (
+        "a,b,y\ntrue,1,True\n,2,False\nfalse,3,True\n",
+        {"label": "y", "values": [[1, 1], [NAN, 2], [0, 3]], "y": [1, 0, 1]},
+    ),
+    "dates": (
+        "a,b\n1970-01-02,1970-01-01 12:00\n,2024-01-01T00:00:00Z\n",
+        {
+            "values": [[1, 0.5], [NAN, 19723]],
+            "told": "feature columns 'a', 'b' have dates or times, read as days since 1970",
+        },
+    ),
+    "names": (
+        "a,city\n1,Rome\n2,\n3,Oslo\n4,Rome\n",
+        {
+            "categories": (None, ("Oslo", "Rome")),
+            "values": [[1, 1], [2, NAN], [3, 0], [4, 1]],
+        },
+    ),
+    "a name that equals a missing number": (
+        "a,b\n01,2\n1,3\n02,4\n",
+        {
+            "reader": Reader(missing=("1",), declared=(Declared("a", type="category"),)),
+            "categories": (("01", "02"), None),
+            "values": [[0, 2], [NAN, 3], [1, 4]],
+        },
+    ),
+    "no value": ("a,b\n1,\n2,\n", {"values": [[1, NAN], [2, NAN]]}),
+    "no group": (
+        "a,g\n1,\n2,u\n",
+        {"group": "g", "groups": ["missing", "u"], "columns": ("a",)},
+    ),
+    "a nameless id": (
+        ",b\n7,1\n8,2\n",
+        {"id_column": "unnamed-1", "columns": ("b",), "ids": ["7", "8"]},
+    ),
+    "all roles": (
+        "id,a,y,w,g,b,t\n007,1,0,0.5,x,2.5,u\n8,2,1,2,01,3,v\n",
+        {
+            "label": "y",
+            "id_column": "id",
+            "weight": "w",
+            "group": "g",
+            "drop": ("t",),
+            "columns": ("a", "b"),
+            "values": [[1, 2.5], [2, 3]],
+            "y": [0, 1],
+            "ids": ["007", "8"],
+            "groups": ["x", "01"],
+            "weights": [0.5, 2],
+        },
+    ),
+    "bytes of a dropped column": (b"a,city\n1,K\xf6ln\n", {"drop": ("city",), "columns": ("a",)}),
+    **{
+        f"label {fields}": (
+            "a,y\n" + "".join(f"0,{field}\n" for field in fields),
+            {"label": "y", "y": labels},
+        )
+        for fields, labels in (
+            (("good", "bad"), ["good", "bad"]),
+            (("1.", "2."), ["1.", "2."]),
+            (("1.", "2.5"), [1.0, 2.5]),
+            (("+1", "-1"), [1.0, -1.0]),
+            (("1", "b"), ["1", "b"]),
+        )
+    },
+    **{
+        f"missing {word}": (f"a,b\n1,2\n{word},3\n", {"values": [[1, 2], [NAN, 3]]})
+        for word in ("", "NA", "N/A", "nan", "NaN", "null", "?")
+    },
+    **{
+        f"names {header}": (f"{header}\n4,5,6\n7,8,9\n", {"columns": tuple(header.split(","))})
+        for header in ("0,1,2", "1,2,3", "1,2,class", "x,2020,2021")
+    },
+}
+
+
+@pytest.mark.parametrize("case", READ)
+def test_a_table_is_read(write: Write, case: str) -> None:
+    text, expected = READ[case]
+    roles = {name: expected[name] for name in Roles.__dataclass_fields__ if name in expected}
+    table = load_table(write(text), Roles(**roles), expected.get("reader", PLAIN))
+    assert table.values.dtype == np.float32
+    if "values" in expected:
+        assert np.array_equal(table.values, expected["values"], equal_nan=True)
+    for name, given in (("y", table.labels), ("ids", table.ids), ("groups", table.groups)):
+        assert (None if given is None else given.tolist()) == expected.get(name)
+    assert (None if table.weights is None else table.weights.tolist()) == expected.get("weights")
+    assert table.columns == expected.get("columns", table.columns)
+    assert table.categories == expected.get("categories", table.categories)
+    assert notes_of(table) == expected.get("notes", notes_of(table))
+    assert expected.get("told", "") in "; ".join(notes_of(table))
+
+
+# What is refused: the text, its roles and options, and the error.
+
+LISTED = 'list it in a schema as missing = ["Rome"], or declare type = "category" there'
+IS_MIXED = "^feature columns must be of one type each: "
+REFUSED: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
+    "mixed types": (
+        "a,b\n1,2\n2,x\n3,4\n",
+        {},
+        IS_MIXED + r"1 of 3 values of 'b' is not a number, first 'x' in line 3: .* "
+        r'missing = \["x"\], or declare type = "category"',
+    ),
+    "mostly text": (
+        "a,city\n1,7\n2,Rome\n3,Oslo\n",
+        {},
+        IS_MIXED + "2 of 3 values of 'city' are not numbers, first 'Rome' in line 3: "
+        f"{re.escape(LISTED)}, or exclude the columns with drop-columns=city$",
+    ),
+    "six columns of text": (
+        "a,b,c,d,e,f\n1,2,3,4,5,6\n" + "1,u,v,w,x,y\n" * 3,
+        {},
+        "3 of 4 values of 'd' are not numbers.*; and in 2 more columns: 'e', 'f': list it in a "
+        "schema as missing.*drop-columns=b,c,d,e,f$",
+    ),
+    "a row of several lines": (
+        't,a\n"one\ntwo",1\n\n"three\r\nfour\nfive",2\n"six\nseven",x\n"eight",3\n',
+        {"drop": ("t",)},
+        "1 of 4 values of 'a' .*, first 'x' in line 8: correct",
+    ),
+    "a long value": (f"a,b\n{'x' * 50},1\n2,1\n", {}, f"first '{'x' * 37}...' in line 2"),
+    "a date that is none": (
+        "a,day\n1,2024-01-31\n2,2024-02-30\n3,2024-03-01\n",
+        {},
+        "1 of 3 values of 'day' is not a date, first '2024-02-30' in line 3",
+    ),
+    "dates that are not ISO": (
+        "a,day\n1,31.1.2024\n2,1.2.2024\n",
+        {},
+        "'day' are not dates, first '31.1.2024' in line 2: write them as 2024-12-31",
+    ),
+    "some dates that are not ISO": (
+        "a,day\n1,12/31/2024\n2,2024-12-30\n",
+        {},
+        "1 of 2 values of 'day' is not a date, first '12/31/2024' in line 2: write them as",
+    ),
+    **{
+        f"decimal comma {value}": (
+            f"a;b\n1;2\n1;2\n1;{value}\n",
+            {},
+            f"1 of 3 values of 'b' is not a number, first '{value}' in line 4: it looks like a "
+            f"decimal comma, write {value.replace(',', '.')} or set decimal=,$",
+        )
+        for value in ("1,5", "-0,25", ",5e2")
+    },
+    "a decimal comma in quotes": ('a,b\n1,2\n1,"1,5"\n', {}, "decimal comma, write 1.5 or set"),
+    **{
+        f"thousands {value}, decimal {reader.decimal}": (
+            f"a;b\n1;2\n1;2\n1;{value}\n",
+            {"reader": reader},
+            f"not a number, first '{value}' in line 4: remove the marks that set off thousands$",
+        )
+        for value in ("1.234,5", "1,234.5", "1.234.567")
+        for reader in (PLAIN, COMMA)
+    },
+    **{
+        f"points in {column}, {'; '.join(values)}": (
+            f"{column};{'y' if column == 'a' else 'a'}\n{values[0]};1\n{values[1]};1\n",
+            {"reader": COMMA, "label": "y"},
+            rf"'{column}'.* write 0,5 for 0.5 and 1500 for 1.500, or set decimal=\.$",
+        )
+        for values in (
+            *(("0.7", "1.5"), ("0.700", "1.500"), ("7.500", "2,5"), ("12.500", "1500")),
+            ("1", ".5"),
+        )
+        for column in ("a", "y")
+    },
+    "infinite": (
+        "a,b\ninf,1\n-inf,2\n1,3\n",
+        {},
+        "finite as float32, got 2 in 'a' infinite, first in line 2: leave the field empty",
+    ),
+    "beyond float32": ("a\n1e39\n", {}, 'line 2: .* missing = ."inf".*, divide values .* drop-col'),
+    "no labels": (
+        "a,y\n1,\n2,NA\n3,1\n",
+        {"label": "y"},
+        "'y' must have no missing values, got 2 of 3 rows, first in line 2"
+        "; missing-label=drop drops these rows$",
+    ),
+    "no name of a class": (
+        "a,y\n1,u\n2,\n",
+        {"label": "y"},
+        "'y' must have no missing values, got 1 of 2 rows, first in line 3; missing-label=drop",
+    ),
+    "infinite label": (
+        "a,y\n1,inf\n2,1\n",
+        {"label": "y"},
+        "'y' must be finite, got 1 of 2 rows, first in line 2$",
+    ),
+    "weights": (
+        "a,w\n1,-1\n2,\n3,inf\n4,1\n",
+        {"weight": "w"},
+        ">= 0 in every row, got 3 of 4 rows, first in line 2$",
+    ),
+    "weights of text": (
+        "a,w\n1,u\n",
+        {"weight": "w"},
+        "^weight column must be numbers: 1 of 1 values of 'w' .* first 'u' in line 2",
+    ),
+    "no id": (
+        "a,i\n1,\n",
+        {"id_column": "i"},
+        "'i' must have no missing values, got 1 of 1 rows, first in line 2$",
+    ),
+    "missing id by a schema": (
+        "a,i,m\n1,7,0.5\n2,-9,-9\n",
+        {"reader": IN_ALL, "id_column": "i", "drop": ("m",)},
+        "id column 'i' must have no missing values, got 1",
+    ),
+    "missing margin by a schema": (
+        "a,i,m\n1,7,0.5\n2,-9,-9\n",
+        {"reader": IN_ALL, "base_margin": "m", "drop": ("i",)},
+        "base-margin column 'm' must be finite in every row",
+    ),
+    "names": ("a, a,b\n1,2,3\n", {}, "column names must be distinct, got 'a' more than once"),
+    "header only": ("a,b\n", {}, "table must have at least one row, got 0"),
+    "nothing": ("", {}, "'rows.csv' must be a well-formed csv file, got an empty file"),
+    "only a label": ("y\n1\n", {"label": "y"}, "table must have a feature column, got only 'y'"),
+    "nameless": ("a,\n1,2\n", {}, "must have names, got 'unnamed-2' without; .*=unnamed-2"),
+    **{
+        f"no {role}": (
+            "age,balance,default\n1,2,0\n",
+            {field: wrong},
+            f"^{role} column '{wrong}' must be in the table, got columns 'age', 'balance', "
+            rf"'default'; did you mean {near}\?$",
+        )
+        for field, role in (("label", "label"), ("id_column", "id"), ("weight", "weight"))
+        for wrong, near in (("defualt", "default"), ("Default", "default"), ("ballance", "balance"))
+    },
+    "no group": ("a\n1\n", {"group": "g"}, "group column 'g' must be in the table"),
+    "no dropped column": (
+        "age,balance\n1,2\n",
+        {"drop": ("blance", "xyz")},
+        r"drop-columns must be columns of the table \('age', 'balance'\), got 'blance', 'xyz'; "
+        r"did you mean balance\?$",
+    ),
+    "of many columns": (
+        ",".join(f"c{place:03d}" for place in range(100)) + "\n" + ",".join(["1"] * 100),
+        {"label": "y"},
+        "'c018', 'c019' and 80 more$",
+    ),
+    **{
+        f"a first line of numbers {text[:9]}": (
+            text,
+            {},
+            "^data file 'rows.csv' must name its columns in the first line, got a row of numbers "
+            f"there: put a line of {text.split(chr(10))[0].count(',') + 1} .* set header=false$",
+        )
+        for text in ("5.1,3.5,0\n4.9,3,1\n", "1,0,0.5,1,g\n1,0,0.7,0,b\n", "2019,2021\n1,2\n")
+    },
+    "a first line of values": (
+        "1,red,7\n2,red,8\n3,blue,9\n",
+        {},
+        "got a row of values there: put a line of 3 names .* or set header=false$",
+    ),
+    "an open quote": (
+        'a,b\n1,"x\n2,y\n3,z\n',
+        {},
+        "'rows.csv' must close every quote that it opens, got an odd number of quotes",
+    ),
+    "an open quote in the header": ('"a,b\n1,x\n2,y\n', {}, "must close every quote"),
+    "NUL bytes": (b"a,b\n1,2\n2,\0\n", {}, "got NUL bytes in line 3: is it"),
+    "Excel": (
+        b"PK\x03\x04\x14\0\x06\0" + bytes(200),
+        {},
+        "got an Excel or zip file: save the sheet as CSV$",
+    ),
+    "old Excel": (
+        b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(200),
+        {},
+        "got an Excel file: save the sheet as CSV$",
+    ),
+    "Parquet": (b"PAR1abc", {}, "got a Parquet file: name it .parquet$"),
+    "gzip": (b"\x1f\x8babc", {}, "got a packed file: name it .gz$"),
+    "bzip2": (b"BZh9abc", {}, "got a bzip2 file: unpack it$"),
+    "names of people": (
+        "id,who\n" + NAMES,
+        {},
+        "categories, got 30 different texts in 30 rows in 'who': .* drop-columns=who, name it "
+        'as the id, or let a schema say type = "category"$',
+    ),
+    "blanks between the fields": (
+        "a b\n" + NAMES.replace(",", " "),
+        {},
+        '; where blanks separate the fields, let it say separator = "blank"$',
+    ),
+    "bytes": (
+        b"a,city\n1,Rome\n2,K\xf6ln\n",
+        {},
+        "^data file 'rows.csv' must be UTF-8, got byte 0xf6 in line 3, column 'city' .byte 17 of "
+        "the text.: save it as UTF-8, or name its encoding, as in encoding=latin-1$",
+    ),
+    "bytes of a label": (
+        b"a,city\n1,Rome\n2,K\xf6ln\n",
+        {"label": "city"},
+        "byte 0xf6 in line 3, column 'city'",
+    ),
+    "bytes past the first chunk": (
+        b"a,b\n" + "\N{EURO SIGN},1\n".encode() * 400_000 + b"\xff,2\n",
+        {"label": "a"},
+        "byte 0xff in line 400,002, column 'a' .byte 2,400,004 of",
+    ),
+    "UTF-16": (
+        "a,b\n1,2\n".encode("utf-16"),
+        {},
+        "it looks like UTF-16: save it as UTF-8, or set encoding=utf-16$",
+    ),
+    "ragged": (
+        "a,b,c\n1,2,3\n1,2\n\n1,2,3,4\n1,2,3\n",
+        {},
+        "^data file 'rows.csv' must have the 3 fields of its first line in every row, got 2 in line"
+        " 3 and other than 3 in 2 of 4 rows$",
+    ),
+    "one short row": ("a,b\n1,2\nhidden\n", {}, "the 2 fields of .* row, got 1 in line 3$"),
+    "ragged in another encoding": (
+        b"a,b\n\xf6,2\n1\n",
+        {"reader": Reader(encoding="latin-1")},
+        "the 2 fields of .* row, got 1 in line 3$",
+    ),
+    "a short first line": (
+        "1,2,class\n" + "5,6,7,8\n" * 3,
+        {},
+        "got 4 in line 2 and other than 3 in 3 of 3 rows: does the first line name every column.$",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_table_is_refused(write: Write, case: str) -> None:
+    text, given, message = REFUSED[case]
+    error = error_of(write(text), **given)
+    assert re.search(message, str(error), re.DOTALL)
+    assert error.__cause__ is None  # a reader's own error may quote a row
+    # Others learn neither values nor lines.
+    assert not re.search(r"in line|first '", str(error.for_others(shares_names=True)))
+
+
+def balances(*bad: tuple[int, str], n_rows: int = 2000) -> str:
+    """Lines of a table with these fields in place of a balance."""
+    fields = {line: f"{line}.5" for line in range(2, n_rows + 2)} | dict(bad)
+    return "age,balance\n" + "".join(f"30,{field}\n" for field in fields.values())
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
+def test_values_that_are_no_numbers_are_counted_and_the_first_one_is_quoted(
+    write: Write, name: str
+) -> None:
+    error = error_of(write(balances((17, "n/a "), (90, "n/a"), (2001, "-")), name))
+    assert str(error) == (
+        "feature columns must be of one type each: 3 of 2,000 values of 'balance' are not numbers, "
+        "first 'n/a ' in line 17: correct them, or leave the field empty where a value is missing; "
+        'list it in a schema as missing = ["n/a"], or declare type = "category" there'
+    )
+    named, withheld = error.for_others(shares_names=True), error.for_others(shares_names=False)
+    assert "got numbers and other text in 'balance'" in str(named)
+    assert f"got numbers and other text in {WITHHELD}" in str(withheld)
+    for told in (named, withheld):
+        assert not any(own in str(told) for own in ("n/a", "17"))
+        assert str(told).endswith("; the site's own log says more")
+
+
+def test_an_unknown_column_is_told_to_others_without_names(write: Write) -> None:
+    error = error_of(write("age,balance\n1,2\n"), label="balanec")
+    assert error.outside.endswith(f"column {WITHHELD} must be in the table, got columns {WITHHELD}")
+    assert str(DataError("table must be one").for_others(True)) == "table must be one"
+
+
+@pytest.mark.parametrize("begin", ["a,b\n1,", 'a,b\n1,"', ""])
+def test_a_line_of_two_gigabytes_is_refused_at_its_first_block(tmp_path: Path, begin: str) -> None:
+    path = tmp_path / "rows.csv"
+    with path.open("wb") as file:
+        file.write(begin.encode() + b"x" * (20 << 20))
+        file.seek(2 << 30)  # a hole: no disk is used, but who reads on reads NULs
+        file.write(b"\n")
+    began = time.process_time()
+    with pytest.raises(DataError, match=r"got a (line longer than 8 MiB|field of more than)"):
+        load_table(path)
+    assert time.process_time() - began < 5
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[Path]:
+    """A folder for all, seen as a user without rights where the tests are root's."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        path.chmod(0o755)
+        (path / "rows.csv").write_text("a,b\n1,2\n")
+        (path / "rows.csv").chmod(0)
+        is_root = os.geteuid() == 0
+        if is_root:
+            os.seteuid(NOBODY)
+        yield path / "rows.csv"
+        if is_root:
+            os.seteuid(0)
+
+
+def test_a_file_that_may_not_be_read_is_told_as_such(as_nobody: Path) -> None:
+    rule = "data file 'rows.csv' must be readable for the user that runs this"
+    assert str(error_of(as_nobody)) == f"{rule}, got permission denied"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("no.csv", None, "data file must exist, got 'no.csv'"),
+        ("rows.doc", b"1", "must end in .csv, .* .or these with .gz., got 'rows.doc'$"),
+        ("rows.csv.bz2", b"BZh", "must end in .csv, .*, got 'rows.csv.bz2'$"),
+        ("space-ga.arff", b"1", "'space-ga.arff'; this file's data set is known by the name space"),
+        ("rows.parquet", b"secret 1:x", "'rows.parquet' must be a well-formed parquet file"),
+        ("rows.libsvm", b"secret 1:x", "'rows.libsvm' must be a well-formed libsvm file"),
+        ("indices.libsvm", b"1 0:5 1:2\n", "must be a well-formed libsvm file"),
+        (
+            "rows.csv.gz",
+            gzip.compress(b"a,b\n" + b"1,2\n" * 1000)[:40],
+            "'rows.csv.gz' must be a well-formed csv file, got a packed file that is damaged",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    error = str(error_of(tmp_path / name))
+    assert re.search(message, error)
+    assert "secret" not in error
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    rule = "data file must be a file, got the folder 'folder.csv'"
+    assert str(error_of(tmp_path / "folder.csv")) == rule
+
+
+# Of text, whole, decimal; a blank around a number is no matter, one around NA is.
+FIELDS = "+1 1. -.5 1e5 1E+5 nan NaN inf Infinity -inf 1_000 1d5 1f --1 yes 1e . 0x1p 12e-3 ?"
+
+
+@pytest.mark.parametrize("field", [*FIELDS.split(), " 1", "1 ", "\t1", "NA ", " NA", "N/A", "1,5"])
+def test_a_number_is_what_arrow_takes_for_one(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f'a,b\n1.5,0\n"{field}",0\n')
+    missing = pa.csv.ConvertOptions(null_values=["NA", "N/A", "nan", "NaN", "?"])
+    found = pa.csv.read_csv(path, convert_options=missing)["a"].type
+    assert is_number(field) == pa.types.is_floating(found)
+
+
+def test_values_are_the_same_packed_and_with_any_separator(write: Write) -> None:
+    rows = np.random.default_rng(0).normal(size=(50, 3)).round(4).astype(str)
+    texts = {mark: "\n".join(map(mark.join, [["a", "b", "c"], *rows])) for mark in ",;"}
+    comma, semicolon = (load_table(write(text, f"{ord(m)}.csv")) for m, text in texts.items())
+    assert np.array_equal(comma.values, semicolon.values)
+    assert np.array_equal(load_table(write(texts[","], "c.csv.gz")).values, comma.values)
+
+
+def test_numbers_past_the_first_block_may_be_decimal(write: Write) -> None:
+    table = load_table(write("a,b\n" + "100,7\n" * 1_500_000 + "2.5,7\n"))
+    assert table.values[-1].tolist() == [2.5, 7]
+
+
+def test_fields_of_several_lines_are_read_past_the_first_block(write: Write) -> None:
+    text = "a line\n" * 20  # so that the block's last line end is within a field
+    rows = "".join(f'"{text}",{n}\n' for n in range(100_000))
+    table = load_table(write("t,a\n" + rows), Roles(drop=("t",)))
+    assert np.array_equal(table.values[:, 0], np.arange(100_000))
+
+
+@pytest.mark.parametrize("name", ["rows.libsvm", "rows.svm", "rows.libsvm.gz"])
+@pytest.mark.parametrize("label", ["", "y"])
+def test_absent_libsvm_entries_are_zero(write: Write, name: str, label: str) -> None:
+    table = load_table(write("+1 1:0.5 3:2 \n-1 2:1\n", name), Roles(label=label))
+    assert table.columns == ("f1", "f2", "f3")
+    assert table.values.tolist() == [[0.5, 0, 2], [0, 1, 0]]
+    assert table.labels is not None
+    assert table.labels.tolist() == [1, -1]
+
+
+# Columns, fitted once and applied often
+
+
+def test_columns_that_were_fitted_convert_other_tables() -> None:
+    frame = pa.table({"n": [1, 2], "c": ["u", "v"], "b": ["yes", "no"], "d": ["1970-01-02", None]})
+    columns = Columns.fit(frame, frame.column_names)
+    assert [one.kind for one in columns.columns] == ["number", "category", "boolean", "date"]
+    assert columns.categories == (None, ("u", "v"), None, None)
+    assert np.array_equal(columns.apply(frame), [[1, 0, 1, 1], [2, 1, 0, NAN]], equal_nan=True)
+    other = pa.table({"d": ["1970-01-03"], "b": ["N"], "c": ["w"], "n": [2.5], "x": [0]})
+    values, converted = columns.convert(other)
+    assert np.array_equal(values, [[2.5, NAN, 0, 2]], equal_nan=True)
+    assert [one.n_outside for one in converted] == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        ({"n": ["x"], "c": ["u"]}, "column 'n' must be numbers, as at the other .*, got text:"),
+        ({"n": [[1]], "c": ["u"]}, "categories, got values that are no text in 'n'"),
+        ({"n": [1e300], "c": ["u"]}, "finite as float32, got 1 in 'n' infinite"),
+    ],
+)
+def test_columns_of_a_model_refuse_values_of_another_type(
+    frame: dict[str, list[Any]], message: str
+) -> None:
+    columns = Columns.of_model(("n", "c"), (None, ("u", "v")), PLAIN)
+    with pytest.raises(DataError, match=message):
+        columns.apply(pa.table(frame))
+    empty = columns.apply(pa.table({"n": pa.array([None], pa.string()), "c": [None]}))
+    assert np.isnan(empty).all()
+
+
+def test_a_category_of_a_model_is_not_read_as_numbers() -> None:
+    reader = Reader(declared=(Declared("c", type="number"),))
+    columns = Columns.of_model(("n", "c"), (None, ("1", "2")), reader)
+    with pytest.raises(DataError, match=r"column 'c' must be categories, as at .*, got numbers:"):
+        columns.apply(pa.table({"n": [1], "c": [2]}))
+
+
+def test_of_a_models_names_those_that_the_schema_lacks_are_missing_and_not_told() -> None:
+    reader = Reader(declared=(Declared("c", type="category", categories=("v", "x")),))
+    columns = Columns.of_model(("c",), (("u", "v"),), reader)
+    values, (converted,) = columns.convert(pa.table({"c": ["u", "v", "x", "z"]}))
+    assert np.array_equal(values[:, 0], [NAN, 1, NAN, NAN], equal_nan=True)
+    assert converted.n_outside == 1
+
+
+def test_a_table_to_predict_may_have_another_separator(write: Write) -> None:
+    found = read_columns_of(str(write("b;a;i\n1;2;x\n")), ["a", "b"], Roles(id_column="i"))
+    assert found.values.tolist() == [[2, 1]]
+    assert found.ids is not None
+    assert found.ids.tolist() == ["x"]
+
+
+# Numbers that mean "missing"
+
+
+@pytest.mark.parametrize("reader", [IN_ALL, IN_ONE])
+@pytest.mark.parametrize(
+    ("written", "n_told"), [("-9", 0), ("-9.0", 1), ("-9.00", 1), (" -9", 1), ("-0.9e1", 1)]
+)
+def test_a_number_that_means_missing_is_so_however_it_is_written(
+    write: Write, reader: Reader, written: str, n_told: int
+) -> None:
+    table = load_table(write(f"a,b\n1,2\n{written},3\n2.5,4\n"), reader=reader)
+    assert np.isnan(table.values).tolist() == [[False, False], [True, False], [False, False]]
+    told = [note for note in notes_of(table) if "otherwise" in note]
+    if reader is IN_ONE and written == " -9":  # it is read as text, whose spaces are removed
+        n_told = 0
+    assert told == n_told * [
+        "feature column 'a' has 1 values that equal a number declared as missing but are written "
+        "otherwise, read as missing"
+    ]
+
+
+@pytest.mark.parametrize("reader", [IN_ALL, IN_ONE])
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1, -9, 3], pa.int8()),
+        pa.array([1.5, -9.0, None], pa.float32()),
+        pa.array(["1.50", "-9.00", "3.00"]).cast(pa.decimal128(5, 2)),
+        pa.array([4, -9, 5], pa.int64()).dictionary_encode(),
+    ],
+)
+def test_numbers_of_a_parquet_file_may_mean_missing(
+    write: Write, reader: Reader, column: pa.Array
+) -> None:
+    path = write({"a": column, "b": [0.5, 1.5, 2.5]})
+    plain, table = load_table(path), load_table(path, reader=reader)
+    absent = np.isnan(plain.values)
+    absent[1, 0] = True
+    assert np.array_equal(np.isnan(table.values), absent)
+    if pa.types.is_dictionary(column.type):
+        assert table.categories == (("4", "5"), None)
+    else:
+        assert table.categories == ()
+        assert np.array_equal(table.values[~absent], plain.values[~absent])
+
+
+DAYS = pa.array(["1970-01-02", "1900-01-01"]).cast(pa.date32())
+
+
+@pytest.mark.parametrize(
+    ("columns", "missing", "values"),
+    [
+        ({"a": pa.array([2**63 - 1, 2**63 - 2])}, str(2**63 - 1), [[NAN], [2.0**63]]),
+        ({"a": pa.array([-(2**63), 1 - 2**63])}, str(-(2**63)), [[NAN], [-(2.0**63)]]),
+        ({"a": DAYS, "b": DAYS.cast(pa.timestamp("us"))}, "1900-01-01", [[1, 1], [NAN, NAN]]),
+    ],
+)
+def test_the_largest_number_and_a_date_may_mean_missing(
+    write: Write, columns: dict[str, Any], missing: str, values: list[list[float]]
+) -> None:
+    table = load_table(write(columns), reader=Reader(missing=(missing,)))
+    assert np.array_equal(table.values, np.float32(values), equal_nan=True)
+
+
+@pytest.mark.parametrize("dropped", ["-9", "-9.0"])
+@pytest.mark.parametrize("labels", [[0, 1, -9, 1], ["no", "yes", "-9", "yes"]])
+def test_labels_that_mean_missing_are_so_in_every_kind_of_file(
+    write: Write, labels: list[Any], dropped: str
+) -> None:
+    reader, roles = Reader(missing=("-9",)), Roles(label="y", drop_unlabelled=True)
+    values = [dropped if label == -9 else label for label in labels]
+    text = "a,y\n" + "".join(f"{row},{value}\n" for row, value in enumerate(values))
+    files = [
+        write(text),
+        write({"a": range(4), "y": pa.array(labels)}, "plain"),
+        write({"a": range(4), "y": pa.array(labels).dictionary_encode()}, "coded"),
+    ]
+    found = [load_table(path, roles, reader).labels for path in files]
+    kept = [label for label in labels if label not in (-9, "-9")]
+    assert [None if each is None else each.tolist() for each in found] == [kept] * 3
+
+
+def test_labels_of_a_parquet_file_have_no_decimal_commas(write: Write) -> None:
+    reader = Reader(decimal=",", declared=(Declared("y", missing=("-9",)),))
+    path = write({"a": [1, 2, 3], "y": [0.5, -9.0, 2.5]})
+    table = load_table(path, Roles(label="y", drop_unlabelled=True), reader)
+    assert table.labels is not None
+    assert table.labels.tolist() == [0.5, 2.5]
+
+
+def test_ids_and_base_margins_of_a_parquet_file_that_mean_missing_are_refused(write: Write) -> None:
+    path = write({"a": [1, 2], "i": [7, -9], "m": [0.5, -9.0]})
+    rule = "id column 'i' must have no missing values, got 1"
+    assert rule in str(error_of(path, IN_ALL, id_column="i", drop=("m",)))
+    rule = "base-margin column 'm' must be finite in every row"
+    assert rule in str(error_of(path, IN_ALL, base_margin="m", drop=("i",)))
+
+
+# Parquet files and frames
+
+
+def test_parquet_keeps_types_and_order(tmp_path: Path) -> None:
+    path = tmp_path / "year=2008" / "rows.parquet"
+    path.parent.mkdir()
+    columns = {
+        "b": pa.array([True, None, False]),
+        "d": pa.array(["1", "2", "3"]).cast(pa.string()),
+        "i": pa.array([1, None, 3]),
+        "id": pa.array([10, 11, 12]),
+        "c": pa.array([1.5, 2.5, 3.5]).cast(pa.decimal128(5, 2)),
+    }
+    pq.write_table(pa.table(columns), path)
+    table = load_table(path, Roles(label="d", id_column="id"))
+    assert table.columns == ("b", "i", "c")
+    expected = [[1, 1, 1.5], [NAN, NAN, 2.5], [0, 3, 3.5]]
+    assert np.array_equal(table.values, expected, equal_nan=True)
+    assert table.labels is not None
+    assert table.labels.tolist() == ["1", "2", "3"]
+    assert table.ids is not None
+    assert table.ids.tolist() == ["10", "11", "12"]
+
+
+def test_a_dictionary_of_parquet_is_of_categories(write: Write) -> None:
+    columns = {"a": [1.0, 2.0, 3.0], "c": pa.array(["y", "x", None]).dictionary_encode()}
+    table = load_table(write({**columns, "t": ["07", "08", "07"]}))
+    assert table.categories == (None, ("x", "y"), ("07", "08"))
+    assert np.array_equal(table.values[:, 1], [1, 0, NAN], equal_nan=True)
+    assert table.take(np.array([0])).categories == table.categories
+
+
+@pytest.mark.parametrize(
+    "values", [["12", "7", "007"], ["A3", "12", "7"], ["0,5", "1,5", "2,5"], ["1", None, "x"]]
+)
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
+def test_text_of_a_typed_table_is_text_even_where_it_looks_like_numbers(
+    write: Write, values: list[str | None], kind: pa.DataType
+) -> None:
+    frame = as_arrow(pa.table({"a": pa.array(values, kind), "b": [1.0, 2.0, 3.0]}))
+    names = tuple(sorted(filter(None, values)))
+    file = write(dict(zip(frame.column_names, frame.columns, strict=True)))
+    for table in (load_table(file), table_of_frame(frame)):
+        assert table.categories == (names, None)
+        found = [None if np.isnan(code) else names[int(code)] for code in table.values[:, 0]]
+        assert found == values
