@@ -624,8 +624,8 @@ class Active(Party):
         self.nodes_before, self.last_routes = self.nodes, routes
         split = routes["tree"], routes["node"], routes["left"]
         self.nodes = nodes_after(self.nodes, *split, sources)
-        made = np.stack((routes["tree"], routes["node"], records), axis=1).astype(np.int64)
-        self.round_records = np.concatenate((self.round_records, made))
+        of_level = np.stack((routes["tree"], routes["node"], records), axis=1).astype(np.int64)
+        self.round_records = np.concatenate((self.round_records, of_level))
         self.chosen = None
 
     def _finish_round(self, is_local: bool = False) -> Done:
