@@ -15,14 +15,13 @@ from clients.secureboost import active as secureboost_active
 from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive, blocks_of
 from fedapp.messages import secureboost as messages
-from fedapp.messages.vertical import SentReply
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings
+from tests.contract.methods import METHODS
 from tests.letters import letters_sent
 from tests.network import die, resumed, run
 from tests.pooled import made_columns, write_rows
-from tests.strategies.test_secureboost_transcript import KINDS
 from tests.tampering import FALSE, keep_letters_back, refuses
 from tests.transcript import Listener, check_declared, check_no_rows, lines_of, summary_of
 
@@ -110,13 +109,7 @@ def test_blocks_are_declared_and_show_the_server_nothing_more(
 ) -> None:
     app = Listener()
     folder = run(made(), app=app)
-    more = {
-        f"{TRAIN}encrypt": (messages.EncryptRequest, SentReply),
-        f"{TRAIN}take": (messages.TakeRequest, SentReply),
-    }
-    heard = {kind for kind, *_ in app.heard}
-    assert heard > {*more}
-    check_declared(app, {kind: {**KINDS, **more}[kind] for kind in heard})
+    check_declared(app, METHODS["secureboost"].kinds | {f"{TRAIN}encrypt", f"{TRAIN}take"})
     check_no_rows(app, summary_of(folder))
     got = {one.name for one in letters_sent(app) if one.receiver == "party-2"}
     assert got - {"CommonRows"} == {"PublicKey", "EncryptedGradients", "MoreGradients", "Splits"}
@@ -148,18 +141,23 @@ def test_a_block_that_gets_lost_is_sent_again(
 # What is false
 
 
+@pytest.mark.parametrize(
+    ("request_class", "first", "match"),
+    [
+        (messages.TakeRequest, 1, "MoreGradients.start must be 41, the first of round 0 that is"),
+        (messages.SumRequest, 0, r"EncryptedGradients.ciphertexts must be \d+, got 82$"),
+    ],
+)
 def test_a_server_that_keeps_a_block_back_stops_the_run(
-    made: MakeSettings, small_blocks: None, monkeypatch: pytest.MonkeyPatch
+    made: MakeSettings,
+    small_blocks: None,
+    monkeypatch: pytest.MonkeyPatch,
+    request_class: Any,
+    first: int,
+    match: str,
 ) -> None:
-    keep_letters_back(monkeypatch, messages.TakeRequest, "party-2", first=1)
-    refuses("^party-1.*: MoreGradients.start must be 41, the first of round 0 that is", made())
-
-
-def test_sums_that_are_asked_for_before_the_last_block_stop_the_run(
-    made: MakeSettings, small_blocks: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keep_letters_back(monkeypatch, messages.SumRequest, "party-2")
-    refuses(r"^party-1.*: EncryptedGradients.ciphertexts must be \d+, got 82$", made())
+    keep_letters_back(monkeypatch, request_class, "party-2", first=first)
+    refuses(f"^party-1.*: {match}", made())
 
 
 @pytest.mark.parametrize(("change", "rule"), FALSE.values(), ids=FALSE)
