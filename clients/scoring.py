@@ -20,7 +20,7 @@ from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.sketch import surrogates
 from fedapp.home import write_atomically
-from fedapp.messages.fields import Array
+from fedapp.messages.fields import Array, Reply
 from fedapp.messages.scoring import (
     EvaluateReply,
     EvaluateRequest,
@@ -28,10 +28,10 @@ from fedapp.messages.scoring import (
     Trees,
     arrays_of,
 )
-from fedapp.metrics.sums import DOUBLES, Adder, WholeNumbers
+from fedapp.metrics.sums import DOUBLES, Adder
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
-from fedapp.site.sums import Sums, bounds_of
+from fedapp.site.sums import Sums, adder_of, leaving
 from fedapp.trees.categories import Categories
 from fedapp.trees.model import Described, Grown, from_json, unpack_trees
 from fedapp.trees.objective import (
@@ -68,17 +68,12 @@ class Scored(Described, Protocol):
 M = TypeVar("M", bound=Scored)
 
 
-def evaluate_sums(site: Site, request: SumScoresRequest) -> Sums:
-    """As ``evaluate``, in whole numbers for secure aggregation."""
-    adder = WholeNumbers(bounds_of(site.store))
-    sums = Sums(list(score_subsets(site, request, from_json, predict_margins, adder).values()))
-    site.store.forget()
-    return sums
-
-
-def evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
+def evaluate(site: Site, request: EvaluateRequest) -> Reply | Sums:
     """Sums and score histograms of the train, validation and test rows."""
-    return score_model(site, request, from_json, predict_margins)
+    adder = adder_of(site.store, request)
+    scores = score_subsets(site, request, from_json, predict_margins, adder)
+    site.store.forget()
+    return leaving(request, EvaluateReply, scores)
 
 
 def score_model(
@@ -293,5 +288,5 @@ def prediction_scores(
 
 HANDLERS: Mapping[type[EvaluateRequest], Handler] = {
     EvaluateRequest: evaluate,
-    SumScoresRequest: evaluate_sums,
+    SumScoresRequest: evaluate,
 }

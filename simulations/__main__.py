@@ -49,7 +49,6 @@ BENCH_MODULES = {
     "fedxgbllr_epoch",
     "encryption": "secureboost paillier",
     "exchange": "exchange across faults serve parties",
-    "fuzz": "fuzz",
 }
 ATTACK_MODULES = {
     "vertical": "shared_nodes reverse_sums solved_bins eini_paths label_groups forest_nodes",

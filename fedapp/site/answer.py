@@ -40,7 +40,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from fedapp.data.datasets import NAME
-from fedapp.errors import DataError, ProtocolError, as_protocol_error
+from fedapp.errors import DataError, ProtocolError
 from fedapp.home import home, open_private, private_folder, secret_at
 from fedapp.messages.fields import Reply, Request, check_extra, module_of_group
 from fedapp.messages.secagg import AMONG
@@ -210,9 +210,7 @@ def _handled(
     try:
         check_planned(site.config, site.store, request)
         if request.carries_letters:
-            with as_protocol_error(site.name, content.name, "parcels"):
-                parcels = parcels_of(content)
-            mail.append(open_mail(site.name, site.store, envelope, parcels))
+            mail.append(open_mail(site.name, site.store, envelope, parcels_of(content)))
         with _values_stay_local(site.config):
             result = handler(site, request, *mail)
     except NoStateError as error:

@@ -174,7 +174,7 @@ def attack_plain_sums(settings: Settings) -> Iterator[dict[str, Any]]:
     ]
     yield {"seen": "each party's sums", **_count(by_party)}
     cuts = fuse_sketches(tuple(sketches.values()), coordinator.n_bins)
-    maps = coordinator.aggregation.places
+    maps = coordinator.totals.places
     pooled = []
     for same_level in zip(*levels.values(), strict=True):
         # Add up the parties' sums in the layout of the common cuts.

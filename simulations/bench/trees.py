@@ -613,10 +613,6 @@ PRIVATE_DATA: dict[str, dict[str, Any]] = {
 }
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 NO_NOISE = 1000.0
-TREES: dict[str, dict[str, Any]] = {
-    "cyclic": {"privacy.trees": "cyclic"},
-    "random": {"privacy.trees": "random"},
-}
 PRIVATE_ROUNDS, PRIVATE_DEPTH, PRIVATE_ETA, DELTA, PRIVATE_PARTIES = 100, 4, 0.2, 1e-5, 3
 
 
@@ -625,7 +621,6 @@ class Cell:
     """Mean score over seeds, and its standard deviation; ``epsilon`` is 0 without noise."""
 
     data: str
-    trees: str
     epsilon: float
     metric: str
     mean: float
@@ -634,9 +629,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class PrivatePlan:
-    """Which trees are trained, their shape, and the number of seeds."""
+    """Which epsilons are promised, the shape of the trees, and the number of seeds."""
 
-    trees: Sequence[str]
     epsilons: Sequence[float]
     rounds: int
     depth: int
@@ -649,19 +643,14 @@ def privacy_cells(data: str, plan: PrivatePlan) -> Iterator[Cell]:
     data_settings = {
         name: value for name, value in PRIVATE_DATA[data].items() if not name.startswith("privacy.")
     }
-    yield _privacy_cell(data, "greedy, no noise", 0.0, {**data_settings, **baseline}, plan.seeds)
+    yield _privacy_cell(data, 0.0, {**data_settings, **baseline}, plan.seeds)
     shape = {"num-boost-round": plan.rounds, "max-depth": plan.depth, "eta": plan.eta}
-    for trees in plan.trees:
-        for epsilon in (*plan.epsilons, NO_NOISE):
-            privacy = {"privacy.epsilon": epsilon, "privacy.delta": DELTA, **TREES[trees]}
-            yield _privacy_cell(
-                data, trees, epsilon, {**PRIVATE_DATA[data], **shape, **privacy}, plan.seeds
-            )
+    for epsilon in (*plan.epsilons, NO_NOISE):
+        privacy = {"privacy.epsilon": epsilon, "privacy.delta": DELTA}
+        yield _privacy_cell(data, epsilon, {**PRIVATE_DATA[data], **shape, **privacy}, plan.seeds)
 
 
-def _privacy_cell(
-    data: str, trees: str, epsilon: float, settings_of_cell: dict[str, Any], seeds: int
-) -> Cell:
+def _privacy_cell(data: str, epsilon: float, settings_of_cell: dict[str, Any], seeds: int) -> Cell:
     scores = []
     for seed in range(seeds):
         common = {
@@ -674,7 +663,7 @@ def _privacy_cell(
         metric, value = test_score(score(loaded, model)["test"], bool(model.classes))
         scores.append(value)
     spread = statistics.stdev(scores) if seeds > 1 else 0.0
-    return Cell(data, trees, epsilon, metric, statistics.mean(scores), spread)
+    return Cell(data, epsilon, metric, statistics.mean(scores), spread)
 
 
 def test_score(scored: Scored, has_classes: bool) -> tuple[str, float]:
@@ -687,48 +676,40 @@ def test_score(scored: Scored, has_classes: bool) -> tuple[str, float]:
 
 
 def draw_privacy(cells: Sequence[Cell]) -> Figure:
-    """Plot scores over epsilon: one line for each way to draw trees, one table a row of axes."""
-    from fedapp.report.plots import add_legend, line_style, new_canvas, new_pens
+    """Plot scores over epsilon: one table a row of axes."""
+    from fedapp.report.plots import line_style, new_canvas
 
     names = list(dict.fromkeys(cell.data for cell in cells))
     figure, _ = new_canvas(height=2.6 * len(names), rows=len(names))
     for ax, name in zip(figure.axes, names, strict=True):
         of_data = [cell for cell in cells if cell.data == name]
         without = next(cell for cell in of_data if not cell.epsilon)
-        for trees, (color, dash) in zip(TREES, new_pens(), strict=False):
-            if not any(cell.trees == trees for cell in of_data):
-                continue
-            line = [cell for cell in of_data if cell.trees == trees and cell.epsilon < NO_NOISE]
-            points = [cell.epsilon for cell in line]
-            style = {"color": color, "linestyle": dash, **line_style(points)}
-            means, deviations = [cell.mean for cell in line], [cell.deviation for cell in line]
-            ax.errorbar(points, means, deviations, label=trees, capsize=2, **style)
+        line = [cell for cell in of_data if 0 < cell.epsilon < NO_NOISE]
+        points = [cell.epsilon for cell in line]
+        means, deviations = [cell.mean for cell in line], [cell.deviation for cell in line]
+        ax.errorbar(points, means, deviations, label="drawn", capsize=2, **line_style(points))
         ax.axhline(without.mean, color="#555555", linewidth=1, label="without noise, greedy")
         ax.set_xscale("log", base=2)
         ax.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
         ax.set_xlabel("epsilon")
         ax.set_ylabel(f"{name}, test {without.metric}")
-    add_legend(figure.axes[0])
+    figure.axes[0].legend()
     return figure
 
 
 def show_privacy(cells: Sequence[Cell]) -> None:
     epsilons = list(dict.fromkeys(cell.epsilon for cell in cells if cell.epsilon))
-    header, rows = ["data", "trees", "no noise", *(f"{epsilon:g}" for epsilon in epsilons)], []
+    header, rows = ["data", "no noise", *(f"{epsilon:g}" for epsilon in epsilons)], []
     for data in dict.fromkeys(cell.data for cell in cells):
-        of_data = [cell for cell in cells if cell.data == data]
-        for trees in (name for name in TREES if any(cell.trees == name for cell in of_data)):
-            line = {
-                cell.epsilon: cell for cell in of_data if cell.trees == trees or not cell.epsilon
-            }
-            shown = [line[epsilon] for epsilon in (0.0, *epsilons)]
-            texts = [f"{cell.mean:.4f} ± {cell.deviation:.4f}" for cell in shown]
-            rows.append([f"{data}, {of_data[0].metric}", trees, *texts])
+        line = {cell.epsilon: cell for cell in cells if cell.data == data}
+        shown = [line[epsilon] for epsilon in (0.0, *epsilons)]
+        texts = [f"{cell.mean:.4f} ± {cell.deviation:.4f}" for cell in shown]
+        rows.append([f"{data}, {shown[0].metric}", *texts])
     study.show("", header, rows)
 
 
 def privacy_main() -> None:
-    """What an epsilon costs PAX: scores on test rows, by epsilon and by how trees are drawn.
+    """What an epsilon costs PAX: scores on test rows by epsilon.
 
     Each cell trains the private model with several seeds, each of which holds out other rows, and
     scores it on these rows without noise (the scores that a run reports are noisy). References: the
@@ -744,13 +725,12 @@ def privacy_main() -> None:
     parser.add_argument("--epsilons", nargs="*", type=float, default=list(EPSILONS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--output", type=Path, default=Path("."), help="folder of the two files")
-    parser.add_argument("--trees", nargs="*", default=list(TREES), choices=list(TREES))
     parser.add_argument("--rounds", type=int, default=PRIVATE_ROUNDS)
     parser.add_argument("--depth", type=int, default=PRIVATE_DEPTH)
     parser.add_argument("--eta", type=float, default=PRIVATE_ETA)
     options = parser.parse_args()
     shape = {name: getattr(options, name) for name in ("rounds", "depth", "eta")}
-    plan = PrivatePlan(options.trees, options.epsilons, seeds=options.seeds, **shape)
+    plan = PrivatePlan(options.epsilons, seeds=options.seeds, **shape)
     all_cells = [cell for data in options.data for cell in privacy_cells(data, plan)]
     show_privacy(all_cells)
     shape |= {"delta": DELTA, "parties": PRIVATE_PARTIES}
