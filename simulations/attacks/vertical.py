@@ -26,7 +26,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import RepeatedStratifiedKFold, cross_val_score
 
 from clients.eini import NO_RECORD, Plan, plan_of
-from clients.federated_forest.party import PaillierPassive
+from clients.federated_forest.party import Forest
 from clients.inference import read_party_part
 from clients.secureboost import active as secureboost_round
 from clients.secureboost import passive as secureboost_passive
@@ -84,14 +84,13 @@ class GroupingParty:
 
     def note(self, transcript: Transcript) -> None:
         """Read structure and nodes of rows before the rows are deleted."""
-        request = transcript.request
+        request, party = transcript.request, Forest.load(transcript.site)
         if not isinstance(request, PartitionRequest) or not request.last:
             return
-        party = PaillierPassive.load(transcript.site)
-        n_train, settings, splits = party.n_train, party.settings, party.splits
         # A leaf counts if CART would have split it: above max-depth and with enough rows.
+        n_train, settings = party.n_train, party.settings
         rules = fewest_rows(settings.min_samples_split, settings.min_samples_leaf)
-        lefts = splits.spread(splits.lefts, party.n_nodes, LEAF)
+        lefts = party.splits.spread(party.splits.lefts, party.n_nodes, LEAF)
         self.groups = np.arange(n_train)
         for number, tree in enumerate(lefts):
             leaves = np.array(party.nodes[number, :n_train])
@@ -584,9 +583,9 @@ class ForestParty:
         self.nodes: list[Nodes] = []  # shape (n_trees, n_train)
 
     def note(self, transcript: Transcript) -> None:
-        store = transcript.site.store  # after this message, the rows are deleted
+        party = Forest.load(transcript.site)  # after this message, the rows are deleted
         if isinstance(transcript.request, PartitionRequest) and transcript.request.last:
-            self.nodes.append(np.array(store["nodes"][:, : store.facts["n_train"]]))
+            self.nodes.append(np.array(party.nodes[:, : party.n_train]))
 
 
 def attack_forest_nodes(overrides: Overrides) -> Outcome:
