@@ -33,7 +33,7 @@ from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import power_above
 from fedapp.home import home, secret_at
-from fedapp.messages.fields import Array, Request, fields_of
+from fedapp.messages.fields import LONGEST, UNPRINTABLE, Array, Request, fields_of
 from fedapp.messages.handshake import (
     GreetReply,
     GreetRequest,
@@ -47,7 +47,6 @@ from fedapp.messages.handshake import (
     pack_categories,
     read_categories,
 )
-from fedapp.messages.wire import LONGEST, UNPRINTABLE
 from fedapp.metrics import check_metrics
 from fedapp.process import versions
 from fedapp.site.answer import Handler, Site

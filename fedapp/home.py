@@ -22,7 +22,7 @@ DEEPEST = 32  # nesting of TOML tables and lists; fedapp's files have 4 levels a
 
 def home() -> Path:
     """``$FEDAPP_HOME``, by default ``~/.fedapp``: sites' state, Flower's files, data."""
-    return Path(os.environ.get("FEDAPP_HOME") or Path.home() / ".fedapp").expanduser()
+    return Path(os.path.expanduser(os.environ.get("FEDAPP_HOME") or "~/.fedapp"))
 
 
 def display_path(path: Path) -> str:

@@ -19,7 +19,7 @@ from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
-from fedapp.errors import DivergedError, FedappError, PartyError, as_plain, as_protocol_error
+from fedapp.errors import DivergedError, FedappError, PartyError, as_plain
 from fedapp.home import open_private
 from fedapp.messages.fields import Reply
 from fedapp.messages.vertical import Parcel
@@ -217,9 +217,7 @@ def read_reply(
     envelope, content = from_records(message.content, party)
     if (envelope.model_id, envelope.step) != (model_id, step):
         raise PartyError(party, step, f"answered step {envelope.step} of another exchange")
-    decoded = from_content(reply, content, party)
-    with as_protocol_error(party, content.name, "parcels"):
-        return decoded, parcels_of(content)
+    return from_content(reply, content, party), parcels_of(content)
 
 
 def _failure(error: Error, party: str, step: int) -> FedappError:

@@ -41,10 +41,8 @@ from fedapp.messages.fedxgbllr import (
     FitRequest,
     ShareReply,
     ShareRequest,
-    check_average,
-    check_final,
 )
-from fedapp.messages.fields import MOST_DEPTH, Reply, parameters_of
+from fedapp.messages.fields import MOST_DEPTH, Reply, check_sizes, parameters_of
 from fedapp.messages.scoring import arrays_of
 from fedapp.metrics import loss_metric, scored_names
 from fedapp.settings import Section, Settings
@@ -237,7 +235,7 @@ class FedXGBllr(HorizontalStrategy):
         eval_metrics = self.settings.eval_metrics
 
         def check_reply(party: str, reply: AverageReply) -> None:
-            check_average(party, reply, len(model.weights))
+            check_sizes(party, reply, n_weights=len(model.weights))
             check_scores(party, reply, model.objective, model.n_outputs, eval_metrics, WATCHED)
 
         return (yield from ask(parties.all(request), AverageReply, check_reply))
@@ -268,7 +266,7 @@ class FedXGBllr(HorizontalStrategy):
         shape, eval_metrics = model.shape, self.settings.eval_metrics
 
         def check_reply(party: str, reply: FinalReply) -> None:
-            check_final(party, reply, (shape.n_parties, shape.n_trees))
+            check_sizes(party, reply, n_parties=shape.n_parties, n_trees=shape.n_trees)
             check_scores(party, reply, model.objective, model.n_outputs, eval_metrics)
 
         scored = yield from ask(parties.all(request), FinalReply, check_reply)

@@ -13,11 +13,14 @@ import pytest
 
 from fedapp.messages.fields import Message, Reply, Request
 from fedapp.messages.wire import Content, from_content, to_content
+from fedapp.settings import load_settings
 from fedapp.site import answer
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Facts, Store
+from tests.network import run
+from tests.pooled import write_rows
 
 Change = Callable[[Any], Any]
 
@@ -83,7 +86,8 @@ class Listener:
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._heard: list[Moment] = []
+        self.moments: list[Moment] = []
+        self.model = ""  # as the server writes it
         honest = answer.find_handler
 
         def find_handler(kind: str, party: str) -> tuple[type[Request], Handler]:
@@ -100,17 +104,66 @@ class Listener:
             found = handler(site, request, *mails)
             reply, sent = found if isinstance(found, tuple) else (found, [])
             given = site.config, facts, arrays, request, letters, reply, sent
-            self._heard.append(Moment(handler, *given))
+            self.moments.append(Moment(handler, *given))
             return found
 
         return heard
 
     def first(self, message: str, has: str) -> Moment:
         """Of a class of requests, letters or replies, the first that has something in a field."""
-        for moment in self._heard:
+        for moment in self.moments:
             request = to_content(moment.request, "listener")
             reply = to_content(moment.reply, "listener")
             for content in (request, reply, *(letter for _, letter in moment.letters)):
                 if content.name == message and len({**content.scalars, **content.arrays}[has]):
                     return replace(moment)
         raise AssertionError(f"no {message} has {has}")
+
+
+WIDTHS = {"few": 3, "some": 5, "many": 11}  # categories of the columns of text
+RUNS: dict[str, dict[str, Any]] = {
+    "pax": {},
+    "bagging": {},
+    "cyclic": {},
+    "fedavg-linear": {"fedavg-linear.rounds": 2},
+    "fedxgbllr": {"fedxgbllr.rounds": 2, "fedxgbllr.trees": 3, "fedxgbllr.channels": 4},
+    "secureboost": {"secureboost.key-bits": 256, "secureboost.insecure-small-key": True},
+    "federated-forest": {
+        "federated-forest.labels": "paillier",
+        "federated-forest.key-bits": 256,
+        "federated-forest.insecure-small-key": True,
+        "federated-forest.trees": 3,
+        "federated-forest.max-depth": 3,
+        "federated-forest.max-features": "all",
+        "federated-forest.master-keeps-model": True,
+    },
+}
+
+
+def text_columns(n_rows: int = 160) -> dict[str, Any]:
+    """Numbers a and b, text, some of it with missing values, and a label that follows them all."""
+    rng = np.random.default_rng(6)
+    a, b = rng.integers(0, 9, (2, n_rows))
+    codes = {name: rng.integers(0, width, n_rows) for name, width in WIDTHS.items()}
+    signal = a % 3 + 3 * np.isin(codes["many"], [1, 4, 8, 9]) + 2 * (codes["few"] == 1)
+    signal = signal + np.isin(codes["some"], [0, 3]) + rng.normal(size=n_rows)
+    text = {name: np.char.add(name, known.astype(str)) for name, known in codes.items()}
+    for name in ("few", "some"):
+        text[name] = np.where(rng.random(n_rows) < 0.1, "", text[name])
+    return {**text, "a": a, "b": b, "y": (signal > np.median(signal)).astype(int)}
+
+
+def listen(folder: Path, method: str) -> Listener:
+    """What the parties of a run of a method received."""
+    given = {"data": str(write_rows(folder / "text.csv", text_columns())), "label": "y"}
+    given |= {"strategy": method, "parties": 2, "run-dir": str(folder / method)}
+    given |= {"num-boost-round": 2, "max-depth": 3, "max-bin": 8, "allow-export": True}
+    # The passive party has many, a and b.
+    given |= {"columns": "sizes:2,3", "align": "ordered", "drop-columns": ""}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDAPP_HOME", str(folder / "home"))
+        listener = Listener(patch)
+        trained = run(load_settings({**given, "objective": "binary:logistic", **RUNS[method]}))
+    if (path := trained.path / "model.json").exists():
+        listener.model = path.read_text()
+    return listener

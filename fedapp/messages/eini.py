@@ -26,22 +26,30 @@ Reveals: the sum of each row's leaf values, to the active party, and sizes and s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from fedapp.messages.fields import Array, Form, Letter, Method, OnlyInTrials, Range, Reply, Request
+from fedapp.messages.fields import (
+    Array,
+    Form,
+    Letter,
+    Method,
+    OnlyInTrials,
+    Range,
+    Reply,
+    Request,
+    message,
+    request,
+)
 
 GROUPS = {"eini": Method("inference", {"": "sizes"})}
 
 Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("evaluate.eini_step", "predicting under encryption")
 class StepRequest(Request, letters=True):
     """Process every batch that has arrived; the active party also sends the next ones."""
 
-    kind: ClassVar[str] = "evaluate.eini_step"
-    doing: ClassVar[str] = "predicting under encryption"
     key_bits: Annotated[int, Range(64, 2**13)]
     insecure_small_key: Annotated[bool, OnlyInTrials()]
     batch_rows: Annotated[int, Range(0, 2**31)]  # 0: as many as fit into 64 MiB of ciphertexts
@@ -50,7 +58,7 @@ class StepRequest(Request, letters=True):
     suffix: Annotated[str, Range(4, 8)]  # of the file to write: .csv or .parquet
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class StepReply(Reply, letters=True):
     """Batches for the next party; the active party also sends sizes, others 0."""
 
@@ -60,26 +68,28 @@ class StepReply(Reply, letters=True):
     n_batches: Annotated[int, Range(0, 10**9)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class Structure(Letter):
     """Active to passive: the key of this inference, and the trees down to their entries."""
 
     n: Annotated[Array, Form("uint8", "n_key_bytes")]  # big-endian
     n_terms: Annotated[int, Range(1, 10**9)]  # trees of a sum
     n_outputs: Annotated[int, Range(1, 1000)]
-    ends: Annotated[Array, Form("int64", "n_trees", low=1)]  # where each tree's nodes end
+    ends: Annotated[
+        Array, Form("int64", "n_terms", low=1, ends="n_nodes")
+    ]  # where each tree's nodes end
     lefts: Annotated[Array, Form("int64", "n_nodes", low=-1)]  # within the tree; -1: entry
     records: Annotated[Array, Form("int64", "n_nodes", low=-1)]  # the receiver's, else -1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class Ready(Letter):
     """Passive to active: digest of the sender's part of the model."""
 
     part: Annotated[Array, Form("uint8", 32)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class Elements(Letter):
     """Active to the first passive party, from each to the next: weights and zeros of a batch."""
 
@@ -88,7 +98,7 @@ class Elements(Letter):
     ciphertexts: Ciphertexts  # rows in turn, entries of all trees in each
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class Totals(Letter):
     """Last passive party to active: the sum of each row's weights, several rows a ciphertext."""
 

@@ -20,12 +20,21 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
-from fedapp.errors import ProtocolError
 from fedapp.messages import scoring
-from fedapp.messages.fields import Array, Form, Method, Range, Reply, Request, SiteLimit
+from fedapp.messages.fields import (
+    Array,
+    Form,
+    Method,
+    Range,
+    Reply,
+    Request,
+    SiteLimit,
+    check_sizes,
+    message,
+    request,
+)
 from fedapp.messages.handshake import LabelsReply, RunCoding, check_coded
 
 GROUPS = {
@@ -44,15 +53,12 @@ Weights = Annotated[Array, Form("float64", "n_inputs", "n_outputs")]
 Bias = Annotated[Array, Form("float64", "n_outputs")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.fedavg_linear_moments", "summing the columns")
 class MomentsRequest(RunCoding, Request):
     """Encode labels and categories, and sum labels and columns."""
 
-    kind: ClassVar[str] = "train.fedavg_linear_moments"
-    doing: ClassVar[str] = "summing the columns"
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class MomentsReply(LabelsReply):
     """Weighted sums of the training rows."""
 
@@ -61,13 +67,10 @@ class MomentsReply(LabelsReply):
     squares: NotNegative  # sum of squared deviations from the party's mean
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.fedavg_linear_average", "training", each_round=True)
 class AverageRequest(Request):
     """Score the model, then train it; with 0 epochs only score it."""
 
-    kind: ClassVar[str] = "train.fedavg_linear_average"
-    doing: ClassVar[str] = "training"
-    each_round: ClassVar[bool] = True
     round_id: Annotated[int, Range(0, 10**6)]
     classes: Annotated[tuple[str, ...], Range(0, 1000)]
     means: Inputs
@@ -83,7 +86,7 @@ class AverageRequest(Request):
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class AverageReply(Reply):
     """The party's trained model, and the scores of the one it received."""
 
@@ -95,12 +98,9 @@ class AverageReply(Reply):
     valid_scores: scoring.Scores
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("evaluate.fedavg_linear_scores", "scoring")
 class ScoreRequest(scoring.EvaluateRequest):
     """Score the finished model on all rows; the reply is ``scoring``'s."""
-
-    kind: ClassVar[str] = "evaluate.fedavg_linear_scores"
-    doing: ClassVar[str] = "scoring"
 
 
 def check_moments(
@@ -115,18 +115,11 @@ def check_moments(
 
     ``n_inputs`` are columns of numbers, and categories of all others.
     """
-    _check_shapes(party, reply, dict.fromkeys(("counts", "means", "squares"), (n_inputs,)))
+    check_sizes(party, reply, n_inputs=n_inputs)
     check_coded(party, reply, n_classes, n_outputs, n_coded_columns)
 
 
 def check_average(party: str, reply: AverageReply, request: AverageRequest) -> None:
     """Check a party's model; a ProtocolError if it has other columns or outputs."""
-    _check_shapes(party, reply, {"weights": request.weights.shape, "bias": request.bias.shape})
-
-
-def _check_shapes(party: str, message: Any, shapes: dict[str, tuple[int, ...]]) -> None:
-    for field, shape in shapes.items():
-        actual = getattr(message, field).shape
-        if actual != shape:
-            rule = f"must be of shape {shape}, got {actual}"
-            raise ProtocolError(party, type(message).__name__, field, rule)
+    n_inputs, n_outputs = request.weights.shape
+    check_sizes(party, reply, n_inputs=n_inputs, n_outputs=n_outputs)

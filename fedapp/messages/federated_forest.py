@@ -61,8 +61,7 @@ With ``labels=paillier``:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from fedapp.messages.fields import (
     Array,
@@ -74,6 +73,9 @@ from fedapp.messages.fields import (
     Reply,
     Request,
     SiteLimit,
+    message,
+    part,
+    request,
 )
 from fedapp.messages.handshake import Counts, Names
 from fedapp.messages.vertical import FinalScores, RoundScores
@@ -98,29 +100,26 @@ Count = Annotated[int, Range(1, 10**6)]
 Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
 
 
-@dataclass(frozen=True, eq=False)
+@part
 class LevelSplits:
     """Part of a message: splits of a level, by tree and node, without thresholds."""
 
-    __slots__ = ()
     trees: Places
     nodes: Places
     owners: Owners
 
 
-@dataclass(frozen=True, eq=False)
+@part
 class OpenNodes(LevelSplits):
     """Part of a request: the last level's splits, and the columns drawn for their children."""
 
-    __slots__ = ()
     n_drawn: Annotated[Array, Form("int64", "n_open", low=0)]  # of the receiver's columns
 
 
-@dataclass(frozen=True, eq=False)
+@part
 class OwnSplits:
     """Part of a reply: the party's splits if the server keeps the model; else empty."""
 
-    __slots__ = ()
     columns: Annotated[Array, Form("int64", "n_records", low=0)]
     thresholds: Annotated[Array, Form("float32", "n_records")]
     defaults: Annotated[Array, Form("uint8", "n_records", high=1)]
@@ -131,12 +130,10 @@ class OwnSplits:
     categories: Names
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.federated_forest_setup", "binning the columns, coding the labels")
 class SetupRequest(Request, letters=True):
     """Bin the columns; at the active party also check the order of rows and encode the labels."""
 
-    kind: ClassVar[str] = "train.federated_forest_setup"
-    doing: ClassVar[str] = "binning the columns, coding the labels"
     objective: Annotated[str, Range(1, 64)]
     max_bin: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]
     trees: Annotated[int, Range(1, 10**5)]
@@ -154,56 +151,39 @@ class SetupRequest(Request, letters=True):
     insecure_small_key: Annotated[bool, OnlyInTrials()]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.federated_forest_level", "searching for splits", each_round=True)
 class LevelRequest(OpenNodes, Request, letters=True):
     """The splits of the last level; reply how well their children could be split."""
 
-    kind: ClassVar[str] = "train.federated_forest_level"
-    doing: ClassVar[str] = "searching for splits"
-    each_round: ClassVar[bool] = True
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.federated_forest_sum", "summing encrypted labels", each_round=True)
 class SumRequest(OpenNodes, Request, letters=True):
     """To a passive party: the splits of the last level; sum the labels of their children."""
 
-    kind: ClassVar[str] = "train.federated_forest_sum"
-    doing: ClassVar[str] = "summing encrypted labels"
-    each_round: ClassVar[bool] = True
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.federated_forest_split", "choosing splits", each_round=True)
 class SplitRequest(OpenNodes, Request, letters=True):
     """To the active party: the splits of the last level; choose how their children are split."""
 
-    kind: ClassVar[str] = "train.federated_forest_split"
-    doing: ClassVar[str] = "choosing splits"
-    each_round: ClassVar[bool] = True
     last: bool  # no level follows, so no other party needs to know which rows go left
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.federated_forest_partition", "splitting the rows", each_round=True)
 class PartitionRequest(LevelSplits, Request, letters=True):
     """To parties whose splits were chosen: apply them and send the result to the others.
 
     After the last level to all passive parties: also store their part of the model.
     """
 
-    kind: ClassVar[str] = "train.federated_forest_partition"
-    doing: ClassVar[str] = "splitting the rows"
-    each_round: ClassVar[bool] = True
     last: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("evaluate.federated_forest_finish", "scoring")
 class FinishRequest(LevelSplits, Request, letters=True):
     """To the active party: apply the last splits, score the forest, store its part of the model."""
 
-    kind: ClassVar[str] = "evaluate.federated_forest_finish"
-    doing: ClassVar[str] = "scoring"
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class LevelReply(RoundScores, Reply):
     """The best split of every open node: see ``fedapp.trees.forest.cart.Candidates``.
 
@@ -214,17 +194,17 @@ class LevelReply(RoundScores, Reply):
     ranks: Annotated[Array, Form("int64", "n_open", low=0)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class SplitReply(LevelSplits, RoundScores, Reply, letters=True):
     """This level's splits, and scores of the forest as it is."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class PartitionReply(OwnSplits, Reply, letters=True):
     """Which rows go left, for the others; the party's splits for a server that keeps the model."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class FinishReply(OwnSplits, FinalScores, Reply, letters=True):
     """Scores of the finished forest, and importance; the model for a server that keeps it."""
 
@@ -233,7 +213,7 @@ class FinishReply(OwnSplits, FinalScores, Reply, letters=True):
     leaf_values: Annotated[Array, Form("float64", "n_nodes", "n_outputs")]  # trees in turn
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class Labels(Letter):
     """Active to passive, with ``labels=encoded``: codes of the training rows' labels."""
 
@@ -243,7 +223,7 @@ class Labels(Letter):
     least_decrease: Annotated[float, Range(0, 1e300)]  # in the unit of the codes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class EncryptedLabels(Letter):
     """Active to passive, with ``labels=paillier``: a ciphertext of each row that has a weight."""
 
@@ -254,7 +234,7 @@ class EncryptedLabels(Letter):
     ciphertexts: Ciphertexts
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class ColumnSums(Letter):
     """Passive to active: sums of the open nodes; see ``fedapp.trees.forest.encrypted.Listing``."""
 
@@ -269,7 +249,7 @@ class ColumnSums(Letter):
     ciphertexts: Ciphertexts  # a tree's sums side by side, tree after tree
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class Won(Letter):
     """Active to passive: its splits of a level, in their order."""
 
@@ -280,7 +260,7 @@ class Won(Letter):
     set_bits: Annotated[Array, Form("uint8", "n_set_bytes")]  # unordered bins that go right
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class Partition(Letter):
     """Which rows go left, from the party that made some of a level's splits.
 
@@ -291,7 +271,7 @@ class Partition(Letter):
     bits: Annotated[Array, Form("uint8", "n_bytes")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class PartKept(Letter):
     """Passive to active: the sender's part of the model is stored; importance of its columns."""
 

@@ -23,20 +23,21 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from fedapp.errors import ProtocolError
 from fedapp.messages.fields import (
     Array,
     Form,
     Method,
+    OneOf,
     PlanLimit,
     Range,
     Reply,
     Request,
     SiteLimit,
     TreeParameters,
+    message,
+    request,
 )
 from fedapp.messages.scoring import GETS, EvaluateReply, RatedTrees, Scores, Sums, Trees
 
@@ -45,54 +46,49 @@ GROUPS = {"fedxgbllr": Method("horizontal", GETS, package="torch")}
 Weights = Annotated[Array, Form("float32", "n_weights")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.fedxgbllr_fit", "growing trees")
 class FitRequest(TreeParameters, Request):
     """Fit XGBoost once on the training rows."""
 
-    kind: ClassVar[str] = "train.fedxgbllr_fit"
-    doing: ClassVar[str] = "growing trees"
     n_outputs: Annotated[int, Range(1, 1000)]
-    base_score: Annotated[Array, Form("float32", "n_scores")]  # one an output
+    base_score: Annotated[Array, Form("float32", "n_outputs")]
     n_rounds: Annotated[int, Range(1, 10**5), PlanLimit("trees")]
     early_stopping_rounds: Annotated[int, Range(0, 10**6)]  # on the party's validation rows
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class FitReply(RatedTrees, Reply):
     """The party's trees in XGBoost's order: one an output a round."""
 
     square_sum: Annotated[float, Range(0, 1e300)]  # weighted, of label - base score; regression
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.fedxgbllr_share", "applying the trees to the rows")
 class ShareRequest(Trees, Request):
     """All parties' trees, one party after the other in the order of their names."""
 
-    kind: ClassVar[str] = "train.fedxgbllr_share"
-    doing: ClassVar[str] = "applying the trees to the rows"
-    counts: Annotated[Array, Form("int32", "n_parties", low=0)]  # trees; missing ones output zeros
+    counts: Annotated[
+        Array, Form("int32", "n_parties", low=0, adds_up="n_trees")
+    ]  # trees; missing ones output zeros
     n_outputs: Annotated[int, Range(1, 1000)]
-    head: Annotated[str, Range(1, 16)]  # cnn, cnn3 or fcnn
+    head: Annotated[str, OneOf(("cnn", "cnn3", "fcnn"))]
     channels: Annotated[int, Range(1, 10**5)]
     classes: Annotated[tuple[str, ...], Range(0, 1000)]
-    base_score: Annotated[Array, Form("float32", "n_scores")]  # one an output
+    base_score: Annotated[Array, Form("float32", "n_outputs")]
     unit: Annotated[float, Range(0, 1e38)]  # of the head's margins
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class ShareReply(Reply):
     """The outputs of all trees are stored on the party's disk."""
 
     n_rows: Annotated[int, Range(1, 2**40)]  # training rows
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.fedxgbllr_average", "training the head", each_round=True)
 class AverageRequest(Request):
     """Score the head, then train it; with 0 epochs only score it."""
 
-    kind: ClassVar[str] = "train.fedxgbllr_average"
-    doing: ClassVar[str] = "training the head"
-    each_round: ClassVar[bool] = True
     round_id: Annotated[int, Range(0, 10**6)]
     weights: Weights
     epochs: Annotated[int, Range(0, 10**6)]
@@ -106,7 +102,7 @@ class AverageRequest(Request):
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class AverageReply(Reply):
     """The party's trained head, and the scores of the one it received."""
 
@@ -119,33 +115,17 @@ class AverageReply(Reply):
     valid_scores: Scores
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("evaluate.fedxgbllr_final", "scoring")
 class FinalRequest(Request):
     """Score the finished head on all rows, store the model, delete the rows."""
 
-    kind: ClassVar[str] = "evaluate.fedxgbllr_final"
-    doing: ClassVar[str] = "scoring"
     weights: Weights
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
     residual_range: Annotated[float, Range(0, 1e38)]  # of the residual bins, in the label's unit
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class FinalReply(EvaluateReply):
     """Scores, and the learned rate of every tree, mean over the party's training rows."""
 
     rates: Annotated[Array, Form("float64", "n_parties", "n_trees")]
-
-
-def check_average(party: str, reply: AverageReply, n_weights: int) -> None:
-    """Check a party's head: a ProtocolError if it has another number of weights."""
-    if len(reply.weights) != n_weights:
-        rule = f"must be {n_weights}, got {len(reply.weights)}"
-        raise ProtocolError(party, "AverageReply", "weights", rule)
-
-
-def check_final(party: str, reply: FinalReply, shape: tuple[int, int]) -> None:
-    """Check learned rates: a ProtocolError if they are not (n_parties, n_trees)."""
-    if reply.rates.shape != shape:
-        rule = f"must be of shape {shape}, got {reply.rates.shape}"
-        raise ProtocolError(party, "FinalReply", "rates", rule)

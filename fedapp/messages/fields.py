@@ -2,11 +2,13 @@
 
 Messages are frozen dataclasses. A field is annotated with its form; both sides check it::
 
-    histograms: Annotated[Array, Form("float64", "n_wanted", "n_bins", 2)]
-    level: Annotated[int, Range(0, 64)]
+    @request("train.pax_grow", "growing trees", each_round=True)
+    class GrowRequest(Request):
+        n_trees: Annotated[int, Range(1, 1000)]
+        split_trees: Annotated[Array, Form("int32", "n_splits", low=0, below="n_trees")]
+        columns: Annotated[Array, Form("int32", "n_drawn", low=0, ascending=True)]
 
-A named dimension has the same size wherever the name occurs in the message. A second annotation
-limits the values that a site accepts::
+A second annotation limits the values that a site accepts::
 
     insecure_small_key: Annotated[bool, OnlyInTrials()]
     max_bin: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]
@@ -19,32 +21,67 @@ messages by the families of the methods that send them.
 from __future__ import annotations
 
 import importlib
+import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.util import find_spec
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapp import messages
-from fedapp.errors import check_package
+from fedapp.errors import ProtocolError, check_package
 from fedapp.trees.categories import MOST_CATEGORIES
 
 Array = npt.NDArray[Any]
+ITSELF = "itself"  # what an array relates to that is in order
+LONGEST = 1000  # characters of a text
+# Control characters, marks that change the direction of writing, and lone surrogates.
+UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 MOST_FOLDS = 1000  # of cross-validation
 MOST_DEPTH = 15
 MOST_NODES = 2 ** (MOST_DEPTH + 1)  # of a tree
 
 
 class Form:
-    """Dtype, shape (sizes, or names of sizes) and range of an array; infinity is never allowed."""
+    """Dtype, shape and range of an array, and how its values relate to the rest of the message.
 
-    __slots__ = ("dtype", "high", "low", "nan", "shape")
+    A dimension is a size, or the name of one: it is the same wherever the message has the name,
+    as a dimension or as a whole number. "name+1" is one more.
+
+    Parameters
+    ----------
+    low, high : smallest and largest value; infinity is never allowed.
+    nan : whether values may be missing.
+    empty : whether the array may be empty, whatever the other fields are.
+    ascending : whether each value exceeds the one before; or the name of offsets, between which
+        they do.
+    below : what all values are less than: a name as of a dimension.
+    divides : the dimension that offsets divide; from 0 to its size, never falling.
+    ends : as ``divides``, for offsets without the first 0.
+    adds_up : the dimension whose size the values add up to.
+    in_order : whether no value is less than the one before.
+    """
+
+    __slots__ = ("dtype", "empty", "high", "low", "nan", "relations", "shape")
 
     def __init__(
         self,
@@ -53,17 +90,39 @@ class Form:
         low: float | None = None,
         high: float | None = None,
         nan: bool = False,
+        empty: bool = False,
+        ascending: bool | str = False,
+        below: str = "",
+        divides: str = "",
+        ends: str = "",
+        adds_up: str = "",
+        in_order: bool = False,
     ) -> None:
         self.dtype, self.shape = np.dtype(dtype), shape
-        self.low, self.high, self.nan = low, high, nan
+        self.low, self.high, self.nan, self.empty = low, high, nan, empty
+        relations = {"divides": divides, "ends": ends, "adds_up": adds_up, "below": below}
+        relations["ascending"] = ITSELF if ascending is True else ascending or ""
+        relations["in_order"] = ITSELF if in_order else ""
+        self.relations = {rule: other for rule, other in relations.items() if other}
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Smallest and largest value of a number, or of the length of a text or list."""
+    """Smallest and largest value of a number, or of the length of a text or list.
+
+    ``size`` names the dimension that is the length of a list.
+    """
 
     low: float
     high: float
+    size: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """All values that a text or whole number may have."""
+
+    values: tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +158,12 @@ class PlanLimit:
     name: str
 
 
+Declared = Form | Range | OneOf | None
+Sizes = dict[str, int]  # of dimensions
+Check = Callable[[Any, Sizes], str]  # the rule that a value breaks, or ""; notes its sizes
+Relation = Callable[[Array, Any], str]  # the rule that an array breaks by another field
+
+
 class Message:
     """Base of all messages; its class knows the fields and their rules.
 
@@ -107,10 +172,14 @@ class Message:
     """
 
     __slots__ = ()
-    forms: ClassVar[Mapping[str, tuple[Any, Form | Range | None]]]  # plain type and declared form
+    forms: ClassVar[Mapping[str, tuple[Any, Declared]]]  # plain type and declared form
     for_trials: ClassVar[Mapping[str, OnlyInTrials]]
     limits: ClassVar[Mapping[str, SiteLimit]]
     planned: ClassVar[Mapping[str, PlanLimit]]
+    checks: ClassVar[Mapping[str, Check]]  # of each field
+    size_checks: ClassVar[Mapping[str, Check]]  # of those that have dimensions, or are one
+    relations: ClassVar[Sequence[tuple[str, Relation, str]]]  # field, check, what it relates to
+    numbers: ClassVar[tuple[str, ...]]  # whole numbers that are dimensions too
     carries_letters: ClassVar[bool] = False
     wire_name: ClassVar[str]  # sent with a message: the class name, unless the class sets one
 
@@ -118,27 +187,6 @@ class Message:
         # ``dataclass(slots=True)`` makes a class twice, the second time without the keyword.
         if letters is not None:
             cls.carries_letters = letters
-        cls.wire_name = vars(cls).get("wire_name", cls.__name__)
-        # Once, at import: hints are strings, and evaluating them takes longer than a check.
-        hints = get_type_hints(cls, include_extras=True)
-        fields = {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}
-        cls.forms = {name: _form_of(hint) for name, hint in fields.items()}
-        rules = [(name, rule) for name, hint in fields.items() for rule in _rules_of(hint)]
-        cls.for_trials = {name: rule for name, rule in rules if isinstance(rule, OnlyInTrials)}
-        cls.limits = {name: rule for name, rule in rules if isinstance(rule, SiteLimit)}
-        cls.planned = {name: rule for name, rule in rules if isinstance(rule, PlanLimit)}
-
-
-def _form_of(hint: Any) -> tuple[Any, Form | Range | None]:
-    """Plain type and declared form of a field."""
-    base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-    forms = [rule for rule in _rules_of(hint) if isinstance(rule, Form | Range)]
-    return get_origin(base) or base, forms[0] if forms else None
-
-
-def _rules_of(hint: Any) -> tuple[Any, ...]:
-    """Annotations of a field beside its type."""
-    return get_args(hint)[1:] if get_origin(hint) is Annotated else ()
 
 
 class Request(Message):
@@ -187,6 +235,253 @@ class Letter(Message):
     """Sent from party to party in a sealed parcel, which the server cannot open."""
 
     __slots__ = ()
+
+
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def part(cls: type[T]) -> type[T]:
+    """Declare fields that several messages share: a base beside ``Request`` or ``Reply``."""
+    return dataclass(frozen=True, eq=False)(cls)
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def request(kind: str, doing: str = "", **more: bool | str) -> Callable[[type[M]], type[M]]:
+    """Declare a request; what is not given of ``Request`` is as in its base."""
+
+    def declare(cls: type[M]) -> type[M]:
+        for name, value in {
+            "kind": kind,
+            "doing": doing or getattr(cls, "doing", ""),
+            **more,
+        }.items():
+            setattr(cls, name, value)
+        return message(cls)
+
+    return declare
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def message(cls: type[M]) -> type[M]:
+    """Declare a reply or a letter. Its checks are compiled once, here."""
+    declared = dataclass(frozen=True, slots=True, eq=False)(cls)
+    declared.wire_name = vars(cls).get("wire_name", cls.__name__)
+    hints = get_type_hints(declared, include_extras=True)
+    hints = {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}
+    rules = list[tuple[str, Any]]()
+    declared.forms = {}
+    for name, hint in hints.items():
+        base, *of_field = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        form = next((rule for rule in of_field if isinstance(rule, Form | Range | OneOf)), None)
+        declared.forms = {**declared.forms, name: (get_origin(base) or base, form)}
+        rules += [(name, rule) for rule in of_field]
+    declared.for_trials = {name: rule for name, rule in rules if isinstance(rule, OnlyInTrials)}
+    declared.limits = {name: rule for name, rule in rules if isinstance(rule, SiteLimit)}
+    declared.planned = {name: rule for name, rule in rules if isinstance(rule, PlanLimit)}
+    arrays = {name: form for name, (_, form) in declared.forms.items() if isinstance(form, Form)}
+    declared.relations = [
+        (name, _unless_empty(check) if form.empty else check, form.relations[rule])
+        for rule, check in RELATIONS.items()
+        for name, form in arrays.items()
+        if rule in form.relations
+    ]
+    named = {str(one).partition("+")[0] for form in arrays.values() for one in form.shape}
+    named |= {other for _, _, other in declared.relations}
+    numbers = [name for name, (base, _) in declared.forms.items() if base is int and name in named]
+    declared.numbers = tuple(numbers)
+    declared.size_checks = {
+        name: _size_check(form, name if name in numbers else "")
+        for name, (_, form) in declared.forms.items()
+        if name in numbers or isinstance(form, Form) or (isinstance(form, Range) and form.size)
+    }
+    declared.checks = {
+        name: _array_check(form, declared.size_checks[name])
+        if isinstance(form, Form)
+        else _scalar_check(base, form, declared.size_checks.get(name))
+        for name, (base, form) in declared.forms.items()
+    }
+    return declared
+
+
+def check_values(
+    kind: type[Message], values: Mapping[str, Any], party: str, name: str = ""
+) -> None:
+    """Check the fields of a message, called ``name`` in errors; raises a ProtocolError."""
+    sizes = {one: values[one] for one in kind.numbers if type(values[one]) is int}
+    for field, check in kind.checks.items():
+        if broken := check(values[field], sizes):
+            raise ProtocolError(party, name or kind.__name__, field, broken)
+    for field, check_relation, other in kind.relations:
+        related = sizes.get(other, values.get(other))
+        if related is None and other != ITSELF:
+            continue  # its receiver knows it
+        if broken := check_relation(values[field], related):
+            raise ProtocolError(party, name or kind.__name__, field, broken)
+
+
+def check_sizes(party: str, received: Message, **sizes: int) -> None:
+    """Check a message by dimensions and bounds that only its receiver knows."""
+    kind = type(received)
+    for field, check in kind.size_checks.items():
+        if broken := check(getattr(received, field), sizes):
+            raise ProtocolError(party, kind.__name__, field, broken)
+    for field, check_relation, other in kind.relations:
+        if other in sizes and (broken := check_relation(getattr(received, field), sizes[other])):
+            raise ProtocolError(party, kind.__name__, field, broken)
+
+
+def _size_check(form: Declared, number: str) -> Check:
+    """Check of a field's dimensions; ``number`` is its name if it is a number that is one."""
+    if number:
+        return lambda value, sizes: _other_size(value, sizes.get(number, value))
+    if isinstance(form, Range):
+        size = form.size
+        return lambda value, sizes: _other_size(len(value), sizes.setdefault(size, len(value)))
+    assert isinstance(form, Form)
+    names = [str(one).partition("+") for one in form.shape]
+    dimensions = [
+        (place, "" if name.isdigit() else name, int(more or 0) if not name.isdigit() else int(name))
+        for place, (name, _, more) in enumerate(names)
+    ]
+    may_be_empty = form.empty
+
+    def check(value: Any, sizes: Sizes) -> str:
+        if may_be_empty and not value.size:
+            return ""
+        for place, name, more in dimensions:
+            size = value.shape[place]
+            # The first array with a named dimension fixes its size.
+            expected = sizes.setdefault(name, size - more) + more if name else more
+            if size != expected:
+                label = f" ({form.shape[place]})" if name else ""
+                return f"must have size {expected}{label} in dimension {place + 1}, got {size}"
+        return ""
+
+    return check
+
+
+def _other_size(size: int, expected: Any) -> str:
+    return "" if size == expected else f"must be {expected}, got {size}"
+
+
+def _unless_empty(check: Relation) -> Relation:
+    return lambda value, other: check(value, other) if value.size else ""
+
+
+def _array_check(form: Form, check_size: Check) -> Check:
+    dtype, n_dimensions, low, high, nan = form.dtype, len(form.shape), form.low, form.high, form.nan
+    is_float = dtype.kind == "f"
+    # fmin and fmax ignore NaN; minimum and maximum would return it.
+    least = np.fmin.reduce if nan else np.minimum.reduce
+    largest = np.fmax.reduce if nan else np.maximum.reduce
+
+    def check(value: Any, sizes: Sizes) -> str:
+        if not isinstance(value, np.ndarray) or value.dtype != dtype:
+            return f"must be {dtype}, got {getattr(value, 'dtype', type(value).__name__)}"
+        if value.ndim != n_dimensions:
+            return f"must have {n_dimensions} dimensions, got {value.ndim}"
+        if (broken := check_size(value, sizes)) or not value.size:
+            return broken
+        if is_float:
+            finite = np.isfinite(value)
+            if nan:
+                finite |= np.isnan(value)
+            if not finite.all():
+                return "must be finite"
+        if low is not None and (extreme := least(value, axis=None)) < low:
+            return f"must be >= {low}, got {extreme}"
+        if high is not None and (extreme := largest(value, axis=None)) > high:
+            return f"must be <= {high}, got {extreme}"
+        return ""
+
+    return check
+
+
+def _scalar_check(base: Any, form: Any, check_size: Check | None) -> Check:
+    def check_type(value: Any) -> str:
+        """The rule of its type, without a declared form, that a value breaks."""
+        if base is tuple:
+            if not isinstance(value, tuple):
+                return f"must be a list of texts, got {type(value).__name__}"
+            if not all(isinstance(one, str) for one in value):
+                return "must be a list of texts, got another element in it"
+        elif type(value) is not base:
+            return f"must be {base.__name__}, got {type(value).__name__}"
+        if base is float:
+            return "" if math.isfinite(value) else f"must be finite, got {value}"
+        if base in (str, tuple):  # shown in terminals, logs and pages of other parties
+            texts = (value,) if base is str else value
+            if UNPRINTABLE.search("".join(texts)):
+                return "must have no control characters but tab and line feed"
+            if (longest := max(map(len, texts), default=0)) > LONGEST:
+                return f"must be of at most {LONGEST} letters, got {longest}"
+        return ""
+
+    def check(value: Any, sizes: Sizes) -> str:
+        if broken := check_type(value):
+            return broken
+        if isinstance(form, OneOf) and value not in form.values:
+            return f"must be one of {', '.join(map(str, form.values))}, got {value}"
+        if isinstance(form, Range):
+            measured = len(value) if base in (str, tuple) else value
+            if not form.low <= measured <= form.high:
+                what = "length must" if base in (str, tuple) else "must"
+                return f"{what} be {form.low} to {form.high}, got {measured}"
+        return check_size(value, sizes) if check_size else ""
+
+    return check
+
+
+# Relations: what an array must be by the other value; "" if it is.
+
+
+def _divides(offsets: Array, size: int) -> str:
+    starts = len(offsets) and offsets[0] == 0
+    return (
+        _ends(offsets, size)
+        if starts and not _ends(offsets, size)
+        else f"must rise from 0 to {size}"
+    )
+
+
+def _ends(ends: Array, size: int) -> str:
+    rises = bool((ends[1:] >= ends[:-1]).all())
+    return "" if rises and (ends[-1] if len(ends) else 0) == size else f"must rise to {size}"
+
+
+def _adds_up(sizes: Array, size: int) -> str:
+    # None may exceed the sum, which so cannot overflow.
+    fits = sizes.max(initial=0) <= size and int(sizes.sum(dtype=np.int64)) == size
+    return "" if fits else f"must add up to {size}"
+
+
+def _below(values: Array, size: int) -> str:
+    highest = values.max(initial=-1)
+    return "" if highest < size else f"must be < {size}, got {highest}"
+
+
+def _ascending(values: Array, offsets: Array | None) -> str:
+    rises = values[1:] > values[:-1]
+    if offsets is None:
+        return "" if rises.all() else "must ascend"
+    rises[offsets[(offsets > 0) & (offsets < len(values))] - 1] = True  # between two columns
+    return "" if rises.all() else "must ascend in a column"
+
+
+def _in_order(values: Array, _: None) -> str:
+    return "" if (values[1:] >= values[:-1]).all() else "must be in order"
+
+
+RELATIONS: Mapping[str, Relation] = {
+    "divides": _divides,
+    "ends": _ends,
+    "adds_up": _adds_up,
+    "below": _below,
+    "ascending": _ascending,
+    "in_order": _in_order,
+}
 
 
 def fields_of(source: Any, kind: type[Any] | None = None) -> dict[str, Any]:
@@ -320,11 +615,9 @@ NotNegative = Annotated[float, Range(0, 1e38)]
 BaseMargin = Annotated[Array, Form("float32", "n_outputs")]  # of a row before its first tree
 
 
-@dataclass(frozen=True, eq=False)
+@part
 class TreeParameters:
     """Part of a message: how trees are grown, named as in the run config."""
-
-    __slots__ = ()  # its fields are slots of the message, which may have another base with slots
 
     max_depth: Annotated[int, Range(1, MOST_DEPTH)]
     eta: NotNegative
@@ -343,11 +636,9 @@ class TreeParameters:
     seed: Annotated[int, Range(0, 2**63 - 1)]
 
 
-@dataclass(frozen=True, eq=False)
+@part
 class LossFields:
     """Part of a message: parameters of the objective, and additional metrics."""
-
-    __slots__ = ()
 
     scale_pos_weight: Annotated[float, Range(0, 1e38)]
     max_delta_step: NotNegative

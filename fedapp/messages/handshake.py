@@ -79,7 +79,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -94,6 +94,10 @@ from fedapp.messages.fields import (
     Reply,
     Request,
     SiteLimit,
+    check_sizes,
+    message,
+    part,
+    request,
 )
 from fedapp.trees.categories import MOST_CATEGORIES, Categories
 
@@ -109,11 +113,9 @@ Kinds = Annotated[tuple[str, ...], Range(0, 10**6)]
 """Of each column, by the words of a schema; "" where no row has a value; empty: all numbers."""
 
 
-@dataclass(frozen=True, eq=False)
+@part
 class JointCoding:
     """Part of a message: the meaning of codes of labels and categories at all parties."""
-
-    __slots__ = ()  # its fields are slots of the message, which may have another base with slots
 
     classes: Annotated[tuple[str, ...], Range(0, 1000)]  # of all parties, in the order of their ids
     category_counts: Counts
@@ -173,22 +175,17 @@ def _check_sizes(counts: Sequence[int], names: Sequence[str]) -> None:
 CLASS_ROUNDING = 1.0
 
 
-@dataclass(frozen=True, eq=False)
+@part
 class RunCoding(JointCoding, LossFields):
     """Part of a message: settings that are the same at all parties for the whole run."""
 
-    __slots__ = ()
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@request("query.labels", "reading the labels")
 class LabelsRequest(RunCoding, Request):
     """Replace the names of classes and categories by ids, and sum the labels."""
 
-    kind: ClassVar[str] = "query.labels"
-    doing: ClassVar[str] = "reading the labels"
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class LabelsReply(Reply):
     """Sums over the party's training rows, and how many values the dictionary lacks."""
 
@@ -205,29 +202,20 @@ def check_coded(
 
     A row has ``n_outputs`` margins; ``n_coded_columns`` is 0 if no column has categories.
     """
-    message, sums = type(reply).__name__, reply.label_sums
-    if len(reply.unseen) != n_coded_columns:
-        rule = f"must be one a column of {n_coded_columns}, got {len(reply.unseen)}"
-        raise ProtocolError(party, message, "unseen", rule)
-    if len(sums) != n_outputs:
-        rule = f"must be {n_outputs}, one an output, got {len(sums)}"
-        raise ProtocolError(party, message, "label_sums", rule)
+    check_sizes(party, reply, n_coded_columns=n_coded_columns, n_outputs=n_outputs)
+    sums = reply.label_sums
     highest = reply.weight_sum * (1 + (1e-6 if n_outputs == 1 else CLASS_ROUNDING))
     if n_classes and not ((sums >= 0) & (sums <= highest)).all():
-        raise ProtocolError(party, message, "label_sums", f"must be 0 to {reply.weight_sum:g}")
+        rule = f"must be 0 to {reply.weight_sum:g}"
+        raise ProtocolError(party, type(reply).__name__, "label_sums", rule)
 
 
-@dataclass(frozen=True, slots=True)
+@request("query.greet", "meeting the parties", leaves="nothing", is_step=False)
 class GreetRequest(Request):
     """Ask for the party's name. Not a step of a run: a site stores nothing."""
 
-    kind: ClassVar[str] = "query.greet"
-    doing: ClassVar[str] = "meeting the parties"
-    leaves: ClassVar[str] = "nothing"
-    is_step: ClassVar[bool] = False
 
-
-@dataclass(frozen=True, slots=True)
+@message
 class GreetReply(Reply):
     """A party's name, and the fingerprint that ``fedapp key`` prints."""
 
@@ -242,7 +230,6 @@ class Plan:
     Fields of later requests with the same name have the same value.
     """
 
-    __slots__ = ()
     aggregation: Annotated[str, Range(0, 16)] = "plain"  # secure: only sums leave; sealed: letters
     threshold: Annotated[int, Range(0, 1000)] = 0  # parties of a sum, if some are lost; 0: all
     epsilon: Annotated[float, Range(0, 1e6)] = 0.0  # 0: no noise
@@ -259,13 +246,10 @@ class Plan:
     fingerprints: Annotated[tuple[str, ...], Range(0, 1000)] = ()  # of their keys; "" if simulated
 
 
-@dataclass(frozen=True, slots=True)
+@request("query.hello", "reading the tables", leaves="nothing")
 class HelloRequest(Plan, Request):
     """Open a run with its plan: read the table and describe it."""
 
-    kind: ClassVar[str] = "query.hello"
-    doing: ClassVar[str] = "reading the tables"
-    leaves: ClassVar[str] = "nothing"
     objective: Annotated[str, Range(1, 64)]
     test_fraction: Annotated[float, Range(0, 1)]
     valid_fraction: Annotated[float, Range(0, 1)]
@@ -277,7 +261,7 @@ class HelloRequest(Plan, Request):
     columns: Annotated[tuple[str, ...], Range(0, 10**6)] = ()  # their order; empty: the table's
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class HelloReply(Introduction):
     """A description of a party's table."""
 

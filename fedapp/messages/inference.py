@@ -36,32 +36,37 @@ to its disk only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedapp.messages.fields import Array, Form, Letter, Method, Range, Reply, Request
+from fedapp.messages.fields import (
+    Array,
+    Form,
+    Letter,
+    Method,
+    Range,
+    Reply,
+    Request,
+    message,
+    request,
+)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("evaluate.interactive_walk", "walking the trees")
 class WalkRequest(Request, letters=True):
     """To the active party: apply the answers, then ask about others' splits, or finish."""
 
-    kind: ClassVar[str] = "evaluate.interactive_walk"
-    doing: ClassVar[str] = "walking the trees"
     suffix: Annotated[str, Range(4, 8)]  # of the file to write: .csv or .parquet
     trees_at_once: Annotated[int, Range(0, 2**31)]  # 0: all
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("evaluate.interactive_answer", "walking the trees")
 class AnswerRequest(Request, letters=True):
     """To a passive party: answer which rows go left; the last time, delete the rows."""
 
-    kind: ClassVar[str] = "evaluate.interactive_answer"
-    doing: ClassVar[str] = "walking the trees"
     last: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class WalkReply(Reply, letters=True):
     """Questions for other parties; none when finished."""
 
@@ -69,44 +74,40 @@ class WalkReply(Reply, letters=True):
     n_trees: Annotated[int, Range(0, 10**9)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class AnswerReply(Reply, letters=True):
     """Answers for the active party."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("evaluate.one_round_walk", "walking the trees")
 class LeafSetsRequest(Request, letters=True):
     """To a passive party: traverse all trees."""
 
-    kind: ClassVar[str] = "evaluate.one_round_walk"
     wire_name: ClassVar[str] = "WalkRequest"
-    doing: ClassVar[str] = "walking the trees"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("evaluate.one_round_intersect", "intersecting the leaf sets")
 class IntersectRequest(Request, letters=True):
     """To the active party: intersect the leaf sets, and write the predictions."""
 
-    kind: ClassVar[str] = "evaluate.one_round_intersect"
-    doing: ClassVar[str] = "intersecting the leaf sets"
     suffix: Annotated[str, Range(4, 8)]  # of the file to write: .csv or .parquet
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class LeafSetsReply(Reply, letters=True):
     """Leaf sets for the active party."""
 
     wire_name: ClassVar[str] = "WalkReply"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class IntersectReply(Reply, letters=True):
     """The predictions are written."""
 
     n_trees: Annotated[int, Range(0, 10**9)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class LeafSets(Letter):
     """Passive to active: rows that may end in each leaf, tree after tree.
 
@@ -115,39 +116,38 @@ class LeafSets(Letter):
     """
 
     part: Annotated[Array, Form("uint8", 32)]  # digest of the party's part of the model
-    ends: Annotated[Array, Form("int64", "n_trees", low=0)]
+    ends: Annotated[Array, Form("int64", "n_trees", low=0, ends="n_bytes")]
     sets: Annotated[Array, Form("uint8", "n_bytes")]
 
 
 MOST_ROWS = 100
 
 
-@dataclass(frozen=True, slots=True)
+@request("evaluate.explain_rows", "explaining rows")
 class ExplainRequest(Request):
     """Explain these rows as far as this party may see them."""
 
-    kind: ClassVar[str] = "evaluate.explain_rows"
-    doing: ClassVar[str] = "explaining rows"
     rows: Annotated[tuple[str, ...], Range(1, MOST_ROWS)]  # ids
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class ExplainReply(Reply):
     """Confirms the request."""
 
     done: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class Questions(Letter):
     """Active to passive: which rows are at which of its splits."""
 
     records: Annotated[Array, Form("int64", "n_questions", low=0)]
-    sizes: Annotated[Array, Form("int64", "n_questions", low=1)]  # rows of each
+    # Rows of each.
+    sizes: Annotated[Array, Form("int64", "n_questions", low=1, adds_up="n_asked")]
     rows: Annotated[Array, Form("int32", "n_asked", low=0)]  # questions in turn
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class Answers(Letter):
     """Passive to active: a bit a row of the questions, 1 for left."""
 

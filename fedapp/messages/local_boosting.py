@@ -25,37 +25,26 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-from fedapp.messages.fields import Method, Request
+from fedapp.messages.fields import Method, Request, message, request
 from fedapp.messages.scoring import GETS, BoostOrder, BoostReport
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.bagging_boost", "growing trees", each_round=True)
 class BagRequest(BoostOrder, Request):
     """Add all parties' trees of the last round, score, and boost from there."""
 
-    kind: ClassVar[str] = "train.bagging_boost"
-    doing: ClassVar[str] = "growing trees"
-    each_round: ClassVar[bool] = True
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class BagReply(BoostReport):
     """The party's new trees, unscaled."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.cyclic_turn", "growing trees", each_round=True)
 class TurnRequest(BoostOrder, Request):
     """Add the last turn's trees and score; if ``n_rounds`` is above 0, also boost."""
 
-    kind: ClassVar[str] = "train.cyclic_turn"
-    doing: ClassVar[str] = "growing trees"
-    each_round: ClassVar[bool] = True
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class TurnReply(BoostReport):
     """The party's new trees; empty if it is not its turn."""
 

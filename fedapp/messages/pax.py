@@ -63,8 +63,7 @@ With ``privacy.epsilon`` noise is added before the masks: see ``private``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 
@@ -76,11 +75,15 @@ from fedapp.messages.fields import (
     BaseMargin,
     Form,
     Method,
+    OneOf,
     PlanLimit,
     Range,
     Reply,
     Request,
     SiteLimit,
+    check_sizes,
+    message,
+    request,
 )
 from fedapp.messages.handshake import LabelsReply, RunCoding, check_coded
 from fedapp.messages.scoring import Trees
@@ -89,42 +92,37 @@ from fedapp.messages.secagg import Among, Roster, SharedCuts
 MASS_ROUNDING = 1e-5  # of the float32 masses of a column's bins
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.pax_sketch", "summarising the columns")
 class SketchRequest(RunCoding, Request):
     """Encode labels and categories, and summarise the columns."""
 
-    kind: ClassVar[str] = "train.pax_sketch"
-    doing: ClassVar[str] = "summarising the columns"
     # Most bins a column.
     n_bins: Annotated[int, Range(2, 65535), SiteLimit("most-bins"), PlanLimit("max_bin")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class SketchReply(LabelsReply):
     """Representatives of the bins of each column of numbers, columns one after the other."""
 
-    representatives: Annotated[Array, Form("float32", "n_bins")]
+    representatives: Annotated[Array, Form("float32", "n_bins", ascending="offsets")]
     masses: Annotated[Array, Form("float32", "n_bins", low=0)]  # sample weights
-    offsets: Annotated[Array, Form("int64", "n_offsets", low=0)]  # n_columns + 1
+    offsets: Annotated[Array, Form("int64", "n_columns+1", divides="n_bins")]
     maxima: Annotated[Array, Form("float32", "n_columns", nan=True)]  # of categories: codes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.pax_init", "adding the trees of the initial model", leaves="nothing")
 class InitRequest(Trees, Request):
     """Start from the margins of a finished model with these trees, before the first round."""
 
-    kind: ClassVar[str] = "train.pax_init"
-    leaves: ClassVar[str] = "nothing"
-    doing: ClassVar[str] = "adding the trees of the initial model"
     base_margin: BaseMargin
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class InitReply(Reply):
     """The margins are set."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.pax_grow", "growing trees", each_round=True)
 class GrowRequest(Request):
     """Apply the last splits to the rows, and sum the gradients of some nodes.
 
@@ -132,9 +130,6 @@ class GrowRequest(Request):
     (none if there are no new leaves), then all rows return to the roots.
     """
 
-    kind: ClassVar[str] = "train.pax_grow"
-    doing: ClassVar[str] = "growing trees"
-    each_round: ClassVar[bool] = True
     round_id: Annotated[int, Range(0, 10**6)]
     level: Annotated[int, Range(0, MOST_DEPTH), PlanLimit("max_depth")]
     n_trees: Annotated[int, Range(1, 1000)]  # of a round, one an output
@@ -142,24 +137,27 @@ class GrowRequest(Request):
     subsample: Annotated[float, Range(0, 1)]  # share of the rows a round draws
     seed: Annotated[int, Range(0, 2**63 - 1)]
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
-    split_trees: Annotated[Array, Form("int32", "n_splits", low=0)]
+    split_trees: Annotated[Array, Form("int32", "n_splits", low=0, below="n_trees")]
     split_nodes: Annotated[Array, Form("int32", "n_splits", low=0)]
     # The right child follows the left one.
     split_lefts: Annotated[Array, Form("int32", "n_splits", low=1, high=MOST_NODES)]
-    split_columns: Annotated[Array, Form("int32", "n_splits", low=0)]
+    split_columns: Annotated[Array, Form("int32", "n_splits", low=0, below="n_columns")]
     split_thresholds: Annotated[Array, Form("float32", "n_splits")]
     # 1: missing goes left
     split_defaults: Annotated[Array, Form("uint8", "n_splits", low=0, high=1)]
     # Bits of the categories that go right, of the splits by categories, each in whole bytes.
     split_sets: Annotated[Array, Form("uint8", "n_set_bytes")]
     leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]  # a value a node, trees in turn
-    leaf_offsets: Annotated[Array, Form("int64", "n_leaf_offsets", low=0)]  # n_trees + 1, or empty
-    wanted_trees: Annotated[Array, Form("int32", "n_wanted", low=0)]
+    leaf_offsets: Annotated[
+        Array, Form("int64", "n_trees+1", empty=True, divides="n_leaf_values", ascending=True)
+    ]
+    wanted_trees: Annotated[Array, Form("int32", "n_wanted", low=0, below="n_trees", in_order=True)]
     wanted_nodes: Annotated[Array, Form("int32", "n_wanted", low=0, high=MOST_NODES)]
-    columns: Annotated[Array, Form("int32", "n_drawn", low=0)]  # to sum over, ascending
+    # To sum over.
+    columns: Annotated[Array, Form("int32", "n_drawn", low=0, below="n_columns", ascending=True)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.pax_open", "counting values", leaves="sums")
 class OpenRequest(RunCoding, Roster, Request):
     """Start with the roster; encode labels and categories; sum the labels, count first digits.
 
@@ -167,36 +165,27 @@ class OpenRequest(RunCoding, Roster, Request):
     column, of rows by category, and ``digit_counts`` of all columns of numbers.
     """
 
-    kind: ClassVar[str] = "train.pax_open"
-    doing: ClassVar[str] = "counting values"
-    leaves: ClassVar[str] = "sums"
-    count_bytes: Annotated[int, Range(2, 8)]  # 2, 4 or 8, that counts of weights fit in
+    count_bytes: Annotated[int, OneOf((2, 4, 8))]  # that counts of weights fit in
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.pax_count", "counting values", leaves="sums")
 class CountRequest(Request):
     """Count the weights of rows by the next digit of their values; see ``digit_counts``.
 
     For columns of numbers only, each digit once a run.
     """
 
-    kind: ClassVar[str] = "train.pax_count"
-    doing: ClassVar[str] = "counting values"
-    leaves: ClassVar[str] = "sums"
     digit: Annotated[int, Range(1, 3)]
-    prefixes: Annotated[Array, Form("uint32", "n_prefixes")]  # ascending in a column
-    offsets: Annotated[Array, Form("int64", "n_offsets", low=0)]  # n_columns + 1
+    prefixes: Annotated[Array, Form("uint32", "n_prefixes", ascending="offsets")]
+    offsets: Annotated[Array, Form("int64", "n_columns+1", divides="n_prefixes")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.pax_sums", leaves="sums")
 class GrowSumsRequest(Among, SharedCuts, GrowRequest):
     """As ``GrowRequest``, for ``sums``: the fields of a ``GrowReply``, in all parties' bins."""
 
-    kind: ClassVar[str] = "train.pax_sums"
-    leaves: ClassVar[str] = "sums"
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class GrowReply(Reply):
     """Sums over the party's bins of the wanted nodes, and at level 0 scores so far."""
 
@@ -223,46 +212,31 @@ def check_sketch(
     ``categories`` has the number of each column, 0 for one of numbers.
     """
     offsets, points, n_columns = reply.offsets, reply.representatives, len(categories)
-    fills = len(offsets) == n_columns + 1 and offsets[0] == 0 and offsets[-1] == len(points)
-    widths, most = np.diff(offsets), np.where(categories > 0, 0, n_bins)
-    if not fills or (widths < 0).any() or (widths > most).any():
-        rule = f"must divide {n_columns} columns, of {n_bins} bins at most and none of categories"
+    check_sizes(party, reply, n_columns=n_columns)
+    widths = np.diff(offsets)
+    if (widths > np.where(categories > 0, 0, n_bins)).any():
+        rule = f"must give a column {n_bins} bins at most, and none of categories"
         raise ProtocolError(party, "SketchReply", "offsets", rule)
-    if len(reply.maxima) != n_columns:
-        raise ProtocolError(party, "SketchReply", "maxima", f"must have {n_columns} values")
     codes, limits = reply.maxima[categories > 0], categories[categories > 0]
     is_code = (codes >= 0) & (codes < limits) & (codes == np.floor(codes))
     if not (is_code | np.isnan(codes)).all():
         raise ProtocolError(party, "SketchReply", "maxima", "must be codes of the categories")
-    ends = offsets[1:][np.diff(offsets) > 0]  # of the columns that have bins
-    ascends = np.diff(points) > 0
-    ascends[ends[:-1] - 1] = True  # from one column to the next
-    if not ascends.all():
-        raise ProtocolError(party, "SketchReply", "representatives", "must ascend in a column")
+    ends = offsets[1:][widths > 0]  # of the columns that have bins
     columns = np.repeat(np.arange(n_columns), widths)
     # Both are float32 sums of the same weights, but rounded differently.
     if (np.bincount(columns, reply.masses) > reply.weight_sum * (1 + MASS_ROUNDING)).any():
         rule = "must be those of the rows, which weigh {:g} in all"
         raise ProtocolError(party, "SketchReply", "masses", rule.format(reply.weight_sum))
-    if not (points[ends - 1] <= reply.maxima[np.diff(offsets) > 0]).all():
+    if not (points[ends - 1] <= reply.maxima[widths > 0]).all():
         raise ProtocolError(party, "SketchReply", "maxima", "must be the largest values")
     check_coded(party, reply, n_classes, n_outputs, n_coded_columns)
 
 
 def check_grow(party: str, reply: GrowReply, request: GrowRequest, n_bins: int) -> None:
     """Check sums against the request; the party's drawn columns have ``n_bins`` together."""
-    n_wanted, n_drawn = len(request.wanted_nodes), len(request.columns)
-    n_roots = request.n_trees if request.level == 0 else 0
-    shapes = {
-        "histograms": (n_wanted, n_bins, 2),
-        "missing": (n_wanted, n_drawn),
-        "root_sums": (n_roots, 2),
-    }
-    for field, shape in shapes.items():
-        actual = getattr(reply, field).shape
-        if actual != shape:
-            rule = f"must be of shape {shape}, got {actual}"
-            raise ProtocolError(party, "GrowReply", field, rule)
+    sizes = {"n_wanted": len(request.wanted_nodes), "n_drawn": len(request.columns)}
+    n_roots = 0 if request.level else request.n_trees
+    check_sizes(party, reply, **sizes, n_bins=n_bins, n_roots=n_roots)
     if (reply.histograms[..., 1] < 0).any() or (reply.root_sums[:, 1] < 0).any():
         raise ProtocolError(party, "GrowReply", "histograms", "must have hessians >= 0")
 

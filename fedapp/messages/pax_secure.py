@@ -36,11 +36,10 @@ before it masks it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from fedapp.messages import scoring
-from fedapp.messages.fields import Array, BaseMargin, Form, PlanLimit, Range, Request
+from fedapp.messages.fields import Array, BaseMargin, Form, PlanLimit, Range, Request, part, request
 from fedapp.messages.handshake import RunCoding
 from fedapp.messages.scoring import Trees
 from fedapp.messages.secagg import Roster
@@ -52,11 +51,10 @@ GROUPS = {"private": frozenset({"horizontal"})}
 COUNTED_ROWS = 2**40
 
 
-@dataclass(frozen=True, eq=False)
+@part
 class Promise:
     """Part of a message: what a run may disclose about a row; see ``fedapp.crypto.noise``."""
 
-    __slots__ = ()
     epsilon: Annotated[float, Range(0, 1e6)]
     delta: Annotated[float, Range(0, 1)]
     multiplier: Annotated[float, Range(0, 1e9)]  # of noise, for the whole budget
@@ -64,7 +62,7 @@ class Promise:
     clip: Annotated[float, Range(0, 1e30)]  # largest absolute gradient; 0: bounded by the objective
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.private_open", "counting values", leaves="noised")
 class PrivateOpenRequest(RunCoding, Roster, Promise, Request):
     """Start with the roster; encode labels and categories; sum the labels, count first digits.
 
@@ -72,43 +70,29 @@ class PrivateOpenRequest(RunCoding, Roster, Promise, Request):
     ``digit_counts`` of all columns of numbers.
     """
 
-    kind: ClassVar[str] = "train.private_open"
-    doing: ClassVar[str] = "counting values"
-    leaves: ClassVar[str] = "noised"
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.private_count", "counting values", leaves="noised")
 class PrivateCountRequest(Request):
     """Count the weights of rows by the next digit of their values; see ``digit_counts``."""
 
-    kind: ClassVar[str] = "train.private_count"
-    doing: ClassVar[str] = "counting values"
-    leaves: ClassVar[str] = "noised"
     digit: Annotated[int, Range(1, 3)]
-    prefixes: Annotated[Array, Form("uint32", "n_prefixes")]  # ascending in a column
-    offsets: Annotated[Array, Form("int64", "n_column_offsets", low=0)]  # n_columns + 1
+    prefixes: Annotated[Array, Form("uint32", "n_prefixes", ascending="offsets")]
+    offsets: Annotated[Array, Form("int64", "n_columns+1", divides="n_prefixes")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.private_trees", "growing trees", each_round=True, leaves="noised")
 class PrivateTreesRequest(Trees, Request):
     """Add the last round's leaves to the margins; sum gradients at the leaves of new trees.
 
     The leaves of the trees sent have the value 0.
     """
 
-    kind: ClassVar[str] = "train.private_trees"
-    doing: ClassVar[str] = "growing trees"
-    each_round: ClassVar[bool] = True
-    leaves: ClassVar[str] = "noised"
     round_id: Annotated[int, Range(0, 10**6)]
     base_margin: BaseMargin
     # Of the last round's leaves; empty once they have been sent.
     leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("evaluate.private_scores", leaves="noised")
 class PrivateScoresRequest(scoring.EvaluateRequest):
     """As ``EvaluateRequest``, for noised sums of validation and test rows."""
-
-    kind: ClassVar[str] = "evaluate.private_scores"
-    leaves: ClassVar[str] = "noised"

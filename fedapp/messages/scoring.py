@@ -22,8 +22,7 @@ messages contain them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from fedapp.messages.fields import (
     Array,
@@ -36,6 +35,9 @@ from fedapp.messages.fields import (
     SiteLimit,
     TreeParameters,
     fields_of,
+    message,
+    part,
+    request,
 )
 from fedapp.messages.secagg import Among
 
@@ -46,26 +48,21 @@ Scores = Annotated[Array, Form("float64", "n_score_rows", "n_score_bins", low=0)
 GETS = {"": "each party's trees; a leaf may be a single row"}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("evaluate.scoring_scores", "scoring")
 class EvaluateRequest(Request):
     """Score the model on all rows; the last message of a run."""
 
-    kind: ClassVar[str] = "evaluate.scoring_scores"
-    doing: ClassVar[str] = "scoring"
     model: Annotated[Array, Form("uint8", "n_bytes")]  # model.json, UTF-8
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
     residual_range: Annotated[float, Range(0, 1e38)]  # of the residual bins, in the label's unit
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("evaluate.scoring_sums", leaves="sums")
 class SumScoresRequest(Among, EvaluateRequest):
     """As ``EvaluateRequest``, for ``sums``: the fields of an ``EvaluateReply``."""
 
-    kind: ClassVar[str] = "evaluate.scoring_sums"
-    leaves: ClassVar[str] = "sums"
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class EvaluateReply(Reply):
     """Sums for ``fedapp.metrics`` for each subset of a party's rows."""
 
@@ -77,11 +74,13 @@ class EvaluateReply(Reply):
     test_scores: Scores
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@part
 class Trees:
     """Part of a message: trees, one after the other."""
 
-    sizes: Annotated[Array, Form("int32", "n_trees", low=1)]  # nodes of each tree
+    sizes: Annotated[
+        Array, Form("int32", "n_trees", low=1, adds_up="n_nodes")
+    ]  # nodes of each tree
     lefts: Annotated[Array, Form("uint16", "n_nodes")]  # left child, 0 at a leaf
     values: Annotated[Array, Form("float32", "n_nodes")]  # threshold or leaf value
     columns: Annotated[Array, Form("int32", "n_splits", low=0)]
@@ -89,14 +88,14 @@ class Trees:
     sets: Annotated[Array, Form("uint8", "n_set_bytes")]  # bits of categories that go right
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@part
 class RatedTrees(Trees):
     """Trees with the gain of each split."""
 
     gains: Annotated[Array, Form("float32", "n_splits")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@part
 class GrownTrees(RatedTrees):
     """Trees with all that importance and SHAP values need."""
 
@@ -104,7 +103,7 @@ class GrownTrees(RatedTrees):
     weights: Annotated[Array, Form("float32", "n_nodes")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@part
 class BoostOrder(Trees, TreeParameters):
     """The trees that a party does not have yet, and how to boost from there."""
 
@@ -116,7 +115,7 @@ class BoostOrder(Trees, TreeParameters):
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class BoostReport(GrownTrees, Reply):
     """The trees a party has grown, and scores of the model before them."""
 

@@ -43,10 +43,9 @@ Reveals: sums over all parties. A party's share looks random to anyone without a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from fedapp.messages.fields import Array, Form, Range, Reply, Request
+from fedapp.messages.fields import Array, Form, Range, Reply, Request, message, part, request
 
 GROUPS = {"secure": frozenset({"horizontal"})}
 
@@ -56,16 +55,12 @@ SEALED_BYTES = SHARE_BYTES + 28  # with nonce and tag, see fedapp.crypto.sealed
 EVERYONE = "all parties"  # in place of a party's name, for a sum; no party may have this name
 
 
-@dataclass(frozen=True, slots=True)
+@request("query.secure_keys", "exchanging keys", leaves="nothing")
 class KeysRequest(Request):
     """Draw a key of the run."""
 
-    kind: ClassVar[str] = "query.secure_keys"
-    doing: ClassVar[str] = "exchanging keys"
-    leaves: ClassVar[str] = "nothing"
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class KeysReply(Reply):
     """A party's public keys, and how large its weights are."""
 
@@ -75,11 +70,10 @@ class KeysReply(Reply):
     weighted: bool  # whether a weight differs from 1
 
 
-@dataclass(frozen=True, eq=False)
+@part
 class Roster:
     """Part of a message: between which parties sums are masked, and bounds on their terms."""
 
-    __slots__ = ()
     names: Annotated[tuple[str, ...], Range(1, 1000)]  # of all parties, in order
     box_keys: Annotated[Array, Form("uint8", "n_parties", 32)]
     run_keys: Annotated[Array, Form("uint8", "n_parties", 32)]
@@ -92,24 +86,23 @@ class Roster:
 AMONG = "among"  # the one field of a ``Among``
 
 
-@dataclass(frozen=True, eq=False)
+@part
 class Among:
     """Part of a message: which parties of the roster remain; empty where all must."""
 
-    __slots__ = ()
     among: Annotated[tuple[str, ...], Range(0, 1000)]
 
 
-@dataclass(frozen=True, eq=False)
+@part
 class SharedCuts:
     """Part of a message: the cuts between the bins of all parties, in the first of a run."""
 
-    __slots__ = ()
-    edges: Annotated[Array, Form("float32", "n_edges")]  # of ``Cuts``; empty once sent
-    edge_offsets: Annotated[Array, Form("int64", "n_edge_offsets", low=0)]
+    # Of ``Cuts``; empty once sent.
+    edges: Annotated[Array, Form("float32", "n_edges", ascending="edge_offsets")]
+    edge_offsets: Annotated[Array, Form("int64", "n_columns+1", empty=True, divides="n_edges")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class MaskedReply(Reply):
     """A party's sums under its masks with all others, in Z/2^64.
 
@@ -121,18 +114,15 @@ class MaskedReply(Reply):
     sealed: Annotated[Array, Form("uint8", "n_sealed", SEALED_BYTES)]  # by name of the holder
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("query.secure_unmask", "unmasking sums", leaves="masks")
 class UnmaskRequest(Request):
     """Ask for what removes the masks from the last answers of some parties."""
 
-    kind: ClassVar[str] = "query.secure_unmask"
-    doing: ClassVar[str] = "unmasking sums"
-    leaves: ClassVar[str] = "masks"
     names: Annotated[tuple[str, ...], Range(1, 1000)]  # of the parties that answered
     sealed: Annotated[Array, Form("uint8", "n_sealed", SEALED_BYTES)]  # by the others among these
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class UnmaskReply(Reply):
     """Shares of the seeds of the parties named; seeds of the pairs with the others."""
 
@@ -140,16 +130,12 @@ class UnmaskReply(Reply):
     seeds: Annotated[Array, Form("uint8", "n_lost", SHARE_BYTES)]  # of this answer only
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("query.secure_left", "asking who is left", leaves="nothing")
 class LeftRequest(Request):
     """Ask a party for the parties of its last sum, after a restart of the server."""
 
-    kind: ClassVar[str] = "query.secure_left"
-    doing: ClassVar[str] = "asking who is left"
-    leaves: ClassVar[str] = "nothing"
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class LeftReply(Reply):
     """The parties that have not been lost, as far as a party knows."""
 

@@ -59,8 +59,7 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from fedapp.messages.fields import (
     MOST_DEPTH,
@@ -75,6 +74,8 @@ from fedapp.messages.fields import (
     Reply,
     Request,
     TreeParameters,
+    message,
+    request,
 )
 from fedapp.messages.handshake import Counts, Kinds, Names
 from fedapp.messages.vertical import FinalScores
@@ -104,12 +105,10 @@ def block_rows(ciphertext_bytes: int, n_receivers: int) -> int:
     return max(1, BLOCK_BYTES // (ciphertext_bytes * max(1, n_receivers)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.secureboost_setup", "binning the columns, drawing the key")
 class SetupRequest(TreeParameters, LossFields, Request, letters=True):
     """Bin the columns; at the active party also check the order of rows and draw the key."""
 
-    kind: ClassVar[str] = "train.secureboost_setup"
-    doing: ClassVar[str] = "binning the columns, drawing the key"
     objective: Annotated[str, Range(1, 64)]
     first_trees: Annotated[int, Range(0, 10**6)]
     goss: bool
@@ -122,95 +121,61 @@ class SetupRequest(TreeParameters, LossFields, Request, letters=True):
     interaction_constraints: Annotated[str, Range(0, LONGEST_CONSTRAINTS)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.secureboost_walk", "walking the trees of the initial model")
 class WalkRequest(Request, letters=True):
     """To the active party: apply the answers to rows that traverse the initial model."""
 
-    kind: ClassVar[str] = "train.secureboost_walk"
-    doing: ClassVar[str] = "walking the trees of the initial model"
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.secureboost_answer", "walking the trees of the initial model")
 class AnswerRequest(Request, letters=True):
     """To a passive party: answer which of the rows in question go left."""
 
-    kind: ClassVar[str] = "train.secureboost_answer"
-    doing: ClassVar[str] = "walking the trees of the initial model"
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.secureboost_begin", "encrypting the gradients", each_round=True)
 class BeginRequest(Request, letters=True):
     """To the active party: finish the last round, and start another if one is wanted."""
 
-    kind: ClassVar[str] = "train.secureboost_begin"
-    doing: ClassVar[str] = "encrypting the gradients"
-    each_round: ClassVar[bool] = True
     n_rounds: Annotated[int, Range(0, 10**6)]  # wanted in all
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.secureboost_encrypt", "encrypting the gradients", each_round=True)
 class EncryptRequest(Request, letters=True):
     """To the active party: send the next block of the round's gradients."""
 
-    kind: ClassVar[str] = "train.secureboost_encrypt"
-    doing: ClassVar[str] = "encrypting the gradients"
-    each_round: ClassVar[bool] = True
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.secureboost_take", "encrypting the gradients", each_round=True)
 class TakeRequest(Request, letters=True):
     """To a passive party: store a block of the round's gradients; others follow."""
 
-    kind: ClassVar[str] = "train.secureboost_take"
-    doing: ClassVar[str] = "encrypting the gradients"
-    each_round: ClassVar[bool] = True
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.secureboost_sum", "summing encrypted gradients", each_round=True)
 class SumRequest(Request, letters=True):
     """To a passive party: apply the last level's splits, sum the wanted nodes."""
 
-    kind: ClassVar[str] = "train.secureboost_sum"
-    doing: ClassVar[str] = "summing encrypted gradients"
-    each_round: ClassVar[bool] = True
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.secureboost_split", "decrypting sums, choosing splits", each_round=True)
 class SplitRequest(Request, letters=True):
     """To the active party: choose this level's splits."""
 
-    kind: ClassVar[str] = "train.secureboost_split"
-    doing: ClassVar[str] = "decrypting sums, choosing splits"
-    each_round: ClassVar[bool] = True
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.secureboost_partition", "splitting the rows", each_round=True)
 class PartitionRequest(Request, letters=True):
     """To a passive party: apply its splits that were chosen, and send the result to the others."""
 
-    kind: ClassVar[str] = "train.secureboost_partition"
-    doing: ClassVar[str] = "splitting the rows"
-    each_round: ClassVar[bool] = True
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@request("evaluate.secureboost_handover", "storing the model")
 class HandOverRequest(Request, letters=True):
     """To a passive party: store its part of the model; hand it over where that is allowed."""
 
-    kind: ClassVar[str] = "evaluate.secureboost_handover"
-    doing: ClassVar[str] = "storing the model"
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@request("evaluate.secureboost_finish", "scoring")
 class FinishRequest(Request, letters=True):
     """To the active party: store its part of the model, score it, join the parts if allowed."""
 
-    kind: ClassVar[str] = "evaluate.secureboost_finish"
-    doing: ClassVar[str] = "scoring"
     best_round: Annotated[int, Range(0, 10**6)]  # rounds to keep
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class WalkReply(Reply, letters=True):
     """Questions for other parties, none when finished; the size of the model."""
 
@@ -219,7 +184,7 @@ class WalkReply(Reply, letters=True):
     n_trees: Annotated[int, Range(1, 10**9)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class BeginReply(Reply, letters=True):
     """Scores of the rounds finished since the last reply, and whether another was started."""
 
@@ -233,7 +198,7 @@ class BeginReply(Reply, letters=True):
     purities: Annotated[Array, Form("float64", "n_rounds", "n_views", low=0, high=1)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class SplitReply(Reply, letters=True):
     """State of the round."""
 
@@ -241,7 +206,7 @@ class SplitReply(Reply, letters=True):
     passive_splits: bool  # some passive party has splits to make
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class FinishReply(FinalScores, Reply, letters=True):
     """Scores of the finished model; importance and the model itself where all allow it."""
 
@@ -250,7 +215,7 @@ class FinishReply(FinalScores, Reply, letters=True):
     kinds: Kinds  # of the columns of such a model
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class PublicKey(Letter):
     """Active to passive: the key of this run, and how rows are packed under it."""
 
@@ -260,7 +225,7 @@ class PublicKey(Letter):
     precision: Annotated[int, Range(1, 62)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class ColumnBins(Letter):
     """Passive to active: bins, constraints and, if shared, names of the columns."""
 
@@ -277,7 +242,7 @@ class ColumnBins(Letter):
     group_sizes: Annotated[Array, Form("int64", "n_groups", low=1, high=10**6)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class EncryptedGradients(Letter):
     """Active to passive: the first block of gradients of the rows that a round draws."""
 
@@ -287,7 +252,7 @@ class EncryptedGradients(Letter):
     ciphertexts: Ciphertexts  # rows of the first group of trees, then of the next
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class MoreGradients(Letter):
     """Active to passive: a later block."""
 
@@ -296,7 +261,7 @@ class MoreGradients(Letter):
     ciphertexts: Ciphertexts
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class Splits(Letter):
     """Active to passive: a level's splits, and the nodes to sum next.
 
@@ -320,7 +285,7 @@ class Splits(Letter):
     wanted_nodes: Annotated[Array, Form("int32", "n_wanted", low=0, high=MOST_NODES)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class Partition(Letter):
     """Which rows go left, from the party that made some of a level's splits."""
 
@@ -330,7 +295,7 @@ class Partition(Letter):
     bits: Annotated[Array, Form("uint8", "n_bit_bytes")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class EncryptedSums(Letter):
     """Passive to active: sums of gradients and hessians of the wanted nodes, packed."""
 
@@ -340,14 +305,14 @@ class EncryptedSums(Letter):
     ciphertexts: Ciphertexts
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class PartKept(Letter):
     """Passive to active: the sender's part of the model is stored."""
 
     digest: Annotated[Array, Form("uint8", 32)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class Records(Letter):
     """Passive to active, where both allow the export: splits and columns of the sender."""
 

@@ -55,8 +55,7 @@ By the alignment:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 
@@ -70,37 +69,36 @@ from fedapp.messages.fields import (
     Range,
     Reply,
     Request,
+    message,
+    part,
+    request,
 )
 from fedapp.messages.handshake import Plan
 
 
-@dataclass(frozen=True, eq=False)
+@part
 class RoundScores:
     """Part of a message: scores of the model so far; empty for a subset without rows."""
 
-    __slots__ = ()
     score_names: Annotated[tuple[str, ...], Range(0, 20)]
     train_scores: Annotated[Array, Form("float64", "n_train_scores", nan=True)]
     valid_scores: Annotated[Array, Form("float64", "n_valid_scores", nan=True)]
 
 
-@dataclass(frozen=True, eq=False)
+@part
 class FinalScores(RoundScores):
     """Part of a message: scores of the finished model, and importance of the columns named."""
 
-    __slots__ = ()
     test_scores: Annotated[Array, Form("float64", "n_test_scores", nan=True)]
     column_names: Annotated[tuple[str, ...], Range(0, 10**6)]
     column_gains: Annotated[Array, Form("float64", "n_named", low=0)]  # of all splits of each
     column_counts: Annotated[Array, Form("int64", "n_named", low=0)]
 
 
-@dataclass(frozen=True, slots=True)
+@request("query.vertical_hello", "reading the tables")
 class VerticalHelloRequest(Plan, Request):
     """Open a run with its plan: read the table and report its size."""
 
-    kind: ClassVar[str] = "query.vertical_hello"
-    doing: ClassVar[str] = "reading the tables"
     needs_ids: bool
     most_rows: Annotated[int, Range(1, 2**40)]
     seed: Annotated[int, Range(0, 2**63 - 1)]
@@ -112,7 +110,7 @@ class VerticalHelloRequest(Plan, Request):
     folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class VerticalHelloReply(Introduction):
     """A description of a party's table."""
 
@@ -140,12 +138,10 @@ class VerticalHelloReply(Introduction):
 Points = Annotated[Array, Form("uint8", "n_points", 32)]  # of ristretto255
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("query.alignment_open", "aligning the rows")
 class OpenRequest(Request):
     """Start the alignment with the names and keys of all parties."""
 
-    kind: ClassVar[str] = "query.alignment_open"
-    doing: ClassVar[str] = "aligning the rows"
     names: Annotated[tuple[str, ...], Range(2, 1000)]  # of all parties, in order
     active: Annotated[str, Range(1, 64)]
     box_keys: Annotated[Array, Form("uint8", "n_parties", 32)]
@@ -160,31 +156,22 @@ class OpenRequest(Request):
     score_test: bool = True  # False: test rows are left out, and nothing about them is sent
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("query.alignment_mask", "aligning the rows")
 class MaskRequest(Request, letters=True):
     """To a passive party: mask lists once more and pass them on."""
 
-    kind: ClassVar[str] = "query.alignment_mask"
-    doing: ClassVar[str] = "aligning the rows"
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@request("query.alignment_match", "aligning the rows")
 class MatchRequest(Request, letters=True):
     """To the active party: find the common rows."""
 
-    kind: ClassVar[str] = "query.alignment_match"
-    doing: ClassVar[str] = "aligning the rows"
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@request("query.alignment_order", "aligning the rows")
 class OrderRequest(Request, letters=True):
     """To a passive party: keep the common rows, in the common order."""
 
-    kind: ClassVar[str] = "query.alignment_order"
-    doing: ClassVar[str] = "aligning the rows"
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class MatchReply(Reply, letters=True):
     """Parcels for the passive parties, and how many rows there are."""
 
@@ -193,7 +180,7 @@ class MatchReply(Reply, letters=True):
     n_test: Annotated[int, Range(0, 2**40)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class MaskedList(Letter):
     """A party's ids as points, under the masks of all parties that have had the list."""
 
@@ -202,7 +189,7 @@ class MaskedList(Letter):
     points: Points
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class CommonRows(Letter):
     """Active to passive: which entries of the receiver's list all parties have."""
 
@@ -210,23 +197,23 @@ class CommonRows(Letter):
     key: Annotated[Array, Form("uint8", 32)]  # of the digest of the order
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class OrderDigest(Letter):
     """Keyed digest of the ids in the common order."""
 
     digest: Annotated[Array, Form("uint8", 32)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class Parcels(Message):
     """Parcels, each with its peer; one peer may have several."""
 
-    peers: Annotated[tuple[str, ...], Range(0, 10**5)]
-    parcel_ends: Annotated[Array, Form("int64", "n_parcels", low=0)]
+    peers: Annotated[tuple[str, ...], Range(0, 10**5, "n_parcels")]
+    parcel_ends: Annotated[Array, Form("int64", "n_parcels", low=0, ends="n_bytes")]
     parcels: Annotated[Array, Form("uint8", "n_bytes")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class SentReply(Reply, letters=True):
     """Parcels for others, and nothing for the server."""
 
@@ -245,12 +232,9 @@ def pack_parcels(parcels: Iterable[Parcel]) -> Parcels:
 
 
 def unpack_parcels(packed: Parcels) -> list[Parcel]:
-    """Inverse of ``pack_parcels``; a ValueError if peers, ends and bytes do not fit together."""
-    ends, n_bytes = packed.parcel_ends.tolist(), len(packed.parcels)
+    """Inverse of ``pack_parcels``."""
+    ends = packed.parcel_ends.tolist()
     starts = [0, *ends[:-1]]
-    in_order = all(start <= end for start, end in zip(starts, ends, strict=False))
-    if len(ends) != len(packed.peers) or not in_order or (ends[-1] if ends else 0) != n_bytes:
-        raise ValueError(f"parcels must be {len(packed.peers)} that fill {n_bytes} bytes")
     content = packed.parcels.tobytes()
     return [
         (peer, content[start:end])

@@ -37,17 +37,12 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Array, Form, Message, Range
+from fedapp.messages.fields import Array, Declared, Form, Message, check_values
 from fedapp.messages.vertical import Parcel, Parcels, pack_parcels, unpack_parcels
 
 M = TypeVar("M", bound=Message)
 Scalar = bool | int | float | str | list[str]
 Layout = Sequence[tuple[str, str, Sequence[int]]]  # name, dtype and shape of each array
-LONGEST = 1000  # characters of a text
-# Control characters, marks that change the direction of writing, and lone surrogates.
-UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
 WIRE_FORMAT = 3
 MOST_WITH_ENVELOPE = 2**20  # bytes of a content
 RAW, BYTES = "fedapp.raw", "|u1"
@@ -125,77 +120,14 @@ def without_parcels(content: Content) -> Content:
     return Content(content.name, scalars, arrays)
 
 
-def _forms(kind: type[Message]) -> Mapping[str, tuple[Any, Form | Range | None]]:
+def _forms(kind: type[Message]) -> Mapping[str, tuple[Any, Declared]]:
     return {**kind.forms, **Parcels.forms} if kind.carries_letters else kind.forms
 
 
 def _check(kind: type[Message], values: Mapping[str, Any], party: str) -> None:
-    sizes: dict[str, int] = {}
-    for name, (base, form) in _forms(kind).items():
-        broken = (
-            _broken_array(values[name], form, sizes)
-            if isinstance(form, Form)
-            else _broken_scalar(values[name], base, form)
-        )
-        if broken:
-            raise ProtocolError(party, kind.__name__, name, broken)
-
-
-def _broken_array(value: Any, form: Form, sizes: dict[str, int]) -> str:
-    """The rule that an array breaks, or ""."""
-    if not isinstance(value, np.ndarray) or value.dtype != form.dtype:
-        return f"must be {form.dtype}, got {getattr(value, 'dtype', type(value).__name__)}"
-    if value.ndim != len(form.shape):
-        return f"must have {len(form.shape)} dimensions, got {value.ndim}"
-    for place, (wanted, size) in enumerate(zip(form.shape, value.shape, strict=True), start=1):
-        # The first array with a named dimension fixes its size.
-        expected = wanted if isinstance(wanted, int) else sizes.setdefault(wanted, size)
-        if size != expected:
-            name = "" if isinstance(wanted, int) else f" ({wanted})"
-            return f"must have size {expected}{name} in dimension {place}, got {size}"
-    if not value.size:
-        return ""
-    if value.dtype.kind == "f":
-        finite = np.isfinite(value)
-        if form.nan:
-            finite |= np.isnan(value)
-        if not finite.all():
-            return "must be finite"
-    # fmin and fmax ignore NaN; minimum and maximum would return it.
-    least = np.fmin.reduce if form.nan else np.minimum.reduce
-    largest = np.fmax.reduce if form.nan else np.maximum.reduce
-    if form.low is not None and (extreme := least(value, axis=None)) < form.low:
-        return f"must be >= {form.low}, got {extreme}"
-    if form.high is not None and (extreme := largest(value, axis=None)) > form.high:
-        return f"must be <= {form.high}, got {extreme}"
-    return ""
-
-
-def _broken_scalar(value: Any, base: Any, form: Range | None) -> str:
-    """The rule that a scalar breaks, or ""."""
-    if base is tuple:
-        if not isinstance(value, tuple):
-            return f"must be a list of texts, got {type(value).__name__}"
-        if not all(isinstance(one, str) for one in value):
-            return "must be a list of texts, got another element in it"
-    elif type(value) is not base:
-        return f"must be {base.__name__}, got {type(value).__name__}"
-    if isinstance(value, float) and not np.isfinite(value):
-        return f"must be finite, got {value}"
-    texts = (value,) if isinstance(value, str) else value
-    if isinstance(texts, tuple):  # shown in terminals, logs and pages of other parties
-        if UNPRINTABLE.search("".join(texts)):
-            return "must have no control characters but tab and line feed"
-        longest = max(map(len, texts), default=0)
-        if longest > LONGEST:
-            return f"must be of at most {LONGEST} letters, got {longest}"
-    if form is None:
-        return ""
-    measured = len(value) if isinstance(value, str | tuple) else value
-    if not form.low <= measured <= form.high:
-        what = "length must" if isinstance(value, str | tuple) else "must"
-        return f"{what} be {form.low} to {form.high}, got {measured}"
-    return ""
+    check_values(kind, values, party)
+    if kind.carries_letters:
+        check_values(Parcels, values, party, kind.__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,4 +135,4 @@ def run_local(
 SERVER_NODE = 1
 
 
-PULL_SECONDS = 0.01  # that a pull waits for a reply
+PULL_SECONDS = 0.05  # that a pull waits for a reply; most exchanges take less

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar
+from dataclasses import fields
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedapp.errors import ProtocolError
 from fedapp.messages import wire
-from fedapp.messages.fields import Array, Form, Range, Reply, Request
+from fedapp.messages.fields import Array, Form, Range, Reply, Request, message, request
 from fedapp.messages.handshake import HelloReply
 from fedapp.messages.wire import (
     RAW,
@@ -40,7 +40,7 @@ LETTERS = st.one_of(
 ENVELOPE = Envelope("0123456789abcdef", step=3, checkpoint=2, attempt=1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class Sample(Reply):
     """One field of every kind."""
 
@@ -57,15 +57,14 @@ class Sample(Reply):
     classes: Annotated[tuple[str, ...], Range(0, 3)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.other")
 class OtherRequest(Request):
     """A message without an array."""
 
-    kind: ClassVar[str] = "train.other"
     level: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class GapsReply(Reply):
     """An array that has a range and may have gaps."""
 
@@ -244,12 +243,6 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("changes", "rule"), BROKEN.values(), ids=BROKEN)
-def test_a_message_that_breaks_its_form_does_not_leave(changes: dict[str, Any], rule: str) -> None:
-    with pytest.raises(ProtocolError, match=f"^bank: Sample.{rule}$"):
-        to_content(sample(**changes), "bank")
-
-
-@pytest.mark.parametrize(("changes", "rule"), BROKEN.values(), ids=BROKEN)
 def test_a_message_that_breaks_its_form_is_refused_on_arrival(
     changes: dict[str, Any], rule: str
 ) -> None:
@@ -263,7 +256,7 @@ def test_a_message_that_breaks_its_form_is_refused_on_arrival(
         from_content(Sample, content, "bank")
 
 
-def test_an_error_of_a_message_tells_its_party_message_and_field() -> None:
+def test_a_message_that_breaks_its_form_does_not_leave_and_is_named() -> None:
     with pytest.raises(ProtocolError, match="level") as caught:
         to_content(sample(level=-1), "bank")
     error = caught.value
@@ -289,14 +282,6 @@ def test_a_field_too_many_is_named() -> None:
     sent = to_content(sample(), "bank")
     content = Content("Sample", {**sent.scalars, "labels": [1, 0]}, sent.arrays)
     with pytest.raises(ProtocolError, match=r"^bank: Sample.labels must be absent$"):
-        from_content(Sample, content, "bank")
-
-
-def test_a_number_in_the_place_of_an_array_is_refused() -> None:
-    sent = to_content(sample(), "bank")
-    rest = {key: value for key, value in sent.arrays.items() if key != "counts"}
-    content = Content("Sample", {**sent.scalars, "counts": 1}, rest)
-    with pytest.raises(ProtocolError, match=r"^bank: Sample.counts must be int32, got int$"):
         from_content(Sample, content, "bank")
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from shutil import rmtree
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from fedapp.crypto.sealed import Address, new_private_key, public_key, unseal
 from fedapp.errors import ProtocolError
 from fedapp.home import home
-from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request
+from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request, message, request
 from fedapp.messages.handshake import Plan
 from fedapp.messages.vertical import Parcel, SentReply, VerticalHelloRequest
 from fedapp.messages.wire import Content, Envelope, from_content, parcels_of, to_content
@@ -44,34 +44,31 @@ MODEL = "0123456789abcdef"
 NAMES = ("bank", "shop")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("query.testmail_greet")
 class GreetRequest(Plan, Request):
     """Draw a key of the run."""
 
-    kind: ClassVar[str] = "query.testmail_greet"
     rounds: Annotated[int, Range(0, 100)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("query.testmail_meet")
 class MeetRequest(Request):
     """Know the keys."""
 
-    kind: ClassVar[str] = "query.testmail_meet"
     keys: Annotated[Array, Form("uint8", "n_parties", 32)]
     run_keys: Annotated[Array, Form("uint8", "n_parties", 32)]
     active: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.testmail_tell")
 class TellRequest(Request, letters=True):
     """Pass on what has come, and something new; in the end forget it all."""
 
-    kind: ClassVar[str] = "train.testmail_tell"
     number: Annotated[int, Range(0, 100)]
     last: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class TellReply(Reply, letters=True):
     """How often the handler ran, and what had come."""
 
@@ -79,14 +76,14 @@ class TellReply(Reply, letters=True):
     heard: Annotated[Array, Form("int64", "n_letters")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class BareReply(Reply):
     """Nothing, and no letters."""
 
     done: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class Note(Letter):
     """A number."""
 

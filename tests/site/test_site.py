@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from fedapp.messages.fields import (
     all_methods,
     kinds_of,
     module_of_group,
+    request,
 )
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.vertical import OpenRequest, VerticalHelloRequest
@@ -168,11 +169,10 @@ def test_a_module_that_declares_nothing_is_a_method_of_its_own() -> None:
         check_policy(config, "query.parameters_read", "pax")
 
 
-@dataclass(frozen=True, slots=True)
+@request("train.trial_begin")
 class TrialRequest(Request):
     """Of a method that no other module knows."""
 
-    kind: ClassVar[str] = "train.trial_begin"
     no_cover: Annotated[bool, OnlyInTrials()]
     fewest_ways: Annotated[float, Range(0, 1e9), OnlyInTrials(below=12.5)]
     n_bins: Annotated[int, Range(0, 10**6), SiteLimit("most-bins")]
@@ -377,9 +377,9 @@ def test_a_finished_run_does_not_begin_again_under_its_id(
         VerticalHelloRequest(True, 1000, 42, "", False, **plan),
         OpenRequest(names, "bank", keys, keys, np.array([9, 9]), False, 0.2, 0.1, 42),
     ]
-    for step, request in enumerate(asked, start=1):
+    for step, one in enumerate(asked, start=1):
         envelope = Envelope(model_id, step, 0, attempt=1, method="secureboost")
-        given = config, request.kind, envelope, to_content(request, "bank")
+        given = config, one.kind, envelope, to_content(one, "bank")
         if step == 1:
             answer(*given)
         else:

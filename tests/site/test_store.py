@@ -13,14 +13,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
 
 from fedapp.errors import DataError, ProtocolError
 from fedapp.home import home, write_atomically
-from fedapp.messages.fields import Array, Form, Range, Reply, Request
+from fedapp.messages.fields import Array, Form, Range, Reply, Request, message, request
 from fedapp.messages.handshake import Plan
 from fedapp.messages.wire import Content, Envelope, from_content, to_content
 from fedapp.site import store as store_module
@@ -45,15 +45,14 @@ LARGE = SMALL // 8 + 1  # float64 values that get a file of their own
 NO_REPLY = b""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@request("train.testmethod_add")
 class AddRequest(Plan, Request):
     """Add to the site's running sums."""
 
-    kind: ClassVar[str] = "train.testmethod_add"
     amount: Annotated[int, Range(0, 100)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message
 class SumReply(Reply):
     """The sums so far, and how often the handler ran."""
 
@@ -186,7 +185,7 @@ def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
     store.commit(1, 0, NO_REPLY)
     state = json.loads((tmp_path / "state.json").read_text())
     (tmp_path / "state.json").write_text(json.dumps({**state, "format": 1}))
-    with pytest.raises(DataError, match=r"^state must be of format 3, got 1: another version"):
+    with pytest.raises(DataError, match=r"^state must be of format 4, got 1: another version"):
         Store.open(tmp_path)
 
 

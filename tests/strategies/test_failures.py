@@ -144,7 +144,7 @@ def test_a_reply_of_another_class_stops_the_run_by_name(three_rounds: MakeSettin
     sketch = SketchReply(
         representatives=np.zeros(1, np.float32),
         masses=np.zeros(1, np.float32),
-        offsets=np.zeros(2, np.int64),
+        offsets=np.array([0, 1]),
         maxima=np.zeros(1, np.float32),
         label_sums=np.zeros(1),
         weight_sum=1.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,63 +12,16 @@ import pytest
 
 from fedapp.errors import ProtocolError
 from fedapp.messages.pax import check_sketch
-from fedapp.settings import load_settings
 from strategies.federated_forest import _party_sets
 from strategies.local_boosting import check_report
-from tests.moments import Change, Listener, Moment, changed_reply
-from tests.network import run
-from tests.pooled import write_rows
-
-WIDTHS = {"few": 3, "some": 5, "many": 11}  # categories of the columns of text
-RUNS: dict[str, dict[str, Any]] = {
-    "pax": {},
-    "bagging": {},
-    "secureboost": {"secureboost.key-bits": 256, "secureboost.insecure-small-key": True},
-    "federated-forest": {
-        "federated-forest.labels": "paillier",
-        "federated-forest.key-bits": 256,
-        "federated-forest.insecure-small-key": True,
-        "federated-forest.trees": 3,
-        "federated-forest.max-depth": 3,
-        "federated-forest.max-features": "all",
-        "federated-forest.master-keeps-model": True,
-    },
-}
-
-
-def text_columns(n_rows: int = 160) -> dict[str, Any]:
-    """Numbers a and b, text, some of it with missing values, and a label that follows them all."""
-    rng = np.random.default_rng(6)
-    a, b = rng.integers(0, 9, (2, n_rows))
-    codes = {name: rng.integers(0, width, n_rows) for name, width in WIDTHS.items()}
-    signal = a % 3 + 3 * np.isin(codes["many"], [1, 4, 8, 9]) + 2 * (codes["few"] == 1)
-    signal = signal + np.isin(codes["some"], [0, 3]) + rng.normal(size=n_rows)
-    text = {name: np.char.add(name, known.astype(str)) for name, known in codes.items()}
-    for name in ("few", "some"):
-        text[name] = np.where(rng.random(n_rows) < 0.1, "", text[name])
-    return {**text, "a": a, "b": b, "y": (signal > np.median(signal)).astype(int)}
+from tests.moments import WIDTHS, Change, Listener, Moment, changed_reply, listen
 
 
 @pytest.fixture(scope="module")
 def heard(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Listener]:
-    """``heard(method)``: what the parties of a run were told; a run for the first who asks."""
-    folder, known = tmp_path_factory.mktemp("heard"), dict[str, Listener]()
-    data = write_rows(folder / "text.csv", text_columns())
-
-    def listen(method: str) -> Listener:
-        if method not in known:
-            given = {"data": str(data), "label": "y", "strategy": method, "parties": 2}
-            given |= {"run-dir": str(folder / method), "objective": "binary:logistic"}
-            given |= {"num-boost-round": 2, "max-depth": 3, "max-bin": 8, "allow-export": True}
-            # The passive party has many, a and b.
-            given |= {"columns": "sizes:2,3", "align": "ordered", "drop-columns": ""}
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("FEDAPP_HOME", str(folder / "home"))
-                known[method] = Listener(patch)
-                run(load_settings({**given, **RUNS[method]}))
-        return known[method]
-
-    return listen
+    """``heard(method)``: what the parties of a run received; a run for the first who asks."""
+    folder = tmp_path_factory.mktemp("heard")
+    return cache(lambda method: listen(folder, method))
 
 
 def last_bit(bits: Any) -> Any:
@@ -82,7 +36,6 @@ FALSE_SETS: dict[str, tuple[Change, str]] = {
     "a byte more": (lambda bits: np.append(bits, bits[-1:]), r"sets must be \d+ bytes, got \d+"),
     "no sets": (lambda bits: bits[:0], r"sets must be \d+ bytes, got 0"),
     "a bit past all": (last_bit, "sets must contain only categories of the column"),
-    "another type": (lambda bits: bits.astype(np.int64), "must be uint8, got int64"),
 }
 TOLD_SETS = [  # method, message, field, and the field that an error names
     ("pax", "GrowRequest", "split_sets", "split_sets"),
@@ -117,7 +70,6 @@ def test_sets_that_are_none_of_their_columns_are_refused_by_a_party(
     rule: str,
 ) -> None:
     moment = heard(method).first(message, field)
-    named = field if "uint8" in rule else named
     refuses(tmp_path, moment, message, {field: change}, f"{named} {rule}")
 
 
@@ -167,7 +119,6 @@ FALSE_FIELDS: list[tuple[str, str, Mapping[str, Change], str]] = [
         "categorical must be 3, got 2",
     ),
     ("secureboost", "ColumnBins", {"categorical": lambda c: c * 0}, r"widths must be <= 8 \(max-b"),
-    ("secureboost", "ColumnBins", {"categorical": lambda c: c + 1}, "categorical must be <= 1"),
     ("secureboost", "Records", {"widths": of_number}, f"widths {FITS}"),
     ("secureboost", "Records", {"widths": lambda w: w[:-1]}, f"widths {FITS}"),
     ("secureboost", "Records", {"columns": lambda c: c * 0 + 1}, f"widths {FITS}"),
@@ -189,13 +140,10 @@ FALSE_FIELDS: list[tuple[str, str, Mapping[str, Change], str]] = [
     ("federated-forest", "Won", {"listed": np.flip}, "(listed|set_bits)"),
     ("federated-forest", "Won", {"set_bits": np.zeros_like}, "set_bits must leave bins on"),
     ("federated-forest", "Won", {"set_bits": every_bin}, "set_bits must leave bins on"),
-    ("federated-forest", "ColumnSums", {"unordered": lambda u: u[:-1]}, "unordered must have size"),
-    ("federated-forest", "ColumnSums", {"unordered": lambda u: u + 1}, "unordered must be <= 1"),
     ("pax", "SketchRequest", {"categories": lambda n: n[:-1]}, r"categories must be \d+, got \d+"),
     ("pax", "SketchRequest", {"categories": other("")}, "categories must be distinct in a column"),
     ("pax", "SketchRequest", {"category_counts": lambda c: c[:-1]}, "categories category_counts m"),
     ("bagging", "LabelsRequest", {"categories": lambda n: n[1:]}, r"categories must be \d+, got"),
-    ("bagging", "LabelsRequest", {"categories": other("\x07")}, "categories must have no control"),
 ]
 
 
@@ -219,9 +167,8 @@ def test_what_does_not_fit_its_sets_or_names_is_refused_by_a_party(
 TOLD_SERVER: list[tuple[str, str, Mapping[str, Change], str]] = [
     ("pax", "SketchReply", {"maxima": lambda m: m + 11}, "maxima must be codes of the categories"),
     ("pax", "SketchReply", {"maxima": lambda m: m + 0.5}, "maxima must be codes of the categories"),
-    ("pax", "SketchReply", {"offsets": lambda o: np.append(o[1:], o[-1])}, "offsets must divide"),
-    ("pax", "SketchReply", {"unseen": lambda u: u[:-1]}, "unseen must be one a column of 5, got 4"),
-    ("pax", "SketchReply", {"unseen": lambda u: u - 1}, "unseen must be >= 0"),
+    ("pax", "SketchReply", {"offsets": lambda o: np.append(o[1:], o[-1])}, "offsets must give a"),
+    ("pax", "SketchReply", {"unseen": lambda u: u[:-1]}, r"unseen must have size 5 .* got 4"),
     (
         "federated-forest",
         "PartitionReply",
@@ -247,12 +194,6 @@ TOLD_SERVER: list[tuple[str, str, Mapping[str, Change], str]] = [
         "PartitionReply",
         {"categories": lambda n: n[1:]},
         "categories must be 11",
-    ),
-    (
-        "federated-forest",
-        "PartitionReply",
-        {"category_counts": np.negative},
-        "category_counts must",
     ),
 ]
 

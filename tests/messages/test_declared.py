@@ -1,0 +1,54 @@
+"""Every declared rule of every message is kept on arrival, and at its sender."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedapp.errors import ProtocolError
+from fedapp.messages.fields import Form, Message, check_sizes
+from fedapp.messages.wire import Content, from_bytes, from_content, to_bytes, to_content
+from tests.messages.declared import Violation, example, kinds, name_of, violations
+
+BROKEN = [(kind, violation) for kind in kinds() for violation in violations(kind)]
+
+
+def arrived(kind: type[Message], changes: dict[str, Any]) -> Message:
+    """A message as its receiver reads it."""
+    sent = to_content(kind(**example(kind)), "bank")
+    scalars = {name: changes.get(name, value) for name, value in sent.scalars.items()}
+    arrays = {name: changes.get(name, value) for name, value in sent.arrays.items()}
+    return from_content(kind, Content(sent.name, scalars, arrays), "bank")
+
+
+@pytest.mark.parametrize("kind", kinds(), ids=name_of)
+def test_a_message_that_keeps_its_rules_arrives(kind: type[Message]) -> None:
+    sent = to_content(kind(**example(kind)), "bank")
+    found = from_content(kind, from_bytes(to_bytes(sent), "bank"), "bank")
+    for name, value in example(kind).items():
+        np.testing.assert_array_equal(getattr(found, name), value)
+
+
+@pytest.mark.parametrize(("kind", "broken"), BROKEN, ids=name_of)
+def test_what_breaks_a_rule_is_refused_on_arrival(kind: type[Message], broken: Violation) -> None:
+    pattern = rf"^bank: {kind.__name__}\.\w+ {broken.text}"
+    with pytest.raises(ProtocolError, match=pattern) as caught:
+        arrived(kind, {broken.field: broken.value})
+    error = caught.value
+    assert (error.party, error.message) == ("bank", kind.__name__)
+    # Where two fields must have one size, either may be named.
+    assert error.field == broken.field or "size" in error.rule or broken.rule.startswith("size")
+
+
+@pytest.mark.parametrize("kind", kinds(), ids=name_of)
+def test_sizes_that_only_the_receiver_knows_are_checked(kind: type[Message]) -> None:
+    message = kind(**example(kind))
+    arrays = [form for _, form in kind.forms.values() if isinstance(form, Form)]
+    for dimension in {one for form in arrays for one in form.shape if isinstance(one, str)}:
+        name = dimension.partition("+")[0]
+        check_sizes("bank", message, **{name: 2})
+        with pytest.raises(ProtocolError, match=re.escape(f"bank: {kind.__name__}.")):
+            check_sizes("bank", message, **{name: 3})
