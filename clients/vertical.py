@@ -38,7 +38,7 @@ from fedapp.messages.vertical import (
     VerticalHelloReply,
     VerticalHelloRequest,
 )
-from fedapp.site.answer import ALIGNED, METHOD, MODEL_ID, Handler, Site, enter
+from fedapp.site.answer import METHOD, MODEL_ID, Handler, Site
 from fedapp.site.mail import (
     Letters,
     Mail,
@@ -358,7 +358,6 @@ def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:
         if name in store:
             store[name] = np.ascontiguousarray(store[name][rows])
     store.drop("shuffle", "scalar")
-    enter(store, ALIGNED)
     is_active = store.facts["active"] == site.name
     store.facts[LAST] = (MatchRequest if is_active else OrderRequest).__name__
 
