@@ -541,7 +541,7 @@ def test_a_file_that_may_not_be_read_is_told_as_such(as_nobody: Path) -> None:
         ("indices.libsvm", b"1 0:5 1:2\n", "must be a well-formed libsvm file"),
         (
             "rows.csv.gz",
-            gzip.compress(b"a,b\n" + b"1,2\n" * 1000)[:40],
+            gzip.compress(b"a,b\n" + b"1,2\n" * 1000, mtime=0)[:40],
             "'rows.csv.gz' must be a well-formed csv file, got a packed file that is damaged",
         ),
     ],

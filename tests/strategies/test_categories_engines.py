@@ -18,8 +18,8 @@ from simulations.study import Deployment, settings_of, wait_for_output
 from tests.conftest import MakeSettings, Simulate
 from tests.deployed import SITES, model_in, same_columns, same_rows, started, use_tables, write_csv
 from tests.forests import without_salt
+from tests.moments import RUNS, text_columns
 from tests.pooled import write_rows
-from tests.strategies.test_sets_tampering import RUNS, text_columns
 from tests.transcript import summary_of
 
 pytestmark = pytest.mark.slow
