@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +42,7 @@ from fedapp.messages.vertical import MatchRequest, OrderRequest
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, handlers, role
-from fedapp.site.settings import SiteConfig
-from fedapp.site.store import Store, part_digest, read_part, sent_bits
+from fedapp.site.store import part_digest, read_part, sent_bits
 from fedapp.trees.categories import names_of
 from fedapp.trees.divided import (
     Lookup,
@@ -481,12 +480,9 @@ class Passive(Predicting):
         return LeafSetsReply(), [(self.active, letter)]
 
 
-def answers(
-    party: Aligned | Site, part: Part, asked: Questions
-) -> tuple[npt.NDArray[np.uint8], Rows]:
+def answers(party: Aligned, part: Part, asked: Questions) -> tuple[npt.NDArray[np.uint8], Rows]:
     """At a passive party: packed sides of the rows asked about, and the rows of each split."""
-    rows_of_party = Aligned.load(party) if isinstance(party, Site) else party
-    values, active = rows_of_party.values, rows_of_party.active
+    values, active = party.values, party.active
     n_records = len(part.lookup.columns)
     fits = (asked.rows < len(values)).all() and (asked.records < n_records).all()
     if not fits or not len(asked.rows) or asked.sizes.sum() != len(asked.rows):
@@ -543,44 +539,6 @@ def _line(split: Mapping[str, Any]) -> str:
     value = "missing" if split["value"] is None else f"{split['value']:.6g}"
     rule = f"{split['column']} < {split['threshold']:.6g}"
     return f"{where}{rule}? {value}: {split['side']}"
-
-
-# For SecureBoost, until its roles have a ``Traversal``
-@role
-class _Walking(Aligned):
-    traversal: Traversal
-
-
-def _walking(store: Store) -> _Walking:
-    return _Walking.load(Site(cast(SiteConfig, None), store))
-
-
-def begin_trees(store: Store, part: ActivePart, first: int, at_once: int) -> None:
-    """Put all rows at the roots."""
-    party = _walking(store)
-    party.traversal = Traversal.of(part, len(party.ids), at_once)
-    party.save()
-    store["nodes"] = np.zeros(0, np.int32)  # its sign that the walk has begun
-
-
-def ask_on(site: Site, part: ActivePart, at_once: int) -> Letters:
-    """Route rows on; questions, none at the end."""
-    party = _walking(site.store)
-    party.traversal, letters = party.traversal.ask_on(part, party.values, at_once)
-    party.save()
-    return letters
-
-
-def take_answers(site: Site, mail: Mail, part: ActivePart) -> None:
-    """Move the rows that were asked about."""
-    party = _walking(site.store)
-    party.traversal = party.traversal.answered(part, mail)
-    party.save()
-
-
-def leaves_reached(store: Store) -> Nodes:
-    """Leaf of each row in each tree, at the end."""
-    return _walking(store).traversal.reached()
 
 
 HANDLERS = handlers(Active, Passive)

@@ -38,7 +38,7 @@ from fedapp.messages.vertical import (
     VerticalHelloReply,
     VerticalHelloRequest,
 )
-from fedapp.site.answer import ALIGNED, METHOD, MODEL_ID, Site, enter
+from fedapp.site.answer import METHOD, MODEL_ID, Site
 from fedapp.site.mail import (
     Letters,
     Mail,
@@ -304,7 +304,6 @@ class Opening(Aligned):
             self.base_margins = self.base_margins[rows]
         # No list is masked any more.
         self.shuffle, self.scalar = np.empty(0, np.int64), b""
-        enter(self.site.store, ALIGNED)
 
     def _check_list(self, sender: str, letter: MaskedList) -> None:
         route = self._route(letter.owner) if letter.owner in self.peers else []
@@ -393,13 +392,6 @@ def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bo
         names = ", ".join(table.columns[column] for column in unlike)
         log.warning("the table to predict has values unlike those trained on in: %s", names)
     return table, active, len(unlike)
-
-
-def check_order(site: Site, mail: Mail) -> None:
-    """As ``Aligned.check_order``."""
-    rows = Aligned.load(site)
-    rows.check_order(mail)
-    rows.save()
 
 
 def check_common(n_rows: int, predicts: bool) -> None:

@@ -13,15 +13,25 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from clients import eini, federated_forest, inference, vertical
+from clients import eini, federated_forest, inference, secureboost, vertical
 from clients.federated_forest.active import EncodedActive, PaillierActive
 from clients.federated_forest.party import EncodedPassive, PaillierPassive
+from clients.secureboost.active import Active
+from clients.secureboost.passive import Passive
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.inference import ExplainRequest
+from fedapp.messages.secureboost import (
+    BeginRequest,
+    EncryptRequest,
+    SetupRequest,
+    SplitRequest,
+    WalkRequest,
+)
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.settings import Settings
 from fedapp.site.answer import Handlers, Site
+from fedapp.site.mail import Mail
 from fedapp.site.roles import (
     IN_FILE,
     LAST,
@@ -235,6 +245,7 @@ ROLES: dict[type[Role], Handlers] = {
     **dict.fromkeys(
         (EncodedActive, EncodedPassive, PaillierActive, PaillierPassive), federated_forest.HANDLERS
     ),
+    **dict.fromkeys((Active, Passive), secureboost.HANDLERS),
     **dict.fromkeys((inference.Active, inference.Passive), inference.HANDLERS),
     **dict.fromkeys((eini.Active, eini.Passive), eini.HANDLERS),
     vertical.Opening: vertical.HANDLERS,
@@ -280,13 +291,8 @@ def test_the_state_of_a_role_is_typed(role_class: type[Role]) -> None:
         assert "Any]" not in str(hints[each.name]).replace("tuple[typing.Any, ...]", "")
 
 
-@pytest.mark.parametrize("labels", ["encoded", "paillier"])
-def test_a_run_of_federated_forest_makes_all_steps_of_its_order(
-    settings: Callable[..., Settings],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    labels: str,
-) -> None:
+def steps_of(monkeypatch: pytest.MonkeyPatch, *runs: Settings) -> set[tuple[str, str]]:
+    """The roles of the parties of some runs, each with the requests that it has answered."""
     honest, seen = Store.commit, set[tuple[str, str]]()
 
     def commit(self: Store, *arguments: Any) -> None:
@@ -294,12 +300,72 @@ def test_a_run_of_federated_forest_makes_all_steps_of_its_order(
         honest(self, *arguments)
 
     monkeypatch.setattr(Store, "commit", commit)
-    run(encrypted_forest(settings, tmp_path)(parties=3, own_labels=labels))
-    expected = {
+    for each in runs:
+        run(each)
+    return {pair for pair in seen if pair[0]}
+
+
+def steps_in_order(roles: list[type[Role]]) -> set[tuple[str, str]]:
+    return {
         (name_of(each), request.__name__)
-        for each, found in ROLES.items()
-        if found is federated_forest.HANDLERS and labels in each.title
+        for each in roles
         for after in each.order.follow.values()
         for request in after
     }
-    assert {pair for pair in seen if "federated_forest" in pair[0]} == expected
+
+
+@pytest.mark.parametrize("labels", ["encoded", "paillier"])
+def test_a_run_of_federated_forest_makes_all_steps_of_its_order(
+    settings: Callable[..., Settings],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    labels: str,
+) -> None:
+    made = encrypted_forest(settings, tmp_path)(parties=3, own_labels=labels)
+    roles = [each for each in ROLES if labels in each.title]
+    assert steps_of(monkeypatch, made) == steps_in_order(roles)
+
+
+def test_runs_of_secureboost_make_all_steps_of_its_order(
+    vertical: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedapp.messages.secureboost.BLOCK_BYTES", 2**15)
+    begun = vertical(parties=3, num_boost_round=2, secureboost__first_trees=1)
+    goes_on = begun.model_copy(update={"init_model": begun.run_dir, "run_dir": str(tmp_path)})
+    assert steps_of(monkeypatch, begun, goes_on) == steps_in_order([Active, Passive])
+
+
+GROWS: Mapping[str, npt.NDArray[np.generic]] = {"wanted": np.zeros((1, 2), np.int32)}
+GROWN: Mapping[str, npt.NDArray[np.generic]] = {"wanted": np.zeros((0, 2), np.int32)}
+UNSENT = np.zeros((2, 1, 2), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("last", "request_class", "state"),
+    [
+        (SetupRequest, WalkRequest, {"is_walking": False}),
+        (SetupRequest, BeginRequest, {"is_walking": True}),
+        (WalkRequest, WalkRequest, {"is_walking": False}),
+        (WalkRequest, BeginRequest, {"is_walking": True}),
+        (SplitRequest, BeginRequest, {"is_walking": False, "growth": GROWS}),
+        (SplitRequest, SplitRequest, {"growth": GROWN}),
+        (BeginRequest, SplitRequest, {}),
+        (BeginRequest, SplitRequest, {"growth": GROWS, "unsent": UNSENT}),
+        (EncryptRequest, SplitRequest, {"growth": GROWS, "unsent": UNSENT}),
+        (BeginRequest, EncryptRequest, {"growth": GROWS}),
+        (EncryptRequest, EncryptRequest, {"growth": GROWS}),
+    ],
+)
+def test_a_request_that_is_in_order_but_not_due_is_refused(
+    tmp_path: Path, last: type[Request], request_class: type[Request], state: dict[str, Any]
+) -> None:
+    site = Site(SiteConfig("bank", "rows.csv"), Store(tmp_path))
+    site.store.facts |= {ROLE: name_of(Active), LAST: last.__name__}
+    party = Active.load(site)
+    for name, value in state.items():
+        setattr(party, name, value)
+    party.save()
+    rule = f"^bank: {request_class.__name__}.step must be due: blocks of gradients and levels of "
+    with pytest.raises(ProtocolError, match=rule):
+        secureboost.HANDLERS[request_class](site, object.__new__(request_class), Mail("bank", []))
+    assert site.store.facts[LAST] == last.__name__
