@@ -23,7 +23,7 @@ from clients.vertical import check_order
 from fedapp.data.predictions import named_predictions, unmatched_note, write_predictions
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.home import write_atomically
-from fedapp.messages.fields import Array, Request
+from fedapp.messages.fields import Array, Request, check_sizes
 from fedapp.messages.inference import (
     AnswerReply,
     AnswerRequest,
@@ -220,7 +220,7 @@ def answers(site: Site, part: Part, asked: Questions) -> tuple[npt.NDArray[np.ui
     values, active = site.store["values"], site.store.facts["active"]
     n_records = len(part.lookup.columns)
     fits = (asked.rows < len(values)).all() and (asked.records < n_records).all()
-    if not fits or not len(asked.rows) or asked.sizes.sum() != len(asked.rows):
+    if not fits or not len(asked.rows):
         raise ProtocolError(active, "Questions", "rows", "must be of this table and these splits")
     rows = np.split(asked.rows, np.cumsum(asked.sizes)[:-1])
     places = zip(asked.records, rows, strict=True)
@@ -324,10 +324,8 @@ def intersect(site: Site, request: IntersectRequest, mail: Mail) -> tuple[Inters
 def _sets(mail: Mail, name: str, part: ActivePart) -> Iterator[bytes]:
     letter, n_trees = mail.one(LeafSets, name), len(part.model.trees)
     part.check(name, letter.part)
+    check_sizes(name, letter, n_trees=n_trees)
     sets, ends = letter.sets.tobytes(), [0, *letter.ends.tolist()]
-    if len(letter.ends) != n_trees or ends[-1] != len(sets) or ends != sorted(ends):
-        rule = f"must be of {n_trees} trees, and rise to {len(sets)}"
-        raise ProtocolError(name, "LeafSets", "ends", rule)
     return (sets[start:end] for start, end in pairwise(ends))
 
 
