@@ -13,14 +13,7 @@ from typing import cast
 import numpy as np
 
 from clients.handshake import keep_coding, loss_parameters, run_outputs, stored_categories
-from clients.pax_secure import (
-    FloatTerms,
-    Terms,
-    WholeTerms,
-    count,
-    open_sums,
-    take_cuts,
-)
+from clients.pax_secure import count, open_sums, take_cuts, whole_terms
 from clients.scoring import begin_margins, check_outputs, read_trees, score_fields
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, as_protocol_error
@@ -36,7 +29,7 @@ from fedapp.histograms.sketch import (
     sketch_cuts,
     used_categories,
 )
-from fedapp.messages.fields import Array, Request, check_sizes
+from fedapp.messages.fields import Array, Reply, Request, check_sizes
 from fedapp.messages.pax import (
     CountRequest,
     GrowReply,
@@ -51,7 +44,7 @@ from fedapp.messages.pax import (
 from fedapp.site.answer import Handler, Site
 from fedapp.site.settings import check_sample_size
 from fedapp.site.store import Store
-from fedapp.site.sums import Sums
+from fedapp.site.sums import Sums, adder_of, leaving
 from fedapp.trees.grow import (
     ROUTE,
     children_of,
@@ -101,21 +94,10 @@ def sketch(site: Site, request: SketchRequest) -> SketchReply:
     )
 
 
-def grow(site: Site, request: GrowRequest) -> GrowReply:
+def grow(site: Site, request: GrowRequest) -> Reply | Sums:
     """Route the rows by the last splits, start a round at level 0, sum the wanted nodes."""
-    return GrowReply(**_grow(site, request, FloatTerms()))
-
-
-def grow_sums(site: Site, request: GrowSumsRequest) -> Sums:
-    """As ``grow``, in whole numbers for secure aggregation."""
-    if len(request.edges):
+    if isinstance(request, GrowSumsRequest) and len(request.edges):
         take_cuts(site, request)
-    # A level's sums are parts of those of the level above.
-    arrays = list(_grow(site, request, WholeTerms(site)).values())
-    return Sums(arrays, follows=request.level > 0)
-
-
-def _grow(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Array]:
     store = site.store
     _check(site, request)
     if "train.margins" not in store:
@@ -128,7 +110,7 @@ def _grow(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Array]:
             raise ProtocolError(site.name, "GrowRequest", "leaf_values", "must be one a node")
     scores = NO_SCORES
     if request.level == 0:
-        scores = _start_round(site, request, terms)
+        scores = _start_round(site, request)
     sum_rows = sum_nodes if site.config.least_bin_rows else _sum_nodes
     if site.config.least_bin_rows and request.level == 0:
         begin_round(site, request.n_trees)
@@ -137,7 +119,8 @@ def _grow(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Array]:
     if request.level == 0:
         root_sums = store["gradients"].sum(axis=1, dtype=histograms.dtype)
     sums = {"histograms": histograms, "missing": missing, "root_sums": root_sums}
-    return sums | scores
+    # A level's sums are parts of those of the level above.
+    return leaving(request, GrowReply, sums | scores, follows=request.level > 0)
 
 
 def begin_from(site: Site, request: InitRequest) -> InitReply:
@@ -207,11 +190,11 @@ def _route(site: Site, request: GrowRequest) -> None:
         )
 
 
-def _start_round(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Array]:
+def _start_round(site: Site, request: GrowRequest) -> dict[str, Array]:
     """Add the last leaf values, score, and compute gradients of the drawn rows."""
     store = site.store
     objective = cast(Objective, store.facts["objective"])
-    scores: dict[str, Array] = {}
+    scores, adder = dict[str, Array](), adder_of(store, request)
     for subset in WATCHED:
         margins, nodes = store[f"{subset}.margins"], store[f"{subset}.nodes"]
         if len(request.leaf_values):
@@ -220,7 +203,7 @@ def _start_round(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Ar
             store[f"{subset}.margins"] = margins
         store[f"{subset}.nodes"] = np.zeros_like(nodes)
         settings = objective, margins, request.score_bins, float(request.base_margin[0])
-        scores |= score_fields(site, subset, *settings, adder=terms.adder)
+        scores |= score_fields(site, subset, *settings, adder=adder)
     margins, labels, weights = (store[f"train.{name}"] for name in ("margins", "labels", "weights"))
     pairs = gradients(objective, margins, labels, weights, loss_parameters(store))
     if request.subsample < 1:
@@ -233,7 +216,8 @@ def _start_round(site: Site, request: GrowRequest, terms: Terms) -> dict[str, Ar
             drawn[:] = True
         pairs[~drawn] = 0
     # pairs: (n_rows, n_trees, 2); the store keeps (n_trees, n_rows, 2)
-    store["gradients"] = terms.of_rows(np.ascontiguousarray(pairs.transpose(1, 0, 2)))
+    rows = np.ascontiguousarray(pairs.transpose(1, 0, 2))
+    store["gradients"] = rows if request.leaves == "own" else whole_terms(store, rows)
     return scores
 
 
@@ -389,5 +373,5 @@ HANDLERS: Mapping[type[Request], Handler] = {
     CountRequest: count,
     InitRequest: begin_from,
     GrowRequest: grow,
-    GrowSumsRequest: grow_sums,
+    GrowSumsRequest: grow,
 }

@@ -2,7 +2,7 @@
 
 Quantiles of all parties' rows follow from counts by digit, so all parties have the same bins from
 the first tree on. Rows keep their values, and no representative leaves the party. With differential
-privacy every sum leaves with noise, under masks (``open_noised_sums`` and below).
+privacy every sum leaves with noise, under masks (``trees`` and below).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedapp.messages.pax_secure import (
     PrivateScoresRequest,
     PrivateTreesRequest,
 )
-from fedapp.metrics.sums import DOUBLES, TOTALS_NOISE, ClippedNumbers, WholeNumbers
+from fedapp.metrics.sums import TOTALS_NOISE, ClippedNumbers
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import hold_once
 from fedapp.site.store import Store
@@ -46,72 +46,69 @@ COUNT_BYTES = "count_bytes"  # width of a count
 COUNTED = "counted"  # number of digits by which rows have been counted
 
 
-class FloatTerms:
-    """Terms of sums that each party sends in the clear: doubles."""
-
-    adder = DOUBLES  # of scores
-
-    def of_rows(self, pairs: Array) -> Array:  # float32, (n_trees, n_rows, 2)
-        return pairs
-
-
-class WholeTerms:
-    """Terms of sums over all parties: whole numbers."""
-
-    def __init__(self, site: Site) -> None:
-        self._site, self._bounds = site, bounds_of(site.store)
-
-    @property
-    def adder(self) -> WholeNumbers:
-        return WholeNumbers(self._bounds)
-
-    def of_rows(self, pairs: Array) -> Array:
-        store = self._site.store
-        objective, loss = store.facts["objective"], loss_parameters(store)
-        try:
-            return whole_gradients(objective, pairs, self._bounds, loss)
-        except ValueError as error:
-            way = "a smaller eta or pax.aggregation=plain may help"
-            raise DivergedError(f"{error}; {way}") from None
+def whole_terms(store: Store, pairs: Array) -> Whole:
+    """Gradients and hessians of rows as whole numbers, of which all parties' sums are exact."""
+    objective, loss = store.facts["objective"], loss_parameters(store)
+    try:
+        return whole_gradients(objective, pairs, bounds_of(store), loss)
+    except ValueError as error:
+        way = "a smaller eta or pax.aggregation=plain may help"
+        raise DivergedError(f"{error}; {way}") from None
 
 
-Terms = FloatTerms | WholeTerms
-
-
-def open_sums(site: Site, request: OpenRequest) -> Sums:
+def open_sums(site: Site, request: OpenRequest | PrivateOpenRequest) -> Sums:
     """Join the run, code labels and categories; sums of labels, counts of values."""
-    coded, store = keep_coding(site, request), site.store
-    bounds = join(site, request, request)
-    _count_once(site, request, digit=0)
+    store = site.store
+    n_bytes = 8 if isinstance(request, PrivateOpenRequest) else request.count_bytes
+    coded, bounds = keep_coding(site, request), join(site, request, request)
+    if isinstance(request, PrivateOpenRequest):
+        _keep_promise(site, request)
+    else:
+        _count_once(site, request, digit=0)
     values = store["train.values"]
     categories = category_counts(stored_categories(store), values.shape[1])
-    store["set_widths"] = categories
+    store["set_widths"], store.facts[COUNT_BYTES] = categories, n_bytes
     prefixes, offsets = Descent(categories == 0, n_bins=2).wanted()
-    store.facts[COUNT_BYTES] = request.count_bytes
-    weights = whole_weights(store, bounds)
-    counts = [
+    weights, sums = whole_weights(store, bounds), label_sums(store, bounds)
+    counts = digit_counts(values, weights, prefixes, offsets, digit=0)
+    if isinstance(request, PrivateOpenRequest):
+        variance = budget_of(store).party_variance("labels", math.sqrt(2) * heaviest_units(store))
+        noise = Noise("labels", 0, (variance,)), _count_noise(store, 0)
+        # With several classes every margin starts at the same value: only the weight sum is sent.
+        return Sums([sums if len(sums) == 2 else sums[-1:], counts], noise=noise)
+    by_category = [
         np.bincount(codes[~np.isnan(codes)].astype(np.int64), minlength=width)
         for codes, width in zip(values.T, categories.tolist(), strict=True)
         if width
     ]
-    return Sums(
-        [
-            label_sums(store, bounds),
-            coded["unseen"],
-            np.concatenate([*counts, np.empty(0, dtype=np.int64)]).astype(np.int64),
-            digit_counts(values, weights, prefixes, offsets, digit=0),
-        ]
-    )
+    joined = np.concatenate([*by_category, np.empty(0, dtype=np.int64)]).astype(np.int64)
+    return Sums([sums, coded["unseen"], joined, counts])
 
 
-def count(site: Site, request: CountRequest) -> Sums:
+def _keep_promise(site: Site, request: PrivateOpenRequest) -> None:
+    """Check what a run with noise promises, and store its budget."""
+    message = "PrivateOpenRequest"
+    if request.n_rows > COUNTED_ROWS:
+        rule = f"must be <= {COUNTED_ROWS}, which units are fine enough for, got {request.n_rows}"
+        raise ProtocolError(site.name, message, "n_rows", rule)
+    if request.threshold:
+        rule = f"must be 0, for the noise of all parties is needed, got {request.threshold}"
+        raise ProtocolError(site.name, message, "threshold", rule)
+    check_budget(site.config, site.store, request, request, len(request.names))
+    gradient_bounds(site.store)
+
+
+def count(site: Site, request: CountRequest | PrivateCountRequest) -> Sums:
     """Weights of the rows by the next digit of their values; each digit once a run."""
-    store = site.store
+    store, noise = site.store, tuple[Noise, ...]()
     values, weights = store["train.values"], whole_weights(store, bounds_of(store))
     check_prefixes(site, request)
-    _count_once(site, request, request.digit)
+    if isinstance(request, PrivateCountRequest):
+        noise = (_count_noise(store, request.digit),)
+    else:
+        _count_once(site, request, request.digit)
     counts = digit_counts(values, weights, request.prefixes, request.offsets, request.digit)
-    return Sums([counts], store.facts[COUNT_BYTES], follows=True)
+    return Sums([counts], store.facts[COUNT_BYTES], noise, follows=True)
 
 
 def take_cuts(site: Site, request: GrowSumsRequest) -> None:
@@ -175,40 +172,7 @@ def _check_widths(site: Site, request: Message, offsets: Array) -> None:
         raise ConfigError(f"max-bin {rule}, got {numbers.max()}")
 
 
-# Rows are routed by value; there are no bins.
-def open_noised_sums(site: Site, request: PrivateOpenRequest) -> Sums:
-    """Store coding, parties and privacy promise; noised sums of labels, counts of values."""
-    keep_coding(site, request)
-    bounds, store = join(site, request, request), site.store
-    if request.n_rows > COUNTED_ROWS:
-        rule = f"must be <= {COUNTED_ROWS}, which units are fine enough for, got {request.n_rows}"
-        raise ProtocolError(site.name, "PrivateOpenRequest", "n_rows", rule)
-    if request.threshold:
-        rule = f"must be 0, for the noise of all parties is needed, got {request.threshold}"
-        raise ProtocolError(site.name, "PrivateOpenRequest", "threshold", rule)
-    check_budget(site.config, store, request, request, len(request.names))
-    gradient_bounds(store)
-    values = store["train.values"]
-    categories = category_counts(stored_categories(store), values.shape[1])
-    store["set_widths"], store.facts[COUNT_BYTES] = categories, 8
-    prefixes, offsets = Descent(categories == 0, n_bins=2).wanted()
-    counts = digit_counts(values, whole_weights(store, bounds), prefixes, offsets, digit=0)
-    label_variance = budget_of(store).party_variance("labels", math.sqrt(2) * heaviest_units(store))
-    noise = Noise("labels", 0, (label_variance,)), _count_noise(store, 0)
-    sums = label_sums(store, bounds)
-    # With several classes every margin starts at the same value, so only the weight sum is sent.
-    return Sums([sums if len(sums) == 2 else sums[-1:], counts], noise=noise)
-
-
-def count_noised(site: Site, request: PrivateCountRequest) -> Sums:
-    """Weights of the rows by the next digit of their values."""
-    store = site.store
-    values, weights = store["train.values"], whole_weights(store, bounds_of(store))
-    check_prefixes(site, request)
-    counts = digit_counts(values, weights, request.prefixes, request.offsets, request.digit)
-    return Sums([counts], noise=(_count_noise(store, request.digit),))
-
-
+# With noise, rows are routed by value; there are no bins.
 def trees(site: Site, request: PrivateTreesRequest) -> Sums:
     """Add the last round's leaves; sum gradients and hessians at the leaves of the next trees."""
     store = site.store
@@ -310,8 +274,8 @@ def _variances(store: Store) -> tuple[int, int]:
 
 
 HANDLERS: Mapping[type[Request], Handler] = {
-    PrivateOpenRequest: open_noised_sums,
-    PrivateCountRequest: count_noised,
+    PrivateOpenRequest: open_sums,
+    PrivateCountRequest: count,
     PrivateTreesRequest: trees,
     PrivateScoresRequest: scores,
 }

@@ -13,13 +13,14 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 
 from clients.handshake import CLASSES, METRICS, loss_parameters, run_outputs, stored_categories
+from clients.vertical import Aligned
 from fedapp import metrics
 from fedapp.data.labels import class_ids, label_texts
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.sketch import surrogates
 from fedapp.home import write_atomically
-from fedapp.messages.fields import Array
+from fedapp.messages.fields import Array, Reply
 from fedapp.messages.scoring import (
     EvaluateReply,
     EvaluateRequest,
@@ -27,10 +28,10 @@ from fedapp.messages.scoring import (
     Trees,
     arrays_of,
 )
-from fedapp.metrics.sums import DOUBLES, Adder, WholeNumbers
+from fedapp.metrics.sums import DOUBLES, Adder
 from fedapp.site.answer import Handler, Site
 from fedapp.site.store import Store
-from fedapp.site.sums import Sums, bounds_of
+from fedapp.site.sums import Sums, adder_of, leaving
 from fedapp.trees.categories import Categories
 from fedapp.trees.model import Described, Grown, from_json, unpack_trees
 from fedapp.trees.objective import (
@@ -67,17 +68,12 @@ class Scored(Described, Protocol):
 M = TypeVar("M", bound=Scored)
 
 
-def evaluate_sums(site: Site, request: SumScoresRequest) -> Sums:
-    """As ``evaluate``, in whole numbers for secure aggregation."""
-    adder = WholeNumbers(bounds_of(site.store))
-    sums = Sums(list(score_subsets(site, request, from_json, predict_margins, adder).values()))
-    site.store.forget()
-    return sums
-
-
-def evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
+def evaluate(site: Site, request: EvaluateRequest) -> Reply | Sums:
     """Sums and score histograms of the train, validation and test rows."""
-    return score_model(site, request, from_json, predict_margins)
+    adder = adder_of(site.store, request)
+    scores = score_subsets(site, request, from_json, predict_margins, adder)
+    site.store.forget()
+    return leaving(request, EvaluateReply, scores)
 
 
 def score_model(
@@ -168,12 +164,6 @@ def _batches(store: Store, subset: str) -> Iterator[tuple[Array, ...]]:
         yield np.ascontiguousarray(batch), *batch_margins
 
 
-def rows_of(store: Store, subset: str) -> slice:
-    """Rows of a subset in the common order: training rows first, test rows last."""
-    start = sum(store.facts[f"n_{name}"] for name in SUBSETS[: SUBSETS.index(subset)])
-    return slice(start, start + store.facts[f"n_{subset}"])
-
-
 def score_arrays(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """Scores by subset, as fields of a reply."""
     values = {subset: list(by_name.values()) for subset, by_name in scores.items()}
@@ -183,15 +173,16 @@ def score_arrays(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     return {"score_names": tuple(scores["train"]), **arrays}
 
 
-def warn_if_local_is_better(
-    site: Site, objective: str, margins: Array, loss: LossParameters = PLAIN
+def compare_with_local(
+    rows: Aligned, labels: Array, objective: str, margins: Array, loss: LossParameters = PLAIN
 ) -> None:
-    """Warn in the site's log if its columns only predict better; margins are of all rows."""
-    places = [rows_of(site.store, subset) for subset in ("train", "test")]
-    if not site.config.simulated and site.store["values"].shape[1]:
-        names = "values", "labels", "weights"
-        train, test = ([site.store[name][rows] for name in names] for rows in places)
-        warn_if_worse(site, objective, margins[places[1]], train, test, loss)
+    """Warn in the site's log if its columns only predict better; margins are of test rows."""
+    if not rows.config.simulated and rows.values.shape[1]:
+        train, test = (
+            [each[rows.rows_of(subset)] for each in (rows.values, labels, rows.weights)]
+            for subset in ("train", "test")
+        )
+        warn_if_worse(rows.site, objective, margins, train, test, loss)
 
 
 def warn_if_worse(
@@ -297,5 +288,5 @@ def prediction_scores(
 
 HANDLERS: Mapping[type[EvaluateRequest], Handler] = {
     EvaluateRequest: evaluate,
-    SumScoresRequest: evaluate_sums,
+    SumScoresRequest: evaluate,
 }

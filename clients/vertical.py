@@ -10,7 +10,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from clients.handshake import relevant_versions, site_key, store_categories, wei
 from fedapp.crypto.paillier import PrivateKey, PublicKey, generate_key
 from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
 from fedapp.crypto.sums import self_test
-from fedapp.data.labels import auto_objective, class_names
+from fedapp.data.labels import Labels, auto_objective, class_names
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.table import Table, notes_on_leaks, notes_on_numbered_ids
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
@@ -38,7 +38,7 @@ from fedapp.messages.vertical import (
     VerticalHelloReply,
     VerticalHelloRequest,
 )
-from fedapp.site.answer import ALIGNED, METHOD, MODEL_ID, Handler, Site, enter
+from fedapp.site.answer import METHOD, MODEL_ID, Handler, Site
 from fedapp.site.mail import (
     Letters,
     Mail,
@@ -49,6 +49,7 @@ from fedapp.site.mail import (
     run_key,
     store_peers,
 )
+from fedapp.site.roles import IN_FILE, LAST, Role, role
 from fedapp.site.settings import SiteConfig, check_subsets
 from fedapp.site.store import KEEP_DAYS, drop_abandoned, read_part, sent_bits
 from fedapp.site.table import (
@@ -63,6 +64,7 @@ from fedapp.site.table import (
     unlike_columns,
 )
 from fedapp.site.trust import keep_plan
+from fedapp.trees.categories import Categories
 from fedapp.trees.divided import categories_of, quantiles_of
 from fedapp.trees.objective import AUTO
 
@@ -81,6 +83,50 @@ FIXED = (
     "versions",
     "notes",
 )
+
+
+@role
+class Aligned(Role):
+    """What the opening of a vertical run leaves; roles of its methods extend it.
+
+    Arrays have a row for each of the party's rows that all parties have, in the common order:
+    training, validation, test.
+    """
+
+    active: str  # name of the party that has the labels
+    columns: tuple[str, ...]
+    kinds: tuple[str, ...]  # of the columns
+    categories: Annotated[Categories, IN_FILE]  # that code the values
+    n_train: int
+    n_valid: int
+    n_test: int
+    model: str = ""  # id of the model to predict with; empty to train
+    ids: npt.NDArray[np.str_]
+    values: npt.NDArray[np.float32]  # (n_rows, n_columns); NaN is missing
+    places: npt.NDArray[np.int64]  # rows of the party's table
+    # At the active party, and where a table to predict has labels: as in a ``Table``
+    labels: Labels | None = None
+    weights: npt.NDArray[np.float32]  # with the labels
+    base_margins: npt.NDArray[np.float32] | None = None
+    quantiles: npt.NDArray[np.float32]  # of the columns, to train
+    unmatched: npt.NDArray[np.str_]  # to predict, at the active party: ids that not all have
+    digest: npt.NDArray[np.uint8] | None = None  # of the order, until it has been checked
+
+    @property
+    def peers(self) -> list[str]:
+        """Names of all parties, in the run's order."""
+        return list(self.site.store.facts["peers"])
+
+    @property
+    def others(self) -> list[str]:
+        """Names of the other parties."""
+        return self.site.others
+
+    def rows_of(self, subset: str) -> slice:
+        """Rows of a subset."""
+        counts = {"train": self.n_train, "valid": self.n_valid, "test": self.n_test}
+        start = sum(counts[name] for name in SUBSETS[: SUBSETS.index(subset)])
+        return slice(start, start + counts[subset])
 
 
 def hello(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
@@ -312,7 +358,8 @@ def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:
         if name in store:
             store[name] = np.ascontiguousarray(store[name][rows])
     store.drop("shuffle", "scalar")
-    enter(store, ALIGNED)
+    is_active = store.facts["active"] == site.name
+    store.facts[LAST] = (MatchRequest if is_active else OrderRequest).__name__
 
 
 def _check_list(site: Site, sender: str, letter: MaskedList) -> None:

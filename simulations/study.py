@@ -12,78 +12,73 @@ from __future__ import annotations
 import argparse
 import hashlib
 import inspect
+import itertools
 import json
 import math
 import multiprocessing
 import os
 import resource
+import secrets
+import shlex
 import shutil
+import signal
+import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import pyarrow as pa
 import pyarrow.parquet
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as Grid
 
 from fedapp import client_app, metrics
+from fedapp.crypto.sealed import fingerprint_of, public_key
 from fedapp.data.table import Table
+from fedapp.deploy.folders import write_federation, write_site
+from fedapp.deploy.targets import Federation
+from fedapp.errors import ConfigError
 from fedapp.home import home
-from fedapp.messages.fields import Request
+from fedapp.messages.fields import Request, all_methods
 from fedapp.messages.wire import Content, Envelope, from_content, parcels_of
 from fedapp.process import versions
 from fedapp.report.summary import human_bytes
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import temporary_run
 from fedapp.runs.clean import forget_model
-from fedapp.runs.local import run_local
+from fedapp.runs.flower import free_ports
+from fedapp.runs.local import run_local, site_contexts
 from fedapp.settings import Settings, defaults, load_settings
 from fedapp.site.answer import Site, answered, find_handler
 from fedapp.site.mail import Mail, open_mail
-from fedapp.site.settings import SiteConfig
+from fedapp.site.settings import SiteConfig, parse_node_config, site_config
 from fedapp.site.store import PART_FILE, Stores
-
-if TYPE_CHECKING:
-    from fedapp.runs.compare import Engine, Tell
-import itertools
-import secrets
-import shlex
-import signal
-import socket
-import subprocess
-from contextlib import suppress
-
-import psutil
-
-from fedapp.crypto.sealed import fingerprint_of, public_key
-from fedapp.deploy.folders import write_federation, write_site
-from fedapp.deploy.targets import Federation
-from fedapp.messages.fields import all_methods
-from fedapp.runs.flower import free_ports
-from fedapp.runs.local import site_contexts
-from fedapp.site.settings import parse_node_config, site_config
 from fedapp.site.trust import identity, pin
 
+if TYPE_CHECKING:  # it loads matplotlib, which a bench of memory must not
+    from fedapp.runs.compare import Engine, Series
+
 STATUS = "/proc/{process}/status"
-WIDTH = 160  # characters of a line in a file
+PACKAGES = ("fedapp", "flwr", "numpy", "numba", "xgboost", "scikit-learn", "torch", "gmpy2", "phe")
 SEED = 42
 # Settings that all measured runs share.
 BINARY = {"objective": "binary:logistic", "valid-fraction": 0.0, "seed": SEED}
 T = TypeVar("T")
 Row = dict[str, Any]
-console = Console() if sys.stdout.isatty() else Console(width=100)
+console = Console() if sys.stdout.isatty() else Console(width=160)
 OBJECTIVES = dict(zip(("binary", "multiclass", "regression"), metrics.OBJECTIVES[:3], strict=True))
 # Figures count as different above these: of shares, percents, and ratios of errors.
 SHARE, PERCENT, TIMES = 0.01, 1.0, 1.1
@@ -111,8 +106,13 @@ def peak_bytes(process: int | str = "self") -> int:
 
 def cpu_seconds() -> float:
     """CPU seconds of all threads and of the child processes that have ended."""
+    return time.process_time() + children_seconds()
+
+
+def children_seconds() -> float:
+    """CPU seconds of the child processes that have ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
+    return children.ru_utime + children.ru_stime
 
 
 def apart(function: Callable[..., T], *arguments: Any) -> T:
@@ -141,36 +141,94 @@ def looking(look: Callable[[], None], seconds: float) -> Iterator[None]:
         thread.join()
 
 
-def exponent(figures: tuple[float, float], sizes: tuple[float, float]) -> float:
-    """Exponent with which a figure grows with a size: 1 if both double together."""
-    return math.log(figures[1] / figures[0]) / math.log(sizes[1] / sizes[0])
+def growth(before: Row, row: Row, size: str, figures: Iterable[str]) -> Row:
+    """Exponents with which figures grow from one row to the next: 1 if they double with the size.
 
-
-def new_parser(main: Callable[..., Any]) -> argparse.ArgumentParser:
-    """Parser of a command that is described by its docstring."""
-    raw = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(description=inspect.getdoc(main), formatter_class=raw)
-
-
-def show(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; the first column is text, the others are numbers."""
-    grid = Grid(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for column, name in enumerate(header):
-        grid.add_column(name, justify="right" if column else "left", no_wrap=True)
-    for row in rows:
-        grid.add_row(*row)
-    console = Console()
-    (console if console.is_terminal else Console(width=WIDTH)).print(grid)
-
-
-def print_line(bench: str, packages: Iterable[str], **figures: Any) -> None:
-    """Print a bench's JSON line, with the versions of ``packages``.
-
-    A line with several results has a dictionary for each in ``lines``; ``by`` names the entries
-    that identify a result.
+    A figure that one of the rows lacks is omitted.
     """
+    numbers = [
+        name
+        for name in figures
+        if all(isinstance(each.get(name), int | float) for each in (before, row))
+    ]
+    return {
+        f"growth of {name}": math.log(row[name] / before[name]) / math.log(row[size] / before[size])
+        for name in numbers
+    }
+
+
+def command(function: Callable[..., Any], words: Sequence[str] | None = None) -> Any:
+    """Call a study's function with the options of a command line, which its signature declares.
+
+    A default gives an option its type: False is a switch, a tuple takes several values, a whole
+    number must be >= 1 (or >= 0 if the default is 0). ``*names`` are words without an option.
+    """
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=inspect.getdoc(function), formatter_class=raw)
+    several = ""
+    for name, parameter in inspect.signature(function).parameters.items():
+        flag, default = f"--{name.replace('_', '-')}", parameter.default
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            several = name
+            parser.add_argument(name, nargs="*")
+        elif isinstance(default, bool):
+            parser.add_argument(flag, action="store_true")
+        else:
+            values = default if isinstance(default, tuple) else (default,)
+            one, nargs = next(iter(values), ""), "+" if values is default else None
+            kind = partial(whole, int(one != 0)) if isinstance(one, int) else type(one)
+            shown = f"by default {default}" if default else None
+            parser.add_argument(flag, type=kind, nargs=nargs, default=default, help=shown)
+    parsed = vars(parser.parse_args(words)).items()
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in parsed}
+    return function(*options.pop(several, ()), **options)
+
+
+def whole(least: int, text: str) -> int:
+    """Parse a whole number."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number >= {least}, got {text}")
+    return int(text)
+
+
+def check_names(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raise ConfigError if a name is not among those allowed."""
+    for name in names:
+        if name not in (choices := list(allowed)):
+            raise ConfigError(f"{what} must be of {', '.join(choices)}, got {name!r}")
+
+
+def repeated(functions: Sequence[Callable[[], T]], repeats: int = 5) -> list[list[T]]:
+    """Results of each function over ``repeats``, in which all take turns, after a warm-up."""
+    turns = [[function() for function in functions] for _ in range(repeats + 1)]
+    return [list(results) for results in zip(*turns[1:], strict=True)]
+
+
+def show(title: str, rows: Iterable[Row], columns: str, n_texts: int = 1) -> None:
+    """Print a table; the first ``n_texts`` columns are texts, the others numbers.
+
+    ``columns`` is like ``data; PAX=auc:.4f; MB=mb:.1f``: a heading, the field if it has another
+    name, and its format. A row without the field has an empty cell; ``mb`` are its ``bytes`` in MB.
+    """
+    grid = Grid(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    fields = []
+    for place, text in enumerate(columns.split("; ")):
+        heading, is_named, field_text = text.partition("=")
+        name, _, form = (field_text if is_named else heading).partition(":")
+        fields.append((name, form))
+        heading = heading if is_named else name
+        grid.add_column(heading, justify="left" if place < n_texts else "right", no_wrap=True)
+    for row in rows:
+        values = {**row, "mb": row["bytes"] / 1e6} if row.get("bytes") is not None else row
+        cells = ((values.get(name), form) for name, form in fields)
+        grid.add_row(*("" if value is None else format(value, form) for value, form in cells))
+    console.print(grid)
+
+
+def print_line(bench: str, **figures: Any) -> None:
+    """Print a bench's JSON line, with the versions of the packages that matter."""
     # A load above the number of cores: other programs used them as well.
-    line = {"bench": bench, **figures, "load": os.getloadavg()[0], "versions": versions(packages)}
+    line = {"bench": bench, **figures, "load": os.getloadavg()[0], "versions": versions(PACKAGES)}
     print(json.dumps(line), flush=True)
 
 
@@ -180,6 +238,16 @@ def print_line(bench: str, packages: Iterable[str], **figures: Any) -> None:
 def mean_of(rows: Sequence[Row], name: str) -> float:
     """Mean of a field, usually over the seeds."""
     return float(np.mean([row[name] for row in rows]))
+
+
+def averaged(rows: Iterable[Row], *names: str) -> list[Row]:
+    """A row for each combination of some fields: the first one, with the means of its numbers."""
+    means = []
+    for group in grouped(rows, *names).values():
+        floats = [name for name, value in group[0].items() if isinstance(value, float | int)]
+        others = [name for name in floats if name not in names]
+        means.append({**group[0], **{name: mean_of(group, name) for name in others}})
+    return means
 
 
 def costs(summary: Mapping[str, Any]) -> Row:
@@ -199,21 +267,8 @@ def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]
     return groups
 
 
-def new_grid(heading: str, names: Sequence[str], n_texts: int) -> Grid:
-    """An empty table for 80 characters; columns after the first ``n_texts`` are numbers."""
-    grid = Grid(title=heading, box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for column, name in enumerate(names):
-        grid.add_column(name, justify="left" if column < n_texts else "right", no_wrap=True)
-    return grid
-
-
 def write_tables(
-    output: Path,
-    name: str,
-    start: float,
-    packages: Sequence[str],
-    tables: Mapping[str, Any],
-    runs: Path | None = None,
+    output: Path, name: str, start: float, tables: Mapping[str, Any], runs: Path | None = None
 ) -> None:
     """Write ``tables.json`` with the command and package versions, and print where.
 
@@ -223,13 +278,19 @@ def write_tables(
     from fedapp.runs.compare import other_code
 
     command = " ".join([f"python -m simulations papers {name}", *sys.argv[1:]])
-    package_versions = versions(("fedapp", "flwr", "numpy", *packages))
-    document = {**tables, "command": command, "versions": package_versions}
+    document = {**tables, "command": command, "versions": versions(PACKAGES)}
     RunFolder(output).write_json("tables.json", document)
     spent = f"{time.monotonic() - start:.0f} seconds"
     console.print(f"{spent}; written to {output / 'tables.json'}", soft_wrap=True)
     if warning := other_code(runs or output):
         console.print(warning, soft_wrap=True)
+
+
+def series(folder: Path, what: str = "") -> Series:
+    """Runs and results in a folder; printed lines about them begin with ``what``."""
+    from fedapp.runs.compare import Series
+
+    return Series(folder, partial(console.print, f"{what}:") if what else console.print)
 
 
 def run_and_tidy(settings: Settings) -> RunFolder:
@@ -296,55 +357,6 @@ class Compared:
             return [self.what, *texts, ""]
         comparison = self.ours / self.paper if self.is_error else self.ours - self.paper
         return [self.what, *texts, f"x {comparison:.2f}" if self.is_error else f"{comparison:+.4f}"]
-
-
-_LEVEL = 6  # longest category name that fits without rotation
-
-
-def plot_lines(
-    values: Mapping[str, Sequence[float]],
-    categories: Sequence[str],
-    labels: tuple[str, str],
-    in_words: Callable[[float], str] | None = None,
-) -> str:
-    """Draw an SVG element.
-
-    Parameters
-    ----------
-    values : one number a category, by the name of the line; nan if missing.
-    labels : of the axis of categories, and of the axis of values.
-    in_words : formats a value; if given, the scale is logarithmic.
-    """
-    from matplotlib.ticker import NullFormatter
-
-    from fedapp.report.plots import (
-        add_legend_below,
-        line_style,
-        new_canvas,
-        new_pens,
-        plain,
-        to_svg,
-    )
-
-    figure, ax = new_canvas()
-    positions = range(len(categories))
-    for (name, line_values), (color, dash) in zip(values.items(), new_pens(), strict=False):
-        ax.plot(
-            positions, line_values, dash, color=color, label=plain(name), **line_style(line_values)
-        )
-    names = [plain(name) for name in categories]
-    ax.set_xticks(positions, names, parse_math=False)
-    if max(map(len, names)) > _LEVEL:
-        for text in ax.get_xticklabels():
-            text.set(rotation=30, ha="right", rotation_mode="anchor")
-    ax.set(xlabel=labels[0], ylabel=labels[1])
-    if in_words:
-        to_text = in_words
-        ax.set_yscale("log")
-        ax.yaxis.set_major_formatter(lambda value, _: to_text(value))
-        ax.yaxis.set_minor_formatter(NullFormatter())
-    add_legend_below(figure)
-    return to_svg(figure)
 
 
 # What a benchmark recommends
@@ -457,7 +469,7 @@ def attack_results(
     quick: bool = False,
     data: Sequence[str] = (),
     output: Path = ATTACK_OUTPUT,
-    report: Tell = print,
+    report: Callable[[str], None] = print,
 ) -> Iterator[Result]:
     """Run an attack on each data set with each setting; ``quick``: the first set and two settings.
 
@@ -483,9 +495,10 @@ def attack_results(
             yield Result(attack.name, name, way, **means)
 
 
-def _outcome(attack: Attack, overrides: Overrides, path: Path, report: Tell) -> dict[str, float]:
+def _outcome(
+    attack: Attack, overrides: Overrides, path: Path, report: Callable[[str], None]
+) -> dict[str, float]:
     """The outcome of one run, with its seconds, cached in a file."""
-    from fedapp.runs.compare import cached_rows
 
     def run() -> list[dict[str, float]]:
         start = time.perf_counter()
@@ -494,7 +507,9 @@ def _outcome(attack: Attack, overrides: Overrides, path: Path, report: Tell) -> 
 
     # Other keys are options of the attack, and part of the file's name.
     settings = load_settings({key: overrides[key] for key in overrides if key in defaults()})
-    (outcome,) = cached_rows(path, settings, run, report)
+    from fedapp.runs.compare import Series
+
+    (outcome,) = Series(path.parent, report).rows(path.stem, settings, run)
     return outcome
 
 
@@ -510,44 +525,36 @@ def attacks_table(lines: Iterable[Result]) -> str:
     return "\n".join([head, "|---|---|---|---|---|---|---|", *rows])
 
 
-def count(text: str) -> int:
-    """Parse a number of runs."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be >= 1, got {text}")
-    return int(text)
-
-
 def attack_main(*attacks: Attack) -> None:
     """Attacks on runs of honest parties: a line of JSON for each result, then the table."""
     from fedapp.runs.compare import other_code
 
-    start = time.perf_counter()
-    parser = new_parser(attacks[0].run if len(attacks) == 1 else attack_main)
-    if len(attacks) > 1:
-        names = [attack.name for attack in attacks]
-        parser.add_argument("--only", nargs="+", choices=names, default=names)
-    else:
-        parser.add_argument("--data", nargs="+", choices=list(attacks[0].data), default=())
-    parser.add_argument("--seeds", type=count, default=1)
-    parser.add_argument("--quick", action="store_true", help="one data set, two settings")
-    options = vars(parser.parse_args())
-    chosen = [one for one in attacks if one.name in options.get("only", [one.name])]
-    lines = []
-    for attack in chosen:
-        for line in attack_results(
-            attack, options["seeds"], options["quick"], options.get("data", ())
-        ):
-            print(json.dumps(asdict(line)), flush=True)
-            lines.append(line)
-    print()
-    for attack in chosen:
-        print(f"{attack.name}: {attack.holder}. Success: {attack.measure}.")
-    print(f"\n{attacks_table(lines)}")
-    folders = [ATTACK_OUTPUT / attack.name for attack in chosen]
-    shown_folders = ", ".join(map(str, folders))
-    print(f"\n{time.perf_counter() - start:.0f} seconds; each run is kept in {shown_folders}")
-    for warning in filter(None, map(other_code, folders)):
-        print(warning)
+    def run(
+        only: tuple[str, ...] = tuple(attack.name for attack in attacks),
+        data: tuple[str, ...] = (),
+        seeds: int = 1,
+        quick: bool = False,
+    ) -> None:
+        start = time.perf_counter()
+        check_names("only", only, [attack.name for attack in attacks])
+        chosen, results = [attack for attack in attacks if attack.name in only], []
+        for attack in chosen:
+            check_names("data", data, attack.data)
+            for result in attack_results(attack, seeds, quick, data):
+                print(json.dumps(asdict(result)), flush=True)
+                results.append(result)
+        print()
+        for attack in chosen:
+            print(f"{attack.name}: {attack.holder}. Success: {attack.measure}.")
+        print(f"\n{attacks_table(results)}")
+        folders = [ATTACK_OUTPUT / attack.name for attack in chosen]
+        where = ", ".join(map(str, folders))
+        print(f"\n{time.perf_counter() - start:.0f} seconds; each run is kept in {where}")
+        for warning in filter(None, map(other_code, folders)):
+            print(warning)
+
+    run.__doc__ = (attacks[0].run if len(attacks) == 1 else attack_main).__doc__
+    command(run)
 
 
 Note = Callable[["Transcript"], None]
@@ -686,7 +693,7 @@ PLANS: Mapping[str, Plan] = {
 }
 
 
-def reference_main() -> None:
+def reference(only: tuple[str, ...] = tuple(PLANS), write: str = "", check: str = "") -> None:
     """What every method computes, as digests: two commits that compute the same have the same ones.
 
     ``python -m simulations reference --write FILE`` trains every method in this process, with
@@ -696,28 +703,22 @@ def reference_main() -> None:
     Digests are valid for one machine and one set of library versions. They exclude the sizes of
     messages, which may change, and the names and salts that a run draws at random.
     """
-    parser = new_parser(reference_main)
-    parser.add_argument("--only", nargs="+", choices=PLANS, default=list(PLANS), metavar="PLAN")
-    way = parser.add_mutually_exclusive_group(required=True)
-    way.add_argument("--write", type=Path, metavar="FILE")
-    way.add_argument("--check", type=Path, metavar="FILE")
-    options = parser.parse_args()
+    check_names("only", only, PLANS)
+    if bool(write) == bool(check):
+        raise SystemExit("reference must be called with --write FILE or --check FILE")
     results = {}
-    for name in options.only:
+    for name in only:
         for key, value in computed(name):
             print(f"{key}: {value}", flush=True)
             results[key] = value
-    if options.write:
-        options.write.write_text(json.dumps(results, indent=2) + "\n")
+    if write:
+        Path(write).write_text(json.dumps(results, indent=2) + "\n")
         return
-    expected = {
-        key: value
-        for key, value in json.loads(options.check.read_text()).items()
-        if key.partition(":")[0] in options.only
-    }
+    digests = json.loads(Path(check).read_text())
+    expected = {key: digests[key] for key in digests if key.partition(":")[0] in only}
     if mismatches := differences(expected, results):
         raise SystemExit("\n".join(mismatches))
-    print(f"{len(results)} as in {options.check}")
+    print(f"{len(results)} as in {check}")
 
 
 def differences(expected: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:

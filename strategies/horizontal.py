@@ -48,6 +48,7 @@ from fedapp.trees.objective import (
     is_regression,
     n_outputs,
 )
+from fedapp.trees.sets import Ints, category_counts
 from strategies.base import LOCAL_TABLES, SPLIT_SETTINGS, TreeStrategy
 from strategies.handshake import Hellos, InitialModel, read_init_model
 
@@ -69,6 +70,11 @@ class CommonTable:
     unseen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     base_margin: str = ""  # column of the margins that rows start from
     n_valid: int = 0
+
+    @property
+    def category_counts(self) -> Ints:
+        """Categories of each column, 0 for one of numbers."""
+        return category_counts(self.categories, len(self.columns))
 
     @property
     def n_coded_columns(self) -> int:

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.conversation import Checkpoint, Conversation, ask
+from fedapp.crypto.noise import Budget
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Cuts, Ints
@@ -45,10 +46,10 @@ from strategies.base import (
 )
 from strategies.handshake import Hellos, InitialModel
 from strategies.horizontal import HorizontalStrategy, mean_label
-from strategies.pax_dp import NoisedSums, privacy_settings
-from strategies.pax_sums import PaxSettings, PlainSums, SecureSums
+from strategies.pax_dp import NoisedTotals, new_budget, privacy_settings
+from strategies.pax_sums import MaskedTotals, PaxSettings, PlainTotals, Totals
 from strategies.scoring import ROUND_BINS, History, check_scores, evaluate
-from strategies.secagg import check_secure_aggregation, secure_plan_fields
+from strategies.secagg import check_secure_aggregation
 
 
 class PAX(HorizontalStrategy):
@@ -67,19 +68,14 @@ class PAX(HorizontalStrategy):
     objectives = OBJECTIVES_OR_FUNCTION
     sections = frozenset(("privacy",))
     history: History
+    totals: Totals
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.section = self.section_settings(self.settings)
         self.sees_only_sums = self.section.aggregation == "secure"
-        source: type[PlainSums | SecureSums]
-        source = SecureSums if self.sees_only_sums else PlainSums
-        self.aggregation = source(lambda: self.settings, self.section, self.warn_once)
-        private = privacy_settings(self.settings, self.section.aggregation)
-        self.noised: NoisedSums | None = None
-        if private.epsilon:
-            self.noised = NoisedSums(lambda: self.settings, private, self.warn_once)
-        self._ends = self.noised or self.aggregation  # sums of the first and the last exchanges
+        self.private = privacy_settings(self.settings, self.section.aggregation)
+        self._budget: Budget | None = None  # with epsilon, once the number of parties is known
 
     @classmethod
     def section_settings(cls, settings: Settings) -> PaxSettings:
@@ -96,20 +92,35 @@ class PAX(HorizontalStrategy):
         return settings.max_depth + 1
 
     def plan(self) -> dict[str, Any]:
-        noise = self.noised.promise(self.settings.parties) if self.noised else {}
-        sums = secure_plan_fields(self.settings, self.section.aggregation)
+        aggregation, noise = self.section.aggregation, dict[str, float]()
+        threshold = self.settings.min_parties if aggregation == "secure" else 0
+        if self.private.epsilon:
+            self._budget = budget = new_budget(self.settings, self.private)
+            names = "epsilon", "delta", "multiplier"
+            noise = {name: getattr(budget, name) for name in names}
+        sums = {"aggregation": aggregation, "threshold": threshold}
         return {**super().plan(), **sums, **noise}
+
+    def _new_totals(self) -> Totals:
+        """The one object by which the sums of a run differ; its settings are final by now."""
+        common = self.settings, self.table
+        if self._budget is not None:
+            return NoisedTotals(*common, self.private, self._budget, self.warn_once)
+        if self.section.aggregation == "secure":
+            return MaskedTotals(*common, self.warn_once)
+        return PlainTotals(*common, self.section, self.warn_once)
 
     def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
         """Algorithm 1."""
         self.agree(parties, saved)
+        self.totals = self._new_totals()
         if saved is None:
             boosting = yield from self._begin(parties)
-            if self.noised:  # a resumed run must not release the same sums with new noise
+            if self.private.epsilon:  # a resumed run must not release the same sums with new noise
                 yield self._checkpoint(boosting)
         else:
             boosting = self._restore(saved)
-            yield from self.aggregation.resume(parties)
+            yield from self.totals.resume(parties)
         while self._n_added(boosting) < self.settings.num_boost_round and not self.history.stops:
             finished = yield from self._round(parties, boosting)
             if finished:
@@ -124,10 +135,10 @@ class PAX(HorizontalStrategy):
         """Lines 2 to 7 and 21 to 26: every party's surrogates, and the cuts of all of them."""
         self.history = History.of(self.settings)
         init_model = self.load_initial_model(trees_a_round=1)
-        labels, cuts = yield from self._ends.begin(parties, self.table, self.terms())
+        labels, cuts = yield from self.totals.begin(parties, self.terms())
         self.store_unseen(labels)
         mean = mean_label(labels, len(self.table.classes), self.settings)
-        if self.noised:
+        if self.private.epsilon:
             mean = hide_class_shares(mean)
         if init_model is None:
             return self._boosting(mean, cuts)
@@ -167,8 +178,8 @@ class PAX(HorizontalStrategy):
 
     def _round(self, parties: Hellos, boosting: Boosting) -> Conversation[bool]:
         """Lines 12 to 26: one round. False where it restarts, or training stops before it."""
-        if self.noised:
-            progress = yield from self.noised.add_round(parties, boosting)
+        if isinstance(self.totals, NoisedTotals):
+            progress = yield from self.totals.add_round(parties, boosting)
             self.history.add({})
             yield progress
             return True
@@ -182,7 +193,7 @@ class PAX(HorizontalStrategy):
                 yield from self._record_scores(replies, boosting)
                 if self.history.stops:
                     return False
-            if self.aggregation.restarts_rounds and len(parties) < n_asked:
+            if self.totals.restarts_rounds and len(parties) < n_asked:
                 # The sums no longer fit the parents' histograms, which the lost party is in. Under
                 # masks a round must not restart: sums of the same gradients with and without the
                 # party would disclose its part. So its trees end at the depth that they have.
@@ -195,7 +206,7 @@ class PAX(HorizontalStrategy):
                 sums = [reply.root_sums for reply in replies.values()]
                 growth.set_roots(np.sum(sums, axis=0))
             boosting.store_splits(*growth.split(*self._merge(replies, boosting, growth)))
-            if not self.aggregation.can_continue(parties):
+            if not self.totals.can_continue(parties):
                 break
             request = self._request(boosting, growth)
         boosting.add(growth.grown())
@@ -213,7 +224,7 @@ class PAX(HorizontalStrategy):
                 objective, metrics = boosting.objective, settings.eval_metrics
                 check_scores(party, reply, objective, boosting.width, metrics, WATCHED)
 
-        return (yield from self.aggregation.grow(parties, request, boosting, check_reply))
+        return (yield from self.totals.grow(parties, request, boosting, check_reply))
 
     def _request(self, boosting: Boosting, growth: Growth) -> GrowRequest:
         """What the parties do not know yet, and the sums wanted next."""
@@ -258,7 +269,7 @@ class PAX(HorizontalStrategy):
 
     def _places(self, party: str, drawn: npt.NDArray[np.int32], cuts: Cuts) -> Ints:
         """Global bin of each of a party's bins of the drawn columns."""
-        places = self.aggregation.places[party]
+        places = self.totals.places[party]
         if len(drawn) == cuts.n_columns:
             return places
         columns = np.searchsorted(cuts.offsets, places, side="right") - 1
@@ -285,32 +296,29 @@ class PAX(HorizontalStrategy):
             model = model.first_rounds(self.initial.n_rounds + best_round)
         yield self._checkpoint(boosting)
         scored, summary = yield from evaluate(
-            parties, model, best_round, self.settings.eval_metrics, self._ends.score
+            parties, model, best_round, self.settings.eval_metrics, self.totals.score
         )
         yield from self._record_scores(scored, boosting)
-        if self.noised:
-            summary = {**summary, "privacy": self.noised.summary()}
-        elif bins := self.aggregation.facts().get("bins"):
-            summary = {**summary, "bins": bins}
-        return summary
+        return {**summary, **self.totals.summary()}
 
     def _checkpoint(self, boosting: Boosting) -> Checkpoint:
         maps: dict[str, npt.NDArray[Any]]
-        maps = {f"bins {party}": places for party, places in self._ends.places.items()}
-        maps |= {f"weights {party}": each for party, each in self.aggregation.weights.items()}
+        maps = {f"bins {party}": places for party, places in self.totals.places.items()}
+        maps |= {f"weights {party}": each for party, each in self.totals.weights.items()}
         facts = {
             "history": self.history.scores,
             **self.table.facts(),
             "rounds": self._n_added(boosting),
             "begun": astuple(self.initial),
-            "aggregation": self._ends.facts(),
+            "aggregation": self.totals.facts(),
         }
         return Checkpoint(boosting.arrays() | maps, facts, lambda: to_json(boosting.model))
 
     def _restore(self, saved: Checkpoint) -> Boosting:
         arrays = saved.arrays
-        self._ends.restore(_by_party(arrays, "bins "), saved.facts["aggregation"])
-        self.aggregation.weights = _by_party(arrays, "weights ")
+        self.totals.restore(saved.facts["aggregation"])
+        self.totals.places = _by_party(arrays, "bins ")
+        self.totals.weights = _by_party(arrays, "weights ")
         self.history = History.of(self.settings, saved.facts["history"])
         self.initial = InitialModel(*saved.facts["begun"])
         boosting = self._boosting(*stored_cuts(arrays))

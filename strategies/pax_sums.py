@@ -1,23 +1,29 @@
-"""Sums of PAX: each party's, as in the paper, or by secure aggregation only those over all parties.
+"""PAX's sums over all parties, and three ways to get them: ``Totals``.
 
-Both classes answer ``strategies.pax`` alike: ``begin`` agrees on the cuts, ``grow`` returns a
-level's sums by party. Under masks the cuts are quantiles of all rows, counted digit by digit, so
-they do not depend on how rows are split; all parties then answer as one, named ``EVERYONE``.
+- ``PlainTotals``: each party's sums reach the server, as in the paper, over that party's bins.
+- ``MaskedTotals``: the server sees only sums over all parties, which answer as one, ``EVERYONE``.
+- ``NoisedTotals`` (``strategies.pax_dp``): masked, and each party has added noise.
+
+Under masks the cuts are quantiles of all rows, counted digit by digit, so they do not depend on how
+rows are split.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from fedapp import metrics
 from fedapp.conversation import Check, Conversation, ask
 from fedapp.crypto.masking import SIZES
-from fedapp.data.partition import WATCHED
+from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, as_protocol_error
 from fedapp.histograms.bins import Cuts, Ints, with_categories
-from fedapp.histograms.fixed_point import from_fixed
+from fedapp.histograms.build import make_consistent
+from fedapp.histograms.fixed_point import Bounds, Whole, from_fixed
 from fedapp.histograms.sketch import (
     BASE,
     N_DIGITS,
@@ -27,7 +33,7 @@ from fedapp.histograms.sketch import (
     fuse_sketches,
     used_categories,
 )
-from fedapp.messages.fields import fields_of
+from fedapp.messages.fields import Array, Request, fields_of
 from fedapp.messages.handshake import HelloReply, LabelsReply
 from fedapp.messages.pax import (
     CountRequest,
@@ -39,21 +45,30 @@ from fedapp.messages.pax import (
     SketchRequest,
     check_sketch,
 )
-from fedapp.messages.secagg import EVERYONE
+from fedapp.messages.pax_secure import PrivateCountRequest
+from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
+from fedapp.messages.secagg import EVERYONE, LeftReply, LeftRequest
+from fedapp.metrics.sums import WholeNumbers, read_sums
 from fedapp.settings import Section, Settings
-from fedapp.trees.objective import LossParameters, gradient_exponents, is_regression, n_outputs
+from fedapp.trees.objective import (
+    LossParameters,
+    gradient_exponents,
+    is_regression,
+    label_power,
+    n_outputs,
+)
 from fedapp.trees.rounds import Boosting, Doubles, HistogramChecks
-from fedapp.trees.sets import category_counts
 from strategies.handshake import Hellos
 from strategies.horizontal import CommonTable
 from strategies.scoring import ask_to_score
-from strategies.secagg import SecuredRun
+from strategies.secagg import SETTING, MaskedSums, exchange_keys
 
 MIN_BINS = 2
 MANY_PARTIES = 10  # where bins=auto becomes equal: shares of fewer parties cost little accuracy
 FEW_BINS = 32  # fewer cost much accuracy in all measurements
 WEIGHT_BITS = 12  # weights count to a 4096th of the heaviest
 MAX_COUNT_BYTES = 2**30  # bytes of a party's counts in one exchange
+MIN_PRIVATE_PARTIES = 3  # of two, each can subtract its part from the sum
 
 
 class PaxSettings(Section, table="pax"):
@@ -67,34 +82,38 @@ class PaxSettings(Section, table="pax"):
     """`secure`: the coordinator sees only sums over all parties, under masks."""
 
 
-class PlainSums:
-    """Each party's sums reach the server; ``settings`` returns the current settings."""
+class PlainTotals:
+    """Each party's sums reach the server."""
 
     restarts_rounds = True  # whether a round restarts when a party is lost; else its trees end
 
     def __init__(
-        self, settings: Callable[[], Settings], section: PaxSettings, warn: Callable[[str], None]
+        self,
+        settings: Settings,
+        table: CommonTable,
+        section: PaxSettings,
+        warn: Callable[[str], None],
     ) -> None:
-        self._settings, self._warn = settings, warn
+        self._settings, self._table, self._warn = settings, table, warn
         self._fusion, self._bins = section.fusion, section.bins
-        self.places: dict[str, Ints] = {}  # global bin of each bin of a reply, by party
+        self.places: dict[str, Ints] = {}  # common bin of each bin of a reply, by party
         self.weights: dict[str, Doubles] = {}  # of a party's bins and all its rows, for the checks
         self._claims: dict[str, HistogramChecks] = {}
 
     def begin(
-        self, parties: Hellos, table: CommonTable, terms: Mapping[str, Any]
+        self, parties: Hellos, terms: Mapping[str, Any]
     ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
-        """Lines 2 to 7 and 21 to 26: sums of the labels, surrogates, and the cuts from all of them.
+        """Lines 2 to 7 and 21 to 26: sums of the labels, surrogates, and the common cuts.
 
-        ``terms`` are the fields of ``Terms``.
+        ``terms`` are the fields of a ``RunCoding``.
         """
         if self._bins == "auto":
             self._bins = "equal" if len(parties) >= MANY_PARTIES else "share"
-        max_bin = self._settings().max_bin
+        table, objective, max_bin = self._table, self._settings.objective, self._settings.max_bin
         n_bins = dict.fromkeys(parties, max_bin)  # of a column, at most
         if self._bins == "share":
             n_bins = share_bins(max_bin, {name: hello.n_train for name, hello in parties.items()})
-        categories = category_counts(table.categories, len(table.columns))
+        categories, n_classes = table.category_counts, len(table.classes)
         sketches = yield from ask(
             {party: SketchRequest(n_bins=n_bins[party], **terms) for party in parties},
             SketchReply,
@@ -102,8 +121,8 @@ class PlainSums:
                 party,
                 reply,
                 categories,
-                len(table.classes),
-                n_outputs(self._settings().objective, len(table.classes)),
+                n_classes,
+                n_outputs(objective, n_classes),
                 n_bins[party],
                 table.n_coded_columns,
             ),
@@ -112,7 +131,7 @@ class PlainSums:
         # Global cuts are as many as those of the party with the fewest, or with the most.
         coarsest = self._fusion == "coarsest"
         if self._fusion == "auto":
-            coarsest = is_regression(self._settings().objective)
+            coarsest = is_regression(objective)
         resolution = (min if coarsest else max)(n_bins[party] for party in sketches)
         if resolution < min(FEW_BINS, max_bin):
             extreme, remedy = "the most", "pax.bins=equal"
@@ -156,134 +175,214 @@ class PlainSums:
         return True
 
     def resume(self, parties: Hellos) -> Conversation[None]:
-        """Nothing to ask for."""
+        """In a resumed run, exclude parties that any party reports as lost; here none is asked."""
         yield from ()
 
     def facts(self) -> dict[str, Any]:
-        """Fields for a checkpoint beside ``places``."""
+        """Fields for a checkpoint beside ``places`` and ``weights``."""
         return {"bins": self._bins}
 
-    def restore(self, places: dict[str, Ints], facts: Mapping[str, Any]) -> None:
-        self.places, self._bins = places, facts["bins"]
+    def restore(self, facts: Mapping[str, Any]) -> None:
+        self._bins = facts["bins"]
+
+    def summary(self) -> dict[str, Any]:
+        """The summary's part."""
+        return self.facts()
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The first request under masks, and how its counts of values go on."""
+
+    request: Request
+    shapes: Sequence[tuple[int, ...]]  # of its sums, before the counts
+    count: type[CountRequest | PrivateCountRequest]  # asks for the counts by each further digit
+    lightest: int  # weight of a prefix that is not resolved further
+    n_bytes: int = 8  # of a count
+    deviation: float | None = None  # of the noise of a count
+
+    def consistent(self, counts: Whole, masses: Whole | None) -> Whole:
+        """Counts as a ``Descent`` takes them."""
+        if self.deviation is None:
+            return counts
+        return make_consistent(counts, masses, self.deviation)
 
 
 # Departures from the paper, where each party summarises its rows at its resolution and the server
 # fuses the summaries: here the cuts are quantiles of all rows, at ``max-bin`` bins a column, so
 # each party counts by its weight; ``pax.bins`` and ``pax.fusion`` have no effect.
-class SecureSums:
-    """All parties answer as one, named ``EVERYONE``; methods as of ``PlainSums``."""
+class MaskedTotals:
+    """All parties answer as one, named ``EVERYONE``, in whole numbers whose masks cancel."""
 
     restarts_rounds = False
 
-    def __init__(
-        self, settings: Callable[[], Settings], section: PaxSettings, warn: Callable[[str], None]
-    ) -> None:
-        self._settings = settings
-        self._run = run = SecuredRun(settings, warn)
-        self.resume, self.facts, self.score = run.resume, run.facts, run.score
+    def __init__(self, settings: Settings, table: CommonTable, warn: Callable[[str], None]) -> None:
+        self._settings, self._table, self._warn = settings, table, warn
+        self._width = n_outputs(settings.objective, len(table.classes))
+        self.bounds = Bounds(1)  # of the rows of all parties
+        self.sums = MaskedSums()  # over the parties that are still present
         self.places: dict[str, Ints] = {}
-        self.weights: dict[str, Any] = {}
+        self.weights: dict[str, Doubles] = {}
         self._sent_cuts = False
 
     def begin(
-        self, parties: Hellos, table: CommonTable, terms: Mapping[str, Any]
+        self, parties: Hellos, terms: Mapping[str, Any]
     ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
         """Exchange keys, sum the labels, and find the quantiles of every column digit by digit."""
-        roster, weighted = yield from self._run.meet(parties, len(table.classes))
-        bounds, sums_of = self._run.bounds, self._run.sums
-        categories = category_counts(table.categories, len(table.columns))
-        # The fewest bytes that can count whole rows, or weights to WEIGHT_BITS.
-        least = WEIGHT_BITS - bounds.heaviest if weighted else 0
-        n_bytes = next((n for n in SIZES if bounds.exponent(0, n) >= least), max(SIZES))
-        # Without weights every row counts the same.
-        lightest = 0 if weighted else 2 ** bounds.exponent(0, n_bytes)
-        descent = Descent(categories == 0, self._settings().max_bin, lightest)
-        sums, unseen, by_category, counts = yield from sums_of.ask(
-            parties,
-            OpenRequest(
-                count_bytes=n_bytes,
-                **roster,
-                **terms,
-            ),
-            (self._run.n_outputs + 1,),
-            (table.n_coded_columns,),
-            (int(categories.sum()),),
-            (int((categories == 0).sum()), BASE),
-            may_fail=0,
-        )
-        descent.take(counts)
+        categories = self._table.category_counts
+        opening = yield from self._open(parties, terms)
+        descent = Descent(categories == 0, self._settings.max_bin, opening.lightest)
+        shapes = *opening.shapes, (int((categories == 0).sum()), BASE)
+        # Counts refine the earlier ones: a party that is lost here ends the run.
+        *sums, counts = yield from self.sums.ask(parties, opening.request, *shapes, may_fail=0)
+        descent.take(opening.consistent(counts, None))
         while descent.digit < N_DIGITS:
             prefixes, offsets = descent.wanted()
-            request = CountRequest(descent.digit, prefixes, offsets)
-            shape = len(prefixes), BASE
+            shape, n_bytes = (len(prefixes), BASE), opening.n_bytes
             if (needed := len(prefixes) * BASE * n_bytes) > MAX_COUNT_BYTES:
                 rule = "must be less for so many columns with pax.aggregation=secure: counts of "
                 rule += f"{needed:,} bytes a party are needed, {MAX_COUNT_BYTES:,} at most"
                 raise ConfigError(f"max-bin {rule}")
-            # These refine the earlier counts: a party that is lost here ends the run.
-            (counts,) = yield from sums_of.ask(parties, request, shape, n_bytes=n_bytes, may_fail=0)
-            descent.take(counts)
-        # Categories of each column up to the highest that occurs.
-        by_column = np.split(by_category, np.cumsum(categories)[:-1])
-        used = [np.flatnonzero(counts).max(initial=-1) + 1 for counts in by_column]
-        cuts = with_categories(descent.cuts(), categories, np.array(used, dtype=np.int64))
+            count = opening.count(descent.digit, prefixes, offsets)
+            (counts,) = yield from self.sums.ask(parties, count, shape, n_bytes=n_bytes, may_fail=0)
+            descent.take(opening.consistent(counts, descent.masses))
+        labels, used = self._read_opening(sums)
+        cuts = with_categories(descent.cuts(), categories, used)
         self.places = {EVERYONE: np.arange(len(cuts.edges))}
-        return {EVERYONE: self._run.labels(sums, unseen)}, cuts
+        return {EVERYONE: labels}, cuts
+
+    def _open(self, parties: Hellos, terms: Mapping[str, Any]) -> Conversation[Opening]:
+        """Exchange keys; the parties sum labels and weights, unseen values, rows by category."""
+        if len(parties) < MIN_PRIVATE_PARTIES:
+            self._warn(
+                f"{SETTING}=secure hides little among {len(parties)}: the coordinator and "
+                "all parties but one see what that one sends; three or more hide it better"
+            )
+        threshold = self._settings.min_parties
+        roster, self.bounds, weighted = yield from exchange_keys(parties, threshold)
+        self.sums = MaskedSums(roster["names"], threshold)
+        # The fewest bytes that can count whole rows, or weights to WEIGHT_BITS.
+        least = WEIGHT_BITS - self.bounds.heaviest if weighted else 0
+        n_bytes = next((n for n in SIZES if self.bounds.exponent(0, n) >= least), max(SIZES))
+        n_categories = int(self._table.category_counts.sum())
+        return Opening(
+            OpenRequest(count_bytes=n_bytes, **roster, **terms),
+            [(self._width + 1,), (self._table.n_coded_columns,), (n_categories,)],
+            CountRequest,
+            # Without weights every row counts the same.
+            0 if weighted else 2 ** self.bounds.exponent(0, n_bytes),
+            n_bytes,
+        )
+
+    def _read_opening(self, sums: Sequence[Whole]) -> tuple[LabelsReply, Ints]:
+        """Sums of the labels, and how many categories of each column occur."""
+        labels, unseen, by_category = sums
+        power = label_power(self._settings.objective, len(self._table.classes), self.bounds)
+        label_sums = from_fixed(labels[:-1], self.bounds.exponent(power))
+        (weight_sum,) = from_fixed(labels[-1:], self.bounds.exponent(0)).tolist()
+        # Up to the highest that occurs.
+        by_column = np.split(by_category, np.cumsum(self._table.category_counts)[:-1])
+        used = [np.flatnonzero(counts).max(initial=-1) + 1 for counts in by_column]
+        return LabelsReply(label_sums, weight_sum, unseen), np.array(used, dtype=np.int64)
 
     def grow(
         self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
     ) -> Conversation[dict[str, GrowReply]]:
-        """Sums of one level; none where a lost party prevents them, and trees must end."""
         cuts = boosting.cuts
         n_wanted, n_drawn = len(request.wanted_nodes), len(request.columns)
         n_roots = request.n_trees if request.level == 0 else 0
         n_bins = int(cuts.widths[request.columns].sum())
         scores: list[tuple[int, ...]] = [(0,), (0, 0)] * len(WATCHED)
         if n_roots:
-            scores = self._run.score_shapes(WATCHED, request.score_bins)
-        if request.level == 0:
-            self._run.sums.without_lost(parties)
+            scores = self._score_shapes(WATCHED, request.score_bins)
+            self.sums.without_lost(parties)
         new = slice(0 if self._sent_cuts else None)  # only the first request carries the cuts
         self._sent_cuts = True
-        summed = yield from self._run.sums.ask(
-            parties,
-            GrowSumsRequest(
-                **fields_of(request),
-                among=self._run.sums.among,
-                edges=cuts.edges[new],
-                edge_offsets=cuts.offsets[new],
-            ),
-            (n_wanted, n_bins, 2),
-            (n_wanted, n_drawn),
-            (n_roots, 2),
-            *scores,
-            part_of_others=request.level > 0,
+        asking = GrowSumsRequest(
+            **fields_of(request),
+            among=self.sums.among,
+            edges=cuts.edges[new],
+            edge_offsets=cuts.offsets[new],
         )
+        shapes = (n_wanted, n_bins, 2), (n_wanted, n_drawn), (n_roots, 2), *scores
+        is_part = request.level > 0
+        summed = yield from self.sums.ask(parties, asking, *shapes, part_of_others=is_part)
         if not summed:
             return {}
         histograms, missing, root_sums, *of_scores = summed
-        parameters = LossParameters.of(self._settings())
-        exponents = np.array(gradient_exponents(boosting.objective, self._run.bounds, parameters))
+        parameters = LossParameters.of(self._settings)
+        exponents = np.array(gradient_exponents(boosting.objective, self.bounds, parameters))
         reply = GrowReply(
             from_fixed(histograms, exponents),
             missing.astype(np.int32),
             from_fixed(root_sums, exponents),
-            *self._run.scores(of_scores),
+            *self._read_scores(of_scores),
         )
         check(EVERYONE, reply)
         return {EVERYONE: reply}
 
+    def score(
+        self, parties: Hellos, request: EvaluateRequest, check: Check
+    ) -> Conversation[dict[str, EvaluateReply]]:
+        asking = SumScoresRequest(**fields_of(request), among=self.sums.among)
+        shapes = self._score_shapes(SUBSETS, request.score_bins)
+        summed = yield from self.sums.ask(parties, asking, *shapes)
+        reply = EvaluateReply(*self._read_scores(summed))
+        check(EVERYONE, reply)
+        return {EVERYONE: reply}
+
+    def _new_adder(self) -> WholeNumbers:
+        return WholeNumbers(self.bounds)
+
+    def _score_form(self, adder: WholeNumbers, n_bins: int = 2) -> metrics.Statistics:
+        """Statistics of no rows, whose shapes are those of any; the adder learns its units."""
+        nothing = np.empty((0, self._width), np.float32), *(np.empty(0, np.float32),) * 2
+        extra = self._settings.eval_metrics
+        objective = self._settings.objective
+        return metrics.statistics(objective, *nothing, n_bins, extra=extra, adder=adder)
+
+    def _score_shapes(self, subsets: Sequence[str], n_bins: int) -> list[tuple[int, ...]]:
+        form = self._score_form(self._new_adder(), n_bins)
+        return [form.sums.shape, form.histogram.shape] * len(subsets)
+
+    def _read_scores(self, arrays: Sequence[Whole]) -> list[Array]:
+        """Score sums and histograms as doubles; empty arrays where none were asked for."""
+        if not arrays[0].size:
+            return [np.empty(array.shape) for array in arrays]
+        adder = self._new_adder()
+        self._score_form(adder)
+        pairs = zip(arrays[::2], arrays[1::2], strict=True)
+        return [array for sums, cells in pairs for array in read_sums(sums, adder, cells)]
+
     def can_continue(self, parties: Mapping[str, HelloReply]) -> bool:
         """Whether all parties of the last sum are still present."""
-        return not self._run.sums.threshold or set(self._run.sums.names) <= set(parties)
+        return not self.sums.threshold or set(self.sums.names) <= set(parties)
 
-    def restore(self, places: dict[str, Ints], facts: Mapping[str, Any]) -> None:
-        """Undo ``facts``; the parties have the cuts."""
-        self.places, self._sent_cuts = places, True
-        self._run.restore(facts)
+    def resume(self, parties: Hellos) -> Conversation[None]:
+        if not self.sums.threshold:
+            return
+        replies = yield from ask(parties.all(LeftRequest()), LeftReply)
+        for name in tuple(parties):
+            if any(name not in reply.names for reply in replies.values()):
+                parties.leave(name)
+                self._warn(f"{name} was lost before the run was resumed, and stays excluded")
+
+    def facts(self) -> dict[str, Any]:
+        sums = {"names": self.sums.names, "threshold": self.sums.threshold}
+        return {"bounds": asdict(self.bounds), **sums}
+
+    def restore(self, facts: Mapping[str, Any]) -> None:
+        self.bounds, self._sent_cuts = Bounds(**facts["bounds"]), True  # the parties have the cuts
+        self.sums = MaskedSums(tuple(facts["names"]), facts["threshold"])
+
+    def summary(self) -> dict[str, Any]:
+        return {}
 
 
 def share_bins(max_bin: int, n_rows: Mapping[str, int]) -> dict[str, int]:
     """Bins of each party: its share of ``max_bin`` by rows, at least 2 (line 36: 1/epsilon_i)."""
     total = sum(n_rows.values())
     return {party: max(MIN_BINS, round(max_bin * count / total)) for party, count in n_rows.items()}
+
+
+Totals = PlainTotals | MaskedTotals

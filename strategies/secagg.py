@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from fedapp import metrics
 from fedapp.conversation import Check, Conversation, ask
 from fedapp.crypto.masking import join, n_words, unmasked_sum
-from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
-from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, from_fixed, power_above
-from fedapp.messages.fields import Array, Reply, Request, fields_of
-from fedapp.messages.handshake import HelloReply, LabelsReply
-from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
+from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, power_above
+from fedapp.messages.fields import Array, Reply, Request
 from fedapp.messages.secagg import (
     EVERYONE,
     SEALED_BYTES,
     KeysReply,
     KeysRequest,
-    LeftReply,
-    LeftRequest,
     MaskedReply,
     UnmaskReply,
     UnmaskRequest,
 )
 from fedapp.metrics import is_custom
-from fedapp.metrics.sums import WholeNumbers, read_sums
 from fedapp.settings import Settings
-from fedapp.trees.objective import CUSTOM, label_power, n_outputs
+from fedapp.trees.objective import CUSTOM
 from strategies.handshake import Hellos
 
 SETTING = "pax.aggregation"
-MIN_PRIVATE_PARTIES = 3  # of two, each can subtract its part from the sum
 Seeds = tuple[list[bytes], list[bytes]]  # of masks that were added, and subtracted
 
 
@@ -47,27 +39,20 @@ def exchange_keys(
     Sums need at least ``threshold`` parties; 0: all.
     """
     replies = yield from ask(parties.all(KeysRequest()), KeysReply)
-    bounds = bounds_of(parties, replies)
-    fields = {
-        "names": tuple(replies),
-        "box_keys": np.stack([reply.box_key for reply in replies.values()]),
-        "run_keys": np.stack([reply.run_key for reply in replies.values()]),
-        "n_rows": bounds.n_rows,
-        "heaviest": bounds.heaviest,
-        "largest": bounds.largest,
-        "threshold": threshold,
-    }
-    return fields, bounds, any(reply.weighted for reply in replies.values())
-
-
-def bounds_of(parties: Mapping[str, HelloReply], replies: Mapping[str, KeysReply]) -> Bounds:
-    """Bounds of all parties' rows, from the bounds that each reports."""
     hellos = parties.values()
     n_rows = sum(hello.n_train + hello.n_valid + hello.n_test for hello in hellos)
     # For regression; the parties have rounded the range up to powers of two.
     largest = max(max(-hello.label_low, hello.label_high) for hello in hellos)
     heaviest = max(reply.heaviest for reply in replies.values())
-    return Bounds(n_rows, heaviest, power_above(largest))
+    bounds = Bounds(n_rows, heaviest, power_above(largest))
+    fields = {
+        "names": tuple(replies),
+        "box_keys": np.stack([reply.box_key for reply in replies.values()]),
+        "run_keys": np.stack([reply.run_key for reply in replies.values()]),
+        **asdict(bounds),
+        "threshold": threshold,
+    }
+    return fields, bounds, any(reply.weighted for reply in replies.values())
 
 
 class MaskedSums:
@@ -207,104 +192,3 @@ def check_secure_aggregation(settings: Settings) -> None:
             f"{SETTING} must be plain where objective or eval-metric is a function, whose "
             "sums have no known bounds, got secure"
         )
-
-
-def secure_plan_fields(settings: Settings, aggregation: str) -> dict[str, Any]:
-    """The fields of a run's plan about secure aggregation."""
-    threshold = settings.min_parties if aggregation == "secure" else 0
-    return {"aggregation": aggregation, "threshold": threshold}
-
-
-class SecuredRun:
-    """Secure aggregation of a run, from the handshake to the scores of its model.
-
-    ``settings`` returns the current settings.
-    """
-
-    def __init__(self, settings: Callable[[], Settings], warn: Callable[[str], None]) -> None:
-        self._settings, self._warn = settings, warn
-        self.bounds = Bounds(1)  # of the rows of all parties
-        self.sums = MaskedSums()  # over the parties that are still present
-        self._n_classes = 0
-
-    def meet(self, parties: Hellos, n_classes: int) -> Conversation[tuple[dict[str, Any], bool]]:
-        """The fields of a ``Roster``, and whether any party has weights."""
-        if len(parties) < MIN_PRIVATE_PARTIES:
-            self._warn(
-                f"{SETTING}=secure hides little among {len(parties)}: the coordinator and "
-                "all parties but one see what that one sends; three or more hide it better"
-            )
-        threshold = self._settings().min_parties
-        roster, self.bounds, weighted = yield from exchange_keys(parties, threshold)
-        self.sums, self._n_classes = MaskedSums(roster["names"], threshold), n_classes
-        return roster, weighted
-
-    def resume(self, parties: Hellos) -> Conversation[None]:
-        """In a resumed run, exclude parties that any party reports as lost."""
-        if not self.sums.threshold:
-            return
-        replies = yield from ask(parties.all(LeftRequest()), LeftReply)
-        for name in tuple(parties):
-            if any(name not in reply.names for reply in replies.values()):
-                parties.leave(name)
-                self._warn(f"{name} was lost before the run was resumed, and stays excluded")
-
-    def facts(self) -> dict[str, Any]:
-        """Bounds and parties, for a checkpoint."""
-        return {
-            "bounds": asdict(self.bounds),
-            "n_classes": self._n_classes,
-            "names": self.sums.names,
-            "threshold": self.sums.threshold,
-        }
-
-    def restore(self, facts: Mapping[str, Any]) -> None:
-        self.sums = MaskedSums(tuple(facts["names"]), facts["threshold"])
-        self.bounds, self._n_classes = Bounds(**facts["bounds"]), facts["n_classes"]
-
-    @property
-    def n_outputs(self) -> int:
-        """Margins of a row."""
-        return n_outputs(self._settings().objective, self._n_classes)
-
-    def labels(self, sums: Whole, unseen: Whole) -> LabelsReply:
-        """A reply from sums of labels and weights, shape (n_outputs + 1,), and unseen values."""
-        power = label_power(self._settings().objective, self._n_classes, self.bounds)
-        label_sums = from_fixed(sums[:-1], self.bounds.exponent(power))
-        (weight_sum,) = from_fixed(sums[-1:], self.bounds.exponent(0)).tolist()
-        return LabelsReply(label_sums, weight_sum, unseen)
-
-    def score_shapes(self, subsets: Sequence[str], n_bins: int) -> list[tuple[int, ...]]:
-        """Shapes of the sums and the histogram of each subset's scores."""
-        form, _ = self._form(n_bins)
-        return [form.sums.shape, form.histogram.shape] * len(subsets)
-
-    def scores(self, arrays: Sequence[Whole]) -> list[Any]:
-        """Score sums and histograms as doubles; empty arrays where none were asked for."""
-        if not arrays[0].size:
-            return [np.empty(array.shape) for array in arrays]
-        _, adder = self._form(n_bins=2)
-        pairs = zip(arrays[::2], arrays[1::2], strict=True)
-        return [array for sums, cells in pairs for array in read_sums(sums, adder, cells)]
-
-    def score(
-        self,
-        parties: Hellos,
-        request: EvaluateRequest,
-        check: Check,
-    ) -> Conversation[dict[str, EvaluateReply]]:
-        """Sums of the finished model's scores."""
-        shapes = self.score_shapes(SUBSETS, request.score_bins)
-        asking = SumScoresRequest(**fields_of(request), among=self.sums.among)
-        summed = yield from self.sums.ask(parties, asking, *shapes)
-        reply = EvaluateReply(*self.scores(summed))
-        check(EVERYONE, reply)
-        return {EVERYONE: reply}
-
-    def _form(self, n_bins: int) -> tuple[metrics.Statistics, WholeNumbers]:
-        """Statistics of no rows, whose shapes are those of any, and the adder for them."""
-        settings, adder = self._settings(), WholeNumbers(self.bounds)
-        nothing = np.empty((0, self.n_outputs), np.float32), *(np.empty(0, np.float32),) * 2
-        extra = settings.eval_metrics
-        form = metrics.statistics(settings.objective, *nothing, n_bins, extra=extra, adder=adder)
-        return form, adder

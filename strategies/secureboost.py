@@ -4,8 +4,8 @@ Source: Cheng et al. 2019, "SecureBoost: A Lossless Federated Learning Framework
 (arXiv:1901.08755), Algorithms 1 and 2; "Completely SecureBoost" is ``first-trees``. The server
 relays letters that it cannot read.
 
-Read ``fedapp.messages.secureboost``, this file, then ``shared``, ``active``, ``passive`` and
-``finish`` in ``clients.secureboost``.
+Read ``fedapp.messages.secureboost``, this file, then ``shared``, ``active`` and ``passive`` in
+``clients.secureboost``.
 
 A round takes at most ``2 + 2 max_depth`` exchanges with one passive party, ``1 + 3 max_depth`` with
 several: one to begin the round; two a level with one passive party, as its partition travels with

@@ -53,7 +53,6 @@ FAMILIES = {"HorizontalStrategy", "VerticalStrategy", "InferenceStrategy"}
 DEFAULTS = {
     "fedapp/runs/run.py": ["interactive"] * 3,
     "fedapp/commands/predict.py": ["interactive"],
-    "fedapp/trees/rounds.py": ["cyclic"] * 2,  # a way to draw trees
 }
 
 

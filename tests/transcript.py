@@ -155,7 +155,8 @@ def declared(kind: type[Declared]) -> Iterator[type[Any]]:
     """All classes of messages below one, but for what others only build on."""
     for one in kind.__subclasses__():
         yield from declared(one)
-        if is_dataclass(one):
+        # with slots a dataclass is another class than the one that it is made of
+        if is_dataclass(one) and "wire_name" in vars(one):
             yield one
 
 

@@ -1,7 +1,11 @@
 """SecureBoost at the active party: gradients, splits, leaf weights, and its part of the model.
 
 Source: Cheng et al. 2019, Algorithm 2. Trees grow as XGBoost's do over the joint columns of all
-parties; of other parties' columns this one knows only the number of bins.
+parties; of other parties' columns this one knows only the number of bins. A round, by message::
+
+    BeginRequest    finish the last round; draw rows and columns -> encrypted gradients
+    EncryptRequest  another block of these, if one is not enough
+    SplitRequest    sums of a level                              -> its splits
 
 Departures: the paper encrypts gradient and hessian separately, here both share a ciphertext; only
 the smaller child of each pair is summed, the other is the difference to the parent. Rules for ties
@@ -11,37 +15,28 @@ and missing values are XGBoost's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from itertools import pairwise
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from clients.handshake import number_rows, stored_categories
-from clients.inference import active_part, ask_on, begin_trees, take_answers
-from clients.scoring import rows_of, score_arrays, warn_if_local_is_better
+from clients.handshake import number_rows
+from clients.inference import (
+    active_part,
+    ask_on,
+    begin_trees,
+    leaves_reached,
+    take_answers,
+)
+from clients.scoring import compare_with_local, score_arrays
 from clients.secureboost.shared import (
-    BEGUN,
-    CHOSEN,
-    ENCRYPTING,
-    GROWN,
-    IDLE,
-    INIT_MODEL,
-    SET_UP,
-    TO_WALK,
-    WALKED,
-    ConfiguredConstraints,
-    add_leaves,
-    apply_local_splits,
-    code_categories,
+    Bytes,
+    Ints,
+    Party,
     joint_constraints,
-    keep_cuts,
-    load_initial_lookup,
-    load_initial_trees,
-    local_constraints,
     nodes_after,
-    parse_constraints,
     read_constraints,
 )
 from clients.vertical import check_order, draw_key
@@ -52,10 +47,10 @@ from fedapp.crypto.sums import read_sums
 from fedapp.crypto.workers import shared_workers
 from fedapp.data.labels import check_mean, check_weights
 from fedapp.data.partition import SUBSETS
-from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
+from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import digitise
 from fedapp.histograms.build import Histogram, JointColumns, build_all_histograms, sum_jobs
-from fedapp.messages.fields import Array, fields_of
+from fedapp.messages.fields import Array, Request, parameters_of
 from fedapp.messages.handshake import read_categories
 from fedapp.messages.secureboost import (
     BeginReply,
@@ -79,11 +74,11 @@ from fedapp.messages.secureboost import (
     WalkRequest,
     block_rows,
 )
-from fedapp.messages.vertical import SentReply
-from fedapp.site.answer import Site, enter, phase_of
+from fedapp.messages.vertical import MatchRequest, SentReply
 from fedapp.site.mail import Letters, Mail
+from fedapp.site.roles import Order, role
 from fedapp.site.settings import check_sample_size
-from fedapp.site.store import Store, write_part
+from fedapp.site.store import write_part
 from fedapp.site.trust import FIRST_ROUND, check_within
 from fedapp.trees.categories import Categories, side_by_side
 from fedapp.trees.divided import Lookup, joint_names, whole_model
@@ -101,703 +96,751 @@ from fedapp.trees.objective import (
     label_sums,
     n_outputs,
 )
-from fedapp.trees.predict import pack_bits
 from fedapp.trees.rounds import Sampling, n_leaves
 from fedapp.trees.sets import NO_SET, CategorySets, category_counts
 
-Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
 Done = tuple[dict[str, float], dict[str, float], list[float]]  # scores, validation scores, purities
 
 ROWS_AT_ONCE = 1 << 15  # packed and encrypted; bounds the Python integers in memory
 BINS_A_COLUMN = 16  # on average, of most-columns: 26 MB of sums in a node with the usual 100,000
 
 
-def setup(site: Site, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
-    """Check the rows' order, bin the columns, code the labels, draw and test the key."""
-    store = site.store
-    check_order(site, mail)
-    settings = fields_of(request, SetupRequest)
-    store.facts["boost"] = {
-        name: value for name, value in settings.items() if not isinstance(value, np.ndarray | tuple)
-    }
-    with as_protocol_error(site.name, "SetupRequest", "objective"):
-        check_objective(request.objective)
-    with as_protocol_error(site.name, "SetupRequest", "eval_metrics"):
-        metrics.check_metrics(request.objective, request.eval_metrics)
-    store.facts["eval_metrics"] = list(request.eval_metrics)
-    width = _code_labels(site, request)
-    cuts = keep_cuts(store, request.max_bin, code_categories(store))
-    train = np.asarray(store["values"][: store.facts["n_train"]])
-    store["codes"], store.facts["missing_code"] = digitise(train, cuts)
-    load_initial_lookup(site)
-    parse_constraints(site, request)  # raises for malformed texts before anything is sent
-    n_train = store.facts["n_train"]
-    key = draw_key(
-        site, request, "secureboost", lambda public: grouped_layouts(public.bits, n_train, width)
-    )
-    store["key"] = key.to_array()
-    enter(store, TO_WALK if request.init_model else SET_UP)
-    letter = PublicKey(key.public.to_array(), width, n_train, PRECISION)
-    return SentReply(), [(name, letter) for name in site.others]
-
-
-def walk(site: Site, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
-    """Route the rows down the initial model as far as answers and local splits allow."""
-    store, part = site.store, active_part(site, site.store.facts[INIT_MODEL])
-    if "nodes" not in store:
-        _meet(site, mail)
-        for name in site.others:
-            part.check(name, mail.one(ColumnBins, name).part)
-        begin_trees(store, part, 0, 0)
-    else:
-        take_answers(site, mail, part)
-    letters = ask_on(site, part, 0)
-    if not letters:
-        add_leaves(store, part)
-    enter(store, TO_WALK if letters else WALKED)
-    n_trees = len(part.model.trees)
-    return WalkReply(not letters, n_rounds=store.facts["n_rounds"], n_trees=n_trees), letters
-
-
-def begin(site: Site, request: BeginRequest, mail: Mail) -> tuple[BeginReply, Letters]:
-    """Finish the round in progress, grow rounds without passive columns, start another."""
-    store, phase = site.store, phase_of(site.store)
-    first = store.facts.setdefault(FIRST_ROUND, store.facts["n_rounds"])
-    n_rounds = request.n_rounds - first
-    check_within(site.config, store, "BeginRequest", "n_rounds", n_rounds, "rounds")
-    if phase == SET_UP:
-        _meet(site, mail)
-    state, done, letters = ActiveState.read(site), list[Done](), Letters()
-    if phase == GROWN:
-        make_splits(state, mail)
-        done.append(finish_round(state))
-    while store.facts["n_rounds"] < request.n_rounds and not letters:
-        letters = new_round(site, state)
-        if not letters:
-            # Only the active party has columns in this round.
-            growth = state.growth()
-            while growth.growing:
-                send_splits(state, growth, *choose(state, growth, {}))
-                make_splits(state, Mail(state.name, []))
-            done.append(finish_round(state, is_local=True))
-    n_blocks = n_blocks_left(state) if letters else 0
-    enter(store, (ENCRYPTING if n_blocks else BEGUN) if letters else IDLE)
-    reply = BeginReply(
-        begun=bool(letters),
-        n_blocks=n_blocks,
-        n_trees=len(store["model.offsets"]) - 1,
-        n_leaves=store.facts["n_leaves"],
-        score_names=tuple(done[0][0]) if done else (),
-        train_scores=_rows([list(train.values()) for train, _, _ in done]),
-        valid_scores=_rows([list(valid.values()) for _, valid, _ in done]),
-        purities=_rows([views for _, _, views in done]),
-    )
-    return reply, letters
-
-
-def send_on(site: Site, request: EncryptRequest, mail: Mail) -> tuple[SentReply, Letters]:
-    """The next block of the round's gradients, for parties with columns in it."""
-    state = ActiveState.read(site)
-    receivers = [name for name in state.passive if len(state.drawn(name))]
-    start, ciphertexts = _next_block(state, len(receivers))
-    letter = MoreGradients(site.store.facts["n_rounds"], start, ciphertexts)
-    enter(site.store, ENCRYPTING if n_blocks_left(state) else BEGUN)
-    return SentReply(), [(name, letter) for name in receivers]
-
-
-def split(site: Site, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
-    """Algorithm 2: decrypt the others' sums, add the local ones, choose."""
-    state = ActiveState.read(site)
-    if phase_of(site.store) == CHOSEN:
-        make_splits(state, mail)
-    growth = state.growth()
-    sums = {name: read_party_sums(state, mail, name, growth) for name in state.passive}
-    routes, sets = choose(state, growth, sums)
-    letters = send_splits(state, growth, routes, sets)
-    if not growth.growing:
-        check_range(growth.grown().trees)
-    enter(site.store, CHOSEN if growth.growing else GROWN)
-    others = {owner for owner, _ in state.owners(routes["column"])} - {site.name}
-    return SplitReply(growth.growing, passive_splits=bool(others)), letters
-
-
-def _code_labels(site: Site, request: SetupRequest) -> int:
-    """Code labels, set the initial margins; returns the number of trees per round."""
-    objective, parameters = cast(Objective, request.objective), LossParameters.of(request)
-    store, n_train = site.store, site.store.facts["n_train"]
-    classes, labels = number_rows(site, objective)
-    check_weights(store["weights"][:n_train])
-    rows = labels[:n_train], store["weights"][:n_train]
-    sums = label_sums(objective, *rows, len(classes)), float(rows[1].sum(dtype=np.float64))
-    mean = base_score(objective, *sums, parameters)
-    check_mean(objective, mean)
-    store.facts |= {"n_rounds": 0, "n_leaves": 0}
-    store["labels"] = labels
-    store["model.nodes"], store["model.offsets"] = stack_trees(())
-    store["model.records"] = np.empty(0, dtype=np.int64)
-    if request.init_model:
-        mean = load_initial_trees(site, request, classes)
-    store.facts["classes"], store["base_score"] = list(classes), mean
-    if "base_margins" in store:
-        try:
-            check_base_margin(objective)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        store["margins"] = store["base_margins"][:, None]
-    else:
-        store["margins"] = np.tile(base_margin(objective, mean), (len(store["labels"]), 1))
-    return len(mean)
-
-
-def _meet(site: Site, mail: Mail) -> None:
-    """Check and store the others' numbers of bins, shared names and constraints."""
-    store = site.store
-    widths = {site.name: np.diff(store["offsets"]).tolist()}
-    categorical = {site.name: (store["set_widths"] > 0).tolist()}
-    names = {site.name: list(store.facts["columns"]) if site.config.shares_names else []}
-    allows, boost = site.config.allows_export, store.facts["boost"]
-    wanted = ConfiguredConstraints.of(
-        boost["monotone_constraints"], boost["interaction_constraints"]
-    )
-    constraints = {site.name: local_constraints(site, wanted)}
-    for name in site.others:
-        bins = mail.one(ColumnBins, name)
-        if len(bins.names) not in (0, len(bins.widths)):
-            rule = f"must be {len(bins.widths)} or none, got {len(bins.names)}"
-            raise ProtocolError(name, "ColumnBins", "names", rule)
-        n_columns, max_bin = len(bins.widths), boost["max_bin"]
-        limit = site.config.limits["most-columns"]
-        by_category = np.resize(bins.categorical.astype(bool), n_columns)
-        if n_columns > limit or (bins.widths[~by_category] > max_bin).any():
-            rule = f"must be <= {max_bin} (max-bin), of {limit} columns at most (most-columns)"
-            raise ProtocolError(name, "ColumnBins", "widths", rule)
-        if (n_all := int(bins.widths.sum())) > (most_bins := BINS_A_COLUMN * limit):
-            rule = f"must add up to <= {most_bins} ({BINS_A_COLUMN} x most-columns of {site.name})"
-            raise ProtocolError(name, "ColumnBins", "widths", f"{rule}, got {n_all}; lower max-bin")
-        if len(bins.categorical) != n_columns:
-            rule = f"must be {n_columns}, got {len(bins.categorical)}"
-            raise ProtocolError(name, "ColumnBins", "categorical", rule)
-        widths[name], names[name] = bins.widths.tolist(), list(bins.names)
-        categorical[name] = by_category.tolist()
-        constraints[name] = read_constraints(name, bins, len(wanted.names), n_columns)
-        allows = allows and bins.allows_export
-    peers = store.facts["peers"]
-    store.facts["widths"] = {name: widths[name] for name in peers}
-    store.facts["categorical"] = {name: categorical[name] for name in peers}
-    joint = joint_constraints(wanted, {name: constraints[name] for name in peers}, categorical)
-    store.facts["monotone"], store.facts["interactions"] = joint
-    store.facts["shared_names"], store.facts["export"] = names, allows
-
-
-def _rows(lists: list[list[float]]) -> npt.NDArray[np.float64]:
-    width = len(lists[0]) if lists else 0  # all lists have one length
-    return np.array(lists, dtype=np.float64).reshape(len(lists), width)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ActiveState:
-    """Constants of a run, and access to the state of its round; read from the store once a step."""
-
-    name: str  # of the active party
-    passive: list[str]
-    store: Store
-    boost: Mapping[str, Any]  # settings, by the names of ``SetupRequest``
-    objective: Objective
-    parameters: LossParameters
-    eval_metrics: tuple[str, ...]  # besides the objective's
-    n_train: int  # training rows are the first ones
-    width: int  # trees per round
-    joint: JointColumns
-    key: PrivateKey
-    layouts: tuple[PairLayout, ...]  # of packed gradients, one per group of trees
-
-    @classmethod
-    def read(cls, site: Site) -> ActiveState:
-        """The state, from the first round on."""
-        store, facts = site.store, site.store.facts
-        boost, n_train, key = facts["boost"], facts["n_train"], PrivateKey.from_array(store["key"])
-        width = n_outputs(boost["objective"], len(facts["classes"]))
-        return cls(
-            name=site.name,
-            passive=site.others,
-            store=store,
-            boost=boost,
-            objective=boost["objective"],
-            parameters=LossParameters(
-                **{each.name: boost[each.name] for each in fields(LossParameters)}
-            ),
-            eval_metrics=tuple(facts["eval_metrics"]),
-            n_train=n_train,
-            width=width,
-            joint=JointColumns(
-                {name: np.array(w, np.int64) for name, w in facts["widths"].items()},
-                {name: np.array(c, dtype=bool) for name, c in facts["categorical"].items()},
-            ),
-            key=key,
-            layouts=grouped_layouts(key.public.bits, n_train, width),
-        )
-
-    def owners(self, columns: npt.NDArray[Any]) -> list[tuple[str, int]]:
-        """Owner of each joint column, and its number there."""
-        return [self.joint.owner(int(column)) for column in columns]
-
-    def growth(self) -> Growth:
-        """The round in progress."""
-        allowed = self.store["allowed"].astype(bool)
-        shape = Shape.of(self.boost)
-        return Growth.restored(
-            lambda name: self.store[f"growth.{name}"], self.joint.cuts, allowed, shape, self.limits
-        )
-
-    @property
-    def limits(self) -> Limits:
-        """Column draws of the round in progress, and constraints."""
-        boost, facts = self.boost, self.store.facts
-        shares = boost["colsample_bylevel"], boost["colsample_bynode"]
-        monotone = np.array(facts["monotone"], dtype=np.int8)
-        interactions = tuple(map(frozenset, facts["interactions"]))
-        return Limits(boost["seed"], facts["n_rounds"], *shares, monotone, interactions)
-
-    def keep(self, growth: Growth) -> None:
-        """Store the round in progress."""
-        for name, array in growth.arrays().items():
-            self.store[f"growth.{name}"] = array
-
-    def drawn(self, party: str) -> Ints:
-        """A party's columns, by its numbers, that some tree of the round may split."""
-        return self.joint.columns_of(party, np.flatnonzero(self.store["allowed"].any(axis=0)))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Chosen:
     """A level's splits, until the sides of all are known."""
 
-    routes: Routes  # on joint columns
-    own: Ints  # indices of the local splits
-    bits: npt.NDArray[np.uint8]  # packed sides of the local splits
+    routes: npt.NDArray[np.void]  # on joint columns
+    local: Ints  # indices of the local splits
+    bits: Bytes  # packed sides of the local splits
     records: Ints  # record ids of the local splits
 
 
-def new_round(site: Site, state: ActiveState) -> Letters:
-    """Start a round; letters with the first gradients, none if no passive column is drawn."""
-    store, boost, joint = state.store, state.boost, state.joint
-    rows, round_id = slice(state.n_train), store.facts["n_rounds"]
-    labels, weights = store["labels"][rows], store["weights"][rows]
-    pairs = gradients(state.objective, store["margins"][rows], labels, weights, state.parameters)
-    if boost["subsample"] < 1 or boost["goss"]:
-        entropy = site.entropy(boost["seed"], round_id, 1, share=boost["subsample"])
-        drawn = draw_rows(pairs.copy(), boost, np.random.default_rng(entropy))
-        n_rows, n_drawn = (int(each.any(axis=(1, 2)).sum()) for each in (pairs, drawn))
-        if check_sample_size(site.config, n_rows, n_drawn) == n_drawn:
-            pairs = drawn
-    n_columns = joint.cuts.n_columns
-    sampling = Sampling(boost["seed"], boost["colsample_bytree"])
-    allowed = sampling.columns(round_id, state.width, n_columns)
-    if round_id < boost["first_trees"]:
-        owners = np.array([owner for owner, _ in state.owners(np.arange(n_columns))])
-        allowed = allowed & (owners == state.name)
-    # pairs: (n_rows, n_trees, 2); the store keeps (n_trees, n_rows, 2)
-    store["gradients"] = np.ascontiguousarray(pairs.transpose(1, 0, 2))
-    store["allowed"] = allowed.astype(np.uint8)
-    store["nodes"] = np.zeros((state.width, len(store["labels"])), dtype=np.int32)
-    store["round.records"] = np.empty((0, 3), dtype=np.int64)
-    growth = Growth(state.width, joint.cuts, allowed, Shape.of(boost), state.limits)
-    growth.set_roots(pairs.sum(axis=0, dtype=np.float64))
-    state.keep(growth)
-    columns = {name: state.drawn(name) for name in state.passive}
-    return _encrypt(state, pairs, columns) if any(map(len, columns.values())) else []
+@dataclass(frozen=True, slots=True, eq=False)
+class Best:
+    """The round with the best validation score, the first of equals."""
+
+    score: float  # larger is better
+    n_rounds: int
+    margins: Floats
 
 
-def draw_rows(pairs: Array, boost: Mapping[str, Any], rng: np.random.Generator) -> Array:
+@role
+class Active(Party):
+    """State of the active party."""
+
+    title = "the active party"
+    order = Order(
+        {
+            MatchRequest: {SetupRequest},
+            SetupRequest: {WalkRequest, BeginRequest},
+            WalkRequest: {WalkRequest, BeginRequest},
+            BeginRequest: {EncryptRequest, SplitRequest, FinishRequest},
+            EncryptRequest: {EncryptRequest, SplitRequest, FinishRequest},
+            SplitRequest: {SplitRequest, BeginRequest},
+        }
+    )
+    missing_code: int
+    numbers: Floats  # (n_rows,): label of each row, a class id or number
+    classes: tuple[str, ...]
+    base_score: Floats  # (n_outputs,)
+    key: npt.NDArray[np.uint8]  # the private key
+    is_walking: bool  # whether rows are on their way down the initial model
+    # All parties' columns
+    joint: JointColumns
+    monotone: npt.NDArray[np.int8]  # (n_columns,), or empty
+    interactions: tuple[tuple[int, ...], ...]
+    shared_names: Mapping[str, tuple[str, ...]]  # of the columns of those that share them
+    exports: bool  # whether all parties allow the export of the model
+    # The model so far
+    margins: Floats  # (n_rows, n_outputs)
+    trees: npt.NDArray[np.void]  # nodes of all trees
+    offsets: Ints  # the start of each tree, and the end
+    records: Ints  # record id of each node's split in its owner's lookup, -1 at leaves
+    best: Best | None = None
+    # The round in progress
+    gradients: Floats  # (n_outputs, n_train, 2), 0 for rows that are not drawn
+    allowed: npt.NDArray[np.bool_]  # (n_outputs, n_columns)
+    exponents: tuple[int, int]  # scales of the encrypted gradients
+    unsent: Ints | None = None  # (n_drawn, n_outputs, 2): gradients to encrypt
+    n_sent: int  # ciphertexts of these
+    growth: Mapping[str, npt.NDArray[np.generic]] | None = None  # ``Growth.arrays``
+    chosen: Chosen | None = None
+    round_records: Ints  # (n_splits, 3): tree, node and record id
+    nodes_before: npt.NDArray[np.int32]  # ``nodes`` before the last level's splits
+    last_routes: npt.NDArray[np.void]  # these splits
+
+    @property
+    def objective(self) -> Objective:
+        """Of the run."""
+        return cast(Objective, self.settings.objective)
+
+    @property
+    def parameters(self) -> LossParameters:
+        """Of the objective."""
+        return LossParameters.of(self.settings)
+
+    @property
+    def width(self) -> int:
+        """Trees per round."""
+        return n_outputs(self.objective, len(self.classes))
+
+    @property
+    def n_rounds(self) -> int:
+        """Finished rounds, with those of the initial model."""
+        return (len(self.offsets) - 1) // self.width
+
+    @property
+    def private_key(self) -> PrivateKey:
+        """Key of this run."""
+        return PrivateKey.from_array(self.key)
+
+    @property
+    def layouts(self) -> tuple[PairLayout, ...]:
+        """Of packed gradients, one per group of trees."""
+        return grouped_layouts(self.private_key.public.bits, self.n_train, self.width)
+
+    def setup(self, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
+        """Check the rows' order, bin the columns, code the labels, draw and test the key."""
+        self.accept(request)
+        check_order(self.site, mail)
+        with as_protocol_error(self.name, "SetupRequest", "objective"):
+            check_objective(request.objective)
+        with as_protocol_error(self.name, "SetupRequest", "eval_metrics"):
+            metrics.check_metrics(request.objective, request.eval_metrics)
+        self._code_labels()
+        self.codes, self.missing_code = digitise(self.cut_columns(), self.cuts)
+        self.begin_lookup()
+        self.wanted_constraints()  # raises for malformed texts before anything is sent
+        n_train, width = self.n_train, self.width
+        key = draw_key(
+            self.site,
+            request,
+            "secureboost",
+            lambda public: grouped_layouts(public.bits, n_train, width),
+        )
+        self.key, self.is_walking = key.to_array(), bool(request.init_model)
+        letter = PublicKey(key.public.to_array(), width, n_train, PRECISION)
+        return SentReply(), [(name, letter) for name in self.others]
+
+    def _code_labels(self) -> None:
+        """Code labels, set the initial model and margins."""
+        objective, n_train = self.objective, self.n_train
+        self.classes, self.numbers = number_rows(self.site, objective)
+        self.labels = None
+        weights = self.weights[:n_train]
+        check_weights(weights)
+        sums = label_sums(objective, self.numbers[:n_train], weights, len(self.classes))
+        weight_sum = float(weights.sum(dtype=np.float64))
+        self.base_score = base_score(objective, sums, weight_sum, self.parameters)
+        check_mean(objective, self.base_score)
+        self.trees, self.offsets = stack_trees(())
+        self.records = np.empty(0, dtype=np.int64)
+        if self.settings.init_model:
+            self._begin_model()
+        if self.base_margins is not None:
+            try:
+                check_base_margin(objective)
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
+            self.margins = self.base_margins[:, None]
+        else:
+            margin = base_margin(objective, self.base_score)
+            self.margins = np.tile(margin, (len(self.numbers), 1))
+
+    def _begin_model(self) -> None:
+        """Start with the trees of the initial model, checked to fit the run."""
+        part = active_part(self.site, self.settings.init_model)
+        model = part.model
+        if not isinstance(model, Ensemble):
+            raise ConfigError("init-model must be a boosted model, got a forest")
+        parties = sorted(part.document["n_columns"])
+        if parties != sorted(self.peers):
+            raise DataError(f"parties must be those of init-model ({', '.join(parties)})")
+        margins = self.config.base_margin if self.base_margins is not None else ""
+        settings = {
+            "objective": (self.objective, model.objective),
+            "classes": (self.classes, model.classes),
+            "parameters": (self.parameters, model.parameters),
+            "base-margin": (margins, model.margin_column),
+        }
+        for field, (wanted, of_model) in settings.items():
+            if wanted != of_model:
+                # Without the values: class and column names stay at the party.
+                raise ConfigError(f"{field} of init-model must be the run's at {self.name}")
+        self.trees, self.offsets = stack_trees(model.trees)
+        self.records, self.base_score = np.concatenate(part.records), model.base_score
+
+    def _check_due(self, kind: type[Request], is_due: bool) -> None:
+        """Check that a request is due now, beyond what the order says."""
+        if not is_due:
+            rule = "must be due: blocks of gradients and levels of trees come one after the other"
+            raise ProtocolError(self.name, kind.__name__, "step", rule)
+
+    def walk(self, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
+        """Route the rows down the initial model as far as answers and local splits allow."""
+        self._check_due(WalkRequest, self.is_walking)
+        site, store = self.site, self.site.store
+        part = active_part(site, self.settings.init_model)
+        if self.follows(SetupRequest):
+            self._meet(mail)
+            for name in self.others:
+                part.check(name, mail.one(ColumnBins, name).part)
+            begin_trees(store, part, 0, 0)
+        else:
+            take_answers(site, mail, part)
+        letters = ask_on(site, part, 0)
+        self.is_walking = bool(letters)
+        if not letters:
+            # Leaf values of the initial model are the first margins.
+            leaves, margins = leaves_reached(store), np.array(self.margins)
+            for number, (tree, reached) in enumerate(zip(part.model.trees, leaves, strict=True)):
+                margins[:, number % margins.shape[1]] += tree["value"][reached]
+            self.margins = margins
+            store.drop("nodes", "leaves")
+            for name in ("asked", "done", "first_tree"):
+                store.facts.pop(name, None)
+        return WalkReply(not letters, self.n_rounds, len(part.model.trees)), letters
+
+    def _meet(self, mail: Mail) -> None:
+        """Check and store the others' numbers of bins, shared names and constraints."""
+        config, wanted, local = self.config, self.wanted_constraints(), self.local_constraints()
+        widths, categorical = {self.name: self.cuts.widths}, {self.name: self.cuts.by_category}
+        names = {self.name: self.columns if config.shares_names else ()}
+        allows, max_bin, limit = config.allows_export, self.settings.max_bin, "most-columns"
+        constraints, most_columns = {self.name: local}, config.limits[limit]
+        for name in self.others:
+            bins = mail.one(ColumnBins, name)
+            n_columns, n_all = len(bins.widths), int(bins.widths.sum())
+            by_category = np.resize(bins.categorical.astype(bool), n_columns)
+            most_bins = BINS_A_COLUMN * most_columns
+            rules = (
+                (
+                    "names",
+                    len(bins.names) in (0, n_columns),
+                    f"must be {n_columns} or none, got {len(bins.names)}",
+                ),
+                (
+                    "widths",
+                    n_columns <= most_columns and (bins.widths[~by_category] <= max_bin).all(),
+                    f"must be <= {max_bin} (max-bin), of {most_columns} columns at most ({limit})",
+                ),
+                (
+                    "widths",
+                    n_all <= most_bins,
+                    f"must add up to <= {most_bins} ({BINS_A_COLUMN} x {limit} of {self.name}), "
+                    f"got {n_all}; lower max-bin",
+                ),
+                (
+                    "categorical",
+                    len(bins.categorical) == n_columns,
+                    f"must be {n_columns}, got {len(bins.categorical)}",
+                ),
+            )
+            for field, holds, rule in rules:
+                if not holds:
+                    raise ProtocolError(name, "ColumnBins", field, rule)
+            widths[name], names[name], categorical[name] = bins.widths, bins.names, by_category
+            constraints[name] = read_constraints(name, bins, len(wanted.names), n_columns)
+            allows = allows and bins.allows_export
+        peers = self.peers
+        self.joint = JointColumns(
+            {name: widths[name] for name in peers}, {name: categorical[name] for name in peers}
+        )
+        self.monotone, self.interactions = joint_constraints(
+            wanted, {name: constraints[name] for name in peers}, categorical
+        )
+        self.shared_names, self.exports = names, allows
+
+    def begin_round(self, request: BeginRequest, mail: Mail) -> tuple[BeginReply, Letters]:
+        """Finish the round in progress, grow rounds without passive columns, start another."""
+        ends_round = self.growth is not None
+        self._check_due(BeginRequest, not self.is_walking and not self._grows)
+        first = self.site.store.facts.setdefault(FIRST_ROUND, self.n_rounds)
+        n_rounds = request.n_rounds - first
+        check_within(self.config, self.site.store, "BeginRequest", "n_rounds", n_rounds, "rounds")
+        if self.follows(SetupRequest):
+            self._meet(mail)
+        done, letters = list[Done](), Letters()
+        if ends_round:
+            self.apply_splits(mail)
+            done.append(self._finish_round())
+        while self.n_rounds < request.n_rounds and not letters:
+            letters = self._new_round()
+            if not letters:
+                # Only the active party has columns in this round.
+                growth = self.growing()
+                while growth.growing:
+                    self._send_splits(growth, *self._choose(growth, {}))
+                    self.apply_splits(Mail(self.name, []))
+                done.append(self._finish_round(is_local=True))
+        n_blocks = self._n_blocks_left if letters else 0
+        trees = split_trees(self.trees, self.offsets)
+        reply = BeginReply(
+            begun=bool(letters),
+            n_blocks=n_blocks,
+            n_trees=len(trees),
+            n_leaves=n_leaves(trees[-self.width :]),
+            score_names=tuple(done[0][0]) if done else (),
+            train_scores=_rows([list(train.values()) for train, _, _ in done]),
+            valid_scores=_rows([list(valid.values()) for _, valid, _ in done]),
+            purities=_rows([views for _, _, views in done]),
+        )
+        return reply, letters
+
+    def send_on(self, request: EncryptRequest, mail: Mail) -> tuple[SentReply, Letters]:
+        """The next block of the round's gradients, for parties with columns in it."""
+        self._check_due(EncryptRequest, self.unsent is not None)
+        start, ciphertexts = self._next_block()
+        letter = MoreGradients(self.n_rounds, start, ciphertexts)
+        return SentReply(), [(name, letter) for name in self.others if len(self.drawn(name))]
+
+    def split(self, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
+        """Algorithm 2: decrypt the others' sums, add the local ones, choose."""
+        self._check_due(SplitRequest, self._grows and self.unsent is None)
+        if self.chosen is not None:
+            self.apply_splits(mail)
+        growth = self.growing()
+        sums = {name: self.party_sums(mail, name, growth) for name in self.others}
+        routes, sets = self._choose(growth, sums)
+        letters = self._send_splits(growth, routes, sets)
+        if not growth.growing:
+            check_range(growth.grown().trees)
+        others = {owner for owner, _ in self._owners(routes["column"])} - {self.name}
+        return SplitReply(growth.growing, passive_splits=bool(others)), letters
+
+    # A round
+
+    @property
+    def _grows(self) -> bool:
+        """Whether nodes of the round's trees wait for sums."""
+        return self.growth is not None and len(self.growth["wanted"]) > 0
+
+    def growing(self) -> Growth:
+        """Trees of the round in progress."""
+        assert self.growth is not None
+        shape, read = Shape.of(parameters_of(self.settings)), self.growth.__getitem__
+        return Growth.restored(read, self.joint.cuts, self.allowed, shape, self._limits)
+
+    @property
+    def _limits(self) -> Limits:
+        """Column draws of the round in progress, and constraints."""
+        settings, groups = self.settings, tuple(map(frozenset, self.interactions))
+        shares = settings.colsample_bylevel, settings.colsample_bynode
+        return Limits(settings.seed, self.n_rounds, *shares, self.monotone, groups)
+
+    def _owners(self, columns: npt.NDArray[np.generic]) -> list[tuple[str, int]]:
+        """Owner of each joint column, and its number there."""
+        return [self.joint.owner(column) for column in columns.tolist()]
+
+    def drawn(self, party: str) -> Ints:
+        """A party's columns, by its numbers, that some tree of the round may split."""
+        return self.joint.columns_of(party, np.flatnonzero(self.allowed.any(axis=0)))
+
+    def _new_round(self) -> Letters:
+        """Start a round; letters with the first gradients, none if no passive column is drawn."""
+        settings, joint, rows = self.settings, self.joint, slice(self.n_train)
+        round_id, width, weights = self.n_rounds, self.width, self.weights[rows]
+        margins, numbers = self.margins[rows], self.numbers[rows]
+        pairs = gradients(self.objective, margins, numbers, weights, self.parameters)
+        if settings.subsample < 1 or settings.goss:
+            entropy = self.site.entropy(settings.seed, round_id, 1, share=settings.subsample)
+            drawn = draw_rows(pairs.copy(), settings, np.random.default_rng(entropy))
+            n_rows, n_drawn = (int(each.any(axis=(1, 2)).sum()) for each in (pairs, drawn))
+            if check_sample_size(self.config, n_rows, n_drawn) == n_drawn:
+                pairs = drawn
+        n_columns = joint.cuts.n_columns
+        sampling = Sampling(settings.seed, settings.colsample_bytree)
+        allowed = sampling.columns(round_id, width, n_columns)
+        if round_id < settings.first_trees:
+            owners = np.array([owner for owner, _ in self._owners(np.arange(n_columns))])
+            allowed = allowed & (owners == self.name)
+        # pairs: (n_rows, n_outputs, 2)
+        self.gradients = np.ascontiguousarray(pairs.transpose(1, 0, 2))
+        self.allowed = allowed
+        self.nodes = np.zeros((width, len(self.numbers)), dtype=np.int32)
+        self.round_records = np.empty((0, 3), dtype=np.int64)
+        shape = Shape.of(parameters_of(settings))
+        growth = Growth(width, joint.cuts, allowed, shape, self._limits)
+        growth.set_roots(pairs.sum(axis=0, dtype=np.float64))
+        self.growth = growth.arrays()
+        columns = {name: self.drawn(name) for name in self.others}
+        return self._encrypt(pairs, columns) if any(map(len, columns.values())) else []
+
+    def _encrypt(self, pairs: Floats, columns: Mapping[str, Ints]) -> Letters:
+        """Letters with the same ciphertexts for every party that has columns in this round."""
+        drawn = (pairs != 0).any(axis=(1, 2))
+        scale = FixedPoint.covering(pairs[drawn])
+        self.exponents, self.n_sent = scale.exponents, 0
+        self.unsent = scale.encode(pairs[drawn])
+        _, ciphertexts = self._next_block()
+        letter = EncryptedGradients(
+            self.n_rounds, np.packbits(drawn), np.empty(0, np.int64), ciphertexts
+        )
+        nothing = replace(letter, ciphertexts=ciphertexts[:0])  # for a party without columns
+        return [
+            (name, replace(letter if len(of_party) else nothing, columns=of_party))
+            for name, of_party in columns.items()
+        ]
+
+    @property
+    def _block_rows(self) -> int:
+        """Most ciphertexts of a message."""
+        n_receivers = sum(len(self.drawn(name)) > 0 for name in self.others)
+        return block_rows(self.private_key.public.ciphertext_bytes, n_receivers)
+
+    @property
+    def _n_blocks_left(self) -> int:
+        """Messages that the rest of the round's gradients takes."""
+        if self.unsent is None:
+            return 0
+        return -(-(len(self.layouts) * len(self.unsent) - self.n_sent) // self._block_rows)
+
+    def _next_block(self) -> tuple[int, Bytes]:
+        """The next ciphertexts of the round, and the number of the first."""
+        assert self.unsent is not None
+        fields, start = self.unsent, self.n_sent
+        n_all = len(self.layouts) * len(fields)
+        self.n_sent = min(n_all, start + self._block_rows)
+        if self.n_sent == n_all:
+            self.unsent = None
+        return start, encrypted(self.private_key, self.layouts, fields, start, self.n_sent)
+
+    def _choose(
+        self, growth: Growth, sums: Mapping[str, tuple[Histogram, Array]]
+    ) -> tuple[Routes, CategorySets]:
+        """Splits of a level from the sums of all parties, and their category sets."""
+        joint, name = self.joint, self.name
+        histograms = np.zeros((len(growth.wanted), len(growth.cuts.edges), 2))
+        missing = np.zeros((len(growth.wanted), growth.cuts.n_columns), dtype=np.int32)
+        local_columns = np.arange(len(joint.widths[name]))
+        columns = {party: self.drawn(party) for party in sums} | {name: local_columns}
+        local = build_all_histograms(
+            self.codes,
+            self.missing_code,
+            local_columns,
+            self.cuts.widths,
+            self.gradients,
+            self.nodes[:, : self.n_train],
+            *growth.wanted_pairs.T,
+        )
+        for party, (histogram, counts) in {**sums, name: local}.items():
+            histograms[:, joint.bins(party, columns[party])] = histogram
+            missing[:, columns[party] + joint.firsts[party]] = counts
+        return growth.split(histograms, missing)
+
+    def party_sums(self, mail: Mail, party: str, growth: Growth) -> tuple[Histogram, Array]:
+        """Decrypt a passive party's sums of the wanted nodes."""
+        letter, columns = mail.one(EncryptedSums, party), self.drawn(party)
+        wanted = growth.wanted_pairs
+        if (letter.round_id, letter.level) != (self.n_rounds, growth.level):
+            raise ProtocolError(party, "EncryptedSums", "level", "must be the one being split")
+        if letter.missing.shape != (len(wanted), len(columns)):
+            rule = f"must be of shape {(len(wanted), len(columns))}, got {letter.missing.shape}"
+            raise ProtocolError(party, "EncryptedSums", "missing", rule)
+        n_bins = int(self.joint.widths[party][columns].sum())
+        key, layouts, scale = self.private_key, self.layouts, FixedPoint(self.exponents)
+        with as_protocol_error(party, "EncryptedSums", "ciphertexts"):
+            firsts = _firsts(layouts)
+            jobs = list(sum_jobs(layouts, growth.level, *wanted.T)) if n_bins else []
+            n_expected = sum(
+                layouts[group].n_plaintexts(len(nodes) * n_bins) for group, _, nodes in jobs
+            )
+            if len(letter.ciphertexts) != n_expected:
+                raise ValueError(f"ciphertexts must be {n_expected}, got {len(letter.ciphertexts)}")
+            histograms, taken = np.zeros((len(wanted), n_bins, 2)), 0  # gradients, hessians
+            for group, tree, nodes in jobs:
+                layout, n_sums = layouts[group], len(nodes) * n_bins
+                ciphertexts = letter.ciphertexts[taken : taken + layout.n_plaintexts(n_sums)]
+                taken += layout.n_plaintexts(n_sums)
+                sums = read_sums(key, ciphertexts, layout, scale, n_sums, shared_workers())
+                # At the root, one job sums for all trees of a group.
+                for member in (tree,) if growth.level else range(firsts[group], firsts[group + 1]):
+                    node_sums = sums[:, member - firsts[group]].reshape(len(nodes), n_bins, 2)
+                    histograms[wanted[:, 0] == member] = node_sums
+            return histograms, letter.missing
+
+    def _send_splits(self, growth: Growth, routes: Routes, sets: CategorySets) -> Letters:
+        """Make the local splits of a level; returns the letters for the others."""
+        owners = self._owners(routes["column"])
+        is_local = np.array([name == self.name for name, _ in owners], dtype=bool)
+        local, columns = routes[is_local], np.array([column for _, column in owners], np.int64)
+        bits, records = self.make_splits(
+            local["tree"],
+            local["node"],
+            columns[is_local],
+            local["threshold"].astype(np.int64),
+            local["default_left"].astype(np.uint8),
+            _sets_of(local, sets),
+        )
+        self.chosen = Chosen(routes, np.flatnonzero(is_local), bits, records)
+        self.growth = growth.arrays()
+        letters = [(party, self._splits_for(party, growth, sets)) for party in self.others]
+        # After the last level, a party gets its splits only.
+        return [(party, letter) for party, letter in letters if len(letter.trees)]
+
+    def _splits_for(self, party: str, growth: Growth, sets: CategorySets) -> Splits:
+        """A level's splits for one party, without others' cuts."""
+        assert self.chosen is not None
+        routes, local, bits = self.chosen.routes, self.chosen.local, self.chosen.bits
+        owners = self._owners(routes["column"])
+        is_theirs = np.array([name == party for name, _ in owners], dtype=bool)
+        columns = np.array([column if name == party else -1 for name, column in owners], np.int64)
+        shown = np.ones(len(routes), dtype=bool) if growth.growing else is_theirs
+        wanted = growth.wanted_pairs
+        return Splits(
+            level=growth.level,
+            trees=routes["tree"][shown],
+            nodes=routes["node"][shown],
+            lefts=routes["left"][shown],
+            columns=columns[shown],
+            first_rights=np.where(is_theirs, routes["threshold"], 0).astype(np.int64)[shown],
+            defaults=(is_theirs & routes["default_left"]).astype(np.uint8)[shown],
+            set_bits=_sets_of(routes[is_theirs], sets).bits,
+            bits_of=local if growth.growing else local[:0],
+            bits=bits if growth.growing else bits[:0],
+            wanted_trees=wanted[:, 0],
+            wanted_nodes=wanted[:, 1],
+        )
+
+    def apply_splits(self, mail: Mail) -> None:
+        """Move all rows to the children, once the sides of every split are known."""
+        assert self.chosen is not None
+        assert self.growth is not None
+        routes, local = self.chosen.routes, self.chosen.local
+        is_last, level = not self._grows, int(self.growth["level"])
+        owners = np.array([owner for owner, _ in self._owners(routes["column"])])
+        sources, records = [(self.name, local, self.chosen.bits)], np.full(len(routes), -1)
+        records[local] = self.chosen.records
+        for party, letter in mail.all(Partition).items():
+            theirs = np.flatnonzero(owners == party)
+            # After the last level a party has received its splits only, so it numbers these.
+            expected = np.arange(len(theirs)) if is_last else theirs
+            fits = letter.level == level and np.array_equal(letter.bits_of, expected)
+            if not fits or len(letter.records) != len(theirs):
+                raise ProtocolError(party, "Partition", "bits_of", "must be its splits")
+            sources.append((party, theirs, letter.bits))
+            records[theirs] = letter.records
+        self.nodes_before, self.last_routes = self.nodes, routes
+        split = routes["tree"], routes["node"], routes["left"]
+        self.nodes = nodes_after(self.nodes, *split, sources)
+        of_level = np.stack((routes["tree"], routes["node"], records), axis=1).astype(np.int64)
+        self.round_records = np.concatenate((self.round_records, of_level))
+        self.chosen = None
+
+    def _finish_round(self, is_local: bool = False) -> Done:
+        """Add the trees and their leaf values; returns scores and purities."""
+        trees = [tree.copy() for tree in self.growing().grown().trees]
+        for tree in trees:
+            tree["set"] = NO_SET  # sets are in the lookup tables
+        steps = [tree["value"][nodes] for tree, nodes in zip(trees, self.nodes, strict=True)]
+        self.margins = self.margins + np.stack(steps, axis=1)
+        records = [np.full(len(tree), -1, dtype=np.int64) for tree in trees]
+        for tree_id, node, record in self.round_records:
+            records[tree_id][node] = record
+        earlier = split_trees(self.trees, self.offsets)
+        self.trees, self.offsets = stack_trees((*earlier, *trees))
+        self.records = np.concatenate((self.records, *records))
+        self.growth = None
+        purities = [] if is_regression(self.objective) else self._purities(is_local)
+        scores = self._scores(self.margins)
+        self._note_best(scores["valid"])
+        return scores["train"], scores["valid"], purities
+
+    def _purities(self, is_local: bool) -> list[float]:
+        """Mean purity of leaves, and of the row groups that each passive party can distinguish."""
+        rows, routes = slice(self.n_train), self.last_routes
+        labels, leaves = self.numbers[rows].astype(np.int64), self.nodes[:, rows]
+        owners = np.array([owner for owner, _ in self._owners(routes["column"])])
+        views = [leaves]
+        for party in self.others:
+            if is_local:
+                views.append(np.zeros_like(leaves))
+                continue
+            seen = routes[owners == party]
+            splits = np.stack((seen["tree"], seen["node"]), axis=1).astype(np.int64)
+            views.append(last_seen(self.nodes_before[:, rows], leaves, splits))
+        return [mean_purity(labels, groups) for groups in views]
+
+    def _scores(self, margins: Floats) -> dict[str, dict[str, float]]:
+        """Scores by subset; none for a subset without rows."""
+        places = {subset: self.rows_of(subset) for subset in SUBSETS}
+        rows = {
+            subset: (margins[place], self.numbers[place], self.weights[place])
+            for subset, place in places.items()
+        }
+        return metrics.pooled_subsets(self.objective, rows, self.settings.eval_metrics)
+
+    def _note_best(self, valid: Mapping[str, float]) -> None:
+        """Store the margins of a round that is the best so far."""
+        name = metrics.stopping_metric(self.objective, self.settings.eval_metrics)
+        score = valid.get(name, float("nan"))
+        signed = score if metrics.larger_is_better(name) else -score
+        if signed > (self.best.score if self.best else -np.inf):  # never true for NaN
+            self.best = Best(float(signed), self.n_rounds, self.margins)
+
+    # The end of a run
+
+    def finish(self, request: FinishRequest, mail: Mail) -> tuple[FinishReply, Letters]:
+        """Truncate the model to its best round, score and store it; join parts if all allow it."""
+        margins = self._margins_after(request.best_round)
+        model, records = self._first_rounds(request.best_round)
+        if self.base_margins is not None:
+            model = replace(model, margin_column=self.config.base_margin)
+        scores = self._scores(margins)
+        test_margins = margins[self.rows_of("test")]
+        compare_with_local(self, self.numbers, self.objective, test_margins, self.parameters)
+        part = {
+            **self.lookup.to_json(self.columns, self.quantiles, self.categories),
+            "active": True,
+            "threshold": scores["train"].get("threshold"),
+            "name": self.name,
+            "parts": {n: mail.one(PartKept, n).digest.tobytes().hex() for n in self.others},
+            "model": to_json(model),
+            "splits": [each.tolist() for each in records],
+            "n_columns": {name: len(widths) for name, widths in self.joint.widths.items()},
+            **({"base_margin": model.margin_column} if model.margin_column else {}),
+        }
+        write_part(self.folder, part)
+        is_shared = all(self.shared_names.values())
+        by_column = importance(model) if is_shared else {"total_gain": {}, "count": {}}
+        whole = self._whole(mail, model, records)
+        kinds = [
+            self.kinds if name == self.name else mail.one(Records, name).kinds
+            for name in (self.joint.widths if len(whole) else ())
+        ]
+        reply = FinishReply(
+            n_trees=len(model.trees),
+            **score_arrays(scores),
+            column_names=tuple(by_column["total_gain"]),
+            column_gains=np.array(list(by_column["total_gain"].values()), dtype=np.float64),
+            column_counts=np.array(list(by_column["count"].values()), dtype=np.int64),
+            model=whole,
+            kinds=tuple(kind for each in kinds for kind in each),
+        )
+        self.end()
+        return reply, []
+
+    def _margins_after(self, n_rounds: int) -> Floats:
+        """Margins after all rounds, or after the best; raises a ProtocolError for others."""
+        if n_rounds == self.n_rounds:
+            return self.margins
+        if self.best is None or n_rounds != self.best.n_rounds:
+            best = self.best.n_rounds if self.best else None
+            rule = f"must be {self.n_rounds} or {best}, got {n_rounds}"
+            raise ProtocolError(self.name, "FinishRequest", "best_round", rule)
+        return self.best.margins
+
+    def _first_rounds(self, n_rounds: int) -> tuple[Ensemble, list[Ints]]:
+        """The first rounds without thresholds, and the record ids of each tree's nodes."""
+        n_trees = n_rounds * self.width
+        records = [self.records[a:b] for a, b in pairwise(self.offsets)]
+        names = {
+            party: self.shared_names[party]
+            or [f"{party} column {column + 1}" for column in range(len(widths))]
+            for party, widths in self.joint.widths.items()
+        }
+        trees = split_trees(self.trees, self.offsets)[:n_trees]
+        model = Ensemble(
+            self.objective,
+            np.array(self.base_score),
+            joint_names(names),
+            self.classes,
+            trees,
+            parameters=self.parameters,
+        )
+        return model, records[:n_trees]
+
+    def _whole(self, mail: Mail, model: Ensemble, records: list[Ints]) -> Bytes:
+        """The whole model as JSON if every party allows it; else empty."""
+        if not self.exports:
+            return np.empty(0, dtype=np.uint8)
+        order, parts = (
+            list(self.joint.widths),
+            {name: self._records(mail, name) for name in self.others},
+        )
+        parts[self.name] = self.lookup, self.columns, self.categories
+        lookups = [parts[party][0] for party in order]
+        owners = [
+            np.array([order.index(owner) for owner, _ in self._owners(tree["column"])])
+            for tree in model.trees
+        ]
+        # Each party must have sent every split that it has made.
+        for number, (party, table) in enumerate(zip(order, lookups, strict=True)):
+            own_records = [ids[by == number] for ids, by in zip(records, owners, strict=True)]
+            n_made = 1 + max((int(ids.max(initial=-1)) for ids in own_records), default=-1)
+            if n_made > len(table.thresholds):
+                rule = f"must be {n_made} at least, got {len(table.thresholds)}"
+                raise ProtocolError(party, "Records", "thresholds", rule)
+        names = joint_names({party: parts[party][1] for party in order})
+        coded = side_by_side((parts[party][2], len(parts[party][1])) for party in order)
+        text = to_json(whole_model(model, records, owners, lookups, names, coded))
+        return np.frombuffer(text.encode(), dtype=np.uint8)
+
+    def _records(self, mail: Mail, party: str) -> tuple[Lookup, tuple[str, ...], Categories]:
+        """Another party's splits, the names and the categories of its columns."""
+        letter, n_columns = mail.one(Records, party), len(self.joint.widths[party])
+        if len(letter.names) != n_columns:
+            rule = f"must be {n_columns}, got {len(letter.names)}"
+            raise ProtocolError(party, "Records", "names", rule)
+        categories = read_categories(party, letter, n_columns)
+        n_bins = np.where(self.joint.categorical[party], self.joint.widths[party], 0)
+        counts = category_counts(categories, n_columns)  # includes those in no training row
+        fits = bool((counts >= n_bins).all()) and len(letter.widths) == len(letter.columns)
+        fits = fits and bool((letter.columns < n_columns).all())
+        if not fits or not np.array_equal(letter.widths, counts[letter.columns]):
+            rule = "must be of the party's columns and their categories"
+            raise ProtocolError(party, "Records", "widths", rule)
+        with as_protocol_error(party, "Records", "set_bits"):
+            sets = CategorySets(letter.set_bits, letter.widths[letter.widths > 0])
+        cuts = letter.columns, letter.thresholds, letter.defaults
+        return Lookup.of(*cuts, letter.widths, sets), letter.names, categories
+
+
+def draw_rows(pairs: Floats, settings: SetupRequest, rng: np.random.Generator) -> Floats:
     """Gradients, with those of rows that are not drawn set to 0.
 
     Source of GOSS: Ke et al. 2017, "LightGBM", Algorithm 2.
     """
     n_rows = len(pairs)
-    if boost["subsample"] < 1:
-        pairs[rng.random(n_rows) >= boost["subsample"]] = 0
-    if not boost["goss"]:
+    if settings.subsample < 1:
+        pairs[rng.random(n_rows) >= settings.subsample] = 0
+    if not settings.goss:
         return pairs
-    n_top, n_other = (int(boost[rate] * n_rows) for rate in ("top_rate", "other_rate"))
+    n_top, n_other = (int(rate * n_rows) for rate in (settings.top_rate, settings.other_rate))
     order = np.argsort(-np.abs(pairs[..., 0]).sum(axis=1), kind="stable")
     factors = np.zeros(n_rows, dtype=np.float32)
     factors[order[:n_top]] = 1
     others = rng.choice(order[n_top:], min(n_other, n_rows - n_top), replace=False)
     # Weighted up, so that sums over drawn rows estimate those over all.
-    factors[others] = (1 - boost["top_rate"]) / boost["other_rate"]
+    factors[others] = (1 - settings.top_rate) / settings.other_rate
     return pairs * factors[:, None, None]
 
 
-def _encrypt(state: ActiveState, pairs: Array, columns: dict[str, Ints]) -> Letters:
-    """Letters with the same ciphertexts for every party that has columns in this round."""
-    drawn = (pairs != 0).any(axis=(1, 2))
-    scale = FixedPoint.covering(pairs[drawn])
-    store, facts = state.store, state.store.facts
-    facts["scale"] = list(scale.exponents)
-    store["unsent"], facts["sent"] = scale.encode(pairs[drawn]), 0
-    _, ciphertexts = _next_block(
-        state, sum(len(party_columns) > 0 for party_columns in columns.values())
-    )
-    bits = np.packbits(drawn)
-    n_rounds, nothing = facts["n_rounds"], ciphertexts[:0]  # for a party without columns
-    return [
-        (
-            name,
-            EncryptedGradients(
-                n_rounds, bits, party_columns, ciphertexts if len(party_columns) else nothing
-            ),
-        )
-        for name, party_columns in columns.items()
-    ]
-
-
-def n_blocks_left(state: ActiveState) -> int:
-    """Messages that the rest of the round's gradients takes."""
-    if "unsent" not in state.store:
-        return 0
-    n_receivers = sum(len(state.drawn(name)) > 0 for name in state.passive)
-    n_left = len(state.layouts) * len(state.store["unsent"]) - int(state.store.facts["sent"])
-    return -(-n_left // block_rows(state.key.public.ciphertext_bytes, n_receivers))
-
-
-def _next_block(state: ActiveState, n_receivers: int) -> tuple[int, npt.NDArray[np.uint8]]:
-    store, width = state.store, state.key.public.ciphertext_bytes
-    fields, start = store["unsent"], store.facts["sent"]
-    n_all = len(state.layouts) * len(fields)
-    stop = store.facts["sent"] = min(n_all, start + block_rows(width, n_receivers))
-    if stop == n_all:
-        store.drop("unsent")
-    return start, _encrypted(state, fields, start, stop)
-
-
-def _encrypted(
-    state: ActiveState, fields: npt.NDArray[np.int64], start: int, stop: int
-) -> npt.NDArray[np.uint8]:
+def encrypted(
+    key: PrivateKey, layouts: tuple[PairLayout, ...], fields: Ints, start: int, stop: int
+) -> Bytes:
     """Ciphertexts ``start`` to ``stop`` of all rows, layout by layout."""
-    firsts = np.cumsum([0, *(layout.n_outputs for layout in state.layouts)]).tolist()
-    blocks = [np.empty((0, state.key.public.ciphertext_bytes), dtype=np.uint8)]
+    firsts = _firsts(layouts)
+    blocks = [np.empty((0, key.public.ciphertext_bytes), dtype=np.uint8)]
     while start < stop:
         group, row = divmod(start, len(fields))
         end = min(len(fields), row + min(ROWS_AT_ONCE, stop - start))
         group_fields = fields[row:end, firsts[group] : firsts[group + 1]]
-        blocks.append(encrypt(state.key, state.layouts[group].pack(group_fields), shared_workers()))
+        blocks.append(encrypt(key, layouts[group].pack(group_fields), shared_workers()))
         start += end - row
     return np.concatenate(blocks)
 
 
-def choose(
-    state: ActiveState, growth: Growth, sums: dict[str, tuple[Histogram, Array]]
-) -> tuple[Routes, CategorySets]:
-    """Splits of a level from the sums of all parties, and their category sets."""
-    joint, name = state.joint, state.name
-    histograms = np.zeros((len(growth.wanted), len(growth.cuts.edges), 2))
-    missing = np.zeros((len(growth.wanted), growth.cuts.n_columns), dtype=np.int32)
-    local_columns = np.arange(len(joint.widths[name]))
-    columns = {party: state.drawn(party) for party in sums} | {name: local_columns}
-    all_sums = sums | {
-        name: build_all_histograms(
-            state.store["codes"],
-            state.store.facts["missing_code"],
-            local_columns,
-            np.diff(state.store["offsets"]),
-            state.store["gradients"],
-            state.store["nodes"][:, : state.n_train],
-            *growth.wanted_pairs.T,
-        )
-    }
-    for party, (histogram, counts) in all_sums.items():
-        histograms[:, joint.bins(party, columns[party])] = histogram
-        missing[:, columns[party] + joint.firsts[party]] = counts
-    return growth.split(histograms, missing)
-
-
-def read_party_sums(
-    state: ActiveState, mail: Mail, party: str, growth: Growth
-) -> tuple[Histogram, Array]:
-    """Decrypt a passive party's sums of the wanted nodes."""
-    letter, columns = mail.one(EncryptedSums, party), state.drawn(party)
-    wanted = growth.wanted_pairs
-    if (letter.round_id, letter.level) != (state.store.facts["n_rounds"], growth.level):
-        raise ProtocolError(party, "EncryptedSums", "level", "must be the one being split")
-    if letter.missing.shape != (len(wanted), len(columns)):
-        rule = f"must be of shape {(len(wanted), len(columns))}, got {letter.missing.shape}"
-        raise ProtocolError(party, "EncryptedSums", "missing", rule)
-    n_bins = int(state.joint.widths[party][columns].sum())
-    with as_protocol_error(party, "EncryptedSums", "ciphertexts"):
-        key, layouts = state.key, state.layouts
-        first, second = state.store.facts["scale"]
-        scale = FixedPoint((first, second))
-        firsts = np.cumsum([0, *(layout.n_outputs for layout in layouts)]).tolist()
-        jobs = list(sum_jobs(layouts, growth.level, *wanted.T)) if n_bins else []
-        n_expected = sum(
-            layouts[group].n_plaintexts(len(nodes) * n_bins) for group, _, nodes in jobs
-        )
-        if len(letter.ciphertexts) != n_expected:
-            raise ValueError(f"ciphertexts must be {n_expected}, got {len(letter.ciphertexts)}")
-        histograms, taken = np.zeros((len(wanted), n_bins, 2)), 0  # gradients, hessians
-        for group, tree, nodes in jobs:
-            layout, n_sums = layouts[group], len(nodes) * n_bins
-            ciphertexts = letter.ciphertexts[taken : taken + layout.n_plaintexts(n_sums)]
-            taken += layout.n_plaintexts(n_sums)
-            sums = read_sums(key, ciphertexts, layout, scale, n_sums, shared_workers())
-            # At the root, one job sums for all trees of a group.
-            for member in (tree,) if growth.level else range(firsts[group], firsts[group + 1]):
-                node_sums = sums[:, member - firsts[group]].reshape(len(nodes), n_bins, 2)
-                histograms[wanted[:, 0] == member] = node_sums
-        return histograms, letter.missing
-
-
-def send_splits(state: ActiveState, growth: Growth, routes: Routes, sets: CategorySets) -> Letters:
-    """Make the local splits of a level; returns the letters for the others."""
-    store, owners = state.store, state.owners(routes["column"])
-    local = np.array(
-        [index for index, (name, _) in enumerate(owners) if name == state.name], dtype=np.int64
-    )
-    local_routes = routes[local]
-    sides, records = apply_local_splits(
-        store,
-        local_routes["tree"],
-        local_routes["node"],
-        np.array([owners[index][1] for index in local], dtype=np.int64),
-        local_routes["threshold"].astype(np.int64),
-        local_routes["default_left"].astype(np.uint8),
-        _sets_of(local_routes, sets),
-    )
-    chosen = Chosen(routes, local, pack_bits(sides), records)
-    store.put("chosen", chosen)
-    state.keep(growth)
-    letters = [(party, _splits_for(party, owners, growth, chosen, sets)) for party in state.passive]
-    # After the last level, a party gets its splits only.
-    return [(party, letter) for party, letter in letters if len(letter.trees)]
-
-
-def _splits_for(
-    party: str, owners: list[tuple[str, int]], growth: Growth, chosen: Chosen, sets: CategorySets
-) -> Splits:
-    """A level's splits for one party, without others' cuts."""
-    routes, local, bits = chosen.routes, chosen.own, chosen.bits
-    is_theirs = np.array([name == party for name, _ in owners], dtype=bool)
-    columns = np.array([column if name == party else -1 for name, column in owners], dtype=np.int64)
-    shown = np.ones(len(routes), dtype=bool) if growth.growing else is_theirs
-    wanted = growth.wanted_pairs
-    return Splits(
-        level=growth.level,
-        trees=routes["tree"][shown],
-        nodes=routes["node"][shown],
-        lefts=routes["left"][shown],
-        columns=columns[shown],
-        first_rights=np.where(is_theirs, routes["threshold"], 0).astype(np.int64)[shown],
-        defaults=(is_theirs & routes["default_left"]).astype(np.uint8)[shown],
-        set_bits=_sets_of(routes[is_theirs], sets).bits,
-        bits_of=local if growth.growing else local[:0],
-        bits=bits if growth.growing else bits[:0],
-        wanted_trees=wanted[:, 0],
-        wanted_nodes=wanted[:, 1],
-    )
+def _firsts(layouts: tuple[PairLayout, ...]) -> list[int]:
+    """The first tree of each layout, and the end."""
+    return [0, *accumulate(layout.n_outputs for layout in layouts)]
 
 
 def _sets_of(routes: Routes, sets: CategorySets) -> CategorySets:
     return sets.take(routes["set"][routes["set"] != NO_SET])
 
 
-def make_splits(state: ActiveState, mail: Mail) -> None:
-    """Move all rows to the children, once the sides of every split are known."""
-    store = state.store
-    chosen = store.record(Chosen, "chosen")
-    routes, local = chosen.routes, chosen.own
-    last, nodes = not len(store["growth.wanted"]), store["nodes"]
-    owners = np.array([owner for owner, _ in state.owners(routes["column"])])
-    sources, records = [(state.name, local, chosen.bits)], np.full(len(routes), -1, dtype=np.int64)
-    records[local] = chosen.records
-    for party, letter in mail.all(Partition).items():
-        theirs = np.flatnonzero(owners == party)
-        # After the last level a party has received its splits only, so it numbers these.
-        expected = np.arange(len(theirs)) if last else theirs
-        fits = letter.level == store["growth.level"] and np.array_equal(letter.bits_of, expected)
-        if not fits or len(letter.records) != len(theirs):
-            raise ProtocolError(party, "Partition", "bits_of", "must be its splits")
-        sources.append((party, theirs, letter.bits))
-        records[theirs] = letter.records
-    store["before"], store["last.routes"], store["last.owners"] = nodes, routes, owners
-    split = routes["tree"], routes["node"], routes["left"]
-    store["nodes"] = nodes_after(nodes, *split, sources)
-    records_made = np.stack((routes["tree"], routes["node"], records), axis=1).astype(np.int64)
-    store["round.records"] = np.concatenate((store["round.records"], records_made))
-    store.drop("chosen")
-
-
-def finish_round(state: ActiveState, is_local: bool = False) -> Done:
-    """Add the trees and their leaf values; returns scores and purities."""
-    store, trees = state.store, [tree.copy() for tree in state.growth().grown().trees]
-    for tree in trees:
-        tree["set"] = NO_SET  # sets are in the lookup tables
-    nodes = store["nodes"]
-    steps = [tree["value"][nodes[index]] for index, tree in enumerate(trees)]
-    store["margins"] = store["margins"] + np.stack(steps, axis=1)
-    # Record id of each split in its owner's lookup table.
-    records = [np.full(len(tree), -1, dtype=np.int64) for tree in trees]
-    for tree_id, node, record in store["round.records"]:
-        records[tree_id][node] = record
-    earlier = split_trees(store["model.nodes"], store["model.offsets"])
-    store["model.nodes"], store["model.offsets"] = stack_trees((*earlier, *trees))
-    store["model.records"] = np.concatenate((store["model.records"], *records))
-    store.facts["n_rounds"] += 1
-    store.facts["n_leaves"] = n_leaves(trees)
-    purities = [] if is_regression(state.objective) else _purities(state, is_local)
-    store.drop("growth", "before", "last", "gradients", "round")
-    scores = scores_of(state, store["margins"])
-    note_best(state, scores["valid"])
-    return scores["train"], scores["valid"], purities
-
-
-def _purities(state: ActiveState, is_local: bool) -> list[float]:
-    """Mean purity of the leaves, and of the row groups that each passive party can distinguish."""
-    store, rows = state.store, slice(state.n_train)
-    labels, leaves = store["labels"][rows].astype(np.int64), store["nodes"][:, rows]
-    views = [leaves]
-    for party in state.passive:
-        if is_local:
-            views.append(np.zeros_like(leaves))
-            continue
-        routes = store["last.routes"][store["last.owners"] == party]
-        splits_seen = np.stack((routes["tree"], routes["node"]), axis=1).astype(np.int64)
-        views.append(last_seen(store["before"][:, rows], leaves, splits_seen))
-    return [mean_purity(labels, groups) for groups in views]
-
-
-def scores_of(state: ActiveState, margins: Array) -> dict[str, dict[str, float]]:
-    """Scores by subset; none for a subset without rows."""
-    labels, weights = state.store["labels"], state.store["weights"]
-    places = {subset: rows_of(state.store, subset) for subset in SUBSETS}
-    rows = {
-        subset: (margins[of_subset], labels[of_subset], weights[of_subset])
-        for subset, of_subset in places.items()
-    }
-    return metrics.pooled_subsets(state.objective, rows, state.eval_metrics)
-
-
-def note_best(state: ActiveState, valid: dict[str, float]) -> None:
-    """Store the margins of the round with the best validation score, the first of equals."""
-    name = metrics.stopping_metric(state.objective, state.eval_metrics)
-    facts = state.store.facts
-    score = valid.get(name, float("nan"))
-    signed = score if metrics.larger_is_better(name) else -score
-    if signed > facts.get("best_score", -np.inf):  # never true for NaN
-        facts |= {"best_score": signed, "best_round": facts["n_rounds"]}
-        state.store["best.margins"] = state.store["margins"]
-
-
-def margins_after(state: ActiveState, n_rounds: int) -> Array:
-    """Margins after ``n_rounds``: all of them, or the best; raises a ProtocolError for others."""
-    store, facts = state.store, state.store.facts
-    if n_rounds == facts["n_rounds"]:
-        return store["margins"]
-    if n_rounds != facts.get("best_round"):
-        rule = f"must be {facts['n_rounds']} or {facts.get('best_round')}, got {n_rounds}"
-        raise ProtocolError(state.name, "FinishRequest", "best_round", rule)
-    return store["best.margins"]
-
-
-def finish(site: Site, request: FinishRequest, mail: Mail) -> tuple[FinishReply, Letters]:
-    """Truncate the model to its best round, score and store it; join the parts if all allow it."""
-    state, store = ActiveState.read(site), site.store
-    model, records = _first_rounds(state, request.best_round)
-    if "base_margins" in store:
-        model = replace(model, margin_column=site.config.base_margin)
-    margins = margins_after(state, request.best_round)
-    scores = scores_of(state, margins)
-    warn_if_local_is_better(site, state.objective, margins, state.parameters)
-    part = {
-        **store.record(Lookup, "lookup").to_json(
-            store.facts["columns"], store["quantiles"], stored_categories(store)
-        ),
-        "active": True,
-        "threshold": scores["train"].get("threshold"),
-        "name": site.name,
-        "parts": {n: mail.one(PartKept, n).digest.tobytes().hex() for n in state.passive},
-        "model": to_json(model),
-        "splits": [each.tolist() for each in records],
-        "n_columns": {name: len(widths) for name, widths in state.joint.widths.items()},
-        **({"base_margin": model.margin_column} if model.margin_column else {}),
-    }
-    write_part(store.folder, part)
-    is_shared = all(store.facts["shared_names"].values())
-    by_column = importance(model) if is_shared else {"total_gain": {}, "count": {}}
-    whole = _whole(state, mail, model, records)
-    kinds = [
-        store.facts["kinds"] if name == state.name else mail.one(Records, name).kinds
-        for name in (state.joint.widths if len(whole) else ())
-    ]
-    reply = FinishReply(
-        n_trees=len(model.trees),
-        **score_arrays(scores),
-        column_names=tuple(by_column["total_gain"]),
-        column_gains=np.array(list(by_column["total_gain"].values()), dtype=np.float64),
-        column_counts=np.array(list(by_column["count"].values()), dtype=np.int64),
-        model=whole,
-        kinds=tuple(kind for each in kinds for kind in each),
-    )
-    store.forget()
-    return reply, []
-
-
-def _first_rounds(state: ActiveState, n_rounds: int) -> tuple[Ensemble, list[Ints]]:
-    """The first rounds without thresholds, and the record ids of each tree's nodes."""
-    store, n_trees = state.store, n_rounds * state.width
-    offsets = store["model.offsets"]
-    records = [store["model.records"][a:b] for a, b in pairwise(offsets)]
-    shared = store.facts["shared_names"]
-    names = {
-        party: shared[party] or [f"{party} column {column + 1}" for column in range(len(widths))]
-        for party, widths in state.joint.widths.items()
-    }
-    classes, mean = tuple(store.facts["classes"]), np.array(store["base_score"])
-    trees = split_trees(store["model.nodes"], offsets)[:n_trees]
-    columns, parameters = joint_names(names), state.parameters
-    model = Ensemble(state.objective, mean, columns, classes, trees, parameters=parameters)
-    return model, records[:n_trees]
-
-
-def _whole(state: ActiveState, mail: Mail, model: Ensemble, records: list[Ints]) -> Array:
-    """The whole model as JSON if every party allows it; else empty."""
-    store, order = state.store, list(state.joint.widths)
-    if not store.facts["export"]:
-        return np.empty(0, dtype=np.uint8)
-    parts = {name: _records(state, mail, name) for name in state.passive}
-    lookup, categories = store.record(Lookup, "lookup"), stored_categories(store)
-    parts[state.name] = lookup, list(store.facts["columns"]), categories
-    lookups = [parts[party][0] for party in order]
-    owners = [
-        np.array([order.index(owner) for owner, _ in state.owners(tree["column"])])
-        for tree in model.trees
-    ]
-    # Each party must have sent every split that it has made.
-    for number, (party, table) in enumerate(zip(order, lookups, strict=True)):
-        own_records = [ids[by == number] for ids, by in zip(records, owners, strict=True)]
-        n_made = 1 + max((int(ids.max(initial=-1)) for ids in own_records), default=-1)
-        if n_made > len(table.thresholds):
-            rule = f"must be {n_made} at least, got {len(table.thresholds)}"
-            raise ProtocolError(party, "Records", "thresholds", rule)
-    names = joint_names({party: parts[party][1] for party in order})
-    coded = side_by_side((parts[party][2], len(parts[party][1])) for party in order)
-    text = to_json(whole_model(model, records, owners, lookups, names, coded))
-    return np.frombuffer(text.encode(), dtype=np.uint8)
-
-
-def _records(state: ActiveState, mail: Mail, party: str) -> tuple[Lookup, list[str], Categories]:
-    letter, n_columns = mail.one(Records, party), len(state.joint.widths[party])
-    if len(letter.names) != n_columns:
-        rule = f"must be {n_columns}, got {len(letter.names)}"
-        raise ProtocolError(party, "Records", "names", rule)
-    categories = read_categories(party, letter, n_columns)
-    n_bins = np.where(state.joint.categorical[party], state.joint.widths[party], 0)
-    counts = category_counts(categories, n_columns)  # includes those in no training row
-    fits = bool((counts >= n_bins).all()) and len(letter.widths) == len(letter.columns)
-    fits = fits and bool((letter.columns < n_columns).all())
-    if not fits or not np.array_equal(letter.widths, counts[letter.columns]):
-        rule = "must be of the party's columns and their categories"
-        raise ProtocolError(party, "Records", "widths", rule)
-    with as_protocol_error(party, "Records", "set_bits"):
-        sets = CategorySets(letter.set_bits, letter.widths[letter.widths > 0])
-    lookup = Lookup.of(letter.columns, letter.thresholds, letter.defaults, letter.widths, sets)
-    return lookup, list(letter.names), categories
+def _rows(lists: list[list[float]]) -> npt.NDArray[np.float64]:
+    width = len(lists[0]) if lists else 0  # all lists have one length
+    return np.array(lists, dtype=np.float64).reshape(len(lists), width)

@@ -93,13 +93,10 @@ def _score_table(head: Sequence[str], rows: Sequence[tuple[Sequence[str], Scores
 def _privacy(summary: dict[str, Any]) -> list[str]:
     if not (terms := summary.get("privacy")):
         return []
-    how = f"drawn ({terms['trees']})"
-    if bins := terms.get("split_bins"):
-        how = f"split by sums with noise over at most {bins} bins a column"
     facts = {
         "promised": f"epsilon {terms['epsilon']:g}, delta {terms['delta']:g}",
         "unit": terms["unit"],
-        "trees": f"{how}; leaves have noise of {terms['leaf_noise']:.3g} "
+        "trees": f"one column a round, drawn; leaves have noise of {terms['leaf_noise']:.3g} "
         "(standard deviation of a sum of gradients)",
         "scores": "of rows that did not train, with noise of "
         f"{terms['score_noise']:.3g} rows a bin",

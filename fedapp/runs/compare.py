@@ -1,8 +1,10 @@
 """Compare strategies on the same rows, over several seeds or folds; and cross-validate one.
 
+A `Series` keeps the runs and other results of a comparison, of folds, of a search or of a study in
+one folder: what has finished with the same settings and data is read again.
+
 Every cell is a run in a folder, ``<output>/<strategy>-<seed>``, followed by ``-fold-<fold>`` if
-there are folds. Cells and baselines are written with the inputs they were computed from: finished
-ones with the same inputs are reused, and interrupted cells resumed.
+there are folds.
 """
 
 from __future__ import annotations
@@ -57,13 +59,9 @@ from fedapp.settings import (
 from strategies.run import check_read, load_strategy
 
 Engine = Callable[[Settings], RunFolder]
-Draw = Mapping[str, int]  # seed and fold
-Tell = Callable[[str], None]
-# Settings that the lines and facts of a comparison show, or that differ between its runs.
-STATED = {"strategy", "data", "seed", "parties", "objective", "run-dir", "resume"}
-# Settings that every method of a comparison must read: they affect columns and scores.
-ALL_READ = ("eval-metric", "base-margin")
-# Inputs of a cached result: settings, except those that do not affect it, table and code.
+Inputs = Mapping[str, Any]
+# Settings that runs of one folder may differ in, or that do not affect a result.
+VARIED = {"strategy", "seed", "parties", "objective", "run-dir", "resume"}
 NO_MATTER = {"run-dir", "resume"}
 TABLE, CODE = "table", "code"
 KEY = "made_from"  # first key of a file with inputs
@@ -71,6 +69,8 @@ PACKAGES = ("fedapp", "strategies", "clients", "simulations")
 LIBRARIES = ("flwr", "numpy", "scikit-learn", "torch", "xgboost")
 MOST_NAMED = 6  # results of other code
 NO_INPUTS = "made again, as what is there does not say what it was made from"
+# Settings that every method of a comparison must read: they affect columns and scores.
+ALL_READ = ("eval-metric", "base-margin")
 
 
 def carry_out(
@@ -100,7 +100,7 @@ def carry_out(
     check_comparable(runs, n_seeds)
     for settings in runs:
         session.check_tables(settings, engine, watcher)
-    folder = output or comparison_folder(runs[0], engine)
+    folder = output or default_folder(runs[0], engine)
     comparison = compare(strategies, overrides, n_seeds, folder, run, engine, watcher)
     watcher.begin("writing the pages")
     cells = [RunFolder(folder / name) for line in comparison.lines for name in line.runs]
@@ -133,27 +133,25 @@ def compare(
     watcher.begin("reading the table")
     n_rows = same_rows(runs)
     runs = [resolve_objective(run) for run in runs]
-    first = runs[0]
-    claim_folder(output, first, engine_name)
+    first, series = runs[0], Series(output, watcher.tell)
+    series.claim(first, engine_name)
     seeds = tuple(range(first.seed, first.seed + n_seeds))
-    metric = first.watched_metric
-    lines = []
     draws = [draw for seed in seeds for draw in draws_of_seed(first, seed)]  # a run of each method
+    metric, lines = first.watched_metric, []
     for place, run in enumerate(runs):
-        cells = []
-        for number, draw in enumerate(draws, start=place * len(draws) + 1):
+        cells = [without_unread(run).model_copy(update=draw) for draw in draws]
+        summaries = []
+        for number, cell in enumerate(cells, start=place * len(draws) + 1):
             of_all = f"(run {number} of {len(runs) * len(draws)})"
-            watcher.begin(f"{run.strategy}, {_in_words(draw)} {of_all}")
-            cell = without_unread(run).model_copy(update=draw)
-            cells.append(finished_cell(cell, output, engine, watcher.tell))
-        named = [_cell_name(run.strategy, draw) for draw in draws]
-        lines.append(_line(run.strategy, cells, metric, named))
-    lines += _baselines(runs, draws, output, metric, watcher)
-    boosted = next((run for run in runs if baselines_of(run.strategy).model == XGBOOST), None)
+            watcher.begin(f"{run.strategy}, {_in_words(cell)} {of_all}")
+            summaries.append(series.run(cell, engine))
+        lines.append(_line(run.strategy, summaries, metric, [name_of(cell) for cell in cells]))
+    lines += _baselines(runs, draws, series, metric, watcher)
+    boosted = [run for run in runs if baselines_of(run.strategy).model == XGBOOST]
     orders = None
-    if boosted is not None:
-        orders = _orders(boosted.model_copy(update=draws[0]), output, metric, watcher)
-    stated = STATED | {"fold", "folds"}
+    if boosted:
+        orders = _orders(boosted[0].model_copy(update=draws[0]), series, metric, watcher)
+    stated = VARIED | {"data", "fold", "folds"}
     changed = {name: value for name, value in first.changed.items() if name not in stated}
     methods: dict[str, tuple[str, ...]] = {}  # by what the parties share of a table
     for strategy in strategies:
@@ -176,65 +174,31 @@ def compare(
         first.folds,
         orders,
     )
-    record = asdict(comparison) | {"table": comparison.records}
-    RunFolder(output).write_json(COMPARISON, record)
+    RunFolder(output).write_json(COMPARISON, asdict(comparison) | {"table": comparison.records})
     return comparison
 
 
-def draws_of_seed(settings: Settings, seed: int) -> list[Draw]:
+def draws_of_seed(settings: Settings, seed: int) -> list[dict[str, int]]:
     """Seed and fold of every run with a seed: one run for each fold."""
     folds = range(1, settings.folds + 1) if settings.folds else [0]
     return [{"seed": seed, "fold": fold} for fold in folds]
 
 
-def _in_words(draw: Draw) -> str:
-    return ", ".join(f"{name} {value}" for name, value in draw.items() if value or name == "seed")
+def _in_words(run: Settings) -> str:
+    return f"seed {run.seed}" + (f", fold {run.fold}" if run.fold else "")
 
 
-def finished_cell(settings: Settings, output: Path, engine: Engine, tell: Tell) -> dict[str, Any]:
-    """The summary of a run, which is run or resumed unless it has finished; ConfigError if the
-    folder has a run of other settings or another table."""
-    name = _cell_name(settings.strategy, {"seed": settings.seed, "fold": settings.fold})
-    folder = (output / name).resolve()
-    asked, before = inputs_of(settings), read_inputs(folder / INPUTS_FILE)
-    is_finished, place = (folder / "summary.json").exists(), {"run_dir": str(folder)}
-    if before and (is_finished or RunFolder(folder).state is State.RESUMABLE):
-        check_same(asked, before, folder)
-        code = "" if before[CODE] == asked[CODE] else ", by other code"
-        tell(f"{name}: {'finished before' if is_finished else 'goes on'}{code}")
-        if is_finished:
-            return dict(read_run(folder).summary)
-        place["resume"] = str(folder)
-    else:
-        if folder.exists():
-            if before is None:
-                tell(f"{name}: {NO_INPUTS}")
-                (folder / "summary.json").unlink(missing_ok=True)  # finished runs are not deleted
-            delete_run(folder)
-        private_folder(folder)
-        RunFolder(folder).write_json(INPUTS_FILE, {KEY: asked})
-    engine(settings.model_copy(update=place))
-    tell(f"{name}: done")
-    return dict(read_run(folder).summary)
-
-
-def _cell_name(begin: str, draw: Draw) -> str:
-    return f"{begin}-{draw['seed']}" + (f"-fold-{draw['fold']}" if draw["fold"] else "")
-
-
-def _line(name: str, cells: Sequence[Mapping[str, Any]], metric: str, runs: Sequence[str]) -> Line:
+def _line(
+    name: str, summaries: Sequence[Mapping[str, Any]], metric: str, runs: Sequence[str]
+) -> Line:
     """The line of a strategy: means over its runs."""
-
-    def mean(of: Callable[[Mapping[str, Any]], float]) -> float:
-        return float(np.mean([of(cell) for cell in cells]))
-
-    return replace(
-        _scored_line(name, [cell["metrics"].get("test", {}) for cell in cells], metric),
-        seconds=mean(lambda cell: cell["seconds"]["train"]),
-        exchanges=mean(lambda cell: cell["exchanges"]),
-        n_bytes=mean(lambda cell: sum(cell["bytes"].values())),
-        runs=tuple(runs),
-    )
+    costs = [
+        (each["seconds"]["train"], each["exchanges"], sum(each["bytes"].values()))
+        for each in summaries
+    ]
+    seconds, exchanges, n_bytes = (float(np.mean(each)) for each in zip(*costs, strict=True))
+    line = _scored_line(name, [each["metrics"].get("test", {}) for each in summaries], metric)
+    return replace(line, seconds=seconds, exchanges=exchanges, n_bytes=n_bytes, runs=tuple(runs))
 
 
 def _scored_line(name: str, tests: Sequence[Mapping[str, Any]], metric: str) -> Line:
@@ -247,7 +211,11 @@ def _scored_line(name: str, tests: Sequence[Mapping[str, Any]], metric: str) -> 
 
 
 def _baselines(
-    runs: Sequence[Settings], draws: Sequence[Draw], output: Path, metric: str, watcher: Watcher
+    runs: Sequence[Settings],
+    draws: Sequence[Mapping[str, int]],
+    series: Series,
+    metric: str,
+    watcher: Watcher,
 ) -> list[Line]:
     """Baselines on the same rows; those with equal names share a line."""
     kinds = {baselines_of(run.strategy): run for run in reversed(runs)}
@@ -255,48 +223,38 @@ def _baselines(
     for kind, run in sorted(kinds.items(), key=lambda item: item[0].name):
         of_kind: dict[str, list[Mapping[str, Any]]] = {}
         for draw in draws:
-            trained = _scored(kind, run, draw, output, watcher)
-            named = {f"pooled {kind.model}": trained["pooled"]} | {
-                f"{party}'s {kind.split_by} alone, {kind.short}": values
-                for party, values in trained["alone"].items()
-            }
-            for line, values in named.items():
+            trained = _scored(kind, run.model_copy(update=dict(draw)), series, watcher)
+            of_kind.setdefault(f"pooled {kind.model}", []).append(trained["pooled"])
+            for party, values in trained["alone"].items():
+                line = f"{party}'s {kind.split_by} alone, {kind.short}"
                 of_kind.setdefault(line, []).append(values)
         scores |= of_kind
     return [_scored_line(name, tests, metric) for name, tests in scores.items()]
 
 
-def _scored(
-    kind: BaselineKind, run: Settings, draw: Draw, output: Path, watcher: Watcher
-) -> Mapping[str, Any]:
-    """Scores of the baselines of a kind; trained, or read if their file is valid."""
-    name, settings = _cell_name(f"baselines-{kind.name}", draw), run.model_copy(update=draw)
+def _scored(kind: BaselineKind, run: Settings, series: Series, watcher: Watcher) -> dict[str, Any]:
+    """Scores of the baselines of a kind, which all its methods share."""
+    name = name_of(run, f"baselines-{kind.name}")
 
     def train() -> list[dict[str, Any]]:
-        what = f"the baselines ({kind.model} by {kind.split_by}), {_in_words(draw)}"
-        watcher.begin(f"training {what}")
-        scores = run_baselines(settings)
+        watcher.begin(f"training the baselines ({kind.model} by {kind.split_by}), {_in_words(run)}")
+        scores = run_baselines(run)
         watcher.tell(f"{name}: done")
         return [scores]
 
-    # All methods of a kind share their baselines.
-    of_kind = settings.model_copy(update={"strategy": kind.name})
-    (scores,) = cached_rows(output / f"{name}.json", of_kind, train, watcher.tell)
-    return scores
+    return series.rows(name, run.model_copy(update={"strategy": kind.name}), train)[0]
 
 
-def _orders(settings: Settings, output: Path, metric: str, watcher: Watcher) -> tuple[float, float]:
-    """Range of pooled XGBoost's score over row orders; computed, or read if the file is valid."""
-    kind = baselines_of(settings.strategy).name
+def _orders(run: Settings, series: Series, metric: str, watcher: Watcher) -> tuple[float, float]:
+    """Range of pooled XGBoost's score over orders of the rows."""
+    kind = baselines_of(run.strategy).name
 
     def train() -> list[dict[str, float]]:
         watcher.begin("training pooled XGBoost on the rows in other orders")
-        low, high = order_range(settings, metric, N_ORDERS)
-        return [{"low": low, "high": high}]
+        return [dict(zip(("low", "high"), order_range(run, metric, N_ORDERS), strict=True))]
 
-    of_kind = settings.model_copy(update={"strategy": kind})
-    path = output / f"row-orders-{kind}.json"
-    (scores,) = cached_rows(path, of_kind, train, watcher.tell)
+    of_kind = run.model_copy(update={"strategy": kind})
+    (scores,) = series.rows(f"row-orders-{kind}", of_kind, train)
     return scores["low"], scores["high"]
 
 
@@ -380,40 +338,93 @@ def unread_settings(
     return {one: tuple(name for name in changed if name not in read[one]) for one in read}
 
 
-def comparison_folder(
-    settings: Settings, engine: str, kind: str = "compare", more: Mapping[str, Any] | None = None
+# A result is written with its inputs: settings, tables and code. One with other settings or another
+# table is never reused. One of other code is, so that a changed comment does not cost hours.
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Runs and other results in a folder; `tell` is called with a line about each."""
+
+    folder: Path
+    tell: Callable[[str], None]
+
+    def claim(self, settings: Settings, engine: str, more: Inputs | None = None) -> None:
+        """Make the folder; ConfigError if it is of another series."""
+        inputs, path = identity(settings, engine, more), self.folder / CLAIM
+        check_same(inputs, json.loads(path.read_text()) if path.exists() else inputs, self.folder)
+        private_folder(self.folder)
+        RunFolder(self.folder).write_json(CLAIM, inputs)
+
+    def run(self, settings: Settings, engine: Engine) -> dict[str, Any]:
+        """The summary of a run, which is run or resumed unless it has finished; ConfigError if the
+        run in its folder has other settings or another table."""
+        folder = (self.folder / (name := name_of(settings))).resolve()
+        asked, before = inputs_of(settings), read_inputs(folder / INPUTS_FILE)
+        is_finished, place = (folder / "summary.json").exists(), {"run_dir": str(folder)}
+        if before and (is_finished or RunFolder(folder).state is State.RESUMABLE):
+            check_same(asked, before, folder)
+            code = "" if before[CODE] == asked[CODE] else ", by other code"
+            self.tell(f"{name}: {'finished before' if is_finished else 'goes on'}{code}")
+            if is_finished:
+                return dict(read_run(folder).summary)
+            place["resume"] = str(folder)
+        else:
+            if folder.exists():
+                if before is None:
+                    self.tell(f"{name}: {NO_INPUTS}")
+                    (folder / "summary.json").unlink(missing_ok=True)  # finished: not deleted
+                delete_run(folder)
+            private_folder(folder)
+            RunFolder(folder).write_json(INPUTS_FILE, {KEY: asked})
+        engine(settings.model_copy(update=place))
+        self.tell(f"{name}: done")
+        return dict(read_run(folder).summary)
+
+    def rows(
+        self, name: str, settings: Settings, make: Callable[[], Sequence[Mapping[str, Any]]]
+    ) -> list[dict[str, Any]]:
+        """Rows of the file ``name.json``, made and written unless those in it have the same
+        inputs."""
+        path = self.folder / f"{name}.json"
+        asked, before = inputs_of(settings), read_inputs(path)
+        differs = before is not None and first_difference(asked, before)
+        if before is None or differs:
+            if path.exists():
+                why = NO_INPUTS if before is None else f"made again, as {differs} differs"
+                self.tell(f"{path.name}: {why}")
+            private_folder(path.parent)
+            RunFolder(path.parent).write_json(path.name, {KEY: asked, "rows": list(make())})
+        elif before[CODE] != asked[CODE]:
+            self.tell(f"{path.name}: made before, by other code")
+        return list(json.loads(path.read_text())["rows"])
+
+
+def name_of(settings: Settings, name: str = "") -> str:
+    """Name of a result: by default the method, with seed and fold."""
+    fold = f"-fold-{settings.fold}" if settings.fold else ""
+    return f"{name or settings.strategy}-{settings.seed}{fold}"
+
+
+def default_folder(
+    settings: Settings, engine: str, kind: str = "compare", more: Inputs | None = None
 ) -> Path:
-    """Default folder of a comparison: a digest of the table, the settings and ``more``.
+    """Default folder of a series: a digest of the table, the settings and ``more``.
 
     Methods and seeds are not part of it, so that a comparison with more of them reuses its runs.
     """
-    text = json.dumps({**_identity(settings, engine), **(more or {})}, sort_keys=True)
+    text = json.dumps(identity(settings, engine, more), sort_keys=True)
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     name = Path(settings.data.split(",")[0].rpartition("=")[2]).stem
     return Path("runs") / f"{kind}-{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{digest}"
 
 
-def claim_folder(
-    output: Path, settings: Settings, engine: str, more: Mapping[str, Any] | None = None
-) -> None:
-    """Make the folder of a comparison; ConfigError if it has runs of other settings."""
-    inputs, path = {**_identity(settings, engine), **(more or {})}, output / CLAIM
-    check_same(inputs, json.loads(path.read_text()) if path.exists() else inputs, output)
-    private_folder(output)
-    RunFolder(output).write_json(CLAIM, inputs)
-
-
-def _identity(settings: Settings, engine: str) -> dict[str, Any]:
-    """All inputs of the runs of a comparison except methods and seeds."""
+def identity(settings: Settings, engine: str, more: Inputs | None = None) -> dict[str, Any]:
+    """Inputs that all runs of a series share: all but methods and seeds, and ``more``."""
     config = flatten(settings.as_config())
-    inputs = {name: config[name] for name in config if name not in STATED - {"data"}}
-    resolved = {"parties": settings.parties, "objective": settings.objective}
-    return {**inputs, **resolved, "engine": engine, TABLE: table_digest(settings)}
+    inputs = {name: config[name] for name in config if name not in VARIED}
+    resolved = {"parties": settings.parties, "objective": settings.objective, "engine": engine}
+    return {**inputs, **resolved, TABLE: table_digest(settings), **(more or {})}
 
 
-# The inputs are settings, tables and code. A result with other settings or another table is never
-# reused. One of other code is, so that a changed comment does not cost hours; :func:`other_code`
-# reports it.
 def inputs_of(settings: Settings) -> dict[str, Any]:
     """Inputs of a result: settings, and digests of tables and code."""
     config = flatten(settings.as_config())
@@ -429,14 +440,14 @@ def read_inputs(path: Path) -> dict[str, Any] | None:
     return inputs
 
 
-def first_difference(asked: Mapping[str, Any], before: Mapping[str, Any]) -> str:
+def first_difference(asked: Inputs, before: Inputs) -> str:
     """Name of the first setting that differs, ``table`` coming last; empty if none does."""
     names = sorted({*asked, *before} - {CODE}, key=lambda name: (name == TABLE, name))
     cached = {**defaults(), **before}  # a setting added since then had its default
     return next((name for name in names if asked.get(name) != cached.get(name)), "")
 
 
-def check_same(asked: Mapping[str, Any], before: Mapping[str, Any], folder: Path) -> None:
+def check_same(asked: Inputs, before: Inputs, folder: Path) -> None:
     """Raise ConfigError if the runs in a folder have other settings or another table."""
     if name := first_difference(asked, before):
         values = f"{before.get(name, defaults().get(name))!r} as in {folder}, got "
@@ -445,24 +456,6 @@ def check_same(asked: Mapping[str, Any], before: Mapping[str, Any], folder: Path
             values = f"that of the runs in {folder}, got one with another content"
         way = "delete that folder, or name another"
         raise ConfigError(f"{name} must be {values}; {way}")
-
-
-def cached_rows(
-    path: Path, settings: Settings, make: Callable[[], Sequence[Mapping[str, Any]]], tell: Tell
-) -> list[dict[str, Any]]:
-    """Read a file's cached rows if their inputs, `settings` and the code, are the same; else make
-    and write them. `tell` is called if cached rows are invalid, or of other code."""
-    asked, before = inputs_of(settings), read_inputs(path)
-    differs = before is not None and first_difference(asked, before)
-    if before is None or differs:
-        if path.exists():
-            why = NO_INPUTS if before is None else f"made again, as {differs} differs"
-            tell(f"{path.name}: {why}")
-        private_folder(path.parent)
-        RunFolder(path.parent).write_json(path.name, {KEY: asked, "rows": list(make())})
-    elif before[CODE] != asked[CODE]:
-        tell(f"{path.name}: made before, by other code")
-    return list(json.loads(path.read_text())["rows"])
 
 
 def other_code(folder: Path) -> str:
@@ -487,11 +480,8 @@ def table_digest(settings: Settings) -> str:
     sources = party_sources(settings.data, settings.parties).values() or [settings.data]
     names = (*sources, *by_party(settings.schema_file).values())
     files = [Path(name).resolve() for name in names if Path(name).is_file()]
-    stats = [file.stat() for file in files]
-    return "".join(
-        _content_digest(file, stat.st_size, stat.st_mtime_ns)
-        for file, stat in zip(files, stats, strict=True)
-    )
+    stats = [(file, file.stat()) for file in files]
+    return "".join(_content_digest(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats)
 
 
 @functools.cache
@@ -536,18 +526,19 @@ class CrossValidation:
         path = Path(first.run_dir or new_run_dir(f"{self.strategy}-folds", RUNS)).resolve()
         self.folder = RunFolder(path)
         self.folder.check_new()
-        claim_folder(path, first, self.engine)
-        summaries = []
+        series = Series(path, self.watcher.tell)
+        series.claim(first, self.engine)
+        summaries = {}
         for draw in draws_of_seed(first, first.seed):
             self.watcher.begin(f"fold {draw['fold']} of {first.folds}")
             run = first.model_copy(update={**draw, "run_dir": ""})
-            summaries.append(finished_cell(run, path, self._train, self.watcher.tell))
+            summaries[name_of(run)] = series.run(run, self._train)
         if drop_frames(path):
-            data = named_frames(first.data, path)
-            for name in _cells(path, first):
-                RunFolder(path / name).add_to_summary({"data": data})
-            summaries = [{**each, "data": data} for each in summaries]
-        self.folder.write_json(FOLDS, summarise(first, self.engine, _cells(path, first), summaries))
+            data = {"data": named_frames(first.data, path)}
+            for name in summaries:
+                RunFolder(path / name).add_to_summary(data)
+                summaries[name] |= data
+        self.folder.write_json(FOLDS, summarise(first, self.engine, summaries))
         return self.folder
 
     def _train(self, settings: Settings) -> RunFolder:
@@ -573,14 +564,8 @@ def _check(settings: Settings, engine: str, given: Collection[str]) -> None:
         raise ConfigError(f"init-model {rule}, got {settings.init_model}")
 
 
-def _cells(folder: Path, settings: Settings) -> list[str]:
-    pattern = f"{settings.strategy}-{settings.seed}-fold-*/summary.json"
-    names = (path.parent.name for path in folder.glob(pattern))
-    return sorted(names, key=lambda name: int(name.rpartition("-")[2]))
-
-
 def summarise(
-    settings: Settings, engine: str, names: Sequence[str], summaries: Sequence[Mapping[str, Any]]
+    settings: Settings, engine: str, by_run: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Mean and standard deviation of every score over the folds, by model and rows.
 
@@ -588,8 +573,9 @@ def summarise(
     (of the sample, with n - 1) and ``values`` by fold; mean and sd are None if a fold has no such
     score. ``exchanges``, ``bytes`` and ``seconds`` are sums over the folds.
     """
+    summaries = list(by_run.values())
     folds = [
-        {(model, rows): values for model, rows, values in score_rows(summary)}
+        {(model, rows): values for model, rows, values in score_rows(dict(summary))}
         for summary in summaries
     ]
     scores: dict[str, Any] = {}
@@ -606,7 +592,7 @@ def summarise(
         "metric": settings.watched_metric,
         "seed": settings.seed,
         "folds": settings.folds,
-        "runs": list(names),
+        "runs": list(by_run),
         "scores": scores,
         "exchanges": sum(summary["exchanges"] for summary in summaries),
         "bytes": _sums([summary["bytes"] for summary in summaries]),

@@ -24,7 +24,7 @@ from fedapp.metrics import larger_is_better
 from fedapp.report.summary import Trial
 from fedapp.run_folder import OnRound, RoundInfo, RunFolder, Silent, Watcher
 from fedapp.runs.clean import SEARCH, delete_run, forget_model
-from fedapp.runs.compare import claim_folder, comparison_folder
+from fedapp.runs.compare import Series, default_folder
 from fedapp.runs.engines import SIMULATED
 from fedapp.runs.run import BEST, TRIALS, best_of, read_trials
 from fedapp.runs.session import Training, check_method, check_tables
@@ -160,8 +160,8 @@ class Tuning:
             "space": {name: asdict(domain) for name, domain in sorted(space.items())},
         }
         more = json.loads(json.dumps(more))  # tuples become lists, as in the file
-        path = (self.output or comparison_folder(first, self.engine, "tune", more)).resolve()
-        claim_folder(path, first, self.engine, more)
+        path = (self.output or default_folder(first, self.engine, "tune", more)).resolve()
+        Series(path, self.watcher.tell).claim(first, self.engine, more)
         return path
 
     def _try_all(self, first: Settings, draw: Draw, metric: str) -> None:

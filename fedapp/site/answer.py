@@ -12,12 +12,8 @@ carries some::
 Letters are opened before a handler and sealed after it, and sums are masked after it, so that no
 handler depends on keys or steps.
 
-The order of a method's messages at a party is a table for each role, see ``in_order``::
-
-    {"grown": {BeginRequest: ("begun", "idle")}}  # phase -> message -> the phases it may lead to
-
-The phase is a fact of the site's state, so it is restored with a checkpoint. If a message may lead
-to several phases, its handler enters one of them.
+Handlers of vertical methods are methods of roles (``fedapp.site.roles``), which have the order of
+their messages.
 
 Each answer adds a JSON line to ``$FEDAPP_HOME/answers/NAME.jsonl``: time, run, outcome, seconds and
 bytes, and nothing about rows.
@@ -84,14 +80,11 @@ log = logging.getLogger("fedapp.site")
 
 Handler = Callable[..., Reply | tuple[Reply, Letters] | Sums]
 Handlers = Mapping[type[Request], Handler]
-Table = Mapping[str, Mapping[type[Request], tuple[str, ...]]]  # see the module
 Call = TypeVar("Call", bound=Callable[..., Any])
 MODEL_ID = re.compile(r"[0-9a-f]{16}")
 METHOD = "method"  # of the run, among a store's facts
 # The last answer of a finished run, and the reply that unmasks it.
 KEPT, KEPT_MASKS = "kept", "kept_masks"
-# Phases in which a method's table begins and ends.
-ALIGNED, FINISHED = "aligned", "finished"
 OUTCOMES = {None: "answered", WAITING: "waiting", REFUSED: "refused", DIVERGED: "refused"}
 
 
@@ -308,46 +301,6 @@ def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Stor
     if 0 < store.step <= envelope.checkpoint and not store.finished:
         keep(store, envelope.checkpoint)
     return store
-
-
-def phase_of(store: Store) -> str:
-    """Current phase of a party."""
-    return str(store.facts.get("phase", "not aligned"))
-
-
-def enter(store: Store, phase: str) -> None:
-    """Enter another phase."""
-    store.facts["phase"] = phase
-
-
-def is_active(site: Site) -> bool:
-    """Whether the party has the labels."""
-    return bool(site.store.facts.get("active") == site.name)
-
-
-def in_order(handlers: Handlers, role_of: Callable[[Site], tuple[str, Table]]) -> Handlers:
-    """Wrap handlers to refuse messages that the party's role does not answer in its phase.
-
-    `role_of` returns the name of a site's role, for errors, and its table.
-    """
-
-    def checked(handler: Handler) -> Handler:
-        @wraps(handler)
-        def handle(site: Site, request: Request, *letters: Any) -> Any:
-            (role, table), before, kind = role_of(site), phase_of(site.store), type(request)
-            if kind not in table.get(before, {}):
-                allowed = [phase for phase, messages in table.items() if kind in messages]
-                rule = f"must be {' or '.join(allowed) or 'none'} at {role}, got {before}"
-                raise ProtocolError(site.name, kind.__name__, "phase", rule)
-            answer, after = handler(site, request, *letters), table[before][kind]
-            if len(after) == 1:
-                enter(site.store, *after)
-            assert phase_of(site.store) in after, f"{kind.__name__} led from {before} to no phase"
-            return answer
-
-        return handle
-
-    return {request: checked(handler) for request, handler in handlers.items()}
 
 
 def answers_file(name: str) -> Path:

@@ -47,7 +47,7 @@ from fedapp.trees.divided import PART_FORMAT
 from fedapp.trees.model import UNREADABLE
 from fedapp.trees.predict import Bits, unpack_bits
 
-FORMAT = 3
+FORMAT = 4
 STATE, CHECKPOINT, NOISE = "state.json", "checkpoint.json", "noise.json"
 RAW = ".raw"
 SECONDS_A_DAY = 24 * 60 * 60
@@ -186,7 +186,7 @@ class Store:
         return self[name] if name in self._names() else None
 
     def __contains__(self, name: str) -> bool:
-        return name in self._names()
+        return name in self._changed or name in self._unwritten or name in self._forms
 
     def _names(self) -> set[str]:
         return {*self._changed, *self._unwritten, *self._forms}

@@ -54,10 +54,11 @@ from fedapp.crypto.sealed import Address, prefixed, seal, unseal
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import Bounds, Whole
 from fedapp.home import write_atomically
-from fedapp.messages.fields import Array, Request
+from fedapp.messages.fields import Array, Reply, Request
 from fedapp.messages.pax_secure import Promise
 from fedapp.messages.secagg import SEALED_BYTES, Among, MaskedReply, UnmaskReply, UnmaskRequest
 from fedapp.messages.wire import Envelope
+from fedapp.metrics.sums import DOUBLES, Adder, WholeNumbers
 from fedapp.site.mail import ANSWERED_ONCE, checkpoint_of, pair_secrets
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import NOISE, Store
@@ -101,6 +102,20 @@ class Sums:
     # Whether these sums overlap with others of the same rows and gradients: then no party may be
     # lost in between.
     follows: bool = False
+
+
+def adder_of(store: Store, request: Request) -> Adder:
+    """How scores are added up for a request: in doubles, or in whole numbers under masks."""
+    return DOUBLES if request.leaves == "own" else WholeNumbers(bounds_of(store))
+
+
+def leaving(
+    request: Request, reply: type[Reply], arrays: Mapping[str, Array], follows: bool = False
+) -> Reply | Sums:
+    """What a handler returns: the site's own reply, or the same arrays as sums to be masked."""
+    if request.leaves == "own":
+        return reply(**arrays)
+    return Sums(list(arrays.values()), follows=follows)
 
 
 def bounds_of(store: Store) -> Bounds:

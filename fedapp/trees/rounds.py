@@ -1,13 +1,13 @@
 """Boosting round by round: state between rounds, random structures, and checks of histograms.
 
 ``Boosting`` has the trees, and splits and leaf values not yet sent. ``draw_trees`` draws structures
-whose leaf values only depend on rows, so a tree needs only sums at its leaves and little noise:
-``random`` draws a column for every split; ``cyclic`` uses one column per round, in turn, so that
-the model is a sum of functions of single columns. ``HistogramChecks`` detects sums that no rows of
-a party's sketch can have, but not rows that were made up or changed.
+whose leaf values only depend on rows, so a tree needs only sums at its leaves and little noise; a
+round uses one column, in turn, so the model is a sum of functions of single columns.
+``HistogramChecks`` detects sums that no rows of a party's sketch can have, but not rows that were
+made up or changed.
 
-Source: Maddock, Cormode, Wang, Maple and Jha 2022 (arXiv:2210.02910): totally random splits and
-Newton leaves; Nori, Caruana, Bu, Shen and Kulkarni 2021 (arXiv:2106.09680): cyclic. Departures:
+Source: Maddock, Cormode, Wang, Maple and Jha 2022 (arXiv:2210.02910): random splits and Newton
+leaves; Nori, Caruana, Bu, Shen and Kulkarni 2021 (arXiv:2106.09680): columns in turn. Departures:
 cuts are quantiles, no cut leaves a side without values, and leaves are shrunk by the noise of their
 hessians.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,8 +52,6 @@ from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, Members
 Arrays = Mapping[str, npt.NDArray[Any]]
 Doubles = npt.NDArray[np.float64]
 Loss = tuple[Objective, LossParameters]
-Kind = Literal["cyclic", "random"]
-CYCLIC: Kind = "cyclic"
 
 # Standard deviations of noise that are added to hessians, so that leaves of few rows do not follow
 # their noise. On adult, 3 beat 0 and 1 for trees with many leaves, and was as good for others.
@@ -211,66 +209,57 @@ def n_leaves(trees: Iterable[Tree]) -> int:
 # Trees with random structure
 
 
-@dataclass(slots=True)
-class _Open:
-    """A node that may be split, and the bins of each column that reach it."""
-
-    node: int
-    bins: dict[int, npt.NDArray[np.int64]]
-
-
 def draw_trees(
-    kind: Kind, cuts: Cuts, allowed: npt.NDArray[np.bool_], max_depth: int, seed: int, round_id: int
+    cuts: Cuts, allowed: npt.NDArray[np.bool_], max_depth: int, seed: int, round_id: int
 ) -> Grown:
-    """Structures of a round's trees; ``allowed``, (n_trees, n_columns), are columns to split."""
+    """Structures of a round's trees, each of one column; ``allowed`` is (n_trees, n_columns)."""
     categories = cuts.categories if len(cuts.categories) else np.zeros_like(cuts.widths)
     widths = np.where(categories > 0, categories, cuts.widths)
     trees: list[Tree] = []
     sets: list[Members] = []
     for number, tree_columns in enumerate(allowed):
-        columns = np.flatnonzero(tree_columns & (widths > 1)).tolist()
+        columns = np.flatnonzero(tree_columns & (widths > 1))
+        if not len(columns):
+            trees.append(_leaf(parent=-1))
+            continue
         # Every column once, in random order, then all again in another order.
-        if kind == CYCLIC and columns:
-            turns, place = divmod(round_id, len(columns))
-            columns = [int(np.random.default_rng([seed, turns]).permutation(columns)[place])]
+        turns, place = divmod(round_id, len(columns))
+        column = int(np.random.default_rng([seed, turns]).permutation(columns)[place])
         rng = np.random.default_rng([seed, round_id, number])
-        bins = {column: np.arange(widths[column]) for column in columns}
-        trees.append(_draw_tree(cuts, bins, max_depth, rng, sets))
+        trees.append(_draw_tree(cuts, column, np.arange(widths[column]), max_depth, rng, sets))
     return Grown(tuple(trees), CategorySets.of(sets))
 
 
 def _draw_tree(
     cuts: Cuts,
-    bins: dict[int, npt.NDArray[np.int64]],
+    column: int,
+    bins: npt.NDArray[np.int64],
     max_depth: int,
     rng: np.random.Generator,
     sets: list[Members],
 ) -> Tree:
     """One tree, level by level; appends the sets of its splits to ``sets``."""
     nodes = [_leaf(parent=-1)]
-    level = [_Open(0, bins)]
+    level = [(0, bins)]  # nodes that may be split, and the bins that reach each
     for _ in range(max_depth):
         below = []
-        for at in level:
-            columns = [column for column, column_bins in at.bins.items() if len(column_bins) > 1]
-            if not columns:
+        for node, node_bins in level:
+            if len(node_bins) < 2:
                 continue
-            column = int(rng.choice(columns))
-            right = _draw_right(at.bins[column], bool(cuts.by_category[column]), rng)
-            split = nodes[at.node]
+            right = _draw_right(node_bins, bool(cuts.by_category[column]), rng)
+            split = nodes[node]
             split["left"], split["column"] = len(nodes), column
             split["default_left"] = rng.random() < 0.5
             if cuts.by_category[column]:
                 members = np.zeros(cuts.categories[column], dtype=bool)
-                members[at.bins[column][right]] = True
+                members[node_bins[right]] = True
                 split["set"] = len(sets)
                 sets.append(members)
             else:
-                first_right = at.bins[column][right][0]
-                split["threshold"] = cuts.column(column)[first_right - 1]
+                split["threshold"] = cuts.column(column)[node_bins[right][0] - 1]
             for side in (~right, right):
-                below.append(_Open(len(nodes), {**at.bins, column: at.bins[column][side]}))
-                nodes.append(_leaf(at.node))
+                below.append((len(nodes), node_bins[side]))
+                nodes.append(_leaf(node))
         level = below
     return np.concatenate(nodes)
 

@@ -6,7 +6,7 @@ scores. Each is described at its ``attack_`` or ``_main`` function.
 
 from __future__ import annotations
 
-import json
+import itertools
 import statistics
 import tempfile
 import time
@@ -48,7 +48,7 @@ from fedapp.trees import stacked
 from fedapp.trees.model import LEAF, Tree
 from fedapp.trees.objective import PLAIN
 from fedapp.trees.rounds import Boosting
-from simulations.study import Attack, Outcome, Overrides, Trained, new_parser, trained
+from simulations.study import Attack, Outcome, Overrides, Trained, check_names, trained
 from strategies.base import Summary
 from strategies.pax import PAX
 
@@ -110,7 +110,14 @@ class CuriousPAX(PAX):
         return replies
 
 
-def pax_rows_main() -> None:
+def pax_rows(
+    data: str = "breast-cancer",
+    parties: int = 3,
+    rounds: int = 50,
+    max_bin: int = 256,
+    least_bin_rows: int = 0,
+    aggregation: str = "both",
+) -> Iterator[dict[str, Any]]:
     """How many training rows a coordinator rebuilds from what honest parties send it in PAX.
 
     A bin of one row gives itself away: its sums are the row's gradient g and hessian h, and for
@@ -123,39 +130,21 @@ def pax_rows_main() -> None:
 
     ``python -m simulations attacks pax_rows`` trains, reads each party's sums, then only their sums
     over all parties; then it trains under secure aggregation and reads what is visible there: sums
-    over all parties in bins of all parties. ``--least-bin-rows`` sets the minimum of all parties,
-    ``--aggregation`` skips one of the runs. It prints a line for each: training rows known in all
-    columns, up to the width of a bin, with their label; and rebuilt rows that do not exist.
+    over all parties in bins of all parties. ``--data`` has two classes, ``--least-bin-rows`` sets
+    the minimum of all parties, ``--aggregation plain`` or ``secure`` skips one of the runs. It
+    prints a line for each: training rows known in all columns, up to the width of a bin, with their
+    label; and rebuilt rows that do not exist.
     """
-    parser = new_parser(pax_rows_main)
-    parser.add_argument("--data", default="breast-cancer", help="of two classes")
-    parser.add_argument("--parties", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--max-bin", type=int, default=256)
-    parser.add_argument("--least-bin-rows", type=int, default=0)
-    parser.add_argument("--aggregation", choices=("plain", "secure", "both"), default="both")
-    options = parser.parse_args()
+    check_names("aggregation", [aggregation], ("plain", "secure", "both"))
+    config = {"data": data, "objective": "binary:logistic", "parties": parties, "max-bin": max_bin}
+    config |= {"num-boost-round": rounds, "least-bin-rows": least_bin_rows, "preset": "xgboost"}
     with tempfile.TemporaryDirectory() as folder:
-        settings = load_settings(
-            {
-                "data": options.data,
-                "objective": "binary:logistic",
-                "parties": options.parties,
-                "num-boost-round": options.rounds,
-                "preset": "xgboost",
-                "max-bin": options.max_bin,
-                "least-bin-rows": options.least_bin_rows,
-                "run-dir": f"{folder}/run",
-            }
-        )
-        lines = list(attack_plain_sums(settings)) if options.aggregation != "secure" else []
-        if options.aggregation != "plain":
-            sections = {name: dict(values) for name, values in settings.sections.items()}
-            sections["pax"]["aggregation"] = "secure"
-            changed = {"sections": sections, "run_dir": f"{settings.run_dir}-secure"}
-            lines.append(attack_masked_sums(settings.model_copy(update=changed)))
-        for line in lines:
-            print(json.dumps({"attack": "pax_rows", **vars(options), **line}))
+        if aggregation != "secure":
+            plain = load_settings({**config, "run-dir": f"{folder}/run"})
+            yield from ({**config, **line} for line in attack_plain_sums(plain))
+        if aggregation != "plain":
+            masked = {"pax.aggregation": "secure", "run-dir": f"{folder}/run-secure"}
+            yield {**config, **attack_masked_sums(load_settings({**config, **masked}))}
 
 
 def attack_plain_sums(settings: Settings) -> Iterator[dict[str, Any]]:
@@ -174,7 +163,7 @@ def attack_plain_sums(settings: Settings) -> Iterator[dict[str, Any]]:
     ]
     yield {"seen": "each party's sums", **_count(by_party)}
     cuts = fuse_sketches(tuple(sketches.values()), coordinator.n_bins)
-    maps = coordinator.aggregation.places
+    maps = coordinator.totals.places
     pooled = []
     for same_level in zip(*levels.values(), strict=True):
         # Add up the parties' sums in the layout of the common cuts.
@@ -909,7 +898,9 @@ def attack_membership(data: str, how: Mapping[str, Any], seeds: int) -> dict[str
     return {kind: statistics.mean(each[kind] for each in figures) for kind in figures[0]}
 
 
-def membership_main() -> None:
+def membership(
+    data: tuple[str, ...] = ("breast-cancer", "default-credit"), seeds: int = 5
+) -> Iterator[dict[str, Any]]:
     """How well a model's scores reveal which rows trained it.
 
     An attacker has the finished model and labelled rows, half of which trained it. The first attack
@@ -933,14 +924,8 @@ def membership_main() -> None:
     ``python -m simulations attacks membership`` trains PAX plainly, under secure aggregation and
     with an epsilon of 1 on half of each table, and prints a line for each.
     """
-    parser = new_parser(membership_main)
-    parser.add_argument("--data", nargs="+", default=["breast-cancer", "default-credit"])
-    parser.add_argument("--seeds", type=int, default=5)
-    options = parser.parse_args()
-    for data in options.data:
-        for name, how in MODELS.items():
-            start = time.perf_counter()
-            figures = attack_membership(data, how, options.seeds)
-            seconds = round(time.perf_counter() - start)
-            line = {"attack": "membership", "data": data, "seeds": options.seeds, "how": name}
-            print(json.dumps({**line, **figures, "seconds": seconds}), flush=True)
+    for name, (kind, how) in itertools.product(data, MODELS.items()):
+        start = time.perf_counter()
+        figures = attack_membership(name, how, seeds)
+        seconds = round(time.perf_counter() - start)
+        yield {"data": name, "seeds": seeds, "how": kind, **figures, "seconds": seconds}

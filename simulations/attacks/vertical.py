@@ -26,10 +26,10 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import RepeatedStratifiedKFold, cross_val_score
 
 from clients.eini import NO_RECORD, Plan, plan_of
+from clients.federated_forest.party import Forest
 from clients.inference import read_party_part
 from clients.secureboost import active as secureboost_round
-from clients.secureboost.active import ActiveState, make_splits, read_party_sums
-from clients.secureboost.shared import CHOSEN, SPLIT
+from clients.secureboost import passive as secureboost_passive
 from fedapp.crypto.packing import PRECISION, FixedPoint, SumLayout
 from fedapp.crypto.paillier import PrivateKey, decrypt
 from fedapp.crypto.workers import shared_workers
@@ -37,15 +37,12 @@ from fedapp.data.datasets import read_source
 from fedapp.messages.eini import Structure, Totals
 from fedapp.messages.federated_forest import PartitionRequest
 from fedapp.messages.secureboost import EncryptedGradients, HandOverRequest, SplitRequest
-from fedapp.messages.secureboost import Splits as PassiveSplits
 from fedapp.runs.baselines import join_tables
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
-from fedapp.site.answer import Site, phase_of
-from fedapp.site.store import Store
+from fedapp.site.answer import Site
 from fedapp.trees.divided import Lookup, candidates
 from fedapp.trees.forest.cart import fewest_rows
-from fedapp.trees.forest.levels import Splits
 from fedapp.trees.model import LEAF
 from fedapp.trees.predict import Nodes, slots_of, unpack_bits
 from simulations.study import (
@@ -87,19 +84,18 @@ class GroupingParty:
 
     def note(self, transcript: Transcript) -> None:
         """Read structure and nodes of rows before the rows are deleted."""
-        request, store = transcript.request, transcript.site.store
+        request, party = transcript.request, Forest.load(transcript.site)
         if not isinstance(request, PartitionRequest) or not request.last:
             return
         # A leaf counts if CART would have split it: above max-depth and with enough rows.
-        n_train, forest = store.facts["n_train"], store.facts["forest"]
-        rules = fewest_rows(forest["min_samples_split"], forest["min_samples_leaf"])
-        splits = store.record(Splits, "splits")
-        lefts = splits.spread(splits.lefts, np.asarray(store["n_nodes"]), LEAF)
+        n_train, settings = party.n_train, party.settings
+        rules = fewest_rows(settings.min_samples_split, settings.min_samples_leaf)
+        lefts = party.splits.spread(party.splits.lefts, party.n_nodes, LEAF)
         self.groups = np.arange(n_train)
         for number, tree in enumerate(lefts):
-            leaves = np.array(store["nodes"][number, :n_train])
+            leaves = np.array(party.nodes[number, :n_train])
             leaves[np.isin(leaves, request.nodes[request.trees == number])] = NOWHERE
-            drawn, values = store["counts"][number] > 0, np.asarray(store["values"][:n_train])
+            drawn, values = party.counts[number] > 0, np.asarray(party.values[:n_train])
             for members in pure_nodes(tree, leaves, drawn, values, rules):
                 self.groups = joined(self.groups, members)
 
@@ -201,7 +197,7 @@ class Writer:
         if (codes := true_bins(transcript)) is not None:
             self.codes = codes
         if isinstance(transcript.request, SplitRequest):
-            self.widths = np.array(transcript.site.store.facts["widths"][PASSIVE])
+            self.widths = secureboost_round.Active.load(transcript.site).joint.widths[PASSIVE]
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -320,15 +316,15 @@ class Active:
             self.codes = codes
         if not isinstance(transcript.request, SplitRequest):
             return
-        view = ActiveState.read(transcript.site)
-        if phase_of(view.store) == CHOSEN:
-            make_splits(view, transcript.mail)
-        growth, rows = view.growth(), slice(view.n_train)
-        histogram, _ = read_party_sums(view, transcript.mail, PASSIVE, growth)
-        self.widths = view.joint.widths[PASSIVE]
+        party = secureboost_round.Active.load(transcript.site)
+        if party.chosen is not None:
+            party.apply_splits(transcript.mail)
+        growth, rows = party.growing(), slice(party.n_train)
+        histogram, _ = party.party_sums(transcript.mail, PASSIVE, growth)
+        self.widths = party.joint.widths[PASSIVE]
         for place, (tree, node) in enumerate(growth.wanted_pairs):
-            inside = view.store["nodes"][tree, rows] == node
-            self.coefficients.append((view.store["gradients"][tree] * inside[:, None]).T)
+            inside = party.nodes[tree, rows] == node
+            self.coefficients.append((party.gradients[tree] * inside[:, None]).T)
             self.sums.append(histogram[place].T)
 
 
@@ -452,21 +448,21 @@ class BoostedParty:
 
     def note(self, transcript: Transcript) -> None:
         """Read the state before the next round or the end of the run."""
-        store, n_train = transcript.site.store, transcript.site.store.facts.get("n_train", 0)
         ends = isinstance(transcript.request, HandOverRequest)
-        if "nodes" in store and (ends or transcript.mail.all(EncryptedGradients)):
-            self.nodes.append(np.array(self._last_seen(store)[:, :n_train]))
+        if "nodes" in transcript.site.store and (ends or transcript.mail.all(EncryptedGradients)):
+            party = secureboost_passive.Passive.load(transcript.site)
+            self.nodes.append(np.array(self._last_seen(party)[:, : party.n_train]))
 
-    def _last_seen(self, store: Store) -> Nodes:
+    def _last_seen(self, party: secureboost_passive.Passive) -> Nodes:
         """Nodes of rows, after this party's splits of the last level, which move no rows."""
-        nodes = store["nodes"]
-        if phase_of(store) != SPLIT:
+        nodes, splits = party.nodes, party.splits
+        if splits is None:
             return nodes
-        splits, seen = store.record(PassiveSplits, "splits"), np.array(nodes)
+        seen = np.array(nodes)
         is_local = splits.columns >= 0
         trees, split, lefts = splits.trees[is_local], splits.nodes[is_local], splits.lefts[is_local]
         _, sizes = slots_of(nodes, trees, split)
-        sides = unpack_bits(store["own_bits"], sizes.tolist())
+        sides = unpack_bits(party.local_bits, sizes.tolist())
         for tree, node, left, side in zip(trees, split, lefts, sides, strict=True):
             seen[tree, np.flatnonzero(nodes[tree] == node)] = left + ~side
         return seen
@@ -587,9 +583,9 @@ class ForestParty:
         self.nodes: list[Nodes] = []  # shape (n_trees, n_train)
 
     def note(self, transcript: Transcript) -> None:
-        store = transcript.site.store  # after this message, the rows are deleted
+        party = Forest.load(transcript.site)  # after this message, the rows are deleted
         if isinstance(transcript.request, PartitionRequest) and transcript.request.last:
-            self.nodes.append(np.array(store["nodes"][:, : store.facts["n_train"]]))
+            self.nodes.append(np.array(party.nodes[:, : party.n_train]))
 
 
 def attack_forest_nodes(overrides: Overrides) -> Outcome:

@@ -1,6 +1,6 @@
 """What encryption costs: SecureBoost's trees, and the steps of one of them beside phe.
 
-``python -m simulations bench secureboost`` and ``paillier``; see ``NAME_main``.
+``python -m simulations bench secureboost`` and ``paillier``; see the function of each.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from fedapp.runs.baselines import baseline_rows, count_same_nodes, train_boosted
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
-from simulations.study import BINARY, SEED, new_parser, peak_bytes, print_line
+from simulations.study import BINARY, SEED, Row, peak_bytes
 
 DATA, COLUMNS = "default-credit", (12, 11)  # active, passive
 TEST_FRACTION, MAX_BIN = 1 / 3, 32
@@ -244,62 +244,7 @@ def medians(dicts: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(one[name] for one in dicts) for name in dicts[0]}
 
 
-def measure_secureboost(key_bits: int, n_checked: int) -> dict[str, Any]:
-    watch, same, start = Stopwatch(), {}, 0.0
-    with tempfile.TemporaryDirectory() as folder:
-        if n_checked:
-            checked = settings_of(key_bits, n_checked, CHECK_DEPTH, f"{folder}/checked")
-            same[f"{n_checked} trees of depth {CHECK_DEPTH}"], _ = run_both(checked)
-        with watch.running():
-            start = time.perf_counter()
-            timed = settings_of(key_bits, N_TREES, DEPTH, f"{folder}/timed")
-            same[f"{N_TREES} trees of depth {DEPTH}"], run = run_both(timed)
-        n_bytes, n_messages = traffic(run)
-        summary = run.summary
-    first, *trees = watch.trees
-    unit_seconds = {"n^2": bare_seconds(2 * key_bits), "p^2": bare_seconds(key_bits)}
-    unit_seconds["n"] = unit_seconds["p^2"]  # of the same length
-    counts = {
-        modulus: statistics.median(
-            sum(part_counts[modulus] for part_counts in tree.counts.values()) for tree in trees
-        )
-        for modulus in unit_seconds
-    }
-    bare = medians([bare_of(tree.counts, unit_seconds) for tree in trees])
-    seconds, a_tree = (
-        medians([tree.parts for tree in trees]),
-        statistics.median(tree.seconds for tree in trees),
-    )
-    return {
-        "data": DATA,
-        "key_bits": key_bits,
-        "side_by_side": has_lanes(),
-        "cores": n_cores(),
-        "rows": summary["matched_rows"]["train"],
-        "columns": COLUMNS,
-        "max_bin": MAX_BIN,
-        "depth": DEPTH,
-        "seed": SEED,
-        "nodes_as_xgboost": same,
-        "repeats": len(trees),
-        "seconds_a_tree": a_tree,
-        "seconds": seconds,
-        "seconds_of_first_tree": first.seconds,
-        "seconds_before": watch.calls[0].start - start,
-        "bytes_a_tree": n_bytes,
-        "messages_a_tree": n_messages,
-        "multiplications": counts,
-        "bare_seconds_each": unit_seconds,
-        "bare_seconds": bare,
-        "ratio": a_tree / sum(bare.values()),
-        "ratios": {part: seconds[part] / bare[part] for part in PARTS},
-        # Of this process; each other worker holds tables of the same size.
-        "peak_bytes": peak_bytes(),
-        "auc": summary["metrics"]["test"]["auc"],
-    }
-
-
-def secureboost_main() -> None:
+def secureboost(key_bits: int = 2048, checked_trees: int = CHECK_TREES) -> Row:
     """How long a tree of SecureBoost takes, where the time goes, and what the bare arithmetic
     would.
 
@@ -315,12 +260,47 @@ def secureboost_main() -> None:
     many cores as the run has. Where the processor multiplies eight numbers at a time, a tree may
     take less (``side_by_side`` tells; ``NUMBA_ENABLE_AVX=0`` in the environment switches it off).
     """
-    parser = new_parser(secureboost_main)
-    parser.add_argument("--key-bits", type=int, default=2048)
-    parser.add_argument("--checked-trees", type=int, default=CHECK_TREES)
-    options = parser.parse_args()
-    record = measure_secureboost(options.key_bits, options.checked_trees)
-    print_line("secureboost", ("fedapp", "flwr", "gmpy2", "xgboost"), **record)
+    watch, same, start = Stopwatch(), {}, 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        if checked_trees:
+            checked = settings_of(key_bits, checked_trees, CHECK_DEPTH, f"{folder}/checked")
+            same[f"{checked_trees} trees of depth {CHECK_DEPTH}"], _ = run_both(checked)
+        with watch.running():
+            start = time.perf_counter()
+            timed = settings_of(key_bits, N_TREES, DEPTH, f"{folder}/timed")
+            same[f"{N_TREES} trees of depth {DEPTH}"], run = run_both(timed)
+        n_bytes, n_messages = traffic(run)
+        summary = run.summary
+    first, *trees = watch.trees
+    unit_seconds = {"n^2": bare_seconds(2 * key_bits), "p^2": bare_seconds(key_bits)}
+    unit_seconds["n"] = unit_seconds["p^2"]  # of the same length
+    counts = {
+        modulus: statistics.median(
+            sum(one[modulus] for one in tree.counts.values()) for tree in trees
+        )
+        for modulus in unit_seconds
+    }
+    bare = medians([bare_of(tree.counts, unit_seconds) for tree in trees])
+    seconds = medians([tree.parts for tree in trees])
+    a_tree = statistics.median(tree.seconds for tree in trees)
+    record: Row = {
+        "data": DATA,
+        "key_bits": key_bits,
+        "side_by_side": has_lanes(),
+        "cores": n_cores(),
+    }
+    record |= {"rows": summary["matched_rows"]["train"], "columns": COLUMNS, "max_bin": MAX_BIN}
+    record |= {"depth": DEPTH, "seed": SEED, "nodes_as_xgboost": same, "repeats": len(trees)}
+    record |= {"seconds_a_tree": a_tree, "seconds": seconds}
+    record |= {"seconds_of_first_tree": first.seconds}
+    record |= {"seconds_before": watch.calls[0].start - start}
+    record |= {"bytes_a_tree": n_bytes, "messages_a_tree": n_messages, "multiplications": counts}
+    record |= {"bare_seconds_each": unit_seconds, "bare_seconds": bare}
+    record |= {"ratio": a_tree / sum(bare.values())}
+    record |= {"ratios": {part: seconds[part] / bare[part] for part in PARTS}}
+    # Of this process; each other worker holds tables of the same size.
+    record |= {"peak_bytes": peak_bytes(), "auc": summary["metrics"]["test"]["auc"]}
+    return record
 
 
 # paillier
@@ -412,39 +392,7 @@ def time_phe(key: PrivateKey, n_sums: int) -> dict[str, float]:
     }
 
 
-def measure_paillier(key_bits: int, n_workers: int) -> dict[str, Any]:
-    """A first tree with cold workers, then medians of warm ones."""
-    rows = draw_rows()
-    key = generate_key(key_bits, insecure_small_key=True)
-    self_test(key)
-    with Workers(n_workers) as workers:
-        clock = time.process_time if n_workers == 1 else time.perf_counter
-        cold, *warm = [time_tree(key, rows, workers, clock) for _ in range(REPEATS + 1)]
-    seconds = {step: statistics.median(one[step] for one in warm) for step in cold}
-    layout, phe = PairLayout(key_bits, N_ROWS), time_phe(key, rows.n_sums)
-    width = key.public.ciphertext_bytes
-    return {
-        "key_bits": key_bits,
-        "workers": n_workers,
-        "rows": N_ROWS,
-        "columns": N_COLUMNS,
-        "bins": N_BINS,
-        "sums_per_ciphertext": layout.n_slots,
-        "seed": SEED,
-        "repeats": REPEATS,
-        "seconds": seconds,
-        "cold_seconds": cold,
-        "clock": "cpu" if n_workers == 1 else "wall",
-        "side_by_side": has_lanes(),
-        "phe_seconds": phe,
-        "phe_ratio": {step: phe[step] / seconds[step] for step in phe},
-        "bytes": {"rows": N_ROWS * width, "reply": layout.n_plaintexts(rows.n_sums) * width},
-        # Of this process; every other worker has tables of the same size.
-        "peak_bytes": peak_bytes(),
-    }
-
-
-def paillier_main() -> None:
+def paillier(key_bits: int = 2048, workers: int = N_WORKERS) -> Row:
     """How long the encrypted steps of one SecureBoost tree take, beside phe.
 
     The active party encrypts a packed pair of gradient and hessian a row; a passive party sums the
@@ -452,12 +400,22 @@ def paillier_main() -> None:
     unpacks. Every run's sums are compared with those of the plain integers. phe encrypts, adds and
     decrypts a few numbers in this process, and its times are scaled to as many as are needed.
 
-    With ``--workers 1`` seconds are those of the processor, which other programs change less. With
-    ``NUMBA_ENABLE_AVX=0`` in the environment the same steps go by gmpy2's integers, one by one.
+    The first tree has cold workers, the others give medians. With ``--workers 1`` seconds are those
+    of the processor, which other programs change less. With ``NUMBA_ENABLE_AVX=0`` in the
+    environment the same steps go by gmpy2's integers, one by one.
     """
-    parser = new_parser(paillier_main)
-    parser.add_argument("--key-bits", type=int, default=2048)
-    parser.add_argument("--workers", type=int, default=N_WORKERS)
-    options = parser.parse_args()
-    record = measure_paillier(options.key_bits, options.workers)
-    print_line("paillier", ("fedapp", "gmpy2", "phe", "numpy"), **record)
+    rows, key = draw_rows(), generate_key(key_bits, insecure_small_key=True)
+    self_test(key)
+    clock = time.process_time if workers == 1 else time.perf_counter
+    with Workers(workers) as pool:
+        cold, *warm = [time_tree(key, rows, pool, clock) for _ in range(REPEATS + 1)]
+    seconds, phe = medians(warm), time_phe(key, rows.n_sums)
+    layout, width = PairLayout(key_bits, N_ROWS), key.public.ciphertext_bytes
+    record: Row = {"key_bits": key_bits, "workers": workers, "rows": N_ROWS, "columns": N_COLUMNS}
+    record |= {"bins": N_BINS, "sums_per_ciphertext": layout.n_slots, "seed": SEED}
+    record |= {"repeats": REPEATS, "seconds": seconds, "cold_seconds": cold}
+    record |= {"clock": "cpu" if workers == 1 else "wall", "side_by_side": has_lanes()}
+    record |= {"phe_seconds": phe, "phe_ratio": {step: phe[step] / seconds[step] for step in phe}}
+    sizes = {"rows": N_ROWS * width, "reply": layout.n_plaintexts(rows.n_sums) * width}
+    # Peak of this process; every other worker has tables of the same size.
+    return {**record, "bytes": sizes, "peak_bytes": peak_bytes()}

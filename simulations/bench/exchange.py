@@ -1,7 +1,7 @@
 """What messages cost: exchanges between real processes, faults, serving, and more parties.
 
-Each bench is a ``NAME_main`` (``python -m simulations bench NAME``) whose docstring says what it
-measures.
+Each bench is the function of its name (``python -m simulations bench NAME``), whose docstring says
+what it measures.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import random
 import re
-import resource
 import signal
 import sqlite3
 import statistics
@@ -49,12 +48,14 @@ from simulations.study import (
     SUPERNODE,
     WORKER,
     Deployment,
+    Row,
+    check_names,
+    children_seconds,
     cpu_seconds,
     example_nodes,
-    exponent,
+    growth,
     looking,
-    new_parser,
-    print_line,
+    repeated,
     settings_of,
     show,
 )
@@ -90,11 +91,12 @@ EXCHANGES: Mapping[str, Callable[[Settings, int], int]] = {
 }
 
 
-def exchange_main() -> None:
+def exchange(rounds: int = ROUNDS, stock: bool = False) -> Row:
     """What one exchange of a deployment consists of, and how long a training takes by it.
 
     ``python -m simulations bench exchange`` trains PAX through a SuperLink and three SuperNodes on
-    this machine, compares the model with that of one process, and follows the messages to one site:
+    this machine, an exchange a tree, compares the model with that of one process, and follows the
+    messages to one site:
 
     - when a message was sent, picked up and answered: the SuperLink's database and the run's
       ledger;
@@ -104,15 +106,11 @@ def exchange_main() -> None:
     Prints a table of the parts, one of the trainings, and a JSON line with both. With ``--stock``
     SuperLink, SuperNodes and SuperExecs are Flower's own commands.
     """
-    parser = new_parser(exchange_main)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="trees, an exchange each")
-    parser.add_argument("--stock", action="store_true", help="with Flower's own commands")
-    options = parser.parse_args()
     # What ends the command ends what it has started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as name:
         os.environ["FEDAPP_HOME"] = f"{name}/home"
-        watch, lines = measure_exchange(Path(name), options.rounds, options.stock)
+        watch, lines = measure_exchange(Path(name), rounds, stock)
     if not lines:
         raise SystemExit("no exchange was seen from its beginning to its end")
     parts = {part: median(line[part] for line in lines) for part in PARTS}
@@ -128,23 +126,23 @@ def exchange_main() -> None:
     cpu.subtract(watch.cpu[first])
     cpu = Counter({program: used / (last - first) for program, used in cpu.items()})
     app, flower = import_seconds("import fedapp.client_app, clients.pax"), import_seconds("")
-    print("| part of an exchange | seconds |\n|---|---|")
-    for part, words in PARTS.items():
-        print(f"| {words} | {parts[part]:.2f} |")
-    print(f"| an exchange | {seconds:.2f} |\n")
-    print("| program, all its processes | CPU seconds an exchange |\n|---|---|")
-    for program, seconds_used in cpu.most_common():
-        print(f"| {program} | {seconds_used:.3f} |")
-    print(f"| all | {cpu.total():.3f} |\n")
+    shown = [{"part": words, "seconds": parts[part]} for part, words in PARTS.items()]
+    shown.append({"part": "an exchange", "seconds": seconds})
+    show("parts of an exchange", shown, "part; seconds:.2f")
+    shown = [{"program": name, "used": used} for name, used in cpu.most_common()]
+    shown.append({"program": "all", "used": cpu.total()})
+    show("programs, all their processes", shown, "program; CPU seconds an exchange=used:.3f")
     print(f"A process imports Flower in {flower:.2f} s of CPU, the app in {app - flower:.2f} s")
     print("beyond that\n")
     settings = load_settings({"num-boost-round": 50})
     counts = {method: count(settings, 2) for method, count in EXCHANGES.items()}
-    print("| run with the default settings, 2 parties | exchanges | minutes |\n|---|---|---|")
-    for method, count in counts.items():
-        print(f"| {method} | {count} | {count * seconds / 60:.0f} |")
-    record = {
-        "exchange": "stock" if options.stock else "deployment",
+    shown = [
+        {"run": method, "exchanges": count, "minutes": count * seconds / 60}
+        for method, count in counts.items()
+    ]
+    show("default settings, 2 parties", shown, "run; exchanges; minutes:.0f")
+    return {
+        "exchange": "stock" if stock else "deployment",
         "exchanges measured": {"whole": len(exchanges), "parts": len(lines)},
         "seconds": round(seconds, 2),
         "parts": {part: round(value, 3) for part, value in parts.items()},
@@ -155,24 +153,19 @@ def exchange_main() -> None:
         },
         "exchanges": counts,
     }
-    print_line("exchange", ("fedapp", "flwr"), **record)
 
 
 def import_seconds(code: str, repeats: int = REPEATS) -> float:
     """Median CPU seconds of a new interpreter with Flower's imports that runs ``code``."""
     flower = "import flwr.supernode.cli.flwr_clientapp, flwr.clientapp, flwr.app"
     command = [sys.executable, "-c", f"{flower}\n{code}"]
-    seconds = []
-    for _ in range(repeats + 1):
-        before = _children_seconds()
+
+    def used() -> float:
+        before = children_seconds()
         subprocess.run(command, check=True)
-        seconds.append(_children_seconds() - before)
-    return round(median(seconds[1:]), 3)
+        return children_seconds() - before
 
-
-def _children_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return round(median(repeated([used], repeats)[0]), 3)
 
 
 # One run, watched
@@ -283,31 +276,24 @@ IDLE_SECONDS = 45  # after which a site has ended the processes that answered
 ACROSS_METHODS = ("pax", "secureboost")
 
 
-def across_main() -> None:
+def across(*methods: str, rounds: int = 50, max_depth: int = 6) -> Iterator[Row]:
     """How long whole trainings take across three real sites on this machine.
 
     ``python -m simulations bench across`` splits breast-cancer among three sites and trains PAX on
-    rows and SecureBoost on columns, with the default settings, 50 trees of depth 6, through a
-    SuperLink, SuperNodes and TLS. Each model must equal that of the local engine on the same
-    tables. Prints a JSON line for each: minutes, exchanges, CPU of each program except the
+    rows and SecureBoost on columns (or one of both), with the default settings, 50 trees of depth
+    6, through a SuperLink, SuperNodes and TLS. Each model must equal that of the local engine on
+    the same tables. Prints a JSON line for each: minutes, exchanges, CPU of each program except the
     ServerApp, and the memory of each site's processes between runs.
     """
-    parser = new_parser(across_main)
-    parser.add_argument(
-        "methods", nargs="*", default=ACROSS_METHODS, help=" or ".join(ACROSS_METHODS)
-    )
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--max-depth", type=int, default=6)
-    options = parser.parse_args()
+    check_names("methods", methods, ACROSS_METHODS)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    for method in options.methods:
+    for method in methods or ACROSS_METHODS:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["FEDAPP_HOME"] = f"{folder}/home"
-            settings: dict[str, Any] = {"strategy": method, "parties": len(SITES)}
-            settings |= {"num-boost-round": options.rounds, "early-stopping-rounds": 0}
-            settings |= {"max-depth": options.max_depth}
+            settings: Row = {"strategy": method, "parties": len(SITES), "num-boost-round": rounds}
+            settings |= {"early-stopping-rounds": 0, "max-depth": max_depth}
             settings |= {"max-bin": 32 if method == "secureboost" else 256}
-            print_line("across", ("fedapp", "flwr"), **settings, **timed(Path(folder), settings))
+            yield {**settings, **timed(Path(folder), settings)}
 
 
 def timed(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -391,30 +377,24 @@ SAME, UNDISTURBED = "same model", "nothing killed"
 GOOD = {SAME, f"{SAME}, resumed", f"{SAME}, restarted", "names a party", UNDISTURBED}
 
 
-def faults_main() -> int:
+def faults(n: int = 10, seed: int = FAULTS_SEED) -> Iterator[Row]:
     """Kill processes of a deployment at random moments, and count how the runs end.
 
     ``python -m simulations bench faults --n 50`` trains PAX through three SuperNodes on this
     machine, one fault a run, and compares every model with that of an undisturbed run in one
-    process. A run ends well with the same model, at once or after it was resumed (or restarted, if
-    it had not begun), or with an error that names a party. Prints a JSON line a run, then the
-    tally, in which runs that ended before their fault are counted separately; the exit status is 1
-    if a run ended in any other way.
+    process; ``--seed`` is that of the moments and the victims. A run ends well with the same model,
+    at once or after it was resumed (or restarted, if it had not begun), or with an error that names
+    a party. Prints a JSON line a run, then the tally, in which runs that ended before their fault
+    are counted separately; the exit status is 1 if a run ended in any other way.
     """
-    parser = new_parser(faults_main)
-    parser.add_argument("--n", type=int, default=10, help="runs")
-    parser.add_argument(
-        "--seed", type=int, default=FAULTS_SEED, help="of the moments and the victims"
-    )
-    options = parser.parse_args()
     # What ends the command ends what it has started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    rng, tally = random.Random(options.seed), Counter[str]()
+    rng, tally = random.Random(seed), Counter[str]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["FEDAPP_HOME"] = str(folder / "home")
         # A run that is restarted counts twice.
-        limit = {"runs-per-day": 2 * options.n + 1}
+        limit = {"runs-per-day": 2 * n + 1}
         nodes = example_nodes(folder, SITES, ROWS)
         deployment = Deployment(folder, {name: {**node, **limit} for name, node in nodes.items()})
         expected = (deployment.locally(folder / "local", SETTINGS).path / "model.json").read_bytes()
@@ -422,20 +402,22 @@ def faults_main() -> int:
             start = time.monotonic()
             deployment.train(folder / "undisturbed", SETTINGS)
             seconds = time.monotonic() - start
-            for number in range(options.n):
+            for number in range(n):
                 run_dir, start = folder / f"run-{number}", time.monotonic()
-                outcome = _disturbed(deployment, run_dir, rng, seconds, expected)
-                tally[outcome] += 1
+                line = _disturbed(deployment, run_dir, rng, seconds, expected)
+                yield line
+                tally[outcome := line["outcome"]] += 1
                 if outcome == UNDISTURBED:  # the load of the machine may have changed
                     seconds = time.monotonic() - start
-    print(json.dumps({"runs": options.n, "seconds undisturbed": round(seconds, 1), **tally}))
-    return int(not GOOD.issuperset(tally))
+    yield {"runs": n, "seconds undisturbed": round(seconds, 1), **tally}
+    if not GOOD.issuperset(tally):
+        raise SystemExit(1)
 
 
 def _disturbed(
     deployment: Deployment, run_dir: Path, rng: random.Random, seconds: float, expected: bytes
-) -> str:
-    """Kill a process during a run, print a line, and return the outcome."""
+) -> Row:
+    """Kill a process during a run, and return how it ended."""
     place, program = rng.choice(FAULTS)
     moment, start = rng.uniform(0, seconds), time.monotonic()
     run = deployment.begin(*RUN, *(arguments := settings_of({**SETTINGS, "run-dir": run_dir})))
@@ -462,8 +444,7 @@ def _disturbed(
     line |= {"outcome": outcome}
     if outcome not in GOOD:
         line["shown"] = shown[-1000:]
-    print(json.dumps(line), flush=True)
-    return outcome
+    return line
 
 
 def _outcome(run: subprocess.Popen[str], model: Path, expected: bytes) -> tuple[str, str]:
@@ -489,7 +470,7 @@ WARM_UP = 50  # requests
 START_SECONDS = 60.0
 
 
-def serve_main(words: Sequence[str] | None = None) -> None:
+def serve(rate: float = RATE, seconds: float = SECONDS, rounds: int = N_ROUNDS) -> Row:
     """How fast ``fedapp serve`` answers: one row at a time at a steady rate, and batches.
 
     A PAX model of default settings on breast-cancer (30 columns) is served by ``fedapp serve`` in a
@@ -498,22 +479,11 @@ def serve_main(words: Sequence[str] | None = None) -> None:
     answered or not, so that a slow answer delays those after it; latency counts from when a request
     was due.
     """
-    parser = new_parser(serve_main)
-    parser.add_argument("--rate", type=float, default=RATE)
-    parser.add_argument("--seconds", type=float, default=SECONDS)
-    parser.add_argument("--rounds", type=int, default=N_ROUNDS)
-    options = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
-        run = fedapp.run(
-            "pax",
-            data=DATA,
-            parties=PARTIES,
-            num_boost_round=options.rounds,
-            run_dir=Path(folder) / "run",
-        )
+        more: Row = {"num_boost_round": rounds, "run_dir": Path(folder) / "run"}
+        run = fedapp.run("pax", data=DATA, parties=PARTIES, **more)
         with served(run.path) as port:
-            figures = measure_serving(run, port, options.rate, options.seconds)
-    print_line("serve", ("fedapp", "fastapi", "uvicorn", "xgboost"), **figures)
+            return measure_serving(run, port, rate, seconds)
 
 
 def measure_serving(run: fedapp.Run, port: int, rate: float, seconds: float) -> dict[str, Any]:
@@ -632,20 +602,6 @@ QUICK = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Costs and score of one run."""
-
-    method: str
-    parties: int
-    seconds: float
-    cpu_seconds: float
-    exchanges: int
-    messages: int
-    n_bytes: int
-    auc: float
-
-
 def parties_settings(data: str, method: str, sizes: Sizes, parties: int) -> Settings:
     strategy = method.partition(",")[0]
     by_columns = {"columns": "even", "align": "ordered"} if strategy == "secureboost" else {}
@@ -655,8 +611,9 @@ def parties_settings(data: str, method: str, sizes: Sizes, parties: int) -> Sett
     return load_settings(config)
 
 
-def measure_parties(method: str, sizes: Sizes) -> Iterator[Line]:
-    """One line for each number of parties, after a warm-up."""
+def measure_parties(method: str, sizes: Sizes) -> Iterator[Row]:
+    """A row for each number of parties, after a warm-up, with its growth since the one before."""
+    before: Row = {}
     with tempfile.TemporaryDirectory() as folder:
         data = write_rows(Path(folder) / "rows.parquet", sizes.rows, sizes.columns)
         run_once(parties_settings(data, method, sizes, sizes.parties[0]))
@@ -664,38 +621,15 @@ def measure_parties(method: str, sizes: Sizes) -> Iterator[Line]:
             cpu_start = cpu_seconds()
             run = run_once(parties_settings(data, method, sizes, parties))
             cpu, summary = cpu_seconds() - cpu_start, run.summary
-            yield Line(
-                method,
-                parties,
-                summary["seconds"]["train"],
-                cpu,
-                summary["exchanges"],
-                len(run.ledger),
-                sum(summary["bytes"].values()),
-                summary["metrics"]["test"]["auc"],
-            )
+            row = {"method": method, "parties": parties, "seconds": summary["seconds"]["train"]}
+            row |= {"cpu_seconds": cpu, "exchanges": summary["exchanges"]}
+            row |= {"messages": len(run.ledger), "bytes": sum(summary["bytes"].values())}
+            row |= {"auc": summary["metrics"]["test"]["auc"]}
+            yield {**row, **growth(before, row, "parties", ("seconds", "cpu_seconds", "bytes"))}
+            before = row
 
 
-def growth(before: Line, after: Line, what: str) -> float:
-    """Exponent with which a figure grows with the number of parties."""
-    figures = getattr(before, what), getattr(after, what)
-    return exponent(figures, (before.parties, after.parties))
-
-
-def grown(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """Lines with their growth since the previous one; None for the first of a method."""
-    records = []
-    for index, line in enumerate(lines):
-        before = lines[index - 1] if index and lines[index - 1].method == line.method else None
-        growths = {
-            f"growth of {what}": round(growth(before, line, what), 2) if before else None
-            for what in ("seconds", "cpu_seconds", "n_bytes")
-        }
-        records.append({**asdict(line), **growths})
-    return records
-
-
-def parties_main(words: Sequence[str] | None = None) -> None:
+def parties(quick: bool = False, only: tuple[str, ...] = tuple(FULL)) -> Row:
     """How seconds, bytes and exchanges grow with the number of parties.
 
     A table of one size is split among more and more parties: its rows for PAX, its columns for
@@ -706,34 +640,11 @@ def parties_main(words: Sequence[str] | None = None) -> None:
     ``python -m simulations bench parties`` prints a table and a JSON line; ``--quick`` takes fewer
     rows, trees and key bits.
     """
-    parser = new_parser(parties_main)
-    parser.add_argument("--quick", action="store_true", help="small tables and small keys")
-    parser.add_argument("--only", nargs="+", choices=FULL, default=list(FULL))
-    options = parser.parse_args(words)
-    sizes_of = QUICK if options.quick else FULL
-    lines = [line for method in options.only for line in measure_parties(method, sizes_of[method])]
-    records = grown(lines)
-    header = ["method", "parties", "seconds", "CPU", "exchanges", "messages", "MB", "AUC"]
-    header += ["growth of seconds", "of CPU", "of bytes"]
-    show(
-        "a table of one size, split among more and more parties",
-        header,
-        (
-            [
-                line.method,
-                str(line.parties),
-                f"{line.seconds:.2f}",
-                f"{line.cpu_seconds:.2f}",
-                str(line.exchanges),
-                str(line.messages),
-                f"{line.n_bytes / 1e6:.1f}",
-                f"{line.auc:.4f}",
-                *("" if value is None else f"{value:.2f}" for value in list(record.values())[-3:]),
-            ]
-            for line, record in zip(lines, records, strict=True)
-        ),
-    )
-    sizes = {method: asdict(sizes_of[method]) for method in options.only}
-    print_line(
-        "parties", ("fedapp", "flwr", "numpy"), by=["method", "parties"], lines=records, sizes=sizes
-    )
+    check_names("only", only, FULL)
+    sizes = {method: (QUICK if quick else FULL)[method] for method in only}
+    lines = [line for method in only for line in measure_parties(method, sizes[method])]
+    columns = "method; parties; seconds:.2f; CPU=cpu_seconds:.2f; exchanges; messages; MB=mb:.1f; "
+    columns += "AUC=auc:.4f; growth of seconds:.2f; of CPU=growth of cpu_seconds:.2f; "
+    columns += "of bytes=growth of bytes:.2f"
+    show("a table of one size, split among more and more parties", lines, columns)
+    return {"lines": lines, "sizes": {method: asdict(sizes[method]) for method in only}}

@@ -1,14 +1,13 @@
 """What training trees costs, beside XGBoost and scikit-learn: seconds, memory, bytes and scores.
 
-Each bench is a ``NAME_main`` (``python -m simulations bench NAME``) whose docstring says what it
-measures, and has its sizes above it. ``pax_*`` and ``privacy`` measure PAX, ``rows`` all tree
-methods as tables grow, ``federated_forest`` and ``fedxgbllr_epoch`` one method each. Heavy
+Each bench is the function of its name (``python -m simulations bench NAME``), whose docstring says
+what it measures, and has its sizes above it. ``pax_*`` and ``privacy`` measure PAX, ``rows`` all
+tree methods as tables grow, ``federated_forest`` and ``fedxgbllr_epoch`` one method each. Heavy
 libraries are imported in functions: a bench that reports memory must not load those of another.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import multiprocessing
@@ -22,8 +21,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,16 +31,14 @@ import numpy.typing as npt
 import psutil
 import pyarrow as pa
 import pyarrow.parquet
-from rich.console import Console
 
 from fedapp import metrics
 from fedapp.data.datasets import find_dataset, locate, read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.schema import Roles
+from fedapp.errors import ConfigError
 from fedapp.histograms.bins import code_type
-from fedapp.home import write_atomically
 from fedapp.kernels import n_cores
-from fedapp.process import versions
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import (
     Scored,
@@ -58,25 +55,24 @@ from fedapp.runs.local import run_local
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.site.table import share_rows
 from fedapp.trees.forest.model import BaggedForest, from_json
-from simulations import study
 from simulations.study import (
     BINARY,
     DRAWS,
     SEED,
     Deployment,
+    Row,
     apart,
+    check_names,
+    console,
     cpu_seconds,
-    exponent,
+    growth,
     looking,
-    new_parser,
     peak_bytes,
-    print_line,
+    repeated,
     show,
 )
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from fedapp.trees.head import HeadRows
     from fedapp.trees.stacked import Floats, HeadShape, Kind
 
@@ -93,7 +89,7 @@ WORST_AUC_DIFFERENCE, NEARBY_BINS = 0.003, range(251, 260)
 POOLED, PLUGIN = "XGBoost, pooled", "XGBoost, plugin"
 
 Rows = npt.NDArray[np.float32]
-console = Console()
+Line = Row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,21 +100,6 @@ class Subsets:
     labels: tuple[Rows, ...]
     test_values: Rows
     test_labels: Rows
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedLine:
-    """One line of the result."""
-
-    method: str
-    depth: int
-    seconds: float
-    # Of all threads. PAX: from reading the table to the written summary; pooled XGBoost: of what
-    # ``seconds`` counts; plugin: None.
-    cpu_seconds: float | None
-    auc: float
-    messages: int = 0
-    n_bytes: int = 0
 
 
 def write_speed_table(folder: Path) -> tuple[str, str]:
@@ -171,16 +152,15 @@ def run_pax(settings: Settings) -> tuple[dict[str, Any], dict[str, Any], int]:
         return summary, model, len(run.ledger.read_text().splitlines())
 
 
-def measure_pax(settings: Settings, repeats: int) -> SpeedLine:
-    """Medians over the runs, after a warm-up."""
-    runs = [run_pax(settings) for _ in range(repeats + 1)][1:]
+def measure_pax(settings: Settings, repeats: int) -> Line:
+    """Medians over the runs. CPU seconds: from reading the table to the written summary."""
+    (runs,) = repeated([lambda: run_pax(settings)], repeats)
     summary, _, n_messages = runs[-1]
-    seconds = statistics.median(summary["seconds"]["train"] for summary, _, _ in runs)
-    cpu_seconds = statistics.median(summary["cpu_seconds"] for summary, _, _ in runs)
-    method = f"PAX, {settings.sections['pax']['bins']}"
-    auc = summary["metrics"]["test"]["auc"]
-    n_bytes = sum(summary["bytes"].values())
-    return SpeedLine(method, settings.max_depth, seconds, cpu_seconds, auc, n_messages, n_bytes)
+    line: Line = {"method": f"PAX, {settings.sections['pax']['bins']}", "depth": settings.max_depth}
+    line |= {"seconds": statistics.median(one["seconds"]["train"] for one, _, _ in runs)}
+    line |= {"cpu_seconds": statistics.median(one["cpu_seconds"] for one, _, _ in runs)}
+    line |= {"auc": summary["metrics"]["test"]["auc"], "messages": n_messages}
+    return {**line, "bytes": sum(summary["bytes"].values())}
 
 
 def train_pooled_speed(parameters: Mapping[str, Any], rows: Subsets) -> tuple[float, float, Any]:
@@ -196,14 +176,15 @@ def train_pooled_speed(parameters: Mapping[str, Any], rows: Subsets) -> tuple[fl
     return time.perf_counter() - start, time.process_time() - cpu_start, booster
 
 
-def measure_pooled(settings: Settings, rows: Subsets, repeats: int) -> SpeedLine:
+def measure_pooled(settings: Settings, rows: Subsets, repeats: int) -> Line:
     import xgboost
 
     parameters = parameters_of(settings, rows)
-    runs = [train_pooled_speed(parameters, rows) for _ in range(repeats + 1)][1:]
+    (runs,) = repeated([lambda: train_pooled_speed(parameters, rows)], repeats)
     seconds, cpu_seconds = (statistics.median(run[figure] for run in runs) for figure in (0, 1))
     margins = runs[-1][2].predict(xgboost.DMatrix(rows.test_values), output_margin=True)
-    return SpeedLine(POOLED, settings.max_depth, seconds, cpu_seconds, test_auc(margins, rows))
+    line: Line = {"method": POOLED, "depth": settings.max_depth, "seconds": seconds}
+    return {**line, "cpu_seconds": cpu_seconds, "auc": test_auc(margins, rows)}
 
 
 def parameters_of(
@@ -232,7 +213,7 @@ def check_against_xgboost(data: str, depth: int) -> int:
 
 def measure_plugin(
     all_settings: Mapping[int, Settings], rows: Subsets, repeats: int
-) -> tuple[list[SpeedLine], int]:
+) -> tuple[list[Line], int]:
     """Measure XGBoost's plugin at every depth; also the peak memory of a worker in bytes."""
     parameters = {
         depth: parameters_of(settings, rows, WORKER_THREADS)
@@ -244,34 +225,13 @@ def measure_plugin(
     ]
     trained, peak = train_federated(works)
     lines = [
-        SpeedLine(PLUGIN, depth, one.seconds, None, test_auc(one.margins, rows))
-        for depth, one in trained.items()
+        {"method": PLUGIN, "depth": depth, "seconds": seconds, "auc": test_auc(margins, rows)}
+        for depth, (seconds, margins) in trained.items()
     ]
     return lines, peak
 
 
-def speed_ratios(lines: Sequence[SpeedLine]) -> list[dict[str, Any]]:
-    """Add ratios to XGBoost's seconds at the same depth; None if that was not measured."""
-    times = {(line.method, line.depth): line.seconds for line in lines}
-    records = []
-    for line in lines:
-        others = [times.get((method, line.depth)) for method in (POOLED, PLUGIN)]
-        each = [other and line.seconds / other for other in others]
-        records.append({**asdict(line), **dict(zip(("/ pooled", "/ plugin"), each, strict=True))})
-    return records
-
-
-def speed_cells(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
-    for line in lines:
-        each = [line[ratio] and f"{line[ratio]:.2f}" for ratio in ("/ pooled", "/ plugin")]
-        sent = [str(line["messages"]), f"{line['n_bytes'] / 1e6:.1f}"] if line["messages"] else []
-        cpu_seconds = line["cpu_seconds"] and f"{line['cpu_seconds']:.3f}"
-        times = [f"{line['seconds']:.3f}", cpu_seconds or ""]
-        cells = [*times, *(ratio or "" for ratio in each), f"{line['auc']:.5f}"]
-        yield [line["method"], str(line["depth"]), *cells, *sent]
-
-
-def measure_speed(data: str, repeats: int, with_plugin: bool) -> tuple[list[SpeedLine], int | None]:
+def measure_speed(data: str, repeats: int, with_plugin: bool) -> tuple[list[Line], int | None]:
     """Check, then time, every method at every depth."""
     import xgboost
 
@@ -290,15 +250,15 @@ def measure_speed(data: str, repeats: int, with_plugin: bool) -> tuple[list[Spee
         auc = float(np.mean(aucs))
         for bins in ("share", "equal"):
             lines.append(measure_pax(speed_settings(data, depth, bins), repeats))
-            difference = lines[-1].auc - auc
-            console.print(f"{lines[-1].method}: AUC {difference:+.5f} from pooled")
+            difference = lines[-1]["auc"] - auc
+            console.print(f"{lines[-1]['method']}: AUC {difference:+.5f} from pooled")
             if abs(difference) > (limit := WORST_AUC_DIFFERENCE):
                 raise RuntimeError(f"AUC must be within {limit} of pooled, got {difference:+.5f}")
     plugin, peak = measure_plugin(all_settings, rows, repeats) if with_plugin else ([], None)
     return [*lines, *plugin], peak
 
 
-def pax_speed_main(words: Sequence[str] | None = None) -> None:
+def pax_speed(repeats: int = SPEED_REPEATS, without_plugin: bool = False) -> Line:
     """How fast PAX trains, beside pooled XGBoost and XGBoost's own federated plugin.
 
     PAX: ``seconds.train`` of a run in this process: sketches and all trees, with messages encoded
@@ -307,41 +267,25 @@ def pax_speed_main(words: Sequence[str] | None = None) -> None:
     server on this machine, from a barrier to the end of the last worker. Reading the table does not
     count.
     """
-    parser = new_parser(pax_speed_main)
-    parser.add_argument("--repeats", type=int, default=SPEED_REPEATS)
-    parser.add_argument("--without-plugin", action="store_true")
-    options = parser.parse_args(words)
-    if not options.without_plugin:
+    if not without_plugin:
         check_plugin()
     with tempfile.TemporaryDirectory() as folder:
         data, name = write_speed_table(Path(folder))
-        lines, plugin_peak = measure_speed(data, options.repeats, not options.without_plugin)
-    lines.sort(key=lambda line: line.depth)
-    records = speed_ratios(lines)
-    sizes = f"{SPEED_PARTIES} parties, {N_TRAIN} x {SPEED_COLUMNS}, {SPEED_TREES} trees"
-    header = ["method", "depth", "sec.", "CPU", "/ pooled", "/ plugin", "AUC", "messages", "MB"]
-    show(
-        f"{name}: {sizes}, {SPEED_BINS} bins, median of {options.repeats}",
-        header,
-        speed_cells(records),
-    )
-    print_line(
-        "pax_speed",
-        ("fedapp", "xgboost", "numpy", "flwr"),
-        data=name,
-        parties=SPEED_PARTIES,
-        rows=N_TRAIN,
-        columns=SPEED_COLUMNS,
-        trees=SPEED_TREES,
-        max_bin=SPEED_BINS,
-        seed=SEED,
-        repeats=options.repeats,
-        by=["method", "depth"],
-        lines=records,
-        # Of this process: the server, three parties, and pooled XGBoost.
-        peak_bytes=peak_bytes(),
-        plugin_worker_peak_bytes=plugin_peak,
-    )
+        lines, plugin_peak = measure_speed(data, repeats, not without_plugin)
+    lines.sort(key=lambda line: line["depth"])
+    times = {(line["method"], line["depth"]): line["seconds"] for line in lines}
+    for line in lines:
+        for ratio, method in (("/ pooled", POOLED), ("/ plugin", PLUGIN)):
+            other = times.get((method, line["depth"]))
+            line[ratio] = line["seconds"] / other if other else None
+    record: Line = {"data": name, "parties": SPEED_PARTIES, "rows": N_TRAIN}
+    record |= {"columns": SPEED_COLUMNS, "trees": SPEED_TREES, "max_bin": SPEED_BINS, "seed": SEED}
+    columns = "method; depth; sec.=seconds:.3f; CPU=cpu_seconds:.3f; / pooled:.2f; / plugin:.2f; "
+    columns += "AUC=auc:.5f; messages; MB=mb:.1f"
+    show(f"{record}, median of {repeats}", lines, columns)
+    # The peak is of this process: the server, three parties, and pooled XGBoost.
+    peaks = {"peak_bytes": peak_bytes(), "plugin_worker_peak_bytes": plugin_peak}
+    return {**record, "repeats": repeats, "lines": lines, **peaks}
 
 
 # pax_memory
@@ -350,19 +294,6 @@ MEMORY_ROWS, MEMORY_COLUMNS = 1_000_000, 28
 MEMORY_TREES, MEMORY_DEPTH, MEMORY_BINS = 5, 6, 255
 CHUNK_ROWS = 100_000
 MEMORY_LIMIT = 2 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryFigures:
-    """Model and costs of one process."""
-
-    peak: int  # bytes
-    ready: int  # bytes, peak before the first row was read: Python and its libraries
-    seconds: float  # of training, including the sketch
-    cpu: float  # seconds of all threads, including reading the table
-    tree_seconds: list[float]  # empty if not known
-    sent: dict[str, int]  # exchanges, messages and bytes; empty for XGBoost
-    model: str  # XGBoost's JSON
 
 
 def write_memory_table(path: Path, n_rows: int) -> None:
@@ -391,22 +322,28 @@ def binned_bytes(n_rows: int) -> int:
     return n_rows * MEMORY_COLUMNS * np.dtype(dtype).itemsize
 
 
-def train_pax(path: Path) -> MemoryFigures:
+def train_pax(path: Path) -> Line:
+    """Costs of a run of one party; ``ready``: peak before the first row was read.
+
+    CPU seconds are of all threads, including reading the table; ``model`` is XGBoost's JSON.
+    """
     from fedapp.runs.baselines import temporary_run
 
     ready, cpu_start = peak_bytes(), cpu_seconds()
     with temporary_run(memory_settings(path)) as run:
-        cpu, summary = cpu_seconds() - cpu_start, run.summary
-        each = [json.loads(line)["seconds"] for line in run.rounds.read_text().splitlines()]
-        n_messages = len(run.ledger.read_text().splitlines())
+        costs: Line = {"cpu_seconds": cpu_seconds() - cpu_start, "library_bytes": ready}
+        summary = run.summary
+        costs["tree_seconds"] = [
+            json.loads(line)["seconds"] for line in run.rounds.read_text().splitlines()
+        ]
+        sent = {"exchanges": summary["exchanges"], "bytes": sum(summary["bytes"].values())}
+        sent["messages"] = len(run.ledger.read_text().splitlines())
         model = (run.path / "model.xgb.json").read_text()
-    sent = {"exchanges": summary["exchanges"], "messages": n_messages}
-    sent["bytes"] = sum(summary["bytes"].values())
-    seconds = summary["seconds"]["train"]
-    return MemoryFigures(peak_bytes(), ready, seconds, cpu, each, sent, model)
+    seconds = {"seconds": summary["seconds"]["train"], "peak_bytes": peak_bytes()}
+    return {**seconds, **costs, **sent, "model": model}
 
 
-def train_pooled_memory(path: Path) -> MemoryFigures:
+def train_pooled_memory(path: Path) -> Line:
     import xgboost
 
     from fedapp.data.datasets import read_source
@@ -418,65 +355,39 @@ def train_pooled_memory(path: Path) -> MemoryFigures:
     start = time.perf_counter()
     matrix = xgboost.QuantileDMatrix(table.values, table.labels, max_bin=MEMORY_BINS)
     booster = xgboost.train(parameters, matrix, MEMORY_TREES)
-    seconds, cpu = time.perf_counter() - start, cpu_seconds() - cpu_start
-    return MemoryFigures(
-        peak_bytes(), ready, seconds, cpu, [], {}, booster.save_raw("json").decode()
-    )
+    seconds = {"seconds": time.perf_counter() - start, "cpu_seconds": cpu_seconds() - cpu_start}
+    peaks = {"peak_bytes": peak_bytes(), "library_bytes": ready}
+    return {**seconds, **peaks, "model": booster.save_raw("json").decode()}
 
 
-def print_both(party: MemoryFigures, pooled: MemoryFigures, n_rows: int) -> None:
-    rows = []
-    for method, measured in (("PAX, one party and server", party), ("XGBoost, pooled", pooled)):
-        peaks = [f"{n_bytes / 2**20:.0f}" for n_bytes in (measured.peak, measured.ready)]
-        ratios = [f"{measured.seconds / pooled.seconds:.2f}", f"{measured.cpu / pooled.cpu:.2f}"]
-        times = [f"{measured.seconds:.2f}", f"{measured.cpu:.2f}"]
-        rows.append([method, *peaks, *itertools.chain(*zip(times, ratios, strict=True))])
-    title = (
-        f"{n_rows:,} x {MEMORY_COLUMNS} at one party, {MEMORY_TREES} trees of depth {MEMORY_DEPTH}"
-    )
-    header = ("", "peak MiB", "of it libraries", "seconds", "/ pooled", "CPU", "/ pooled")
-    show(title, header, rows)
-    seconds = ", ".join(f"{measured:.2f}" for measured in party.tree_seconds)
-    console.print(f"binned table {binned_bytes(n_rows) / 2**20:.0f} MiB; seconds a tree {seconds}")
-    console.print("the first tree's include the sketch")
-    within = "below" if party.peak < MEMORY_LIMIT else "ABOVE"
-    console.print(f"peak memory is {within} {MEMORY_LIMIT / 2**30:.0f} GiB")
-
-
-def pax_memory_main(words: Sequence[str] | None = None) -> None:
+def pax_memory(rows: int = MEMORY_ROWS) -> Line:
     """How much memory a party with a million rows takes to train PAX.
 
     The party runs in a new process. Its peak memory includes Python and its libraries, reading the
     Parquet file, sketch and trees, and the server of the run, which is in the same process. Pooled
     XGBoost in another process is the reference for the model, node for node, for memory and for
-    time.
+    time. ``--rows`` is a multiple of 100,000.
     """
-    parser = new_parser(pax_memory_main)
-    parser.add_argument("--rows", type=int, default=MEMORY_ROWS, help=f"a multiple of {CHUNK_ROWS}")
-    options = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.parquet"
-        write_memory_table(path, options.rows)
+        write_memory_table(path, rows)
         pooled, party = apart(train_pooled_memory, path), apart(train_pax, path)
-    n_nodes = count_same_nodes(json.loads(party.model), json.loads(pooled.model))
+    n_nodes = count_same_nodes(json.loads(party.pop("model")), json.loads(pooled.pop("model")))
     console.print(f"the party's model equals pooled XGBoost in all {n_nodes} nodes")
-    print_both(party, pooled, options.rows)
-    record: Line = {"rows": options.rows, "columns": MEMORY_COLUMNS, "trees": MEMORY_TREES}
+    pooled |= {"ratio": party["seconds"] / pooled["seconds"]}
+    pooled |= {"cpu_ratio": party["cpu_seconds"] / pooled["cpu_seconds"]}
+    shown = [{"method": "PAX, one party and server", **party}, {"method": POOLED, **pooled}]
+    shown = [{**row, "MiB": row["peak_bytes"] / 2**20} for row in shown]
+    columns = "method; peak MiB=MiB:.0f; seconds:.2f; CPU=cpu_seconds:.2f; PAX / it=ratio:.2f"
+    title = f"{rows:,} x {MEMORY_COLUMNS}, {MEMORY_TREES} trees of depth {MEMORY_DEPTH}"
+    show(title, shown, columns)
+    within = "below" if party["peak_bytes"] < MEMORY_LIMIT else "ABOVE"
+    console.print(f"peak memory is {within} {MEMORY_LIMIT / 2**30:.0f} GiB")
+    record: Line = {"rows": rows, "columns": MEMORY_COLUMNS, "trees": MEMORY_TREES}
     record |= {"depth": MEMORY_DEPTH, "max_bin": MEMORY_BINS, "seed": SEED, "same_nodes": n_nodes}
-    record |= {"peak_bytes": party.peak, "library_bytes": party.ready}
-    record |= {"binned_bytes": binned_bytes(options.rows), "seconds": party.seconds}
-    record |= {"cpu_seconds": party.cpu, "tree_seconds": statistics.median(party.tree_seconds)}
-    record |= {**party.sent}
-    record |= {
-        "pooled": {
-            "peak_bytes": pooled.peak,
-            "seconds": pooled.seconds,
-            "cpu_seconds": pooled.cpu,
-            "ratio": party.seconds / pooled.seconds,
-            "cpu_ratio": party.cpu / pooled.cpu,
-        }
-    }
-    print_line("pax_memory", ("fedapp", "xgboost", "numpy", "flwr"), **record)
+    # The first tree's seconds include the sketch.
+    party["tree_seconds"] = statistics.median(party["tree_seconds"])
+    return {**record, **party, "binned_bytes": binned_bytes(rows), "pooled": pooled}
 
 
 # pax_secure
@@ -490,19 +401,6 @@ AGGREGATIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Costs of one way of summing; ``begin_``: before the first tree."""
-
-    sums: str
-    seconds_a_tree: float
-    bytes_a_tree: float
-    begin_seconds: float
-    begin_bytes: float
-    exchanges: int
-    auc: float
-
-
 def secure_settings(data: str, sums: str, parties: int, trees: int) -> Settings:
     config: Line = {"data": data, "label": "label", **BINARY, "parties": parties}
     config |= {"num-boost-round": trees, "max-depth": SECURE_DEPTH, "max-bin": SECURE_BINS}
@@ -510,15 +408,16 @@ def secure_settings(data: str, sums: str, parties: int, trees: int) -> Settings:
     return load_settings(config)
 
 
-def measure_secure(data: str, parties: int, trees: int, repeats: int) -> Iterator[Cost]:
-    """Medians after a warm-up; runs of one tree and of all trees separate the set-up from trees."""
-    runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for repeat in range(repeats + 1):
-        for sums in AGGREGATIONS:
-            for n_trees in (1, trees):
-                summary = run_pax(secure_settings(data, sums, parties, n_trees))[0]
-                if repeat:
-                    runs.setdefault((sums, n_trees), []).append(summary)
+def measure_secure(data: str, parties: int, trees: int, repeats: int) -> Iterator[Line]:
+    """Medians; runs of one tree and of all trees separate the set-up from trees."""
+
+    def summary_of(sums: str, n_trees: int) -> Line:
+        return run_pax(secure_settings(data, sums, parties, n_trees))[0]
+
+    kinds = [(sums, n_trees) for sums in AGGREGATIONS for n_trees in (1, trees)]
+    runs = dict(
+        zip(kinds, repeated([partial(summary_of, *kind) for kind in kinds], repeats), strict=True)
+    )
     for sums in AGGREGATIONS:
         first, last = runs[sums, 1], runs[sums, trees]
         short, whole = (
@@ -527,51 +426,42 @@ def measure_secure(data: str, parties: int, trees: int, repeats: int) -> Iterato
         )
         sent, all_sent = (sum(each[0]["bytes"].values()) for each in (first, last))
         a_tree, bytes_a_tree = (whole - short) / (trees - 1), (all_sent - sent) / (trees - 1)
-        set_up = short - a_tree, sent - bytes_a_tree
-        auc = last[0]["metrics"]["test"]["auc"]
-        yield Cost(sums, a_tree, bytes_a_tree, *set_up, last[0]["exchanges"], auc)
+        line: Line = {"sums": sums, "seconds_a_tree": a_tree, "bytes_a_tree": bytes_a_tree}
+        line |= {"begin_seconds": short - a_tree, "begin_bytes": sent - bytes_a_tree}
+        yield {
+            **line,
+            "exchanges": last[0]["exchanges"],
+            "auc": last[0]["metrics"]["test"]["auc"],
+        }
 
 
-def secure_cells(costs: list[Cost]) -> Iterator[list[str]]:
-    by_name = {cost.sums: cost for cost in costs}
-    for cost in costs:
-        ratios = [cost.seconds_a_tree / by_name[plain].seconds_a_tree for plain in (PLAIN, EQUAL)]
-        sent = [f"{cost.bytes_a_tree / 1e3:.0f}", f"{cost.begin_seconds:.2f}"]
-        sent += [f"{cost.begin_bytes / 1e6:.1f}", str(cost.exchanges), f"{cost.auc:.4f}"]
-        each = f"{cost.seconds_a_tree * 1e3:.1f}", *(f"{ratio:.2f}" for ratio in ratios)
-        yield [cost.sums, *each, *sent]
-
-
-def pax_secure_main() -> None:
+def pax_secure(
+    rows: int = 20_000, columns: int = 23, parties: int = 3, trees: int = 20, repeats: int = 5
+) -> Line:
     """What secure aggregation costs PAX: seconds and bytes a tree, beside plain sums.
 
     Bins by shares of the rows (``share``) send less than ``max-bin`` bins at every party
     (``equal``), which masked sums need. Runs of all three variants take turns, so that other load
     on the machine affects all alike. First, the model under masks is checked to equal that of one
-    party with all rows.
+    party with all rows. At least 5 columns and 2 trees.
     """
-    parser = new_parser(pax_secure_main)
-    parser.add_argument("--rows", type=int, default=20_000)
-    parser.add_argument("--columns", type=int, default=23, help="5 or more")
-    parser.add_argument("--parties", type=int, default=3)
-    parser.add_argument("--trees", type=int, default=20, help="2 or more")
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        data = write_rows(Path(folder) / "rows.parquet", options.rows, options.columns)
-        models = [run_pax(secure_settings(data, SECURE, n, 2))[1] for n in (1, options.parties)]
+        data = write_rows(Path(folder) / "rows.parquet", rows, columns)
+        models = [run_pax(secure_settings(data, SECURE, n, 2))[1] for n in (1, parties)]
         if models[0] != models[1]:
-            parties = options.parties
             raise RuntimeError(f"the model must be that of one party, got another with {parties}")
-        costs = list(measure_secure(data, options.parties, options.trees, options.repeats))
-    header = ["sums", "ms a tree", "/ share", "/ equal", "kB a tree", "s before", "MB before"]
-    heading = (
-        f"{options.parties} parties, {options.rows:,} x {options.columns}, depth {SECURE_DEPTH}"
+        lines = list(measure_secure(data, parties, trees, repeats))
+    by_name = {line["sums"]: line["seconds_a_tree"] for line in lines}
+    for line in lines:
+        for heading, plain in (("/ share", PLAIN), ("/ equal", EQUAL)):
+            line[heading] = line["seconds_a_tree"] / by_name[plain]
+    shown = "sums; s a tree=seconds_a_tree:.4f; / share:.2f; / equal:.2f; bytes a tree=bytes_a_tree"
+    shown += (
+        ":.0f; s before=begin_seconds:.2f; bytes before=begin_bytes:.0f; exchanges; AUC=auc:.4f"
     )
-    show(heading, [*header, "exchanges", "AUC"], secure_cells(costs))
-    lines = [asdict(cost) for cost in costs]
-    packages = "fedapp", "numpy", "cryptography", "flwr"
-    print_line("pax_secure", packages, **vars(options), by=["sums"], lines=lines)
+    show(f"{parties} parties, {rows:,} x {columns}, depth {SECURE_DEPTH}", lines, shown)
+    record = {"rows": rows, "columns": columns, "parties": parties, "trees": trees}
+    return {**record, "repeats": repeats, "lines": lines}
 
 
 # pax_floor
@@ -580,101 +470,46 @@ SETS = ("breast-cancer", "ionosphere", "spambase", "higgs-11k", "default-credit"
 FLOORS = (0, 5, 20)
 
 
-def pax_floor_main() -> None:
+def pax_floor(
+    data: tuple[str, ...] = SETS,
+    aggregation: tuple[str, ...] = ("plain", "secure"),
+    parties: int = 3,
+    rounds: int = 50,
+) -> Iterator[Line]:
     """What merged bins cost PAX: the test AUC by the fewest rows of a non-empty bin.
 
-    ``python -m simulations bench pax_floor`` prints a JSON line a data set, aggregation and floor.
+    ``python -m simulations bench pax_floor`` prints a JSON line a data set (of two classes),
+    aggregation and floor.
     """
-    parser = new_parser(pax_floor_main)
-    parser.add_argument("--data", nargs="+", default=SETS, help="of two classes")
-    parser.add_argument("--aggregation", nargs="+", default=("plain", "secure"))
-    parser.add_argument("--parties", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=50)
-    options = parser.parse_args()
-    for data in options.data:
-        for aggregation in options.aggregation:
-            for min_rows in FLOORS:
-                settings: Line = {"data": data, "objective": "binary:logistic"}
-                settings |= {"parties": options.parties, "num-boost-round": options.rounds}
-                settings |= {"preset": "xgboost", "least-bin-rows": min_rows}
-                settings |= {"pax.aggregation": aggregation}
-                auc = run_and_load(settings)[2]["metrics"]["test"]["auc"]
-                line = {"data": data, "aggregation": aggregation, "parties": options.parties}
-                line |= {"rounds": options.rounds, "least_bin_rows": min_rows, "auc": auc}
-                print_line("pax_floor", ("fedapp", "numpy"), **line)
+    for name, sums, min_rows in itertools.product(data, aggregation, FLOORS):
+        settings: Line = {"data": name, "objective": "binary:logistic", "parties": parties}
+        settings |= {"num-boost-round": rounds, "preset": "xgboost", "least-bin-rows": min_rows}
+        auc = run_and_load({**settings, "pax.aggregation": sums})[2]["metrics"]["test"]["auc"]
+        line = {"data": name, "aggregation": sums, "parties": parties, "rounds": rounds}
+        yield {**line, "least_bin_rows": min_rows, "auc": auc}
 
 
 # privacy
 
-PRIVATE_DATA: dict[str, dict[str, Any]] = {
+PRIVATE_DATA: dict[str, Line] = {
     "adult": {},
     "default-credit": {},
     "abalone": {"objective": "reg:squarederror", "privacy.clip": 5.0},
 }
-EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
-NO_NOISE = 1000.0
-TREES: dict[str, dict[str, Any]] = {
-    "cyclic": {"privacy.trees": "cyclic"},
-    "random": {"privacy.trees": "random"},
-}
+EPSILONS, NO_NOISE = (0.5, 1.0, 2.0, 4.0, 8.0), 1000.0
 PRIVATE_ROUNDS, PRIVATE_DEPTH, PRIVATE_ETA, DELTA, PRIVATE_PARTIES = 100, 4, 0.2, 1e-5, 3
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """Mean score over seeds, and its standard deviation; ``epsilon`` is 0 without noise."""
-
-    data: str
-    trees: str
-    epsilon: float
-    metric: str
-    mean: float
-    deviation: float
-
-
-@dataclass(frozen=True, slots=True)
-class PrivatePlan:
-    """Which trees are trained, their shape, and the number of seeds."""
-
-    trees: Sequence[str]
-    epsilons: Sequence[float]
-    rounds: int
-    depth: int
-    eta: float
-    seeds: int
-
-
-def privacy_cells(data: str, plan: PrivatePlan) -> Iterator[Cell]:
-    baseline = {"num-boost-round": 50, "max-depth": 6, "eta": 0.3}
-    data_settings = {
-        name: value for name, value in PRIVATE_DATA[data].items() if not name.startswith("privacy.")
-    }
-    yield _privacy_cell(data, "greedy, no noise", 0.0, {**data_settings, **baseline}, plan.seeds)
-    shape = {"num-boost-round": plan.rounds, "max-depth": plan.depth, "eta": plan.eta}
-    for trees in plan.trees:
-        for epsilon in (*plan.epsilons, NO_NOISE):
-            privacy = {"privacy.epsilon": epsilon, "privacy.delta": DELTA, **TREES[trees]}
-            yield _privacy_cell(
-                data, trees, epsilon, {**PRIVATE_DATA[data], **shape, **privacy}, plan.seeds
-            )
-
-
-def _privacy_cell(
-    data: str, trees: str, epsilon: float, settings_of_cell: dict[str, Any], seeds: int
-) -> Cell:
+def private_score(how: Line, seeds: int) -> Line:
+    """Mean score on test rows over seeds, and its standard deviation."""
     scores = []
     for seed in range(seeds):
-        common = {
-            "data": data,
-            "parties": PRIVATE_PARTIES,
-            "seed": seed,
-            "pax.aggregation": "secure",
-        }
-        loaded, model, _ = run_and_load({**common, **settings_of_cell})
+        common = {"parties": PRIVATE_PARTIES, "seed": seed, "pax.aggregation": "secure"}
+        loaded, model, _ = run_and_load({**common, **how})
         metric, value = test_score(score(loaded, model)["test"], bool(model.classes))
         scores.append(value)
     spread = statistics.stdev(scores) if seeds > 1 else 0.0
-    return Cell(data, trees, epsilon, metric, statistics.mean(scores), spread)
+    return {"metric": metric, "mean": statistics.mean(scores), "deviation": spread}
 
 
 def test_score(scored: Scored, has_classes: bool) -> tuple[str, float]:
@@ -686,81 +521,37 @@ def test_score(scored: Scored, has_classes: bool) -> tuple[str, float]:
     return "rmse", float(np.sqrt(np.mean((scored.labels - scored.margins[:, 0]) ** 2)))
 
 
-def draw_privacy(cells: Sequence[Cell]) -> Figure:
-    """Plot scores over epsilon: one line for each way to draw trees, one table a row of axes."""
-    from fedapp.report.plots import add_legend, line_style, new_canvas, new_pens
-
-    names = list(dict.fromkeys(cell.data for cell in cells))
-    figure, _ = new_canvas(height=2.6 * len(names), rows=len(names))
-    for ax, name in zip(figure.axes, names, strict=True):
-        of_data = [cell for cell in cells if cell.data == name]
-        without = next(cell for cell in of_data if not cell.epsilon)
-        for trees, (color, dash) in zip(TREES, new_pens(), strict=False):
-            if not any(cell.trees == trees for cell in of_data):
-                continue
-            line = [cell for cell in of_data if cell.trees == trees and cell.epsilon < NO_NOISE]
-            points = [cell.epsilon for cell in line]
-            style = {"color": color, "linestyle": dash, **line_style(points)}
-            means, deviations = [cell.mean for cell in line], [cell.deviation for cell in line]
-            ax.errorbar(points, means, deviations, label=trees, capsize=2, **style)
-        ax.axhline(without.mean, color="#555555", linewidth=1, label="without noise, greedy")
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
-        ax.set_xlabel("epsilon")
-        ax.set_ylabel(f"{name}, test {without.metric}")
-    add_legend(figure.axes[0])
-    return figure
-
-
-def show_privacy(cells: Sequence[Cell]) -> None:
-    epsilons = list(dict.fromkeys(cell.epsilon for cell in cells if cell.epsilon))
-    header, rows = ["data", "trees", "no noise", *(f"{epsilon:g}" for epsilon in epsilons)], []
-    for data in dict.fromkeys(cell.data for cell in cells):
-        of_data = [cell for cell in cells if cell.data == data]
-        for trees in (name for name in TREES if any(cell.trees == name for cell in of_data)):
-            line = {
-                cell.epsilon: cell for cell in of_data if cell.trees == trees or not cell.epsilon
-            }
-            shown = [line[epsilon] for epsilon in (0.0, *epsilons)]
-            texts = [f"{cell.mean:.4f} ± {cell.deviation:.4f}" for cell in shown]
-            rows.append([f"{data}, {of_data[0].metric}", trees, *texts])
-    study.show("", header, rows)
-
-
-def privacy_main() -> None:
-    """What an epsilon costs PAX: scores on test rows, by epsilon and by how trees are drawn.
+def privacy(
+    data: tuple[str, ...] = tuple(PRIVATE_DATA),
+    epsilons: tuple[float, ...] = EPSILONS,
+    seeds: int = 5,
+    rounds: int = PRIVATE_ROUNDS,
+    depth: int = PRIVATE_DEPTH,
+    eta: float = PRIVATE_ETA,
+) -> Line:
+    """What an epsilon costs PAX: scores on test rows by epsilon.
 
     Each cell trains the private model with several seeds, each of which holds out other rows, and
     scores it on these rows without noise (the scores that a run reports are noisy). References: the
     model under secure aggregation without noise, with PAX's usual settings; and the same trees at
     an epsilon of 1000, which shows what drawing them costs.
-
-    ``python -m simulations bench privacy`` writes ``privacy.json`` and ``privacy.png``.
     """
-    from fedapp.report.plots import to_png
-
-    parser = new_parser(privacy_main)
-    parser.add_argument("--data", nargs="*", default=list(PRIVATE_DATA), choices=list(PRIVATE_DATA))
-    parser.add_argument("--epsilons", nargs="*", type=float, default=list(EPSILONS))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=Path("."), help="folder of the two files")
-    parser.add_argument("--trees", nargs="*", default=list(TREES), choices=list(TREES))
-    parser.add_argument("--rounds", type=int, default=PRIVATE_ROUNDS)
-    parser.add_argument("--depth", type=int, default=PRIVATE_DEPTH)
-    parser.add_argument("--eta", type=float, default=PRIVATE_ETA)
-    options = parser.parse_args()
-    shape = {name: getattr(options, name) for name in ("rounds", "depth", "eta")}
-    plan = PrivatePlan(options.trees, options.epsilons, seeds=options.seeds, **shape)
-    all_cells = [cell for data in options.data for cell in privacy_cells(data, plan)]
-    show_privacy(all_cells)
-    shape |= {"delta": DELTA, "parties": PRIVATE_PARTIES}
-    package_versions = versions(("fedapp", "numpy", "dp-accounting", "flwr"))
-    lines = {"cells": [asdict(cell) for cell in all_cells], "seeds": options.seeds, **shape}
-    text = json.dumps({"bench": "privacy", **lines, "versions": package_versions})
-    print(text)
-    options.output.mkdir(parents=True, exist_ok=True)
-    write_atomically(options.output / "privacy.json", text.encode())
-    write_atomically(options.output / "privacy.png", to_png(draw_privacy(all_cells)))
+    check_names("data", data, PRIVATE_DATA)
+    usual = {"num-boost-round": 50, "max-depth": 6, "eta": 0.3}
+    shape = {"num-boost-round": rounds, "max-depth": depth, "eta": eta, "privacy.delta": DELTA}
+    lines: list[Line] = []
+    for name in data:
+        private = {"data": name, **PRIVATE_DATA[name]}
+        open_settings = {key: private[key] for key in private if key != "privacy.clip"}
+        masked = private_score({**open_settings, **usual}, seeds)
+        lines.append({"data": name, "epsilon": 0.0, **masked})
+        for epsilon in (*epsilons, NO_NOISE):
+            scored = private_score({**private, **shape, "privacy.epsilon": epsilon}, seeds)
+            lines.append({"data": name, "epsilon": epsilon, **scored})
+    columns = "data; metric; epsilon:g; mean:.4f; deviation:.4f"
+    show("an epsilon of 0 has no noise, one of 1000 next to none", lines, columns, 2)
+    sizes = {"rounds": rounds, "depth": depth, "eta": eta, "delta": DELTA}
+    return {"lines": lines, "seeds": seeds, "parties": PRIVATE_PARTIES, **sizes}
 
 
 # rows
@@ -777,8 +568,6 @@ PAX_BINS, PAX_DEPTH = 255, 6
 ENGINES = ("local", "simulation", "deployment")
 ROWS_SITES = ("bank", "insurer")
 LOOK_SECONDS = 0.2
-
-Line = dict[str, Any]
 
 
 def random_table(n_rows: int, n_columns: int = sum(ROWS_COLUMNS)) -> pa.Table:
@@ -828,12 +617,13 @@ def sites_tables(folder: Path, method: str, n_rows: int) -> dict[str, dict[str, 
     return nodes
 
 
-def train_rows(options: argparse.Namespace, method: str, n_rows: int) -> Line:
+def train_rows(
+    method: str, n_rows: int, engine: str, n_trees: int, key_bits: int, parties: int, columns: int
+) -> Line:
     """Run by the local engine in this process, then by another one, to the same model."""
     from fedapp.runs.local import run_local
 
-    engine, n_trees, key_bits = options.engine, options.trees, options.key_bits
-    settings = config_of(method, n_trees, key_bits, options.parties)
+    settings = config_of(method, n_trees, key_bits, parties)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["FEDAPP_HOME"] = str(folder / "home")
@@ -847,11 +637,11 @@ def train_rows(options: argparse.Namespace, method: str, n_rows: int) -> Line:
         else:
             # One table, of which the parties have rows or columns
             path = folder / "rows.parquet"
-            pa.parquet.write_table(random_table(n_rows, options.columns), path)
+            pa.parquet.write_table(random_table(n_rows, columns), path)
             settings |= {"data": str(path), "label": "label", "id": "id"}
             if method != "pax":
-                columns = "sizes:" + ",".join(map(str, ROWS_COLUMNS))
-                settings |= {"columns": columns, "allow-export": True}
+                sizes = "sizes:" + ",".join(map(str, ROWS_COLUMNS))
+                settings |= {"columns": sizes, "allow-export": True}
             ready, cpu_start = peak_bytes(), time.process_time()
             run = run_local(load_settings({**settings, "run-dir": str(folder / "run")}))
         measured = run_figures(run)
@@ -870,8 +660,8 @@ def train_rows(options: argparse.Namespace, method: str, n_rows: int) -> Line:
                 "local_seconds": measured["seconds"],
                 "peak_bytes": peaks,
             }
-    record: Line = {"engine": engine, "method": method, "rows": n_rows, "columns": options.columns}
-    record |= {"parties": options.parties, "trees": n_trees, "key_bits": key_bits}
+    record: Line = {"engine": engine, "method": method, "rows": n_rows, "columns": columns}
+    record |= {"parties": parties, "trees": n_trees, "key_bits": key_bits}
     record |= {"cores": n_cores(), **measured, "ready_bytes": ready, "seed": SEED}
     return record
 
@@ -933,59 +723,47 @@ def peaks_of(
         yield peaks
 
 
-def exponents(lines: Sequence[Line]) -> list[Line]:
-    """Add to each line of a method how it grew from the previous one."""
-    extended = [lines[0]]
-    for before, line in pairwise(lines):
-        sizes = before["rows"], line["rows"]
-        growth = {
-            f"exponent_of_{what}": exponent((before[what], line[what]), sizes)
-            for what in ("seconds", "cpu_seconds", "peak_bytes", "bytes")
-            if isinstance(line.get(what), int | float)
-        }
-        extended.append({**line, **growth})
-    return extended
-
-
-def rows_main() -> None:
+def rows(
+    rows: tuple[int, ...] = ROW_COUNTS,
+    methods: tuple[str, ...] = GROWN,
+    engine: str = ENGINES[0],
+    trees: int = ROWS_TREES,
+    key_bits: int = 2048,
+    parties: int = ROWS_PARTIES,
+    columns: int = sum(ROWS_COLUMNS),
+) -> Iterator[Line]:
     """How methods grow with the rows: seconds and memory at 10^4, 10^5 and 10^6 of them.
 
     Two parties with ten columns each train in a process of their own for each number of rows, so
     its peak is all that both held, with the server of the run and Python itself. SecureBoost grows
     trees of depth 3 on 32 bins, once on all rows and once on those that GOSS draws; Federated
     Forest grows trees under coded labels; private set intersection aligns ids that both have. The
-    exponent is that of the growth from the number of rows before: 1 where ten times the rows cost
-    ten times as much. Seconds are those of a clock and those of the processor, of all threads
-    together; set-up and keys count.
+    growth is an exponent, from the number of rows before: 1 where ten times the rows cost ten times
+    as much. Seconds are those of a clock and those of the processor, of all threads together;
+    set-up and keys count. PAX on one machine may have other ``--parties`` and ``--columns`` (13 or
+    more).
 
     With ``--engine simulation`` Flower's simulation trains after the local engine, with ``--engine
     deployment`` a SuperLink and two sites with tables of their own, all on this machine. The model
     must be the local engine's, byte for byte. It then reports seconds of a clock, and the
     peak of the largest process of all, or of the coordinator and of each site.
     """
-    parser = new_parser(rows_main)
-    parser.add_argument("--rows", type=int, nargs="+", default=ROW_COUNTS)
-    parser.add_argument("--methods", nargs="+", choices=ROWS_METHODS, default=GROWN)
-    parser.add_argument("--engine", choices=ENGINES, default="local")
-    parser.add_argument("--trees", type=int, default=ROWS_TREES)
-    parser.add_argument("--key-bits", type=int, default=2048)
-    note = "of PAX on one machine; others have 2 parties and 20 columns"
-    parser.add_argument("--parties", type=int, default=ROWS_PARTIES, help=note)
-    parser.add_argument(
-        "--columns", type=int, default=sum(ROWS_COLUMNS), help=f"{note}; 13 or more"
-    )
-    options = parser.parse_args()
-    sizes = options.parties, options.columns
-    is_pax_here = options.methods == ["pax"] and options.engine != "deployment"
-    if sizes != (ROWS_PARTIES, sum(ROWS_COLUMNS)) and not is_pax_here:
-        parser.error(f"--parties and --columns are {note}")
+    check_names("methods", methods, ROWS_METHODS)
+    check_names("engine", [engine], ENGINES)
+    is_pax_here = methods == ("pax",) and engine != "deployment"
+    if (parties, columns) != (ROWS_PARTIES, sum(ROWS_COLUMNS)) and not is_pax_here:
+        rule = "--parties and --columns must be 2 and 20 but for PAX on one machine"
+        raise ConfigError(f"{rule}, got {parties} and {columns}")
     # What ends the command ends what it has started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    for method in options.methods:
-        lines: list[Line] = []
-        for n_rows in sorted(options.rows):
-            lines.append(apart(train_rows, options, method, n_rows))
-            print_line("rows", ("fedapp", "flwr", "gmpy2", "numba"), **exponents(lines)[-1])
+    figures = ("seconds", "cpu_seconds", "peak_bytes", "bytes")
+    for method in methods:
+        before: Line = {}
+        for n_rows in sorted(rows):
+            arguments = (method, n_rows, engine, trees, key_bits, parties, columns)
+            line = apart(train_rows, *arguments)
+            yield {**line, **growth(before, line, "rows", figures)}
+            before = line
 
 
 # XGBoost's federated plugin: a server and one worker process a party
@@ -1011,14 +789,6 @@ class PluginWork:
     repeats: int  # timed trainings of each configuration, after a warm-up
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PluginResult:
-    """Result of one configuration."""
-
-    seconds: float  # median over the repeats, from the barrier to the end of the last worker
-    margins: Rows  # of the test rows
-
-
 def has_plugin() -> bool:
     """Whether the installed XGBoost was built with the plugin."""
     import xgboost
@@ -1036,12 +806,13 @@ def check_plugin() -> None:
         )
 
 
-def train_federated(works: Sequence[PluginWork]) -> tuple[dict[int, PluginResult], int]:
+def train_federated(works: Sequence[PluginWork]) -> tuple[dict[int, tuple[float, Rows]], int]:
     """Train at all workers together by XGBoost's federated plugin; call ``check_plugin`` first.
 
     Source: ``xgboost.federated`` of the wheel (FederatedTracker, gRPC without TLS). Its server
-    listens on every interface, whatever its settings, for as long as the benchmark trains. Returns
-    results by name of the configuration, and the largest peak memory of a worker in bytes.
+    listens on every interface, whatever its settings, for as long as the benchmark trains. Returns,
+    by name of the configuration, median seconds from the barrier to the end of the last worker, and
+    the margins of the test rows; and the largest peak memory of a worker in bytes.
     """
     spawn = multiprocessing.get_context("spawn")
     barrier, replies = spawn.Barrier(len(works)), spawn.Queue()
@@ -1062,7 +833,7 @@ def train_federated(works: Sequence[PluginWork]) -> tuple[dict[int, PluginResult
             max(end for _, end in repeat) - min(start for start, _ in repeat)
             for repeat in zip(*(spans[name] for spans, _, _ in results), strict=True)
         ]
-        trained[name] = PluginResult(float(statistics.median(seconds)), results[0][1][name])
+        trained[name] = statistics.median(seconds), results[0][1][name]
     return trained, max(peak for _, _, peak in results)
 
 
@@ -1229,47 +1000,6 @@ def seconds_by_message(ledger: Sequence[Line]) -> dict[str, float]:
     return {kind: round(seconds, 4) for kind, seconds in spent.items()}
 
 
-def measure_forest(max_bin: int, align: str) -> Line:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.parquet"
-        write_copies(FOREST_DATA, FOREST_COPIES, path)
-        exported = forest_settings(path, max_bin, align, keeps_model=True)
-        table, _, _ = join_tables(exported)
-        train = table.split.train
-        values, labels = table.values[train], table.labels[train]
-        model = from_json(run_once(exported).model)
-        pooled, _, _ = pooled_forest(exported, model.columns, values, labels, table.weights[train])
-        n_nodes, timed = check_same(model, pooled), forest_settings(path, max_bin, align)
-        # In turn, so that a busy machine is one for both; the first of each warms up.
-        pairs = [
-            (run_once(timed), fit_theirs(values, labels, SEED + repeat))
-            for repeat in range(FOREST_REPEATS + 1)
-        ]
-    runs = [run for run, _ in pairs[1:]]
-    accuracies = [accuracy for _, (_, accuracy) in pairs[1:]]
-    accuracy = runs[-1].summary["metrics"]["train"]["accuracy"]
-    check_accuracy(accuracy, statistics.fmean(accuracies))
-    costs = forest_ratios(runs, [seconds for _, (seconds, _) in pairs[1:]])
-    return {
-        "data": f"{FOREST_DATA} x {FOREST_COPIES}",
-        "parties": FOREST_PARTIES,
-        "rows": len(train),
-        "columns": values.shape[1],
-        "trees": FOREST_TREES,
-        "depth": FOREST_DEPTH,
-        "max_bin": max_bin,
-        "max_features": FOREST_FEATURES,
-        "align": align,
-        "seed": SEED,
-        "nodes_as_pooled": n_nodes,
-        "accuracy": accuracy,
-        "accuracy_sklearn": accuracies,
-        **costs,
-        # Of this process: the server, both parties, and scikit-learn.
-        "peak_bytes": peak_bytes(),
-    }
-
-
 def forest_ratios(runs: Sequence[TimedRun], theirs: Sequence[float]) -> Line:
     """Medians of both, and their ratios."""
     seconds = statistics.median(run.seconds for run in runs)
@@ -1284,7 +1014,7 @@ def forest_ratios(runs: Sequence[TimedRun], theirs: Sequence[float]) -> Line:
     return record
 
 
-def federated_forest_main() -> None:
+def federated_forest(max_bin: int = EXACT, align: str = ALIGNMENTS[0]) -> Line:
     """How long a Federated Forest takes, beside scikit-learn's random forest on the joined table.
 
     Two parties, ten times the rows of spambase, encoded labels, a run in this process: messages are
@@ -1297,12 +1027,31 @@ def federated_forest_main() -> None:
     training, scores. ``ratio_train`` counts the messages of the training alone. Both are against
     ``RandomForestClassifier.fit``, which reads, aligns and scores nothing.
     """
-    parser = new_parser(federated_forest_main)
-    parser.add_argument("--max-bin", type=int, default=EXACT)
-    parser.add_argument("--align", choices=ALIGNMENTS, default=ALIGNMENTS[0])
-    options = parser.parse_args()
-    packages = "fedapp", "flwr", "scikit-learn", "numpy", "numba"
-    print_line("federated_forest", packages, **measure_forest(options.max_bin, options.align))
+    check_names("align", [align], ALIGNMENTS)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.parquet"
+        write_copies(FOREST_DATA, FOREST_COPIES, path)
+        exported = forest_settings(path, max_bin, align, keeps_model=True)
+        table, _, _ = join_tables(exported)
+        train = table.split.train
+        values, labels = table.values[train], table.labels[train]
+        model = from_json(run_once(exported).model)
+        pooled, _, _ = pooled_forest(exported, model.columns, values, labels, table.weights[train])
+        n_nodes, timed = check_same(model, pooled), forest_settings(path, max_bin, align)
+        seeds = itertools.count(SEED)
+        functions: list[Callable[[], Any]] = [lambda: run_once(timed)]
+        functions.append(lambda: fit_theirs(values, labels, next(seeds)))
+        runs, theirs = repeated(functions, FOREST_REPEATS)
+    accuracy = runs[-1].summary["metrics"]["train"]["accuracy"]
+    check_accuracy(accuracy, statistics.fmean(each for _, each in theirs))
+    record: Line = {"data": f"{FOREST_DATA} x {FOREST_COPIES}", "parties": FOREST_PARTIES}
+    record |= {"rows": len(train), "columns": values.shape[1], "trees": FOREST_TREES}
+    record |= {"depth": FOREST_DEPTH, "max_bin": max_bin, "max_features": FOREST_FEATURES}
+    record |= {"align": align, "seed": SEED, "nodes_as_pooled": n_nodes, "accuracy": accuracy}
+    record |= {"accuracy_sklearn": [each for _, each in theirs]}
+    record |= forest_ratios(runs, [seconds for seconds, _ in theirs])
+    # Of this process: the server, both parties, and scikit-learn.
+    return {**record, "peak_bytes": peak_bytes()}
 
 
 # fedxgbllr_epoch
@@ -1410,12 +1159,13 @@ def measure_epoch(kind: Kind, all_rows: int) -> dict[str, float]:
     ours, plain = (loop(shape, weights, few) for loop in loops)
     np.testing.assert_allclose(ours, plain, atol=1e-4)
     assert np.abs(ours).max() > 1e-3
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(HEAD_REPEATS):
-        for loop, seconds in zip(loops, times, strict=True):
-            start = time.perf_counter()
-            loop(shape, weights, rows)
-            seconds.append(time.perf_counter() - start)
+
+    def seconds_of(loop: Callable[..., Floats]) -> float:
+        start = time.perf_counter()
+        loop(shape, weights, rows)
+        return time.perf_counter() - start
+
+    times = repeated([partial(seconds_of, loop) for loop in loops], HEAD_REPEATS)
     ours_took, plain_took = map(statistics.median, times)
     ratio = ours_took / plain_took
     console.print(
@@ -1442,7 +1192,7 @@ def train_party(n_rows: int) -> dict[str, Any]:
     return {"peak_bytes": peak_bytes(), "seconds": summary["seconds"]["train"]}
 
 
-def fedxgbllr_epoch_main(words: Sequence[str] | None = None) -> None:
+def fedxgbllr_epoch(rows: int = HEAD_ROWS) -> Line:
     """What an epoch of FedXGBllr's head takes, and how much memory 50,000 rows x 500 trees.
 
     Seconds: an epoch of ``fit_head`` against a plain training loop with torch's own layers, over
@@ -1450,18 +1200,14 @@ def fedxgbllr_epoch_main(words: Sequence[str] | None = None) -> None:
     has all rows goes from its table to its finished model in a new process; the peak includes the
     server of the run and all libraries.
     """
-    parser = new_parser(fedxgbllr_epoch_main)
-    parser.add_argument("--rows", type=int, default=HEAD_ROWS)
-    n_rows = parser.parse_args(words).rows
-    memory = apart(train_party, n_rows)
+    memory = apart(train_party, rows)
     within = "below" if memory["peak_bytes"] < HEAD_BYTES else "ABOVE"
     peak = f"peak memory {memory['peak_bytes'] / 2**20:.0f} MiB"
     console.print(f"{peak}, {within} {HEAD_BYTES / 2**30:.0f} GiB")
-    epochs = {kind: measure_epoch(kind, n_rows) for kind in HEADS}
+    epochs = {kind: measure_epoch(kind, rows) for kind in HEADS}
     worst = max(epoch["ratio"] for epoch in epochs.values())
     within = "within" if worst <= WORST_RATIO else "ABOVE"
     console.print(f"the worst ratio is {within} {WORST_RATIO}")
-    record: Line = {"rows": n_rows, "trees": HEAD_TREES, "parties": HEAD_PARTIES}
+    record: Line = {"rows": rows, "trees": HEAD_TREES, "parties": HEAD_PARTIES}
     record |= {"batch": HEAD_BATCH, "seed": SEED, "repeats": HEAD_REPEATS}
-    record |= {"outputs_bytes": 4 * n_rows * HEAD_TREES, **memory, "epochs": epochs}
-    print_line("fedxgbllr_epoch", ("fedapp", "torch", "xgboost", "numpy"), **record)
+    return {**record, "outputs_bytes": 4 * rows * HEAD_TREES, **memory, "epochs": epochs}

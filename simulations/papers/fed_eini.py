@@ -13,13 +13,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
-import typer
 
 from clients.eini import BATCH_BYTES
 from fedapp import metrics
@@ -28,20 +26,20 @@ from fedapp.crypto.workers import Workers
 from fedapp.data.datasets import read_source
 from fedapp.data.partition import split_rows
 from fedapp.data.table import Table
-from fedapp.errors import ConfigError
-from fedapp.report.plots import DASHES, PALETTE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
-from fedapp.runs.compare import Engine, finished_cell
+from fedapp.runs.compare import Engine
 from fedapp.runs.flower import run_simulation
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from simulations.study import (
     Compared,
     Row,
+    check_names,
     console,
     grouped,
-    new_grid,
     run_and_keep,
+    series,
+    show,
     spent,
     write_tables,
 )
@@ -115,8 +113,7 @@ def trained(credit: str, kind: str, n_trees: int, output: Path) -> Row:
     config: Row = {"strategy": KINDS[kind], "data": data, "columns": columns}
     config |= {"num-boost-round": n_trees, "federated-forest.trees": n_trees}
     settings = load_settings({**FEDERATION, **TRAINING, **config})
-    report = partial(console.print, f"{credit}:")
-    return finished_cell(settings, output / f"{data}-{n_trees}", run_local, report)
+    return series(output / f"{data}-{n_trees}", credit).run(settings, run_local)
 
 
 def drawn_rows(credit: str, n_rows: int = 0) -> Table:
@@ -140,8 +137,8 @@ def predicted(credit: str, model: str, n_rows: int, way: Way, engine: str, outpu
     settings = load_settings({**config, "strategy": method, "data": str(path)})
     values = dict(zip(rows.columns, np.ascontiguousarray(rows.values.T), strict=True))
     pa.csv.write_csv(pa.table({"id": [f"row-{row}" for row in range(n_rows)], **values}), path)
-    report = partial(console.print, f"{credit}, {n_rows} rows, {engine}, {way}:")
-    summary = finished_cell(settings, folder, partial(run_and_keep, ENGINES[engine]), report)
+    runs = series(folder, f"{credit}, {n_rows} rows, {engine}, {way}")
+    summary = runs.run(settings, partial(run_and_keep, ENGINES[engine]))
     path.unlink()
     row = {"credit": credit, "rows": n_rows, "way": way, "key_bits": key_bits, "engine": engine}
     row |= {name: summary.get(name, 0) for name in ("entries", "batches")}
@@ -169,54 +166,35 @@ def table_2(kind: str, *runs: Row) -> list[Row]:
 
 
 def show_table_2(rows: Sequence[Row]) -> None:
-    names = ("data", "model", "subset", "rows", "AUC", "KS", "AUC", "KS", "difference")
-    grid = new_grid(
-        "Table 2: interactive, then Fed-EINI; largest difference", [*names, f"{CLOSE:g}"], 2
-    )
+    shown = []
     for row in rows:
-        pairs = zip(row["auc"], row["ks"], strict=True)
-        scores = [text for auc, ks in pairs for text in (f"{auc:.6f}", f"{100 * ks:.4f}")]
         met = "met" if row["difference"] <= CLOSE else "missed"
-        texts = [f"{row['share']} %", str(row["rows"]), *scores, f"{row['difference']:.1e}", met]
-        grid.add_row(row["credit"], row["model"], *texts)
-    console.print(grid)
+        scores = {f"AUC {way}": auc for way, auc in zip(("both", "eini"), row["auc"], strict=True)}
+        scores |= {
+            f"KS {way}": 100 * ks for way, ks in zip(("both", "eini"), row["ks"], strict=True)
+        }
+        shown.append({**row, **scores, "subset": f"{row['share']} %", "met": met})
+    columns = "data=credit; model; subset; rows; AUC=AUC both:.6f; KS=KS both:.4f; "
+    columns += f"AUC=AUC eini:.6f; KS=KS eini:.4f; difference:.1e; {CLOSE:g}=met"
+    show("Table 2: interactive, then Fed-EINI; largest difference", shown, columns, 2)
 
 
 def show_figure_10(rows: Sequence[Row]) -> None:
     """Print seconds of all ways, Fed-EINI's ratio to the paper's way, and what it sends."""
-    names = ["data", "engine", "rows", *PLAIN, "bits", "Fed-EINI", "ratio", "half"]
-    heading = "Figure 10: seconds; ratio to tree by tree; ciphertexts and kB of a row"
-    grid = new_grid(heading, [*names, "sent", "kB", "batches"], 2)
-    for (credit, engine, n_rows), group in grouped(rows, "credit", "engine", "rows").items():
+    shown = []
+    for group in grouped(rows, "credit", "engine", "rows").values():
         plain = {row["way"]: row["seconds"] for row in group if row["way"] in PLAIN}
         for row in (row for row in group if row["key_bits"]):
-            ratio = row["seconds"] / plain[TREE_BY_TREE]
-            shown = [str(n_rows), *(f"{plain[way]:.2f}" for way in PLAIN)]
-            shown += [str(row["key_bits"]), f"{row['seconds']:.2f}", f"{ratio:.2g}"]
-            shown += ["met" if ratio <= HALF else "missed", str(row["entries"])]
-            shown += [f"{row['bytes'] / n_rows / 1e3:.1f}", str(row["batches"])]
-            grid.add_row(credit, engine, *shown)
-    console.print(grid)
-
-
-def draw_figure_10(rows: Sequence[Row]) -> bytes:
-    """Plot seconds over rows as PNG: one set below the other, color by way, dash by engine."""
-    sets, ways = grouped(rows, "credit"), dict.fromkeys(row["way"] for row in rows)
-    colors, dashes = (
-        dict(zip(ways, PALETTE, strict=False)),
-        dict(zip(ENGINES, DASHES, strict=False)),
-    )
-    figure, _ = new_canvas(8, 3.6 * len(sets), rows=len(sets))
-    for ax, ((credit,), of_set) in zip(figure.axes, sets.items(), strict=True):
-        for (engine, way), line in grouped(of_set, "engine", "way").items():
-            label = f"interactive, {way}" if way in PLAIN else f"Fed-EINI, {way} bits"
-            label += f", {engine}"
-            sizes, seconds = zip(*((row["rows"], row["seconds"]) for row in line), strict=True)
-            pen = {"color": colors[way], "linestyle": dashes[engine], **line_style(sizes)}
-            ax.plot(sizes, seconds, label=label, **pen)
-        ax.set(xscale="log", yscale="log", xlabel=f"rows of {credit}", ylabel="seconds")
-        ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    return to_png(figure)
+            ratio, kilobytes = (
+                row["seconds"] / plain[TREE_BY_TREE],
+                row["bytes"] / row["rows"] / 1e3,
+            )
+            met = "met" if ratio <= HALF else "missed"
+            shown.append({**row, **plain, "ratio": ratio, "half": met, "kB": kilobytes})
+    columns = "data=credit; engine; rows; " + "; ".join(f"{way}:.2f" for way in PLAIN)
+    columns += "; bits=key_bits; Fed-EINI=seconds:.2f; ratio:.2g; half; sent=entries; kB:.1f"
+    heading = "Figure 10: seconds; ratio to tree by tree; ciphertexts and kB of a row"
+    show(heading, shown, f"{columns}; batches", 2)
 
 
 def encryption(key_bits: int) -> float:
@@ -264,16 +242,13 @@ def crossovers(rows: Sequence[Row]) -> list[Row]:
 def show_crossovers(rows: Sequence[Row], costs: Mapping[int, float]) -> None:
     """Print what bounds Fed-EINI, the crossover and a recommendation."""
     console.print(f"CPU microseconds to encrypt a weight, by bits of the key: {costs}")
-    names = ["data", "engine", "bits", "us a weight", "begin", "exchange"]
-    names += ["at once", "rows", "tree by tree", "rows"]
-    grid = new_grid("Crossover: seconds of interactive exchanges, rows", names, 2)
+    shown = []
     for row in rows:
-        shown = [row["credit"], row["engine"], str(row["key_bits"]), f"{row['microseconds']:.0f}"]
-        shown += [f"{row['to_begin']:.2f}", f"{row['exchange']:.2g}"]
-        for asked, below in (row["at once"], row["tree by tree"]):
-            shown += [f"{asked * row['exchange']:.3g}", str(below)]
-        grid.add_row(*shown)
-    console.print(grid)
+        seconds = {way: row[way][0] * row["exchange"] for way in PLAIN}
+        shown.append({**row, **seconds, **{f"below {way}": row[way][1] for way in PLAIN}})
+    columns = "data=credit; engine; bits=key_bits; us a weight=microseconds:.0f; begin=to_begin:.2f"
+    columns += "; exchange:.2g; " + "; ".join(f"{way}:.3g; rows=below {way}" for way in PLAIN)
+    show("Crossover: seconds of interactive exchanges, rows", shown, columns, 2)
     for way in PLAIN if rows else ():
         latest = rows[-1 - len(DEPLOYED) :]
         last = [f"{row[way][1]} rows at {row['exchange']:.2g} s" for row in latest]
@@ -317,20 +292,24 @@ def page_rows(tables: Row) -> Iterator[Compared]:
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller runs; says which.")] = False,
-    key_bits: Annotated[str, typer.Option(help="Of Figure 10.")] = f"{KEY_BITS},2048",
-    engine: Annotated[str, typer.Option(help="local or simulation; by default both.")] = "",
-    credit: Annotated[str, typer.Option(help='"Credit 1" or "Credit 2"; by default both.')] = "",
-    rows: Annotated[int, typer.Option(min=0, help="Of Table 2, at most; 0: all test rows.")] = 0,
-    figure_10: Annotated[bool, typer.Option("--figure-10", help="Only it, no Table 2.")] = False,
-    output: Annotated[Path, typer.Option(help="Finished runs in it are not run again.")] = OUTPUT,
+    quick: bool = False,
+    key_bits: str = f"{KEY_BITS},2048",
+    engine: str = "",
+    credit: str = "",
+    rows: int = 0,
+    figure_10: bool = False,
+    output: Path = OUTPUT,
 ) -> None:
-    """Compute Table 2 and Figure 10, print them, and write them as JSON and PNG."""
+    """Compute Table 2 and Figure 10, print them, and write them as JSON.
+
+    ``--quick`` takes smaller runs and says which; ``--key-bits`` are those of Figure 10;
+    ``--engine`` and ``--credit`` choose one of both; ``--rows`` limit Table 2 (0: all test rows);
+    ``--figure-10`` omits Table 2. Finished runs in ``--output`` are not run again.
+    """
     start, names = time.monotonic(), [engine] if engine else list(ENGINES)
     credits = [credit] if credit else list(CREDITS)
-    for name, chosen, allowed in (("engine", names, ENGINES), ("credit", credits, CREDITS)):
-        if not set(chosen) <= set(allowed):
-            raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {chosen[0]!r}")
+    check_names("engine", names, ENGINES)
+    check_names("credit", credits, CREDITS)
     for size in (bits := [int(part) for part in key_bits.split(",")]):
         config = {"eini.key-bits": size, "eini.insecure-small-key": True, "model": "0" * 16}
         Eini.section_settings(load_settings(config))
@@ -353,7 +332,6 @@ def main(
     show_figure_10(figure)
     show_crossovers(crossed, costs)
     console.print(NOTES)
-    (output / "figure_10.png").write_bytes(draw_figure_10(figure))
     tables: Row = {"table_2": second, "figure_10": figure, "crossover": crossed, "notes": NOTES}
     tables |= {"encryption_microseconds": {str(n): cost for n, cost in costs.items()}}
-    write_tables(output, "fed_eini", start, ["gmpy2"], tables)
+    write_tables(output, "fed_eini", start, tables)

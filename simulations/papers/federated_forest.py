@@ -11,19 +11,17 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
-import typer
-from matplotlib.ticker import FixedLocator
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -32,10 +30,9 @@ from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.partition import split_rows
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError
-from fedapp.report.plots import line_style, new_canvas, new_pens, to_png
 from fedapp.report.summary import read_run
 from fedapp.runs.baselines import Pooled, forest_scores, join_tables
-from fedapp.runs.compare import Engine, cached_rows, finished_cell
+from fedapp.runs.compare import Engine, Series
 from fedapp.runs.flower import run_simulation
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
@@ -47,9 +44,10 @@ from simulations.study import (
     console,
     grouped,
     mean_of,
-    new_grid,
     run_and_keep,
     run_and_tidy,
+    series,
+    show,
     spent,
     write_rows,
     write_tables,
@@ -70,7 +68,7 @@ FIGURES: dict[str, tuple[str, list[Point]]] = {
     "figure_5": ("depth", [(8, depth, 0.2) for depth in (4, 6, 8, 10, 12, 14, 16)]),
     "figure_6": ("share", [(8, 4, share) for share in (0.1, 0.2, 0.3, 0.4)]),
 }
-AXES = {"trees": "trees", "depth": "maximum depth", "share": "share of the rows"}
+AXES = ("trees", "depth", "share")
 ONE_ROUND, CLASSICAL, AT_ONCE = "one-round", "classical", "all trees at once"
 WAYS = {  # method, trees at once
     ONE_ROUND: ("one-round", 0),
@@ -95,9 +93,8 @@ def model_of(data: str, trees: int, depth: int, output: Path) -> str:
     """Id of the model of a set, which is trained unless it exists."""
     config = own_settings(OBJECTIVES[find_dataset(data).task], trees, depth)
     more = {"data": data, "columns": "even", "test-fraction": PREDICTED_SHARE, "seed": SEED}
-    folder, report = output / f"{data}-{trees}-{depth}", partial(console.print, f"{data}:")
-    summary = finished_cell(load_settings({**config, **more}), folder, run_local, report)
-    return str(summary["model_id"])
+    runs = series(output / f"{data}-{trees}-{depth}", data)
+    return str(runs.run(load_settings({**config, **more}), run_local)["model_id"])
 
 
 def predicted(data: str, point: Point, way: str, engine: str, n: int, output: Path) -> Row:
@@ -112,12 +109,10 @@ def predicted(data: str, point: Point, way: str, engine: str, n: int, output: Pa
     config |= {"interactive.trees-at-once": at_once}
     names = data, *map(str, point), way.replace(" ", "-"), engine.replace(" ", "-")
     folder, costs = output / "-".join(names), []
-    report = partial(
-        console.print, f"{data}, {trees} trees, depth {depth}, {share}, {way}, {engine}:"
-    )
+    runs = series(folder, f"{data}, {trees} trees, depth {depth}, {share}, {way}, {engine}")
     for seed in range(SEED, SEED + n):
         keep = partial(run_and_keep, ENGINES[engine])
-        finished_cell(load_settings({**config, "seed": seed}), folder, keep, report)
+        runs.run(load_settings({**config, "seed": seed}), keep)
         costs.append(spent(read_run(folder / f"{method}-{seed}").ledger))
     path.unlink()
     row = {"data": data, "engine": engine, "way": way, "rows": len(rows), "repeats": n}
@@ -165,17 +160,17 @@ def rows_of(figure: str, rows: Sequence[Row]) -> list[Row]:
 
 def show_figures(rows: Sequence[Row]) -> None:
     """Print seconds of all ways, and how much faster one round is."""
-    names = ("figure", "data", "engine", "at", "rows", ONE_ROUND, CLASSICAL, "ratio", "at once")
-    grid = new_grid("Figures 4 to 6: seconds of a prediction, exchanges", names, 4)
+    shown = []
     for figure, (name, _) in FIGURES.items():
         groups = grouped(rows_of(figure, rows), "data", "engine", name)
-        for (data, engine, value), group in groups.items():
-            ways = {row["way"]: row for row in group}
-            shown = {way: f"{row['seconds']:.3f} ({row['exchanges']})" for way, row in ways.items()}
-            ratio = f"{ways[CLASSICAL]['seconds'] / ways[ONE_ROUND]['seconds']:.1f}"
-            cells = [shown[ONE_ROUND], shown[CLASSICAL], ratio, shown.get(AT_ONCE, "-")]
-            grid.add_row(figure[-1], data, engine, f"{name} {value}", str(group[0]["rows"]), *cells)
-    console.print(grid)
+        for (_, _, value), group in groups.items():
+            ways = {row["way"]: f"{row['seconds']:.3f} ({row['exchanges']})" for row in group}
+            seconds = {row["way"]: row["seconds"] for row in group}
+            ratio = seconds[CLASSICAL] / seconds[ONE_ROUND]
+            at = {"figure": figure[-1], "at": f"{name} {value}", "ratio": ratio}
+            shown.append({**group[0], **ways, **at})
+    columns = f"figure; data; engine; at; rows; {ONE_ROUND}; {CLASSICAL}; ratio:.1f; {AT_ONCE}"
+    show("Figures 4 to 6: seconds of a prediction, exchanges", shown, columns, 4)
 
 
 def verdicts(rows: Sequence[Row]) -> list[Row]:
@@ -210,26 +205,6 @@ def show_verdicts(rows: Sequence[Row]) -> None:
             growth = [f"{way} x {row['growth'][f'{way}, {name}']:.2f}" for way in COMPARED]
             ends = f"{name} {points[0][axis]} to {points[-1][axis]}"
             console.print(f"  seconds, {ends}: {', '.join(growth)} at most")
-
-
-def draw(figure: str, rows: Sequence[Row]) -> bytes:
-    """Plot seconds of all ways, one set below the other, as PNG."""
-    name, sets = FIGURES[figure][0], grouped(rows_of(figure, rows), "data")
-    canvas, _ = new_canvas(7.5, 3.2 * len(sets), rows=len(sets))
-    pens = dict(
-        zip(((way, engine) for engine in ENGINES for way in WAYS), new_pens(), strict=False)
-    )
-    for ax, ((data,), of_data) in zip(canvas.axes, sets.items(), strict=True):
-        for (way, engine), line in grouped(of_data, "way", "engine").items():
-            color, dash = pens[way, engine]
-            positions, seconds = [row[name] for row in line], [row["seconds"] for row in line]
-            ax.plot(
-                positions, seconds, dash, color=color, label=f"{way}, {engine}", **line_style(line)
-            )
-            ax.xaxis.set_major_locator(FixedLocator(positions))
-        ax.set(yscale="log", xlabel=f"{AXES[name]}, {data}", ylabel="seconds")
-        ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    return to_png(canvas)
 
 
 REPEATS, QUICK_REPEATS = 40, 10
@@ -327,10 +302,9 @@ def repeat(data: str, source: Row, seed: int, output: Path) -> Row:
     objective = OBJECTIVES[find_dataset(data).task]
     table_settings = {**source, "columns": "random", "test-fraction": TEST, "seed": seed}
     settings = load_settings({**own_settings(objective, TREES, DEPTH), **table_settings})
-    report = partial(console.print, f"{data}:")
-    summary = finished_cell(settings, output / data, run_and_tidy, report)
-    path = output / data / f"others-{seed}.json"
-    (other_scores,) = cached_rows(path, settings, lambda: [others(settings)], report)
+    runs = series(output / data, data)
+    summary = runs.run(settings, run_and_tidy)
+    (other_scores,) = runs.rows(f"others-{seed}", settings, lambda: [others(settings)])
     name = score_name(objective)
     row = {"data": data, "seed": seed, "FF": summary["metrics"]["test"][name]}
     return {**row, **other_scores}
@@ -398,22 +372,21 @@ def tested(rows: Sequence[Row]) -> Row:
 
 def show_table_1(rows: Sequence[Row]) -> None:
     """Print means, deviations and tests, with the paper's below each set."""
-    names = ("data", *ALONE, *FORESTS, "p", "FF - NonFF", "paired")
-    grid = new_grid(f"Table 1: means of {rows[0]['repeats']} repeats", names, 1)
+    shown = []
     for row in rows:
-        shown = [*as_text(row), f"{row['difference'][0]:+.4f}", f"{row['paired']:.3f}"]
-        grid.add_row(row["data"], *shown)
-        if row["data"] in PRINTED:
-            grid.add_row("  the paper", *as_text(PRINTED[row["data"]]))
-    console.print(grid)
+        shown.append({**row, **as_texts(row), "FF - NonFF": row["difference"][0]})
+        if printed := PRINTED.get(row["data"]):
+            shown.append({**printed, **as_texts(printed), "data": "  the paper"})
+    columns = "; ".join(["data", *(f"{name}:.3f" for name in ALONE), *FORESTS])
+    heading = f"Table 1: means of {rows[0]['repeats']} repeats"
+    show(heading, shown, f"{columns}; p:.3f; FF - NonFF:+.4f; paired:.3f")
     differing = [row["data"] for row in rows if min(row["p"], row["paired"]) < 0.01]
     console.print(f"NonFF and FF differ at the 0.01 level on: {', '.join(differing) or 'none'}")
 
 
-def as_text(row: Mapping[str, Any]) -> list[str]:
-    alone = [f"{row[name]:.3f}" if name in row else "-" for name in ALONE]
-    pairs = [f"{mean:.4f} ± {deviation:.4f}" for mean, deviation in (row[n] for n in FORESTS)]
-    return [*alone, *pairs, f"{row['p']:.3f}"]
+def as_texts(row: Row) -> dict[str, str]:
+    """Means and deviations of the forests."""
+    return {name: "{:.4f} ± {:.4f}".format(*row[name]) for name in FORESTS}
 
 
 # Figure 3
@@ -434,61 +407,36 @@ def domains(n_domains: int, n_seeds: int, output: Path) -> Row:
     table, columns = domains_of(read_source(DOMAIN_DATA), n_domains)
     config: Row = {**own_settings(OBJECTIVES["binary"], TREES, DEPTH), "columns": columns}
     config |= {"parties": n_domains, "label": "y"}
-    folder, path = output / f"domains-{n_domains}", output / "domains.parquet"
-    report, rows = partial(console.print, f"{n_domains} domains:"), np.arange(table.n_rows)
+    runs = series(output / f"domains-{n_domains}", f"{n_domains} domains")
+    path, rows = output / "domains.parquet", np.arange(table.n_rows)
     config["data"] = write_rows(path, table, rows)
     scores = []
     for seed in range(SEED, SEED + n_seeds):
         settings = load_settings({**config, "test-fraction": TEST, "seed": seed})
-        summary = finished_cell(settings, folder, run_and_tidy, report)
-        scores.append(summary["metrics"]["test"]["accuracy"])
+        scores.append(runs.run(settings, run_and_tidy)["metrics"]["test"]["accuracy"])
     write_rows(path, table, np.tile(rows, TIMES))
-    seconds = domain_seconds(config, folder / "many", report)
+    seconds = domain_seconds(config, replace(runs, folder=runs.folder / "many"))
     path.unlink()
     record = {"domains": n_domains, "columns": len(table.columns), "accuracy": spread(scores)}
     return {**record, **seconds}
 
 
-def domain_seconds(config: Row, folder: Path, report: Callable[[str], None]) -> Row:
+def domain_seconds(config: Row, runs: Series) -> Row:
     """Seconds of training on all rows, and of one-round prediction of all rows."""
     settings = load_settings({**config, "test-fraction": 0.0, "seed": SEED})
-    model = finished_cell(settings, folder, run_local, report)
+    model = runs.run(settings, run_local)
     prediction = {**COMMON, "strategy": ONE_ROUND, "model": model["model_id"], "output": ".parquet"}
     prediction |= {name: config[name] for name in ("parties", "data")}
     keep = partial(run_and_keep, run_local)
-    finished_cell(load_settings({**prediction, "seed": SEED}), folder, keep, report)
-    ledger = read_run(folder / f"{ONE_ROUND}-{SEED}").ledger
+    runs.run(load_settings({**prediction, "seed": SEED}), keep)
+    ledger = read_run(runs.folder / f"{ONE_ROUND}-{SEED}").ledger
     return {"train": model["seconds"]["train"], "predict": spent(ledger)["seconds"]}
 
 
 def show_figure_3(rows: Sequence[Row]) -> None:
-    names = ("domains", "columns", "accuracy", "training, sec.", "prediction, sec.")
-    grid = new_grid(f"Figure 3: {DOMAIN_DATA}, {TREES} trees of depth {DEPTH}", names, 0)
-    for row in rows:
-        accuracy = "{:.4f} ± {:.4f}".format(*row["accuracy"])
-        shown = [str(row["columns"]), accuracy, f"{row['train']:.2f}", f"{row['predict']:.2f}"]
-        grid.add_row(str(row["domains"]), *shown)
-    console.print(grid)
-
-
-def draw_figure_3(rows: Sequence[Row]) -> bytes:
-    """Plot accuracy above seconds, as PNG."""
-    figure, upper = new_canvas(7.5, 5, rows=2)
-    lower, positions, pens = figure.axes[1], [row["domains"] for row in rows], new_pens()
-    means, deviations = zip(*(row["accuracy"] for row in rows), strict=True)
-    color, _ = next(pens)
-    upper.errorbar(positions, means, yerr=deviations, color=color, capsize=3, **line_style(rows))
-    for name, label in (("train", "training"), ("predict", "one-round prediction")):
-        color, dash = next(pens)
-        seconds = [row[name] for row in rows]
-        lower.plot(positions, seconds, dash, color=color, label=label, **line_style(rows))
-    upper.set_ylabel("accuracy")
-    lower.set(xlabel="domains", ylabel="seconds")
-    lower.set_ylim(bottom=0)
-    lower.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    for ax in (upper, lower):
-        ax.xaxis.set_major_locator(FixedLocator(positions))
-    return to_png(figure)
+    shown = [{**row, "accuracy": "{:.4f} ± {:.4f}".format(*row["accuracy"])} for row in rows]
+    columns = "domains; columns; accuracy; training, sec.=train:.2f; prediction, sec.=predict:.2f"
+    show(f"Figure 3: {DOMAIN_DATA}, {TREES} trees of depth {DEPTH}", shown, columns, 0)
 
 
 def page_rows(tables: Row) -> Iterator[Compared]:
@@ -500,14 +448,12 @@ def page_rows(tables: Row) -> Iterator[Compared]:
             yield Compared(f"{row['data']}, {name}", paper, row[name][0], pooled)
 
 
-def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer runs; says which.")] = False,
-    repeats: Annotated[
-        int, typer.Option(min=0, help=f"Of Table 1; 0: {REPEATS}, with --quick {QUICK_REPEATS}.")
-    ] = 0,
-    output: Annotated[Path, typer.Option(help="Finished runs in it are not run again.")] = OUTPUT,
-) -> None:
-    """Compute Table 1 and Figures 3 to 6, print them, and write them as JSON and PNG."""
+def main(quick: bool = False, repeats: int = 0, output: Path = OUTPUT) -> None:
+    """Compute Table 1 and Figures 3 to 6, print them, and write them as JSON.
+
+    ``--quick`` takes fewer runs and says which; ``--repeats`` are those of Table 1, at least 2.
+    Finished runs in ``--output`` are not run again.
+    """
     start = time.monotonic()
     if repeats == 1:
         raise ConfigError("repeats must be 2 at least, or 0, got 1")
@@ -531,9 +477,6 @@ def main(
     show_figures(timed)
     show_verdicts(shown)
     console.print(NOTES)
-    (output / "figure_3.png").write_bytes(draw_figure_3(third))
-    for figure in FIGURES:
-        (output / f"{figure}.png").write_bytes(draw(figure, timed))
     tables: Row = {"table_1": first, "figure_3": third, "figures_4_to_6": timed, "notes": NOTES}
     tables |= {"verdicts": shown}
-    write_tables(output, "federated_forest", start, ["scikit-learn", "numba"], tables)
+    write_tables(output, "federated_forest", start, tables)

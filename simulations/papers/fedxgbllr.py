@@ -18,19 +18,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 
 from fedapp import metrics
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.errors import ConfigError
 from fedapp.report.summary import read_run
 from fedapp.runs.baselines import baseline_rows, train_boosted
-from fedapp.runs.compare import cached_rows, finished_cell
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.objective import REGRESSION
 from simulations.study import (
@@ -39,11 +36,13 @@ from simulations.study import (
     TIMES,
     Compared,
     Row,
+    averaged,
     console,
     grouped,
     mean_of,
-    new_grid,
     run_and_tidy,
+    series,
+    show,
     write_tables,
 )
 
@@ -69,8 +68,6 @@ TEST_FRACTION, N_ROUNDS, FIRST_SEED = 0.25, 10, 42
 POOLED = {"num-boost-round": 500, "max-depth": 8, "eta": 0.1}
 USES = {"fit": "trees", "share": "trees", "average": "head"}  # of messages train.fedxgbllr_*
 QUICK_ROWS = 10_000
-# Of a run, plus those of 1,000 rows; measured on 2 cores.
-RUN_SECONDS, ROW_SECONDS = 3.0, {"cnn": 0.25, "cnn3": 3.0, "fcnn": 0.6}
 TITLE = "FedXGBllr, Tables 2 and 4"  # on the page of all papers
 OUTPUT = Path("runs/papers/fedxgbllr")
 CUT = f"--quick: 1 seed; sets above {QUICK_ROWS} rows with one number of clients, not in Table 4"
@@ -114,19 +111,11 @@ def planned(
     return second, fourth
 
 
-def minutes_left(cells: Iterable[Cell], sizes: Mapping[str, int], output: Path) -> float:
-    """Estimated minutes of the unfinished runs."""
-    waiting = [one for one in set(cells) if not (one.folder(output) / "summary.json").exists()]
-    seconds = [RUN_SECONDS + sizes[one.data] / 1000 * ROW_SECONDS[one.head] for one in waiting]
-    return sum(seconds) / 60
-
-
 def run_cell(cell: Cell, output: Path) -> Row:
     """Score, bytes and seconds of one run, unless it is finished."""
     config = {"strategy": "fedxgbllr", "parties": cell.clients, "fedxgbllr.head": cell.head}
     folder, settings = cell.folder(output), settings_of(cell.data, cell.seed, config)
-    report = partial(console.print, f"{folder.parent.name}:")
-    summary = finished_cell(settings, folder.parent, run_and_tidy, report)
+    summary = series(folder.parent, folder.parent.name).run(settings, run_and_tidy)
     return {
         **asdict(cell),
         "score": score(settings.objective, summary["metrics"]["test"]),
@@ -150,8 +139,8 @@ def bytes_by_use(ledger: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 def run_pooled(data: str, seed: int, output: Path) -> Row:
     """XGBoost on all rows except the test rows: its score on these, and on all rows."""
-    path, settings = output / f"{data}-pooled-{seed}.json", settings_of(data, seed, POOLED)
-    (scores,) = cached_rows(path, settings, lambda: [pooled_scores(settings)], console.print)
+    name, settings = f"{data}-pooled-{seed}", settings_of(data, seed, POOLED)
+    (scores,) = series(output).rows(name, settings, lambda: [pooled_scores(settings)])
     return {"data": data, "seed": seed, **scores}
 
 
@@ -193,44 +182,45 @@ def written(data: str, value: float | None) -> str:
 
 def show_table_2(rows: Sequence[Row], pooled: Sequence[Row], how: str) -> None:
     """Print quality beside the paper's and XGBoost's."""
-    names = ["data", "clients", "ours", "paper", "ours-paper", "target"]
-    names += ["pooled", "paper's", "all rows", "sec."]
-    grid = new_grid(f"Table 2: accuracy in %, or MSE; {how}", names, 1)
-    baselines = grouped(pooled, "data")
-    for (data, n_clients), group in grouped(rows, "data", "clients").items():
-        ours, baseline, paper = mean_of(group, "score"), baselines[(data,)], PAPER.get(data, {})
-        scores = [written(data, ours), written(data, paper.get(n_clients))]
-        scores += beside_paper(data, n_clients, ours)
-        others = (mean_of(baseline, "test"), paper.get(1), mean_of(baseline, "all"))
-        scores += [written(data, score) for score in others]
-        grid.add_row(data, str(n_clients), *scores, f"{mean_of(group, 'seconds'):.0f}")
-    console.print(grid)
+    shown, baselines = [], grouped(pooled, "data")
+    for row in averaged(rows, "data", "clients"):
+        data, n_clients, ours = row["data"], row["clients"], row["score"]
+        baseline, paper = baselines[(data,)], PAPER.get(data, {})
+        scores = {"ours": ours, "paper": paper.get(n_clients), "pooled": mean_of(baseline, "test")}
+        scores |= {"paper's": paper.get(1), "all rows": mean_of(baseline, "all")}
+        texts = {name: written(data, score) for name, score in scores.items()}
+        difference, target = beside_paper(data, n_clients, ours)
+        shown.append({**row, **texts, "ours-paper": difference, "target": target})
+    columns = "data; clients; ours; paper; ours-paper; target; pooled; paper's; all rows"
+    show(f"Table 2: accuracy in %, or MSE; {how}", shown, f"{columns}; sec.=seconds:.0f")
 
 
 def show_table_3(rows: Sequence[Row]) -> None:
-    # Measured bytes, beside the paper's formula
-    names = ("data", "clients", "Eq. 6", "head", "trees", "other", "all", "per client")
-    grid = new_grid("Table 3: MB both ways, all clients together", names, 1)
-    for (data, n_clients), group in grouped(rows, "data", "clients").items():
-        totals = [mean_of(group, f"{use}_bytes") / 1e6 for use in ("head", "trees", "other")]
-        texts = [f"{total:.2f}" for total in (*totals, sum(totals), sum(totals) / n_clients)]
-        grid.add_row(data, str(n_clients), eq_6(n_clients), *texts)
-    console.print(grid)
+    """Print measured bytes, beside the paper's formula."""
+    shown = []
+    for row in averaged(rows, "data", "clients"):
+        sizes = {use: row[f"{use}_bytes"] / 1e6 for use in ("head", "trees", "other")}
+        total = sum(sizes.values())
+        each = {"all": total, "per client": total / row["clients"], "Eq. 6": eq_6(row["clients"])}
+        shown.append({**row, **sizes, **each})
+    columns = "data; clients; Eq. 6; head:.2f; trees:.2f; other:.2f; all:.2f; per client:.2f"
+    show("Table 3: MB both ways, all clients together", shown, columns)
 
 
 def show_table_4(rows: Sequence[Row], how: str) -> None:
     """Print the heads side by side, each with the paper's score."""
-    names = ["data", *(name for head in HEADS for name in (head, "paper"))]
-    heading = f"Table 4: heads at {HEADS_CLIENTS} clients; {how}"
-    grid = new_grid(heading, [*names, "sec. of each"], 1)
+    shown = []
     for (data,), group in grouped(rows, "data").items():
-        of_head = grouped(group, "head")
-        ours = [mean_of(of_head[(head,)], "score") for head in HEADS]
+        row, seconds = {"data": data}, []
         paper = PAPER_HEADS.get(data, (None,) * len(HEADS))
-        pairs = [score for pair in zip(ours, paper, strict=True) for score in pair]
-        spent = " / ".join(f"{mean_of(of_head[(head,)], 'seconds'):.0f}" for head in HEADS)
-        grid.add_row(data, *(written(data, score) for score in pairs), spent)
-    console.print(grid)
+        for each, printed in zip(averaged(group, "head"), paper, strict=False):
+            row |= {each["head"]: written(data, each["score"])}
+            row |= {f"paper, {each['head']}": written(data, printed)}
+            seconds.append(f"{each['seconds']:.0f}")
+        shown.append({**row, "sec. of each": " / ".join(seconds)})
+    columns = "; ".join(f"{head}; paper, {head}" for head in HEADS)
+    heading = f"Table 4: heads at {HEADS_CLIENTS} clients; {how}"
+    show(heading, shown, f"data; {columns}; sec. of each")
 
 
 def numbers(text: str) -> list[int]:
@@ -262,20 +252,23 @@ def _by_task(
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="1 seed; fewer large runs.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Draws to average over.")] = 1,
-    sets: Annotated[str, typer.Option(help="Names of data sets.")] = ",".join(PAPER),
-    clients: Annotated[str, typer.Option(help="Of Tables 2 and 3.")] = "2,5,10",
-    output: Annotated[Path, typer.Option(help="Finished runs in it are not run again.")] = OUTPUT,
+    quick: bool = False,
+    seeds: int = 1,
+    sets: str = ",".join(PAPER),
+    clients: str = "2,5,10",
+    output: Path = OUTPUT,
 ) -> None:
-    """Compute the tables, print them, and write every run as JSON."""
+    """Compute the tables, print them, and write every run as JSON.
+
+    ``--quick`` takes 1 seed and fewer large runs; ``--seeds`` are draws to average over;
+    ``--clients`` are those of Tables 2 and 3. Finished runs in ``--output`` are not run again.
+    """
     start, n_seeds = time.monotonic(), 1 if quick else seeds
     seeds_run = range(FIRST_SEED, FIRST_SEED + n_seeds)
     # Read now, so that a missing file is noticed before the first run.
     sizes = {name.strip(): read_source(name.strip()).n_rows for name in sets.split(",")}
     output.mkdir(parents=True, exist_ok=True)
     second, fourth = planned(sizes, numbers(clients), seeds_run, quick)
-    console.print(f"About {minutes_left([*second, *fourth], sizes, output):.0f} minutes on 2 cores")
     if quick:
         console.print(CUT)
     how = f"{n_seeds} seed(s) from {FIRST_SEED}{', --quick' if quick else ''}"
@@ -288,4 +281,4 @@ def main(
         show_table_4(heads, how)
     console.print(NOTES)
     tables: Row = {"table_2": rows, "pooled": pooled, "table_4": heads, "notes": NOTES}
-    write_tables(output, "fedxgbllr", start, ["xgboost", "torch"], tables)
+    write_tables(output, "fedxgbllr", start, tables)

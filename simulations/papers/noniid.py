@@ -15,43 +15,40 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-import typer
 
 from fedapp.data.datasets import dataset_names, source_frame
-from fedapp.errors import ConfigError
 from fedapp.report.page import arrow, figures, page, quiet, strong, table
 from fedapp.report.summary import human_bytes, human_seconds, score_text
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import run_and_load, run_baselines
-from fedapp.runs.compare import cached_rows, finished_cell
 from fedapp.settings import Settings, load_settings
 from simulations.study import (
     ALONE,
     POOLED,
     Verdict,
+    averaged,
+    check_names,
     console,
     costs,
     grouped,
     mean_of,
-    new_grid,
-    new_parser,
-    plot_lines,
-    print_line,
     run_and_tidy,
+    series,
+    show,
     verdicts,
     write_tables,
 )
 
 # The page of ``noniid``: scores, costs and plots of all methods, and which one to choose.
 
+LEVEL = 6  # longest category name that fits without rotation
 COSTS: dict[str, Callable[[float], str]] = {
     "exchanges": "{:g}".format,
     "bytes": human_bytes,
@@ -146,17 +143,43 @@ def _lines(
     labels: tuple[str, str],
     in_words: Callable[[float], str] | None = None,
 ) -> str:
-    """Means over the seeds, a line a method."""
+    """An SVG element with a line a method: means over the seeds, by category.
+
+    ``labels`` are of the axes; ``in_words`` formats a value on a logarithmic scale.
+    """
+    from matplotlib.ticker import NullFormatter
+
+    from fedapp.report.plots import (
+        add_legend_below,
+        line_style,
+        new_canvas,
+        new_pens,
+        plain,
+        to_svg,
+    )
+
     field = "score" if in_words is None else labels[1]
     categories = [place for (place,) in grouped(rows, across)]
     if across == "parties":
         categories.sort()
-    groups = grouped(rows, "method", across)
-    values = {
-        method: [mean_of(groups[method, place], field) for place in categories]
-        for method in methods
-    }
-    return plot_lines(values, list(map(str, categories)), labels, in_words)
+    groups, (figure, ax) = grouped(rows, "method", across), new_canvas()
+    for method, (color, dash) in zip(methods, new_pens(), strict=False):
+        means = [mean_of(groups[method, place], field) for place in categories]
+        style = {"color": color, "label": plain(method), **line_style(means)}
+        ax.plot(range(len(categories)), means, dash, **style)
+    names = [plain(str(place)) for place in categories]
+    ax.set_xticks(range(len(names)), names, parse_math=False)
+    if max(map(len, names)) > LEVEL:
+        for text in ax.get_xticklabels():
+            text.set(rotation=30, ha="right", rotation_mode="anchor")
+    ax.set(xlabel=labels[0], ylabel=labels[1])
+    if in_words:
+        to_text = in_words
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(lambda value, _: to_text(value))
+        ax.yaxis.set_minor_formatter(NullFormatter())
+    add_legend_below(figure)
+    return to_svg(figure)
 
 
 # What the defaults give on every data set at hand, beside 50 rounds at XGBoost's own eta.
@@ -167,31 +190,27 @@ SETS = [name for name in dataset_names() if not name.endswith("-test")]
 ROWS, SEEDS = 20_000, (42, 1, 2)
 
 
-def defaults_main() -> None:
+def defaults(
+    data: tuple[str, ...] = tuple(SETS),
+    rows: int = ROWS,
+    parties: int = 1,
+    seeds: tuple[int, ...] = SEEDS,
+) -> Iterator[Row]:
     """What the defaults give on every data set at hand, beside 50 rounds at XGBoost's own eta.
 
     ``python -m simulations papers defaults`` prints a JSON line a set: the test score with 50
     rounds, eta 0.3 and no early stopping (``fixed``) and with the defaults, each averaged over the
-    seeds. The default is XGBoost on all rows, which equals PAX with one party; ``--parties 3``
-    trains PAX.
+    seeds. At most ``--rows`` are drawn from a larger set. The default is XGBoost on all rows, which
+    equals PAX with one party; ``--parties 3`` trains PAX.
     """
-    parser = new_parser(defaults_main)
-    parser.add_argument("--data", nargs="+", default=SETS)
-    parser.add_argument("--rows", type=int, default=ROWS, help="at most, drawn from a larger set")
-    parser.add_argument("--parties", type=int, default=1)
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    options = parser.parse_args()
-    for data in options.data:
-        line: Row = {"data": data, "parties": options.parties}
+    for name in data:
+        line: Row = {"data": name, "parties": parties}
         with tempfile.TemporaryDirectory() as folder:
-            table = write_sample(data, options.rows, Path(folder)) | {"parties": options.parties}
-            for name, how in (("fixed", FIXED), ("defaults", {})):
-                all_scores = [scores({**table, **how, "seed": seed}) for seed in options.seeds]
-                line[name] = {
-                    key: round(float(np.mean([o[key] for o in all_scores])), 4)
-                    for key in all_scores[0]
-                }
-        print_line("defaults", ("fedapp", "xgboost"), **line)
+            table = write_sample(name, rows, Path(folder)) | {"parties": parties}
+            for kind, how in (("fixed", FIXED), ("defaults", {})):
+                all_scores = [scores({**table, **how, "seed": seed}) for seed in seeds]
+                line[kind] = {key: round(mean_of(all_scores, key), 4) for key in all_scores[0]}
+        yield line
 
 
 def write_sample(data: str, most: int, folder: Path) -> Row:
@@ -319,9 +338,8 @@ def run_cell(scenario: Scenario, method: str, seed: int, quick: bool, output: Pa
     settings = settings_of(scenario, method, seed, quick)
     name = f"{method.replace(', ', '-').replace(' ', '-')}-{scenario.steps}"
     folder = output / scenario.folder / name
-    where = f"{scenario.data}, {scenario.name}, {scenario.parties} parties, {method}:"
-    report = partial(console.print, where)
-    summary = finished_cell(settings, folder, run_and_tidy, report)
+    where = f"{scenario.data}, {scenario.name}, {scenario.parties} parties, {method}"
+    summary = series(folder, where).run(settings, run_and_tidy)
     return {
         **asdict(scenario),
         "method": method,
@@ -333,17 +351,15 @@ def run_cell(scenario: Scenario, method: str, seed: int, quick: bool, output: Pa
 
 def run_beside(scenario: Scenario, seed: int, quick: bool, output: Path) -> list[Row]:
     """Scores of XGBoost on all rows, and the mean of those on each party's rows."""
-    path = output / scenario.folder / f"baselines-{scenario.steps}-{seed}.json"
     settings = settings_of(scenario, "pax", seed, quick)
 
     def baselines() -> list[Row]:
         scores = run_baselines(settings)
         return [{"pooled": scores["pooled"], "alone": scores["alone"]}]
 
-    report = partial(
-        console.print, f"{scenario.data}, {scenario.name}, {scenario.parties} parties:"
-    )
-    (cached,) = cached_rows(path, settings, baselines, report)
+    where = f"{scenario.data}, {scenario.name}, {scenario.parties} parties"
+    runs = series(output / scenario.folder, where)
+    (cached,) = runs.rows(f"baselines-{scenario.steps}-{seed}", settings, baselines)
     alone = float(np.mean([scores["auc"] for scores in cached["alone"].values()]))
     row = {**asdict(scenario), "seed": seed}
     return [
@@ -363,42 +379,36 @@ def run_all(
     return rows
 
 
-def show(rows: Sequence[Row], heading: str) -> None:
+def show_scores(rows: Sequence[Row], heading: str) -> None:
     """Print scores and costs of each method on each scenario, with the baselines below."""
-    names = ["data", "rows", "parties", "method", "AUC", "exchanges", "MB", "sec."]
-    grid = new_grid(heading, names, 2)
     order = [*METHODS, POOLED, ALONE]
-    for (data, name, parties), scenario in grouped(rows, "data", "name", "parties").items():
-        groups = grouped(scenario, "method")
-        for method in order:
-            group = groups[(method,)]
-            shown = [data, name, str(parties), method, f"{mean_of(group, 'score'):.4f}"]
-            if method in METHODS:
-                shown += [f"{mean_of(group, 'exchanges'):.0f}"]
-                shown += [
-                    f"{mean_of(group, 'bytes') / 1e6:.1f}",
-                    f"{mean_of(group, 'seconds'):.1f}",
-                ]
-            grid.add_row(*shown)
-    console.print(grid)
+    shown = [
+        row
+        for scenario in grouped(rows, "data", "name", "parties").values()
+        for row in sorted(averaged(scenario, "method"), key=lambda row: order.index(row["method"]))
+    ]
+    columns = "data; rows=name; parties; method; AUC=score:.4f; exchanges:.0f; MB=mb:.1f"
+    show(heading, shown, f"{columns}; sec.=seconds:.1f", 2)
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Minutes; says what is cut.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Draws to average over.")] = 1,
-    data: Annotated[str, typer.Option(help=f"Of {', '.join(NATURAL)}.")] = "default-credit",
-    steps: Annotated[str, typer.Option(help="Of boosting: small, or large ones.")] = SMALL,
-    most: Annotated[int, typer.Option(min=2, help="Most parties.")] = COUNTS[-1],
-    output: Annotated[Path, typer.Option(help="Finished runs in it are not run again.")] = OUTPUT,
+    quick: bool = False,
+    seeds: int = 1,
+    data: str = "default-credit",
+    steps: str = SMALL,
+    most: int = COUNTS[-1],
+    output: Path = OUTPUT,
 ) -> None:
-    """Run all, print scores and costs, and write them as JSON and as a page with plots."""
+    """Run all, print scores and costs, and write them as JSON and as a page with plots.
+
+    ``--quick`` takes minutes and says what is cut; ``--seeds`` are draws to average over;
+    ``--steps`` of boosting are small or large ones; ``--most`` limits the parties. Finished runs in
+    ``--output`` are not run again.
+    """
     start = time.monotonic()
     sets = [name.strip() for name in data.split(",")]
-    for name in sets:
-        if name not in NATURAL:
-            raise ConfigError(f"data must be of {', '.join(NATURAL)}, got {name!r}")
-    if steps not in BOOSTED:
-        raise ConfigError(f"steps must be of {', '.join(BOOSTED)}, got {steps!r}")
+    check_names("data", sets, NATURAL)
+    check_names("steps", [steps], BOOSTED)
     if quick:
         console.print(CUT)
     drawn = range(FIRST_SEED, FIRST_SEED + (1 if quick else seeds))
@@ -409,7 +419,7 @@ def main(
     rows = run_all(scenarios, drawn, quick, folder)
     how = f"{steps} steps{', --quick' if quick else ''}"
     heading = f"Seeds: {', '.join(map(str, drawn))}; {how}."
-    show(rows, heading)
+    show_scores(rows, heading)
     answers = verdicts(rows)
     for each in answers:
         console.print(each.text, soft_wrap=True)
@@ -419,4 +429,4 @@ def main(
     results.mkdir(exist_ok=True)
     RunFolder(results).write("noniid.html", page)
     tables: Row = {"rows": rows, "verdicts": [asdict(each) for each in answers], "notes": NOTES}
-    write_tables(results, "noniid", start, ["xgboost", "torch"], tables, folder)
+    write_tables(results, "noniid", start, tables, folder)

@@ -11,25 +11,25 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import typer
 
 from fedapp.data.datasets import read_source
 from fedapp.data.table import Table
 from fedapp.runs.baselines import run_and_load, run_baselines
-from fedapp.runs.compare import cached_rows
 from fedapp.settings import load_settings
 from simulations.study import (
     Compared,
     Row,
+    averaged,
     console,
     costs,
     grouped,
     mean_of,
-    new_grid,
+    series,
+    show,
     write_rows,
     write_tables,
 )
@@ -133,32 +133,22 @@ def _picked(scores: Mapping[str, float]) -> Row:
 
 def show_quality(rows: Sequence[Row], heading: str) -> None:
     """Print test AUC beside that of pooled rows; "worst" is over the seeds."""
-    names = ["data", "bins", "PAX", "pooled", "PAX-pool"]
-    names += ["worst", "spread", "alone", "sec.", "MB"]
-    grid = new_grid(heading, names, 2)
-    for (data, bins), group in grouped(rows, "data", "bins").items():
-        scores = [f"{mean_of(group, name):.4f}" for name in ("auc", "pooled")]
-        worst = max((row["difference"] for row in group), key=abs)
-        scores += [f"{mean_of(group, 'difference'):+.5f}", f"{worst:+.5f}"]
-        scores += [f"{mean_of(group, name):.4f}" for name in ("spread", "alone")]
-        spent = [f"{mean_of(group, 'seconds'):.2f}", f"{mean_of(group, 'bytes') / 1e6:.1f}"]
-        grid.add_row(data, bins, *scores, *spent)
-    console.print(grid)
+    shown = averaged(rows, "data", "bins")
+    for row, group in zip(shown, grouped(rows, "data", "bins").values(), strict=True):
+        row["worst"] = max((each["difference"] for each in group), key=abs)
+    columns = "data; bins; PAX=auc:.4f; pooled:.4f; PAX-pool=difference:+.5f; worst:+.5f; "
+    show(heading, shown, columns + "spread:.4f; alone:.4f; sec.=seconds:.2f; MB=mb:.1f", 2)
 
 
 def show_partitions(rows: Sequence[Row], heading: str) -> None:
     """Print every score, with the paper's below."""
-    names = ("draw", "partition", "rows", "ACC", "PRE", "REC", "AUC", "F1", "sec.")
-    grid = new_grid(heading, names, 3)
-    for (draw, partition), group in grouped(rows, "draw", "partition").items():
-        sizes = "/".join(map(str, group[0].get("parties", [N_TRAIN])))
-        scores = [f"{mean_of(group, name):.3f}" for name in METRICS]
-        spent = f"{mean_of(group, 'seconds'):.2f}" if "seconds" in group[0] else ""
-        grid.add_row(draw, str(partition), sizes, *scores, spent)
-        if (draw, partition) in PRINTED:
-            printed = [f"{score:.2f} " for score in PRINTED[draw, partition]]
-            grid.add_row("", "", "the paper", *printed)
-    console.print(grid)
+    shown: list[Row] = []
+    for row in averaged(rows, "draw", "partition"):
+        shown.append({**row, "rows": "/".join(map(str, row.get("parties", [N_TRAIN])))})
+        if scores := PRINTED.get((row["draw"], row["partition"])):
+            shown.append({"rows": "the paper", **dict(zip(METRICS, scores, strict=True))})
+    columns = "; ".join(f"{name}:.3f" for name in METRICS)
+    show(heading, shown, f"draw; partition; rows; {columns}; sec.=seconds:.2f", 3)
 
 
 def page_rows(tables: Row) -> Iterator[Compared]:
@@ -174,25 +164,24 @@ def page_rows(tables: Row) -> Iterator[Compared]:
             yield Compared(what, printed[name], mean_of(rows, name), pooled)
 
 
-def main(
-    quick: Annotated[bool, typer.Option("--quick", help="1 seed, 10 trees.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Draws to average over.")] = 1,
-    output: Annotated[Path, typer.Option(help="Finished rows in it are not made again.")] = OUTPUT,
-) -> None:
-    """Compute both tables, print them, and write every run as JSON."""
+def main(quick: bool = False, seeds: int = 1, output: Path = OUTPUT) -> None:
+    """Compute both tables, print them, and write every run as JSON.
+
+    ``--quick`` takes 1 seed and 10 trees; ``--seeds`` are draws to average over. Finished rows in
+    ``--output`` are not made again.
+    """
     start, seeds_run = time.monotonic(), range(FIRST_SEED, FIRST_SEED + (1 if quick else seeds))
     how = f"{len(seeds_run)} seed(s) from {FIRST_SEED}{', --quick' if quick else ''}"
     trees = QUICK_TREES if quick else TREES
-    (cells := output / "rows").mkdir(parents=True, exist_ok=True)
+    cells = series(output / "rows")
     scores = [
         row
         for data in DATA
         for seed in seeds_run
-        for row in cached_rows(
-            cells / f"quality-{data}-{seed}-{trees}.json",
+        for row in cells.rows(
+            f"quality-{data}-{seed}-{trees}",
             load_settings(own_config(QUALITY, data, seed, trees)),
             partial(quality, data, seed, trees),
-            console.print,
         )
     ]
     show_quality(scores, f"Test AUC, 3 equal parties, {trees} trees of depth 6, {how}")
@@ -203,11 +192,10 @@ def main(
         row
         for draw in DRAWS
         for seed in seeds_run
-        for row in cached_rows(
-            cells / f"partitions-{draw}-{seed}-{trees}.json",
+        for row in cells.rows(
+            f"partitions-{draw}-{seed}-{trees}",
             load_settings(own_config(PAPER, AIRLINE, seed, trees)),
             partial(partitions, table, draw, seed, trees),
-            console.print,
         )
     ]
     show_partitions(partition_rows, f"Airline, {trees} trees, {how}")
@@ -219,4 +207,4 @@ def main(
         "partitions": partition_rows,
         "differs": DIFFERENCES,
     }
-    write_tables(output, "pax", start, ["xgboost"], tables)
+    write_tables(output, "pax", start, tables)

@@ -15,35 +15,32 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
-import typer
 import xgboost
-from matplotlib.ticker import FixedLocator
 
 from fedapp import metrics
 from fedapp.conversation import Checkpoint, Conversation, Parties
 from fedapp.data.datasets import read_source
 from fedapp.messages.vertical import VerticalHelloReply
-from fedapp.report.plots import BLUE, line_style, new_canvas, to_png
 from fedapp.report.summary import read_run
 from fedapp.runs.baselines import Pooled, join_tables
 from fedapp.runs.clean import forget_model
-from fedapp.runs.compare import cached_rows, finished_cell
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import load_settings
 from simulations.study import (
     Compared,
     Row,
     console,
-    new_grid,
+    grouped,
     run_and_tidy,
+    series,
+    show,
     write_rows,
     write_tables,
 )
@@ -81,7 +78,6 @@ DEPTHS, N_COLUMNS, QUICK_COLUMNS, N_ROWS = range(3, 9), (50, 500, 1000), (50, 50
 # Not timed: the first tree, which includes the run's set-up, and the last, which no encryption
 # follows.
 STAGES, QUICK_STAGES = 7, 3
-AXES = {"depth": "depth", "columns": "columns", "rows": "rows of the table"}
 
 TITLE = "SecureBoost, Table 3"  # on the page of all papers
 OUTPUT = Path("runs/papers/secureboost")
@@ -167,20 +163,19 @@ def alignment(n_first: int, n_second: int) -> Row:
 
 
 def cached_alignment(n_first: int, n_second: int, output: Path) -> Row:
-    path = output / f"alignment-{n_first}-{n_second}.json"
-    settings = load_settings({**COMMON, "align": "psi"})
-    return cached_rows(path, settings, lambda: [alignment(n_first, n_second)], console.print)[0]
+    name, settings = f"alignment-{n_first}-{n_second}", load_settings({**COMMON, "align": "psi"})
+    return series(output).rows(name, settings, lambda: [alignment(n_first, n_second)])[0]
 
 
 def show_table_1(rows: Sequence[Row]) -> None:
     """Print seconds, one line for each size of A and one column for each of B."""
+    by_first = grouped([{**row, "ids of A": row["ids"][0]} for row in rows], "ids of A").values()
+    shown = [
+        {**group[0], **{f"B {row['ids'][1]}": row["seconds"] for row in group}}
+        for group in by_first
+    ]
     sizes = sorted({n for row in rows for n in row["ids"]})
-    names = ["ids of A", *(f"B: {n}" for n in sizes)]
-    grid = new_grid("Table 1: seconds", names, 1)
-    seconds = {tuple(row["ids"]): f"{row['seconds']:.2f}" for row in rows}
-    for first in sizes:
-        grid.add_row(str(first), *(seconds.get((first, second), "") for second in sizes))
-    console.print(grid)
+    show("Table 1: seconds", shown, "; ".join(["ids of A", *(f"B {n}:.2f" for n in sizes)]))
 
 
 # Figure 5
@@ -205,10 +200,7 @@ def points(quick: bool, n_rows: int) -> list[tuple[str, int]]:
 
 def stage(part: str, value: int, n_stages: int, output: Path) -> Row:
     """Seconds of one boosting stage at one point."""
-    folder, report = (
-        output / f"{part}-{value}-{n_stages}",
-        partial(console.print, f"{part} {value}:"),
-    )
+    folder = output / f"{part}-{value}-{n_stages}"
     config: Row = {"data": CREDITS["Credit 2"], "num-boost-round": n_stages}
     path = output / f"{part}-{value}.parquet"
     if part == "depth":
@@ -222,7 +214,8 @@ def stage(part: str, value: int, n_stages: int, output: Path) -> Row:
         names = tuple(f"x{place}" for place in range(n_columns))
         table = replace(table, columns=names, values=product_columns(table.values, n_columns))
         write_rows(path, table, rows)
-    summary = finished_cell(load_settings({**COMMON, **config}), folder, run_and_tidy, report)
+    runs = series(folder, f"{part} {value}")
+    summary = runs.run(load_settings({**COMMON, **config}), run_and_tidy)
     path.unlink(missing_ok=True)
     rounds = read_run(folder / f"secureboost-{SEED}").rounds[1:-1]
     seconds = [round_record["seconds"] for round_record in rounds]
@@ -233,26 +226,9 @@ def stage(part: str, value: int, n_stages: int, output: Path) -> Row:
 
 
 def show_figure_5(rows: Sequence[Row]) -> None:
-    names = ("part", "value", "rows to train", "sec. a stage", "MB a stage")
-    grid = new_grid(f"Figure 5: a boosting stage on Credit 2, {KEY_BITS}-bit key", names, 1)
-    for row in rows:
-        name = f"({'abc'[list(AXES).index(row['part'])]}) {row['part']}"
-        spent = f"{row['seconds']:.2f}", f"{row['bytes'] / 1e6:.1f}"
-        grid.add_row(name, str(row["value"]), str(row["train_rows"]), *spent)
-    console.print(grid)
-
-
-def draw_figure_5(rows: Sequence[Row]) -> bytes:
-    """Plot the three parts one above the other, as PNG."""
-    figure, _ = new_canvas(height=7.5, rows=len(AXES))
-    for ax, (part, label) in zip(figure.axes, AXES.items(), strict=True):
-        of_part = [row for row in rows if row["part"] == part]
-        positions = [row["value"] for row in of_part]
-        ax.plot(positions, [row["seconds"] for row in of_part], color=BLUE, **line_style(of_part))
-        ax.xaxis.set_major_locator(FixedLocator(positions))
-        ax.set_ylim(bottom=0)
-        ax.set(xlabel=label, ylabel="seconds a stage")
-    return to_png(figure)
+    heading = f"Figure 5: a boosting stage on Credit 2, {KEY_BITS}-bit key"
+    columns = "part; value; rows to train=train_rows; sec. a stage=seconds:.2f; MB a stage=mb:.1f"
+    show(heading, rows, columns)
 
 
 # Tables 2 and 3
@@ -297,8 +273,7 @@ def trained(credit: str, method: str, n_trees: int, output: Path) -> Row:
     config = {"data": CREDITS[credit], "num-boost-round": n_trees}
     settings = load_settings({**COMMON, **config, "secureboost.first-trees": METHODS[method]})
     name = f"{CREDITS[credit]}-{METHODS[method]}-{n_trees}"
-    report = partial(console.print, f"{credit}, {method}:")
-    summary = finished_cell(settings, output / name, run_and_tidy, report)
+    summary = series(output / name, f"{credit}, {method}").run(settings, run_and_tidy)
     booster = xgboost.Booster()
     booster.load_model(output / name / f"secureboost-{SEED}" / "model.xgb.json")
     # The matrices of ``scores_of`` and ``purities_of`` have no column names.
@@ -312,24 +287,23 @@ def trained(credit: str, method: str, n_trees: int, output: Path) -> Row:
 
 
 def show_table_2(rows: Sequence[Row]) -> None:
-    names = ("data", "method", "first", "2nd", "seen", "2nd", "balanced", "2nd", "larger")
-    grid = new_grid("Table 2: leaf purity on the training rows, first and second tree", names, 2)
+    parts, shown = ("purity", "seen", "balanced"), []
     for row in rows:
-        purities = [*row["purity"], *row["seen"], *row["balanced"], row["larger_class"]]
-        grid.add_row(row["credit"], row["method"], *(f"{one:.4f}" for one in purities))
-    console.print(grid)
+        trees = {f"{part} {n + 1}": row[part][n] for part in parts for n in (0, 1)}
+        shown.append({**row, **trees})
+    columns = "; ".join(f"{part} {n}:.4f" for part in parts for n in (1, 2))
+    heading = "Table 2: leaf purity on the training rows, first and second tree"
+    show(heading, shown, f"data=credit; method; {columns}; larger=larger_class:.4f", 2)
     console.print('"seen": as the passive party tells rows apart; "larger": share of that class')
 
 
 def show_table_3(rows: Sequence[Row], n_trees: int) -> None:
-    names = ("data", "trees", "method", "accuracy", "AUC", "F1", "sec.")
-    grid = new_grid(f"Table 3: test scores, {n_trees} trees", names, 3)
+    shown = []
     for row in rows:
-        for part in ("first_tree", "all_trees"):
-            scores = [f"{row[part][name]:.4f}" for name in METRICS]
-            spent = f"{row['seconds']:.0f}" if part == "all_trees" else ""
-            grid.add_row(row["credit"], part.replace("_", " "), row["method"], *scores, spent)
-    console.print(grid)
+        shown.append({**row, **row["first_tree"], "trees": "first tree", "seconds": None})
+        shown.append({**row, **row["all_trees"], "trees": "all trees"})
+    columns = "data=credit; trees; method; accuracy:.4f; AUC=auc:.4f; F1=f1:.4f; sec.=seconds:.0f"
+    show(f"Table 3: test scores, {n_trees} trees", shown, columns, 3)
 
 
 def page_rows(tables: Row) -> Iterator[Compared]:
@@ -340,12 +314,12 @@ def page_rows(tables: Row) -> Iterator[Compared]:
             yield Compared(what, None, row[part]["auc"], None)
 
 
-def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller tables; says which.")] = False,
-    million: Annotated[bool, typer.Option("--million", help="1M ids a side in Table 1.")] = False,
-    output: Annotated[Path, typer.Option(help="Finished runs in it are not run again.")] = OUTPUT,
-) -> None:
-    """Compute the tables and Figure 5, print them, and write them as JSON and PNG."""
+def main(quick: bool = False, million: bool = False, output: Path = OUTPUT) -> None:
+    """Compute the tables and Figure 5, print them, and write them as JSON.
+
+    ``--quick`` takes smaller tables and says which; ``--million`` adds a million ids a side to
+    Table 1. Finished runs in ``--output`` are not run again.
+    """
     start = time.monotonic()
     output.mkdir(parents=True, exist_ok=True)
     console.print(f"Keys of {KEY_BITS} bits, as the paper's: insecure, only for these figures")
@@ -358,10 +332,9 @@ def main(
     stages = QUICK_STAGES if quick else STAGES
     figure = [stage(*point, stages, output) for point in points(quick, n_rows["Credit 2"])]
     show_figure_5(figure)
-    (output / "figure_5.png").write_bytes(draw_figure_5(figure))
     runs = [trained(credit, method, TREES, output) for credit in CREDITS for method in METHODS]
     show_table_2(runs)
     show_table_3(runs, TREES)
     console.print(NOTES)
     tables: Row = {"table_1": first, "figure_5": figure, "tables_2_and_3": runs, "notes": NOTES}
-    write_tables(output, "secureboost", start, ["gmpy2", "xgboost"], tables)
+    write_tables(output, "secureboost", start, tables)

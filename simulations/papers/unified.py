@@ -11,21 +11,25 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from fedapp import metrics
 from fedapp.data.datasets import NOT_PUBLIC, locate
 from fedapp.data.schema import DataFile
-from fedapp.errors import ConfigError, DataError, listed
+from fedapp.errors import DataError, listed
 from fedapp.runs.baselines import join_tables, train_boosted
-from fedapp.runs.compare import finished_cell
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.objective import REGRESSION
-from simulations.study import Row, console, costs, new_grid, run_and_tidy, write_tables
+from simulations.study import (
+    Row,
+    check_names,
+    console,
+    costs,
+    run_and_tidy,
+    series,
+    show,
+    write_tables,
+)
 
 TREES, DEPTH, BINS, ETA, KEY_BITS, SEED = 64, 6, 64, 0.05, 2048, 42
 QUICK_TREES, QUICK_BITS = 4, 512
@@ -86,13 +90,8 @@ SCENARIOS = (
     Scenario("default_credit_vertical", BINARY, 0.8199, files=_pair("default-credit", "csv.gz")),
     Scenario("give_credit_vertical", BINARY, 0.8679, "give-me-some-credit", test_fraction=HELD_OUT),
 )
-FRAMEWORKS = {  # default_credit_vertical, 64 trees: seconds, AUC, GiB, bits of the Paillier key
-    "FedTree": (489, 0.817, 0.39, "512"),
-    "FATE": (2800, 0.820, None, "1024, its default"),
-    "Fedlearner": (9810, 0.819, 1.36, "not known"),
-}
 OUTPUT = Path("runs/benchmarks/unified")
-NOTES = f"""\
+NOTES = """\
 Rows: UniFed scores breast, motor, student and default_credit on the rows it trains on. FATE has one
 file a party of each; UniFed's adapter of Fedlearner writes these rows a second time as its test
 file, for all sets but give_credit. XGBoost says the same: "pooled" is its score on these rows, and
@@ -101,7 +100,7 @@ give_credit: UniFed's files are not at hand; the table's first and last five col
 and a fifth of its rows drawn to test stand in.
 Seconds: training, both parties and the server on the cores of one machine; alignment and the
 reading of tables are not in it. UniFed's are of its own machines and of smaller keys: FedTree's
-sources generate {FRAMEWORKS["FedTree"][3]} bits. Compare orders of magnitude, no more.
+sources generate 512 bits. Compare orders of magnitude, no more.
 Settings that it leaves to the frameworks differ: lambda is 1 here as in FedTree, 0.1 in FATE's and
 Fedlearner's; gamma is 0, in FedTree 1. vehicle_scale and dvisits are not at hand."""
 
@@ -147,9 +146,8 @@ def score(objective: str, scores: Mapping[str, float]) -> float:
 def run_scenario(scenario: Scenario, trees: int, key_bits: int, output: Path) -> Row:
     """Scores and costs of one scenario, unless it is finished."""
     settings = settings_of(scenario, trees, key_bits)
-    report = partial(console.print, f"{scenario.name}:")
-    folder = output / f"{scenario.name}-{trees}-{key_bits}"
-    summary = finished_cell(settings, folder, run_and_tidy, report)
+    runs = series(output / f"{scenario.name}-{trees}-{key_bits}", scenario.name)
+    summary = runs.run(settings, run_and_tidy)
     pooled = pooled_scores(settings)
     record: Row = {"scenario": scenario.name, "trees": summary["trees"], "key_bits": key_bits}
     record |= {"rows": summary["matched_rows"]["train"], "metric": scenario.metric}
@@ -160,57 +158,46 @@ def run_scenario(scenario: Scenario, trees: int, key_bits: int, output: Path) ->
     return record
 
 
-def show(rows: Sequence[Row]) -> None:
-    names = ["scenario", "score", "rows", "trees", "bits", "ours", "pooled", "UniFed", "held out"]
-    names += ["sec.", "MB", "exchanges"]
-    grid = new_grid(f"UniFed, trees of depth {DEPTH}, {BINS} bins, eta {ETA:g}", names, 2)
-    for row in rows:
-        scores = (f"{row[name]:.4g}" for name in ("score", "pooled", "reported", "held_out"))
-        spent = f"{row['seconds']:.0f}", f"{row['bytes'] / 1e6:.0f}", str(row["exchanges"])
-        facts = row["scenario"], row["metric"], row["subset"], str(row["trees"])
-        grid.add_row(*facts, str(row["key_bits"]), *scores, *spent)
-    console.print(grid)
-    grid = new_grid("UniFed's default_credit_vertical", ["", "sec.", "AUC", "GiB", "bits"], 1)
-    for name, (seconds, auc, size, bits) in FRAMEWORKS.items():
-        grid.add_row(name, str(seconds), f"{auc:.3f}", "" if size is None else f"{size:g}", bits)
-    console.print(grid)
+def show_scores(rows: Sequence[Row]) -> None:
+    columns = "scenario; score=metric; rows=subset; trees; bits=key_bits; ours=score:.4g; "
+    columns += "pooled:.4g; UniFed=reported:.4g; held out=held_out:.4g; sec.=seconds:.0f; MB=mb:.0f"
+    show(f"UniFed, trees of depth {DEPTH}, eta {ETA:g}", rows, f"{columns}; exchanges", 2)
 
 
 def row_check(scenarios: Sequence[Scenario], trees: int) -> list[Row]:
     """Print UniFed's scores beside XGBoost's on rows that it was trained on, and on others."""
-    names = ["scenario", "score", "UniFed", "training rows", "held out"]
-    grid = new_grid(f"Which rows UniFed's scores are of; XGBoost, {trees} trees", names, 2)
     rows = []
     for scenario in scenarios:
         scores = pooled_scores(settings_of(scenario, trees, KEY_BITS))
-        rows.append({"scenario": scenario.name, "reported": scenario.reported, **scores})
-        texts = scenario.reported, scores["train"], scores["held_out"]
-        grid.add_row(scenario.name, scenario.metric, *(f"{one:.4g}" for one in texts))
-    console.print(grid)
+        row = {"scenario": scenario.name, "metric": scenario.metric, "reported": scenario.reported}
+        rows.append({**row, **scores})
+    columns = "scenario; score=metric; UniFed=reported:.4g; training rows=train:.4g"
+    heading = f"Which rows UniFed's scores are of; XGBoost, {trees} trees"
+    show(heading, rows, f"{columns}; held out=held_out:.4g", 2)
     return rows
 
 
 def chosen(names: str) -> list[Scenario]:
     """Scenarios by their names, separated by commas; all if there is none."""
     by_name = {one.name: one for one in SCENARIOS}
-    asked = listed(names)
-    for name in asked:
-        if name not in by_name:
-            raise ConfigError(f"scenarios must be of {', '.join(by_name)}, got {name!r}")
+    check_names("scenarios", asked := listed(names), by_name)
     return [by_name[name] for name in asked] or list(SCENARIOS)
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Few trees, a small key.")] = False,
-    trees: Annotated[int, typer.Option(min=0, help=f"0: {TREES}.")] = 0,
-    key_bits: Annotated[int, typer.Option(help="Below 2048 it hides nothing; 0: 2048.")] = 0,
-    scenarios: Annotated[str, typer.Option(help="Names, with commas; none: all.")] = "",
-    rows_only: Annotated[
-        bool, typer.Option("--rows-only", help="Only XGBoost: which rows scores are of.")
-    ] = False,
-    output: Annotated[Path, typer.Option(help="Finished runs in it are not run again.")] = OUTPUT,
+    quick: bool = False,
+    trees: int = 0,
+    key_bits: int = 0,
+    scenarios: str = "",
+    rows_only: bool = False,
+    output: Path = OUTPUT,
 ) -> None:
-    """Run the scenarios, print scores and costs beside UniFed's, and write them as JSON."""
+    """Run the scenarios, print scores and costs beside UniFed's, and write them as JSON.
+
+    ``--quick`` takes few trees and a small key; ``--scenarios`` are names and commas (all);
+    ``--rows-only`` asks XGBoost only, which rows scores are of. Keys below 2048 bits hide nothing.
+    Finished runs in ``--output`` are not run again.
+    """
     start = time.monotonic()
     trees = trees or (QUICK_TREES if quick else TREES)
     key_bits = key_bits or (QUICK_BITS if quick else KEY_BITS)
@@ -224,7 +211,6 @@ def main(
         console.print(f"Keys of {key_bits} bits: insecure, only for these figures")
     output.mkdir(parents=True, exist_ok=True)
     rows = [run_scenario(scenario, trees, key_bits, output) for scenario in selected]
-    show(rows)
+    show_scores(rows)
     console.print(NOTES)
-    tables: Row = {"rows": rows, "frameworks": FRAMEWORKS, "notes": NOTES}
-    write_tables(output, "unified", start, ["gmpy2", "xgboost"], tables)
+    write_tables(output, "unified", start, {"rows": rows, "notes": NOTES})

@@ -14,20 +14,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
-import typer
 
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.table import Table
 from fedapp.errors import listed
-from fedapp.report.page import figures, page, quiet, table
-from fedapp.report.summary import human_bytes, human_seconds
-from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import run_baselines
-from fedapp.runs.compare import cached_rows, finished_cell
 from fedapp.settings import Settings, load_settings
 from simulations.papers.federated_forest import warned_once
 from simulations.study import (
@@ -36,9 +30,9 @@ from simulations.study import (
     console,
     costs,
     grouped,
-    new_grid,
-    plot_lines,
     run_and_tidy,
+    series,
+    show,
     write_rows,
     write_tables,
 )
@@ -62,7 +56,6 @@ METHODS: dict[str, Row] = {
 }
 SCORES = {"binary": "auc", "multiclass": "accuracy"}
 KINDS = {"importance": "alpha", "correlation": "beta"}
-DRAWN = {"score": None, "seconds": human_seconds, "bytes": human_bytes}
 OUTPUT = Path("runs/benchmarks/vertibench")
 NOTES = f"""\
 {N_PARTIES} parties. SecureBoost: trees of depth {DEPTH}, {BINS} bins. Federated Forest:
@@ -134,14 +127,13 @@ def run_point(point: Point, whole: Table, quick: bool, output: Path) -> list[Row
     data = write_rows(path, ordered, np.arange(ordered.n_rows))
     metric = SCORES[find_dataset(point.data).task]
     icor = inter_correlation(rank_correlations(whole.values), split)
-    rows = []
+    rows, what = [], f"{point.data}, {KINDS[point.kind]} {point.value:g}"
+    runs = series(output / point.name, what)
     for method in METHODS:
         settings = settings_of(point, method, data, columns, quick)
-        folder = output / point.name
-        report = partial(console.print, f"{point.data}, {KINDS[point.kind]} {point.value:g}:")
-        summary = finished_cell(settings, folder, run_and_tidy, report)
-        path_of_pooled = folder / f"pooled-{settings.strategy}.json"
-        (pooled,) = cached_rows(path_of_pooled, settings, partial(pooled_scores, settings), report)
+        summary = runs.run(settings, run_and_tidy)
+        name = f"pooled-{settings.strategy}"
+        (pooled,) = runs.rows(name, settings, partial(pooled_scores, settings))
         rows.append(
             {
                 "data": point.data,
@@ -177,65 +169,24 @@ def differences(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def show(rows: Sequence[Row], largest: Sequence[Row]) -> None:
+def show_scores(rows: Sequence[Row], largest: Sequence[Row]) -> None:
     """Print every run, and the largest differences."""
-    names = ["data", "method", "split", "columns", "Icor", "score", "pooled"]
-    grid = new_grid("VertiBench", [*names, "sec.", "MB", "exchanges"], 4)
+    columns = "data; method; split; columns; Icor=icor:+.3f; score:.6f; pooled:.6f; "
+    shown = []
     for row in rows:
         split = f"{KINDS[row['kind']]} {row['value']:g}"
-        sizes = "/".join(map(str, row["columns"]))
-        scores = f"{row['icor']:+.3f}", f"{row['score']:.6f}", f"{row['pooled']:.6f}"
-        spent = f"{row['seconds']:.1f}", f"{row['bytes'] / 1e6:.1f}", str(row["exchanges"])
-        grid.add_row(row["data"], row["method"], split, sizes, *scores, *spent)
-    console.print(grid)
-    grid = new_grid("Largest differences", ["data", "method", "between splits", "from pooled"], 2)
-    for row in largest:
-        apart = f"{row['between_splits']:.4f}", f"{row['from_pooled']:.4f}"
-        grid.add_row(row["data"], row["method"], *apart)
-    console.print(grid)
+        shown.append({**row, "split": split, "columns": "/".join(map(str, row["columns"]))})
+    show("VertiBench", shown, columns + "sec.=seconds:.1f; MB=mb:.1f; exchanges", 4)
+    columns = "data; method; between splits=between_splits:.4f; from pooled=from_pooled:.4f"
+    show("Largest differences", largest, columns, 2)
 
 
-def benchmark_page(rows: Sequence[Row], largest: Sequence[Row], description: str) -> str:
-    """Scores, differences and plots of costs, as HTML; ``description`` is of this run."""
-    header = ["data", "method", "between splits", "from pooled"]
-    apart = [
-        [row["data"], row["method"], f"{row['between_splits']:.4f}", f"{row['from_pooled']:.4f}"]
-        for row in largest
-    ]
-    notes = quiet(f"{description}. {NOTES}")
-    sections = {"Largest differences of a score": table(header, apart, 2) + notes}
-    for (data,), group in grouped(rows, "data").items():
-        sections[data] = figures(_figures(group))
-    sets = " · ".join(dict.fromkeys(str(row["data"]) for row in rows))
-    return page(
-        "VertiBench: the model of the joined table for any split, at different costs",
-        sets,
-        sections,
-    )
+def main(quick: bool = False, data: str = "", output: Path = OUTPUT) -> None:
+    """Run both methods on all splits, print scores and costs, and write them as JSON.
 
-
-def _figures(rows: Sequence[Row]) -> dict[str, str]:
-    figures_of = {}
-    for (kind,), group in grouped(rows, "kind").items():
-        letter = KINDS[str(kind)]
-        categories = [f"{value:g}" for (value,) in grouped(group, "value")]
-        methods = grouped(group, "method").items()
-        for field, in_words in DRAWN.items():
-            values = {
-                str(name): [row[field] for row in group_rows] for (name,), group_rows in methods
-            }
-            label = group[0]["metric"] if field == "score" else field
-            caption = f"{label.capitalize()} by {letter}, the split by {kind}"
-            figures_of[caption] = plot_lines(values, categories, (letter, label), in_words)
-    return figures_of
-
-
-def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Few rows, small keys.")] = False,
-    data: Annotated[str, typer.Option(help="Names of sets with classes.")] = "",
-    output: Annotated[Path, typer.Option(help="Finished runs in it are not run again.")] = OUTPUT,
-) -> None:
-    """Run both methods on all splits, print scores and costs, write them as JSON and a page."""
+    ``--quick`` takes few rows and small keys; ``--data`` are names of sets with classes. Finished
+    runs in ``--output`` are not run again.
+    """
     start = time.monotonic()
     n_rows, n_trees, bits = (ROWS, TREES, KEY_BITS)
     if quick:
@@ -255,11 +206,10 @@ def main(
             for row in run_point(point, tables[point.data], quick, folder)
         ]
     largest = differences(rows)
-    show(rows, largest)
+    show_scores(rows, largest)
     console.print(NOTES)
-    RunFolder(folder).write("vertibench.html", benchmark_page(rows, largest, description))
     written: Row = {"rows": rows, "differences": largest, "notes": NOTES}
-    write_tables(folder, "vertibench", start, ["gmpy2", "xgboost"], written)
+    write_tables(folder, "vertibench", start, written)
 
 
 # VertiBench's two ways to split columns among parties: by importance and by correlation.

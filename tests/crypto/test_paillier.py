@@ -425,7 +425,7 @@ def fail(value: int) -> None:
 def test_workers_keep_the_order_and_share_the_work(two: Workers) -> None:
     assert two.run(pow, [(2, power) for power in range(50)]) == [2**power for power in range(50)]
     assert two.run(pow, []) == []
-    assert len(set(two.run(_slow_pid, [(0.05,)] * 10))) == 2
+    assert any(len(set(two.run(_slow_pid, [(0.05,)] * 10))) == 2 for _ in range(60))
     assert n_cores() >= 1
 
 
@@ -447,7 +447,8 @@ def test_a_worker_that_dies_is_an_error_and_is_replaced() -> None:
         with pytest.raises(RuntimeError, match="worker must stay alive, got exit status"):
             workers.run(_end_if_not, [(os.getpid(),)] * 4)
         assert not other.alive
-        assert len(set(workers.run(_slow_pid, [(0.05,)] * 10))) == 2
+        # The one in its place may take a while to start.
+        assert any(len(set(workers.run(_slow_pid, [(0.05,)] * 10))) == 2 for _ in range(60))
 
 
 def _end_if_not(process_id: int) -> None:

@@ -21,7 +21,7 @@ from fedapp.report.plots import compared_scores, near_range, spread_out, tradeof
 from fedapp.report.summary import fact_grid, read_run
 from fedapp.run_folder import RunFolder, Silent
 from fedapp.runs.baselines import run_baselines
-from fedapp.runs.compare import compare, comparison_folder, finished_cell, same_rows
+from fedapp.runs.compare import compare, default_folder, same_rows
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.site.store import Store
@@ -116,19 +116,6 @@ def test_a_cell_that_was_stopped_after_a_round_goes_on_to_the_same_model(
     assert models[0].read_bytes() == models[1].read_bytes()
 
 
-def test_a_stopped_cell_of_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
-    settings = load_settings({**SHORT, "strategy": "pax", "eta": 0.1})
-    with pytest.raises(StoppedError):
-        finished_cell(
-            settings, tmp_path, lambda one: run_local(one, on_round=lambda line: False), print
-        )
-    match = (
-        f"^eta must be 0.1 as in {tmp_path}/pax-42, got 0.3; delete that folder, or name another$"
-    )
-    with pytest.raises(ConfigError, match=match):
-        finished_cell(settings.model_copy(update={"asked_eta": 0.3}), tmp_path, run_local, print)
-
-
 def test_a_cell_made_before_a_setting_existed_is_taken_where_that_has_its_default(
     tmp_path: Path,
 ) -> None:
@@ -188,7 +175,7 @@ def test_a_folder_follows_from_table_settings_and_engine(
     write_table: Callable[..., Path],
 ) -> None:
     def folder(engine: str = "local", **more: Any) -> str:
-        return str(comparison_folder(load_settings({**SHORT, **more}), engine))
+        return str(default_folder(load_settings({**SHORT, **more}), engine))
 
     path = str(write_table("My rows!"))
     first, own = folder(), folder(data=path, label="y")

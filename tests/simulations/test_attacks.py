@@ -1,15 +1,32 @@
-"""Attacks rebuild what they say, from transcripts of honest runs."""
+"""Attacks rebuild what they say, from transcripts of honest runs; how they are run and shown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedapp.errors import ConfigError
+from fedapp.runs.baselines import Scored
 from fedapp.settings import Settings
+from fedapp.trees.model import LEAF
+from simulations import __main__ as every
+from simulations.attacks import horizontal, vertical
 from simulations.attacks.horizontal import attack_masked_sums, attack_plain_sums
+from simulations.study import (
+    Attack,
+    Outcome,
+    Overrides,
+    Result,
+    attack_main,
+    attack_results,
+    attacks_table,
+    command,
+)
 
 MakeSettings = Callable[..., Settings]
 WriteTable = Callable[..., Path]
@@ -52,3 +69,190 @@ def test_runs_that_the_attack_is_not_for_are_refused(settings: MakeSettings) -> 
     for other in ({"objective": "multi:softprob"}, {"colsample_bytree": 0.5}):
         with pytest.raises(ConfigError, match="the attacked run must have two classes"):
             next(attack_plain_sums(settings(**other)))
+
+
+def test_a_run_of_each_command_says_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--rounds", "2", "--max-bin", "16", "--least-bin-rows", "5"]
+    lines = list(command(horizontal.pax_rows, words))
+    assert [line["seen"] for line in lines] == [
+        "each party's sums",
+        "sums over all parties",
+        "sums under masks",
+    ]
+    assert all(line["rebuilt"] <= line["rows"] == 409 for line in lines)
+    assert {line["wrong"] for line in lines} == {0}
+    monkeypatch.setattr(horizontal, "SHADOWS", 3)
+    monkeypatch.setattr(horizontal, "MODELS", {"plain": {}})
+    monkeypatch.setattr(horizontal, "USUAL", {"num-boost-round": 2, "eta": 0.3, "parties": 2})
+    (line,) = command(horizontal.membership, ["--data", "breast-cancer", "--seeds", "1"])
+    assert (line["how"], line["seeds"]) == ("plain", 1)
+    assert -0.2 < line["threshold"] < 0.5
+
+
+# How attacks are run and shown
+
+WAYS: dict[str, Overrides] = {"default": {}, "one": {"max-depth": 1}, "two": {"max-depth": 2}}
+
+
+def attack(asked: list[Overrides]) -> Attack:
+    def run(overrides: Overrides) -> Outcome:
+        asked.append(overrides)
+        return Outcome(0.5 + overrides["seed"], 0.25, 0.75)
+
+    sets: dict[str, Overrides] = {
+        "first": {"data": "wine", "eta": 0.9},
+        "second": {"data": "digits"},
+    }
+    return Attack("name", "who", "what", sets, WAYS, run, quick={"eta": 0.3})
+
+
+def test_results_are_means_over_seeds_of_every_set_and_setting(tmp_path: Path) -> None:
+    asked: list[Overrides] = []
+    found = list(attack_results(attack(asked), seeds=2, output=tmp_path))
+    names = [(one.data, one.setting) for one in found]
+    assert names == [(data, way) for data in ("first", "second") for way in WAYS]
+    assert {(one.success, one.chance, one.score) for one in found} == {(1.0, 0.25, 0.75)}
+    assert asked[2:4] == [
+        {"data": "wine", "eta": 0.9, "max-depth": 1, "seed": seed} for seed in (0, 1)
+    ]
+
+
+def test_quick_results_are_of_one_set_and_two_settings(tmp_path: Path) -> None:
+    asked: list[Overrides] = []
+    sets = ("second", "first")
+    found = list(attack_results(attack(asked), seeds=1, quick=True, data=sets, output=tmp_path))
+    assert [(one.data, one.setting) for one in found] == [("second", "default"), ("second", "one")]
+    common = {"data": "digits", "eta": 0.3, "seed": 0}
+    assert asked == [{**common, **way} for way in ({}, {"max-depth": 1})]
+
+
+def test_a_run_that_is_kept_is_not_run_again(tmp_path: Path) -> None:
+    asked: list[Overrides] = []
+    first = list(attack_results(attack(asked), seeds=2, output=tmp_path))
+    n_runs = len(asked)
+    assert list(attack_results(attack(asked), seeds=2, output=tmp_path)) == first
+    assert len(asked) == n_runs
+    list(attack_results(attack(asked), seeds=3, output=tmp_path))
+    assert {one["seed"] for one in asked[n_runs:]} == {2}
+    n_runs = len(asked)
+    list(attack_results(attack(asked), seeds=1, quick=True, output=tmp_path))
+    assert len(asked) == n_runs + 2
+
+
+def test_what_was_found_before_an_interruption_is_kept(tmp_path: Path) -> None:
+    asked: list[Overrides] = []
+    before = list(islice(attack_results(attack(asked), seeds=1, output=tmp_path), 2))
+    assert list(attack_results(attack(asked), seeds=1, output=tmp_path))[:2] == before
+    assert len(asked) == 6
+
+
+def test_a_command_says_how_long_it_took_and_where_runs_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["attacks", "--quick"])
+    attack_main(attack([]))
+    assert capsys.readouterr().out.endswith("0 seconds; each run is kept in runs/attacks/name\n")
+    assert (tmp_path / "runs/attacks/name/first, default, quick, seed 0.json").is_file()
+
+
+def test_the_table_has_a_line_a_result_and_says_what_has_not_finished() -> None:
+    line = Result("name", "set", "way", 0.98765, 0.5, 0.25, 1.25)
+    assert attacks_table([line, replace(line, unfinished=0.7)]).splitlines()[2:] == [
+        "| name | set | way | 0.988 | 0.500 | 0.250 | 1.2 |",
+        "| name | set | way | 0.988, 0.700 unfinished | 0.500 | 0.250 | 1.2 |",
+    ]
+
+
+@pytest.mark.parametrize("name", every.TABLED)
+def test_an_attack_is_called_like_its_command_and_tried_on_two_sets(name: str) -> None:
+    found = every.attack_of(name)
+    assert found.name == name
+    assert len(found.data) >= 2
+    assert len(found.ways) >= 2
+
+
+# Labels from nodes
+
+GROUPED = {"data": "breast-cancer", "columns": "sizes:15,15", "federated-forest.key-bits": 256}
+GROUPED |= {"test-fraction": 0.85, "federated-forest.trees": 4}
+
+
+def test_nodes_that_stay_whole_tell_labels_and_those_of_a_shallow_forest_fewer() -> None:
+    deep = vertical.attack_label_groups({**GROUPED, "seed": 1})
+    shallow = vertical.attack_label_groups({**GROUPED, "seed": 1, "federated-forest.max-depth": 1})
+    assert deep.success > deep.chance + 0.1 == shallow.chance + 0.1
+    assert shallow.success < deep.success
+
+
+def test_a_node_counts_where_it_has_rows_enough_and_a_column_differs() -> None:
+    lefts = np.array([1, 3, LEAF, LEAF, LEAF])
+    leaves = np.array([2, 2, 2, 3, 3, 4, 4, -1, -1], dtype=np.int32)
+    drawn = np.array([True, True, False, *[True] * 6])
+    column = [1.0, 2.0, 9.0, 1.0, np.nan, np.nan, np.nan, 1.0, 2.0]
+    values = np.array(column, dtype=np.float32)[:, None]
+    found = vertical.pure_nodes(lefts, leaves, drawn, values, fewest=2)
+    assert [members.tolist() for members in found] == [[0, 1], [3, 4]]
+    assert not list(vertical.pure_nodes(lefts, leaves, drawn, values, fewest=3))
+
+
+def test_groups_that_share_a_row_become_one() -> None:
+    groups = vertical.joined(vertical.joined(np.arange(5), np.array([3, 4])), np.array([0, 4]))
+    assert groups.tolist() == [0, 1, 2, 0, 0]
+
+
+def test_the_two_largest_groups_are_named_and_others_lie_between() -> None:
+    labels = np.array([0, 0, 1, 1, 1, 0], dtype=np.float32)
+    assert vertical.label_auc(np.array([0, 0, 2, 2, 4, 5]), labels) == pytest.approx(8.5 / 9)
+    assert vertical.label_auc(np.array([0, 0, 0, 3, 4, 5]), labels) == pytest.approx(7.5 / 9)
+
+
+def test_impure_nodes_of_a_forest_tell_labels_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vertical, "FOLDS", 2)
+    monkeypatch.setattr(vertical, "DRAWS", 2)
+    few = {**GROUPED, "columns": "sizes:28,2", "seed": 1, "federated-forest.max-depth": 2}
+    few |= {"federated-forest.trees": 10}
+    found = vertical.attack_forest_nodes(few)
+    assert found.success > found.chance + 0.1
+
+
+# Members
+
+
+def members_and_others(shift: float, rng: np.random.Generator) -> horizontal.ScoredRows:
+    """200 rows, of which half are members, whose margins are larger by a shift."""
+    members = np.arange(200) < 100
+    return horizontal.ScoredRows(rng.normal(size=200) + shift * members, members)
+
+
+def test_an_advantage_is_what_other_rows_confirm() -> None:
+    rng = np.random.default_rng(0)
+    same = [horizontal.advantage(members_and_others(0, rng), rng) for _ in range(5)]
+    assert abs(np.mean(same)) < 0.06
+    assert horizontal.advantage(members_and_others(9, rng), rng) > 0.95
+    tied = horizontal.ScoredRows(np.zeros(200), np.arange(200) < 100)
+    assert horizontal.advantage(tied, rng) == 0.0
+
+
+def test_members_are_caught_above_all_but_one_in_a_hundred_others() -> None:
+    rng = np.random.default_rng(0)
+    assert np.mean([horizontal.caught(members_and_others(0, rng)) for _ in range(20)]) < 0.05
+    assert horizontal.caught(members_and_others(9, rng)) == 1.0
+    assert horizontal.caught(horizontal.ScoredRows(np.zeros(200), np.arange(200) < 100)) == 0.0
+
+
+def test_a_margin_is_held_against_models_with_and_without_the_row() -> None:
+    flags = np.array([[True, True, False], [False, True, True], [True, True, False]])
+    margins = np.array([[5.0, 9.0, 1.0], [1.0, 9.0, 2.0], [7.0, 9.0, 1.0]])
+    shadows = [horizontal.ScoredRows(*each) for each in zip(margins, flags, strict=True)]
+    found = horizontal.above_usual(
+        horizontal.ScoredRows(np.array([6.0, 9.0, 1.0]), flags[0]), shadows
+    )
+    # The row that has trained all models says nothing.
+    assert found.margins.tolist() == [6.0 - (6.0 + 1.0) / 2, 1.0 - (2.0 + 1.0) / 2]
+    assert found.members.tolist() == [True, False]
+
+
+def test_a_margin_is_of_the_label() -> None:
+    found = Scored(np.array([[0.1], [3], [-2]], np.float32), np.array([0, 1, 0], np.float32))
+    np.testing.assert_allclose(horizontal.own_margins(found), [-0.1, 3, 2], rtol=1e-6)

@@ -70,18 +70,6 @@ def test_differences_are_the_largest_over_all_splits(rows: list[Row]) -> None:
         assert found["from_pooled"] == pytest.approx(0.01)
 
 
-def test_the_page_shows_scores_and_costs_of_both_kinds(
-    rows: list[Row], capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = bench.differences(rows)
-    page = bench.benchmark_page(rows, found, "400 rows")
-    assert page.count("<svg") == 6
-    for text in ("0.0100", "Seconds by alpha", "Bytes by beta"):
-        assert text in page
-    bench.show(rows, found)
-    assert "importance" not in capsys.readouterr().out  # alpha says it
-
-
 @pytest.mark.slow
 def test_scores_do_not_move_with_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small: dict[str, Any] = {"FOREST_TREES": 2, "QUICK_BITS": 256, "QUICK_ROWS": 120}
@@ -92,5 +80,4 @@ def test_scores_do_not_move_with_the_split(tmp_path: Path, monkeypatch: pytest.M
     assert len(tables["rows"]) == 8
     secureboost = next(one for one in tables["differences"] if one["method"] == "SecureBoost")
     assert secureboost["from_pooled"] < 1e-6
-    assert (tmp_path / "quick" / "vertibench.html").exists()
     assert not list((tmp_path / "quick").glob("*.parquet"))

@@ -58,15 +58,6 @@ def test_quick_keeps_small_sets_whole_and_cuts_large_ones() -> None:
     assert (len(second), len(fourth)) == (8, 12)
 
 
-def test_a_run_in_two_tables_is_counted_once_and_a_finished_one_not_at_all(tmp_path: Path) -> None:
-    cell = paper.Cell("small", 5, "cnn", 1)
-    once = paper.minutes_left([cell], {"small": 1000}, tmp_path)
-    assert paper.minutes_left([cell, cell], {"small": 1000}, tmp_path) == once > 0
-    cell.folder(tmp_path).mkdir(parents=True)
-    (cell.folder(tmp_path) / "summary.json").touch()
-    assert paper.minutes_left([cell], {"small": 1000}, tmp_path) == 0
-
-
 @pytest.mark.parametrize(
     ("data", "n_clients", "ours", "shown"),
     [

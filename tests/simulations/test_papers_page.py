@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from simulations import __main__ as every
 from simulations import study
@@ -90,7 +89,7 @@ def test_the_page_holds_every_figure_and_says_why(
     tmp_path: Path, tables: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, tables)
-    every.page_main(tmp_path)
+    every.page(tmp_path)
     written = (tmp_path / "papers.html").read_text()
     for text in (
         "abalone, 2 clients, MSE",
@@ -105,7 +104,7 @@ def test_the_page_holds_every_figure_and_says_why(
 def test_papers_that_were_not_run_are_missing_and_none_at_all_is_an_error(
     tmp_path: Path, tables: dict[str, dict[str, Any]]
 ) -> None:
-    with pytest.raises(typer.Exit):
-        every.page_main(tmp_path)
+    with pytest.raises(SystemExit, match=r"^no tables\.json below"):
+        every.page(tmp_path)
     write(tmp_path, {"pax": tables["pax"]})
     assert len(every.read_papers(tmp_path)) == 1

@@ -32,6 +32,8 @@ from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.network import NODE, FaultyApp, die, fails_from, resumed, run
 from tests.transcript import lines_of, summary_of
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 # Three rounds of depth 3: hello 1, sketches 2, trees 3-5, 6-8 and 9-11, scores 12. A checkpoint
 # follows each tree.
 ROUNDS, DEPTH = 3, 3
@@ -142,7 +144,7 @@ def test_a_reply_of_another_class_stops_the_run_by_name(three_rounds: MakeSettin
     sketch = SketchReply(
         representatives=np.zeros(1, np.float32),
         masses=np.zeros(1, np.float32),
-        offsets=np.zeros(2, np.int64),
+        offsets=np.array([0, 1]),
         maxima=np.zeros(1, np.float32),
         label_sums=np.zeros(1),
         weight_sum=1.0,

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from clients.federated_forest import active as chooser
-from clients.federated_forest import passive as summer
+from clients.federated_forest import party as summer
+from clients.federated_forest.active import PaillierActive
+from clients.federated_forest.party import PaillierPassive
 from fedapp.crypto.packing import integer_layout
 from fedapp.crypto.paillier import encrypt, generate_key
 from fedapp.crypto.rings import from_bytes_array, to_bytes_array
@@ -24,7 +26,6 @@ from fedapp.messages.fields import Letter
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import simulated_contexts
 from fedapp.settings import Settings
-from fedapp.site.answer import Site
 from fedapp.site.store import PART_FILE, RAW
 from fedapp.trees.forest.cart import NO_RANK
 from strategies.federated_forest import FederatedForest
@@ -57,21 +58,21 @@ def made(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
 
 def false_sums(patch: pytest.MonkeyPatch, field: str, change: Callable[..., Any]) -> None:
     """Every passive party changes a field of what it has summed."""
-    honest = summer.sum_columns
+    honest = PaillierPassive.sum_columns
 
-    def changed(site: Site, request: Any) -> Letter:
-        letter = honest(site, request)
-        given = (site.store,) if field == "ciphertexts" else ()
+    def changed(party: PaillierPassive, request: Any) -> Letter:
+        letter = honest(party, request)
+        given = (party,) if field == "ciphertexts" else ()
         return replace(letter, **{field: change(getattr(letter, field), *given)})
 
-    patch.setattr(summer, "sum_columns", changed)
+    patch.setattr(PaillierPassive, "sum_columns", changed)
 
 
 @pytest.mark.parametrize(("change", "rule"), FALSE.values(), ids=FALSE)
 def test_false_sums_stop_the_run_by_the_partys_name(
     made: MakeSettings, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], rule: str
 ) -> None:
-    false_sums(monkeypatch, "ciphertexts", lambda rows, store: change(rows))
+    false_sums(monkeypatch, "ciphertexts", lambda rows, party: change(rows))
     refuses(f"^party-2.*: ColumnSums.ciphertexts .*{rule}", made())
 
 
@@ -87,10 +88,10 @@ def test_false_labels_stop_the_run_by_the_active_partys_name(
 def plus(added: Callable[[int], int]) -> Callable[[Any, Any], Any]:
     """Adds to the plaintext of the first ciphertext; given the bits of a sum."""
 
-    def change(rows: Any, store: Any) -> Any:
-        n, changed = int.from_bytes(store["n"].tobytes(), "big"), rows.copy()
-        bits = summer.PublicKey.from_array(store["n"]).bits
-        layout = integer_layout(bits, store.facts["n_train"], *store.facts["packing"])
+    def change(rows: Any, party: PaillierPassive) -> Any:
+        n, changed = int.from_bytes(party.n.tobytes(), "big"), rows.copy()
+        bits = summer.PublicKey.from_array(party.n).bits
+        layout = integer_layout(bits, party.n_train, party.n_fields, party.bits)
         value = int(from_bytes_array(rows[:1])[0]) * (1 + added(layout.slot_bits) * n) % n**2
         changed[0] = to_bytes_array([value], rows.shape[1])[0]
         return changed
@@ -125,7 +126,7 @@ def test_sums_under_another_key_stop_the_run_by_the_partys_name(
     false_sums(
         monkeypatch,
         "ciphertexts",
-        lambda rows, store: encrypt(key, list(range(len(rows))), Workers(1)),
+        lambda rows, party: encrypt(key, list(range(len(rows))), Workers(1)),
     )
     refuses("^party-2.*: ColumnSums.ciphertexts ((sums|plaintexts) )?must", made())
 
@@ -162,13 +163,13 @@ def test_columns_past_the_last_one_stop_the_run_by_the_partys_name(
 def test_sums_that_were_sent_before_stop_the_run_by_the_partys_name(
     made: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, sent = summer.sum_columns, list[Letter]()
+    honest, sent = PaillierPassive.sum_columns, list[Letter]()
 
     def replayed(*given: Any) -> Letter:
         sent.append(honest(*given))
         return sent[0]
 
-    monkeypatch.setattr(summer, "sum_columns", replayed)
+    monkeypatch.setattr(PaillierPassive, "sum_columns", replayed)
     refuses("^party-2.*: ColumnSums.level must be the one being split", made())
 
 
@@ -218,7 +219,7 @@ def test_a_false_public_key_stops_the_run_by_the_active_partys_name(
 def test_a_split_that_does_not_fit_is_refused_by_who_should_make_it(
     made: MakeSettings, monkeypatch: pytest.MonkeyPatch, field: str, change: Any, parties: int
 ) -> None:
-    honest = chooser._won
+    honest = PaillierActive._won
 
     def changed(*given: Any) -> Letter:
         letter = honest(*given)
@@ -228,7 +229,7 @@ def test_a_split_that_does_not_fit_is_refused_by_who_should_make_it(
         found = shorter if len(cut) < len(letter.listed) else found
         return replace(letter, **found | {field: change(getattr(letter, field))})
 
-    monkeypatch.setattr(chooser, "_won", changed)
+    monkeypatch.setattr(PaillierActive, "_won", changed)
     match = "^party-1.*: Won.listed must be the party's splits of this level"
     refuses(match, made(parties=parties, own_max_features="all"))
 
@@ -249,11 +250,11 @@ def test_a_server_that_asks_for_improvements_is_refused(
 ) -> None:
     monkeypatch.setattr(FederatedForest, "encrypted", False)
     refuses(
-        "^party-1.*: LevelRequest.phase must be none at the active party with paillier labels",
+        "^party-1.*: LevelRequest.step must not come to the active party with paillier labels",
         made(),
     )
     monkeypatch.setattr(FederatedForest, "encrypted", True)
-    match = "^party-2.*: SumRequest.phase must be none at a passive party with encoded labels"
+    match = "^party-2.*: SumRequest.step must not come to a passive party with encoded labels"
     refuses(match, made(own_labels="encoded"))
 
 

@@ -160,6 +160,7 @@ def _grow(gradients: list[float]) -> pax.GrowReply:
 
 
 DEFAULT = {"early_stopping_rounds": "auto", "valid_fraction": 0.5, "test_fraction": 0.0}
+DEFAULT |= {"parties": 2}
 
 
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
@@ -190,8 +191,9 @@ def test_a_default_run_goes_on_where_there_is_nothing_to_stop_by(
     settings: MakeSettings, write_table: WriteTable, caplog: pytest.LogCaptureFixture
 ) -> None:
     labels = [0] * 398 + [1] * 2
-    given = {"data": str(write_table(n_rows=400, y=labels)), "label": "y", "parties": 1, "seed": 5}
-    folder = run_local(settings(**DEFAULT, **given, num_boost_round=25, eval_metric="auc"))
+    given = {"data": str(write_table(n_rows=400, y=labels)), "label": "y", "seed": 5}
+    one = {**DEFAULT, "parties": 1}
+    folder = run_local(settings(**one, **given, num_boost_round=25, eval_metric="auc"))
     summary = summary_of(folder)
     assert summary["metrics"]["valid"]["auc"] is None
     assert (summary["trees"], summary["best_round"]) == (25, None)

@@ -282,7 +282,7 @@ def test_a_site_with_limits_names_no_classes_that_are_its_labels(write_table: Wr
             "secure",
             r"max-bin must be <= 8 \(most-bins in the node config of bank",
         ),
-        ({"least-parties": 1}, "secure", r"least-parties must be >= 2, got 1"),
+        ({"least-parties": 1}, "secure", r"least-parties must be one of 0 or >= 2, got .1."),
     ],
 )
 def test_a_site_refuses_what_its_node_config_does(

@@ -91,14 +91,11 @@ def model_of(folder: RunFolder) -> bytes:
 # A run
 
 
-@pytest.mark.parametrize(
-    ("objective", "trees"),
-    [("binary:logistic", "random"), ("multi:softprob", "cyclic"), ("reg:squarederror", "cyclic")],
-)
+@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
 def test_a_run_takes_an_exchange_a_round_and_tells_what_it_promises(
-    made: MakeRun, objective: str, trees: str
+    made: MakeRun, objective: str
 ) -> None:
-    folder = run_local(made(objective, privacy__trees=trees, num_boost_round=3))
+    folder = run_local(made(objective, num_boost_round=3))
     summary, model = summary_of(folder), load_model(folder.path / "model.json")
     assert summary["exchanges"] == 2 + 1 + 4 + 3 + 1
     assert len(model.trees) == 3 * model.n_outputs
@@ -374,13 +371,12 @@ CUTS = Cuts(
 )
 
 
-@pytest.mark.parametrize("kind", ["cyclic", "random"])
-def test_drawn_trees_split_what_can_be_split(kind: Any) -> None:
+def test_drawn_trees_split_one_column_each_in_turn() -> None:
     allowed = np.ones((2, 4), dtype=bool)
     columns = set()
     for round_id in range(20):
-        grown = draw_trees(kind, CUTS, allowed, 4, 7, round_id)
-        again = draw_trees(kind, CUTS, allowed, 4, 7, round_id)
+        grown = draw_trees(CUTS, allowed, 4, 7, round_id)
+        again = draw_trees(CUTS, allowed, 4, 7, round_id)
         for tree, same in zip(grown.trees, again.trees, strict=True):
             assert (tree == same).all()
             check_trees(tree["left"], np.array([0, len(tree)]))
@@ -388,27 +384,23 @@ def test_drawn_trees_split_what_can_be_split(kind: Any) -> None:
             assert len(splits)
             assert 1 not in splits["column"]  # has one bin
             columns |= set(splits["column"].tolist())
-            if kind == "cyclic":
-                assert len(set(splits["column"])) == 1
-                # One leaf a bin at most.
-                assert len(splits) < {0: 4, 2: 3, 3: 2}[int(splits["column"][0])]
+            assert len(set(splits["column"])) == 1
+            # One leaf a bin at most.
+            assert len(splits) < {0: 4, 2: 3, 3: 2}[int(splits["column"][0])]
             for number in splits["set"][splits["column"] == 2]:
                 assert 0 < grown.sets.members(int(number)).sum() < 3
     assert columns == {0, 2, 3}
-    if kind == "cyclic":
-        turns = [
-            int(draw_trees(kind, CUTS, allowed, 1, 7, n).trees[0]["column"][0]) for n in range(6)
-        ]
-        assert sorted(turns[:3]) == sorted(turns[3:]) == [0, 2, 3]
+    turns = [int(draw_trees(CUTS, allowed, 1, 7, n).trees[0]["column"][0]) for n in range(6)]
+    assert sorted(turns[:3]) == sorted(turns[3:]) == [0, 2, 3]
 
 
 def test_columns_that_a_tree_may_not_split_are_left_alone() -> None:
     allowed = np.zeros((1, 4), dtype=bool)
     allowed[0, 3] = True
-    tree = draw_trees("random", CUTS, allowed, 3, 0, 0).trees[0]
+    tree = draw_trees(CUTS, allowed, 3, 0, 0).trees[0]
     assert tree["column"][tree["left"] != LEAF].tolist() == [3]
     allowed[0] = False
-    assert len(draw_trees("random", CUTS, allowed, 3, 0, 0).trees[0]) == 1
+    assert len(draw_trees(CUTS, allowed, 3, 0, 0).trees[0]) == 1
 
 
 # Plausible scores
@@ -445,10 +437,6 @@ def test_scores_of_noise_alone_are_numbers(objective: str) -> None:
         ({"parties": 1}, r"parties must be >= 2 with privacy\.epsilon"),
         ({"privacy__delta": 0.0}, r"privacy\.delta must be > 0"),
         ({"privacy__delta": 0.1}, r"privacy\.delta must be below 1 / \d+, the number of training"),
-        (
-            {"privacy__trees": "best"},
-            r"privacy\.trees must be one of 'cyclic' or 'random'",
-        ),
         ({"privacy__epsilon": 0.01}, r"privacy\.epsilon must be larger for so few rows: the noise"),
     ],
 )
@@ -465,7 +453,7 @@ def test_noise_that_hides_leaves_is_warned_of(made: MakeRun) -> None:
 def test_columns_without_a_turn_are_warned_of(made: MakeRun) -> None:
     found = [
         any("are never split" in text for text in summary_of(run_local(made(**more)))["warnings"])
-        for more in ({"num_boost_round": 2}, {"privacy__trees": "random"})
+        for more in ({"num_boost_round": 2}, {"num_boost_round": 8})
     ]
     assert found == [True, False]
 

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -312,7 +313,7 @@ def test_the_same_seed_draws_the_same_rows(made: MakeSettings, more: dict[str, A
 
 
 def test_goss_keeps_large_gradients_and_makes_up_for_the_others_it_leaves_out() -> None:
-    boost = {"subsample": 1.0, "goss": True, "top_rate": 0.2, "other_rate": 0.1}
+    boost: Any = SimpleNamespace(subsample=1.0, goss=True, top_rate=0.2, other_rate=0.1)
     rng = np.random.default_rng(1)
     pairs = rng.normal(size=(1000, 3, 2)).astype(np.float32)
     drawn = draw_rows(pairs.copy(), boost, rng)

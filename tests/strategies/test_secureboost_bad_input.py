@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,31 +10,23 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from fedapp.errors import ConfigError, DataError, FedappError, PartyError
+from fedapp.errors import ConfigError, PartyError
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.rounds import Sampling
 from tests.network import die, resumed, run
 from tests.pooled import made_columns, write_rows
+from tests.tampering import refuses
 from tests.transcript import summary_of
 
 MakeSettings = Callable[..., Settings]
 WriteTable = Callable[..., Path]
 MakeSites = Callable[..., list[Context]]
 IDS = [f"customer {number}" for number in range(60)]
-
-
-def refuses(
-    error: type[FedappError], match: str, settings: Settings, contexts: list[Context] | None = None
-) -> None:
-    """Holds that a run stops with this error, and leaves no model but the reason."""
-    with pytest.raises(error, match=match) as caught:
-        run(settings, contexts)
-    folder = Path(settings.run_dir)
-    assert not (folder / "model.json").exists()
-    failure = json.loads((folder / "failure.json").read_text())
-    assert failure == {"error": type(caught.value).__name__, "message": str(caught.value)}
+BINARY = "binary:logistic"
+LABEL = r"^bank \(step \d+\): label"
+N_TRAIN = 32  # a round of depth 4 discloses 16 sums, half as many
 
 
 @pytest.fixture
@@ -56,43 +47,56 @@ def shop(write_table: WriteTable) -> Callable[..., dict[str, Any]]:
     return make
 
 
-# Roles
-
-
-def test_a_run_without_labels_anywhere_is_refused(
-    vertical: MakeSettings, sites: MakeSites, bank: Any, shop: Any
-) -> None:
-    contexts = sites({**bank, "label": ""}, shop())
-    refuses(DataError, "^label must be a column at one party, got none$", vertical(), contexts)
-
-
-def test_a_run_with_labels_at_two_parties_is_refused_by_their_names(
-    vertical: MakeSettings, sites: MakeSites, bank: Any, write_table: WriteTable
-) -> None:
-    other = {**bank, "name": "shop", "data": write_table("other", 60, id=IDS)}
-    match = "^label must be a column at one party, got bank, shop$"
-    refuses(DataError, match, vertical(), sites(bank, other))
-
-
-def test_a_party_whose_label_column_is_missing_is_named(
-    vertical: MakeSettings, sites: MakeSites, bank: Any, shop: Any
-) -> None:
-    match = r"^bank \(step 1\): label column \[withheld\] must be in the table"
-    refuses(PartyError, match, vertical(), sites({**bank, "label": "z"}, shop()))
-
-
-def test_one_party_alone_is_refused(vertical: MakeSettings) -> None:
-    refuses(ConfigError, "^parties must be >= 2, got 1$", vertical(parties=1))
-
-
-def test_a_party_without_a_column_is_refused(
-    vertical: MakeSettings, sites: MakeSites, bank: Any, shop: Any
-) -> None:
-    match = r"^shop \(step 1\): table must have a feature column, got only \[withheld\];"
-    refuses(PartyError, match, vertical(), sites(bank, shop(c=None)))
-
-
 # Tables
+
+
+@pytest.mark.parametrize(
+    ("columns", "node", "of_shop", "match", "objective"),
+    [
+        ({}, {"label": ""}, {}, "^label must be a column at one party, got none$", BINARY),
+        (
+            *({}, {"label": "z"}, {}),
+            r"^bank \(step 1\): label column \[withheld\] must be in the table",
+            BINARY,
+        ),
+        (
+            {},
+            {},
+            {"y": [0, 1] * 30},
+            "^label must be a column at one party, got bank, shop$",
+            BINARY,
+        ),
+        (
+            *({}, {}, {"c": None}),
+            r"^shop \(step 1\): table must have a feature column, got only \[withheld\];",
+            BINARY,
+        ),
+        *(
+            ({"y": [1] * 60}, {}, {}, f"{LABEL} must not be the same in every training row$", each)
+            for each in (BINARY, "multi:softprob", "reg:squarederror")
+        ),
+        (
+            *({"y": [0, 1, 2] * 20}, {}, {}),
+            f"{LABEL} must have at most 2 different values for binary:logistic",
+            BINARY,
+        ),
+    ],
+)
+def test_tables_of_which_no_model_can_be_are_refused_by_their_owner(
+    vertical: MakeSettings,
+    sites: MakeSites,
+    write_table: WriteTable,
+    bank: Any,
+    shop: Any,
+    columns: dict[str, Any],
+    node: dict[str, str],
+    of_shop: dict[str, Any],
+    match: str,
+    objective: str,
+) -> None:
+    write_table("bank", 60, id=IDS, **columns)
+    other = {**shop(**of_shop), **({"label": "y"} if "y" in of_shop else {})}
+    refuses(match, vertical(objective=objective), sites({**bank, **node}, other))
 
 
 def test_a_run_does_not_go_on_with_a_table_that_has_changed(
@@ -105,28 +109,6 @@ def test_a_run_does_not_go_on_with_a_table_that_has_changed(
         PartyError, match=r"^shop \(step \d+\): has another table than when the run"
     ):
         run(resumed(settings), contexts)
-
-
-@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
-def test_labels_that_are_all_the_same_are_refused(
-    vertical: MakeSettings,
-    sites: MakeSites,
-    bank: Any,
-    shop: Any,
-    write_table: WriteTable,
-    objective: str,
-) -> None:
-    write_table("bank", 60, id=IDS, y=[1] * 60)
-    match = r"^bank \(step \d+\): label must not be the same in every training row$"
-    refuses(PartyError, match, vertical(objective=objective), sites(bank, shop()))
-
-
-def test_more_classes_than_the_objective_takes_are_refused(
-    vertical: MakeSettings, sites: MakeSites, bank: Any, shop: Any, write_table: WriteTable
-) -> None:
-    write_table("bank", 60, id=IDS, y=[0, 1, 2] * 20)
-    match = r"^bank \(step \d+\): label must have at most 2 different values for binary:logistic"
-    refuses(PartyError, match, vertical(), sites(bank, shop()))
 
 
 @pytest.mark.parametrize("constant", [[3.5] * 60, [""] * 60], ids=["constant", "missing"])
@@ -167,20 +149,25 @@ def test_a_round_may_draw_no_column_of_a_passive_party(
 # Settings
 
 
-def test_a_small_key_is_refused_unless_it_is_asked_for(vertical: MakeSettings) -> None:
-    rule = "must be >= 2048 without secureboost.insecure-small-key, got 512"
-    with pytest.raises(ConfigError, match=f"^secureboost.key-bits {rule}$"):
-        run(vertical(secureboost__insecure_small_key=False))
-
-
-def test_a_key_that_could_not_hold_a_row_is_refused(vertical: MakeSettings) -> None:
-    with pytest.raises(ConfigError, match=r"^secureboost.key-bits must be >= 256, got 128$"):
-        run(vertical(secureboost__key_bits=128))
-
-
-def test_an_odd_number_of_bits_is_refused_by_name(vertical: MakeSettings) -> None:
-    match = r"^party-1 \(step \d+\): secureboost.key-bits must be even, got 513$"
-    refuses(PartyError, match, vertical(secureboost__key_bits=513))
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"parties": 1}, "^parties must be >= 2, got 1$"),
+        (
+            {"secureboost__insecure_small_key": False},
+            "^secureboost.key-bits must be >= 2048 without secureboost.insecure-small-key, got 512",
+        ),
+        ({"secureboost__key_bits": 128}, "^secureboost.key-bits must be >= 256, got 128$"),
+        (
+            {"secureboost__key_bits": 513},
+            r"^party-1 \(step \d+\): secureboost.key-bits must be even, got 513$",
+        ),
+    ],
+)
+def test_parties_and_keys_that_do_not_do_are_refused(
+    vertical: MakeSettings, given: dict[str, Any], match: str
+) -> None:
+    refuses(match, vertical(**given))
 
 
 def test_early_stopping_without_validation_rows_is_refused(
@@ -190,7 +177,7 @@ def test_early_stopping_without_validation_rows_is_refused(
         vertical(early_stopping_rounds=2, valid_fraction=0.0)
     settings = vertical(early_stopping_rounds=2, valid_fraction=0.001)
     match = "^valid-fraction must leave validation rows for early-stopping-rounds, got 0.001$"
-    refuses(ConfigError, match, settings, sites(bank, shop()))
+    refuses(match, settings, sites(bank, shop()))
 
 
 @pytest.mark.parametrize(
@@ -237,3 +224,39 @@ def test_an_error_of_a_table_names_no_column_of_a_site_that_hides_them(
     for name in ("secret", "hidden", "classified"):
         assert name not in str(caught.value)
     assert any(name in caplog.text for name in ("secret", "hidden", "classified"))
+
+
+# Warnings
+
+
+@pytest.mark.parametrize(
+    ("given", "labels", "n_rows", "warning"),
+    [
+        ({}, {}, N_TRAIN, "up to 16 sums of each bin, and half as many as the 32 rows are enough"),
+        (
+            {"objective": "multi:softprob", "max_depth": 3},
+            {"y": [0, 1, 2, 1] * (N_TRAIN // 4)},
+            N_TRAIN,
+            "up to 8 sums a class of each bin",
+        ),
+        ({"max_depth": 3}, {}, N_TRAIN, ""),
+        ({}, {}, N_TRAIN + 1, ""),
+        ({"secureboost__first_trees": 1}, {}, N_TRAIN, ""),
+    ],
+)
+def test_a_run_that_discloses_half_as_many_sums_as_rows_says_so(
+    vertical: MakeSettings,
+    write_table: WriteTable,
+    given: dict[str, Any],
+    labels: dict[str, Any],
+    n_rows: int,
+    warning: str,
+) -> None:
+    short = {"test_fraction": 0.0, "valid_fraction": 0.0, "num_boost_round": 1, "label": "y"}
+    data = str(write_table(n_rows=n_rows, **labels))
+    warnings = summary_of(run_local(vertical(data=data, **short, **{"max_depth": 4, **given})))
+    found = warnings["warnings"]
+    assert len(found) == bool(warning)
+    for text in found:
+        assert text.startswith("the active party may find the bin of nearly every training row")
+        assert warning in text

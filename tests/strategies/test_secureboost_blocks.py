@@ -11,19 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients.secureboost import active as secureboost_round
-from clients.secureboost import passive as secureboost_passive
-from clients.secureboost.passive import BLOCKS, ENDS, blocks_of
+from clients.secureboost import active as secureboost_active
+from clients.secureboost.active import Active
+from clients.secureboost.passive import Passive, blocks_of
 from fedapp.messages import secureboost as messages
-from fedapp.messages.vertical import SentReply
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings
-from fedapp.site.store import Store
+from tests.contract.methods import METHODS
 from tests.letters import letters_sent
 from tests.network import die, resumed, run
 from tests.pooled import made_columns, write_rows
-from tests.strategies.test_secureboost_transcript import KINDS
 from tests.tampering import FALSE, keep_letters_back, refuses
 from tests.transcript import Listener, check_declared, check_no_rows, lines_of, summary_of
 
@@ -111,13 +109,7 @@ def test_blocks_are_declared_and_show_the_server_nothing_more(
 ) -> None:
     app = Listener()
     folder = run(made(), app=app)
-    more = {
-        f"{TRAIN}encrypt": (messages.EncryptRequest, SentReply),
-        f"{TRAIN}take": (messages.TakeRequest, SentReply),
-    }
-    heard = {kind for kind, *_ in app.heard}
-    assert heard > {*more}
-    check_declared(app, {kind: {**KINDS, **more}[kind] for kind in heard})
+    check_declared(app, METHODS["secureboost"].kinds | {f"{TRAIN}encrypt", f"{TRAIN}take"})
     check_no_rows(app, summary_of(folder))
     got = {one.name for one in letters_sent(app) if one.receiver == "party-2"}
     assert got - {"CommonRows"} == {"PublicKey", "EncryptedGradients", "MoreGradients", "Splits"}
@@ -149,18 +141,23 @@ def test_a_block_that_gets_lost_is_sent_again(
 # What is false
 
 
+@pytest.mark.parametrize(
+    ("request_class", "first", "match"),
+    [
+        (messages.TakeRequest, 1, "MoreGradients.start must be 41, the first of round 0 that is"),
+        (messages.SumRequest, 0, r"EncryptedGradients.ciphertexts must be \d+, got 82$"),
+    ],
+)
 def test_a_server_that_keeps_a_block_back_stops_the_run(
-    made: MakeSettings, small_blocks: None, monkeypatch: pytest.MonkeyPatch
+    made: MakeSettings,
+    small_blocks: None,
+    monkeypatch: pytest.MonkeyPatch,
+    request_class: Any,
+    first: int,
+    match: str,
 ) -> None:
-    keep_letters_back(monkeypatch, messages.TakeRequest, "party-2", first=1)
-    refuses("^party-1.*: MoreGradients.start must be 41, the first of round 0 that is", made())
-
-
-def test_sums_that_are_asked_for_before_the_last_block_stop_the_run(
-    made: MakeSettings, small_blocks: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keep_letters_back(monkeypatch, messages.SumRequest, "party-2")
-    refuses(r"^party-1.*: EncryptedGradients.ciphertexts must be \d+, got 82$", made())
+    keep_letters_back(monkeypatch, request_class, "party-2", first=first)
+    refuses(f"^party-1.*: {match}", made())
 
 
 @pytest.mark.parametrize(("change", "rule"), FALSE.values(), ids=FALSE)
@@ -171,48 +168,48 @@ def test_false_gradients_of_a_later_block_stop_the_run_by_the_active_partys_name
     change: Callable[[Any], Any],
     rule: str,
 ) -> None:
-    honest = secureboost_round._encrypted
+    honest = secureboost_active.encrypted
 
-    def false(view: Any, fields: Any, start: int, stop: int) -> Any:
-        found = honest(view, fields, start, stop)
+    def false(key: Any, layouts: Any, fields: Any, start: int, stop: int) -> Any:
+        found = honest(key, layouts, fields, start, stop)
         return change(found) if stop == len(fields) else found
 
-    monkeypatch.setattr(secureboost_round, "_encrypted", false)
+    monkeypatch.setattr(secureboost_active, "encrypted", false)
     refuses(rf"^party-1.*: (More|Encrypted)Gradients.ciphertexts .*{rule}", made())
 
 
 def test_a_block_of_another_round_stops_the_run(
     made: MakeSettings, small_blocks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = secureboost_passive._go_on
-    monkeypatch.setattr(
-        secureboost_passive,
-        "_go_on",
-        lambda store, letter: honest(store, replace(letter, round_id=letter.round_id + 1)),
-    )
+    honest = Active.send_on
+
+    def of_next(*given: Any) -> Any:
+        reply, letters = honest(*given)
+        return reply, [(name, replace(one, round_id=one.round_id + 1)) for name, one in letters]
+
+    monkeypatch.setattr(Active, "send_on", of_next)
     refuses("^party-1.*: MoreGradients.start must be 41, the first of round 0 that is", made())
 
 
 def test_blocks_of_a_round_are_dropped_when_the_next_one_begins(
     made: MakeSettings, small_blocks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, found = secureboost_passive._begin, list[set[str]]()
+    honest, found = Passive._begin, list[set[str]]()
 
-    def begin(site: Any, letter: Any) -> None:
-        honest(site, letter)
-        found.append({name for name in site.store._names() if name.startswith("ciphertexts")})
+    def begin(party: Passive, letter: Any) -> None:
+        honest(party, letter)
+        party.save()
+        found.append({name for name in party.site.store._names() if name.startswith("blocks")})
 
-    monkeypatch.setattr(secureboost_passive, "_begin", begin)
+    monkeypatch.setattr(Passive, "_begin", begin)
     run(made())
-    assert found == [{"ciphertexts.0"}] * 2
+    assert found == [{"blocks.0"}] * 2
 
 
 def test_blocks_give_any_run_of_ciphertexts_in_order() -> None:
-    store, rows = Store(Path()), np.arange(20, dtype=np.uint8).reshape(10, 2)
-    store.facts[ENDS] = [0, 4, 8, 10]
-    for place, (start, end) in enumerate([(0, 4), (4, 8), (8, 10)]):
-        store[f"{BLOCKS}.{place}"] = rows[start:end]
+    rows = np.arange(20, dtype=np.uint8).reshape(10, 2)
+    blocks = tuple(np.split(rows, [4, 8]))
     for first in range(11):
         for last in range(first, 11):
-            found = [*blocks_of(store, first, last), rows[:0]]
+            found = [*blocks_of(blocks, first, last), rows[:0]]
             np.testing.assert_array_equal(np.concatenate(found), rows[first:last])

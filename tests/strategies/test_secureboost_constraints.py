@@ -26,7 +26,6 @@ from tests.network import run
 MakeSettings = Callable[..., Settings]
 MakeSites = Callable[..., list[Context]]
 WriteTable = Callable[..., Path]
-NO_TEXT = {"a": [False, False], "b": [False]}
 
 
 def held(named: list[int], directions: list[int] = [], *groups: set[int]) -> PartyConstraints:  # noqa: B006
@@ -39,19 +38,36 @@ def held(named: list[int], directions: list[int] = [], *groups: set[int]) -> Par
 # Put together
 
 
-def test_names_of_the_run_config_become_columns_of_all_parties() -> None:
-    wanted = ConfiguredConstraints.of("age:-1,rate:1", "[age,rate],[sex]")
-    assert wanted.names == ("age", "rate", "sex")
-    owned = {"a": held([1, -1, 0]), "b": held([-1, 0, -1])}
-    assert joint_constraints(wanted, owned, NO_TEXT) == ([0, -1, 1], [[1, 2], [0]])
+def joined(
+    monotone: str, interactions: str, owned: dict[str, PartyConstraints], text: tuple[str, ...] = ()
+) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
+    wanted, widths = ConfiguredConstraints.of(monotone, interactions), {"a": 2, "b": 1}
+    flags = {name: np.full(width, name in text) for name, width in widths.items()}
+    directions, groups = joint_constraints(wanted, owned, flags)
+    return directions.tolist(), groups
 
 
-def test_owners_hold_columns_under_their_own_numbers() -> None:
-    owned = {"a": held([], [], {0, 1}), "b": held([], [-1], {0})}
-    assert joint_constraints(ConfiguredConstraints.of("", ""), owned, NO_TEXT) == (
-        [0, 0, -1],
-        [[0, 1], [2]],
-    )
+@pytest.mark.parametrize(
+    ("wanted", "owned", "expected"),
+    [
+        # names of the run config become columns of all parties
+        (
+            ("age:-1,rate:1", "[age,rate],[sex]"),
+            {"a": held([1, -1, 0]), "b": held([-1, 0, -1])},
+            ([0, -1, 1], ((1, 2), (0,))),
+        ),
+        # owners hold columns under their own numbers
+        (
+            ("", ""),
+            {"a": held([], [], {0, 1}), "b": held([], [-1], {0})},
+            ([0, 0, -1], ((0, 1), (2,))),
+        ),
+    ],
+)
+def test_constraints_of_all_are_put_together(
+    wanted: tuple[str, str], owned: dict[str, PartyConstraints], expected: object
+) -> None:
+    assert joined(*wanted, owned) == expected
 
 
 @pytest.mark.parametrize(
@@ -66,18 +82,15 @@ def test_names_that_cannot_be_held_are_refused(
     monotone: str, owned: dict[str, PartyConstraints], rule: str
 ) -> None:
     with pytest.raises(ConfigError, match=rule):
-        joint_constraints(ConfiguredConstraints.of(monotone, ""), owned, NO_TEXT)
+        joined(monotone, "", owned)
 
 
 def test_directions_beside_anybodys_categories_are_refused() -> None:
     owned = {"a": held([], [0, 1]), "b": held([])}
     with pytest.raises(ConfigError, match="must be empty where a column has categories"):
-        joint_constraints(ConfiguredConstraints.of("", ""), owned, {**NO_TEXT, "b": [True]})
+        joined("", "", owned, ("b",))
     free = {"a": held([], [], {0, 1}), "b": held([])}
-    assert joint_constraints(ConfiguredConstraints.of("", ""), free, {**NO_TEXT, "b": [True]}) == (
-        [],
-        [[0, 1]],
-    )
+    assert joined("", "", free, ("b",)) == ([], ((0, 1),))
 
 
 # Told
@@ -87,7 +100,7 @@ def letter(**changed: Any) -> ColumnBins:
     given = held([2, -1, 0], [0, 1, -1], {0, 2}, {1}).fields()
     widths, flags = np.full(3, 4, dtype=np.int64), np.zeros(3, dtype=np.uint8)
     part = np.empty(0, dtype=np.uint8)
-    return ColumnBins(widths, flags, (), False, False, part, **{**given, **changed})
+    return ColumnBins(widths, flags, (), False, part, **{**given, **changed})
 
 
 def test_a_letter_tells_what_its_owner_holds() -> None:

@@ -17,16 +17,16 @@ from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.home import home
 from fedapp.messages import secureboost, vertical
-from fedapp.messages.vertical import SentReply
 from fedapp.run_folder import RunFolder
 from fedapp.settings import load_settings
 from fedapp.site.mail import HEAD
 from fedapp.trees.model import Ensemble, from_json
 from fedapp.trees.objective import base_margin, base_score, gradients
+from tests.contract.methods import METHODS
 from tests.letters import Opened, letters_sent, parcels_of, raw_of, texts_of, written
 from tests.network import run
 from tests.pooled import Pooled, in_order, write_rows
-from tests.transcript import ALIGNED, Listener, check_declared, check_no_rows, summary_of
+from tests.transcript import Listener, check_declared, check_no_rows, summary_of
 
 PARTIES = ("bank", "clinic", "shop")
 COLUMNS = {
@@ -152,20 +152,8 @@ def assert_none_in(secrets: set[bytes], seen: bytes) -> None:
 # The server
 
 
-KINDS = {
-    **ALIGNED,
-    "train.secureboost_setup": (secureboost.SetupRequest, SentReply),
-    "train.secureboost_begin": (secureboost.BeginRequest, secureboost.BeginReply),
-    "train.secureboost_sum": (secureboost.SumRequest, SentReply),
-    "train.secureboost_split": (secureboost.SplitRequest, secureboost.SplitReply),
-    "train.secureboost_partition": (secureboost.PartitionRequest, SentReply),
-    "evaluate.secureboost_handover": (secureboost.HandOverRequest, SentReply),
-    "evaluate.secureboost_finish": (secureboost.FinishRequest, secureboost.FinishReply),
-}
-
-
 def test_messages_have_their_declared_fields_and_no_row_of_anybody(recorded: Recorded) -> None:
-    check_declared(recorded.app, KINDS)
+    check_declared(recorded.app, METHODS["secureboost"].kinds | {"query.alignment_mask"})
     check_no_rows(recorded.app, summary_of(recorded.folder))
 
 
@@ -179,16 +167,12 @@ def test_the_server_sees_nothing_that_follows_from_the_labels(recorded: Recorded
 
 
 @pytest.mark.parametrize("party", PARTIES)
-def test_the_server_sees_no_name_value_or_threshold_of_a_party(
+def test_the_server_sees_no_id_name_value_or_threshold_of_a_party(
     recorded: Recorded, party: str
 ) -> None:
-    names = {name.encode() for name in COLUMNS[party]}
+    names = {name.encode() for name in (*COLUMNS[party], *recorded.ids)}
     secrets = names | recorded.thresholds(party) | recorded.values(party)
     assert_none_in(secrets, seen_by_the_server(recorded))
-
-
-def test_the_server_sees_no_id(recorded: Recorded) -> None:
-    assert_none_in({name.encode() for name in recorded.ids}, seen_by_the_server(recorded))
 
 
 def test_parcels_look_like_noise_to_the_server(recorded: Recorded) -> None:
@@ -257,17 +241,15 @@ def test_a_passive_party_sees_nothing_that_follows_from_the_labels(
 
 
 @pytest.mark.parametrize("party", PARTIES)
-def test_a_party_sees_no_name_value_or_threshold_of_another(recorded: Recorded, party: str) -> None:
+def test_a_party_sees_no_id_and_no_name_value_or_threshold_of_another(
+    recorded: Recorded, party: str
+) -> None:
     others = [other for other in PARTIES if other != party]
     secrets = {name.encode() for other in others for name in COLUMNS[other]}
+    secrets |= {name.encode() for name in recorded.ids}
     for other in others:
         secrets |= recorded.thresholds(other) | recorded.values(other)
     assert_none_in(secrets, seen_by(recorded, party))
-
-
-@pytest.mark.parametrize("party", PARTIES)
-def test_a_party_sees_no_id(recorded: Recorded, party: str) -> None:
-    assert_none_in({name.encode() for name in recorded.ids}, seen_by(recorded, party))
 
 
 def test_a_party_is_told_of_its_own_splits_alone_by_column(recorded: Recorded) -> None:

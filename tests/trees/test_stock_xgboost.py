@@ -20,6 +20,8 @@ from strategies.horizontal import joint_kinds
 from tests.conftest import WriteTable
 from tests.strategies.test_meeting import REPLY
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 ROOT = Path(__file__).parents[2]
 SNIPPETS = {
     "README.md": "## Use the model",

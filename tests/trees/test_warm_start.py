@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from clients.pax import begin_from
-from clients.secureboost.shared import note_init_model
+from clients.secureboost.passive import Passive
 from fedapp.errors import ConfigError, DataError, PartyError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.pax import InitRequest
@@ -19,6 +19,9 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs.compare import check_comparable
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings
+from fedapp.site.answer import Site
+from fedapp.site.settings import SiteConfig
+from fedapp.site.store import Store
 from fedapp.trees.model import load_model, pack_trees, to_json
 from strategies import pax
 from strategies.handshake import InitialModel, read_init_model
@@ -262,10 +265,9 @@ def test_parts_that_are_not_of_the_run_are_refused(
 
 def test_a_model_to_go_on_from_is_named_by_its_id_alone() -> None:
     request: Any = SimpleNamespace(init_model="../../../../x")
-    site: Any = SimpleNamespace(name="bank", store=SimpleNamespace(facts={}))
+    party = Passive.load(Site(SiteConfig("bank", "rows.csv"), Store(Path())))
     with pytest.raises(ProtocolError, match=r"^bank: SetupRequest.init_model must be 16 hex"):
-        note_init_model(site, request)
-    assert not site.store.facts
+        party.accept(request)
 
 
 def test_parts_of_another_method_are_not_gone_on_from(

@@ -16,14 +16,7 @@ from fedapp.commands import cli
 from fedapp.errors import ConfigError, StoppedError
 from fedapp.run_folder import INPUTS_FILE, RunFolder
 from fedapp.runs import compare as module
-from fedapp.runs.compare import (
-    NO_INPUTS,
-    cached_rows,
-    code_digest,
-    finished_cell,
-    other_code,
-    table_digest,
-)
+from fedapp.runs.compare import NO_INPUTS, Series, code_digest, other_code, table_digest
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
 from simulations import study
@@ -48,7 +41,7 @@ def not_run(settings: Settings) -> RunFolder:
 
 def told_by(settings: Settings, output: Path, engine: Callable[[Settings], RunFolder]) -> list[str]:
     told: list[str] = []
-    finished_cell(settings, output, engine, told.append)
+    Series(output, told.append).run(settings, engine)
     return told
 
 
@@ -136,7 +129,8 @@ def test_a_run_that_was_killed_before_it_began_is_begun_again(
 def rows_of(path: Path, settings: Settings, value: int) -> tuple[list[dict[str, Any]], list[str]]:
     """What is kept, where ``value`` would be made now, and what is told."""
     told: list[str] = []
-    return cached_rows(path, settings, lambda: [{"value": value}], told.append), told
+    series = Series(path.parent, told.append)
+    return series.rows(path.stem, settings, lambda: [{"value": value}]), told
 
 
 def test_rows_in_a_file_serve_again_where_all_is_the_same(
@@ -219,5 +213,5 @@ def test_commands_end_with_what_is_of_other_code(
     assert f"{NAME}: finished before, by other code" in again
     last = again.splitlines()[-1]
     assert last.startswith("! of other code than today's: 1 result in ")
-    study.write_tables(output, "none", time.monotonic(), [], {})
+    study.write_tables(output, "none", time.monotonic(), {})
     assert capsys.readouterr().out.splitlines()[-1] == last.removeprefix("! ")

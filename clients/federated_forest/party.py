@@ -1,0 +1,530 @@
+"""Federated Forest at any party: a level's splits, where they send the rows; at passive ones, sums.
+
+Source: Liu et al. 2019, Algorithms 1 and 5. The owner of a winning column makes the split and sends
+the others the rows that go left; then every party knows where each row is. With encoded labels a
+party finds its best splits. With encrypted ones, "encrypted label y" is taken literally: a passive
+party sums ciphertexts that it cannot read for every bin of its columns, and the active party, who
+can decrypt, chooses. A level, message by message::
+
+    encoded   LevelRequest      all parties       -> the best split of each open node
+              PartitionRequest  owners of the best -> the rows that they send left
+    paillier  SumRequest        passive parties   -> encrypted sums of the open nodes
+              SplitRequest      the active party  -> the splits of all
+              PartitionRequest  owners of splits  -> the rows that they send left
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from clients.vertical import Aligned
+from fedapp.crypto.packing import SumLayout, integer_layout
+from fedapp.crypto.paillier import PublicKey, check_ciphertexts, read_public_key
+from fedapp.crypto.sums import SumJob, pack_terms
+from fedapp.crypto.workers import shared_workers
+from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
+from fedapp.messages.federated_forest import (
+    ENCODED,
+    PAILLIER,
+    ColumnSums,
+    EncryptedLabels,
+    Labels,
+    LevelReply,
+    LevelRequest,
+    LevelSplits,
+    OpenNodes,
+    Partition,
+    PartitionReply,
+    PartitionRequest,
+    PartKept,
+    SetupRequest,
+    SumRequest,
+    Won,
+)
+from fedapp.messages.fields import Letter, Request, fields_of
+from fedapp.messages.handshake import pack_categories
+from fedapp.messages.vertical import OrderRequest, SentReply
+from fedapp.site.mail import Letters, Mail, hold_once
+from fedapp.site.roles import Order, role
+from fedapp.site.store import part_digest, sent_bits, write_part
+from fedapp.trees.divided import Lookup
+from fedapp.trees.forest.cart import (
+    LOWEST,
+    Bins,
+    Candidates,
+    Codes,
+    Criterion,
+    Floats,
+    Ints,
+    Rules,
+    bin_columns,
+    code_columns,
+)
+from fedapp.trees.forest.encrypted import Listing, OwnerColumns, list_columns
+from fedapp.trees.forest.levels import (
+    Rows,
+    Splits,
+    by_tree,
+    columns_of,
+    inside_of,
+    number_children,
+    row_counts,
+    search,
+)
+from fedapp.trees.model import LEAF
+from fedapp.trees.predict import Nodes, Places, move_rows, sides_of, slots_of
+from fedapp.trees.sets import CategorySets, category_counts, sets_of_rows
+
+Doubles = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.uint8]
+SplitList = LevelSplits | Splits
+
+
+@role
+class Forest(Aligned):
+    """State of any party while a forest grows."""
+
+    form: ClassVar[str] = ENCODED  # in which labels are sent
+    settings: SetupRequest
+    bins: Bins  # of the training rows
+    codes: Codes  # (n_train, n_columns)
+    counts: npt.NDArray[np.uint8]  # (n_trees, n_train): how often each tree draws each row
+    # Labels of the training rows as codes; not at a passive party if they are encrypted
+    n_classes: int  # 0 for numbers
+    targets: Doubles  # (n_train,)
+    row_weights: Doubles  # (n_train,)
+    tree_weights: Doubles | None = None  # (n_trees,): of the rows that each draws
+    least_decrease: float  # of impurity, in the unit of the codes
+    # The forest so far
+    nodes: Nodes  # (n_trees, n_rows): held-back rows move too, they are scored by leaves
+    n_nodes: Ints  # (n_trees,)
+    splits: Splits  # of all levels
+    level: int = -1  # the last that was split
+    last_splits: Splits  # of that level
+    lookup: Lookup  # the local splits
+    gains: Doubles  # (n_columns,): of the local splits
+    # The level in progress
+    candidates: Candidates  # the best local split of each open node, until the winners are known
+    sides: Mapping[str, Bytes] = {}  # by owner: bits of the rows that its splits send left
+
+    @classmethod
+    def fits(cls, request: Request) -> bool:
+        """Whether labels are sent in the form of this role."""
+        assert isinstance(request, SetupRequest)
+        return cls.form == (PAILLIER if request.labels == PAILLIER else ENCODED)
+
+    def begin(self, settings: SetupRequest) -> None:
+        """Bin the columns of the training rows, draw each tree's rows, put all at the roots."""
+        hold_once(self.name, self.site.store, settings, "training was set up")
+        if settings.master_keeps_model and not self.config.allows_export:
+            rule = "must be true with federated-forest.master-keeps-model"
+            raise ConfigError(f"allow-export {rule}, got false")
+        values = np.asarray(self.values[: self.n_train])
+        if len(settings.column_seeds) != values.shape[1]:
+            rule = f"must be one a column of {values.shape[1]}, got {len(settings.column_seeds)}"
+            raise ProtocolError(self.name, "SetupRequest", "column_seeds", rule)
+        self.settings = settings
+        widths = category_counts(self.categories, values.shape[1])
+        self.bins = bin_columns(values, settings.max_bin, widths)
+        self.codes = code_columns(values, self.bins)
+        self.counts = row_counts(
+            settings.bootstrap, settings.rows_seed, settings.trees, self.n_train
+        )
+        # All parties draw the same rows. A tree must neither draw nor leave out too few.
+        drawn, min_rows = np.count_nonzero(self.counts, axis=1), self.config.min_rows
+        fewest = min(drawn.min(), self.n_train - drawn.max())
+        if settings.bootstrap and fewest < min_rows:
+            rule = f"must be false where a tree draws or leaves out fewer than {min_rows} training "
+            rule += f"rows (min-rows of {self.name}), got true and {fewest}"
+            raise ConfigError(f"federated-forest.bootstrap {rule}")
+        self.nodes = np.zeros((settings.trees, len(self.values)), dtype=np.int32)
+        self.n_nodes = np.ones(settings.trees, dtype=np.int64)
+        self.splits, self.lookup = Splits.none(), Lookup.empty()
+        self.gains = np.zeros(values.shape[1])
+
+    def take_labels(self, labels: Labels) -> None:
+        """Store label codes, weights, and the weight of each tree."""
+        ones = np.ones(self.n_train, dtype=np.float32)
+        self.n_classes, self.targets = labels.n_classes, labels.codes
+        self.row_weights = (labels.weights if len(labels.weights) else ones).astype(np.float64)
+        self.tree_weights = np.array([of_tree @ self.row_weights for of_tree in self.counts])
+        self.least_decrease = labels.least_decrease
+
+    def level_scores(self, request: LevelSplits) -> dict[str, Any]:
+        """Scores of the forest so far, as fields of a reply; none at a passive party."""
+        return {"score_names": (), "train_scores": np.zeros(0), "valid_scores": np.zeros(0)}
+
+    def _take_letters(self, mail: Mail) -> None:
+        """Take what came with the first request after the setup."""
+
+    def search_level(self, request: LevelRequest, mail: Mail) -> LevelReply:
+        """Apply the last level's splits, and report the best split of each open node."""
+        if self.follows(SetupRequest):
+            self._take_letters(mail)
+        if len(request.trees):
+            self.keep_partitions(mail)
+            self.take_splits(request)
+        candidates = self.search(request)
+        return LevelReply(
+            improvements=candidates.improvements,
+            ranks=candidates.ranks,
+            **self.level_scores(request),
+        )
+
+    def search(self, nodes: OpenNodes) -> Candidates:
+        """Algorithm 1: the best local split of every open node."""
+        trees_and_nodes = self.open_to(nodes)
+        rows = Rows(self.codes, self.bins, self.targets, self.row_weights, self.counts)
+        drawn = self.settings.column_seeds, nodes.n_drawn
+        self.candidates = search(
+            rows, self.nodes[:, : self.n_train], trees_and_nodes, *drawn, self.rules
+        )
+        return self.candidates
+
+    @property
+    def rules(self) -> Rules:
+        """When nodes are split."""
+        fewest = self.settings.min_samples_split, self.settings.min_samples_leaf
+        return Rules(
+            cast(Criterion, self.settings.criterion), self.n_classes, *fewest, self.least_decrease
+        )
+
+    def open_nodes(self) -> tuple[Places, Places]:
+        """Nodes that may be split next: children of the last level's splits, or the roots."""
+        if self.level >= 0:
+            return self.last_splits.children()
+        n_trees = len(self.n_nodes)
+        return np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
+
+    def open_to(self, nodes: OpenNodes) -> tuple[Places, Places]:
+        """Trees and nodes that may be split next; checks ``n_drawn`` of the request."""
+        trees, open_nodes = self.open_nodes()
+        n_columns = len(self.settings.column_seeds)
+        if len(nodes.n_drawn) != len(trees) or (nodes.n_drawn > n_columns).any():
+            rule = f"must be of {len(trees)} open nodes, at most {n_columns} each"
+            raise ProtocolError(self.name, type(nodes).__name__, "n_drawn", rule)
+        return trees, open_nodes
+
+    def check_splits(self, level: SplitList) -> npt.NDArray[np.int64]:
+        """Indices of splits among the open nodes; raises a ProtocolError if one is not open."""
+        trees, nodes = (each.astype(np.int64) for each in self.open_nodes())
+        # tree and node in one sortable number
+        keys = (level.trees.astype(np.int64) << 32) | level.nodes
+        open_keys = (trees << 32) | nodes
+        places = np.minimum(np.searchsorted(open_keys, keys), max(len(open_keys) - 1, 0))
+        fits = len(keys) <= len(open_keys) and bool((open_keys[places] == keys).all())
+        fits = fits and bool((np.diff(keys) > 0).all())
+        if not fits or (level.owners >= len(self.peers)).any():
+            rule = "must be open, in order, and of parties of the run"
+            raise ProtocolError(self.name, type(level).__name__, "nodes", rule)
+        return places
+
+    def local_indices(self, level: SplitList) -> npt.NDArray[np.int64]:
+        """Indices of the splits of this party's columns."""
+        return np.flatnonzero(level.owners == self.peers.index(self.name))
+
+    def make_local_splits(self, level: SplitList) -> Letters:
+        """Make the local splits: store them; for all others, which rows they send left."""
+        places, local = self.check_splits(level), self.local_indices(level)
+        offered = self.candidates
+        best = Candidates(*(getattr(offered, name)[places[local]] for name in offered.__slots__))
+        if (best.columns < 0).any():
+            rule = "must be splits that this party has offered"
+            raise ProtocolError(self.name, type(level).__name__, "owners", rule)
+        cuts = best.columns, best.thresholds, best.defaults
+        numbers, sets = sets_of_rows(best.widths, best.rights)
+        self.lookup = self.lookup.plus(Lookup.of(*cuts, best.widths, sets))
+        if self.tree_weights is not None:
+            gains = np.array(self.gains)
+            np.add.at(gains, best.columns, self.worth_of(level.trees[local], best.improvements))
+            self.gains = gains
+        slots = slots_of(self.nodes, level.trees[local], level.nodes[local])
+        sides = np.packbits(sides_of(self.values, *cuts, *slots, numbers, sets))
+        self.sides = {**self.sides, self.name: sides}
+        return self.to_others(self.local_partition())
+
+    def worth_of(self, trees: Places, improvements: Doubles) -> Doubles:
+        """What splits add to the importance of their columns, given the rows' weights."""
+        assert self.tree_weights is not None
+        worth: Doubles = improvements / self.tree_weights[trees] / len(self.counts)
+        return worth
+
+    def local_partition(self) -> Partition:
+        """Which rows the local splits of the level send left."""
+        return Partition(self.level + 1, self.sides[self.name])
+
+    def to_others(self, letter: Letter) -> Letters:
+        """The same letter for every other party."""
+        return [(name, letter) for name in self.others]
+
+    def keep_partitions(self, mail: Mail) -> None:
+        """Store which rows others' splits of the level send left."""
+        for owner, letter in mail.all(Partition).items():
+            if letter.level != self.level + 1:
+                raise ProtocolError(owner, "Partition", "level", "must be the one being split")
+            self.sides = {**self.sides, owner: letter.bits}
+
+    def take_splits(self, level: SplitList) -> None:
+        """Move all rows to the children of a level's splits."""
+        self.check_splits(level)
+        splits, n_nodes = number_children(level.trees, level.nodes, level.owners, self.n_nodes)
+        slots, sizes = slots_of(self.nodes, splits.trees, splits.nodes)
+        went_left, n_known = list[npt.NDArray[np.bool_]](), 0
+        firsts = np.zeros(len(sizes), dtype=np.int64)  # where each node's sides begin
+        for owner in np.unique(splits.owners):
+            is_theirs = splits.owners == owner
+            firsts[is_theirs] = n_known + np.cumsum(sizes[is_theirs]) - sizes[is_theirs]
+            party, n_rows = self.peers[owner], int(sizes[is_theirs].sum())
+            if party not in self.sides:
+                raise ProtocolError(party, "Partition", "letter", f"must reach {self.name}")
+            went_left += sent_bits(party, "Partition", "bits", self.sides[party], [n_rows])
+            n_known += n_rows
+        self.nodes = move_rows(self.nodes, splits.lefts, slots, firsts, np.concatenate(went_left))
+        self.add_splits(splits, n_nodes)
+
+    def add_splits(self, splits: Splits, n_nodes: Ints) -> None:
+        """Add a level's splits to the forest."""
+        self.n_nodes, self.last_splits = n_nodes, splits
+        self.splits, self.level, self.sides = self.splits.plus(splits), self.level + 1, {}
+
+    def model_fields(self, shared: bool) -> dict[str, Any]:
+        """Local splits as fields of a reply, for a server that keeps the model; else none."""
+        lookup = self.lookup if shared else Lookup.empty()
+        cuts = {name: getattr(lookup, name) for name in Lookup.__slots__}
+        categories = pack_categories(self.categories if shared else ())
+        return {**cuts, "names": self.columns if shared else (), **categories}
+
+    def lookup_json(self) -> dict[str, Any]:
+        """Lookup table of the local splits, as a part has it."""
+        return self.lookup.to_json(self.columns, self.quantiles, self.categories)
+
+    def local_importance(self) -> tuple[Doubles, Ints, tuple[str, ...]]:
+        """Gain and number of splits of each local column, and their names if shared."""
+        counts = np.bincount(self.lookup.columns, minlength=len(self.gains)).astype(np.int64)
+        names = self.columns if self.config.shares_names else ()
+        return np.maximum(self.gains, 0.0), counts, names
+
+
+@role
+class Passive(Forest):
+    """State of a passive party."""
+
+    def setup(self, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
+        """Set up training."""
+        self.begin(request)
+        return SentReply(), []
+
+    def _won(self, level: SplitList, mail: Mail) -> Letters:
+        """Make the local splits that won; the sides for all others."""
+        return self.make_local_splits(level)
+
+    def partition(self, request: PartitionRequest, mail: Mail) -> tuple[PartitionReply, Letters]:
+        """Make the local splits of a level, send their sides; after the last store the part."""
+        self.keep_partitions(mail)
+        letters = self._won(request, mail)
+        if request.last:
+            return self._hand_over(request)
+        return PartitionReply(**self.model_fields(shared=False)), letters
+
+    # A party keeps the structure of the trees and the lookup table of its splits: record id ->
+    # column, threshold, default side. Record ids count a party's splits in the order in which they
+    # were made, so every party knows them.
+    def _hand_over(self, request: PartitionRequest) -> tuple[PartitionReply, Letters]:
+        """Store the party's part of the model, and drop the rows."""
+        letter = self.local_partition()
+        last = request.trees, request.nodes, request.owners
+        self.add_splits(*number_children(*last, self.n_nodes))
+        is_local = self.splits.owners == self.peers.index(self.name)
+        lefts = self.splits.spread(self.splits.lefts, self.n_nodes, LEAF)
+        ids = np.where(is_local, self.splits.records, -1)
+        trees = zip(lefts, self.splits.spread(ids, self.n_nodes, -1), strict=True)
+        part = {
+            **self.lookup_json(),
+            "name": self.name,
+            "trees": [
+                {"lefts": children.tolist(), "records": records.tolist()}
+                for children, records in trees
+            ],
+        }
+        write_part(self.folder, part)
+        digest = np.frombuffer(part_digest(self.folder), dtype=np.uint8)
+        letters = [letter, PartKept(digest, *self.local_importance())]
+        self.end()
+        reply = PartitionReply(**self.model_fields(self.settings.master_keeps_model))
+        return reply, [(self.active, each) for each in letters]
+
+
+@role
+class EncodedPassive(Passive):
+    """State of a passive party that knows codes of the labels."""
+
+    title = "a passive party with encoded labels"
+    order = Order(
+        {
+            OrderRequest: {SetupRequest},
+            SetupRequest: {LevelRequest},
+            LevelRequest: {LevelRequest, PartitionRequest},
+            PartitionRequest: {LevelRequest},
+        }
+    )
+
+    def _take_letters(self, mail: Mail) -> None:
+        """Check and store the codes of the labels."""
+        letter, n_train = mail.one(Labels, self.active), self.n_train
+        fits = len(letter.codes) == n_train and len(letter.weights) in (0, n_train)
+        if letter.n_classes:
+            fits = fits and bool(np.isin(letter.codes, np.arange(letter.n_classes)).all())
+        if not fits:
+            rule = f"must be of {n_train} rows, class ids below {letter.n_classes} where there are "
+            raise ProtocolError(self.active, "Labels", "codes", f"{rule}classes")
+        self.take_labels(letter)
+
+
+@role
+class PaillierPassive(Passive):
+    """State of a passive party that cannot read the labels."""
+
+    title = "a passive party with paillier labels"
+    form = PAILLIER
+    order = Order(
+        {
+            OrderRequest: {SetupRequest},
+            SetupRequest: {SumRequest},
+            SumRequest: {SumRequest, PartitionRequest},
+            PartitionRequest: {SumRequest},
+        }
+    )
+    n: Bytes  # the public key's, big-endian
+    n_fields: int  # numbers of a row, and bits of the largest
+    bits: int
+    weighted: npt.NDArray[np.int64]  # training rows that have a weight
+    ciphertexts: Bytes  # (n_weighted, n_ciphertext_bytes): their labels
+    # Columns that the last sums are of
+    listing: Listing
+    thresholds: Floats  # (n_sums,)
+    category_codes: Places  # (n_sums,)
+
+    def sum_nodes(self, request: SumRequest, mail: Mail) -> tuple[SentReply, Letters]:
+        """Apply the last level's splits, and sum encrypted labels of the open nodes."""
+        letters: Letters = []
+        if self.follows(SetupRequest):
+            self._take_letters(mail)
+        if len(request.trees):
+            self.keep_partitions(mail)
+            # Those of a PartitionRequest have been sent.
+            letters = [] if self.follows(PartitionRequest) else self._won(request, mail)
+            self.take_splits(request)
+        return SentReply(), [*letters, (self.active, self.sum_columns(request))]
+
+    def _layout(self, key: PublicKey) -> SumLayout:
+        return integer_layout(key.bits, self.n_train, self.n_fields, self.bits)
+
+    def _take_letters(self, mail: Mail) -> None:
+        """Check and store the key, and a ciphertext for every row of positive weight."""
+        active, name = self.active, EncryptedLabels.__name__
+        letter = mail.one(EncryptedLabels, active)
+        with as_protocol_error(active, name, "n"):
+            insecure = self.settings.insecure_small_key
+            key = read_public_key(letter.n, self.settings.key_bits, insecure_small_key=insecure)
+            self.n, self.n_fields, self.bits = letter.n, letter.n_fields, letter.bits
+            self._layout(key)
+        bits = sent_bits(active, name, "weighted", letter.weighted, [self.n_train])
+        self.weighted, self.ciphertexts = np.flatnonzero(bits[0]), letter.ciphertexts
+        if len(self.ciphertexts) != len(self.weighted):
+            rule = f"must be {len(self.weighted)}, got {len(self.ciphertexts)}"
+            raise ProtocolError(active, name, "ciphertexts", rule)
+        with as_protocol_error(active, name, "ciphertexts"):
+            check_ciphertexts(key, self.ciphertexts)
+
+    def _won(self, level: SplitList, mail: Mail) -> Letters:
+        self.candidates = self._chosen(level, mail)
+        letters = self.make_local_splits(level)
+        return letters if len(self.local_indices(level)) else []
+
+    def _chosen(self, level: SplitList, mail: Mail) -> Candidates:
+        """The local split of each open node that has one, as the active party has chosen it."""
+        active, listing = self.active, self.listing
+        local = self.check_splits(level)[self.local_indices(level)]
+        n_open, widths = len(listing.n_columns), self.bins.n_categories
+        candidates = Candidates(
+            np.zeros(n_open),
+            np.zeros(n_open, dtype=np.int64),
+            np.full(n_open, -1, dtype=np.int64),
+            np.full(n_open, LOWEST, dtype=np.float32),
+            np.zeros(n_open, dtype=np.uint8),
+            np.zeros(n_open, dtype=np.int64),
+            np.zeros((n_open, -(-int(widths.max(initial=0)) // 8)), dtype=np.uint8),
+        )
+        if not len(local):
+            return candidates
+        letter = mail.one(Won, active)
+        listed, cuts = letter.listed, letter.cuts
+        fits = letter.level == self.level + 1 and len(listed) == len(local)
+        fits = fits and bool((listed < len(listing.columns)).all())
+        fits = fits and np.array_equal(listing.nodes[listed], local)
+        # Only where values are missing may all bins go to one side.
+        fits = fits and bool((cuts + 1 < listing.n_bins[listed] + listing.missing[listed]).all())
+        if not fits:
+            raise ProtocolError(active, "Won", "listed", "must be the party's splits of this level")
+        candidates.columns[local], candidates.defaults[local] = (
+            listing.columns[listed],
+            letter.defaults,
+        )
+        unordered, sizes = np.flatnonzero(listing.unordered[listed]), listing.n_bins[listed]
+        with as_protocol_error(active, "Won", "set_bits"):
+            sets = CategorySets(letter.set_bits, sizes[unordered])
+            n_rights = np.array([sets.members(number).sum() for number in range(len(sets))])
+            is_one_sided = (n_rights == 0) | (n_rights == sets.widths)
+            if (is_one_sided & (listing.missing[listed[unordered]] == 0)).any():
+                raise ValueError("must leave bins on both sides where no value is missing")
+        candidates.widths[local] = widths[candidates.columns[local]]
+        for number, index in enumerate(unordered.tolist()):
+            start = int(listing.ends[listed[index]])
+            codes = self.category_codes[start : start + int(sizes[index])]
+            # A category of no row in the node goes where missing values go.
+            is_right = np.full(candidates.widths[local[index]], not letter.defaults[index])
+            is_right[codes] = sets.members(number)
+            bits = np.packbits(is_right)
+            candidates.rights[local[index], : len(bits)] = bits
+        thresholds = self.thresholds[listing.ends[listed] + cuts]
+        candidates.thresholds[local] = np.where(listing.unordered[listed], LOWEST, thresholds)
+        return candidates
+
+    def sum_columns(self, level: SumRequest) -> ColumnSums:
+        """Algorithm 1 under encryption: sum the labels of the open nodes' rows, bin by bin."""
+        trees, nodes = self.open_to(level)
+        tables, jobs = [], []
+        for first, end in by_tree(trees):
+            of_tree = int(trees[first]), nodes[first:end], level.n_drawn[first:end]
+            listing, local, terms = self._list_tree(*of_tree)
+            tables.append((listing, local))
+            jobs.append(terms)
+        self.listing = Listing.joined([listing for listing, _ in tables])
+        self.thresholds = np.concatenate([local.thresholds for _, local in tables])
+        self.category_codes = np.concatenate([local.codes for _, local in tables])
+        key = PublicKey.from_array(self.n)
+        sums = pack_terms(key, self.ciphertexts, jobs, self._layout(key), shared_workers())
+        fields = fields_of(self.listing, Listing)
+        return ColumnSums(level=self.level + 1, **fields, ciphertexts=sums)
+
+    def _list_tree(
+        self, tree: int, nodes: Places, n_drawn: Ints
+    ) -> tuple[Listing, OwnerColumns, SumJob]:
+        """Columns to list for the open nodes of one tree, and the terms to sum."""
+        counts, weighted = self.counts[tree], self.weighted
+        is_weighted = np.zeros(self.n_train, dtype=bool)
+        is_weighted[weighted] = True
+        listing, local = list_columns(
+            self.codes,
+            self.bins,
+            inside_of(self.nodes[tree, : self.n_train], is_weighted & (counts > 0), nodes),
+            *columns_of(self.settings.column_seeds, tree, nodes),
+            n_drawn,
+            (self.settings.min_samples_split, self.settings.min_samples_leaf),
+        )
+        rows = np.searchsorted(weighted, local.rows).astype(np.int32)
+        return listing, local, SumJob(rows, local.places, counts[weighted], len(listing.sizes))

@@ -1,0 +1,353 @@
+"""Benches: small runs of each, what they compare before they time, and the command of all."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+import pytest
+import xgboost
+
+from fedapp.data.datasets import read_source
+from fedapp.data.schema import Roles
+from fedapp.errors import ConfigError
+from fedapp.runs.baselines import Scored, join_tables, pooled_forest
+from fedapp.trees.forest.model import from_json
+from simulations import __main__ as every
+from simulations import study
+from simulations.bench import encryption, exchange, trees
+from simulations.study import command, growth, peak_bytes
+
+SMALL_KEY = ["--key-bits", "512"]
+
+
+@pytest.fixture
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a fraction of a second."""
+    small = {"DATA": "breast-cancer", "COPIES": 2, "TREES": 10, "DEPTH": 3, "REPEATS": 1}
+    for name, value in small.items():
+        monkeypatch.setattr(trees, f"FOREST_{name}", value)
+    monkeypatch.setattr(trees, "PRIVATE_DATA", {"breast-cancer": {}})
+    for name, value in {"N_ROWS": 200, "REPEATS": 1, "PHE_PAIRS": 2, "PHE_ADDITIONS": 5}.items():
+        monkeypatch.setattr(encryption, name, value)
+    sizes = exchange.Sizes(300, 6, 1, 2, (2, 4), 16, {})
+    monkeypatch.setattr(exchange, "QUICK", {"pax, share": sizes})
+    monkeypatch.setattr(exchange, "FULL", {"pax, share": sizes})
+
+
+# Arguments of a small run, and what its last line says.
+RUNS: list[tuple[Callable[..., Any], str, Callable[[dict[str, Any]], bool]]] = [
+    (
+        trees.pax_secure,
+        "--rows 300 --columns 5 --parties 2 --trees 2 --repeats 1",
+        lambda line: line["lines"][2]["bytes_a_tree"] > line["lines"][0]["bytes_a_tree"],
+    ),
+    (
+        trees.pax_floor,
+        "--data breast-cancer --aggregation plain --rounds 1 --parties 2",
+        lambda line: line["least_bin_rows"] == 20 and 0.5 < line["auc"] < 1,
+    ),
+    (
+        trees.privacy,
+        "--data breast-cancer --epsilons 8 --seeds 2 --rounds 2 --depth 2",
+        lambda line: [each["epsilon"] for each in line["lines"]] == [0, 8, 1000],
+    ),
+    (
+        trees.federated_forest,
+        "--max-bin 64 --align psi",
+        lambda line: line["nodes_as_pooled"] > 50 and line["rows"] == 2 * 569,
+    ),
+    (
+        trees.federated_forest,
+        "--max-bin 64",
+        lambda line: 0 < sum(line["seconds_by_message"].values()) <= line["seconds"],
+    ),
+    (
+        encryption.paillier,
+        "--key-bits 512 --workers 1",
+        lambda line: line["clock"] == "cpu" and line["phe_ratio"]["encrypt"] > 1,
+    ),
+    (
+        exchange.parties,
+        "--quick --only 'pax, share'",
+        lambda line: (
+            [each.get("growth of bytes", 0) > 0.5 for each in line["lines"]] == [False, True]
+        ),
+    ),
+]
+
+
+@pytest.mark.usefixtures("_short")
+@pytest.mark.parametrize(
+    ("bench", "words", "holds"), RUNS, ids=lambda each: getattr(each, "__name__", "")
+)
+def test_a_small_run_measures_what_its_reference_confirms(
+    bench: Callable[..., Any], words: str, holds: Callable[[dict[str, Any]], bool], tmp_path: Path
+) -> None:
+    lines = command(bench, shlex.split(words))
+    line = list(lines)[-1] if isinstance(lines, Iterator) else lines
+    json.dumps(line)
+    assert holds(line), line
+    assert not list((tmp_path / "home" / "sites").glob("*/*/"))
+
+
+def test_options_follow_from_a_signature(capsys: pytest.CaptureFixture[str]) -> None:
+    def bench(
+        *names: str,
+        rows: int = 10,
+        first: int = 0,
+        eta: float = 0.5,
+        quick: bool = False,
+        sets: tuple[str, ...] = ("a",),
+        output: Path = Path("x"),
+    ) -> tuple[Any, ...]:
+        return names, rows, first, eta, quick, sets, output
+
+    assert command(bench, []) == ((), 10, 0, 0.5, False, ("a",), Path("x"))
+    words = shlex.split("b c --rows 2 --first 0 --eta 1 --quick --sets d e --output y")
+    found = command(bench, words)
+    assert found == (("b", "c"), 2, 0, 1.0, True, ("d", "e"), Path("y"))
+    for wrong in ("--rows 0", "--rows x", "--first -1"):
+        with pytest.raises(SystemExit):
+            command(bench, wrong.split())
+    assert "argument --rows: must be a whole number >= 1, got 0" in capsys.readouterr().err
+
+
+def test_functions_take_turns_and_the_first_turn_does_not_count() -> None:
+    calls: list[str] = []
+    found = study.repeated([lambda: calls.append("a") or len(calls), lambda: calls.append("b")], 2)
+    assert calls == ["a", "b"] * 3
+    assert found == [[3, 5], [None, None]]
+
+
+def test_a_table_has_an_empty_cell_for_what_a_row_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"data": "a", "auc": 0.51234, "bytes": 2_500_000}, {"data": "b", "auc": None}]
+    study.show("scores", rows, "data; AUC=auc:.3f; MB=mb:.1f")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [["scores"], ["data", "AUC", "MB"], ["a", "0.512", "2.5"], ["b"]]
+
+
+def test_growth_is_an_exponent_of_figures_that_both_rows_have() -> None:
+    before = {"rows": 10, "seconds": 1.0, "bytes": 5, "peak_bytes": {"bank": 7}}
+    row = {"rows": 100, "seconds": 100.0, "bytes": 50, "peak_bytes": {"bank": 9}}
+    found = growth(before, row, "rows", ("seconds", "bytes", "peak_bytes", "cpu"))
+    assert found == {"growth of seconds": pytest.approx(2), "growth of bytes": pytest.approx(1)}
+    assert growth({}, row, "rows", ("seconds",)) == {}
+
+
+# Every bench
+
+
+LINE = {"bench": "pax_speed", "rows": 100, "versions": {"fedapp": "1"}}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Words of the commands that were run; each prints a table and LINE."""
+    commands: list[list[str]] = []
+
+    def run(words: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(words[2:])
+        is_bad = "serve" in words
+        printed = "a table\n" + json.dumps(LINE) + "\n"
+        return subprocess.CompletedProcess(words, is_bad, printed, "no port\n" if is_bad else "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(trees, "has_plugin", lambda: False)
+    return commands
+
+
+def test_the_lines_of_a_bench_have_its_arguments(tmp_path: Path, asked: list[list[str]]) -> None:
+    every.bench(quick=True, only=("pax_speed",), folder=str(tmp_path))
+    words = ["--repeats", "1", "--without-plugin"]
+    assert asked == [["simulations", "bench", "pax_speed", *words]]
+    (line,) = (tmp_path / "pax_speed.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"run": " ".join(words), **LINE}
+    assert "a table" in (tmp_path / "pax_speed.txt").read_text()
+
+
+def test_what_has_finished_is_not_run_again_and_a_failure_ends_in_status_1(
+    tmp_path: Path, asked: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    only = ("serve", "pax_secure")
+    for n_runs in (3, 4):  # two of pax_secure, once; serve, which fails, each time
+        with pytest.raises(SystemExit, match=r"failed: serve; NAME\.txt says why"):
+            every.bench(full=True, only=only, folder=str(tmp_path))
+        assert len(asked) == n_runs
+    assert "failed: no port" in capsys.readouterr().out
+    assert not (tmp_path / "serve.jsonl").exists()
+    with pytest.raises(SystemExit):
+        every.bench(quick=True, only=only, folder=str(tmp_path))
+    assert asked[5][2:4] == ["pax_secure", "--rows"]  # other words: run again
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "python -m simulations must be called with one of"),
+        (["bench", "nothing"], "  papers pax fedxgbllr"),
+        (["bench"], "bench must be called with --quick or --full, or with the name of one"),
+        (["bench", "--quick", "--only", "x"], "only must be of pax_speed, "),
+        (["reference"], "reference must be called with --write FILE or --check FILE"),
+        (["bench", "rows", "--methods", "lasso"], "methods must be of secureboost, "),
+        (["bench", "rows", "--parties", "3"], "--parties and --columns must be 2 and 20 but for"),
+        (["bench", "pax_speed"], "xgboost must be built with the federated plugin"),
+    ],
+)
+def test_a_command_that_cannot_be_run_says_why(
+    words: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(xgboost, "build_info", lambda: {"USE_FEDERATED": False})
+    with pytest.raises(SystemExit) as ended:
+        every.main(words)
+    assert expected in str(ended.value.code)
+
+
+def test_each_bench_is_a_function_of_its_module() -> None:
+    modules = every.by_name(every.BENCH_MODULES)
+    assert set(every.BENCHES) <= set(modules)
+    for name in every.BENCHES:
+        module = {"trees": trees, "encryption": encryption, "exchange": exchange}[modules[name]]
+        assert callable(getattr(module, name))
+
+
+def test_a_line_tells_its_bench_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    study.print_line("x", seconds=1.0)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["bench"], told["seconds"], list(told["versions"])) == ("x", 1.0, [*study.PACKAGES])
+
+
+# Reference digests
+
+
+def test_a_second_run_is_as_the_first_and_a_changed_digest_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, path = "cyclic", tmp_path / "reference.json"
+    command(study.reference, ["--only", plan, "--write", str(path)])
+    written = json.loads(path.read_text())
+    assert set(written) == {f"{plan}: {what}" for what in ("model", "exchanges", "predictions")}
+    command(study.reference, ["--only", plan, "--check", str(path)])
+    assert capsys.readouterr().out.splitlines()[-1] == f"3 as in {path}"
+    path.write_text(json.dumps({**written, f"{plan}: model": "0" * 32}))
+    with pytest.raises(SystemExit) as ended:
+        command(study.reference, ["--only", plan, "--check", str(path)])
+    assert ended.value.code == f"{plan}: model must be {'0' * 32}, got {written[f'{plan}: model']}"
+
+
+def test_what_only_one_of_two_runs_has_is_a_difference() -> None:
+    assert study.differences({"a: model": "1", "b: model": "2"}, {"a: model": "1"}) == [
+        "b: model must be 2, got None"
+    ]
+    assert study.differences({}, {"b: exchanges": 3}) == ["b: exchanges must be None, got 3"]
+
+
+def test_every_method_has_a_plan_and_every_way_to_predict() -> None:
+    from strategies.run import all_strategies
+
+    planned = {str(plan.settings["strategy"]) for plan in study.PLANS.values()}
+    planned |= {way for plan in study.PLANS.values() for way in plan.inferences}
+    assert planned == set(all_strategies())
+
+
+def test_a_digest_leaves_out_what_a_run_draws_and_nothing_else(tmp_path: Path) -> None:
+    def digest(**document: object) -> str:
+        (tmp_path / "part.json").write_text(json.dumps(document))
+        return study.digest_of(tmp_path / "part.json")
+
+    assert digest(records=[1], salt="a") == digest(records=[1], salt="b")
+    assert digest(records=[1]) != digest(records=[2])
+
+
+# What the benches compare
+
+
+def test_a_table_is_the_same_in_one_place_and_at_the_sites(tmp_path: Path) -> None:
+    whole = trees.random_table(40)
+    for method, n_columns, labelled in (("secureboost", [12, 11], 1), ("pax", [22, 22], 2)):
+        nodes = trees.sites_tables(tmp_path, method, 40)
+        tables = [pq.read_table(nodes[name]["data"]) for name in trees.ROWS_SITES]
+        assert [len(table.column_names) for table in tables] == n_columns
+        assert sum("label" in node for node in nodes.values()) == labelled
+        for name in whole.column_names:
+            parts = [table[name].to_numpy() for table in tables if name in table.column_names]
+            joined = parts[0] if method == "secureboost" else np.concatenate(parts)
+            np.testing.assert_array_equal(joined, whole[name].to_numpy())
+
+
+def test_a_peak_is_that_of_the_largest_process_of_a_family() -> None:
+    mine, gone = psutil.Process(), psutil.Process()
+    gone._pid = 2**22 + 1  # no process has this number
+    with trees.peaks_of(lambda: {"bank": [gone, mine], "insurer": [gone]}) as peaks:
+        pass
+    assert peak_bytes() / 2 < peaks["bank"] < 2 * peak_bytes()
+    assert [*peaks] == ["bank"]
+
+
+def test_rows_come_so_many_times(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    trees.write_copies("wine", 3, path)
+    once, many = read_source("wine"), read_source(str(path), Roles(label="y"))
+    np.testing.assert_array_equal(many.values, np.tile(once.values, (3, 1)))
+    assert many.labels is not None
+    assert once.labels is not None
+    assert many.labels.tolist() == once.labels.tolist() * 3
+
+
+@pytest.mark.usefixtures("_short")
+def test_the_forest_is_that_of_the_joined_table_and_another_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    trees.write_copies("breast-cancer", 1, path)
+    settings = trees.forest_settings(path, trees.EXACT, "ordered", keeps_model=True)
+    table, _, _ = join_tables(settings)
+    given = (array[table.split.train] for array in (table.values, table.labels, table.weights))
+    model = from_json(trees.run_once(settings).model)
+    pooled, _, _ = pooled_forest(settings, model.columns, *given)
+    assert trees.check_same(model, pooled) == sum(map(len, pooled.trees)) > 10 * 5
+    for changed in ("threshold", "left"):
+        grown = [tree.copy() for tree in pooled.trees]
+        grown[4][changed][0] += 1
+        rule = "trees must be those of the joined table, got another tree 4"
+        with pytest.raises(ValueError, match=rule):
+            trees.check_same(model, replace(pooled, trees=tuple(grown)))
+    values = *pooled.values[:-1], pooled.values[-1] + 0.5
+    with pytest.raises(ValueError, match="got another tree 9"):
+        trees.check_same(model, replace(pooled, values=values))
+    trees.check_accuracy(0.955, 0.96)
+    with pytest.raises(ValueError, match=r"accuracy must be within 0.01 of theirs, got -0.0200"):
+        trees.check_accuracy(0.94, 0.96)
+
+
+def test_seconds_are_those_from_a_request_to_the_last_reply_and_ratios_of_medians() -> None:
+    lines = [("level", 1, 1.0), ("level", 1, 1.5), ("split", 2, 1.75), ("split", 2, 2.0)]
+    lines += [("level", 3, 2.0), ("level", 3, 4.0)]
+    ledger = [{"type": kind, "step": step, "seconds": at} for kind, step, at in lines]
+    assert trees.seconds_by_message(ledger) == {"level": 2.5, "split": 0.25}
+
+    def run(seconds: float) -> trees.TimedRun:
+        told: dict[str, Any] = {"seconds": {"train": seconds / 2}, "exchanges": 3}
+        return trees.TimedRun(seconds, {**told, "bytes": {"to_parties": 1, "to_server": 2}}, [], "")
+
+    found = trees.forest_ratios([run(9.0), run(3.0), run(4.0)], [1.0, 2.0, 8.0])
+    assert (found["seconds"], found["seconds_sklearn"]) == (4.0, 2.0)
+    assert (found["ratio"], found["ratio_train"], found["bytes"]) == (2.0, 1.0, 3)
+
+
+def test_scores_are_those_of_sklearn() -> None:
+    found = Scored(np.array([[0.1], [3], [-2]], np.float32), np.array([0, 1, 0], np.float32))
+    assert trees.test_score(found, True) == ("auc", 1.0)
+    name, value = trees.test_score(found, False)
+    assert (name, value) == ("rmse", pytest.approx(np.sqrt((0.01 + 4 + 4) / 3)))
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^align must be of ordered, psi, got 'x'$"):
+        trees.federated_forest(align="x")

@@ -1,0 +1,354 @@
+"""Roles: fields in the store and back, and the order in which requests are answered."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from clients import federated_forest, secureboost
+from clients.federated_forest.active import EncodedActive, PaillierActive
+from clients.federated_forest.party import EncodedPassive, PaillierPassive
+from clients.secureboost.active import Active
+from clients.secureboost.passive import Passive
+from fedapp.errors import ProtocolError
+from fedapp.messages.fields import Reply, Request
+from fedapp.messages.secureboost import (
+    BeginRequest,
+    EncryptRequest,
+    SetupRequest,
+    SplitRequest,
+    WalkRequest,
+)
+from fedapp.settings import Settings
+from fedapp.site.answer import Handlers, Site
+from fedapp.site.mail import Mail
+from fedapp.site.roles import IN_FILE, LAST, ROLE, Order, Role, answers, form_of, handlers, role
+from fedapp.site.settings import SiteConfig
+from fedapp.site.store import NoStateError, Store
+from tests.forests import encrypted_forest
+from tests.network import run
+
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    low: Doubles
+    high: Doubles
+    n: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FirstRequest(Request):
+    kind: ClassVar[str] = "train.testroles_first"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NextRequest(Request):
+    kind: ClassVar[str] = "train.testroles_next"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnyTimeRequest(Request):
+    kind: ClassVar[str] = "train.testroles_any_time"
+
+
+class DoneReply(Reply):
+    """Nothing."""
+
+
+@role
+class Base(Role):
+    order = Order({}, any_time={AnyTimeRequest})
+    n_rows: int = 3
+    late: Doubles
+
+    def greet(self, request: AnyTimeRequest) -> DoneReply:
+        self.n_rows += 1
+        return DoneReply()
+
+
+@role
+class Sample(Base):
+    """A field of each form."""
+
+    title = "the sample party"
+    order = Order({AnyTimeRequest: {FirstRequest}, FirstRequest: {NextRequest}})
+    numbers: Doubles = np.zeros(2)
+    words: npt.NDArray[np.str_] | None = None
+    pair: Pair
+    other: Pair | None = None
+    sides: Mapping[str, Doubles] = {}
+    levels: tuple[Doubles, ...] = ()
+    pairs: Mapping[str, Pair] = {}
+    text: str | None = None
+    key: bytes
+    shares: Mapping[str, tuple[int, float]] = {}
+    names: Annotated[tuple[tuple[str, ...] | None, ...], IN_FILE]
+
+    def begin(self, request: FirstRequest) -> DoneReply:
+        self.pair, self.key = Pair(np.arange(3.0), np.arange(200.0)), b"\0\xff"
+        self.names = (("a", "b"), None, ())
+        return DoneReply()
+
+    def go_on(self, request: NextRequest) -> DoneReply:
+        self.end()
+        return DoneReply()
+
+
+def opened(folder: Path, store: Store | None = None) -> tuple[Sample, Store]:
+    store = store or Store.open(folder)
+    return Sample.load(Site(SiteConfig("bank", "rows.csv"), store)), store
+
+
+def written(party: Sample, store: Store) -> set[str]:
+    """Names of the arrays that a commit writes."""
+    party.save()
+    names = set(store._changed)
+    store.commit(store.step + 1, 0, b"")
+    return names
+
+
+def test_every_form_of_field_comes_back_from_disk(tmp_path: Path) -> None:
+    party, store = opened(tmp_path)
+    pair = Pair(np.arange(3.0), np.arange(200.0), 7)
+    party.numbers, party.words, party.pair, party.other = (
+        np.arange(5.0),
+        np.array(["x"]),
+        pair,
+        pair,
+    )
+    party.sides, party.levels = {"a.b": np.ones(1), "c": np.ones(2)}, (np.zeros(0), np.ones(100))
+    party.pairs, party.text, party.key = {"c": pair}, "word", b"\0\xff"
+    party.shares, party.names = {"a": (1, 0.5)}, (("a", "b"), None, ())
+    written(party, store)
+    again, _ = opened(tmp_path)
+    for name in ("numbers", "words"):
+        assert np.array_equal(getattr(again, name), getattr(party, name))
+    for one in (again.pair, again.other, again.pairs["c"]):
+        assert one is not None
+        assert one.n == 7
+        assert np.array_equal(one.high, pair.high)
+    assert list(again.sides) == ["a.b", "c"]
+    assert again.sides["c"].tolist() == [1, 1]
+    assert [len(level) for level in again.levels] == [0, 100]
+    assert (again.text, again.key, again.shares) == ("word", b"\0\xff", {"a": (1, 0.5)})
+    assert (again.names, again.n_rows) == ((("a", "b"), None, ()), 3)
+
+
+def test_only_what_was_replaced_is_written(tmp_path: Path) -> None:
+    party, store = opened(tmp_path)
+    party.pair, party.numbers = Pair(np.zeros(1), np.ones(1)), np.zeros(1)
+    party.sides, party.levels = {"a": np.ones(1), "b": np.ones(2)}, (np.ones(1),)
+    assert {"pair.low", "pair.high", "numbers", "sides.a", "sides.b", "levels.0"} <= written(
+        party, store
+    )
+    party, store = opened(tmp_path)
+    assert party.numbers[0] == 0
+    assert party.n_rows == 3
+    assert party.text is None
+    party.pair = replace(party.pair, high=np.zeros(2))
+    party.sides = {"b": party.sides["b"], "c": np.ones(3)}
+    party.levels = (*party.levels, np.ones(2))
+    assert written(party, store) == {"pair.high", "sides.c", "levels.1"}
+    party, store = opened(tmp_path)
+    assert sorted(party.sides) == ["b", "c"]
+    assert "sides.a" not in store
+    party.sides, party.levels, party.other = {}, (), party.pair
+    written(party, store)
+    party, store = opened(tmp_path)
+    assert party.sides == {}
+    assert party.levels == ()
+    assert party.other is not None
+    party.other = None
+    written(party, store)
+    assert not [name for name in store._forms if name.startswith(("sides", "levels", "other"))]
+
+
+def test_a_field_that_was_never_set_has_its_default_or_says_so(tmp_path: Path) -> None:
+    party, store = opened(tmp_path)
+    assert party.numbers.tolist() == [0, 0]
+    assert party.other is None
+    assert party.sides == {}
+    with pytest.raises(NoStateError, match="late"):
+        _ = party.late
+    with pytest.raises(AttributeError, match="numbres"):
+        _ = party.numbres  # type: ignore[attr-defined]
+    assert not written(party, store)
+    assert not store.facts
+    assert "zeros" not in repr(party)
+    assert "array" not in repr(party)
+
+
+@pytest.mark.parametrize("hint", [dict[str, int], list[int], Any, object, int | Doubles])
+def test_a_field_that_could_change_in_place_or_is_not_typed_is_refused(hint: Any) -> None:
+    with pytest.raises(TypeError, match="field of a role must be an array, a record, a JSON"):
+        form_of(hint)
+
+
+def test_two_handlers_of_a_request_are_refused() -> None:
+    class Twice(Base):
+        def greet_again(self, request: AnyTimeRequest) -> DoneReply:
+            return DoneReply()
+
+    with pytest.raises(AssertionError, match="Twice answers AnyTimeRequest twice"):
+        answers(Twice)
+
+
+def test_requests_are_answered_in_the_roles_order(tmp_path: Path) -> None:
+    store, found = Store.open(tmp_path), handlers(Sample)
+    site = Site(SiteConfig("bank", "rows.csv"), store)
+    with pytest.raises(NoStateError, match="state"):
+        found[FirstRequest](site, FirstRequest())
+    found[AnyTimeRequest](site, AnyTimeRequest())
+    rule = "bank: NextRequest.step must follow FirstRequest at this party, got it after AnyTime"
+    with pytest.raises(ProtocolError, match=f"^{rule}"):
+        found[NextRequest](site, NextRequest())
+    found[FirstRequest](site, FirstRequest())
+    rule = "FirstRequest.step must follow AnyTimeRequest at the sample party, got it after First"
+    with pytest.raises(ProtocolError, match=rule):
+        found[FirstRequest](site, FirstRequest())
+    found[AnyTimeRequest](site, AnyTimeRequest())
+    assert (store.facts[ROLE], store.facts[LAST]) == ("Sample", "FirstRequest")
+    assert store.facts["n_rows"] == 5
+    found[NextRequest](site, NextRequest())
+    assert store.finished
+    assert not store._names()
+    with pytest.raises(NoStateError, match="state"):
+        found[NextRequest](site, NextRequest())
+
+
+# The methods' roles
+
+ROLES: dict[type[Role], Handlers] = {
+    **dict.fromkeys(
+        (EncodedActive, EncodedPassive, PaillierActive, PaillierPassive), federated_forest.HANDLERS
+    ),
+    **dict.fromkeys((Active, Passive), secureboost.HANDLERS),
+}
+
+
+def table_of(role_class: type[Role]) -> dict[str, set[type[Request]]]:
+    """Request -> requests that may follow it."""
+    follow = role_class.order.follow
+    return {before.__name__: {*after} for before, after in follow.items()}
+
+
+def out_of_order(role_class: type[Role]) -> Iterator[tuple[str, type[Request]]]:
+    table = table_of(role_class)
+    for last in (*table, "FinishRequest"):
+        for request in ROLES[role_class].keys() - table.get(last, set()):
+            yield last, request
+
+
+@pytest.mark.parametrize("role_class", ROLES)
+def test_a_request_out_of_order_is_refused_with_those_it_may_follow(
+    tmp_path: Path, role_class: type[Role]
+) -> None:
+    wrong = [*out_of_order(role_class)]
+    assert len(wrong) > len(table_of(role_class))
+    for last, request in wrong:
+        store = Store(tmp_path, facts={ROLE: role_class.__name__, LAST: last})  # type: ignore[arg-type]
+        site = Site(SiteConfig("bank", "rows.csv"), store)
+        before = [name for name, after in table_of(role_class).items() if request in after]
+        rule = f"follow {' or '.join(before)} at" if before else "not come to"
+        match = f"bank: {request.__name__}.step must {rule} {role_class.title}, got it after {last}"
+        with pytest.raises(ProtocolError, match=f"^{re.escape(match)}$"):
+            ROLES[role_class][request](site, object.__new__(request))
+        assert store.facts == {ROLE: role_class.__name__, LAST: last}
+
+
+@pytest.mark.parametrize("role_class", ROLES)
+def test_the_state_of_a_role_is_typed(role_class: type[Role]) -> None:
+    hints = get_type_hints(role_class, include_extras=True)
+    for each in dataclasses.fields(role_class):  # type: ignore[arg-type]
+        assert form_of(hints[each.name])
+        assert "Any]" not in str(hints[each.name]).replace("tuple[typing.Any, ...]", "")
+
+
+def steps_of(monkeypatch: pytest.MonkeyPatch, *runs: Settings) -> set[tuple[str, str]]:
+    """The roles of the parties of some runs, each with the requests that it has answered."""
+    honest, seen = Store.commit, set[tuple[str, str]]()
+
+    def commit(self: Store, *arguments: Any) -> None:
+        seen.add((self.facts.get(ROLE, ""), self.facts.get(LAST, "")))
+        honest(self, *arguments)
+
+    monkeypatch.setattr(Store, "commit", commit)
+    for each in runs:
+        run(each)
+    return {pair for pair in seen if pair[0]}
+
+
+def steps_in_order(roles: list[type[Role]]) -> set[tuple[str, str]]:
+    return {
+        (each.__name__, request.__name__)
+        for each in roles
+        for after in each.order.follow.values()
+        for request in after
+    }
+
+
+@pytest.mark.parametrize("labels", ["encoded", "paillier"])
+def test_a_run_of_federated_forest_makes_all_steps_of_its_order(
+    settings: Callable[..., Settings],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    labels: str,
+) -> None:
+    made = encrypted_forest(settings, tmp_path)(parties=3, own_labels=labels)
+    roles = [each for each in ROLES if labels in each.title]
+    assert steps_of(monkeypatch, made) == steps_in_order(roles)
+
+
+def test_runs_of_secureboost_make_all_steps_of_its_order(
+    vertical: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedapp.messages.secureboost.BLOCK_BYTES", 2**15)
+    begun = vertical(parties=3, num_boost_round=2, secureboost__first_trees=1)
+    goes_on = begun.model_copy(update={"init_model": begun.run_dir, "run_dir": str(tmp_path)})
+    assert steps_of(monkeypatch, begun, goes_on) == steps_in_order([Active, Passive])
+
+
+GROWS: Mapping[str, npt.NDArray[np.generic]] = {"wanted": np.zeros((1, 2), np.int32)}
+GROWN: Mapping[str, npt.NDArray[np.generic]] = {"wanted": np.zeros((0, 2), np.int32)}
+UNSENT = np.zeros((2, 1, 2), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("last", "request_class", "state"),
+    [
+        (SetupRequest, WalkRequest, {"is_walking": False}),
+        (SetupRequest, BeginRequest, {"is_walking": True}),
+        (WalkRequest, WalkRequest, {"is_walking": False}),
+        (WalkRequest, BeginRequest, {"is_walking": True}),
+        (SplitRequest, BeginRequest, {"is_walking": False, "growth": GROWS}),
+        (SplitRequest, SplitRequest, {"growth": GROWN}),
+        (BeginRequest, SplitRequest, {}),
+        (BeginRequest, SplitRequest, {"growth": GROWS, "unsent": UNSENT}),
+        (EncryptRequest, SplitRequest, {"growth": GROWS, "unsent": UNSENT}),
+        (BeginRequest, EncryptRequest, {"growth": GROWS}),
+        (EncryptRequest, EncryptRequest, {"growth": GROWS}),
+    ],
+)
+def test_a_request_that_is_in_order_but_not_due_is_refused(
+    tmp_path: Path, last: type[Request], request_class: type[Request], state: dict[str, Any]
+) -> None:
+    site = Site(SiteConfig("bank", "rows.csv"), Store(tmp_path))
+    site.store.facts |= {ROLE: Active.__name__, LAST: last.__name__}
+    party = Active.load(site)
+    for name, value in state.items():
+        setattr(party, name, value)
+    party.save()
+    rule = f"^bank: {request_class.__name__}.step must be due: blocks of gradients and levels of "
+    with pytest.raises(ProtocolError, match=rule):
+        secureboost.HANDLERS[request_class](site, object.__new__(request_class), Mail("bank", []))
+    assert site.store.facts[LAST] == last.__name__
