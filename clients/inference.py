@@ -22,7 +22,7 @@ from clients.vertical import Aligned
 from fedapp.data.predictions import named_predictions, unmatched_note, write_predictions
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.home import write_atomically
-from fedapp.messages.fields import Array
+from fedapp.messages.fields import Array, check_sizes
 from fedapp.messages.inference import (
     AnswerReply,
     AnswerRequest,
@@ -145,10 +145,8 @@ class Traversal:
         walk = self._walk_local(part, values)
         # These trees, and the next ones while no question is left.
         while not walk.asked and walk.first + len(walk.nodes) < len(part.model.trees):
-            leaves = (*walk.leaves, walk.nodes)
-            walk = Traversal.of(part, walk.nodes.shape[1], at_once, leaves)._walk_local(
-                part, values
-            )
+            walked, n_rows = (*walk.leaves, walk.nodes), walk.nodes.shape[1]
+            walk = Traversal.of(part, n_rows, at_once, walked)._walk_local(part, values)
         letters: Letters = []
         for name, places in walk.asked.items():
             rows = [rows_of(walk.nodes, tree, node) for tree, node, _ in places]
@@ -485,7 +483,7 @@ def answers(party: Aligned, part: Part, asked: Questions) -> tuple[npt.NDArray[n
     values, active = party.values, party.active
     n_records = len(part.lookup.columns)
     fits = (asked.rows < len(values)).all() and (asked.records < n_records).all()
-    if not fits or not len(asked.rows) or asked.sizes.sum() != len(asked.rows):
+    if not fits or not len(asked.rows):
         raise ProtocolError(active, "Questions", "rows", "must be of this table and these splits")
     rows = np.split(asked.rows, np.cumsum(asked.sizes)[:-1])
     places = zip(asked.records, rows, strict=True)
@@ -496,10 +494,8 @@ def answers(party: Aligned, part: Part, asked: Questions) -> tuple[npt.NDArray[n
 def _sets(mail: Mail, name: str, part: ActivePart) -> Iterator[bytes]:
     letter, n_trees = mail.one(LeafSets, name), len(part.model.trees)
     part.check(name, letter.part)
+    check_sizes(name, letter, n_trees=n_trees)
     sets, ends = letter.sets.tobytes(), [0, *letter.ends.tolist()]
-    if len(letter.ends) != n_trees or ends[-1] != len(sets) or ends != sorted(ends):
-        rule = f"must be of {n_trees} trees, and rise to {len(sets)}"
-        raise ProtocolError(name, "LeafSets", "ends", rule)
     return (sets[start:end] for start, end in pairwise(ends))
 
 
