@@ -212,7 +212,6 @@ class Traversal:
 class Predicting(Aligned):
     """State of a party while a divided model predicts."""
 
-    order = Order({}, any_time={ExplainRequest})
     explained: Mapping[str, int] | None = None  # row to explain -> place in the common order, or -1
     reached: Mapping[str, tuple[int, ...]] = {}  # row to explain -> local splits that it reached
 
@@ -385,6 +384,7 @@ class Active(Predicting):
     title = "the active party"
     order = Order(
         {MatchRequest: {WalkRequest, IntersectRequest}, WalkRequest: {WalkRequest}},
+        any_time={ExplainRequest},
     )
     traversal: Traversal
 
@@ -438,6 +438,7 @@ class Passive(Predicting):
     title = "a passive party"
     order = Order(
         {OrderRequest: {AnswerRequest, LeafSetsRequest}, AnswerRequest: {AnswerRequest}},
+        any_time={ExplainRequest},
     )
 
     def answer(self, request: AnswerRequest, mail: Mail) -> tuple[AnswerReply, Letters]:

@@ -184,7 +184,7 @@ class Role:
 
 
 def handlers(*roles: type[Role]) -> Handlers:
-    """Handlers of all requests that some roles answer."""
+    """Handlers of all requests in the orders of some roles, without those of their bases."""
 
     def handle(site: Site, request: Request, *mail: Any) -> Any:
         kind, facts = type(request), site.store.facts
@@ -199,7 +199,12 @@ def handlers(*roles: type[Role]) -> Handlers:
             site.store.forget()
         return reply
 
-    return dict.fromkeys((kind for each in roles for kind in answers(each)), handle)
+    return dict.fromkeys((kind for each in roles for kind in _own(each)), handle)
+
+
+def _own(role_class: type[Role]) -> set[Kind]:
+    """Requests in the order of a role, without that of its bases."""
+    return {*role_class.order.any_time}.union(*role_class.order.follow.values())
 
 
 def name_of(role_class: type[Role]) -> str:

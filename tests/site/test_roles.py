@@ -80,7 +80,6 @@ class DoneReply(Reply):
 
 @role
 class Base(Role):
-    order = Order({}, any_time={AnyTimeRequest})
     n_rows: int = 3
     late: Doubles
 
@@ -94,7 +93,9 @@ class Sample(Base):
     """A field of each form."""
 
     title = "the sample party"
-    order = Order({AnyTimeRequest: {FirstRequest}, FirstRequest: {NextRequest}})
+    order = Order(
+        {AnyTimeRequest: {FirstRequest}, FirstRequest: {NextRequest}}, any_time={AnyTimeRequest}
+    )
     numbers: Doubles = np.zeros(2)
     words: npt.NDArray[np.str_] | None = None
     pair: Pair
