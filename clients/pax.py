@@ -29,7 +29,7 @@ from fedapp.histograms.sketch import (
     sketch_cuts,
     used_categories,
 )
-from fedapp.messages.fields import Array, Reply, Request
+from fedapp.messages.fields import Array, Reply, Request, check_sizes
 from fedapp.messages.pax import (
     CountRequest,
     GrowReply,
@@ -240,7 +240,6 @@ def _check(site: Site, request: GrowRequest) -> None:
     store = site.store
     n_columns = len(store["offsets"]) - 1
     width = run_outputs(store)
-    n_trees, n_leaves = request.n_trees, len(request.leaf_values)
     # Nodes that may be split: the roots, then both children of every split.
     level, n_open = store.facts.get("open", (-1, 0))
     n_splits = len(request.split_trees)
@@ -249,13 +248,9 @@ def _check(site: Site, request: GrowRequest) -> None:
     open_nodes = roots_of(request.n_trees)
     if request.level:
         open_nodes = children_of(request.split_trees, request.split_lefts)
-    wanted, offsets = (request.wanted_trees, request.wanted_nodes), request.leaf_offsets
-    offsets_fit = not len(offsets)
-    if n_leaves:
-        ends_fit = len(offsets) == n_trees + 1 and offsets[0] == 0 and offsets[-1] == n_leaves
-        offsets_fit = bool(ends_fit and (np.diff(offsets) > 0).all())
+    wanted = request.wanted_trees, request.wanted_nodes
+    check_sizes(site.name, request, n_trees=width, n_columns=n_columns)
     rules = {
-        "n_trees": (n_trees == width, f"must be {width}"),
         "base_margin": (len(request.base_margin) == width, f"must be {width}, one an output"),
         "level": (at_root or request.level == level + 1, f"must be 0 or {level + 1}"),
         "split_nodes": (n_splits <= n_open, f"must be {n_open} at most"),
@@ -263,18 +258,6 @@ def _check(site: Site, request: GrowRequest) -> None:
             len(request.wanted_nodes) > 0 and each_once_among(wanted, open_nodes),
             "must be roots, or children of the splits, once, and one at least",
         ),
-        "columns": (
-            (np.diff(request.columns) > 0).all() and (request.columns < n_columns).all(),
-            f"must ascend, and be < {n_columns}",
-        ),
-        "split_columns": (request.split_columns < n_columns, f"must be < {n_columns}"),
-        "split_trees": (request.split_trees < n_trees, f"must be < {n_trees}"),
-        "wanted_trees": (
-            (request.wanted_trees < n_trees)
-            & (np.sort(request.wanted_trees) == request.wanted_trees),
-            f"must be < {n_trees} and ascending",
-        ),
-        "leaf_offsets": (offsets_fit, f"must divide {n_leaves} leaf values among {n_trees} trees"),
     }
     for field, (holds, rule) in rules.items():
         if not np.all(holds):

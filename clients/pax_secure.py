@@ -16,14 +16,13 @@ import numpy as np
 from clients.handshake import keep_coding, loss_parameters, run_outputs, stored_categories
 from clients.scoring import begin_margins, check_outputs, read_trees, score_subsets
 from clients.secagg import join, label_sums
-from fedapp.crypto.masking import SIZES
 from fedapp.data.partition import HELD_OUT
 from fedapp.errors import ConfigError, DivergedError, ProtocolError
 from fedapp.histograms.bins import Cuts, digitise, with_categories
 from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
 from fedapp.histograms.sketch import LARGEST, N_DIGITS, Descent, digit_counts
-from fedapp.messages.fields import Array, Request
-from fedapp.messages.pax import CountRequest, OpenRequest
+from fedapp.messages.fields import Array, Message, Request, check_sizes
+from fedapp.messages.pax import CountRequest, GrowSumsRequest, OpenRequest
 from fedapp.messages.pax_secure import (
     COUNTED_ROWS,
     PrivateCountRequest,
@@ -31,7 +30,6 @@ from fedapp.messages.pax_secure import (
     PrivateScoresRequest,
     PrivateTreesRequest,
 )
-from fedapp.messages.secagg import SharedCuts
 from fedapp.metrics.sums import TOTALS_NOISE, ClippedNumbers
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import hold_once
@@ -62,9 +60,6 @@ def open_sums(site: Site, request: OpenRequest | PrivateOpenRequest) -> Sums:
     """Join the run, code labels and categories; sums of labels, counts of values."""
     store = site.store
     n_bytes = 8 if isinstance(request, PrivateOpenRequest) else request.count_bytes
-    if n_bytes not in SIZES:
-        rule = f"must be one of {SIZES}, got {n_bytes}"
-        raise ProtocolError(site.name, "OpenRequest", "count_bytes", rule)
     coded, bounds = keep_coding(site, request), join(site, request, request)
     if isinstance(request, PrivateOpenRequest):
         _keep_promise(site, request)
@@ -116,21 +111,19 @@ def count(site: Site, request: CountRequest | PrivateCountRequest) -> Sums:
     return Sums([counts], store.facts[COUNT_BYTES], noise, follows=True)
 
 
-def take_cuts(site: Site, request: SharedCuts) -> None:
+def take_cuts(site: Site, request: GrowSumsRequest) -> None:
     """Take the joint bins, and code the rows by them."""
     store, message = site.store, type(request).__name__
     if "codes" in store:
         raise ProtocolError(site.name, message, "edges", "must be sent once")
     offsets, categories = request.edge_offsets, np.asarray(store["set_widths"])
-    check_offsets(site, message, "edge_offsets", offsets, len(request.edges))
+    _check_widths(site, request, offsets)
     widths = np.diff(offsets)
     if np.where(categories > 0, widths > categories, widths < 1).any():
         rule = "must give a column of numbers a bin, and one of categories no more than it has"
         raise ProtocolError(site.name, message, "edge_offsets", rule)
     max_bins = int(widths[categories == 0].max(initial=0))
     check_within(site.config, store, message, "edge_offsets", max_bins, "max_bin")
-    if not _ascends(request.edges, offsets):
-        raise ProtocolError(site.name, message, "edges", "must ascend in a column")
     minima = np.full(len(widths), -np.float32(LARGEST), dtype=np.float32)
     numeric_cuts = Cuts(request.edges, offsets, minima)
     cuts = with_categories(numeric_cuts, categories, np.where(categories > 0, widths, 0))
@@ -161,29 +154,17 @@ def _count_once(site: Site, request: OpenRequest | CountRequest, digit: int) -> 
 
 
 def check_prefixes(site: Site, request: CountRequest | PrivateCountRequest) -> None:
-    """Check that only numeric columns are counted, with ascending prefixes."""
+    """Check that only numeric columns are counted."""
     offsets, message = request.offsets, type(request).__name__
-    check_offsets(site, message, "offsets", offsets, len(request.prefixes))
+    _check_widths(site, request, offsets)
     if np.diff(offsets)[np.asarray(site.store["set_widths"]) > 0].any():
         raise ProtocolError(site.name, message, "offsets", "must give columns of categories none")
-    if not _ascends(request.prefixes, offsets):
-        raise ProtocolError(site.name, message, "prefixes", "must ascend in a column")
 
 
-def _ascends(numbers: Array, offsets: Array) -> bool:
-    rises = numbers[1:] > numbers[:-1]
-    # No rise is due where a column ends and the next begins.
-    rises[offsets[1:-1][(offsets[1:-1] > 0) & (offsets[1:-1] < len(numbers))] - 1] = True
-    return bool(rises.all())
-
-
-def check_offsets(site: Site, message: str, field: str, offsets: Array, n_all: int) -> None:
-    """Check that offsets divide ``n_all`` values among the columns, within the site's limit."""
-    n_columns = len(site.store["set_widths"])
+def _check_widths(site: Site, request: Message, offsets: Array) -> None:
+    """Check that offsets are those of the table's columns, within the site's limit."""
+    check_sizes(site.name, request, n_columns=len(site.store["set_widths"]))
     widths = np.diff(offsets)
-    fits = len(offsets) == n_columns + 1 and offsets[0] == 0 and offsets[-1] == n_all
-    if not fits or (widths < 0).any():
-        raise ProtocolError(site.name, message, field, f"must divide {n_all} among {n_columns}")
     max_bins = site.config.limits["most-bins"]
     numbers = widths[np.asarray(site.store["set_widths"]) == 0]
     if not site.config.simulated and numbers.max(initial=0) > max_bins:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Annotated, Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from clients.handshake import relevant_versions, site_key, store_categories, weights_of
+from clients.handshake import relevant_versions, site_key, weights_of
 from fedapp.crypto.paillier import PrivateKey, PublicKey, generate_key
 from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
 from fedapp.crypto.sums import self_test
@@ -24,7 +24,7 @@ from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.table import Table, notes_on_leaks, notes_on_numbered_ids
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.home import home
-from fedapp.messages.fields import Array, Request, fields_of, method_of
+from fedapp.messages.fields import Array, fields_of, method_of
 from fedapp.messages.vertical import (
     CommonRows,
     MaskedList,
@@ -38,7 +38,7 @@ from fedapp.messages.vertical import (
     VerticalHelloReply,
     VerticalHelloRequest,
 )
-from fedapp.site.answer import METHOD, MODEL_ID, Handler, Site
+from fedapp.site.answer import METHOD, MODEL_ID, Site
 from fedapp.site.mail import (
     Letters,
     Mail,
@@ -49,7 +49,7 @@ from fedapp.site.mail import (
     run_key,
     store_peers,
 )
-from fedapp.site.roles import IN_FILE, LAST, Role, role
+from fedapp.site.roles import IN_FILE, Order, Role, handlers, role
 from fedapp.site.settings import SiteConfig, check_subsets
 from fedapp.site.store import KEEP_DAYS, drop_abandoned, read_part, sent_bits
 from fedapp.site.table import (
@@ -71,18 +71,6 @@ from fedapp.trees.objective import AUTO
 log = logging.getLogger("fedapp.site")
 FEWEST_ROWS = 2  # to train
 KEY_BYTES = 32
-ROWS = ("ids", "values", "labels", "weights", "base_margins")  # arrays of the store, one row each
-# Fixed for a run. The table may change later, which its fingerprint shows.
-FIXED = (
-    "n_table",
-    "n_columns",
-    "active",
-    "objective",
-    "n_unlike",
-    "simulated",
-    "versions",
-    "notes",
-)
 
 
 @role
@@ -120,7 +108,25 @@ class Aligned(Role):
     @property
     def others(self) -> list[str]:
         """Names of the other parties."""
-        return self.site.others
+        return [name for name in self.peers if name != self.name]
+
+    @property
+    def passive(self) -> list[str]:
+        """Names of the parties without labels."""
+        return [name for name in self.peers if name != self.active]
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this party has the labels."""
+        return self.name == self.active
+
+    def check_order(self, mail: Mail) -> None:
+        """Check, at the active party, that all others have the same ids in the same order."""
+        digests, expected = mail.all(OrderDigest), self.digest
+        for name in self.others:
+            if name not in digests or (digests[name].digest != expected).any():
+                raise DataError(f"ids must be those of {self.name}, in the same order", name)
+        self.digest = None
 
     def rows_of(self, subset: str) -> slice:
         """Rows of a subset."""
@@ -129,49 +135,205 @@ class Aligned(Role):
         return slice(start, start + counts[subset])
 
 
-def hello(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
-    """Open a run at a site, or answer the handshake again after the server restarted."""
-    drop_abandoned(site.store.folder.parent, KEEP_DAYS)
-    keep_plan(site.config, site.store, request)
-    try:
-        return _introduction(site, request)
-    except DataError as error:
-        if site.config.simulated:
-            raise
-        log.error("%s", error)
-        raise error.for_others(site.config.shares_names) from None
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a party reports of its table; a change of the table shows in its fingerprint only."""
+
+    n_table: int
+    n_columns: int
+    active: bool
+    objective: str
+    n_unlike: int
+    simulated: bool
+    versions: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
-def _introduction(site: Site, request: VerticalHelloRequest) -> VerticalHelloReply:
-    store = site.store
-    if "hello" in store.facts and request.model != store.facts.get("model", ""):
-        rule = "must be that of the run's first request"
-        raise ProtocolError(site.name, "VerticalHelloRequest", "model", rule)
-    method = method_of(store.facts[METHOD])
-    if method is None or bool(request.model) == method.trains:
-        rule = "must name a model to predict, and none to train"
-        raise ProtocolError(site.name, "VerticalHelloRequest", "model", rule)
-    reply, table, ids = look(site.config, request)
-    if "hello" not in store.facts:
-        note_greeting(store, request)
-        begin_session(store)
-        if request.model:
-            store.facts["model"] = request.model
-        store["ids"], store["values"] = ids, table.values
-        if table.labels is not None:
-            store["labels"], store["weights"] = table.labels, weights_of(table)
-        if table.base_margins is not None:
-            store["base_margins"] = table.base_margins
-        if not request.model:
-            store["quantiles"] = quantiles(table.values)
-        store.facts["columns"], store.facts["kinds"] = list(table.columns), list(table.kinds)
-        store_categories(store, table.categories)
-        store.facts["hello"] = {name: getattr(reply, name) for name in FIXED}
-    fixed: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in store.facts["hello"].items()
-    }
-    return replace(reply, run_key=run_key(store), since=store.answered, **fixed)
+@role
+class Opening(Aligned):
+    """State of a party from the greeting to the common order of its rows."""
+
+    title = "a party that aligns its rows"
+    order = Order(
+        {
+            VerticalHelloRequest: {OpenRequest},
+            OpenRequest: {MaskRequest, MatchRequest, OrderRequest},
+            MaskRequest: {MaskRequest, OrderRequest},
+        },
+        any_time={VerticalHelloRequest},
+    )
+    described: Described | None = None
+    ordered: bool  # the rows are in a common order already
+    holdout: Holdout
+    lists: tuple[str, ...] = ()  # owners of the lists that were masked here
+    shuffle: npt.NDArray[np.int64]  # order in which the ids were sent
+    scalar: bytes  # the mask
+
+    def hello(self, request: VerticalHelloRequest) -> VerticalHelloReply:
+        """Open a run at a site, or answer the handshake again after the server restarted."""
+        drop_abandoned(self.folder.parent, KEEP_DAYS)
+        keep_plan(self.config, self.site.store, request)
+        try:
+            return self._introduce(request)
+        except DataError as error:
+            if self.config.simulated:
+                raise
+            log.error("%s", error)
+            raise error.for_others(self.config.shares_names) from None
+
+    def _introduce(self, request: VerticalHelloRequest) -> VerticalHelloReply:
+        store, first = self.site.store, self.described
+        if first and request.model != self.model:
+            rule = "must be that of the run's first request"
+            raise ProtocolError(self.name, "VerticalHelloRequest", "model", rule)
+        method = method_of(store.facts[METHOD])
+        if method is None or bool(request.model) == method.trains:
+            rule = "must name a model to predict, and none to train"
+            raise ProtocolError(self.name, "VerticalHelloRequest", "model", rule)
+        reply, table, ids = look(self.config, request)
+        if first is None:
+            note_greeting(store, request)
+            begin_session(store)
+            self.model = request.model
+            first = self.described = Described(**fields_of(reply, Described))
+            self.ids, self.values, self.base_margins = ids, table.values, table.base_margins
+            if table.labels is not None:
+                self.labels, self.weights = table.labels, weights_of(table)
+            if not request.model:
+                self.quantiles = quantiles(table.values)
+            self.columns, self.kinds = table.columns, table.kinds
+            self.categories = table.categories
+        key, since = run_key(store), store.answered
+        return replace(reply, run_key=key, since=since, **fields_of(first))
+
+    # passive list --(its mask)--> other passive parties in turn --> active --(its mask)--> all
+    # active list  --(its mask)--> passive parties in turn ----------------> active         masks
+    #
+    #     active: which points are in all lists? --(bits)--> each passive party, for its list
+    #
+    # Only the active party sees lists under all masks, so no other party can compare lists. Only
+    # its owner knows the order within a list. The subset of a row follows from its place in the
+    # common order, which the ids determine; in a simulation with a shared table, from its place
+    # there, as in a horizontal run.
+    def open_run(self, request: OpenRequest) -> tuple[SentReply, Letters]:
+        """Store the other parties' keys, and pass on the local ids, masked."""
+        keys, names = (request.box_keys, request.run_keys), request.names
+        store_peers(self.config, self.site.store, names, keys, request)
+        if request.active not in names:
+            raise ProtocolError(self.name, "OpenRequest", "active", "must be among the names")
+        if request.n_rows[names.index(self.name)] != len(self.ids):
+            rule = "must be the number of local ids"
+            raise ProtocolError(self.name, "OpenRequest", "n_rows", rule)
+        self.active, self.ordered = request.active, request.ordered
+        self.holdout = Holdout(**fields_of(request, Holdout))
+        if request.ordered:
+            return SentReply(), []
+        self.shuffle, self.scalar = _shuffle(len(self.ids)), draw_scalar()
+        points = mask_ids(self.ids[self.shuffle].tolist(), self.scalar)
+        return SentReply(), [self._passed_on(MaskedList(self.name, 1, points))]
+
+    def mask_list(self, request: MaskRequest, mail: Mail) -> tuple[SentReply, Letters]:
+        """At a passive party: mask others' lists."""
+        letters: Letters = []
+        for sender, letter in mail.each(MaskedList):
+            self._check_list(sender, letter)
+            points = _masked(sender, letter, self.scalar)
+            letters.append(self._passed_on(MaskedList(letter.owner, letter.n_masks + 1, points)))
+        return SentReply(), letters
+
+    def match(self, request: MatchRequest, mail: Mail) -> tuple[MatchReply, Letters]:
+        """At the active party: intersect all lists, and keep the common rows."""
+        rows, common = np.arange(len(self.ids)), dict[str, Array]()  # bits by list's owner
+        if not self.ordered:
+            # Every party's list under all masks; this party masks the others' lists last.
+            lists: dict[str, Array] = {}
+            for sender, letter in mail.each(MaskedList):
+                self._check_list(sender, letter)
+                is_local = letter.owner == self.name
+                masked = letter.points if is_local else _masked(sender, letter, self.scalar)
+                lists[letter.owner] = masked
+            if set(lists) != set(self.peers) or len(lists[self.name]) != len(self.ids):
+                missing = min(set(self.peers) - set(lists), default=self.name)
+                rule = "must be every party once, whole"
+                raise ProtocolError(missing, "MaskedList", "owner", rule)
+            lists = {name: lists[name] for name in self.peers}
+            for name, points in lists.items():
+                with as_protocol_error(name, "MaskedList", "points"):
+                    intersect([points])
+            shared = intersect(list(lists.values()))
+            rows = self.shuffle[places(lists[self.name], shared)]
+            for name, points in lists.items():
+                is_common = np.zeros(len(points), dtype=bool)
+                is_common[places(points, shared)] = True
+                common[name] = np.packbits(is_common)
+        self._keep(rows)
+        key = np.frombuffer(secrets.token_bytes(KEY_BYTES), dtype=np.uint8)
+        self.digest = self._digest(key)
+        nothing = np.empty(0, np.uint8)
+        letters: Letters = [
+            (name, CommonRows(common.get(name, nothing), key)) for name in self.passive
+        ]
+        return MatchReply(self.n_train, self.n_valid, self.n_test), letters
+
+    def order_rows(self, request: OrderRequest, mail: Mail) -> tuple[SentReply, Letters]:
+        """At a passive party: keep the common rows."""
+        letter, rows = mail.one(CommonRows, self.active), np.arange(len(self.ids))
+        if not self.ordered:
+            sent = self.active, "CommonRows", "common", letter.common
+            rows = self.shuffle[sent_bits(*sent, [len(rows)])[0]]
+        self._keep(rows)
+        return SentReply(), [(self.active, OrderDigest(self._digest(letter.key)))]
+
+    def _keep(self, rows: npt.NDArray[np.int64]) -> None:
+        """Store these rows, in the common order: training, validation, test."""
+        check_common(len(rows), predicts=bool(self.model))
+        if self.model and self.is_active:
+            self.unmatched = np.delete(self.ids, rows)
+        split = split_common(rows, self.ids[rows].tolist(), self.holdout, self.config.is_share)
+        n_rows = {subset: len(getattr(split, subset)) for subset in SUBSETS}
+        rule = (
+            "ids must have {} {} rows in common at least (min-rows of " + f"{self.name}), got {{}}"
+        )
+        check_subsets(0 if self.model else self.config.min_rows, n_rows, rule)
+        self.n_train, self.n_valid, self.n_test = n_rows.values()
+        rows = np.concatenate([getattr(split, subset) for subset in SUBSETS])
+        self.places, self.ids, self.values = rows, self.ids[rows], self.values[rows]
+        if self.labels is not None:
+            self.labels, self.weights = self.labels[rows], self.weights[rows]
+        if self.base_margins is not None:
+            self.base_margins = self.base_margins[rows]
+        # No list is masked any more.
+        self.shuffle, self.scalar = np.empty(0, np.int64), b""
+
+    def _check_list(self, sender: str, letter: MaskedList) -> None:
+        route = self._route(letter.owner) if letter.owner in self.peers else []
+        # All parties before this one on the list's route have masked it, each once.
+        masked_by = route[: letter.n_masks]
+        if masked_by[-1:] != [sender] or route[letter.n_masks : letter.n_masks + 1] != [self.name]:
+            rule = "must be of all parties before this one, the sender the last of them"
+            raise ProtocolError(sender, "MaskedList", "n_masks", rule)
+        if letter.owner in self.lists:
+            rule = "must be one that had no list yet"
+            raise ProtocolError(sender, "MaskedList", "owner", rule)
+        max_rows = self.config.limits["align-most-rows"]
+        if len(letter.points) > max_rows:
+            rule = f"must be <= {max_rows} (align-most-rows of {self.name}), got "
+            raise ProtocolError(sender, "MaskedList", "points", f"{rule}{len(letter.points)}")
+        hold_once(sender, self.site.store, letter, f"{self.name} masked the list of {letter.owner}")
+        self.lists = (*self.lists, letter.owner)
+
+    def _route(self, owner: str) -> list[str]:
+        """Parties that get a list, in order: each passive one, then the active one."""
+        if owner == self.active:
+            return [self.active, *self.passive, self.active]
+        first = self.passive.index(owner)
+        return [*self.passive[first:], *self.passive[:first], self.active]
+
+    def _passed_on(self, letter: MaskedList) -> tuple[str, MaskedList]:
+        return self._route(letter.owner)[letter.n_masks], letter
+
+    def _digest(self, key: Array) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(order_digest(self.ids.tolist(), key.tobytes()), dtype=np.uint8)
 
 
 def look(
@@ -232,106 +394,6 @@ def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bo
     return table, active, len(unlike)
 
 
-# passive list --(its mask)--> other passive parties in turn --> active --(its mask)--> all masks
-# active list  --(its mask)--> passive parties in turn ----------------> active         all masks
-#
-#     active: which points are in all lists? --(bits)--> each passive party, for its list
-#
-# Only the active party sees lists under all masks, so no other party can compare lists. Only its
-# owner knows the order within a list. The subset of a row follows from its place in the common
-# order, which the ids determine; in a simulation with a shared table, from its place there, as in a
-# horizontal run.
-def open_run(site: Site, request: OpenRequest) -> tuple[SentReply, Letters]:
-    """Store the other parties' keys, and pass on the local ids, masked."""
-    store = site.store
-    keys = (request.box_keys, request.run_keys)
-    store_peers(site.config, store, request.names, keys, request)
-    if request.active not in request.names:
-        raise ProtocolError(site.name, "OpenRequest", "active", "must be among the names")
-    if request.n_rows[request.names.index(site.name)] != len(store["ids"]):
-        raise ProtocolError(site.name, "OpenRequest", "n_rows", "must be the number of local ids")
-    store.facts["active"], store.facts["ordered"] = request.active, request.ordered
-    store.facts["holdout"] = list(fields_of(request, Holdout).values())
-    if request.ordered:
-        return SentReply(), []
-    ids = store["ids"]
-    store["shuffle"] = _shuffle(len(ids))
-    store["scalar"] = np.frombuffer(draw_scalar(), dtype=np.uint8)
-    points = mask_ids(ids[store["shuffle"]].tolist(), store["scalar"].tobytes())
-    masked = MaskedList(site.name, 1, points)
-    return SentReply(), [(_next(site, masked), masked)]
-
-
-def mask_list(site: Site, request: MaskRequest, mail: Mail) -> tuple[SentReply, Letters]:
-    """At a passive party: mask others' lists."""
-    letters: Letters = []
-    for sender, letter in mail.each(MaskedList):
-        _check_list(site, sender, letter)
-        points = _masked(sender, letter, site.store["scalar"].tobytes())
-        masked = MaskedList(letter.owner, letter.n_masks + 1, points)
-        letters.append((_next(site, masked), masked))
-    return SentReply(), letters
-
-
-def match(site: Site, request: MatchRequest, mail: Mail) -> tuple[MatchReply, Letters]:
-    """At the active party: intersect all lists, and keep the common rows."""
-    store = site.store
-    rows, common = np.arange(len(store["ids"])), dict[str, Array]()  # bits by list's owner
-    if not store.facts["ordered"]:
-        # Every party's list under all masks; this party masks the others' lists last.
-        lists: dict[str, Array] = {}
-        for sender, letter in mail.each(MaskedList):
-            _check_list(site, sender, letter)
-            is_local, scalar = letter.owner == site.name, store["scalar"].tobytes()
-            lists[letter.owner] = letter.points if is_local else _masked(sender, letter, scalar)
-        peers = set(store.facts["peers"])
-        if set(lists) != peers or len(lists[site.name]) != len(store["ids"]):
-            missing = min(peers - set(lists), default=site.name)
-            raise ProtocolError(missing, "MaskedList", "owner", "must be every party once, whole")
-        lists = {name: lists[name] for name in store.facts["peers"]}
-        for name, points in lists.items():
-            with as_protocol_error(name, "MaskedList", "points"):
-                intersect([points])
-        shared = intersect(list(lists.values()))
-        rows = store["shuffle"][places(lists[site.name], shared)]
-        for name, points in lists.items():
-            is_common = np.zeros(len(points), dtype=bool)
-            is_common[places(points, shared)] = True
-            common[name] = np.packbits(is_common)
-    _keep(site, rows)
-    key = np.frombuffer(secrets.token_bytes(KEY_BYTES), dtype=np.uint8)
-    store["digest"] = _digest(site, key.tobytes())
-    letters: Letters = [
-        (name, CommonRows(common.get(name, np.empty(0, np.uint8)), key)) for name in _passive(site)
-    ]
-    sizes = {f"n_{subset}": store.facts[f"n_{subset}"] for subset in SUBSETS}
-    return MatchReply(**sizes), letters
-
-
-def order(site: Site, request: OrderRequest, mail: Mail) -> tuple[SentReply, Letters]:
-    """At a passive party: keep the common rows."""
-    store, active = site.store, site.store.facts["active"]
-    letter = mail.one(CommonRows, active)
-    rows = np.arange(len(store["ids"]))
-    if not store.facts["ordered"]:
-        common = sent_bits(active, "CommonRows", "common", letter.common, [len(rows)])
-        rows = store["shuffle"][common[0]]
-    _keep(site, rows)
-    digest = OrderDigest(_digest(site, letter.key.tobytes()))
-    return SentReply(), [(active, digest)]
-
-
-def check_order(site: Site, mail: Mail) -> None:
-    """Check, at the active party, that all others have the same ids in the same order."""
-    digests = mail.all(OrderDigest)
-    for name in site.store.facts["peers"]:
-        if name == site.name:
-            continue
-        if name not in digests or (digests[name].digest != site.store["digest"]).any():
-            raise DataError(f"ids must be those of {site.name}, in the same order", name)
-    site.store.drop("digest")
-
-
 def check_common(n_rows: int, predicts: bool) -> None:
     """Raise a DataError if the parties have too few rows in common."""
     min_rows = 1 if predicts else FEWEST_ROWS
@@ -340,70 +402,9 @@ def check_common(n_rows: int, predicts: bool) -> None:
         raise DataError(f"{rule}: see that all parties write them alike; 7, 007 and 7.0 differ")
 
 
-def _keep(site: Site, rows: npt.NDArray[np.int64]) -> None:
-    """Store these rows, in the common order: training, validation, test."""
-    store = site.store
-    check_common(len(rows), predicts="model" in store.facts)
-    if "model" in store.facts and store.facts["active"] == site.name:
-        store["unmatched"] = np.delete(store["ids"], rows)
-    ids, holdout = store["ids"][rows].tolist(), Holdout(*store.facts["holdout"])
-    split = split_common(rows, ids, holdout, site.config.is_share)
-    n_rows = {subset: len(getattr(split, subset)) for subset in SUBSETS}
-    rule = "ids must have {} {} rows in common at least (min-rows of " + f"{site.name}), got {{}}"
-    check_subsets(0 if "model" in store.facts else site.config.min_rows, n_rows, rule)
-    store.facts |= {f"n_{subset}": count for subset, count in n_rows.items()}
-    rows = np.concatenate([getattr(split, subset) for subset in SUBSETS])
-    store["places"] = rows  # rows of the party's table
-    for name in ROWS:
-        if name in store:
-            store[name] = np.ascontiguousarray(store[name][rows])
-    store.drop("shuffle", "scalar")
-    is_active = store.facts["active"] == site.name
-    store.facts[LAST] = (MatchRequest if is_active else OrderRequest).__name__
-
-
-def _check_list(site: Site, sender: str, letter: MaskedList) -> None:
-    route = _route(site, letter.owner) if letter.owner in site.store.facts["peers"] else []
-    # All parties before this one on the list's route have masked it, each once.
-    masked_by = route[: letter.n_masks]
-    if masked_by[-1:] != [sender] or route[letter.n_masks : letter.n_masks + 1] != [site.name]:
-        rule = "must be of all parties before this one, the sender the last of them"
-        raise ProtocolError(sender, "MaskedList", "n_masks", rule)
-    owners = site.store.facts.get("lists", [])
-    if letter.owner in owners:
-        raise ProtocolError(sender, "MaskedList", "owner", "must be one that had no list yet")
-    max_rows = site.config.limits["align-most-rows"]
-    if len(letter.points) > max_rows:
-        rule = f"must be <= {max_rows} (align-most-rows of {site.name}), got {len(letter.points)}"
-        raise ProtocolError(sender, "MaskedList", "points", rule)
-    hold_once(sender, site.store, letter, f"{site.name} masked the list of {letter.owner}")
-    site.store.facts["lists"] = [*owners, letter.owner]
-
-
 def _masked(sender: str, letter: MaskedList, scalar: bytes) -> Array:
     with as_protocol_error(sender, "MaskedList", "points"):
         return mask(letter.points, scalar)
-
-
-def _digest(site: Site, key: bytes) -> Array:
-    return np.frombuffer(order_digest(site.store["ids"].tolist(), key), dtype=np.uint8)
-
-
-def _passive(site: Site) -> list[str]:
-    return [name for name in site.store.facts["peers"] if name != site.store.facts["active"]]
-
-
-def _route(site: Site, owner: str) -> list[str]:
-    """Parties that get a list, in order: each passive one, then the active one."""
-    passive, active = _passive(site), str(site.store.facts["active"])
-    if owner == active:
-        return [active, *passive, active]
-    first = passive.index(owner)
-    return [*passive[first:], *passive[:first], active]
-
-
-def _next(site: Site, letter: MaskedList) -> str:
-    return _route(site, letter.owner)[letter.n_masks]
 
 
 def _shuffle(n_rows: int) -> npt.NDArray[np.int64]:
@@ -438,10 +439,4 @@ def draw_key(
     return key
 
 
-HANDLERS: Mapping[type[Request], Handler] = {
-    VerticalHelloRequest: hello,
-    OpenRequest: open_run,
-    MaskRequest: mask_list,
-    MatchRequest: match,
-    OrderRequest: order,
-}
+HANDLERS = handlers(Opening)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from clients.federated_forest.party import Bytes, Doubles, Forest
 from clients.handshake import number_rows
 from clients.scoring import compare_with_local, score_arrays
-from clients.vertical import check_order, draw_key
+from clients.vertical import draw_key
 from fedapp import metrics
 from fedapp.crypto.packing import integer_layout
 from fedapp.crypto.paillier import PrivateKey, encrypt
@@ -87,7 +87,7 @@ class Active(Forest):
 
     def setup(self, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Check the rows' order, bin the columns, send the others coded or encrypted labels."""
-        check_order(self.site, mail)
+        self.check_order(mail)
         self.begin(request)
         if self.config.encrypts_labels and self.form != PAILLIER:
             rule = "must be paillier where a node config has encrypted-labels"

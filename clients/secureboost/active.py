@@ -23,13 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.handshake import number_rows
-from clients.inference import (
-    active_part,
-    ask_on,
-    begin_trees,
-    leaves_reached,
-    take_answers,
-)
+from clients.inference import Traversal, active_part
 from clients.scoring import compare_with_local, score_arrays
 from clients.secureboost.shared import (
     Bytes,
@@ -39,7 +33,7 @@ from clients.secureboost.shared import (
     nodes_after,
     read_constraints,
 )
-from clients.vertical import check_order, draw_key
+from clients.vertical import draw_key
 from fedapp import metrics
 from fedapp.crypto.packing import PRECISION, FixedPoint, PairLayout, grouped_layouts
 from fedapp.crypto.paillier import PrivateKey, encrypt
@@ -146,6 +140,7 @@ class Active(Party):
     base_score: Floats  # (n_outputs,)
     key: npt.NDArray[np.uint8]  # the private key
     is_walking: bool  # whether rows are on their way down the initial model
+    traversal: Traversal | None = None  # where they are
     # All parties' columns
     joint: JointColumns
     monotone: npt.NDArray[np.int8]  # (n_columns,), or empty
@@ -203,7 +198,7 @@ class Active(Party):
     def setup(self, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Check the rows' order, bin the columns, code the labels, draw and test the key."""
         self.accept(request)
-        check_order(self.site, mail)
+        self.check_order(mail)
         with as_protocol_error(self.name, "SetupRequest", "objective"):
             check_objective(request.objective)
         with as_protocol_error(self.name, "SetupRequest", "eval_metrics"):
@@ -280,26 +275,23 @@ class Active(Party):
     def walk(self, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
         """Route the rows down the initial model as far as answers and local splits allow."""
         self._check_due(WalkRequest, self.is_walking)
-        site, store = self.site, self.site.store
-        part = active_part(site, self.settings.init_model)
+        part = active_part(self.site, self.settings.init_model)
         if self.follows(SetupRequest):
             self._meet(mail)
             for name in self.others:
                 part.check(name, mail.one(ColumnBins, name).part)
-            begin_trees(store, part, 0, 0)
+            traversal = Traversal.of(part, len(self.ids), 0)
         else:
-            take_answers(site, mail, part)
-        letters = ask_on(site, part, 0)
+            assert self.traversal is not None
+            traversal = self.traversal.answered(part, mail)
+        self.traversal, letters = traversal.ask_on(part, self.values, 0)
         self.is_walking = bool(letters)
         if not letters:
             # Leaf values of the initial model are the first margins.
-            leaves, margins = leaves_reached(store), np.array(self.margins)
+            leaves, margins = self.traversal.reached(), np.array(self.margins)
             for number, (tree, reached) in enumerate(zip(part.model.trees, leaves, strict=True)):
                 margins[:, number % margins.shape[1]] += tree["value"][reached]
-            self.margins = margins
-            store.drop("nodes", "leaves")
-            for name in ("asked", "done", "first_tree"):
-                store.facts.pop(name, None)
+            self.margins, self.traversal = margins, None
         return WalkReply(not letters, self.n_rounds, len(part.model.trees)), letters
 
     def _meet(self, mail: Mail) -> None:

@@ -110,7 +110,7 @@ class Passive(Party):
             return SentReply(), []
         if not model:
             raise ProtocolError(active, "Questions", "records", "must be of init-model, got none")
-        bits, _ = answers(self.site, read_party_part(self.site, model), questions)
+        bits, _ = answers(self, read_party_part(self.site, model), questions)
         return SentReply(), [(active, Answers(part_digest_array(self.site, model), bits))]
 
     def take(self, request: TakeRequest, mail: Mail) -> tuple[SentReply, Letters]:

@@ -187,6 +187,7 @@ class Message:
         # ``dataclass(slots=True)`` makes a class twice, the second time without the keyword.
         if letters is not None:
             cls.carries_letters = letters
+        cls.wire_name = vars(cls).get("wire_name", cls.__name__)
 
 
 class Request(Message):
@@ -267,7 +268,6 @@ def request(kind: str, doing: str = "", **more: bool | str) -> Callable[[type[M]
 def message(cls: type[M]) -> type[M]:
     """Declare a reply or a letter. Its checks are compiled once, here."""
     declared = dataclass(frozen=True, slots=True, eq=False)(cls)
-    declared.wire_name = vars(cls).get("wire_name", cls.__name__)
     hints = get_type_hints(declared, include_extras=True)
     hints = {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}
     rules = list[tuple[str, Any]]()
@@ -282,7 +282,11 @@ def message(cls: type[M]) -> type[M]:
     declared.planned = {name: rule for name, rule in rules if isinstance(rule, PlanLimit)}
     arrays = {name: form for name, (_, form) in declared.forms.items() if isinstance(form, Form)}
     declared.relations = [
-        (name, _unless_empty(check) if form.empty else check, form.relations[rule])
+        (
+            name,
+            _unless_empty(check) if form.empty and rule == "divides" else check,
+            form.relations[rule],
+        )
         for rule, check in RELATIONS.items()
         for name, form in arrays.items()
         if rule in form.relations
@@ -367,7 +371,8 @@ def _other_size(size: int, expected: Any) -> str:
 
 
 def _unless_empty(check: Relation) -> Relation:
-    return lambda value, other: check(value, other) if value.size else ""
+    """Of offsets that may be missing where there is nothing to divide."""
+    return lambda value, size: check(value, size) if value.size or size else ""
 
 
 def _array_check(form: Form, check_size: Check) -> Check:

@@ -33,7 +33,7 @@ that lead to them, share what they declare under the same name.
 otherwise to the first role whose order lets the request follow the last one answered (by whatever
 role), and whose ``fits`` accepts it: so ``Passive`` begins, above, with a SetupRequest after an
 OrderRequest. The order of a role includes that of its bases. The last request is part of the state,
-thus of a checkpoint; ``follows`` compares it. ``end`` deletes the state after the handler.
+thus of a checkpoint; ``follows`` compares it. ``end`` deletes all arrays after the handler.
 
 A handler reaches settings of the site by ``self.config``, and the facts that belong to the site
 (keys, masks, plan) by the functions of this room, on ``self.site``.
@@ -76,7 +76,7 @@ from fedapp.site.store import NoStateError, Store
 
 IN_FILE = "in a file"  # see the module
 NEVER = object()  # read
-ROLE, LAST = "role", "last"  # facts of a store: name of the role, and of the last request's class
+ROLE, LAST = "role", "last"  # facts of a store: the role, and the name of the last request's class
 SCALARS, UNIONS = (str, bool, int, float, bytes), (Union, UnionType)
 R = TypeVar("R")
 Kind = type[Request]
@@ -90,6 +90,7 @@ class Order:
 
     follow: Mapping[Kind, Set[Kind]]  # request -> the requests that may follow it
     any_time: Set[Kind] = frozenset()
+    after_end: Set[Kind] = frozenset()  # those in order that are answered without a state too
 
 
 @dataclass_transform(kw_only_default=True)
@@ -163,7 +164,7 @@ class Role:
         return self._last == request.__name__
 
     def end(self) -> None:
-        """Delete the state after the handler: the run has ended here."""
+        """Delete all arrays after the handler: the run has ended here."""
         self._ends = True
 
     @property
@@ -183,7 +184,7 @@ class Role:
 
 
 def handlers(*roles: type[Role]) -> Handlers:
-    """Handlers of all requests that some roles answer."""
+    """Handlers of all requests in the orders of some roles, without those of their bases."""
 
     def handle(site: Site, request: Request, *mail: Any) -> Any:
         kind, facts = type(request), site.store.facts
@@ -192,13 +193,23 @@ def handlers(*roles: type[Role]) -> Handlers:
         reply = getattr(answering, answers(role_class)[kind])(request, *mail)
         answering.save()
         if is_in_order:
-            facts[ROLE], facts[LAST] = role_class.__name__, kind.__name__
+            facts[ROLE], facts[LAST] = name_of(role_class), kind.__name__
         facts.setdefault(LAST, kind.__name__)
         if answering._ends:
             site.store.forget()
         return reply
 
-    return dict.fromkeys((kind for each in roles for kind in answers(each)), handle)
+    return dict.fromkeys((kind for each in roles for kind in _own(each)), handle)
+
+
+def _own(role_class: type[Role]) -> set[Kind]:
+    """Requests in the order of a role, without that of its bases."""
+    return {*role_class.order.any_time}.union(*role_class.order.follow.values())
+
+
+def name_of(role_class: type[Role]) -> str:
+    """A role as the store names it."""
+    return f"{role_class.__module__}.{role_class.__name__}"
 
 
 def _role_for(
@@ -206,12 +217,13 @@ def _role_for(
 ) -> tuple[type[Role], bool]:
     """The role that answers a request, and whether the request is in an order."""
     kind, facts = type(request), site.store.facts
-    stored = [each for each in roles if each.__name__ == facts.get(ROLE)]
+    stored = [each for each in roles if name_of(each) == facts.get(ROLE)]
     for each in stored or roles:
         if any(kind in order.any_time for order in _orders(each)):
             return each, False
     last = facts.get(LAST, "")
-    if not last or site.store.finished:
+    answers_ended = any(kind in order.after_end for each in stored for order in _orders(each))
+    if not last or (site.store.finished and not answers_ended):
         raise NoStateError("state")
     for each in stored or roles:
         if last in _before(each, kind) and (stored or each.fits(request)):

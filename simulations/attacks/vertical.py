@@ -26,8 +26,9 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import RepeatedStratifiedKFold, cross_val_score
 
 from clients.eini import NO_RECORD, Plan, plan_of
+from clients.eini import Active as Predictor
 from clients.federated_forest.party import Forest
-from clients.inference import read_party_part
+from clients.inference import Predicting
 from clients.secureboost import active as secureboost_round
 from clients.secureboost import passive as secureboost_passive
 from fedapp.crypto.packing import PRECISION, FixedPoint, SumLayout
@@ -633,29 +634,29 @@ class Curious:
     def note(self, transcript: Transcript) -> None:
         site = transcript.site
         if structure := transcript.mail.all(Structure).get(ACTIVE):
-            self._lookup, self._structure = read_party_part(site).lookup, structure
-            self.theirs = _open_by_passive(self._lookup, structure, site.store["values"])
+            passive = Predicting.load(site)
+            self._lookup, self._structure = passive.party_part().lookup, structure
+            self.theirs = _open_by_passive(self._lookup, structure, passive.values)
         for _, letter in transcript.mail.each(Totals):
             self._take(site, letter)
 
     def _take(self, site: Site, letter: Totals) -> None:
-        store, plan = site.store, plan_of(site)
-        key = PrivateKey.from_array(store["key"])
-        layout = SumLayout(key.public.bits, *store.facts["layout"])
+        party = Predictor.load(site)
+        plan, key = plan_of(party.active_part()), PrivateKey.from_array(party.key)
+        layout = SumLayout(key.public.bits, *party.layout)
         plain = decrypt(key, letter.ciphertexts, shared_workers())
         unit = layout.precision - layout.exponent
         sums = layout.unpack(plain, letter.n_rows)[:, 0]
         self.sums = np.concatenate((self.sums, np.ldexp(sums, unit)))
         self.slack = layout.n_terms
-        self._site, self._plan = site, plan
-        self.open = _open_by_active(site, plan, store["values"])
+        self._plan, self.open = plan, _open_by_active(plan, party.values)
         self.terms = []
         for tree, is_open in zip(plan.shared, self.open, strict=True):
             # What the open entries of a tree would add to the sums of rows
             skeleton, terms = plan.skeletons[tree], np.zeros(is_open.shape)
             for column, entry in enumerate(skeleton.sources[skeleton.entries]):
                 rows = is_open[:, column]
-                values = store["values"][rows]
+                values = party.values[rows]
                 terms[rows, column] = plan.terms_below(tree, int(entry), values)[:, 0]
             self.terms.append(np.rint(np.ldexp(terms, unit)).astype(np.int64))
 
@@ -663,16 +664,16 @@ class Curious:
         """Count the training rows of each entry, as the active party saw in training."""
         table, _, active = join_tables(settings)
         values = table.values[table.split.train]
-        mine = _open_by_active(self._site, self._plan, values[:, active])
+        mine = _open_by_active(self._plan, values[:, active])
         others = np.delete(values, np.arange(values.shape[1])[active], axis=1)
         theirs = _open_by_passive(self._lookup, self._structure, others)
         self.sizes = [(a & b).sum(axis=0) for a, b in zip(mine, theirs, strict=True)]
 
 
-def _open_by_active(site: Site, plan: Plan, values: Floats) -> list[Bools]:
+def _open_by_active(plan: Plan, values: Floats) -> list[Bools]:
     """Entries of each tree that the active party's splits leave open to rows."""
     return [
-        candidates(plan.skeletons[tree].lefts, plan.local_sides(site, tree, values), len(values))
+        candidates(plan.skeletons[tree].lefts, plan.local_sides(tree, values), len(values))
         for tree in plan.shared
     ]
 

@@ -99,7 +99,7 @@ def grown(**changes: Any) -> Callable[[GrowRequest], GrowRequest]:
     ("skip", "changes", "rule"),
     [
         (1, {"level": lambda level: 5}, "level must be 0 or 1"),
-        (0, {"n_trees": lambda n: 7}, "n_trees must be 1"),
+        (0, {"n_trees": lambda n: 7}, "n_trees must be 1, got 7"),
         (
             0,
             {

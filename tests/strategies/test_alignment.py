@@ -478,7 +478,11 @@ def test_a_run_that_is_opened_twice_is_refused(
         return (yield from align(*given))
 
     monkeypatch.setattr("strategies.secureboost.align", twice)
-    refuses(r"parcel\.names must be sent once$", vertical(parties=3), pinned(federation))
+    refuses(
+        r"OpenRequest\.step must follow VerticalHelloRequest at a party that aligns",
+        vertical(parties=3),
+        pinned(federation),
+    )
 
 
 def test_a_run_that_trains_cannot_pass_for_one_that_predicts(
@@ -582,7 +586,7 @@ class Colluders:
         """The clinic's answer to a list of the shop's, after a step back to the opening."""
         store = Store.open(home() / "sites" / "shop" / self.MODEL)
         store.facts["starts"] = [[one, 2] for one in range(1, attempt + 1)]
-        points = mask_ids(ids, store["scalar"].tobytes())
+        points = mask_ids(ids, bytes.fromhex(store.facts["scalar"]))
         letter = write_letters("shop", [("clinic", messages.MaskedList("shop", 1, points))])
         envelope = Envelope(self.MODEL, step, attempt=attempt, method=self.METHOD)
         parcels = [("shop", one) for _, one in seal_mail("shop", store, envelope, letter)]

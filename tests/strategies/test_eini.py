@@ -23,7 +23,6 @@ from fedapp.messages import eini
 from fedapp.messages.wire import from_records, parcels_of
 from fedapp.runs.local import run_local
 from fedapp.site import mail
-from fedapp.site.answer import Site
 from fedapp.trees.divided import Lookup, candidates, skeleton
 from fedapp.trees.model import check_trees
 from tests.deployed import write_csv
@@ -173,14 +172,16 @@ def test_the_sum_of_a_row_does_not_repeat_under_the_same_key(
     train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained, _ = train()
-    real, found = client._totals, list[tuple[bytes, ...]]()
+    real, found = client.Passive._totals, list[tuple[bytes, ...]]()
 
-    def totals_twice(site: Site, letter: eini.Elements, key: PublicKey, chosen: Any) -> Any:
-        letters = [real(site, letter, key, chosen) for _ in range(2)]
+    def totals_twice(
+        party: client.Passive, letter: eini.Elements, key: PublicKey, chosen: Any
+    ) -> Any:
+        letters = [real(party, letter, key, chosen) for _ in range(2)]
         found.extend(tuple(map(bytes, each.ciphertexts)) for each in letters)
         return letters[0]
 
-    monkeypatch.setattr(client, "_totals", totals_twice)
+    monkeypatch.setattr(client.Passive, "_totals", totals_twice)
     run_local(encrypted(settings, trained, eini__batch_rows=25))
     assert len(found) == 2 * 3
     every = [sums for letter in found for sums in letter]

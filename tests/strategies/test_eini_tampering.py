@@ -19,7 +19,6 @@ from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import eini
 from fedapp.runs.local import run_local
-from fedapp.site.answer import Site
 from fedapp.site.mail import Letters
 from fedapp.site.store import PART_FILE, part_digest, read_part, write_part
 from strategies.eini import Eini
@@ -117,19 +116,21 @@ def test_a_structure_that_another_passive_party_sends_is_refused(
     train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained, _ = train(parties=3)
-    keep, seen = client._keep_structure, list[eini.Structure]()
+    keep, seen = client.Passive._keep_structure, list[eini.Structure]()
 
-    def keep_and_remember(site: Site, part: Any, letter: eini.Structure, asked: Any) -> None:
-        if site.name == "party-2":
+    def keep_and_remember(
+        party: client.Passive, part: Any, letter: eini.Structure, asked: Any
+    ) -> None:
+        if party.name == "party-2":
             seen.append(letter)
-        keep(site, part, letter, asked)
+        keep(party, part, letter, asked)
 
     def write_more(sender: str, letters: Letters) -> Letters:
         # Beside a letter of its own: after its last one it has no key to seal any.
         lies = sender == "party-2" and letters
         return [*letters, *(("party-3", letter) for letter in seen if lies)]
 
-    monkeypatch.setattr(client, "_keep_structure", keep_and_remember)
+    monkeypatch.setattr(client.Passive, "_keep_structure", keep_and_remember)
     rewrite_all_letters(monkeypatch, write_more)
     with pytest.raises(
         PartyError, match=r"party-2.*: Structure\.letter must come only from party-1"
@@ -153,13 +154,13 @@ def test_a_structure_that_comes_twice_or_has_a_split_twice_is_refused(
     sent: Callable[[eini.Structure], list[eini.Structure]],
 ) -> None:
     trained, _ = train()
-    keep = client._keep_structure
+    keep = client.Passive._keep_structure
 
-    def keep_all(site: Site, part: Any, letter: eini.Structure, asked: Any) -> None:
+    def keep_all(party: client.Passive, part: Any, letter: eini.Structure, asked: Any) -> None:
         for each in sent(letter):
-            keep(site, part, each, asked)
+            keep(party, part, each, asked)
 
-    monkeypatch.setattr(client, "_keep_structure", keep_all)
+    monkeypatch.setattr(client.Passive, "_keep_structure", keep_all)
     with pytest.raises(
         PartyError, match=r"Structure\.lefts must be trees of this model, sent once"
     ):
@@ -170,12 +171,12 @@ def test_a_batch_that_is_not_the_next_one_is_refused(
     train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained, _ = train()
-    choose = client._choose
+    choose = client.Passive._choose
 
-    def choose_first(site: Site, sender: str, letter: eini.Elements) -> Any:
-        return choose(site, sender, replace(letter, first_row=0))
+    def choose_first(party: client.Passive, sender: str, letter: eini.Elements) -> Any:
+        return choose(party, sender, replace(letter, first_row=0))
 
-    monkeypatch.setattr(client, "_choose", choose_first)
+    monkeypatch.setattr(client.Passive, "_choose", choose_first)
     with pytest.raises(PartyError, match=r"Elements\.first_row must be the next batch's"):
         run(encrypted(settings, trained, eini__batch_rows=30))
 
@@ -232,13 +233,13 @@ def test_a_batch_that_comes_before_the_structure_is_refused(
     train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained, _ = train()
-    begin = eini_active._begin
+    begin = eini_active.Active._begin
 
     def begin_without(*given: Any) -> Any:
         begin(*given)
         return []
 
-    monkeypatch.setattr(eini_active, "_begin", begin_without)
+    monkeypatch.setattr(eini_active.Active, "_begin", begin_without)
     rule = r"^party-1 .*: Elements\.letter must come after the structure$"
     refuses(rule, encrypted(settings, trained))
 
