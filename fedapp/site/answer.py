@@ -100,11 +100,6 @@ class Site:
         """Name of the party."""
         return self.config.name
 
-    @property
-    def others(self) -> list[str]:
-        """Names of the other parties of a vertical run."""
-        return [name for name in self.store.facts["peers"] if name != self.name]
-
     def entropy(self, *numbers: int, share: float = 1.0) -> list[int]:
         """Seed entropy of this party's draws; the same run draws the same rows again.
 

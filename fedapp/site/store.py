@@ -33,10 +33,10 @@ import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +54,6 @@ SECONDS_A_DAY = 24 * 60 * 60
 KEEP_DAYS = 7  # after which an interrupted run cannot be resumed: copies of its rows are deleted
 PART_FILE = "part.json"
 SALT_BYTES = CHECK_BYTES = 16
-T = TypeVar("T")
 REPLY = "reply"
 SMALL = 512  # bytes; a smaller array costs less inside the JSON than as a file
 
@@ -190,15 +189,6 @@ class Store:
 
     def _names(self) -> set[str]:
         return {*self._changed, *self._unwritten, *self._forms}
-
-    def put(self, name: str, record: Any) -> None:
-        """Store a dataclass of arrays, its field ``x`` as ``name.x``."""
-        for each in fields(record):
-            self[f"{name}.{each.name}"] = np.asarray(getattr(record, each.name))
-
-    def record(self, kind: type[T], name: str) -> T:
-        """Restore a dataclass stored by ``put``."""
-        return kind(*(self[f"{name}.{each.name}"] for each in fields(kind)))  # type: ignore[arg-type]
 
     def drop(self, *names: str) -> None:
         """Delete arrays, and with the name ``x`` all named ``x.y``."""
