@@ -164,7 +164,7 @@ ELEMENTS = """\
 {% if images %}
 <div class="figures">
 {% for caption, svg in images.items() %}
-<figure><svg role="img" aria-label="{{ caption }}"{{ svg[4:] | safe }}
+<figure><svg role="img" aria-label="{{ caption }}"{{ svg[4:] | safe -}}
 <figcaption>{{ caption }}</figcaption></figure>
 {% endfor %}
 </div>
