@@ -120,7 +120,7 @@ def test_vertical_parties_hold_back_each_row_once(
     monkeypatch: pytest.MonkeyPatch,
     own_tables: bool,
 ) -> None:
-    from clients import vertical as party
+    from clients.vertical import Opening
 
     ids = [f"r{row}" for row in range(40)]
     given: dict[str, Any] = {"data": str(write_table(n_rows=40, key=ids)), "columns": "even"}
@@ -129,15 +129,13 @@ def test_vertical_parties_hold_back_each_row_once(
         shop = write_table("shop", n_rows=40, key=ids[::-1], a=None, c=range(40), y=None)
         given = {"data": f"bank={bank},shop={shop}", "align": "psi"}
     held: dict[str, list[list[str]]] = {}
-    keep = party._keep
+    keep = Opening._keep
 
-    def note(site: Any, rows: Any) -> None:
-        keep(site, rows)
-        held.setdefault(site.name, []).append(
-            site.store["ids"][-site.store.facts["n_test"] :].tolist()
-        )
+    def note(party: Any, rows: Any) -> None:
+        keep(party, rows)
+        held.setdefault(party.name, []).append(party.ids[-party.n_test :].tolist())
 
-    monkeypatch.setattr(party, "_keep", note)
+    monkeypatch.setattr(Opening, "_keep", note)
     for fold in (1, 2, 3):
         run_local(vertical(label="y", id="key", num_boost_round=1, folds=3, fold=fold, **given))
     first, second = held.values()

@@ -383,7 +383,7 @@ def test_a_finished_run_does_not_begin_again_under_its_id(
         if step == 1:
             answer(*given)
         else:
-            with pytest.raises(ProtocolError, match=r"^bank: parcel\.names must be sent once$"):
+            with pytest.raises(ProtocolError, match=r"^bank: OpenRequest\.step must come later: "):
                 answer(*given)
     assert part.read_bytes() == before
 
