@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import cast
-
-from clients.handshake import CLASSES, keep_coding, stored_categories
-from clients.scoring import score_fields, score_model
+from clients.scoring import Scored
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError
 from fedapp.messages.fedavg_linear import (
@@ -16,9 +12,10 @@ from fedapp.messages.fedavg_linear import (
     MomentsRequest,
     ScoreRequest,
 )
-from fedapp.messages.fields import Array, Request
+from fedapp.messages.fields import Array
+from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.scoring import EvaluateReply
-from fedapp.site.answer import Handler, Site
+from fedapp.site.roles import Order, handlers, role
 from fedapp.trees.linear import (
     Descent,
     LinearModel,
@@ -27,64 +24,60 @@ from fedapp.trees.linear import (
     moments,
     predict_linear,
 )
-from fedapp.trees.objective import Objective
 
 
-def sum_up(site: Site, request: MomentsRequest) -> MomentsReply:
-    """Sums of the labels, moments of the columns."""
-    coded = keep_coding(site, request)
-    rows = site.store["train.values"], site.store["train.weights"]
-    column_moments = moments(*rows, stored_categories(site.store))
-    return MomentsReply(
-        **coded,
-        counts=column_moments.counts,
-        means=column_moments.means,
-        squares=column_moments.squares,
+@role
+class Averager(Scored):
+    """A party of FedAvg."""
+
+    order = Order(
+        {
+            HelloRequest: {MomentsRequest},
+            MomentsRequest: {AverageRequest, ScoreRequest},
+            AverageRequest: {AverageRequest, ScoreRequest},
+        }
     )
 
+    def sum_up(self, request: MomentsRequest) -> MomentsReply:
+        """Sums of the labels, moments of the columns."""
+        coded = self.code(request)
+        rows = self.values["train"], self.weights["train"]
+        of_columns = moments(*rows, self.categories)
+        return MomentsReply(
+            **coded, counts=of_columns.counts, means=of_columns.means, squares=of_columns.squares
+        )
 
-def train(site: Site, request: AverageRequest) -> AverageReply:
-    """Algorithm 1, lines 5 to 10: local epochs in mini-batches."""
-    trained, scores = _trained(site, request)
-    return AverageReply(weights=trained.weights, bias=trained.bias, **scores)
+    def train(self, request: AverageRequest) -> AverageReply:
+        """Algorithm 1, lines 5 to 10: local epochs in mini-batches."""
+        if request.classes != self.classes:
+            rule = "must be those of the run"
+            raise ProtocolError(self.name, "AverageRequest", "classes", rule)
+        arrays = (request.means, request.scales, request.weights, request.bias)
+        run = self.objective, self.columns, request.classes
+        model = LinearModel(*run, *arrays, self.categories)
+        shape = len(model.inputs), model.n_outputs
+        if request.weights.shape != shape:
+            rule = f"must be of shape {shape}, got {request.weights.shape}"
+            raise ProtocolError(self.name, "AverageRequest", "weights", rule)
+        if not (request.scales > 0).all():
+            raise ProtocolError(self.name, "AverageRequest", "scales", "must be > 0")
+        descent = Descent(
+            request.epochs, request.batch_size, request.learning_rate, request.decay, request.l2
+        )
+        rng = self.site.random(request.seed, request.round_id)
+        rows = self.values["train"], self.labels["train"], self.weights["train"]
+        trained = descend(model, rows, descent, rng)
+        scores, center = dict[str, Array](), float(model.base_margin[0])
+        for subset in WATCHED:
+            margins = predict_linear(model, self.values[subset])
+            scores |= self.score_fields(subset, margins, request.score_bins, center)
+        return AverageReply(weights=trained.weights, bias=trained.bias, **scores)
+
+    def score(self, request: ScoreRequest) -> EvaluateReply:
+        """Scores of the finished model on all rows."""
+        scores = self.score_subsets(request, linear_from_json, predict_linear)
+        self.end()
+        return EvaluateReply(**scores)
 
 
-def _trained(site: Site, request: AverageRequest) -> tuple[LinearModel, dict[str, Array]]:
-    objective = cast(Objective, site.store.facts["objective"])
-    columns = tuple(site.store.facts["hello"]["columns"])
-    if list(request.classes) != site.store.facts[CLASSES]:
-        raise ProtocolError(site.name, "AverageRequest", CLASSES, "must be those of the run")
-    arrays = (request.means, request.scales, request.weights, request.bias)
-    model = LinearModel(objective, columns, request.classes, *arrays, stored_categories(site.store))
-    shape = len(model.inputs), model.n_outputs
-    if request.weights.shape != shape:
-        rule = f"must be of shape {shape}, got {request.weights.shape}"
-        raise ProtocolError(site.name, "AverageRequest", "weights", rule)
-    if not (request.scales > 0).all():
-        raise ProtocolError(site.name, "AverageRequest", "scales", "must be > 0")
-    descent = Descent(
-        request.epochs, request.batch_size, request.learning_rate, request.decay, request.l2
-    )
-    rng = site.random(request.seed, request.round_id)
-    values, labels, weights = (
-        site.store[f"train.{name}"] for name in ("values", "labels", "weights")
-    )
-    trained = descend(model, (values, labels, weights), descent, rng)
-    scores, center = dict[str, Array](), float(model.base_margin[0])
-    for subset in WATCHED:
-        margins = predict_linear(model, site.store[f"{subset}.values"])
-        settings = margins, request.score_bins, center
-        scores |= score_fields(site, subset, model.objective, *settings)
-    return trained, scores
-
-
-def score(site: Site, request: ScoreRequest) -> EvaluateReply:
-    """Scores of the finished model on all rows."""
-    return score_model(site, request, linear_from_json, predict_linear)
-
-
-HANDLERS: Mapping[type[Request], Handler] = {
-    MomentsRequest: sum_up,
-    AverageRequest: train,
-    ScoreRequest: score,
-}
+HANDLERS = handlers(Averager)

@@ -6,13 +6,12 @@ classes and dictionary, by which labels and categories of all subsets are recode
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Annotated, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,18 +21,16 @@ from fedapp.data.labels import (
     class_ids,
     class_names,
     is_few,
-    note_on_untrained,
-    number_labels,
     objective_of,
     untrained_classes,
 )
-from fedapp.data.partition import SUBSETS, Holdout
+from fedapp.data.partition import Holdout
 from fedapp.data.schema import listed
 from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import power_above
 from fedapp.home import home, secret_at
-from fedapp.messages.fields import LONGEST, UNPRINTABLE, Array, Request, fields_of
+from fedapp.messages.fields import LONGEST, UNPRINTABLE, Array, fields_of
 from fedapp.messages.handshake import (
     GreetReply,
     GreetRequest,
@@ -47,12 +44,14 @@ from fedapp.messages.handshake import (
     pack_categories,
     read_categories,
 )
+from fedapp.messages.wire import from_bytes, from_content, to_bytes, to_content
 from fedapp.metrics import check_metrics
 from fedapp.process import versions
-from fedapp.site.answer import Handler, Site
+from fedapp.site.answer import Handlers, Site
 from fedapp.site.mail import note_greeting
+from fedapp.site.roles import IN_FILE, Order, Role, handlers, role
 from fedapp.site.settings import SiteConfig, check_subsets
-from fedapp.site.store import KEEP_DAYS, Store, drop_abandoned
+from fedapp.site.store import KEEP_DAYS, drop_abandoned
 from fedapp.site.table import fingerprint, read_subsets
 from fedapp.site.trust import keep_plan, site_fingerprint
 from fedapp.trees.categories import Categories, as_categories, entries_of, names_of, recoded
@@ -66,54 +65,131 @@ from fedapp.trees.objective import (
     label_sums,
     n_outputs,
 )
+from fedapp.trees.sets import category_counts
 
 log = logging.getLogger("fedapp.site")
 
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
 FEWEST_ROWS = 2
-COUNTS = "category_counts"  # an array, which facts of a store cannot hold
-# Facts of a store: the run's classes, extra metrics, parameters of the loss.
-CLASSES, METRICS, PARAMETERS = "classes", "eval_metrics", "loss_parameters"
-# In a store, the site's and the joint dictionary as JSON in bytes: an array file is written once.
-LOCAL, JOINT = "own_categories", "categories"
+
+
+@role
+class Coded(Role):
+    """What the handshake of a horizontal run leaves; roles of its methods extend it.
+
+    Rows are by subset: train, valid, test. Before they are coded, labels and values are as in a
+    ``Table``; afterwards all parties' codes mean the same.
+    """
+
+    introduction: bytes = b""  # the HelloReply that opened the run
+    columns: tuple[str, ...]
+    digests: tuple[str, ...]  # of the dictionaries that the site's schema gives
+    asked_objective: str
+    table_labels: Mapping[str, Labels] = {}  # until they are coded
+    values: Mapping[str, Floats]  # (n_rows, n_columns); NaN is missing
+    weights: Mapping[str, Floats]
+    base_margins: Mapping[str, Floats] = {}  # empty if the table has none
+    local_categories: Annotated[Categories, IN_FILE]  # that code the values before
+    # Of the run
+    is_coded: bool = False
+    objective: Objective
+    classes: tuple[str, ...]
+    eval_metrics: tuple[str, ...]
+    loss: LossParameters
+    categories: Annotated[Categories, IN_FILE]  # of all parties
+    labels: Mapping[str, Floats]  # class ids, or numbers
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of margins per row."""
+        return n_outputs(self.objective, len(self.classes))
+
+    @property
+    def category_counts(self) -> Ints:
+        """Categories of each column, 0 if numeric."""
+        return category_counts(self.categories, len(self.columns))
+
+    def code(self, request: RunCoding) -> dict[str, Any]:
+        """Code labels and categories as all parties do; returns the fields of a ``LabelsReply``."""
+        objective = self.asked_objective
+        with as_protocol_error(self.name, type(request).__name__, "classes"):
+            if objective == AUTO:
+                if not request.classes and self.table_labels["train"].dtype.kind == "U":
+                    raise ValueError("classes must be those of text labels, got none")
+                objective = objective_of(len(request.classes))
+            self.objective = cast(Objective, objective)
+            check_classes(self.objective, len(request.classes))
+            check_metrics(self.objective, request.eval_metrics)
+        self.is_coded, self.classes, self.eval_metrics = True, request.classes, request.eval_metrics
+        self.loss = LossParameters.of(request)
+        run = self.objective, request.classes
+        self.labels, sums = code_labels(self.table_labels, self.weights["train"], *run)
+        self.table_labels = {}
+        return {**sums, "unseen": self._recode(request)}
+
+    def _recode(self, request: JointCoding) -> Array:
+        """Recode all subsets by the joint dictionary.
+
+        Returns int64, shape (n_columns,): values per column that it lacks, which become missing;
+        empty if no column has categories.
+        """
+        n_columns, local = len(self.columns), self.local_categories
+        joint = read_categories(self.name, request, n_columns)
+        unseen = np.zeros(n_columns if joint else 0, dtype=np.int64)
+        with as_protocol_error(self.name, type(request).__name__, "categories"):
+            coded = [column for column, names in enumerate(local) if names]
+            for column, digest in zip(coded, self.digests, strict=True):
+                if digest and names_of(joint, column) != local[column]:
+                    raise ValueError("categories must be those that the site's schema gives")
+            values = {}
+            for subset, before in self.values.items():
+                values[subset], n_unseen = recoded(before, local, joint, self.columns)
+                unseen += n_unseen[: len(unseen)]
+        self.values, self.categories, self.local_categories = values, joint, ()
+        return unseen
+
+
+@role
+class Opening(Coded):
+    """A horizontal party from the greeting to the common coding."""
+
+    order = Order({HelloRequest: {LabelsRequest}}, any_time={HelloRequest})
+
+    def hello(self, request: HelloRequest) -> HelloReply:
+        """Open a run at a site, or answer the handshake again after the server restarted."""
+        drop_abandoned(self.folder.parent, KEEP_DAYS)
+        keep_plan(self.config, self.site.store, request)
+        # Until rows are coded, a request with an order of the columns opens the run again.
+        if self.introduction and (not request.columns or self.is_coded):
+            # The server compares the fingerprint with that of the run's start.
+            subsets = _subsets(self.config, replace(request, columns=self.columns))
+            opened = from_content(HelloReply, from_bytes(self.introduction, self.name), self.name)
+            current = fingerprint(subsets, site_key(self.name))
+            return replace(opened, fingerprint=current, since=self.site.store.answered)
+        reply, subsets = look(self.config, request)
+        self.values = {name: table.values for name, table in subsets.items()}
+        self.weights = {name: weights_of(table) for name, table in subsets.items()}
+        for name, table in subsets.items():
+            if table.base_margins is not None:
+                self.base_margins = {**self.base_margins, name: table.base_margins}
+            if table.labels is not None:
+                self.table_labels = {**self.table_labels, name: table.labels}
+        self.local_categories = local_categories(subsets)
+        self.columns, self.digests = reply.columns, reply.digests
+        note_greeting(self.site.store, request)
+        self.asked_objective = request.objective
+        self.introduction = to_bytes(to_content(reply, self.name))
+        return reply
+
+    def code_labels(self, request: LabelsRequest) -> LabelsReply:
+        """Code labels and categories of all subsets, and sum the labels of the training rows."""
+        return LabelsReply(**self.code(request))
 
 
 def greet(site: Site, request: GreetRequest) -> GreetReply:
     """Name of the party and fingerprint of its key, before a run opens."""
     return GreetReply(site.name, "" if site.config.simulated else site_fingerprint(site.name))
-
-
-def hello(site: Site, request: HelloRequest) -> HelloReply:
-    """Open a run at a site, or answer the handshake again after the server restarted."""
-    drop_abandoned(site.store.folder.parent, KEEP_DAYS)
-    keep_plan(site.config, site.store, request)
-    run_columns = tuple(site.store.facts.get("hello", {}).get("columns", ()))
-    # Until joint categories are stored, a request with an order of the columns opens the run again.
-    if run_columns and (not request.columns or JOINT in site.store):
-        # The server compares the fingerprint with that of the run's start.
-        subsets = _subsets(site.config, replace(request, columns=run_columns))
-        current = {
-            "fingerprint": fingerprint(subsets, site_key(site.name)),
-            COUNTS: category_fields(site.config, subsets)[COUNTS],
-        }
-        return replace(
-            _reply(site.name, site.store.facts["hello"] | current), since=site.store.answered
-        )
-    reply, subsets = look(site.config, request)
-    for name, table in subsets.items():
-        site.store[f"{name}.values"] = table.values
-        site.store[f"{name}.weights"] = weights_of(table)
-        if table.base_margins is not None:
-            site.store[f"{name}.base_margins"] = table.base_margins
-        if table.labels is not None:
-            site.store[f"{name}.labels"] = table.labels
-    site.store[LOCAL] = _as_bytes(local_categories(subsets))  # until there is a joint dictionary
-    fields = fields_of(reply)
-    note_greeting(site.store, request)
-    site.store.facts["objective"] = request.objective
-    site.store.facts["hello"] = {
-        key: value for key, value in fields.items() if key not in ("name", "since", COUNTS)
-    }
-    return reply
 
 
 def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[str, Table]]:
@@ -144,22 +220,27 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         for note in notes:
             log.warning("%s: %s", config.name, note)
         notes = ()
-    facts = {
-        **{f"n_{name}": n_rows[name] for name in SUBSETS},
-        "columns": subsets["train"].columns,
-        "classes": classes,
-        "untrained": untrained_classes(classes, _labels({"train": subsets["train"]})),
-        "positive_label": config.positive_label,
-        "base_margin": config.base_margin,
-        **_label_range(labels, classes, request.objective, rounded),
-        "simulated": config.simulated,
-        "fingerprint": fingerprint(subsets, site_key(config.name)),
-        "versions": tuple(relevant_versions()),
-        "notes": notes,
+    low, high = _label_range(labels, classes, request.objective, rounded)
+    reply = HelloReply(
+        name=config.name,
+        n_train=n_rows["train"],
+        n_valid=n_rows["valid"],
+        n_test=n_rows["test"],
+        columns=subsets["train"].columns,
+        classes=classes,
+        untrained=untrained_classes(classes, _labels({"train": subsets["train"]})),
+        positive_label=config.positive_label,
+        base_margin=config.base_margin,
+        label_low=low,
+        label_high=high,
+        simulated=config.simulated,
+        fingerprint=fingerprint(subsets, site_key(config.name)),
+        versions=tuple(relevant_versions()),
+        notes=notes,
         **category_fields(config, subsets),
-        "merges_bins": config.least_bin_rows > 0,
-    }
-    return _reply(config.name, facts), subsets
+        merges_bins=config.least_bin_rows > 0,
+    )
+    return reply, subsets
 
 
 def _subsets(config: SiteConfig, request: HelloRequest) -> dict[str, Table]:
@@ -174,7 +255,7 @@ def _subsets(config: SiteConfig, request: HelloRequest) -> dict[str, Table]:
 
 def _label_range(
     labels: Labels, classes: Sequence[str], objective: str, rounded: bool
-) -> dict[str, float]:
+) -> tuple[float, float]:
     """Smallest and largest label of a regression; ``rounded`` widens to powers of two."""
     low = high = 0.0
     if not classes or (objective == AUTO and labels.dtype.kind != "U"):
@@ -182,7 +263,7 @@ def _label_range(
     if rounded:
         low = -math.ldexp(1.0, power_above(-low)) if low < 0 else 0.0
         high = math.ldexp(1.0, power_above(high)) if high > 0 else 0.0
-    return {"label_low": low, "label_high": high}
+    return low, high
 
 
 def _labels(subsets: Mapping[str, Table]) -> Labels:
@@ -192,17 +273,9 @@ def _labels(subsets: Mapping[str, Table]) -> Labels:
     return cast(Labels, np.concatenate(labels))
 
 
-def weights_of(table: Table) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def weights_of(table: Table) -> Floats:
     """Sample weights; 1 where the table has none."""
     return np.ones(table.n_rows, dtype=np.float32) if table.weights is None else table.weights
-
-
-def _reply(name: str, facts: Mapping[str, object]) -> HelloReply:
-    # Sequences come back from the store as lists.
-    fields = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()
-    }
-    return HelloReply(name=name, **fields)  # type: ignore[arg-type]
 
 
 def site_key(name: str) -> bytes:
@@ -215,57 +288,16 @@ def relevant_versions() -> list[str]:
     return [f"{name} {number}" for name, number in versions().items()]
 
 
-def labels(site: Site, request: LabelsRequest) -> LabelsReply:
-    """Code labels and categories of all subsets, and sum the labels of the training rows."""
-    return LabelsReply(**keep_coding(site, request))
-
-
-def keep_coding(site: Site, request: RunCoding) -> dict[str, Any]:
-    """Code labels and categories, once a run; returns the fields of a ``LabelsReply``."""
-    facts = site.store.facts
-    if CLASSES in facts:
-        raise ProtocolError(site.name, type(request).__name__, CLASSES, "must be sent once")
-    with as_protocol_error(site.name, type(request).__name__, CLASSES):
-        if facts["objective"] == AUTO:
-            if not request.classes and site.store["train.labels"].dtype.kind == "U":
-                raise ValueError("classes must be those of text labels, got none")
-            facts["objective"] = objective_of(len(request.classes))
-        check_classes(facts["objective"], len(request.classes))
-        check_metrics(facts["objective"], request.eval_metrics)
-    facts[CLASSES], facts[METRICS] = list(request.classes), list(request.eval_metrics)
-    facts[PARAMETERS] = asdict(LossParameters.of(request))
-    sums, weight_sum = code_labels(site.store, facts["objective"], request.classes)
-    return {"label_sums": sums, "weight_sum": weight_sum, "unseen": recode(site, request)}
-
-
-def run_outputs(store: Store) -> int:
-    """Number of margins per row."""
-    return n_outputs(store.facts["objective"], len(store.facts[CLASSES]))
-
-
-def loss_parameters(store: Store) -> LossParameters:
-    """Loss parameters of the run; set with its classes."""
-    return LossParameters(**store.facts[PARAMETERS])
-
-
 def code_labels(
-    store: Store | dict[str, Any], objective: Objective, classes: Sequence[str]
-) -> tuple[npt.NDArray[np.float64], float]:
-    """Replace labels by class ids; returns ``label_sums`` and weight sum of the training rows."""
-    for subset in SUBSETS:
-        store[f"{subset}.labels"] = class_ids(store[f"{subset}.labels"], classes)
-    rows = store["train.labels"], store["train.weights"]
-    return label_sums(objective, *rows, len(classes)), float(rows[1].sum(dtype=np.float64))
+    labels: Mapping[str, Labels], weights: Floats, objective: Objective, classes: Sequence[str]
+) -> tuple[dict[str, Floats], dict[str, Any]]:
+    """Labels by subset as class ids or numbers, and sums over training rows with their `weights`.
 
-
-def number_rows(site: Site, objective: str) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-    """Class names and labels as float32, at the active party; logs classes no training row has."""
-    store, n_train = site.store, site.store.facts["n_train"]
-    labels, positive = store["labels"], site.config.positive_label
-    classes, numbers = number_labels(labels, objective, n_train, positive)
-    if untrained := untrained_classes(classes, labels[:n_train]):
-        log.warning("%s", note_on_untrained(untrained))
-    return classes, numbers
+    The sums are fields of a ``LabelsReply``. Raises DataError for a label that is no class.
+    """
+    coded = {subset: class_ids(of_rows, classes) for subset, of_rows in labels.items()}
+    sums = label_sums(objective, coded["train"], weights, len(classes))
+    return coded, {"label_sums": sums, "weight_sum": float(weights.sum(dtype=np.float64))}
 
 
 def category_fields(config: SiteConfig, subsets: Mapping[str, Table]) -> dict[str, Any]:
@@ -312,54 +344,4 @@ def local_categories(subsets: Mapping[str, Table]) -> Categories:
     )
 
 
-def store_categories(store: Store, categories: Categories) -> None:
-    """Store the dictionary that codes the values to the end of the run."""
-    store[JOINT] = _as_bytes(categories)
-
-
-def stored_categories(store: Store) -> Categories:
-    """Dictionary of a run: joint for horizontal parties, else the site's."""
-    return _from_bytes(store[JOINT])
-
-
-def recode(site: Site, request: JointCoding) -> Array:
-    """Recode all subsets by the joint dictionary.
-
-    Returns int64, shape (n_columns,): values per column that it lacks, which become missing; empty
-    if no column has categories.
-    """
-    store, message = site.store, type(request).__name__
-    columns = store.facts["hello"]["columns"]
-    n_columns = len(columns)
-    joint, local = read_categories(site.name, request, n_columns), _from_bytes(store[LOCAL])
-    digests = store.facts["hello"]["digests"]
-    unseen = np.zeros(n_columns if joint else 0, dtype=np.int64)
-    with as_protocol_error(site.name, message, "categories"):
-        coded = [column for column, names in enumerate(local) if names]
-        for column, digest in zip(coded, digests, strict=True):
-            if digest and names_of(joint, column) != local[column]:
-                raise ValueError("categories must be those that the site's schema gives")
-        for subset in SUBSETS:
-            old_values = store[f"{subset}.values"]
-            values, n_unseen = recoded(old_values, local, joint, columns)
-            if values is not old_values:
-                store[f"{subset}.values"] = values
-            unseen += n_unseen[: len(unseen)]
-    store.drop(LOCAL)
-    store_categories(store, joint)
-    return unseen
-
-
-def _as_bytes(categories: Categories) -> Array:
-    return np.frombuffer(json.dumps(categories).encode(), dtype=np.uint8)
-
-
-def _from_bytes(text: Array) -> Categories:
-    return tuple(None if names is None else tuple(names) for names in json.loads(text.tobytes()))
-
-
-HANDLERS: Mapping[type[Request], Handler] = {
-    HelloRequest: hello,
-    LabelsRequest: labels,
-    GreetRequest: greet,
-}
+HANDLERS: Handlers = {**handlers(Opening), GreetRequest: greet}

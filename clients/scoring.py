@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
-from clients.handshake import CLASSES, METRICS, loss_parameters, run_outputs, stored_categories
+from clients.handshake import Coded, Floats, Ints
 from clients.vertical import Aligned
 from fedapp import metrics
 from fedapp.data.labels import class_ids, label_texts
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
+from fedapp.histograms.bins import Codes
 from fedapp.histograms.sketch import surrogates
 from fedapp.home import write_atomically
 from fedapp.messages.fields import Array, Reply
@@ -29,8 +31,7 @@ from fedapp.messages.scoring import (
     arrays_of,
 )
 from fedapp.metrics.sums import DOUBLES, Adder
-from fedapp.site.answer import Handler, Site
-from fedapp.site.store import Store
+from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of, leaving
 from fedapp.trees.categories import Categories
 from fedapp.trees.model import Described, Grown, from_json, unpack_trees
@@ -44,7 +45,7 @@ from fedapp.trees.objective import (
     transform,
 )
 from fedapp.trees.predict import add_trees, predict_margins
-from fedapp.trees.sets import Ints, category_counts
+from fedapp.trees.sets import category_counts
 from fedapp.trees.xgboost import grow_trees
 
 log = logging.getLogger("fedapp.site")
@@ -54,7 +55,7 @@ ROUNDS, MOST_ROWS = 50, 2**14
 PARAMETERS = {"max_bin": 256, "max_depth": 6, "eta": 0.3, "nthread": 1}
 
 
-class Scored(Described, Protocol):
+class ScoredModel(Described, Protocol):
     """The parts of a model that scoring uses."""
 
     @property
@@ -65,103 +66,146 @@ class Scored(Described, Protocol):
     def base_margin(self) -> Array: ...
 
 
-M = TypeVar("M", bound=Scored)
+M = TypeVar("M", bound=ScoredModel)
 
 
-def evaluate(site: Site, request: EvaluateRequest) -> Reply | Sums:
-    """Sums and score histograms of the train, validation and test rows."""
-    adder = adder_of(site.store, request)
-    scores = score_subsets(site, request, from_json, predict_margins, adder)
-    site.store.forget()
-    return leaving(request, EvaluateReply, scores)
+@dataclass(frozen=True, slots=True)
+class Binned:
+    """Training rows as bins of their values."""
+
+    codes: Codes  # (n_rows, n_columns)
+    missing_code: int
+    representatives: Floats  # (n_bins,): a value of each bin
+    offsets: Ints  # (n_columns + 1,): the bins of each column
+
+    @property
+    def widths(self) -> Ints:
+        """Number of bins of each column."""
+        return np.diff(self.offsets)
+
+    def surrogates(self, codes: Codes) -> Floats:
+        """Values of some rows, for each the representative of its bin."""
+        return surrogates(codes, self.missing_code, self.representatives, self.offsets)
 
 
-def score_model(
-    site: Site, request: EvaluateRequest, read: Callable[[str], M], predict: Callable[..., Array]
-) -> EvaluateReply:
-    """Score with a model of any kind, then drop the rows; ``read`` may raise a DataError."""
-    reply = EvaluateReply(**score_subsets(site, request, read, predict, DOUBLES))
-    site.store.forget()
-    return reply
+@role
+class Scored(Coded):
+    """State of a horizontal party whose rows are scored; roles of methods extend it."""
 
+    order = Order({}, any_time={EvaluateRequest, SumScoresRequest})
+    binned: Binned | None = None  # once the training rows have bins
+    # (n_rows, n_outputs) by subset, without test rows: of the model so far
+    margins: Mapping[str, Floats] = {}
 
-def score_subsets(
-    site: Site,
-    request: EvaluateRequest,
-    read: Callable[[str], M],
-    predict: Callable[..., Array],
-    adder: Adder,
-    subsets: Sequence[str] = SUBSETS,
-) -> dict[str, Array]:
-    """Fields of an ``EvaluateReply`` for some subsets; stores the model, keeps the rows."""
-    store, message = site.store, type(request).__name__
-    try:
-        model = read(request.model.tobytes().decode())
-    except (DataError, UnicodeDecodeError) as error:
-        rule = str(error).removeprefix("model ")
-        raise ProtocolError(site.name, message, "model", rule) from error
-    facts = store.facts
-    expected = (
-        facts["objective"],
-        facts["hello"]["columns"],
-        facts[CLASSES],
-        stored_categories(store),
-    )
-    if (model.objective, list(model.columns), list(model.classes), model.categories) != expected:
-        rule = "must have the objective, columns, categories and classes of the run"
-        raise ProtocolError(site.name, message, "model", rule)
-    scores: dict[str, Array] = {}
-    for subset in subsets:
-        # Rows are values, with base margins if there are any.
-        batches = [predict(model, *rows) for rows in _batches(site.store, subset)]
-        margins = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
-        center, widest = float(model.base_margin[0]), request.residual_range
-        scores |= score_fields(
-            site, subset, model.objective, margins, request.score_bins, center, widest, adder
-        )
-    write_atomically(site.store.folder / "model.json", request.model.tobytes())
-    return scores
+    def evaluate(self, request: EvaluateRequest) -> Reply | Sums:
+        """Sums and score histograms of the train, validation and test rows."""
+        adder = adder_of(self.site.store, request)
+        scores = self.score_subsets(request, from_json, predict_margins, adder)
+        self.end()
+        return leaving(request, EvaluateReply, scores)
 
+    def evaluate_sums(self, request: SumScoresRequest) -> Reply | Sums:
+        """The same, for sums over all parties."""
+        return self.evaluate(request)
 
-def score_fields(
-    site: Site,
-    subset: str,
-    objective: Objective,
-    margins: Array,
-    n_bins: int,
-    center: float,
-    residual_range: float = 1.0,
-    adder: Adder = DOUBLES,
-) -> dict[str, Array]:
-    """Scores of one subset, as fields of a reply.
+    def score_subsets(
+        self,
+        asked: EvaluateRequest,
+        read: Callable[[str], M],
+        predict: Callable[..., Array],
+        adder: Adder = DOUBLES,
+        subsets: Sequence[str] = SUBSETS,
+        least_bin_rows: int | None = None,
+    ) -> dict[str, Array]:
+        """Fields of an ``EvaluateReply``, by a model of any kind; stores the model.
 
-    ``margins`` is float32, shape (n_rows, n_outputs). Margins of test rows come from the finished
-    model only, so the site compares these with a local model's.
-    """
-    labels, weights = site.store[f"{subset}.labels"], site.store[f"{subset}.weights"]
-    settings = n_bins, residual_range, center, site.config.min_bin_rows, site.store.facts[METRICS]
-    with as_protocol_error(site.name, "message", "model"):  # its margins may be NaN
-        statistics = metrics.statistics(objective, margins, labels, weights, *settings, adder)
-    if subset == "test" and "test.values" in site.store and not site.config.simulated:
-        values = np.concatenate([batch[0] for batch in _batches(site.store, "train")])
-        train = values, site.store["train.labels"], site.store["train.weights"]
-        test = site.store["test.values"], labels, weights
-        warn_if_worse(site, objective, margins, train, test, loss_parameters(site.store))
-    return {f"{subset}_sums": statistics.sums, f"{subset}_scores": statistics.histogram}
+        `read` may raise a DataError; `least_bin_rows` takes the place of the site's min-bin-rows.
+        """
+        message = type(asked).__name__
+        try:
+            model = read(asked.model.tobytes().decode())
+        except (DataError, UnicodeDecodeError) as error:
+            rule = str(error).removeprefix("model ")
+            raise ProtocolError(self.name, message, "model", rule) from error
+        run = self.objective, self.columns, self.classes, self.categories
+        if (model.objective, model.columns, model.classes, model.categories) != run:
+            rule = "must have the objective, columns, categories and classes of the run"
+            raise ProtocolError(self.name, message, "model", rule)
+        scores: dict[str, Array] = {}
+        for subset in subsets:
+            # Rows are values, with base margins if there are any.
+            batches = [predict(model, *rows) for rows in self._batches(subset)]
+            margins = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
+            settings = asked.score_bins, float(model.base_margin[0]), asked.residual_range
+            scores |= self.score_fields(subset, margins, *settings, adder, least_bin_rows)
+        write_atomically(self.folder / "model.json", asked.model.tobytes())
+        return scores
 
+    def score_fields(
+        self,
+        subset: str,
+        margins: Array,
+        n_bins: int,
+        center: float,
+        residual_range: float = 1.0,
+        adder: Adder = DOUBLES,
+        least_bin_rows: int | None = None,
+    ) -> dict[str, Array]:
+        """Scores of one subset, as fields of a reply.
 
-def _batches(store: Store, subset: str) -> Iterator[tuple[Array, ...]]:
-    """Batches of values, with base margins if the rows have any."""
-    margins = store.find(f"{subset}.base_margins")
-    replaced = f"{subset}.values" not in store  # by bins, whose surrogates are scored
-    rows = store["codes" if replaced else f"{subset}.values"]
-    for start in range(0, len(rows), BATCH_ROWS):
-        batch = rows[start : start + BATCH_ROWS]
-        if replaced:
-            missing_code = store.facts["missing_code"]
-            batch = surrogates(batch, missing_code, store["representatives"], store["offsets"])
-        batch_margins = () if margins is None else (margins[start : start + BATCH_ROWS],)
-        yield np.ascontiguousarray(batch), *batch_margins
+        ``margins`` is float32, shape (n_rows, n_outputs). Margins of test rows come from the
+        finished model only, so the site compares these with a local model's.
+        """
+        labels, weights = self.labels[subset], self.weights[subset]
+        least = self.config.min_bin_rows if least_bin_rows is None else least_bin_rows
+        scale = n_bins, residual_range, center
+        how = least, self.eval_metrics, adder
+        with as_protocol_error(self.name, "message", "model"):  # its margins may be NaN
+            statistics = metrics.statistics(self.objective, margins, labels, weights, *scale, *how)
+        if subset == "test" and "test" in self.values and not self.config.simulated:
+            values = np.concatenate([batch[0] for batch in self._batches("train")])
+            train = values, self.labels["train"], self.weights["train"]
+            test = self.values["test"], labels, weights
+            warn_if_worse(self.objective, margins, train, test, self.categories, self.loss)
+        return {f"{subset}_sums": statistics.sums, f"{subset}_scores": statistics.histogram}
+
+    def _batches(self, subset: str) -> Iterator[tuple[Array, ...]]:
+        """Batches of values, with base margins if the rows have any."""
+        rows: Array | None = self.values.get(subset)
+        binned = None if rows is not None else self.binned
+        if rows is None:
+            assert binned is not None
+            rows = binned.codes
+        for start in range(0, len(rows), BATCH_ROWS):
+            some = slice(start, start + BATCH_ROWS)
+            batch = rows[some] if binned is None else binned.surrogates(rows[some])
+            margins = (self.base_margins[subset][some],) if self.base_margins else ()
+            yield np.ascontiguousarray(batch), *margins
+
+    def begin_margins(self, base_margin: Array) -> None:
+        """Margins before the first tree: those of the table, else the run's ``base_margin``."""
+        self.margins = {
+            subset: self.base_margins[subset][:, None]
+            if self.base_margins
+            else np.tile(base_margin, (len(self.labels[subset]), 1))
+            for subset in WATCHED
+        }
+
+    def read_trees(self, request: Trees) -> Grown:
+        """Trees of a request, checked."""
+        message = type(request).__name__
+        with as_protocol_error(self.name, message, "trees"):
+            grown = unpack_trees(arrays_of(request), self.category_counts)
+        if len(grown.trees) % self.n_outputs:
+            rule = f"must be a multiple of {self.n_outputs}, got {len(grown.trees)}"
+            raise ProtocolError(self.name, message, "trees", rule)
+        return grown
+
+    def check_outputs(self, request: object, field: str) -> None:
+        """Check that a field of a request has one value per output."""
+        if (n_values := len(getattr(request, field))) != self.n_outputs:
+            rule = f"must be {self.n_outputs}, one an output, got {n_values}"
+            raise ProtocolError(self.name, type(request).__name__, field, rule)
 
 
 def score_arrays(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
@@ -182,15 +226,15 @@ def compare_with_local(
             [each[rows.rows_of(subset)] for each in (rows.values, labels, rows.weights)]
             for subset in ("train", "test")
         )
-        warn_if_worse(rows.site, objective, margins, train, test, loss)
+        warn_if_worse(objective, margins, train, test, rows.categories, loss)
 
 
 def warn_if_worse(
-    site: Site,
     objective: str,
     margins: Array,
     train: Sequence[Array],
     test: Sequence[Array],
+    categories: Categories,
     loss: LossParameters = PLAIN,
 ) -> None:
     """Warn in the site's log if the federated model is worse on its test rows.
@@ -204,7 +248,7 @@ def warn_if_worse(
     if objective == CUSTOM or not (weights.any() and test[2].any()):
         return
     name = cast(Objective, objective)
-    widths = category_counts(stored_categories(site.store), values.shape[1])
+    widths = category_counts(categories, values.shape[1])
 
     def truth(of: Array) -> Array:
         return of[:, None] if width == 1 else one_hot(of, np.empty((0, width), np.float32))
@@ -226,34 +270,6 @@ def warn_if_worse(
             "of XGBoost trained on this site's rows only %.4g: other parties' rows may be of "
             "another kind, or a party may have sent sums that are not of its rows",
             *(len(margins), federated.sum() / test[2].sum(), local_only.sum() / test[2].sum()),
-        )
-
-
-def read_trees(site: Site, request: Trees, widths: Ints) -> Grown:
-    """Trees of a request, checked; ``widths``: categories of each column, 0 if numeric."""
-    message, width = type(request).__name__, run_outputs(site.store)
-    with as_protocol_error(site.name, message, "trees"):
-        grown = unpack_trees(arrays_of(request), widths)
-    if len(grown.trees) % width:
-        rule = f"must be a multiple of {width}, got {len(grown.trees)}"
-        raise ProtocolError(site.name, message, "trees", rule)
-    return grown
-
-
-def check_outputs(site: Site, request: object, field: str) -> None:
-    """Check that a field of a request has one value per output."""
-    width, n_values = run_outputs(site.store), len(getattr(request, field))
-    if n_values != width:
-        rule = f"must be {width}, one an output, got {n_values}"
-        raise ProtocolError(site.name, type(request).__name__, field, rule)
-
-
-def begin_margins(store: Store, base_margin: Array) -> None:
-    """Margins before the first tree: the table's base margins, else the run's ``base_margin``."""
-    for subset in WATCHED:
-        margins, n_rows = store.find(f"{subset}.base_margins"), len(store[f"{subset}.labels"])
-        store[f"{subset}.margins"] = (
-            np.tile(base_margin, (n_rows, 1)) if margins is None else margins[:, None]
         )
 
 
@@ -286,7 +302,4 @@ def prediction_scores(
     return scores, ""
 
 
-HANDLERS: Mapping[type[EvaluateRequest], Handler] = {
-    EvaluateRequest: evaluate,
-    SumScoresRequest: evaluate,
-}
+HANDLERS = handlers(Scored)

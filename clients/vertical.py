@@ -19,7 +19,14 @@ from clients.handshake import relevant_versions, site_key, weights_of
 from fedapp.crypto.paillier import PrivateKey, PublicKey, generate_key
 from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
 from fedapp.crypto.sums import self_test
-from fedapp.data.labels import Labels, auto_objective, class_names
+from fedapp.data.labels import (
+    Labels,
+    auto_objective,
+    class_names,
+    note_on_untrained,
+    number_labels,
+    untrained_classes,
+)
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.table import Table, notes_on_leaks, notes_on_numbered_ids
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
@@ -127,6 +134,16 @@ class Aligned(Role):
             if name not in digests or (digests[name].digest != expected).any():
                 raise DataError(f"ids must be those of {self.name}, in the same order", name)
         self.digest = None
+
+    def number_labels(self, objective: str) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
+        """Class names and labels as float32, at the active party; logs untrained classes."""
+        assert self.labels is not None
+        classes, numbers = number_labels(
+            self.labels, objective, self.n_train, self.config.positive_label
+        )
+        if untrained := untrained_classes(classes, self.labels[: self.n_train]):
+            log.warning("%s", note_on_untrained(untrained))
+        return classes, numbers
 
     def rows_of(self, subset: str) -> slice:
         """Rows of a subset."""

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.federated_forest.party import Bytes, Doubles, Forest
-from clients.handshake import number_rows
 from clients.scoring import compare_with_local, score_arrays
 from clients.vertical import draw_key
 from fedapp import metrics
@@ -103,7 +102,7 @@ class Active(Forest):
         with as_protocol_error(self.name, "SetupRequest", "objective"):
             check_objective(request.objective)
         self.objective = cast(Objective, request.objective)
-        self.classes, self.numbers = number_rows(self.site, request.objective)
+        self.classes, self.numbers = self.number_labels(request.objective)
         weights, self.labels = self.weights[: self.n_train], None
         if not ((self.counts > 0) @ weights.astype(np.float64) > 0).all():
             raise DataError("weight must be > 0 in some training row of every tree")

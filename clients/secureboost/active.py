@@ -22,7 +22,6 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from clients.handshake import number_rows
 from clients.inference import Traversal, active_part
 from clients.scoring import compare_with_local, score_arrays
 from clients.secureboost.shared import (
@@ -221,7 +220,7 @@ class Active(Party):
     def _code_labels(self) -> None:
         """Code labels, set the initial model and margins."""
         objective, n_train = self.objective, self.n_train
-        self.classes, self.numbers = number_rows(self.site, objective)
+        self.classes, self.numbers = self.number_labels(objective)
         self.labels = None
         weights = self.weights[:n_train]
         check_weights(weights)

@@ -63,6 +63,7 @@ With ``privacy.epsilon`` noise is added before the masks: see ``private``.
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Annotated
 
 import numpy as np
@@ -86,10 +87,15 @@ from fedapp.messages.fields import (
     request,
 )
 from fedapp.messages.handshake import LabelsReply, RunCoding, check_coded
-from fedapp.messages.scoring import Trees
+from fedapp.messages.scoring import Scores, Sums, Trees
 from fedapp.messages.secagg import Among, Roster, SharedCuts
 
 MASS_ROUNDING = 1e-5  # of the float32 masses of a column's bins
+
+
+def _empty(*shape: int) -> Array:
+    """Default of a field: an array without elements."""
+    return field(default_factory=lambda: np.empty(shape))
 
 
 @request("train.pax_sketch", "summarising the columns")
@@ -191,11 +197,12 @@ class GrowReply(Reply):
 
     histograms: Annotated[Array, Form("float64", "n_wanted", "n_bins", 2)]
     missing: Annotated[Array, Form("int32", "n_wanted", "n_drawn", low=0)]
-    root_sums: Annotated[Array, Form("float64", "n_roots", 2)]  # empty below level 0
-    train_sums: Annotated[Array, Form("float64", "n_sums")]
-    train_scores: Annotated[Array, Form("float64", "n_score_rows", "n_score_bins", low=0)]
-    valid_sums: Annotated[Array, Form("float64", "n_sums")]
-    valid_scores: Annotated[Array, Form("float64", "n_score_rows", "n_score_bins", low=0)]
+    # Empty below level 0
+    root_sums: Annotated[Array, Form("float64", "n_roots", 2)] = _empty(0, 2)
+    train_sums: Sums = _empty(0)
+    train_scores: Scores = _empty(0, 0)
+    valid_sums: Sums = _empty(0)
+    valid_scores: Scores = _empty(0, 0)
 
 
 def check_sketch(

@@ -123,10 +123,10 @@ def _check_labels(settings: Settings, looked: Mapping[str, Looked]) -> None:
     classes = common_table(replies, settings).classes
     sums = {}
     for name, (_, subsets) in looked.items():
-        state = {f"{subset}.labels": subsets[subset].labels for subset in SUBSETS}
-        state["train.weights"] = weights_of(subsets["train"])
+        labels = {subset: cast(Labels, table.labels) for subset, table in subsets.items()}
+        run = weights_of(subsets["train"]), settings.objective, classes
         unseen = np.empty(0, dtype=np.int64)
-        sums[name] = LabelsReply(*code_labels(state, settings.objective, classes), unseen=unseen)
+        sums[name] = LabelsReply(**code_labels(labels, *run)[1], unseen=unseen)
     label_sums(sums, len(classes))
 
 

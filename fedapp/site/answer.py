@@ -1,19 +1,16 @@
 """How a site answers a message: each step once, even if it is sent twice.
 
-The handlers of a method are functions in ``clients.<module>``, listed there in ``HANDLERS``; the
-module is imported when a message of its kind arrives. A handler takes the site and the request, and
-the letters if the request carries some. It returns the reply, and the letters to send if the reply
-carries some::
+The handlers of a method are listed in ``HANDLERS`` of ``clients.<module>``; the module is imported
+when a message of its kind arrives. They are methods of roles (``fedapp.site.roles``), which have a
+party's state and the order of its messages. A handler takes the request, and the letters if the
+request carries some. It returns the reply, and the letters to send if the reply carries some::
 
-    (Site, Request)       -> Reply
-    (Site, Request, Mail) -> Reply, Letters
-    (Site, Request)       -> Sums              if the site's sums are to be masked
+    request       -> Reply
+    request, Mail -> Reply, Letters
+    request       -> Sums              if the site's sums are to be masked
 
 Letters are opened before a handler and sealed after it, and sums are masked after it, so that no
 handler depends on keys or steps.
-
-Handlers of vertical methods are methods of roles (``fedapp.site.roles``), which have the order of
-their messages.
 
 Each answer adds a JSON line to ``$FEDAPP_HOME/answers/NAME.jsonl``: time, run, outcome, seconds and
 bytes, and nothing about rows.

@@ -47,7 +47,7 @@ from fedapp.trees.divided import PART_FORMAT
 from fedapp.trees.model import UNREADABLE
 from fedapp.trees.predict import Bits, unpack_bits
 
-FORMAT = 4
+FORMAT = 5
 STATE, CHECKPOINT, NOISE = "state.json", "checkpoint.json", "noise.json"
 RAW = ".raw"
 SECONDS_A_DAY = 24 * 60 * 60

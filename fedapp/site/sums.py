@@ -118,6 +118,18 @@ def leaving(
     return Sums(list(arrays.values()), follows=follows)
 
 
+def begin_masks(store: Store, bounds: Bounds, threshold: int, names: Sequence[str]) -> None:
+    """From now on sums leave the site only masked, over these parties."""
+    store.facts[BOUNDS], store.facts[THRESHOLD] = asdict(bounds), threshold
+    # A party lost before this site resumed stays lost.
+    store.facts.setdefault(AMONG, sorted(names))
+
+
+def remaining(store: Store) -> list[str]:
+    """Parties of the last sum."""
+    return list(store.facts[AMONG])
+
+
 def bounds_of(store: Store) -> Bounds:
     """Bounds on the rows of all parties, from the run."""
     return Bounds(**store.facts[BOUNDS])
@@ -320,16 +332,17 @@ def _opened(sender: str, receiver: str, box: bytes, sealed: Array) -> bytes:
 
 
 def check_budget(
-    config: SiteConfig, store: Store, request: Request, terms: Promise, n_parties: int
+    config: SiteConfig, store: Store, request: Request, terms: Promise, n_train: int, n_parties: int
 ) -> None:
     """Check and store the privacy budget of a run; `request` contains `terms`.
+
+    `n_train` is the number of the site's training rows.
 
     Raises ConfigError if delta is too large for the site's rows or there is no accountant, and
     ProtocolError if the noise does not keep the promise.
     """
     numbers = terms.epsilon, terms.delta, terms.multiplier, terms.n_rounds, max(n_parties, 2)
     budget, name = Budget(*numbers), type(request).__name__
-    n_train = len(store["train.labels"])
     if terms.delta * n_train >= 1:
         rule = f"must be below 1 / {n_train}, the training rows of {config.name}"
         raise ConfigError(f"privacy.delta {rule}, got {terms.delta:g}")
@@ -342,6 +355,11 @@ def budget_of(store: Store) -> Budget:
     """The stored privacy budget of a run."""
     settings = store.facts[PROMISED]
     return Budget(**{name: settings[name] for name in settings if name != "clip"})
+
+
+def clip_of(store: Store) -> float:
+    """Bound on a row's gradients that the run promised; 0 for none."""
+    return float(store.facts[PROMISED]["clip"])
 
 
 def check_noised(name: str, store: Store, request: Request) -> None:

@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -24,8 +24,8 @@ import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment, linprog
 from scipy.sparse import coo_array, eye_array, hstack, vstack
 
-from clients.handshake import CLASSES, METRICS, PARAMETERS
-from clients.pax import HANDLERS
+from clients.pax import Party
+from clients.scoring import Binned
 from fedapp.conversation import Checkpoint, Conversation, Exchange, Parties
 from fedapp.data.labels import class_ids
 from fedapp.errors import ConfigError
@@ -222,19 +222,18 @@ def all_rebuilt(levels: Sequence[Level], sketch: Sketch, merged: bool) -> set[Ro
 
 def _sums_of(rows: Sequence[Row], levels: Iterable[Level], sketch: Sketch) -> Iterator[Sums]:
     """Contribution of rows to the sums of each level: the reply of a party with only these rows."""
-    store, table = Store(Path()), np.array(rows)
-    store["codes"], store.facts["missing_code"] = table[:, :-1].astype(np.uint16), NO_CODE
-    store["representatives"], store["offsets"] = sketch.representatives, sketch.offsets
-    store["set_widths"] = np.zeros(len(sketch.maxima), np.int64)
-    for subset, n_rows in (("train", len(rows)), ("valid", 0)):
-        store[f"{subset}.labels"] = table[:n_rows, -1].astype(np.float32)
-        store[f"{subset}.weights"] = np.ones(n_rows, np.float32)
-    store["valid.values"] = np.empty((0, len(sketch.maxima)), np.float32)
-    store.facts["objective"], store.facts[CLASSES] = "binary:logistic", ["0", "1"]
-    store.facts[METRICS], store.facts[PARAMETERS] = [], asdict(PLAIN)
-    site = Site(SiteConfig("known", data=""), store)
+    party, table = Party.load(Site(SiteConfig("known", data=""), Store(Path()))), np.array(rows)
+    bins = sketch.representatives, sketch.offsets
+    party.binned = Binned(table[:, :-1].astype(np.uint16), NO_CODE, *bins)
+    party.category_widths = np.zeros(len(sketch.maxima), np.int64)
+    n_rows = {"train": len(rows), "valid": 0}
+    party.labels = {name: table[:n, -1].astype(np.float32) for name, n in n_rows.items()}
+    party.weights = {name: np.ones(n, np.float32) for name, n in n_rows.items()}
+    party.values = {"valid": np.empty((0, len(sketch.maxima)), np.float32)}
+    party.objective, party.classes = "binary:logistic", ("0", "1")
+    party.eval_metrics, party.loss = (), PLAIN
     for level in levels:
-        reply = HANDLERS[GrowRequest](site, level.request)
+        reply = party.grow(level.request)
         assert isinstance(reply, GrowReply)
         yield reply.histograms
 

@@ -311,7 +311,7 @@ def test_no_rows_are_counted_once_the_cuts_are_told(coordinator: Coordinator) ->
     coordinator.ask(coordinator.opening, 3)
     sums = GrowSumsRequest(**fields_of(growing()), among=(), edges=EDGES, edge_offsets=np.arange(3))
     coordinator.ask(sums, 4)
-    with pytest.raises(ProtocolError, match="digit must be none, got 1; rows are counted by each"):
+    with pytest.raises(ProtocolError, match="must follow OpenRequest or CountRequest at a party"):
         coordinator.ask(counting(), 5)
 
 
@@ -415,7 +415,7 @@ def test_a_coordinator_does_not_choose_the_rows_that_a_round_draws(
     share, seed = 1 / (3 * N_TRAIN), GREETING.seed
     coordinator = Coordinator(configs, subsample=share)
     coordinator.ask(coordinator.opening, 3)
-    values = Store.open(home() / "sites" / "bank" / MODEL)["train.values"]
+    values = Store.open(home() / "sites" / "bank" / MODEL)["values.train"]
     edges, found = np.linspace(-3, 3, 20), 0
     draws = ({name: public_draw(name, seed, one, share) for name in NAMES} for one in range(50))
     rounds = [

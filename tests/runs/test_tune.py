@@ -205,7 +205,7 @@ def test_rows_that_are_not_scored_are_not_kept_either(
 
     monkeypatch.setattr(Store, "__setitem__", note)
     fedapp.run("pax", data=write_table(n_rows=50), label="y", score_test=False, **SHORT)
-    assert (kept["train.values"], kept["valid.values"], kept["test.values"]) == (36, 4, 0)
+    assert (kept["values.train"], kept["values.valid"], kept["values.test"]) == (36, 4, 0)
 
 
 def test_an_interrupted_search_goes_on_as_if_it_had_not_been(

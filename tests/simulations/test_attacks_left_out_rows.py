@@ -80,7 +80,7 @@ def rows_of(edges: Array) -> set[tuple[int, ...]]:
     rows = set()
     for name in NAMES:
         store = Store.open(home() / "sites" / name / f"{0:016x}")
-        values, labels = store["train.values"], store["train.labels"]
+        values, labels = store["values.train"], store["labels.train"]
         columns = zip(edges, values.T, strict=True)
         bins = [np.searchsorted(*column, side="right").tolist() for column in columns]
         rows |= set(zip(*bins, labels.astype(int).tolist(), strict=True))

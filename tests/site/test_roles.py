@@ -13,13 +13,26 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from clients import eini, federated_forest, inference, secureboost, vertical
+from clients import (
+    eini,
+    fedavg_linear,
+    federated_forest,
+    fedxgbllr,
+    handshake,
+    inference,
+    local_boosting,
+    pax,
+    pax_secure,
+    secureboost,
+    vertical,
+)
 from clients.federated_forest.active import EncodedActive, PaillierActive
 from clients.federated_forest.party import EncodedPassive, PaillierPassive
 from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Reply, Request
+from fedapp.messages.handshake import GreetRequest, HelloRequest
 from fedapp.messages.inference import ExplainRequest
 from fedapp.messages.secureboost import (
     BeginRequest,
@@ -250,8 +263,14 @@ ROLES: dict[type[Role], Handlers] = {
     **dict.fromkeys((inference.Active, inference.Passive), inference.HANDLERS),
     **dict.fromkeys((eini.Active, eini.Passive), eini.HANDLERS),
     vertical.Opening: vertical.HANDLERS,
+    handshake.Opening: handshake.HANDLERS,
+    pax.Party: pax.HANDLERS,
+    pax_secure.Private: pax_secure.HANDLERS,
+    local_boosting.Booster: local_boosting.HANDLERS,
+    fedxgbllr.Stacker: fedxgbllr.HANDLERS,
+    fedavg_linear.Averager: fedavg_linear.HANDLERS,
 }
-ANY_TIME = {ExplainRequest, VerticalHelloRequest}
+ANY_TIME = {ExplainRequest, VerticalHelloRequest, HelloRequest, GreetRequest}
 
 
 def table_of(role_class: type[Role]) -> dict[str, set[type[Request]]]:

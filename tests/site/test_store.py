@@ -185,7 +185,7 @@ def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
     store.commit(1, 0, NO_REPLY)
     state = json.loads((tmp_path / "state.json").read_text())
     (tmp_path / "state.json").write_text(json.dumps({**state, "format": 1}))
-    with pytest.raises(DataError, match=r"^state must be of format 4, got 1: another version"):
+    with pytest.raises(DataError, match=r"^state must be of format 5, got 1: another version"):
         Store.open(tmp_path)
 
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from clients import handshake as coding
 from clients import pax as party
+from clients.handshake import Coded
 from clients.scoring import warn_if_worse
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchRequest
 from fedapp.report.summary import worse_than_alone
 from fedapp.runs.local import run_local
 from fedapp.site.answer import Site
-from fedapp.site.settings import SiteConfig
-from fedapp.site.store import Store
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.network import die, resumed, run
 from tests.tampering import refuses
@@ -223,16 +220,15 @@ def test_honest_sums_pass(
 def flipped(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Sites whose training labels are turned round: their sums are those of rows."""
     names: set[str] = set()
-    honest = coding.keep_coding
+    honest = Coded.code
 
-    def keep_coding(site: Site, request: Any) -> dict[str, Any]:
-        found = honest(site, request)
-        if site.name in names:
-            site.store["train.labels"] = 1 - site.store["train.labels"]
+    def code(self: Coded, request: Any) -> dict[str, Any]:
+        found = honest(self, request)
+        if self.name in names:
+            self.labels = {**self.labels, "train": 1 - self.labels["train"]}
         return found
 
-    for module in ("clients.pax", "clients.pax_secure", "clients.handshake"):
-        monkeypatch.setattr(f"{module}.keep_coding", keep_coding, raising=False)
+    monkeypatch.setattr(Coded, "code", code)
     return names
 
 
@@ -241,14 +237,12 @@ def warned(caplog: pytest.LogCaptureFixture) -> int:
 
 
 def test_a_site_whose_training_rows_are_of_one_class_is_warned_too(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    site = Site(SiteConfig("bank", "bank.csv"), Store(tmp_path))
-    site.store["categories"] = np.frombuffer(b"[]", np.uint8)
     ones = np.ones(20, np.float32)
     rows = np.arange(40, dtype=np.float32).reshape(20, 2), ones, ones
     with caplog.at_level(logging.WARNING, "fedapp.site"):
-        warn_if_worse(site, "binary:logistic", -ones[:, None], rows, rows)
+        warn_if_worse("binary:logistic", -ones[:, None], rows, rows, ())
     assert warned(caplog) == 1
 
 

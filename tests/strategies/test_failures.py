@@ -108,7 +108,7 @@ def test_a_site_that_fails_stops_the_run_by_name_and_keeps_its_reason(
     def fail(*arguments: Any) -> None:
         raise ValueError("label of row 17 is 0.3")
 
-    monkeypatch.setattr("clients.pax._sum_nodes", fail)
+    monkeypatch.setattr("clients.pax.build_all_histograms", fail)
     refuses(
         PartyError,
         r"^party-1 \(step 3\): ValueError in train.pax_grow; the site's own log says more$",

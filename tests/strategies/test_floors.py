@@ -23,7 +23,6 @@ from fedapp.messages.pax import GrowRequest
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import check_policy, site_config
-from fedapp.site.store import Store
 from fedapp.trees.model import load_model
 from strategies.run import check_read
 from tests.conftest import MakeSettings
@@ -107,19 +106,22 @@ def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(
     made: MakeRun, monkeypatch: pytest.MonkeyPatch, aggregation: str
 ) -> None:
     told: list[bool] = []
-    sum_nodes = pax.sum_nodes
+    sum_nodes = pax.Party.sum_nodes
 
-    def looked_at(store: Store, request: GrowRequest, terms: Any) -> Any:
-        histograms, missing = sum_nodes(store, request, terms)
-        starts = cell_starts(np.diff(store["offsets"]))
+    def looked_at(self: pax.Party, asked: GrowRequest) -> Any:
+        histograms, missing = sum_nodes(self, asked)
+        assert self.binned
+        assert self.floor
+        starts = cell_starts(self.binned.widths)
         # The other child of each split follows from its parent and its sibling.
-        for ends, counts in zip(store[pax.ENDS], pax._counts(store, store[pax.OPEN]), strict=True):
+        all_counts = self.cell_counts(self.floor.nodes, self.floor.open_nodes)
+        for ends, counts in zip(self.floor.ends, all_counts, strict=True):
             told.append(is_few(np.bincount(ends, counts, starts[-1])))
-        unit = max(float(store["gradients"][..., 1].max()), 1.0)  # the hessian of a row
+        unit = max(float(self.gradients[..., 1].max()), 1.0)  # the hessian of a row
         told.append(is_few(np.rint(histograms[..., 1] / unit)) or is_few(missing))
         return histograms, missing
 
-    monkeypatch.setattr("clients.pax.sum_nodes", looked_at)
+    monkeypatch.setattr(pax.Party, "sum_nodes", looked_at)
     settings = made(least_bin_rows=LEAST, num_boost_round=3, pax__aggregation=aggregation)
     folder, app = listen(settings)
     assert len(told) > 50

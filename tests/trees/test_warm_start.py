@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients.pax import begin_from
 from clients.secureboost.passive import Passive
 from fedapp.errors import ConfigError, DataError, PartyError, ProtocolError
 from fedapp.home import home
-from fedapp.messages.pax import InitRequest
 from fedapp.run_folder import RunFolder
 from fedapp.runs.compare import check_comparable
 from fedapp.runs.local import run_local, simulated_contexts
@@ -391,10 +389,3 @@ def test_trees_of_half_a_round_are_refused_by_a_party(
     monkeypatch.setattr(pax, "pack_trees", lambda trees, sets: pack_trees(trees[:2], sets=sets))
     with pytest.raises(PartyError, match=r"InitRequest.trees must be a multiple of 3, got 2$"):
         run_local(made(objective="multi:softprob", init_model=str(first.path)))
-
-
-def test_a_party_takes_no_initial_model_once_rounds_have_begun() -> None:
-    begun: Any = SimpleNamespace(name="bank", store={"train.margins": np.zeros((2, 1))})
-    request = InitRequest(base_margin=np.zeros(1, np.float32), **pack_trees([]))
-    with pytest.raises(ProtocolError, match=r"^bank: InitRequest.trees must come before"):
-        begin_from(begun, request)
