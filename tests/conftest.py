@@ -153,6 +153,12 @@ def real_data(_own_home: None, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working folder, to which runs go, is the test's."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The figures of a page are made, but not drawn, which takes most of its time."""
     monkeypatch.setattr(

@@ -128,7 +128,7 @@ def purity(shares: Mapping[str, Sequence[float]]) -> str:
     return to_svg(figure)
 
 
-def traffic_by_round(rounds: Rounds, round_name: str = ROUND) -> str:
+def traffic_by_round(rounds: Rounds, round_name: str) -> str:
     """Bytes of each round, those to the server on top of those to the parties."""
     figure, ax = new_canvas()
     edges = _edges(rounds)
@@ -156,7 +156,7 @@ def traffic_by_party(sizes: Mapping[str, Sequence[int]]) -> str:
     return to_svg(figure, list(sizes))
 
 
-def effort_by_round(rounds: Rounds, round_name: str = ROUND) -> str:
+def effort_by_round(rounds: Rounds, round_name: str) -> str:
     """Exchanges (above) and seconds (below) of each round."""
     figure, upper = new_canvas(rows=2)
     edges, lower = _edges(rounds), figure.axes[1]

@@ -35,7 +35,8 @@ from fedapp.settings import flatten, settings_of
 from fedapp.site.store import read_part
 from fedapp.trees.categories import entries_of
 from fedapp.trees.divided import model_of
-from fedapp.trees.model import class_values, json_of, model_text
+from fedapp.trees.forest.model import BaggedForest, to_sklearn
+from fedapp.trees.model import Ensemble, class_values, json_of, model_text
 
 Array = npt.NDArray[Any]
 # The page of a comparison; trials of a search, and the folder of its best run.
@@ -312,9 +313,6 @@ class Run(Finished):
         >>> onnx.load_from_string(run.to_onnx()).graph.input[0].name
         'rows'
         """
-        from fedapp.trees.forest.model import BaggedForest
-        from fedapp.trees.model import Ensemble
-
         check_package("onnx", "", "onnx")
         from fedapp.trees.onnx import to_onnx
 
@@ -338,8 +336,6 @@ class Run(Finished):
         >>> run.to_sklearn()
         RandomForestClassifier(n_estimators=5)
         """
-        from fedapp.trees.forest.model import BaggedForest, to_sklearn
-
         if not isinstance(self.model, BaggedForest):
             rule = "must be of a forest that is whole in the run's folder"
             way = "" if self._parts is None else " whose parts are at the parties"

@@ -358,8 +358,8 @@ class Numbers:
 
     low: float
     high: float
-    is_log: bool = False
-    is_whole: bool = False
+    is_log: bool
+    is_whole: bool
 
     @property
     def ends(self) -> tuple[Value, ...]:

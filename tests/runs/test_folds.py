@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,7 @@ from fedapp.site.store import Store
 from tests.conftest import MakeSettings, WriteTable
 
 SHORT: dict[str, Any] = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}
-Held = Callable[[Store], np.ndarray]
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs go to a folder of the test."""
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @given(st.integers(2, 300), st.integers(2, 20), st.floats(0, 0.9), st.integers(0, 2**32))

@@ -35,7 +35,7 @@ from fedapp.serve.scorer import open_scorer  # noqa: E402
 
 SHORT: dict[str, Any] = {"num_boost_round": 3, "max_depth": 3, "max_bin": 16, "parties": 2}
 TOWNS = ["Oslo", "Rome", "Bern", ""]
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("own_folder", "undrawn")
 
 
 class Client:
@@ -85,12 +85,6 @@ class Client:
 
     def predict(self, content: Any) -> tuple[int, Any]:
         return self.ask("POST", "/predict", content)
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs go to a folder of the test."""
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

@@ -21,12 +21,7 @@ from tests.conftest import MakeSettings
 
 SHORT: dict[str, Any] = {"num_boost_round": 4, "max_depth": 3, "max_bin": 32, "eta": 0.3}
 SHORT["valid_fraction"] = 0.2
-pytestmark = pytest.mark.usefixtures("undrawn")
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder", "undrawn")
 
 
 @pytest.fixture

@@ -17,12 +17,7 @@ from tests.conftest import WriteTable
 
 ort = pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
-pytestmark = pytest.mark.usefixtures("undrawn")
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder", "undrawn")
 
 
 @pytest.fixture

@@ -16,13 +16,8 @@ import fedapp
 from fedapp.commands import cli
 from tests.conftest import WriteTable
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("own_folder", "undrawn")
 FOREST = {"trees": 6, "max_depth": 5, "master_keeps_model": True}
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def forest(data: Any, label: str, **more: Any) -> fedapp.Run:
