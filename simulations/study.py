@@ -57,7 +57,7 @@ from fedapp.messages.wire import Content, Envelope, from_content, parcels_of
 from fedapp.process import versions
 from fedapp.report.summary import human_bytes
 from fedapp.run_folder import RunFolder
-from fedapp.runs.baselines import temporary_run
+from fedapp.runs.baselines import same_nodes, temporary_run
 from fedapp.runs.clean import forget_model
 from fedapp.runs.flower import free_ports
 from fedapp.runs.local import run_local, site_contexts
@@ -67,6 +67,14 @@ from fedapp.site.mail import Mail, open_mail
 from fedapp.site.settings import SiteConfig, parse_node_config, site_config
 from fedapp.site.store import PART_FILE, Stores
 from fedapp.site.trust import identity, pin
+from fedapp.trees.categories import Categories
+from fedapp.trees.forest import levels
+from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
+from fedapp.trees.forest.model import BaggedForest, grow, leaf_values
+from fedapp.trees.objective import REGRESSION, n_outputs
+from fedapp.trees.predict import Nodes
+from fedapp.trees.sets import category_counts
+from strategies.run import load_strategy
 
 if TYPE_CHECKING:  # it loads matplotlib, which a bench of memory must not
     from fedapp.runs.compare import Engine, Series
@@ -357,6 +365,59 @@ class Compared:
             return [self.what, *texts, ""]
         comparison = self.ours / self.paper if self.is_error else self.ours - self.paper
         return [self.what, *texts, f"x {comparison:.2f}" if self.is_error else f"{comparison:+.4f}"]
+
+
+# Models that are compared with a run's
+
+
+def pooled_forest(
+    settings: Settings,
+    columns: Sequence[str],
+    values: npt.NDArray[np.float32],
+    labels: npt.NDArray[np.float32],
+    weights: npt.NDArray[np.float32],
+    categories: Categories = (),
+) -> tuple[BaggedForest, levels.Rows, Nodes]:
+    """Grow the forest of a run, with the same random draws, from all columns in one place.
+
+    ``values``, ``labels`` and ``weights`` are of the training rows, in the run's order. Returns the
+    forest, the rows it grew from, and the leaf of each row in each tree.
+    """
+    section: Any = load_strategy(settings.strategy).section_settings(settings)
+    is_numbers = settings.objective == REGRESSION
+    n_rows, n_columns = values.shape
+    codes, unit = levels.number_codes(labels) if is_numbers else (levels.class_codes(labels), 1.0)
+    widths = category_counts(categories, n_columns)
+    bins = bin_columns(values, settings.max_bin, widths)
+    counts = levels.row_counts(section.bootstrap, settings.seed, section.trees, n_rows)
+    exact_weights = weights.astype(np.float64)
+    rows = levels.Rows(code_columns(values, bins), bins, codes, exact_weights, counts)
+    n_classes = 0 if is_numbers else int(labels.max()) + 1
+    rules = Rules(
+        section.criterion_for(settings.objective),
+        n_classes,
+        section.min_samples_split,
+        section.min_samples_leaf,
+        section.min_impurity_decrease / unit**2,
+    )
+    seeds = levels.column_seeds(settings.seed, n_columns)
+    n_drawn = levels.n_features(section.max_features, n_columns)
+    trees, sets, nodes = grow(rows, values, seeds, n_drawn, section.max_depth, rules)
+    sizes, width = np.array([len(tree) for tree in trees]), n_outputs(settings.objective, n_classes)
+    leaves = leaf_values(nodes, counts, exact_weights, labels, sizes, n_classes, width)
+    classes = tuple(map(str, range(n_classes)))
+    model = BaggedForest(
+        settings.objective, tuple(columns), classes, trees, leaves, sets, categories
+    )
+    return model, rows, nodes
+
+
+def count_same_nodes(ours: Row, theirs: Row) -> int:
+    """Number of nodes of two equal models; ValueError if they differ."""
+    n_same, n_nodes = same_nodes(ours, theirs)
+    if n_same < n_nodes:
+        raise ValueError(f"nodes must be the same, got {n_same} of {n_nodes} equal")
+    return n_nodes
 
 
 # What a benchmark recommends

@@ -156,7 +156,8 @@ def real_data(_own_home: None, monkeypatch: pytest.MonkeyPatch) -> Path:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The figures of a page are made, but not drawn, which takes most of its time."""
     monkeypatch.setattr(
-        "fedapp.report.plots._save", lambda figure, buffer, **how: buffer.write("<svg></svg>")
+        "fedapp.report.plots.Figure.savefig",
+        lambda figure, buffer, **how: buffer.write("<svg></svg>"),
     )
 
 

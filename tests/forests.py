@@ -11,7 +11,6 @@ import numpy as np
 
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
-from fedapp.runs.baselines import pooled_forest
 from fedapp.settings import Settings
 from fedapp.site.store import PART_FILE
 from fedapp.trees.categories import side_by_side
@@ -19,6 +18,7 @@ from fedapp.trees.divided import Lookup, categories_of, split_owners
 from fedapp.trees.forest.levels import Rows
 from fedapp.trees.forest.model import BaggedForest, from_json
 from fedapp.trees.sets import CategorySets, Members
+from simulations.study import pooled_forest
 from tests.pooled import Pooled, made_columns, write_rows
 from tests.transcript import summary_of
 

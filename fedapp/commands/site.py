@@ -325,9 +325,7 @@ def user_command(
 
     path = add_user(folder, name)
     say(f"Written to {path}. Next:")
-    if (folder / "kustomization.yaml").exists():
-        say(f"  kubectl apply -k {folder}")
-    elif not (folder / "compose.yaml").exists():
+    if not (folder / "compose.yaml").exists():
         say(f"  sudo install -m 644 {folder}/nginx.users {users_path(folder / 'nginx.conf')}")
     say(f"  give {name} the file, as ~/.flwr/config.toml, and ca.crt where it says")
 

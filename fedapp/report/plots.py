@@ -33,7 +33,6 @@ Curves: TypeAlias = Mapping[str, Mapping[str, Sequence[float]]]  # model -> axis
 ROUND = "boosting round"
 N_COLUMNS = 20
 
-
 # Okabe and Ito's palette, safe for colour-blind readers; dashes distinguish lines in print.
 BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 PINK, SKY, BLACK = "#CC79A7", "#56B4E9", "#222222"
@@ -462,13 +461,6 @@ def new_canvas(
     return figure, all_axes[0]
 
 
-def to_png(figure: Figure) -> bytes:
-    """The figure as a standalone PNG."""
-    buffer = io.BytesIO()
-    _save(figure, buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
-
-
 def to_svg(figure: Figure, names: Sequence[str] = ()) -> str:
     """The figure as an SVG element that takes colours and font from the page around it.
 
@@ -476,9 +468,12 @@ def to_svg(figure: Figure, names: Sequence[str] = ()) -> str:
     that ``plain`` has shortened get a title.
     """
     buffer = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedapp"}):
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        _save(figure, buffer, format="svg", transparent=True, metadata=nothing)
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    style = rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedapp"})
+    with style, warnings.catch_warnings():
+        # Column names may use a script that the font lacks; the page's font shows them.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     text = buffer.getvalue()
     text = text[text.index("<svg") :].strip()
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
@@ -538,13 +533,6 @@ def _titled(text: str, names: Sequence[str]) -> str:
             text = text[: start + 1] + title + text[start + 1 :]
             searched_to = start + len(title)
     return text
-
-
-def _save(figure: Figure, buffer: Any, **options: Any) -> None:
-    with warnings.catch_warnings():
-        # Column names may use a script that the font lacks; the page's font shows them.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(buffer, **options)
 
 
 def _with_unique_ids(text: str) -> str:

@@ -32,9 +32,6 @@ from fedapp.site.table import Rows, read_columns, row_ids, split_common
 from fedapp.trees.categories import Categories, chosen, recoded, side_by_side, trained_first
 from fedapp.trees.constraints import constraints_of
 from fedapp.trees.divided import joint_names
-from fedapp.trees.forest import levels
-from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
-from fedapp.trees.forest.model import BaggedForest, grow, leaf_values
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import (
     REGRESSION,
@@ -45,7 +42,7 @@ from fedapp.trees.objective import (
     margins_of,
     n_outputs,
 )
-from fedapp.trees.predict import Nodes, predict_margins
+from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import category_counts
 from fedapp.trees.xgboost import for_xgboost, typed_columns
 from strategies.run import load_strategy
@@ -199,7 +196,7 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
     if folder is None:
         pooled = pooled.in_table_order()
         alone = {name: rows.in_table_order() for name, rows in alone.items()}
-    train = _forest if kind.model == FOREST else train_boosted
+    train = train_forest if kind.model == FOREST else train_boosted
     of_all = train(settings, pooled)
     of_parties = {name: (train(settings, rows), rows) for name, rows in alone.items()}
     objective, scored_by = settings.objective, (settings.eval_metrics, kind.split_by)
@@ -349,13 +346,8 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
     return Trained(margins, float(center[0]), gains, best)
 
 
-def forest_scores(settings: Settings, rows: Pooled) -> dict[str, float]:
-    """Train scikit-learn's random forest on some rows and score it on the test rows."""
-    rows = rows.in_table_order()
-    return _forest(settings, rows).scores(settings.objective, rows, (), BY_COLUMNS)
-
-
-def _forest(settings: Settings, rows: Pooled) -> Trained:
+def train_forest(settings: Settings, rows: Pooled) -> Trained:
+    """Train scikit-learn's random forest on the training rows."""
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
     section: Any = load_strategy(settings.strategy).section_settings(settings)
@@ -383,48 +375,6 @@ def _forest(settings: Settings, rows: Pooled) -> Trained:
         return margins_of(settings.objective, outputs).astype(np.float32)
 
     return Trained(margins, 0.0, np.asarray(forest.feature_importances_, dtype=np.float64))
-
-
-def pooled_forest(
-    settings: Settings,
-    columns: Sequence[str],
-    values: Floats,
-    labels: Floats,
-    weights: Floats,
-    categories: Categories = (),
-) -> tuple[BaggedForest, levels.Rows, Nodes]:
-    """Grow the forest of a run, with the same random draws, from all columns in one place.
-
-    ``values``, ``labels`` and ``weights`` are of the training rows, in the run's order. Returns the
-    forest, the rows it grew from, and the leaf of each row in each tree.
-    """
-    section: Any = load_strategy(settings.strategy).section_settings(settings)
-    is_numbers = settings.objective == REGRESSION
-    n_rows, n_columns = values.shape
-    codes, unit = levels.number_codes(labels) if is_numbers else (levels.class_codes(labels), 1.0)
-    widths = category_counts(categories, n_columns)
-    bins = bin_columns(values, settings.max_bin, widths)
-    counts = levels.row_counts(section.bootstrap, settings.seed, section.trees, n_rows)
-    exact_weights = weights.astype(np.float64)
-    rows = levels.Rows(code_columns(values, bins), bins, codes, exact_weights, counts)
-    n_classes = 0 if is_numbers else int(labels.max()) + 1
-    rules = Rules(
-        section.criterion_for(settings.objective),
-        n_classes,
-        section.min_samples_split,
-        section.min_samples_leaf,
-        section.min_impurity_decrease / unit**2,
-    )
-    seeds = levels.column_seeds(settings.seed, n_columns)
-    n_drawn = levels.n_features(section.max_features, n_columns)
-    trees, sets, nodes = grow(rows, values, seeds, n_drawn, section.max_depth, rules)
-    sizes, width = np.array([len(tree) for tree in trees]), n_outputs(settings.objective, n_classes)
-    leaves = leaf_values(nodes, counts, exact_weights, labels, sizes, n_classes, width)
-    classes = tuple(map(str, range(n_classes)))
-    model = BaggedForest(
-        settings.objective, tuple(columns), classes, trees, leaves, sets, categories
-    )
-    return model, rows, nodes
 
 
 def xgboost_parameters(
@@ -545,14 +495,6 @@ def score(settings: Settings, model: Ensemble) -> dict[str, Scored]:
         row_ids = np.concatenate([each[subset] for each in rows.values()])
         scored[subset] = Scored(predict_margins(model, values[row_ids]), labels[row_ids])
     return scored
-
-
-def count_same_nodes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:
-    """Number of nodes of two equal models; ValueError if they differ."""
-    n_same, n_nodes = same_nodes(ours, theirs)
-    if n_same < n_nodes:
-        raise ValueError(f"nodes must be the same, got {n_same} of {n_nodes} equal")
-    return n_nodes
 
 
 def same_nodes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[int, int]:

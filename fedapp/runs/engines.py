@@ -126,6 +126,3 @@ def _reporting(folder: RunFolder, on_round: OnRound | None) -> Iterator[None]:
         thread.join()
         if faults:
             raise faults[0]
-
-
-# The ServerApp and ClientApp are those of a run in this process (``fedapp.runs.local``).

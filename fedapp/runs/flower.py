@@ -31,26 +31,58 @@ from strategies.delivery import RULE
 from strategies.handshake import registered_sites
 from strategies.run import load_strategy
 
-SUPERLINK_START_SECONDS = 60
-
-
-STOP_SECONDS = 10
-
-
+SUPERLINK_START_SECONDS, STOP_SECONDS = 60, 10
 # A SuperLink that is killed and restarted answers after about 20 s, on a busy machine later.
 LONGEST_SILENCE = 120.0
-
-
+# Asking for a run's status takes a process and a second of CPU, so it is done rarely.
+STATUS_POLL_SECONDS, ENDING_POLL_SECONDS, LOCAL_POLL_SECONDS = 6.0, 1.0, 20.0
 COMPLETED = "finished:completed"
-
-
 LOCAL = "local"  # Flower's name for a simulation on this machine
-
-
 UNKNOWN = "unknown"  # status of a run if the SuperLink does not answer
-
-
 STOPPED = {"SystemExit", "KeyboardInterrupt"}  # errors of a ServerApp stopped from outside
+LOG_LINES = 20  # shown of a failed run's log
+# Patterns of Flower 1.41's output, and our texts; {name} is the SuperLink, {0} the first group.
+LOST_RUN = "Run ID not found"
+_USING = r"Using SuperLink: \S+ \((\S+)\)(?s:.*)"  # and the address
+SENTENCES: Mapping[str, str] = {
+    r"SuperLink connection '\S+' not found in the\s+Flower configuration file \((\S+)\)": (
+        "engine must be a SuperLink in {0}, got '{name}'; a coordinator first sources its own: . "
+        "FOLDER/env.sh"
+    ),
+    f"{_USING}Connection to the SuperLink is unavailable": (
+        "the SuperLink '{name}' must answer at {0}, got no connection; at the coordinator: "
+        "FOLDER/start-superlink.sh"
+    ),
+    f"{_USING}Authentication failed": (
+        "the SuperLink '{name}' at {0} must know the user, got a name or a password that it does "
+        "not; at the coordinator: fedapp federation user FOLDER NAME"
+    ),
+    f"{_USING}502 Bad Gateway": (
+        "the SuperLink '{name}' must answer behind {0}, got its nginx alone (502): it is "
+        "starting, or is gone; at the coordinator: FOLDER/start-superlink.sh"
+    ),
+    _USING + LOST_RUN: (
+        "the SuperLink '{name}' at {0} must have the database that the run began with, got "
+        "another or an empty one; at the coordinator: put FOLDER/flower/superlink.db back, or run "
+        "again"
+    ),
+    f"{_USING}Internal server error": (
+        "the SuperLink '{name}' at {0} must be able to use its database, got an internal error, "
+        "which its own log names; at the coordinator: put FOLDER/flower/superlink.db back, and "
+        "FOLDER/start-superlink.sh"
+    ),
+    r"Failed to read certificate file `([^`]+)`": (
+        "the certificate of the SuperLink '{name}' must be readable, got {0}"
+    ),
+    r"attempting to bind on address \('([^']+)', (\d+)\): address already in use": (
+        "port {1} of {0} must be free for Flower, got one in use; the same command takes another"
+    ),
+}
+GONE = (
+    "the SuperLink '{name}' must answer until the run has ended, got no status for {seconds:.0f} "
+    "s; started again, by FOLDER/start-superlink.sh at the coordinator, it resumes the run"
+)
+SILENT = "the SuperLink '{name}' gives no status of the run; it is asked again for {seconds:.0f} s"
 
 
 def _silent(doing: str, ends: bool = False) -> None:
@@ -329,61 +361,6 @@ def _cause(folder: RunFolder | None) -> str:
     return str(failure["message"])
 
 
-LOG_LINES = 20  # shown of a failed run's log
-
-
-# Patterns of Flower 1.41's output, and our texts; {name} is the SuperLink, {0} the first group.
-LOST_RUN = "Run ID not found"
-
-
-_USING = r"Using SuperLink: \S+ \((\S+)\)(?s:.*)"  # and the address
-
-
-SENTENCES: Mapping[str, str] = {
-    r"SuperLink connection '\S+' not found in the\s+Flower configuration file \((\S+)\)": (
-        "engine must be a SuperLink in {0}, got '{name}'; a coordinator first sources its own: . "
-        "FOLDER/env.sh"
-    ),
-    f"{_USING}Connection to the SuperLink is unavailable": (
-        "the SuperLink '{name}' must answer at {0}, got no connection; at the coordinator: "
-        "FOLDER/start-superlink.sh"
-    ),
-    f"{_USING}Authentication failed": (
-        "the SuperLink '{name}' at {0} must know the user, got a name or a password that it does "
-        "not; at the coordinator: fedapp federation user FOLDER NAME"
-    ),
-    f"{_USING}502 Bad Gateway": (
-        "the SuperLink '{name}' must answer behind {0}, got its nginx alone (502): it is "
-        "starting, or is gone; at the coordinator: FOLDER/start-superlink.sh"
-    ),
-    _USING + LOST_RUN: (
-        "the SuperLink '{name}' at {0} must have the database that the run began with, got "
-        "another or an empty one; at the coordinator: put FOLDER/flower/superlink.db back, or run "
-        "again"
-    ),
-    f"{_USING}Internal server error": (
-        "the SuperLink '{name}' at {0} must be able to use its database, got an internal error, "
-        "which its own log names; at the coordinator: put FOLDER/flower/superlink.db back, and "
-        "FOLDER/start-superlink.sh"
-    ),
-    r"Failed to read certificate file `([^`]+)`": (
-        "the certificate of the SuperLink '{name}' must be readable, got {0}"
-    ),
-    r"attempting to bind on address \('([^']+)', (\d+)\): address already in use": (
-        "port {1} of {0} must be free for Flower, got one in use; the same command takes another"
-    ),
-}
-
-
-GONE = (
-    "the SuperLink '{name}' must answer until the run has ended, got no status for {seconds:.0f} "
-    "s; started again, by FOLDER/start-superlink.sh at the coordinator, it resumes the run"
-)
-
-
-SILENT = "the SuperLink '{name}' gives no status of the run; it is asked again for {seconds:.0f} s"
-
-
 def sentence_for(printed: str, name: str) -> str:
     """The meaning of a failed Flower command's output (JSON or a log); empty if unknown."""
     text = printed.replace("\\n", "\n")
@@ -412,7 +389,3 @@ def check_programs(environment: Mapping[str, str], *programs: str) -> None:
         if shutil.which(program, path=environment["PATH"]) is None:
             rule = "must be installed beside Python (pip install 'flwr[simulation]')"
             raise RunFailedError(f"{program} {rule}, got none on the PATH", [])
-
-
-# Asking for a run's status takes a process and a second of CPU, so it is done rarely.
-STATUS_POLL_SECONDS, ENDING_POLL_SECONDS, LOCAL_POLL_SECONDS = 6.0, 1.0, 20.0

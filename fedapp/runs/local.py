@@ -19,6 +19,9 @@ from fedapp.settings import Settings, flatten
 from fedapp.site.store import LiveStores
 from strategies.run import train
 
+SERVER_NODE = 1
+PULL_SECONDS = 0.05  # that a pull waits for a reply; most exchanges take less
+
 
 class LocalGrid(Grid):
     """A Flower Grid whose nodes are threads of this process, one for each context.
@@ -129,10 +132,3 @@ def run_local(
         return train(grid, settings, on_round, grid.write_states)
     finally:
         grid.close()
-
-
-# Runs in this process: Flower's messages are handed to threads, one for each party.
-SERVER_NODE = 1
-
-
-PULL_SECONDS = 0.05  # that a pull waits for a reply; most exchanges take less

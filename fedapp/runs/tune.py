@@ -95,10 +95,15 @@ class Budget:
     n_bytes: int | None = None  # likewise
 
     def __post_init__(self) -> None:
-        limits = {"runs": self.runs, "exchanges": self.exchanges, "bytes": self.n_bytes}
-        for name, most in limits.items():
-            if most is not None and most < 1:
+        for name, most in self.limits.items():
+            if most < 1:
                 raise ConfigError(f"{name} must be >= 1, got {most}")
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The limits that are set, by their names."""
+        limits = {"runs": self.runs, "exchanges": self.exchanges, "bytes": self.n_bytes}
+        return {name: most for name, most in limits.items() if most is not None}
 
     @property
     def most_runs(self) -> int | None:
@@ -124,7 +129,6 @@ class Tuning:
     engine: str = "local"
     watcher: Watcher = field(default_factory=Silent)
     output: Path | None = None  # None: a folder that follows from the table and the settings
-    folder: RunFolder | None = None  # None before it exists
 
     def carry_out(self) -> RunFolder:
         """Run trials until the budget is spent, then the best settings with their test scores.
@@ -142,15 +146,15 @@ class Tuning:
         first = resolve_objective(first)
         metric = first.watched_metric
         draw = trial_draw(self.search, space, first.seed, larger_is_better(metric))
-        self.folder = RunFolder(self._claimed(first, space))
-        with self.folder.written():
-            if (self.folder.path / SEARCH).is_file():
+        folder = RunFolder(self._claimed(first, space))
+        with folder.written():
+            if (folder.path / SEARCH).is_file():
                 rule = "finished before: its test rows have been looked at"
                 self.watcher.tell(f"{rule}; --output FOLDER names another for a new search")
-                return self.folder
-            self._try_all(first, draw, metric)
-            self._finish(first, metric)
-        return self.folder
+                return folder
+            self._try_all(folder.path, first, draw, metric)
+            self._finish(folder.path, first, metric)
+        return folder
 
     def _claimed(self, first: Settings, space: Space) -> Path:
         more = {
@@ -164,37 +168,35 @@ class Tuning:
         Series(path, self.watcher.tell).claim(first, self.engine, more)
         return path
 
-    def _try_all(self, first: Settings, draw: Draw, metric: str) -> None:
-        assert self.folder is not None
-        path = self.folder.path
+    def _try_all(self, path: Path, first: Settings, draw: Draw, metric: str) -> None:
         self._record_interrupted(path)
         while True:
             trials = read_trials(path)
-            scored = [Scored(one.settings, one.score) for one in trials if one.score is not None]
             if any(one.state == "stopped" for one in trials) or not self._has_room(trials):
                 return
             number = len(trials) + 1
-            settings = draw(scored)
+            settings = draw(_scored(trials))
             text = ", ".join(f"{name}={value}" for name, value in settings.items())
             self.watcher.begin(f"trial {number}: {text}")
-            trial = self._try(first, number, settings, metric, trials)
+            trial = self._try(path / CURRENT, first, number, settings, metric, trials)
             _record(path, trial)
             score = "stopped by the budget" if trial.score is None else f"{trial.score:.4f}"
             self.watcher.tell(f"trial {number}: valid {metric} {score}")
 
     def _has_room(self, trials: list[Trial]) -> bool:
         """Whether the budget allows another trial, as cheap as the cheapest, and the last run."""
-        scored = [one for one in trials if one.score is not None]
+        scored = _scored(trials)
         if self.budget.most_runs is not None and len(scored) >= self.budget.most_runs:
             return False
         if not scored:
             return True
         cheapest = min(scored, key=lambda one: (one.exchanges, one.bytes))
         next_cost = Cost(cheapest.exchanges, cheapest.bytes)
-        return self.budget.allows(_spent(trials) + next_cost + _dearest(scored))
+        return self.budget.allows(_spent(trials) + next_cost + _dearest(trials))
 
     def _try(
         self,
+        path: Path,
         first: Settings,
         number: int,
         settings: Mapping[str, Value],
@@ -202,8 +204,6 @@ class Tuning:
         trials: list[Trial],
     ) -> Trial:
         """Run one trial; it is stopped before it uses what the last run needs."""
-        assert self.folder is not None
-        path = self.folder.path / CURRENT
         overrides = {**first.changed, **settings, "score-test": False, "run-dir": str(path)}
         options = self.engine, False, self.watcher, self._guard(trials)
         try:
@@ -225,7 +225,7 @@ class Tuning:
         if self.budget.exchanges is None and self.budget.n_bytes is None:
             return None
         before = _spent(trials)
-        reserved = _dearest([one for one in trials if one.score is not None])
+        reserved = _dearest(trials)
         now, step = Cost(), Cost()
 
         def after(info: RoundInfo) -> bool:
@@ -252,16 +252,12 @@ class Tuning:
         else:
             _drop(current)
 
-    def _finish(self, first: Settings, metric: str) -> None:
+    def _finish(self, path: Path, first: Settings, metric: str) -> None:
         """Run the best settings once more, with test scores, and write the summary."""
-        assert self.folder is not None
-        path = self.folder.path
         trials = read_trials(path)
         best = best_of(trials, metric)
         if best is None:
-            limits = {"runs": self.budget.runs, "exchanges": self.budget.exchanges}
-            limits["bytes"] = self.budget.n_bytes
-            got = ", ".join(f"{name}={most:,}" for name, most in limits.items() if most is not None)
+            got = ", ".join(f"{name}={most:,}" for name, most in self.budget.limits.items())
             raise ConfigError(
                 f"budget must allow one trial and the last run of the best setting, got {got}: one "
                 "trial was stopped; name another --output"
@@ -309,13 +305,17 @@ def _check(settings: Settings, engine: str, given: Collection[str]) -> None:
             raise ConfigError(f"{name} must be omitted to tune, which has --output, got {value}")
 
 
+def _scored(trials: Sequence[Trial]) -> list[Trial]:
+    return [one for one in trials if one.score is not None]
+
+
 def _spent(trials: list[Trial]) -> Cost:
     return sum((Cost(one.exchanges, one.bytes) for one in trials), Cost())
 
 
 def _dearest(trials: list[Trial]) -> Cost:
-    """Most that the last run can cost: any of the trials may be the best."""
-    costs = (Cost(one.exchanges, one.bytes) for one in trials)
+    """Most that the last run can cost: any of the finished trials may be the best."""
+    costs = (Cost(one.exchanges, one.bytes) for one in _scored(trials))
     return functools.reduce(Cost.largest, costs, Cost())
 
 
@@ -392,16 +392,7 @@ class Choices:
 Domain = Numbers | Choices
 Space = Mapping[str, Domain]
 
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Settings and validation score of a finished trial."""
-
-    settings: Mapping[str, Value]
-    score: float
-
-
-Draw = Callable[[Sequence[Scored]], dict[str, Value]]
+Draw = Callable[[Sequence[Trial]], dict[str, Value]]  # from the trials that have a score
 
 
 def space_of(settings: Settings, given: Mapping[str, Value], asked: Mapping[str, str]) -> Space:
@@ -470,7 +461,7 @@ def trial_draw(search: str, space: Space, seed: int, larger_is_better: bool) -> 
     distributions = {name: _distribution(optuna, domain) for name, domain in space.items()}
     direction = optuna.study.StudyDirection(2 if larger_is_better else 1)
 
-    def draw(scored: Sequence[Scored]) -> dict[str, Value]:
+    def draw(scored: Sequence[Trial]) -> dict[str, Value]:
         sampler = kinds[search](seed=(seed + len(scored)) % 2**32)
         study = optuna.create_study(sampler=sampler, direction=direction)
         study.add_trials(

@@ -44,11 +44,11 @@ from fedapp.crypto.sums import group_columns, pack_sums, read_sums, self_test, s
 from fedapp.crypto.workers import Workers
 from fedapp.kernels import n_cores
 from fedapp.run_folder import RunFolder
-from fedapp.runs.baselines import baseline_rows, count_same_nodes, train_boosted
+from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
-from simulations.study import BINARY, SEED, Row, peak_bytes
+from simulations.study import BINARY, SEED, Row, count_same_nodes, peak_bytes
 
 DATA, COLUMNS = "default-credit", (12, 11)  # active, passive
 TEST_FRACTION, MAX_BIN = 1 / 3, 32

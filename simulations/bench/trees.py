@@ -42,9 +42,7 @@ from fedapp.kernels import n_cores
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import (
     Scored,
-    count_same_nodes,
     join_tables,
-    pooled_forest,
     run_and_load,
     score,
     temporary_run,
@@ -64,10 +62,12 @@ from simulations.study import (
     apart,
     check_names,
     console,
+    count_same_nodes,
     cpu_seconds,
     growth,
     looking,
     peak_bytes,
+    pooled_forest,
     repeated,
     show,
 )

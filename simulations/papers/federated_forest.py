@@ -31,7 +31,7 @@ from fedapp.data.partition import split_rows
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError
 from fedapp.report.summary import read_run
-from fedapp.runs.baselines import Pooled, forest_scores, join_tables
+from fedapp.runs.baselines import BY_COLUMNS, Pooled, join_tables, train_forest
 from fedapp.runs.compare import Engine, Series
 from fedapp.runs.flower import run_simulation
 from fedapp.runs.local import run_local
@@ -323,10 +323,11 @@ def others(settings: Settings) -> Row:
         "NonFF": table.values,
     }
     name = score_name(settings.objective)
-    scores = {
-        kind: forest_scores(settings, replace(table, values=np.ascontiguousarray(values)))[name]
-        for kind, values in columns.items()
-    }
+    scores = {}
+    for kind, values in columns.items():
+        rows = replace(table, values=np.ascontiguousarray(values)).in_table_order()
+        trained = train_forest(settings, rows)
+        scores[kind] = trained.scores(settings.objective, rows, (), BY_COLUMNS)[name]
     return {**scores, "LR": linear_score(settings.objective, table)}
 
 

@@ -121,18 +121,14 @@ def test_a_client_that_knows_the_ca_takes_the_server_for_the_host(
     federation: Init, host: str
 ) -> None:
     folder, _ = federation()
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(folder / "server.crt", folder / "server.key")
-    shake_hands(server, folder / "ca.crt", host)
+    shake_hands(folder, folder / "ca.crt", host)
 
 
 @pytest.mark.parametrize("host", ["other.example.org", "127.0.0.2"])
 def test_a_client_does_not_take_the_server_for_another_host(federation: Init, host: str) -> None:
     folder, _ = federation()
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(folder / "server.crt", folder / "server.key")
     with pytest.raises(ssl.SSLCertVerificationError):
-        shake_hands(server, folder / "ca.crt", host)
+        shake_hands(folder, folder / "ca.crt", host)
 
 
 def test_renewed_certificates_end_later_and_are_good_by_the_old_ca_and_the_new(
@@ -155,9 +151,7 @@ def test_renewed_certificates_end_later_and_are_good_by_the_old_ca_and_the_new(
     assert modes(folder)["server.key"] == 0o600
     for ca in (old, folder / "ca.crt"):
         for host in ("fed.example.org", "localhost", "127.0.0.1"):
-            server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            server.load_cert_chain(folder / "server.crt", folder / "server.key")
-            shake_hands(server, ca, host)
+            shake_hands(folder, ca, host)
 
 
 @pytest.mark.parametrize(
@@ -189,8 +183,10 @@ def test_a_key_that_is_not_the_certificates_is_not_used(federation: Init) -> Non
         invoke(federation_app, "renew", str(folder))
 
 
-def shake_hands(server: ssl.SSLContext, ca: Path, host: str) -> None:
-    """A TLS handshake over a pair of sockets, as strict as Python can be."""
+def shake_hands(folder: Path, ca: Path, host: str) -> None:
+    """A TLS handshake with a folder's server over a pair of sockets, as strict as Python can be."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "server.crt", folder / "server.key")
     client = ssl.create_default_context(cafile=str(ca))
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     here, there = socket.socketpair()

@@ -558,7 +558,7 @@ def test_a_pandas_index_is_no_column() -> None:
 
 
 # What the examples need: some take seconds, of estimators, and run with the slow tests there.
-MODULES = ["fedapp.api", "fedapp.runs.run", "fedapp.runs.run", "fedapp.sklearn"]
+MODULES = ["fedapp.api", "fedapp.runs.run", "fedapp.sklearn"]
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -84,7 +84,7 @@ def test_rows(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
     written = Store.__setitem__
 
     def note(store: Store, name: str, array: Any) -> None:
-        if name == "test.values":
+        if name == "values.test":
             found.setdefault(store.folder.parent.name, []).extend(np.asarray(array)[:, -1].tolist())
         written(store, name, array)
 

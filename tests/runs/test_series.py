@@ -79,12 +79,6 @@ def test_a_run_on_another_content_of_the_file_does_not_serve(
     assert told_by(settings, tmp_path, run_local) == [f"{NAME}: done"]
 
 
-def test_a_run_of_other_settings_does_not_serve(settings: Settings, tmp_path: Path) -> None:
-    told_by(settings, tmp_path, run_local)
-    with pytest.raises(ConfigError, match=r"^eta must be 'auto' as in "):
-        told_by(settings.model_copy(update={"asked_eta": 0.1}), tmp_path, not_run)
-
-
 def test_a_run_of_other_code_serves_and_is_named(settings: Settings, tmp_path: Path) -> None:
     told_by(settings, tmp_path, run_local)
     change(tmp_path / NAME / INPUTS_FILE, code="other")

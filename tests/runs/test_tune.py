@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 import fedapp
 from fedapp.commands import cli
 from fedapp.errors import ConfigError
+from fedapp.report.summary import Trial
 from fedapp.runs.run import read_trials
 from fedapp.runs.tune import (
     DEFAULT_SPACE,
     Budget,
-    Scored,
     Tuning,
     space_of,
     trial_draw,
@@ -113,12 +113,13 @@ def test_a_draw_follows_from_seed_and_trials(kind: str) -> None:
     found = space(**{"pax.bins": "share,equal"})
 
     def draws(seed: int) -> list[dict[str, Any]]:
-        scored: list[Scored] = []
+        scored: list[Trial] = []
         for number in range(14):
             # A drawer of its own each time, as after an interruption.
             draw = trial_draw(kind, found, seed, True)
             settings = draw(scored)
-            scored.append(Scored(settings, float(settings["eta"]) + number % 2))
+            score = float(settings["eta"]) + number % 2
+            scored.append(Trial(number, "finished", settings, score, 0, 0))
         return [dict(one.settings) for one in scored]
 
     first = draws(3)
@@ -129,11 +130,12 @@ def test_a_draw_follows_from_seed_and_trials(kind: str) -> None:
 
 def test_optuna_learns_from_the_trials() -> None:
     found = space(eta="log:0.001:1")
-    scored: list[Scored] = []
-    for _ in range(40):
+    scored: list[Trial] = []
+    for number in range(40):
         settings = trial_draw("optuna", found, 0, False)(scored)
-        scored.append(Scored(settings, abs(np.log(settings["eta"] / 0.03))))
-    off = [one.score for one in scored]
+        score = abs(np.log(settings["eta"] / 0.03))
+        scored.append(Trial(number, "finished", settings, score, 0, 0))
+    off = [one.score or 0.0 for one in scored]
     assert np.mean(off[-10:]) < 0.5 * np.mean(off[:10])
 
 

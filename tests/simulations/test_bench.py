@@ -19,12 +19,12 @@ import xgboost
 from fedapp.data.datasets import read_source
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError
-from fedapp.runs.baselines import Scored, join_tables, pooled_forest
+from fedapp.runs.baselines import Scored, join_tables
 from fedapp.trees.forest.model import from_json
 from simulations import __main__ as every
 from simulations import study
 from simulations.bench import encryption, exchange, trees
-from simulations.study import command, growth, peak_bytes
+from simulations.study import command, growth, peak_bytes, pooled_forest
 
 SMALL_KEY = ["--key-bits", "512"]
 
