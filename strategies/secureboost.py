@@ -140,7 +140,10 @@ class SecureBoost(VerticalStrategy):
 
     @classmethod
     def exchanges_a_round(cls, settings: Settings) -> int:
-        """See the module, with as many blocks of gradients as there may be rows."""
+        """See the module; gradients of ``align-most-rows`` rows are sent in blocks.
+
+        Flower's loop runs this many exchanges a round: set it near the number of rows.
+        """
         n_receivers = (settings.asked_parties or MANY_PARTIES) - 1
         most = block_rows(cls.section_settings(settings).key_bits // 4, n_receivers)
         return 1 + 3 * settings.max_depth + settings.align_most_rows // most

@@ -123,10 +123,11 @@ class TextFile:
                 offset, line = offset + len(content), line + 1
             else:
                 return ""
+        names = self.header()
         columns = (
             name.encode("utf-8", "replace").decode()
             for _, fields in self._records()
-            for name, field in zip(self.header(), fields, strict=False)
+            for name, field in zip(names, fields, strict=False)
             if any("\udc80" <= letter <= "\udcff" for letter in field)  # see _records
         )
         column = f", column '{name}'" if (name := next(columns, "")) else ""

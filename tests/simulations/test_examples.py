@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "simulations" / "examples"
 APPS = {"pax": 3, "secureboost": 2}
 
 
-@pytest.mark.parametrize("name", APPS)
+@pytest.mark.parametrize("name", ["pax", pytest.param("secureboost", marks=pytest.mark.slow)])
 def test_an_example_trains_on_its_own_tables(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     app, n_parties = importlib.import_module(f"simulations.examples.{name}.app"), APPS[name]
     nodes = ({"partition-id": each, "num-partitions": n_parties} for each in range(n_parties))
