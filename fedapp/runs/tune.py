@@ -211,7 +211,7 @@ class Tuning:
         except StoppedError:
             used = _ledger_cost(path)
             return Trial(number, "stopped", dict(settings), None, *astuple(used))
-        summary = json.loads((path / "summary.json").read_text())
+        summary = RunFolder(path).summary
         score = (summary["metrics"].get("valid") or {}).get(metric)
         if score is None:
             rule = f"must leave validation rows that have a {metric}, which decides on the best"
@@ -267,7 +267,7 @@ class Tuning:
             delete_run(folder)
         overrides = {**first.changed, **best.settings, "run-dir": str(folder)}
         Training(self.strategy, overrides, self.engine, False, self.watcher).carry_out()
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = RunFolder(folder).summary
         if drop_frames(path):
             named = named_frames(first.data, path)
             RunFolder(folder).add_to_summary({"data": named})

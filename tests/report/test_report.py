@@ -332,21 +332,15 @@ def test_the_page_warns_of_parties_left_out_and_of_an_early_end(tmp_path):
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_page_tells_what_the_run_warned_of(tmp_path):
-    path = make_run(tmp_path / "run")
-    facts = json.loads((path / "summary.json").read_text())
-    (path / "summary.json").write_text(json.dumps({**facts, "warnings": ["only 16 bins <"]}))
+    path = make_run(tmp_path / "run", warnings=["only 16 bins <"])
     assert '<p class="warning">only 16 bins &lt;</p>' in page_of(path)
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_page_of_a_deployment_does_not_show_settings_of_simulated_tables(tmp_path):
-    path = make_run(tmp_path / "run")
-    facts = json.loads((path / "summary.json").read_text())
-    config = (path / "config.toml").read_text()
-    (path / "config.toml").write_text(f'data = "breast-cancer"\n{config}')
-    assert ">data<" in page_of(path)
-    (path / "summary.json").write_text(json.dumps({**facts, "engine": "deployment"}))
-    assert ">data<" not in page_of(path)
+    path, config = tmp_path / "run", 'data = "breast-cancer"'
+    assert ">data<" in page_of(make_run(path, config=config))
+    assert ">data<" not in page_of(make_run(path, config=config, engine="deployment"))
 
 
 @pytest.mark.usefixtures("undrawn")

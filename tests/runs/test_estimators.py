@@ -35,6 +35,17 @@ from fedapp import (
 from fedapp.home import home
 
 SHORT: dict[str, Any] = {"n_estimators": 2, "max_depth": 2, "max_bin": 16}
+# What an estimator with ``parties=2, **SHORT`` runs, on an array of six columns and the label.
+SAME_RUN: dict[str, Any] = {
+    "num_boost_round": 2,
+    "max_depth": 2,
+    "max_bin": 16,
+    "parties": 2,
+    "label": "c6",
+    "objective": "binary:logistic",
+    "test_fraction": 0,
+    "valid_fraction": 0,
+}
 SMALL_KEY: dict[str, Any] = {"key_bits": 512, "insecure_small_key": True}
 NAMES = [name for name in fedapp.__all__ if name.endswith(("Classifier", "Regressor"))]
 # How each method is made small enough for scikit-learn's some 60 checks.
@@ -81,19 +92,7 @@ def test_fit_is_a_run_on_all_rows(
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "kept"
     found = PAXClassifier(**SHORT, learning_rate=0.5, parties=2, run_dir=folder).fit(X, y)
-    run = fedapp.run(
-        "pax",
-        data=np.column_stack([X, y]),
-        label="c6",
-        objective="binary:logistic",
-        num_boost_round=2,
-        max_depth=2,
-        max_bin=16,
-        eta=0.5,
-        parties=2,
-        test_fraction=0,
-        valid_fraction=0,
-    )
+    run = fedapp.run("pax", data=np.column_stack([X, y]), eta=0.5, **SAME_RUN)
     assert model_of(found) == (run.path / "model.json").read_text()
     assert np.array_equal(found.predict_proba(X), run.predict_proba(X))
     assert (folder / "report.html").exists()
@@ -243,20 +242,7 @@ def test_margins_that_rows_start_from_are_those_of_a_run(
     margins = np.linspace(-1, 1, len(y))
     found = PAXClassifier(**SHORT, parties=2).fit(X, y, base_margin=margins)
     table = np.column_stack([X, y, margins])
-    run = fedapp.run(
-        "pax",
-        data=table,
-        run_dir=tmp_path / "run",
-        label="c6",
-        base_margin="c7",
-        objective="binary:logistic",
-        num_boost_round=2,
-        max_depth=2,
-        max_bin=16,
-        parties=2,
-        test_fraction=0,
-        valid_fraction=0,
-    )
+    run = fedapp.run("pax", data=table, run_dir=tmp_path / "run", base_margin="c7", **SAME_RUN)
     assert np.array_equal(found.predict_proba(X, base_margin=margins), run.predict_proba(table))
     rule = r"^base_margin must be given where fit was given one, and only there$"
     with pytest.raises(ValueError, match=rule):

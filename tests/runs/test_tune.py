@@ -173,7 +173,7 @@ def test_trials_do_not_look_at_test_rows(
 
     def note(settings: Any, *more: Any) -> Any:
         folder = carry_out(settings, *more)
-        summary = json.loads((folder.path / "summary.json").read_text())
+        summary = folder.summary
         rows = summary.get("matched_rows") or summary["rows"]
         kept.append((rows["valid"], rows["test"]))
         assert bool(summary["metrics"]["test"]) == (rows["test"] > 0)
