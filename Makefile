@@ -2,7 +2,8 @@
 # make test  sets up with the tools and torch, runs the tests on all cores
 # make test-all also runs those marked slow: deployments, every method in Flower's simulation, every
 #            step at which a server may die
-# make check sets up in the same way, runs ruff and mypy --strict
+# make check sets up in the same way, runs ruff and mypy --strict, builds the documentation's pages
+# make docs  sets up in the same way, builds the documentation with its gallery: docs/_build/html
 # make lock  writes requirements.lock, what images install, of constraints.txt and the public index
 #
 # One file is tested sooner without workers: pytest tests/strategies/test_pax.py
@@ -14,13 +15,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_ALL := $(VENV)/.ready-all
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+PAGES := $(BIN)/python -m sphinx -W --keep-going -q -b html
 # More than 8 workers would wait for the tests that start Flower's servers, which one runs.
 WORKERS := --numprocesses auto --maxprocesses 8
 PINS := pyproject.toml constraints.txt
 # Tests start many processes; without bytecode each would compile the app, and pytest rewrite the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all check lock setup clean
+.PHONY: run test test-all check docs lock setup clean
 .DEFAULT_GOAL := run
 
 setup: $(READY)
@@ -37,7 +39,7 @@ $(READY): $(PINS) | $(BIN)/python
 
 $(READY_ALL): $(PINS) | $(BIN)/python
 	@echo "Setting up $(VENV) for tests: with torch some 2 to 5 GB of packages, some minutes"
-	@$(PIP) --constraint constraints.txt --editable '.[fedxgbllr,dev]'
+	@$(PIP) --constraint constraints.txt --editable '.[fedxgbllr,dev,docs]'
 	@$(BIN)/python -m fedapp.runs.kernels
 	@touch $(READY) $@
 
@@ -54,6 +56,11 @@ check: $(READY_ALL)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(PAGES) -D plot_gallery=0 docs docs/_build/check
+
+docs: $(READY_ALL)
+	$(PAGES) docs docs/_build/html
+	@echo "docs/_build/html/index.html"
 
 lock: setup
 	@{ echo "# What an image installs and builds the app with: versions of constraints.txt, SHA-256 of each"; \

@@ -13,7 +13,6 @@ from fedapp.run_folder import RunFolder
 from fedapp.settings import (
     SIMULATED_PARTIES,
     about_settings,
-    app_folder,
     check_names,
     defaults,
     load_settings,
@@ -21,7 +20,6 @@ from fedapp.settings import (
 )
 from strategies.pax import PAX
 from strategies.run import all_strategies, load_strategy
-from tests.setting_tables import READMES, with_tables
 
 
 def test_the_defaults_are_settings() -> None:
@@ -284,9 +282,3 @@ def test_few_validation_rows_stop_no_run_unless_it_is_asked_for() -> None:
     assert load_settings({}).watching(99).early_stopping_rounds == 0
     assert load_settings({}).watching(100).early_stopping_rounds == 20
     assert load_settings({"early-stopping-rounds": 5}).watching(1).early_stopping_rounds == 5
-
-
-@pytest.mark.parametrize("name", READMES)
-def test_the_tables_of_the_documents_are_those_of_the_code(name: str) -> None:
-    text = (app_folder() / name).read_text()
-    assert with_tables(text) == text, "python -m tests.setting_tables writes them"

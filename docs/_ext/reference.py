@@ -1,0 +1,248 @@
+"""Pages that the code writes: settings, node config, command line, messages, what they reveal."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer.main
+from pydantic import TypeAdapter
+from sphinx.application import Sphinx
+
+from fedapp import settings as of_run
+from fedapp.commands import cli
+from fedapp.commands.data import data_app
+from fedapp.commands.site import app_app, federation_app, site_app
+from fedapp.messages.fields import Form, Message, OneOf, Range, Reply, Request
+from fedapp.settings import SECTIONS, declared, defaults
+from fedapp.site.settings import SiteConfig
+from strategies.run import all_strategies
+
+LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+KINDS = {"integer": "whole number", "number": "number", "boolean": "true or false"}
+TYPES = {str: "text", tuple: "texts", bool: "true or false", int: "whole number", float: "number"}
+MESSAGES = (
+    *("handshake", "scoring", "secagg", "pax", "pax_secure", "fedxgbllr", "local_boosting"),
+    *("fedavg_linear", "vertical", "secureboost", "federated_forest", "inference", "eini"),
+)
+ABOUT = "Tree models trained across organisations that may not pool their rows, as one Flower app."
+EDITED = "It is generated from the code; the command `fedapp` and errors use the same words."
+
+INTROS = {
+    "Run settings": f"""Settings of one run: `-c NAME=VALUE` of the command, keywords in Python
+with underscores, keys of `config.toml`. {EDITED}""",
+    "Node config": f"""What a site allows: keys of `site.toml`, which `fedapp site init` writes and
+`fedapp site check` checks. {EDITED}""",
+    "Command line": """`fedapp --help` lists the commands; `fedapp COMMAND --help` shows what is
+below.""",
+    "Messages": """Every field that a method sends, with its form, which both sides check. Who
+learns what from it: [What each method reveals](../explanation/what-each-method-reveals.md).""",
+    "What each method reveals": """The annex of the [threat model](threat-model.md): who learns what
+from the messages of each method, and what a server that breaks the rules could learn or cause. It
+is the text at the head of each module in `fedapp/messages`.""",
+}
+STRATEGIES = all_strategies()  # imports the methods, which declare their sections
+GROUPS: dict[str, tuple[str, tuple[type[Any], ...]]] = {
+    "Run": ("What is run, and where its results go.", (of_run.RunSettings,)),
+    "Table": ("How tables are read.", (of_run.TableSettings,)),
+    "Rows held back, parties": ("", (of_run.SplitSettings, of_run.PartSettings)),
+    "Horizontal methods": ("", (of_run.HorizontalSettings,)),
+    "Boosting": ("Names and defaults are XGBoost's where it has them.", (of_run.BoostingSettings,)),
+    "Constraints": ("", (of_run.ConstraintSettings,)),
+    "PAX": ("", (SECTIONS["pax"], SECTIONS["privacy"])),
+    "FedXGBllr": ("", (SECTIONS["fedxgbllr"],)),
+    "Bagging, FedAvg": ("", (SECTIONS["bagging"], SECTIONS["fedavg-linear"])),
+    "Vertical methods": ("", (of_run.VerticalSettings,)),
+    "SecureBoost": ("", (SECTIONS["secureboost"],)),
+    "Federated Forest": ("", (SECTIONS["federated-forest"],)),
+    "Prediction with a divided model": (
+        "",
+        (of_run.InferenceSettings, SECTIONS["interactive"], SECTIONS["eini"]),
+    ),
+}
+
+
+def head_of(title: str) -> Iterator[str]:
+    yield f"# {title}\n\n{INTROS[title]}\n"
+
+
+def in_words(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,}" if isinstance(value, int) else str("none" if value == "" else value)
+
+
+def rule_of(schema: dict[str, Any]) -> str:
+    """The rule of a JSON schema in words."""
+    if "anyOf" in schema:
+        return " or ".join(map(rule_of, schema["anyOf"]))
+    if "const" in schema or "enum" in schema:
+        return ", ".join(f"`{one}`" for one in schema.get("enum", [schema.get("const")]) if one)
+    limits = [f"{sign} {schema[key]:g}" for key, sign in LIMITS.items() if key in schema]
+    return " ".join([KINDS.get(schema["type"], "text"), ", ".join(limits)]).strip()
+
+
+def readers_of(name: str) -> str:
+    """Methods that read a setting, or nothing if all do."""
+    readers = [method for method, strategy in STRATEGIES.items() if strategy._reads(name)]
+    return "" if len(readers) in (0, len(STRATEGIES)) else ", ".join(readers)
+
+
+def run_settings() -> Iterator[str]:
+    yield from head_of("Run settings")
+    for title, (about, sections) in GROUPS.items():
+        yield f"\n## {title}\n\n{about}\n"
+        yield "| setting | default | values | what it does |\n|---|---|---|---|"
+        for section in sections:
+            for field, about_field in declared(section).items():
+                info = section.model_fields[field]
+                kind = Annotated[(info.annotation, *info.metadata, "")]  # type: ignore[valid-type]
+                name = f"{section.table}.{about_field.name}".removeprefix(".")
+                rule = rule_of(TypeAdapter(kind).json_schema())
+                readers = readers_of(name)
+                only = f" *Read by {readers}.*" if readers and "." not in name else ""
+                default = in_words(defaults()[name])
+                yield f"| `{name}` | {default} | {rule} | {about_field.text}{only} |"
+
+
+def node_config() -> Iterator[str]:
+    yield from head_of("Node config")
+    yield "| key | default | what it does |\n|---|---|---|"
+    values = {one.name: "" if one.default is MISSING else one.default for one in fields(SiteConfig)}
+    for name, about in declared(SiteConfig).items():
+        default = about.default or ("" if name in ("name", "data") else in_words(values[name]))
+        yield f"| `{about.name}` | {default} | {about.text} |"
+
+
+def all_commands() -> Iterator[tuple[str, click.Command]]:
+    for name, command in typer.main.get_command(cli).commands.items():  # type: ignore[attr-defined]
+        yield f"fedapp {name}", command
+    apps = {"data": data_app, "site": site_app, "federation": federation_app, "app": app_app}
+    for group, app in apps.items():
+        group_command: Any = typer.main.get_command(app)
+        for name, command in getattr(group_command, "commands", {"": group_command}).items():
+            yield f"fedapp {group} {name}".strip(), command
+
+
+def command_line() -> Iterator[str]:
+    yield from head_of("Command line")
+    for name, command in all_commands():
+        arguments = [p for p in command.params if p.param_type_name == "argument"]
+        usage = " ".join([name, *(p.make_metavar(click.Context(command)) for p in arguments)])
+        yield f"\n## {name}\n\n```text\n{usage} [OPTIONS]\n```\n"
+        yield f"{inspect.cleandoc(command.help or '')}\n"
+        for parameter in command.params:
+            options = ", ".join(f"`{one}`" for one in (*parameter.opts, *parameter.secondary_opts))
+            if parameter.param_type_name == "argument":
+                options = f"`{parameter.make_metavar(click.Context(command))}`"
+            text = getattr(parameter, "help", None) or ""
+            if not getattr(parameter, "hidden", False):
+                yield f"{options}\n: {text}\n"
+
+
+def in_form(base: Any, form: Any) -> str:
+    """A field's form in words."""
+    if isinstance(form, Form):
+        return f"{form.dtype}, ({', '.join(map(str, form.shape))})"
+    kind = TYPES.get(base, getattr(base, "__name__", str(base)))
+    if isinstance(form, Range):
+        low, high = (
+            f"{one:,}" if isinstance(one, int) else f"{one:g}" for one in (form.low, form.high)
+        )
+        of = {"texts": " of them", "text": " characters"}.get(kind, "")
+        return f"{kind}, {low} to {high}{of}"
+    if isinstance(form, OneOf):
+        return f"{kind}: {', '.join(map(str, form.values))}"
+    return kind
+
+
+def messages() -> Iterator[str]:
+    yield from head_of("Messages")
+    for name in MESSAGES:
+        module = importlib.import_module(f"fedapp.messages.{name}")
+        title = (module.__doc__ or "").partition("\n")[0].rstrip(".")
+        yield f"\n## {name}\n\n{title}.\n"
+        for each in vars(module).values():
+            if not (inspect.isclass(each) and issubclass(each, Message)):
+                continue
+            if each.__module__ != module.__name__ or not each.__dict__.get("forms", True):
+                continue
+            if each in (Request, Reply) or "forms" not in vars(each):
+                continue
+            text = inspect.cleandoc(each.__doc__ or "").replace("``", "`").partition("\n")[0]
+            if issubclass(each, Request):
+                text = f"`{each.kind}`: {text[0].lower()}{text[1:]}"
+            yield f"\n### {each.__name__}\n\n{text}\n"
+            if each.forms:
+                yield "| field | form |\n|---|---|"
+                for field, (base, form) in each.forms.items():
+                    yield f"| `{field}` | {in_form(base, form)} |"
+
+
+def reveals() -> Iterator[str]:
+    yield from head_of("What each method reveals")
+    for name in MESSAGES:
+        text = inspect.cleandoc(importlib.import_module(f"fedapp.messages.{name}").__doc__ or "")
+        title, _, body = text.partition("\n")
+        yield f"\n({name})=\n## {title.rstrip('.')}\n\n`fedapp.messages.{name}`\n"
+        yield f"```{{eval-rst}}\n{body.strip()}\n```\n"
+
+
+PAGES: dict[str, Callable[[], Iterator[str]]] = {
+    "reference/run-settings.md": run_settings,
+    "reference/node-config.md": node_config,
+    "reference/command-line.md": command_line,
+    "reference/messages.md": messages,
+    "explanation/what-each-method-reveals.md": reveals,
+}
+
+
+def write_pages(app: Sphinx) -> None:
+    for path, page in PAGES.items():
+        text, file = "\n".join(page()) + "\n", Path(app.srcdir) / path
+        if not file.exists() or file.read_text() != text:  # unchanged pages are not read again
+            file.write_text(text)
+
+
+def write_llms(app: Sphinx, error: Exception | None) -> None:
+    """llms.txt: every page with its title, in the order of the toctree."""
+    if error or app.builder.name != "html":
+        return
+    lines = [f"# {app.config.project}\n", f"> {ABOUT}\n"]
+    for name, title in app.env.titles.items():
+        if not name.startswith("gallery/sg_") and name != "index":
+            lines.append(f"- [{title.astext()}]({name}.html)")
+    (Path(app.outdir) / "llms.txt").write_text("\n".join(lines) + "\n")
+
+
+# Sections of docstrings whose entries are "name : text", not numpydoc's "name : type".
+ENTRY_SECTIONS = ("Parameters", "Attributes", "Raises", "Returns", "Yields", "Other Parameters")
+ENTRY = re.compile(r"([\w*., ]+) : (.*)")
+
+
+def entries_as_numpydoc(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
+    """Put the text of an entry below its name, where napoleon expects it."""
+    section, changed = "", list[str]()
+    for number, line in enumerate(lines):
+        if line.strip() and set(line.strip()) == {"-"} and number:
+            section = lines[number - 1].strip()
+        if section in ENTRY_SECTIONS and (match := ENTRY.fullmatch(line)):
+            changed += [match[1], f"    {match[2]}"]
+        else:
+            changed.append(line)
+    lines[:] = changed
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("builder-inited", write_pages)
+    app.connect("autodoc-process-docstring", entries_as_numpydoc, priority=400)  # before napoleon
+    app.connect("build-finished", write_llms)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,6 @@
+"""
+PAX beside pooled XGBoost
+=========================
+
+Stub.
+"""

@@ -1,0 +1,114 @@
+"""The documentation: what it generates is whole, its commands exist, its words are plain."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer.main
+
+from fedapp.commands import cli
+from fedapp.commands.data import data_app
+from fedapp.commands.site import app_app, federation_app, site_app
+from fedapp.settings import app_folder, declared, defaults
+from fedapp.site.settings import SiteConfig
+
+ROOT = app_folder()
+DOCS = ROOT / "docs"
+GENERATED = ("run-settings", "node-config", "command-line", "messages", "what-each-method-reveals")
+GROUPS = {"data": data_app, "site": site_app, "federation": federation_app, "app": app_app}
+pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="a wheel has no documentation")
+
+
+def pages() -> list[Path]:
+    """Written pages: of the documentation, and beside it."""
+    texts = [path for path in DOCS.rglob("*.md") if path.stem not in GENERATED]
+    texts = [path for path in texts if not {"_build", "gallery"} & {*path.parts}]
+    return sorted([*texts, *ROOT.glob("*.md")])
+
+
+@pytest.fixture(scope="module")
+def generated() -> dict[str, str]:
+    """Text of the pages that the code writes."""
+    sys.path.insert(0, str(DOCS / "_ext"))
+    try:
+        import reference  # type: ignore[import-not-found]
+    finally:
+        sys.path.remove(str(DOCS / "_ext"))
+    return {Path(path).stem: "\n".join(page()) for path, page in reference.PAGES.items()}
+
+
+def test_every_setting_has_one_line(generated: dict[str, str]) -> None:
+    names = re.findall(r"^\| `([\w.-]+)` \|", generated["run-settings"], re.MULTILINE)
+    assert sorted(names) == sorted(defaults())
+
+
+def test_every_key_of_the_node_config_has_one_line(generated: dict[str, str]) -> None:
+    names = re.findall(r"^\| `([\w.-]+)` \|", generated["node-config"], re.MULTILINE)
+    assert names == [about.name for about in declared(SiteConfig).values()]
+
+
+def test_every_module_of_messages_reveals_something(generated: dict[str, str]) -> None:
+    modules = {path.stem for path in (ROOT / "fedapp" / "messages").glob("*.py")}
+    shown = set(re.findall(r"^`fedapp\.messages\.(\w+)`$", generated[GENERATED[-1]], re.MULTILINE))
+    assert shown == modules - {"__init__", "fields", "wire"}
+
+
+# Commands
+
+
+def group_of(app: typer.Typer) -> click.Group:
+    command: Any = typer.main.get_command(app)
+    return command if hasattr(command, "commands") else click.Group(commands={"": command})
+
+
+def commands() -> Iterator[tuple[Path, str]]:
+    """Lines of pages that call ``fedapp``, with continued lines."""
+    for page in pages():
+        for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.M | re.S):
+            for line in re.findall(r"^\$ (.*)$", block.replace("\\\n", " "), re.MULTILINE):
+                for part in re.split(r"&&|\|(?!\|)|;(?= )", line.strip("()")):
+                    words = part.strip()
+                    if words.startswith("fedapp "):
+                        yield page, words
+
+
+def parsed(words: list[str]) -> None:
+    """Parse a command's arguments without running it; raises a UsageError."""
+    _, name, *rest = words
+    if name in GROUPS:
+        group = group_of(GROUPS[name])
+        name, rest = (rest[0], rest[1:]) if "" not in group.commands else ("", rest)
+    else:
+        group = group_of(cli)
+    if name not in group.commands:
+        raise click.UsageError(f"no command {name}")
+    if "--help" not in rest:
+        group.commands[name].make_context(name, list(rest))
+
+
+def test_an_unknown_option_would_be_found() -> None:
+    with pytest.raises(click.UsageError):
+        parsed(["fedapp", "run", "pax", "--no-such-option"])
+    with pytest.raises(click.UsageError):
+        parsed(["fedapp", "site", "no-such-command"])
+
+
+# Links and words
+
+
+def test_links_between_pages_lead_to_files() -> None:
+    missing = []
+    for page in pages():
+        for target in re.findall(r"\]\(([^)#\s]+?)(?:#[\w-]+)?\)", page.read_text()):
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            path = page.parent / target
+            if not path.exists() and path.stem not in GENERATED and "gallery" not in path.parts:
+                missing.append(f"{page.relative_to(ROOT)}: {target}")
+    assert not missing
