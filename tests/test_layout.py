@@ -190,7 +190,7 @@ def test_every_file_that_the_architecture_names_exists() -> None:
     named = {name for name in re.findall(r"`([\w/]+\.(?:py|toml|md))`", text) if "NAME" not in name}
     paths = [
         *ROOT.glob("*"),
-        *(path for top in (*PACKAGES, "tests") for path in (ROOT / top).rglob("*.*")),
+        *(path for top in (*PACKAGES, "tests", "docs") for path in (ROOT / top).rglob("*.*")),
     ]
     ends = tuple(f"/{path.relative_to(ROOT).as_posix()}" for path in paths)
     assert len(named) > 30
