@@ -27,10 +27,21 @@ from strategies.run import all_strategies
 LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 KINDS = {"integer": "whole number", "number": "number", "boolean": "true or false"}
 TYPES = {str: "text", tuple: "texts", bool: "true or false", int: "whole number", float: "number"}
-MESSAGES = (
-    *("handshake", "scoring", "secagg", "pax", "pax_secure", "fedxgbllr", "local_boosting"),
-    *("fedavg_linear", "vertical", "secureboost", "federated_forest", "inference", "eini"),
-)
+MESSAGES = {
+    "handshake": "Opening of a run",
+    "scoring": "Scores",
+    "secagg": "Secure aggregation",
+    "pax": "PAX",
+    "pax_secure": "PAX with differential privacy",
+    "fedxgbllr": "FedXGBllr",
+    "local_boosting": "Bagging and cyclic training",
+    "fedavg_linear": "FedAvg of linear models",
+    "vertical": "Opening of a vertical run",
+    "secureboost": "SecureBoost",
+    "federated_forest": "Federated Forest",
+    "inference": "Prediction: interactive and in one round",
+    "eini": "Prediction: Fed-EINI",
+}
 ABOUT = "Tree models trained across organisations that may not pool their rows, as one Flower app."
 EDITED = "It is generated from the code; the command `fedapp` and errors use the same words."
 
@@ -164,10 +175,10 @@ def in_form(base: Any, form: Any) -> str:
 
 def messages() -> Iterator[str]:
     yield from head_of("Messages")
-    for name in MESSAGES:
+    for name, title in MESSAGES.items():
         module = importlib.import_module(f"fedapp.messages.{name}")
-        title = (module.__doc__ or "").partition("\n")[0].rstrip(".")
-        yield f"\n## {name}\n\n{title}.\n"
+        about = (module.__doc__ or "").partition("\n")[0]
+        yield f"\n## {title}\n\n`fedapp.messages.{name}`\n\n{about}\n"
         for each in vars(module).values():
             if not (inspect.isclass(each) and issubclass(each, Message)):
                 continue
@@ -187,11 +198,10 @@ def messages() -> Iterator[str]:
 
 def reveals() -> Iterator[str]:
     yield from head_of("What each method reveals")
-    for name in MESSAGES:
+    for name, title in MESSAGES.items():
         text = inspect.cleandoc(importlib.import_module(f"fedapp.messages.{name}").__doc__ or "")
-        title, _, body = text.partition("\n")
-        yield f"\n({name})=\n## {title.rstrip('.')}\n\n`fedapp.messages.{name}`\n"
-        yield f"```{{eval-rst}}\n{body.strip()}\n```\n"
+        yield f"\n({name})=\n## {title}\n\n`fedapp.messages.{name}`\n"
+        yield f"```{{eval-rst}}\n{text}\n```\n"
 
 
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
