@@ -26,7 +26,8 @@ def script_of(name: str) -> str:
             target = f"cat > {saved.pop(0)}" if saved else "python -"
             lines.append(f"{target} <<'END'\n{text}END")
         elif kind == "console":
-            lines += [line[2:] for line in text.splitlines() if line.startswith("$ ")]
+            commands = text.replace("\\\n", "").splitlines()
+            lines += [line[2:] for line in commands if line.startswith("$ ")]
     return "\n".join(lines)
 
 
