@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedapp.commands.data import data_app
 from fedapp.commands.site import app_app, federation_app, site_app
 from fedapp.settings import app_folder, declared, defaults
 from fedapp.site.settings import SiteConfig
+from tests.test_layout import TEXTS
 
 ROOT = app_folder()
 DOCS = ROOT / "docs"
@@ -89,7 +91,21 @@ def parsed(words: list[str]) -> None:
     if name not in group.commands:
         raise click.UsageError(f"no command {name}")
     if "--help" not in rest:
-        group.commands[name].make_context(name, list(rest)).close()
+        group.commands[name].make_context(name, list(rest))
+
+
+def test_every_command_of_a_page_exists_with_its_options() -> None:
+    checked = 0
+    for page, line in commands():
+        words = shlex.split(line, comments=True)
+        try:
+            parsed(words)
+        except click.UsageError as error:
+            pytest.fail(f"{page.name}: {line}: {error.format_message()}")
+        for name in re.findall(r"(?:-c|--config)[ =]?([\w.-]+)=", line):
+            assert name in defaults(), f"{page.name}: {line}: no setting {name}"
+        checked += 1
+    assert checked > 20
 
 
 def test_an_unknown_option_would_be_found() -> None:
@@ -112,3 +128,16 @@ def test_links_between_pages_lead_to_files() -> None:
             if not path.exists() and path.stem not in GENERATED and "gallery" not in path.parts:
                 missing.append(f"{page.relative_to(ROOT)}: {target}")
     assert not missing
+
+
+def test_words_of_pages_are_plain() -> None:
+    texts = {page: re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL) for page in pages()}
+    words = {page.name: [one.group() for one in TEXTS.finditer(texts[page])] for page in texts}
+    assert not {name: of_page for name, of_page in words.items() if of_page}
+
+
+def test_the_readme_and_the_documentation_are_short() -> None:
+    words = {page: len(page.read_text().split()) for page in pages()}
+    assert words[ROOT / "README.md"] <= 1_000
+    written = [page for page in words if DOCS in page.parents and "results" not in page.parts]
+    assert sum(words[page] for page in written) <= 15_000
