@@ -4,6 +4,14 @@ Pages are Markdown. Generated at each build are run settings, node config, comma
 and what they reveal (``_ext/reference.py``), and the gallery, by running its scripts. Nothing is
 downloaded, so links into Flower's and XGBoost's documentation are resolved only with
 ``INTERSPHINX=1`` in the environment.
+
+The picture in README.md, ``_static/report.png``, is the first screen of a report, made by::
+
+    fedapp run pax --baselines -c run-dir=pax
+    chromium --headless --hide-scrollbars --window-size=1100,860 --screenshot=report.png \\
+        file://$PWD/pax/report.html
+    python -c "from PIL import Image as I; I.open('report.png').convert('RGB').quantize(64)\\
+        .save('report.png', optimize=True)"
 """
 
 from __future__ import annotations

@@ -121,14 +121,35 @@ def no_secret_is_at_the_coordinator(deployment: Deployment, *run_dirs: Path) -> 
         assert [path.name for path, content in files if secret in content] == []
 
 
+def tour_commands() -> str:
+    """The commands of docs/tutorials/three-sites.md, without those that approve a run."""
+    page = (app_folder() / "docs" / "tutorials" / "three-sites.md").read_text()
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (tables,) = (text for kind, text in blocks if kind == "python")
+    shown = [text for kind, text in blocks if kind == "console" and "site approve" not in text]
+    commands = [line[2:] for text in shown for line in text.splitlines() if line.startswith("$ ")]
+    return "\n".join([f"cat > tables.py <<'END'\n{tables}END", *commands, "wait"])
+
+
+# Approves at each site what waits there, until the run has ended.
+APPROVING = """
+until [ -e pax/summary.json ]; do
+  sleep 5
+  for site in north south west; do (
+    . $site/env.sh
+    for run in $(fedapp site approve | awk '/first asked/ {print $1}'); do
+      fedapp site approve $run --yes
+    done
+  ) done
+done > approvals.log 2>&1
+"""
+
+
 def take_the_tour(folder: Path, environment: Mapping[str, str]) -> None:
-    """Run the commands of fedapp/deploy/README.md, whose programs ``environment`` finds."""
-    text = (app_folder() / "fedapp" / "deploy" / "README.md").read_text()
-    tour = text.partition("\n## The tour\n")[2].partition("\n## ")[0]
-    blocks = re.findall(r"^```\n(.*?)^```$", tour, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 4
+    """Run the commands of docs/tutorials/three-sites.md, whose programs ``environment`` finds."""
+    started, waiting, rest = tour_commands().partition(". coordinator/env.sh\n")
     with subprocess.Popen(
-        ["bash", "-ec", "\n".join([*blocks, "wait"])],
+        ["bash", "-ec", f"{started}({APPROVING}) &\n{waiting}{rest}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -143,4 +164,4 @@ def take_the_tour(folder: Path, environment: Mapping[str, str]) -> None:
                 os.killpg(script.pid, signal.SIGTERM)
     assert script.returncode == 0, shown
     assert '"patient","probability_1"' in shown
-    assert len((folder / "tour" / "new-scores.csv").read_text().splitlines()) == 70
+    assert len((folder / "new-scores.csv").read_text().splitlines()) == 70

@@ -49,6 +49,7 @@ from tests.deployed import (
     same_rows,
     started,
     take_the_tour,
+    tour_commands,
     use_tables,
     write_csv,
 )
@@ -352,7 +353,15 @@ def test_a_vertical_run_survives_the_death_of_a_process(
     makes_the_same_parts(deployment, "secureboost", tmp_path, SECUREBOOST | soon, killed)
 
 
-# The tour of fedapp/deploy/README.md
+# The tour of docs/tutorials/three-sites.md
+
+
+def test_the_tour_has_all_commands_of_its_page() -> None:
+    commands = tour_commands()
+    for word in ("python tables.py", "federation init", "fedapp trust", "run pax", "kill $north"):
+        assert word in commands
+    assert "@@" not in commands
+    subprocess.run(["bash", "-n", "-c", commands], check=True)
 
 
 @pytest.mark.slow

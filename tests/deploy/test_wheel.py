@@ -241,10 +241,11 @@ def test_an_installed_app_trains_by_both_engines_and_predicts_and_compares(
 
 
 @pytest.mark.slow
-def test_the_python_lines_of_the_readme_run(environment: dict[str, str], folder: Path) -> None:
-    text = (app_folder() / "README.md").read_text()
+def test_the_python_lines_of_the_pages_run(environment: dict[str, str], folder: Path) -> None:
+    pages = ("README.md", "docs/how-to/flower.md", "docs/how-to/use-the-model.md")
+    text = "\n".join((app_folder() / page).read_text() for page in pages)
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 3
+    assert len(blocks) == 5
     given = settings(*SMALL, "run-dir=runs/20261121-101500-pax")
     run(folder, environment, "fedapp", "run", "pax", *given)
     run(folder, environment, "python", "-c", "\n".join(blocks))

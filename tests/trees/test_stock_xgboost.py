@@ -1,4 +1,4 @@
-"""Stock XGBoost predicts what fedapp predicts: by ``encode``, and by the READMEs' own lines."""
+"""Stock XGBoost predicts what fedapp predicts: by ``encode``, and by the documentation's lines."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ from tests.strategies.test_meeting import REPLY
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 ROOT = Path(__file__).parents[2]
-SNIPPETS = {
-    "README.md": "## Use the model",
-    "strategies/README.md": "## Columns in stock XGBoost",
-}
+PAGE = ROOT / "docs" / "how-to" / "use-the-model.md"
+WITH_FEDAPP, WITHOUT = "## In fedapp and XGBoost", "## Columns in stock XGBoost"
 KINDS = {"a": "number", "b": "number", "member": "boolean", "since": "date", "town": "category"}
 
 
@@ -78,26 +76,26 @@ def splits(booster: Any) -> list[str]:
     return [line for tree in booster.get_dump() for line in tree.splitlines() if "[" in line]
 
 
-@pytest.mark.parametrize("path", SNIPPETS)
-def test_the_lines_of_a_readme_score_a_table_as_fedapp_does(path: str, loans: Path) -> None:
+@pytest.mark.parametrize("heading", [WITH_FEDAPP, WITHOUT])
+def test_the_lines_of_a_page_score_a_table_as_fedapp_does(heading: str, loans: Path) -> None:
     folder = "runs/20261121-101500-pax"
     known = loans.with_name("loans.csv")
     known.write_text(loans.read_text().replace("Oslo", "Bergen"))
     given: dict[str, Any] = {"label": "y", "num_boost_round": 4, "run_dir": folder}
     run = fedapp.run("pax", data=str(known), parties=2, **given)
-    part = (ROOT / path).read_text().partition(SNIPPETS[path])[2]
+    part = PAGE.read_text().partition(heading)[2]
     lines = re.search(r"```python\n(.*?)```", part, re.DOTALL)
     assert lines
     names: dict[str, Any] = {}
     unknown = "values of 'town' are no category of the model"
-    with pytest.warns(UserWarning, match=unknown) if path == "README.md" else nullcontext():
+    with pytest.warns(UserWarning, match=unknown) if heading == WITH_FEDAPP else nullcontext():
         exec(lines[1], names)
     with pytest.warns(UserWarning, match=unknown):
         margin = margins(run, loans)
     due = 1 / (1 + np.exp(-margin))
     scores = names.get("same_scores", names["scores"])
     np.testing.assert_allclose(scores, due, rtol=1e-6)
-    if path == "README.md":
+    if heading == WITH_FEDAPP:
         np.testing.assert_allclose(names["scores"][:, 1], due, rtol=1e-6)
         sums = names["contributions"].sum(axis=1)
         np.testing.assert_allclose(sums, margin, atol=1e-5)
