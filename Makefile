@@ -28,17 +28,19 @@ unexport PYTHONDONTWRITEBYTECODE
 setup: $(READY)
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit("Python 3.11, 3.12 or 3.13 is needed")'
+	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 15) or sys.exit("Python 3.11 to 3.14 is needed")'
 	@$(PYTHON) -m venv $(VENV)
 
 $(READY): $(PINS) | $(BIN)/python
 	@echo "Setting up $(VENV): 1 GB of packages, a minute or so"
+	@rm -rf fedapp.egg-info  # of an earlier version, which it would report
 	@$(PIP) --constraint constraints.txt --editable .
 	@$(BIN)/python -m fedapp.runs.kernels
 	@touch $@
 
 $(READY_ALL): $(PINS) | $(BIN)/python
 	@echo "Setting up $(VENV) for tests: with torch some 2 to 5 GB of packages, some minutes"
+	@rm -rf fedapp.egg-info  # of an earlier version, which it would report
 	@$(PIP) --constraint constraints.txt --editable '.[fedxgbllr,dev,docs]'
 	@$(BIN)/python -m fedapp.runs.kernels
 	@touch $(READY) $@

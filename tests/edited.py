@@ -29,7 +29,7 @@ def edited_app(folder: Path, changed: str) -> Path:
         _replace(folder / "fedapp" / "client_app.py", ANSWER, TABLE)
     else:
         number = changed.removeprefix("version ")
-        _replace(folder / "pyproject.toml", 'version = "0.1.0"', f'version = "{number}"')
+        _replace(folder / "pyproject.toml", 'version = "0.2.0"', f'version = "{number}"')
     return folder
 
 

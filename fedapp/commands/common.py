@@ -1,8 +1,9 @@
-"""Shared by the commands: the console, common options, progress, and what ``--help`` adds."""
+"""Shared by the commands: the console, common options, JSON, progress, and what ``--help`` adds."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 from fedapp.errors import ConfigError
 from fedapp.process import INTERRUPTED
 from fedapp.report.progress import Follower
+from fedapp.run_folder import without_nan
 from fedapp.settings import Value
 
 ENGINES = (
@@ -46,12 +48,35 @@ RunDir = Annotated[Path, typer.Argument(help="Folder of a run.")]
 Engine = Annotated[str, typer.Option(help="local, or simulation.")]
 Id = Annotated[str, typer.Option("--id", help="Column that names the rows.")]
 
+
+def _leave_stdout(context: typer.Context, as_json: bool) -> bool:
+    """Print to standard error until the command ends; ``print_json`` does not."""
+    if as_json:
+        console.stderr = True
+        context.call_on_close(lambda: setattr(console, "stderr", False))
+    return as_json
+
+
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        callback=_leave_stdout,
+        help="Print one JSON document instead of tables; the rest goes to standard error.",
+    ),
+]
+
 command_began: ContextVar[float | None] = ContextVar("command_began", default=None)
 
 
 def say(text: str) -> None:
     """Print a line without markup or wrapping."""
     console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def print_json(**fields: Any) -> None:
+    """Print a command's JSON document; NaN becomes null, a path a text."""
+    print(json.dumps(without_nan(fields), indent=2, allow_nan=False, default=str))
 
 
 def with_first_fold(overrides: Mapping[str, Value], folds: int) -> dict[str, Value]:

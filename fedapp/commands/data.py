@@ -27,7 +27,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table as Grid
 
-from fedapp.commands.common import Command, Id, interruptible
+from fedapp.commands.common import AsJson, Command, Id, console, interruptible, print_json
 from fedapp.errors import check_package
 from fedapp.process import start_log
 
@@ -44,15 +44,23 @@ data_app = typer.Typer(help="Data sets: list, fetch, describe.", no_args_is_help
 
 
 @data_app.command("list", cls=Command)
-def list_command() -> None:
+def list_command(as_json: AsJson = False) -> None:
     """List the data sets that are known by name."""
     from fedapp.data.datasets import dataset_names, find_dataset
 
-    grid = Grid("name", "task", "rows x columns", "where")
+    listed: list[dict[str, Any]] = []
     for name in dataset_names():
         dataset = find_dataset(name)
         rows, columns = dataset.shape
-        grid.add_row(name, dataset.task, f"{rows} x {columns}", _where(name))
+        facts = {"task": dataset.task, "rows": rows, "columns": columns, "where": _where(name)}
+        listed.append({"name": name, **facts})
+    if as_json:
+        print_json(data_sets=listed)
+        return
+    grid = Grid("name", "task", "rows x columns", "where")
+    for each in listed:
+        shape = f"{each['rows']} x {each['columns']}"
+        grid.add_row(each["name"], each["task"], shape, each["where"])
     Console().print(grid)
 
 
@@ -97,9 +105,9 @@ def describe_command(
             help="A schema: applied if the file is there, else written there, to be changed."
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Describe a table: what each column holds, what a run would do with it, and its label."""
-    from fedapp.commands.common import console
     from fedapp.data.datasets import check_source, dataset_names, find_dataset, read_source
     from fedapp.data.describe import describe, schema_text
     from fedapp.site.settings import SiteConfig, table_settings
@@ -124,21 +132,33 @@ def describe_command(
     description = describe(source, roles, config.reader)
     n_features = sum(one.use.startswith("feature") for one in description.columns)
     console.print(f"{description.n_rows:,} rows, {n_features:,} feature columns")
-    console.print(_columns(description.columns))
+    if not as_json:
+        console.print(_columns(description.columns))
     for note in description.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
     if schema is not None and not is_read:
         schema.write_text(schema_text(description), encoding="utf-8")
         console.print(f"schema written to {schema}", markup=False, highlight=False, soft_wrap=True)
-    if any(one.refused for one in description.columns):
-        console.print("a run refuses this table: see the columns, and --schema", highlight=False)
-        return
-    if description.refused:
-        console.print(f"a run refuses this table: {description.refused}", highlight=False)
-        roles = replace(roles, drop_unlabelled=True)
-    table = read_source(source, roles, config.reader)
-    if table.labels is not None:
-        console.print(_labels(table.labels))
+    has_refused = any(one.refused for one in description.columns)
+    refused = "see the columns, and --schema" if has_refused else description.refused
+    if refused:
+        console.print(f"a run refuses this table: {refused}", highlight=False)
+    labels = None
+    if not has_refused:
+        roles = replace(roles, drop_unlabelled=roles.drop_unlabelled or bool(refused))
+        labels = read_source(source, roles, config.reader).labels
+    counts = None if labels is None else _label_counts(labels)
+    if as_json:
+        print_json(
+            rows=description.n_rows,
+            features=n_features,
+            columns=[_column_fields(one) for one in description.columns],
+            label=counts,
+            notes=description.notes,
+            refused=refused,
+        )
+    elif counts is not None:
+        console.print(_labels(counts))
 
 
 def _where(name: str) -> str:
@@ -151,6 +171,13 @@ def _where(name: str) -> str:
     if path is None:
         return "not here"
     return "cache" if path.parent == cache_folder() else "folder"
+
+
+def _column_fields(one: Described) -> dict[str, Any]:
+    """A column in JSON, by the titles of the table."""
+    counts = {"type": one.type, "missing": one.n_missing, "distinct": one.n_distinct}
+    texts = {"range": one.ends, "example": one.example, "in_a_run": one.use}
+    return {"name": one.name, **counts, **texts, "refused": one.refused}
 
 
 def _columns(columns: Iterable[Described]) -> Grid:
@@ -166,20 +193,37 @@ def _columns(columns: Iterable[Described]) -> Grid:
     return grid
 
 
-def _labels(labels: npt.NDArray[Any]) -> Grid:
+def _label_counts(labels: npt.NDArray[Any]) -> dict[str, Any]:
     """Rows of each class; the range of numbers with more than ``MAX_CLASSES`` values."""
     import numpy as np
 
     values, counts = np.unique(labels, return_counts=True)
     if len(values) > MAX_CLASSES and labels.dtype.kind == "f":
+        ends = {"min": labels.min(), "mean": labels.mean(), "max": labels.max()}
+        return {"distinct": len(values), **{name: float(end) for name, end in ends.items()}}
+    return {
+        "classes": [
+            {
+                "label": values[at].item(),
+                "rows": int(counts[at]),
+                "share": float(counts[at] / len(labels)),
+            }
+            for at in np.argsort(-counts, kind="stable")
+        ]
+    }
+
+
+def _labels(counted: Mapping[str, Any]) -> Grid:
+    if "classes" not in counted:
         grid = Grid("label distinct", "min", "mean", "max")
-        ends = (labels.min(), labels.mean(), labels.max())
-        grid.add_row(str(len(values)), *(f"{value:.6g}" for value in ends))
+        ends = (f"{counted[name]:.6g}" for name in ("min", "mean", "max"))
+        grid.add_row(str(counted["distinct"]), *ends)
         return grid
     grid = Grid("label", "rows", "share")
-    for at in np.argsort(-counts, kind="stable"):
-        value = f"{values[at]:g}" if labels.dtype.kind == "f" else escape(values[at])
-        grid.add_row(value, str(counts[at]), f"{counts[at] / len(labels):.2%}")
+    for one in counted["classes"]:
+        value = one["label"]
+        text = f"{value:g}" if isinstance(value, float) else escape(value)
+        grid.add_row(text, str(one["rows"]), f"{one['share']:.2%}")
     return grid
 
 

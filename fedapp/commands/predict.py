@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedapp.commands.common import Id, Overrides, RunDir, console, interruptible, new_follower, say
+from fedapp.commands.common import (
+    AsJson,
+    Id,
+    Overrides,
+    RunDir,
+    console,
+    interruptible,
+    new_follower,
+    print_json,
+    say,
+)
 from fedapp.errors import ConfigError, FedappError, check_package, did_you_mean_path
 from fedapp.home import RUNS, open_private, write_atomically
 from fedapp.report.summary import print_warning
@@ -67,9 +77,10 @@ def predict(
             "--verbose", help=f"Write the ids of rows without a match into RUN_DIR/{VERBOSE}."
         ),
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Predict the rows of a table with a run's model."""
-    from fedapp.runs.predict import parts_of, predict_table
+    from fedapp.runs.predict import parts_of
 
     if not (model := run_dir / "model.json").is_file():
         rule = "of a run that has finished; failure.json says why one has not"
@@ -87,13 +98,27 @@ def predict(
         overrides["strategy"] = inference
         if explain:
             overrides["explain"] = explain
-        _predict_jointly(run_dir, parts, overrides, output, engine, verbose_folder)
-        return
-    for name, values in {"--explain": ["ids"] if explain else [], "-c": config or []}.items():
+        predicted = _predict_jointly(run_dir, parts, overrides, output, engine, verbose_folder)
+    else:
+        predicted = _predict_alone(run_dir, tables, explain, config or [])
+    if predicted:
+        _show(predicted, output, verbose_folder, as_json)
+    if as_json:
+        print_json(**_fields(predicted, output))
+
+
+def _predict_alone(
+    run_dir: Path, tables: Mapping[str, str], explain: str, config: Sequence[str]
+) -> Predicted:
+    """Predict with a model that is whole in the run's folder."""
+    from fedapp.runs.predict import predict_table
+
+    for name, values in {"--explain": ["ids"] if explain else [], "-c": config}.items():
         if values:
             rule = "must be omitted for a model that is whole in the run's folder"
             raise ConfigError(f"{name} {rule}, got {', '.join(values)}")
-    _show(predict_table(run_dir, data, id_column, Path(output), label), output, verbose_folder)
+    output = Path(tables["--output"])
+    return predict_table(run_dir, tables["--data"], tables["--id"], output, tables["--label"])
 
 
 def _check_tables(engine: str, has_parts: bool, given: Mapping[str, str]) -> None:
@@ -120,8 +145,8 @@ def _predict_jointly(
     output: str,
     engine: str,
     verbose_folder: Path | None,
-) -> None:
-    """Let the parties predict; the active one writes the predictions."""
+) -> Predicted | None:
+    """Let the parties predict; the active one writes the predictions, maybe on another machine."""
     from fedapp.home import display_path, home
     from fedapp.runs.session import predict_jointly, settings_to_predict
 
@@ -144,11 +169,19 @@ def _predict_jointly(
         console.print(f"Each party's explanation.txt is in {where}.", soft_wrap=True)
     if result.predicted is None:
         console.print(f"The predictions are at {parts['active']}, in {where}.", soft_wrap=True)
-        return
-    _show(result.predicted, output, verbose_folder)
+    return result.predicted
 
 
-def _show(predicted: Predicted, output: str, folder: Path | None) -> None:
+def _fields(predicted: Predicted | None, output: str) -> dict[str, Any]:
+    """A prediction in JSON, without ids; nothing if it is on another machine."""
+    if predicted is None:
+        return {"output": None}
+    counts = {"rows": predicted.n_rows, "unmatched_rows": len(predicted.unmatched)}
+    facts = {"tables": predicted.tables, "scores": predicted.scores, "note": predicted.note}
+    return {"output": output, **counts, **facts, "warnings": predicted.warnings}
+
+
+def _show(predicted: Predicted, output: str, folder: Path | None, as_json: bool) -> None:
     """Print the tables read, the number of rows written, and their scores."""
     from fedapp.data.predictions import unmatched_note
     from fedapp.report.summary import at_threshold, score_table, score_text
@@ -167,7 +200,7 @@ def _show(predicted: Predicted, output: str, folder: Path | None) -> None:
         _say_rows(unmatched, unmatched_note(len(unmatched), n_rows + len(unmatched)), folder)
     if predicted.note:
         say(predicted.note)
-    if scores:
+    if scores and not as_json:
         console.print(score_table([("federated", "predicted", scores)]))
     if "threshold" in scores:
         threshold = score_text(scores["threshold"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,12 +14,14 @@ from rich.table import Table
 
 from fedapp.commands.common import (
     ENGINES,
+    AsJson,
     Engine,
     Folds,
     Overrides,
     console,
     interruptible,
     new_follower,
+    print_json,
     say,
     with_first_fold,
 )
@@ -53,24 +56,33 @@ def run(
         bool, typer.Option("--baselines", help="Also train on pooled rows, and each party alone.")
     ] = False,
     folds: Folds = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Train a model and write the run's folder; with --folds a run for each fold."""
     from fedapp.runs.session import Training
 
     if folds:
-        _cross_validate(strategy, config, engine, baselines, folds)
+        _cross_validate(strategy, config, engine, baselines, folds, as_json)
         return
     follower = new_follower()
     training = Training(strategy, {}, engine, baselines, follower)
     with interruptible(lambda: what_now(training)), follower.alive():
         training.given = parse_overrides(config or [])
         folder = training.carry_out()
-    if folder:
-        print_summary(read_run(folder.path).summary, console, folder.path)
+    summary = read_run(folder.path).summary if folder else None
+    if as_json:
+        print_json(folder=folder and folder.path, summary=summary)
+    elif folder and summary:
+        print_summary(summary, console, folder.path)
 
 
 def _cross_validate(
-    strategy: str, config: list[str] | None, engine: str, baselines: bool, folds: int
+    strategy: str,
+    config: list[str] | None,
+    engine: str,
+    baselines: bool,
+    folds: int,
+    as_json: bool,
 ) -> None:
     from fedapp.runs.clean import FOLDS
     from fedapp.runs.compare import CrossValidation, other_code
@@ -88,7 +100,11 @@ def _cross_validate(
     with interruptible(left), follower.alive():
         all_folds.given = with_first_fold(parse_overrides(config or []), folds)
         folder = all_folds.carry_out()
-    console.print(_fold_table(Folds(folder.path).scores))
+    finished = Folds(folder.path)
+    if as_json:
+        print_json(folder=folder.path, summary=finished.summary)
+    else:
+        console.print(_fold_table(finished.scores))
     where = display_path(folder.path / FOLDS)
     console.print(f"mean ± standard deviation over {folds} folds: {where}", soft_wrap=True)
     if warning := other_code(folder.path):
@@ -142,18 +158,22 @@ def compare(
             "that follows from the table and the settings."
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run several methods on the same rows, and set them side by side."""
     from fedapp.report.comparison import score_table
     from fedapp.runs.compare import carry_out, other_code
-    from fedapp.runs.run import PAGE
+    from fedapp.runs.run import PAGE, Compared
 
     overrides = with_first_fold(parse_overrides(config or []), folds)
     follower = new_follower()
     with interruptible(lambda: FINISHED_CELLS), follower.alive():
         folder, comparison = carry_out(strategies, overrides, seeds, engine, follower, output)
-    console.print(fact_grid(comparison.facts))
-    console.print(score_table(comparison))
+    if as_json:
+        print_json(folder=folder, summary=Compared(folder).summary)
+    else:
+        console.print(fact_grid(comparison.facts))
+        console.print(score_table(comparison))
     console.print(f"{folder / PAGE}", soft_wrap=True)
     if warning := other_code(folder):
         print_warning(console, warning)
@@ -189,9 +209,10 @@ def tune(
             "runs/ that follows from the table, the settings and the space."
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Search for the settings with the best validation score, then score its test rows once."""
-    from fedapp.report.summary import repeat_command, trial_table
+    from fedapp.report.summary import ranked, repeat_command, trial_table
     from fedapp.runs.run import BEST, Tuned, read_trials
     from fedapp.runs.tune import Budget, Tuning
 
@@ -201,8 +222,12 @@ def tune(
         budget = Budget(runs, exchanges, bytes_)
         tuning = Tuning(strategy, overrides, domains, search, budget, engine, follower, output)
         folder = tuning.carry_out().path
-    summary = Tuned(folder).summary
-    console.print(trial_table(read_trials(folder), summary["metric"]))
+    summary, trials = Tuned(folder).summary, read_trials(folder)
+    if as_json:
+        records = [asdict(trial) for trial in ranked(trials, summary["metric"])]
+        print_json(folder=folder, summary=summary, trials=records)
+    else:
+        console.print(trial_table(trials, summary["metric"]))
     test = ", ".join(
         f"{name} {value:.4f}" for name, value in summary["test"].items() if value is not None
     )

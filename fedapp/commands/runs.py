@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import time
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from fedapp.commands.common import console, say
+from fedapp.commands.common import AsJson, console, print_json, say
 from fedapp.home import RUNS, display_path
 from fedapp.report.summary import human_bytes, print_warning
 
 if TYPE_CHECKING:
-    from fedapp.runs.clean import Cleaning
+    from fedapp.runs.clean import Cleaning, ListedRun
 
 
 MOST = 20
@@ -25,6 +25,7 @@ def runs(
     show_all: Annotated[
         bool, typer.Option("--all", help=f"More than the last {MOST}, and those of comparisons.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List runs, comparisons, searches and folds in ./runs: state, test score, size."""
     from fedapp.run_folder import State
@@ -32,13 +33,16 @@ def runs(
 
     listed = list_runs(RUNS, deep=show_all, tell=say, with_groups=True)
     shown = listed if show_all else listed[:MOST]
+    if as_json:
+        print_json(runs=[_fields(run) for run in shown], not_shown=len(listed) - len(shown))
+        return
     if not listed:
         console.print(f"no runs in {RUNS}")
         return
     grid = Grid("run", "state", "method", "data", "test score", "size", "changed", box=None)
     grid.columns[0].overflow = "fold"
     for run in shown:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.changed))
+        when = f"{datetime.fromtimestamp(run.changed):%Y-%m-%d %H:%M}"
         cells = (str(run.path.relative_to(RUNS)), run.state, run.method, Path(run.data).name)
         grid.add_row(*map(escape, cells), run.score, human_bytes(run.n_bytes), when)
     console.print(grid)
@@ -47,6 +51,14 @@ def runs(
     resumable = [run for run in shown if run.state is State.RESUMABLE]
     for run in resumable[:1]:
         say(f"to resume: fedapp run {run.method} -c resume={run.path}")
+
+
+def _fields(run: ListedRun) -> dict[str, Any]:
+    """A run in JSON: the cells of its line in the table."""
+    changed = datetime.fromtimestamp(run.changed, UTC).isoformat(timespec="seconds")
+    facts = {"state": run.state, "method": run.method, "data": run.data}
+    score = {"metric": run.metric, "test_score": run.value}
+    return {"run": run.path, **facts, **score, "bytes": run.n_bytes, "changed": changed}
 
 
 def clean(

@@ -11,15 +11,16 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from fedapp.commands.common import Command, Id, console, say
+from fedapp.commands.common import AsJson, Command, Id, console, print_json, say
 from fedapp.errors import ConfigError, listed
 
 if TYPE_CHECKING:
@@ -87,11 +88,14 @@ def init_command(
 def approve_command(
     run: Annotated[str, typer.Argument(help="Id of its model; without it, all that wait.")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask again.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a run may ask for and what it would reveal, and let it begin."""
     from fedapp.home import home
     from fedapp.site.trust import approve, runs_of
 
+    if run and as_json:
+        raise ConfigError(f"--json must be given without a run: it lists all that wait, got {run}")
     registers = {folder: runs_of(folder) for folder in sorted(home().glob("sites/*"))}
     waiting = {
         one.model: (folder, one)
@@ -99,6 +103,9 @@ def approve_command(
         for one in runs
         if one.reasons and not one.admitted and one.approved != one.digest
     }
+    if as_json:
+        print_json(waiting=[_fields(folder.name, one) for folder, one in waiting.values()])
+        return
     if not run:
         for model_id, (folder, one) in waiting.items():
             line = f"{model_id}  {folder.name}  {one.method}  first asked {_first_asked(one)}"
@@ -130,6 +137,7 @@ def check_command(
         str, typer.Option(help='As of flower-supernode: name="bank" data="rows.csv" ...')
     ] = "",
     config: Annotated[str, typer.Option(help="TOML file that says the same.")] = "",
+    as_json: AsJson = False,
 ) -> None:
     """Show what a coordinator's run would find here; nothing is sent."""
     from clients.handshake import relevant_versions
@@ -141,9 +149,9 @@ def check_command(
     from fedapp.report.summary import print_warning
     from fedapp.settings import load_settings
     from fedapp.site.bundle import installed_bundle
-    from fedapp.site.check import check_site, policy_in_words, who_may_read_keys
+    from fedapp.site.check import check_site, in_words, policy_of, who_may_read_keys
     from fedapp.site.settings import parse_node_config, site_config
-    from fedapp.site.trust import n_today, pins_in, runs_of, spending
+    from fedapp.site.trust import n_today, pins_in, runs_of, spending, spent
 
     if bool(node_config) == bool(config) or (config and not config.endswith(".toml")):
         raise ConfigError("site check must be given --node-config, or --config FILE.toml")
@@ -161,36 +169,70 @@ def check_command(
     folders = {place.resolve() for place in places}
     runs = [one for folder in folders for one in runs_of(folder) if one.data == site.data]
     admitted = [one for one in runs if one.admitted]
+    facts: dict[str, object] = {
+        "label": checked.label,
+        "ids": checked.ids,
+        "versions": relevant_versions(),
+        "keys": who_may_read_keys(folders),
+        "certificate": validity(ca) if ca.is_file() else "no ca.crt here",
+        **policy_of(site),
+        "allow": sorted(site.allowed),
+        "rows are drawn": "as a run asks" if site.draws_openly else "by a key of the site",
+        "app": sorted(site.bundles or {installed_bundle()}),
+        "runs today": n_today(runs),
+    }
+    warnings = [*filter(None, (*checked.notes, SITE.slow_mode()))]
+    if as_json:
+        private = [one for one in admitted if one.settings["epsilon"]]
+        print_json(
+            site=site.name,
+            rows=checked.n_rows,
+            columns=[
+                {"name": one.name, "type": one.kind, "missing": one.n_missing}
+                for one in checked.columns
+            ],
+            **{re.sub("[ -]", "_", name): value for name, value in facts.items()},
+            total_epsilon=site.total_epsilon,
+            spent_epsilon=spent(private)[0],
+            trusted=trusted,
+            methods=[
+                {"method": method, "takes_part": answer, "coordinator_gets": gets}
+                for method, (answer, gets) in checked.methods.items()
+            ],
+            warnings=warnings,
+        )
+        return
     terminal = Console()
     table = Grid("column", "type", "missing")
     for column in checked.columns:
         table.add_row(escape(column.name), column.kind, str(column.n_missing))
     terminal.print(table)
-    facts = Grid.grid(padding=(0, 2))
-    for fact, value in {
+    grid = Grid.grid(padding=(0, 2))
+    for fact, text in {
         "site": site.name,
         "rows, columns": f"{checked.n_rows}, {len(checked.columns)}",
-        "label": checked.label,
-        "ids": checked.ids,
-        "versions": ", ".join(relevant_versions()),
-        "keys": who_may_read_keys(folders),
-        "certificate": validity(ca) if ca.is_file() else "no ca.crt here",
-        **policy_in_words(site),
+        **{name: in_words(value) for name, value in facts.items()},
         "allow": ", ".join(sorted(site.allowed)) or "no method (see fedapp site init --policy)",
-        "rows are drawn": "as a run asks" if site.draws_openly else "by a key of the site",
         "app": " or ".join(sorted(site.bundles or {installed_bundle()})),
         "runs today": str(n_today(runs)),
         "total-epsilon": f"spent {spending(admitted, site.total_epsilon)}",
         "trusted": ", ".join(" ".join(one) for one in sorted(trusted.items())) or NOBODY,
     }.items():
-        facts.add_row(fact, escape(value))
-    terminal.print(facts)
+        grid.add_row(fact, escape(text))
+    terminal.print(grid)
     methods = Grid("method", "takes part", "the coordinator gets", caption=GETS)
     for method, (answer, gets) in checked.methods.items():
         methods.add_row(method, answer, gets)
     terminal.print(methods)
-    for note in filter(None, (*checked.notes, SITE.slow_mode())):
-        print_warning(terminal, note)
+    for warning in warnings:
+        print_warning(terminal, warning)
+
+
+def _fields(site: str, run: Run) -> dict[str, Any]:
+    """A run that waits, in JSON, with its plan."""
+    asked = datetime.fromtimestamp(run.asked, UTC).isoformat(timespec="seconds")
+    facts = {"site": site, "method": run.method, "data": run.data, "first_asked": asked}
+    return {"run": run.model, **facts, "waits_because": run.reasons, "plan": run.settings}
 
 
 def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str, str]]:

@@ -50,11 +50,17 @@ class Described:
     type: str  # as in a schema; "text" if none fits, "empty" without values
     n_missing: int  # rows without a value
     n_distinct: int  # distinct values
-    span: str  # smallest and largest value, or first and last category; empty without values
+    # smallest and largest value, dates as text, or first and last category; empty without values
+    ends: tuple[float, float] | tuple[str, str] | tuple[()]
     example: str  # the first value, as written
     use: str  # what a run does with it, or why it refuses it
     refused: bool = False
     names: tuple[str, ...] = ()  # of the categories
+
+    @property
+    def span(self) -> str:
+        """The ends as a text."""
+        return " .. ".join(f"{end:.6g}" if isinstance(end, float) else end for end in self.ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +95,9 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
         except UntypedError as error:
             n_missing = column.null_count
             n_distinct = len(pc.unique(column).drop_null())
-            shown = "text", n_missing, n_distinct, "", _example(column)
             use = role or f"refused: {error.found}"  # only a feature is refused
-            columns.append(Described(name, *shown, use, refused=not role))
+            shown = (), _example(column), use
+            columns.append(Described(name, "text", n_missing, n_distinct, *shown, not role))
     counts = roles.label, n_unlabelled, frame.num_rows
     unlabelled = note_on_unlabelled(*counts, DROPPED if roles.drop_unlabelled else REFUSED)
     notes: list[Note] = [*notes_on_file(text), *unlabelled, *notes_on_types(features)]
@@ -168,9 +174,9 @@ def _described(one: Column, column: Any, values: Any, role: str) -> Described:
     use = role or ("feature without values" if kind == "empty" else USES[kind])
     if not role and n_distinct == 1:
         use += ", the same in every row"
-    span = _span(one, values) if n_distinct else ""
+    ends = _ends(one, values) if n_distinct else ()
     return Described(
-        one.name, kind, n_missing, n_distinct, span, _example(column), use, names=tuple(names)
+        one.name, kind, n_missing, n_distinct, ends, _example(column), use, names=tuple(names)
     )
 
 
@@ -180,18 +186,18 @@ def _n_nan(values: Any) -> int:
     return int(pc.sum(pc.is_nan(values)).as_py() or 0)
 
 
-def _span(one: Column, values: Any) -> str:
+def _ends(one: Column, values: Any) -> tuple[float, float] | tuple[str, str]:
     if one.names:
-        return f"{_cut(one.names[0])} .. {_cut(one.names[-1])}"
+        return _cut(one.names[0]), _cut(one.names[-1])
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
     numbers = np.asarray(values.drop_null().to_numpy(), dtype=np.float64)
-    low, high = np.nanmin(numbers), np.nanmax(numbers)
+    low, high = float(np.nanmin(numbers)), float(np.nanmax(numbers))
     if one.kind == "date":
         epoch = np.datetime64(EPOCH.replace(tzinfo=None), "s")
-        times = (epoch + np.timedelta64(round(day * 86400), "s") for day in (low, high))
-        return " .. ".join(str(time).removesuffix("T00:00:00") for time in times)
-    return f"{low:.6g} .. {high:.6g}"
+        first, last = (str(epoch + np.timedelta64(round(day * 86400), "s")) for day in (low, high))
+        return first.removesuffix("T00:00:00"), last.removesuffix("T00:00:00")
+    return low, high
 
 
 def _example(column: Any) -> str:

@@ -277,7 +277,7 @@ class HelloReply(Introduction):
     label_high: float
     simulated: bool  # the table is a share of the one that the run config names
     fingerprint: Annotated[str, Range(32, 32)]  # hex
-    versions: Annotated[tuple[str, ...], Range(0, 20)]  # "fedapp 0.1.0", "xgboost 3.2.0", ...
+    versions: Annotated[tuple[str, ...], Range(0, 20)]  # "fedapp 0.2.0", "xgboost 3.2.0", ...
     notes: Annotated[tuple[str, ...], Range(0, 100)]  # warnings about the table, in words
     category_counts: Counts
     categories: Names  # in the order of their codes; empty if the site does not share them

@@ -43,11 +43,17 @@ class ListedRun:
     state: State
     method: str
     data: str
-    score: str  # on the test rows, as "auc 0.9891", or empty
+    metric: str  # empty where there is no score
+    value: float | None  # of the metric on the test rows
     n_bytes: int
     began: float  # Unix time of the oldest file, and of the newest
     changed: float
     model_id: str  # empty before the first checkpoint
+
+    @property
+    def score(self) -> str:
+        """The metric and its value, as ``auc 0.9891``, or empty."""
+        return "" if self.value is None else f"{self.metric} {self.value:.4f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +203,8 @@ def _group(path: Path) -> ListedRun:
     summary, (n_bytes, times) = compared or search or folds, _measured(path)
     state = State.FINISHED if summary else State.INTERRUPTED
     data = (summary or _json(path / CLAIM))["data"]
-    score = "" if value is None else f"{metric} {value:.4f}"
-    return ListedRun(path, state, method, data, score, n_bytes, min(times), max(times), "")
+    sizes = n_bytes, min(times), max(times)
+    return ListedRun(path, state, method, data, metric, value, *sizes, model_id="")
 
 
 def _listed_run(path: Path, state: State) -> ListedRun:
@@ -207,18 +213,18 @@ def _listed_run(path: Path, state: State) -> ListedRun:
     text = config.read_text() if config.is_file() else ""
     settings = read_toml(text, "config.toml must be TOML")
     summary, saved = (_json(path / name) for name in ("summary.json", "checkpoint.json"))
-    score = ""
+    metric, value = "", None
     if summary:
         metric = watched_metric(summary["objective"], summary.get("eval_metrics") or ())
         value = (summary["metrics"].get("test") or {}).get(metric)
-        score = "" if value is None else f"{metric} {value:.4f}"
     n_bytes, times = _measured(path)
     return ListedRun(
         path=path,
         state=state,
         method=settings.get("strategy") or (named[1] if named else ""),
         data=str(summary.get("data") or settings.get("data", "")),
-        score=score,
+        metric=metric,
+        value=value,
         n_bytes=n_bytes,
         began=min(times),
         changed=max(times),

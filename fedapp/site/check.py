@@ -79,19 +79,21 @@ def check_allowed(config: SiteConfig, methods: Collection[str]) -> None:
         raise ConfigError(f"allow must name methods ({names}), got {got}")
 
 
-def policy_in_words(config: SiteConfig) -> dict[str, str]:
+def policy_of(config: SiteConfig) -> dict[str, object]:
     """What a site allows, by the keys of its node config."""
     hidden = {"name", "allow", "app", "draws-secret", "trusted", "total-epsilon"}
     shown = [name for name in NODE_KEYS if name not in OF_TABLE | hidden or name in SHARED]
     values = {name: getattr(config, NODE_KEYS[name]) for name in shown}
-    return {name: _in_words(value) for name, value in values.items()}
+    lists = {name: sorted(value) for name, value in values.items() if isinstance(value, frozenset)}
+    return {**values, **lists}
 
 
-def _in_words(value: object) -> str:
+def in_words(value: object) -> str:
+    """A fact of a site as a text; what is empty or 0 is ``none``."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, frozenset):
-        value = ", ".join(sorted(value))
+    if isinstance(value, list | tuple):
+        value = ", ".join(value)
     return f"{value:g}" if isinstance(value, float) and value else str(value or "none")
 
 

@@ -24,6 +24,11 @@ from tests.deployed import take_the_tour
 from tests.unpacked import copy_compiled
 
 NOT_OF_THE_SOURCES = (".git", ".venv", "__pycache__", "build", "runs", "*.egg-info", ".*_cache")
+# Of the checkout, what the source distribution must have too.
+PATTERNS = (
+    *("**/*.py", "**/*.md", "*.lock", "*.txt", "*.toml", "*.cff", "Makefile", ".ci/*", ".*e"),
+    *(".*.yaml", ".github/**/*.yml"),
+)
 WITHOUT_CHECKOUT = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
 SMALL = ("num-boost-round=2", "max-depth=2", "data=loans.csv", "label=default", "id=customer")
 SMALL_KEY = ("parties=2", "secureboost.key-bits=1024", "secureboost.insecure-small-key=true")
@@ -189,7 +194,7 @@ def settings(*given: str) -> list[str]:
 @pytest.mark.slow
 def test_the_source_distribution_is_the_checkout(sources: Path) -> None:
     checkout, n_files = sources.parents[1] / "checkout", 0
-    for pattern in ("**/*.py", "**/*.md", "*.lock", "*.txt", "*.toml", "Makefile", ".ci/*", ".*e"):
+    for pattern in PATTERNS:
         for path in checkout.glob(pattern):
             name = path.relative_to(checkout)
             assert (sources / name).read_bytes() == path.read_bytes(), name

@@ -89,7 +89,7 @@ def parsed(words: list[str]) -> None:
     if name not in group.commands:
         raise click.UsageError(f"no command {name}")
     if "--help" not in rest:
-        group.commands[name].make_context(name, list(rest))
+        group.commands[name].make_context(name, list(rest)).close()
 
 
 def test_an_unknown_option_would_be_found() -> None:

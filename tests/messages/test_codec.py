@@ -170,7 +170,7 @@ def test_a_message_without_arrays_survives_the_wire(wire: Any) -> None:
         label_high=5e-324,
         simulated=False,
         fingerprint="0" * 32,
-        versions=("fedapp 0.1.0",),
+        versions=("fedapp 0.2.0",),
         category_counts=np.array([3, -1], np.int32),
         categories=("a", "b", "ç"),
         untrained=("a",),

@@ -82,7 +82,7 @@ def summary_of(objective: str, **changes: object) -> dict:
         "seconds": {"total": 3.2, "train": 1.1},
         "trees": 5,
         "best_round": None,
-        "versions": {"fedapp": "0.1.0", "xgboost": "3.2.0"},
+        "versions": {"fedapp": "0.2.0", "xgboost": "3.2.0"},
     } | changes
 
 
@@ -306,7 +306,7 @@ def test_the_page_says_what_was_run(tmp_path):
     for row in (["party-1", "1,152"], ["eta", "0.1"], ["pax.bins", "share"]):
         assert row in rows
     assert "<h1>pax on breast-cancer</h1>" in page
-    assert "seed 42 · versions fedapp 0.1.0, xgboost 3.2.0" in page
+    assert "seed 42 · versions fedapp 0.2.0, xgboost 3.2.0" in page
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -14,7 +14,7 @@ from strategies.handshake import check_texts
 
 REPLY = HelloReply(
     *("bank", 9, 0, 3, ("a",), ("0", "1"), "", "", 0.0, 0.0, False, "0" * 32),
-    *(("fedapp 0.1.0",), (), np.empty(0, np.int32), (), (), ()),
+    *(("fedapp 0.2.0",), (), np.empty(0, np.int32), (), (), ()),
 )
 
 

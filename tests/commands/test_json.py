@@ -1,0 +1,130 @@
+"""`--json`: standard output is one document of numbers and texts, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from fedapp.commands import cli
+from fedapp.commands.common import print_json
+from fedapp.commands.data import data_app
+from fedapp.commands.site import site_app
+from fedapp.errors import ConfigError, WaitingError
+from fedapp.messages.handshake import HelloRequest
+from fedapp.site.settings import site_config
+from fedapp.site.trust import admit
+from tests.conftest import WriteTable
+from tests.plans import planned
+
+pytestmark = pytest.mark.usefixtures("own_folder", "undrawn")
+
+SHORT = ("-c", "num-boost-round=2", "-c", "max-depth=2", "-c", "parties=2")
+ROWS = ("-c", "data=rows.csv", "-c", "label=y")
+NODE = 'name="bank" data="rows.csv" label="y" allow="pax"'
+# A command, and the fields of its document.
+COMMANDS = [
+    (("run", "pax", *SHORT, *ROWS), {"folder", "summary"}),
+    (("run", "pax", "--folds", "2", *SHORT, *ROWS), {"folder", "summary"}),
+    (("compare", "pax", "bagging", *SHORT, *ROWS), {"folder", "summary"}),
+    (("tune", "pax", "--runs", "1", *SHORT, *ROWS), {"folder", "summary", "trials"}),
+    (("runs",), {"runs", "not_shown"}),
+    (("data", "list"), {"data_sets"}),
+    (
+        ("data", "describe", "rows.csv", "--label", "y"),
+        {"rows", "features", "columns", "label", "notes", "refused"},
+    ),
+    (
+        ("site", "check", "--node-config", NODE),
+        {"site", "rows", "columns", "methods", "warnings", "min_rows", "spent_epsilon"},
+    ),
+    (("site", "approve"), {"waiting"}),
+]
+
+
+def invoked(*words: str) -> Result:
+    """A command that succeeds, in this process."""
+    app = {"data": data_app, "site": site_app}.get(words[0], cli)
+    done = CliRunner().invoke(app, words if app is cli else words[1:])
+    if done.exception:
+        raise done.exception
+    return done
+
+
+def document(*words: str) -> dict[str, Any]:
+    """What a command with ``--json`` prints to standard output."""
+    content: dict[str, Any] = json.loads(invoked(*words, "--json").stdout)
+    return content
+
+
+@pytest.mark.parametrize(("words", "fields"), COMMANDS, ids=[" ".join(w[:2]) for w, _ in COMMANDS])
+def test_a_command_prints_one_document(
+    write_table: WriteTable, words: tuple[str, ...], fields: set[str]
+) -> None:
+    write_table()
+    content = document(*words)
+    assert fields <= set(content)
+    assert all(re.fullmatch("[a-z][a-z_]*", name) for name in content)
+
+
+def test_the_table_is_printed_again_by_the_next_command() -> None:
+    invoked("data", "list", "--json")
+    invoked("runs", "--json")
+    assert invoked("runs").stdout == "no runs in runs\n"
+
+
+def test_a_run_and_its_predictions_have_the_scores_of_its_summary(write_table: WriteTable) -> None:
+    table = str(write_table(c=range(40)))
+    given = ("-c", f"data={table}", "-c", "label=y", "-c", "run-dir=runs/one")
+    shown = document("run", "pax", *SHORT, *given)
+    assert shown["summary"] == json.loads(Path("runs/one/summary.json").read_text())
+    [listed] = document("runs")["runs"]
+    assert listed["test_score"] == shown["summary"]["metrics"]["test"][listed["metric"]]
+    assert listed["run"] == "runs/one"
+    done = invoked("predict", "runs/one", "--data", table, "--output", "scores.csv", "--json")
+    predicted = json.loads(done.stdout)
+    assert (predicted["rows"], predicted["unmatched_rows"]) == (40, 0)
+    assert 0 < predicted["scores"]["auc"] <= 1
+    assert "40 rows written to scores.csv" in done.stderr
+
+
+def test_columns_are_described_in_numbers(write_table: WriteTable) -> None:
+    labels, ages = [0] * 30 + [1] * 10, [*range(39), ""]
+    table = str(write_table(c=ages, y=labels, d=["2020-01-31", "2020-03-01"] * 20))
+    content = document("data", "describe", table, "--label", "y")
+    columns = {column["name"]: column for column in content["columns"]}
+    assert columns["c"]["range"] == [0.0, 38.0]
+    assert (columns["c"]["missing"], columns["c"]["distinct"]) == (1, 39)
+    assert columns["d"]["range"] == ["2020-01-31", "2020-03-01"]
+    assert content["label"]["classes"][0] == {"label": 0.0, "rows": 30, "share": 0.75}
+
+
+def test_a_refused_table_is_described_with_its_reason(write_table: WriteTable) -> None:
+    table = str(write_table(c=["x", *range(39)]))
+    content = document("data", "describe", table, "--label", "y")
+    assert content["refused"] == "see the columns, and --schema"
+    assert content["label"] is None
+    assert [column["name"] for column in content["columns"] if column["refused"]] == ["c"]
+
+
+def test_runs_that_wait_are_listed_with_their_plan() -> None:
+    node = {"name": "bank", "data": "rows.csv", "label": "y", "allow": "pax", "approve": "ask"}
+    opening = replace(HelloRequest("binary:logistic", 0.2, 0.1, 42, False), **planned(("bank",)))
+    with pytest.raises(WaitingError):
+        admit(site_config(node, {}), "a" * 16, "pax", opening)
+    [waiting] = document("site", "approve")["waiting"]
+    assert (waiting["run"], waiting["site"], waiting["method"]) == ("a" * 16, "bank", "pax")
+    assert waiting["plan"]["seed"] == 42
+    with pytest.raises(ConfigError, match=r"^--json must be given without a run: .*, got aaaa"):
+        invoked("site", "approve", "a" * 16, "--json")
+
+
+def test_what_is_no_number_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json(scores={"auc": float("nan")}, folder=Path("runs"))
+    assert json.loads(capsys.readouterr().out) == {"scores": {"auc": None}, "folder": "runs"}

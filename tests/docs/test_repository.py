@@ -1,0 +1,61 @@
+"""Files beside the documentation: one version, valid forms, tools that are there."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+import pytest
+import yaml
+
+from fedapp.settings import app_folder
+
+ROOT = app_folder()
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "CITATION.cff").is_file(), reason="a wheel has no such files"
+)
+
+
+def project() -> dict[str, Any]:
+    """The section ``project`` of pyproject.toml."""
+    content: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return content
+
+
+def test_every_file_has_the_same_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    changes = re.search(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    images = re.findall(
+        r"image: fedapp:(\S+)", (ROOT / "fedapp/deploy/kubernetes.yaml").read_text()
+    )
+    assert changes
+    assert {citation["version"], changes[1], *images} == {project()["version"]}
+
+
+def test_the_citation_names_the_papers_of_all_five_methods() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    identifiers = [each["identifiers"] for each in citation["references"]]
+    papers = [one["value"] for each in identifiers for one in each]
+    assert len({*papers}) == 5
+    assert all(re.fullmatch(r"arXiv:\d{4}\.\d{5}", paper) for paper in papers)
+
+
+def test_every_python_that_the_project_names_is_checked() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text())
+    job = workflow["jobs"]["check"]
+    form = r"Programming Language :: Python :: (\d\.\d+)"
+    named = re.findall(form, "\n".join(project()["classifiers"]))
+    assert {*named} <= {*job["strategy"]["matrix"]["python"]}
+    assert job["steps"][-1] == {"run": "make check test"}
+
+
+def test_hooks_before_a_commit_download_nothing() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert {repository["repo"] for repository in config["repos"]} == {"local"}
+    hooks = [hook for repository in config["repos"] for hook in repository["hooks"]]
+    assert {hook["language"] for hook in hooks} == {"system"}
+
+
+def test_the_notes_for_newcomers_are_short() -> None:
+    assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 30
