@@ -44,6 +44,7 @@ html_theme, html_title, html_static_path = "furo", "fedapp", ["_static"]
 html_show_sphinx = False
 pygments_style, pygments_dark_style = "friendly", "monokai"
 copybutton_prompt_text, copybutton_prompt_is_regexp = r"\$ |>>> ", True
+copybutton_line_continuation_character = "\\"
 
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"

@@ -127,7 +127,8 @@ def tour_commands() -> str:
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     (tables,) = (text for kind, text in blocks if kind == "python")
     shown = [text for kind, text in blocks if kind == "console" and "site approve" not in text]
-    commands = [line[2:] for text in shown for line in text.splitlines() if line.startswith("$ ")]
+    lines = "\n".join(shown).replace("\\\n", "").splitlines()
+    commands = [line[2:] for line in lines if line.startswith("$ ")]
     return "\n".join([f"cat > tables.py <<'END'\n{tables}END", *commands, "wait"])
 
 
