@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 NOBODY = "no other site"
-GETS = "if the coordinator keeps to the rules; fedapp/messages/README.md has the rest"
+GETS = "if the coordinator keeps to the rules; docs/explanation/threat-model.md has the rest"
 # What leaves a site, by aggregation; and settings with a line of their own in a plan.
 LEAVES = {"secure": "only sums over all parties leave", "sealed": "in letters between parties"}
 SHOWN = (

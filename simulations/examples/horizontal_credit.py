@@ -149,7 +149,7 @@ figure.savefig(OUTPUT / "model.png", dpi=120)
 #
 # Here PAX sends the coordinator the sums of each lender, from which rows can be rebuilt; with
 # `pax={"aggregation": "secure"}` the coordinator sees only sums over all lenders. Read
-# `fedapp/messages/README.md` before you use either on real rows.
+# `docs/explanation/threat-model.md` before you use either on real rows.
 
 # %%
 new = frames["south"].drop_columns("default")
