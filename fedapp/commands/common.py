@@ -41,7 +41,7 @@ Overrides = Annotated[
     ),
 ]
 Folds = Annotated[
-    int, typer.Option(help="Cross-validate: hold back each of so many parts of the rows in turn.")
+    int, typer.Option(help="Cross-validate: number of folds; each is held back in turn.")
 ]
 
 RunDir = Annotated[Path, typer.Argument(help="Folder of a run.")]

@@ -55,20 +55,20 @@ def predict(
     engine: Annotated[
         str,
         typer.Option(
-            help="For a model whose parts lie at several parties: local, simulation, or a "
-            "SuperLink's name; there every site has a table of its own (predict-data), so that "
-            "--data, --id and --output must be omitted."
+            help="For a divided model: local, simulation, or a "
+            "SuperLink's name. There each site's node config names its table (predict-data): omit "
+            "--data, --id and --output."
         ),
     ] = "local",
     inference: Annotated[
-        str, typer.Option(help="For such a model: interactive, one-round, or eini (encrypted).")
+        str, typer.Option(help="For a divided model: interactive, one-round, or eini (encrypted).")
     ] = "interactive",
     explain: Annotated[
         str,
         typer.Option(
             metavar="ID,ID...",
-            help="For such a model: rows that every party explains on its own disk, as far as it "
-            "may see. Their ids pass the coordinator.",
+            help="For a divided model: rows to explain. Each party writes what it may see to its "
+            "disk; the ids pass through the coordinator.",
         ),
     ] = "",
     verbose: Annotated[
@@ -259,7 +259,7 @@ def serve(
 ) -> None:
     """Score rows over HTTP: POST /predict, GET /schema, GET /health.
 
-    A model whose parts lie at the parties is not served: fedapp predict asks them.
+    A divided model is not served: use fedapp predict.
     """
     for package in ("fastapi", "uvicorn"):
         check_package(package, "to serve", "serve")

@@ -68,8 +68,8 @@ def clean(
         typer.Option(
             metavar="DAYS",
             min=0.0,
-            help="Only what has not changed for so many days; otherwise unfinished runs of any "
-            "age, and what sites keep after a week.",
+            help="Only what has not changed for this many days. By default: unfinished runs of any "
+            "age, and what sites have kept for a week.",
         ),
     ] = None,
     all_parts: Annotated[
