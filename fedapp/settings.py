@@ -103,7 +103,7 @@ Seconds = Annotated[float, Field(gt=0)]
 SIMULATED_PARTIES = 3  # if one table is split on this machine
 ALIGN = {"rows": "ordered"}  # synonyms
 POISSON_DELTA_STEP = 0.7  # XGBoost's default
-# The values of ``auto`` were measured (simulations/README.md). With fewer validation rows than
+# The values of ``auto`` were measured (docs/results/methods.md). With fewer validation rows than
 # FEWEST_WATCHED early stopping costs more than it gains.
 ETA, FIXED_ROUNDS, MOST_ROUNDS, PATIENCE, FEWEST_WATCHED = 0.1, 100, 300, 20, 100
 # With privacy.epsilon: the budget is shared by the rounds, so more rounds need more noise in each.

@@ -6,7 +6,7 @@ and the file to read first: options, repeats, JSON lines, tables, and real sites
 - ``bench/``: seconds, memory and bytes, each after a comparison with a reference.
 - ``attacks/``: what parties and coordinators can find out from runs of honest parties.
 - ``papers/``: published tables and figures, reproduced, and public benchmarks.
-- ``examples/``: two apps to copy, and two notebooks.
+- ``examples/``: two apps to copy.
 
 The product imports nothing from here, and no study imports another, except the benches in
 ``bench/exchange.py`` that of ``bench/trees.py``, and papers one another's settings.
