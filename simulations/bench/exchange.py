@@ -38,7 +38,7 @@ import fedapp
 from fedapp.data.datasets import load_dataset
 from fedapp.runs.flower import free_ports, is_healthy
 from fedapp.settings import Settings, load_settings
-from simulations.bench.trees import run_once, write_rows
+from simulations.bench.trees import run_once, write_numbers
 from simulations.study import (
     BINARY,
     DRAWS,
@@ -51,7 +51,6 @@ from simulations.study import (
     Row,
     check_names,
     children_seconds,
-    cpu_seconds,
     example_nodes,
     growth,
     looking,
@@ -615,16 +614,12 @@ def measure_parties(method: str, sizes: Sizes) -> Iterator[Row]:
     """A row for each number of parties, after a warm-up, with its growth since the one before."""
     before: Row = {}
     with tempfile.TemporaryDirectory() as folder:
-        data = write_rows(Path(folder) / "rows.parquet", sizes.rows, sizes.columns)
+        data = write_numbers(Path(folder) / "rows.parquet", sizes.rows, sizes.columns)
         run_once(parties_settings(data, method, sizes, sizes.parties[0]))
         for parties in sizes.parties:
-            cpu_start = cpu_seconds()
             run = run_once(parties_settings(data, method, sizes, parties))
-            cpu, summary = cpu_seconds() - cpu_start, run.summary
-            row = {"method": method, "parties": parties, "seconds": summary["seconds"]["train"]}
-            row |= {"cpu_seconds": cpu, "exchanges": summary["exchanges"]}
-            row |= {"messages": len(run.ledger), "bytes": sum(summary["bytes"].values())}
-            row |= {"auc": summary["metrics"]["test"]["auc"]}
+            row = {"method": method, "parties": parties, **run.costs}
+            row |= {"auc": run.summary["metrics"]["test"]["auc"]}
             yield {**row, **growth(before, row, "parties", ("seconds", "cpu_seconds", "bytes"))}
             before = row
 
