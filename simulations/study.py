@@ -217,7 +217,8 @@ def show(title: str, rows: Iterable[Row], columns: str, n_texts: int = 1) -> Non
     ``columns`` is like ``data; PAX=auc:.4f; MB=mb:.1f``: a heading, the field if it has another
     name, and its format. A row without the field has an empty cell; ``mb`` are its ``bytes`` in MB.
     """
-    grid = Grid(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    console.print(title, style="italic", soft_wrap=True)
+    grid = Grid(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     fields = []
     for place, text in enumerate(columns.split("; ")):
         heading, is_named, field_text = text.partition("=")
@@ -327,10 +328,20 @@ def spent(ledger: Sequence[Row]) -> Row:
     return {**costs, "idle": [lines[-1]["seconds"] - lines[0]["seconds"] for lines in idle]}
 
 
-def write_rows(path: Path, table: Table, rows: npt.NDArray[Any], labelled: bool = True) -> str:
-    """Write some rows of a table as Parquet, with the label y; return the setting ``data``."""
+def write_rows(
+    path: Path,
+    table: Table,
+    rows: npt.NDArray[Any],
+    labelled: bool = True,
+    ids: Sequence[str] = (),
+) -> str:
+    """Write some rows of a table as Parquet, with the label y, and ids of the rows as id.
+
+    Returns the setting ``data``.
+    """
     columns = zip(table.columns, table.values[rows].T, strict=True)
-    arrays: Row = {name: np.ascontiguousarray(column) for name, column in columns}
+    arrays: Row = {"id": ids} if ids else {}
+    arrays |= {name: np.ascontiguousarray(column) for name, column in columns}
     if labelled:
         assert table.labels is not None
         arrays["y"] = table.labels[rows]

@@ -17,8 +17,6 @@ from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.csv
 from scipy.sparse import csr_array, hstack
 from sklearn.decomposition import TruncatedSVD
 from sklearn.ensemble import RandomForestClassifier
@@ -56,6 +54,7 @@ from simulations.study import (
     Transcript,
     listening,
     trained,
+    write_rows,
 )
 
 Ints = npt.NDArray[np.int64]
@@ -764,14 +763,12 @@ def predicted(overrides: Overrides, model: str, curious: Curious) -> None:
     with tempfile.TemporaryDirectory() as folder:
         table = read_source(overrides["data"])
         drawn = np.random.default_rng(overrides["seed"]).permutation(table.n_rows)[:ROWS]
-        columns = np.ascontiguousarray(table.take(drawn).values.T)
-        named = dict(zip(table.columns, columns, strict=True))
-        path = Path(folder) / "rows.csv"
-        pa.csv.write_csv(pa.table({"id": [f"row-{row}" for row in drawn], **named}), path)
+        ids = [f"row-{row}" for row in drawn]
+        path = write_rows(Path(folder) / "rows.parquet", table, drawn, labelled=False, ids=ids)
         settings = load_settings(
             {
                 "strategy": "eini",
-                "data": str(path),
+                "data": path,
                 "id": "id",
                 "model": model,
                 "run-dir": f"{folder}/run",

@@ -511,14 +511,14 @@ PRIVATE_ROUNDS, PRIVATE_DEPTH, PRIVATE_ETA, DELTA, PRIVATE_PARTIES = 100, 4, 0.2
 
 
 def private_score(how: Row, seeds: int) -> Row:
-    """Mean score on test rows over seeds, and its standard deviation."""
+    """Mean score on test rows over seeds, and its standard deviation if there are several."""
     scores = []
     for seed in range(seeds):
         common = {"parties": PRIVATE_PARTIES, "seed": seed, "pax.aggregation": "secure"}
         loaded, model, _ = run_and_load({**common, **how})
         metric, value = test_score(score(loaded, model)["test"], bool(model.classes))
         scores.append(value)
-    spread = statistics.stdev(scores) if seeds > 1 else 0.0
+    spread = statistics.stdev(scores) if seeds > 1 else None
     return {"metric": metric, "mean": statistics.mean(scores), "deviation": spread}
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet
 
 from clients.eini import BATCH_BYTES
@@ -39,6 +38,7 @@ from simulations.study import (
     series,
     show,
     spent,
+    write_rows,
     write_tables,
 )
 from strategies.eini import Eini
@@ -125,14 +125,14 @@ def predicted(credit: str, model: str, n_rows: int, way: Way, engine: str, outpu
     method, rows = "interactive" if way in PLAIN else "eini", drawn_rows(credit, n_rows)
     key_bits = 0 if isinstance(way, str) else way
     folder = output / f"{data}-{model}-{n_rows}-{engine}-{way}".replace(" ", "-")
-    path = (output / f"{data}-{n_rows}.csv").resolve()
+    path = (output / f"{data}-{n_rows}.parquet").resolve()
     config = {**FEDERATION, "columns": columns, "id": "id", "model": model, "output": ".parquet"}
     eini = {"key-bits": key_bits or KEY_BITS, "insecure-small-key": True, "unguarded": True}
     config |= {f"eini.{name}": value for name, value in eini.items()}
     config |= {"interactive.trees-at-once": PLAIN.get(str(way), 0)}
     settings = load_settings({**config, "strategy": method, "data": str(path)})
-    values = dict(zip(rows.columns, np.ascontiguousarray(rows.values.T), strict=True))
-    pa.csv.write_csv(pa.table({"id": [f"row-{row}" for row in range(n_rows)], **values}), path)
+    ids = [f"row-{row}" for row in range(n_rows)]
+    write_rows(path, rows, np.arange(n_rows), labelled=False, ids=ids)
     runs = series(folder, f"{credit}, {n_rows} rows, {engine}, {way}")
     summary = runs.run(settings, partial(run_and_keep, ENGINES[engine]))
     path.unlink()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -137,13 +136,6 @@ def test_a_run_that_is_kept_is_not_run_again(tmp_path: Path) -> None:
     n_runs = len(asked)
     list(attack_results(attack(asked), seeds=1, quick=True, output=tmp_path))
     assert len(asked) == n_runs + 2
-
-
-def test_what_was_found_before_an_interruption_is_kept(tmp_path: Path) -> None:
-    asked: list[Overrides] = []
-    before = list(islice(attack_results(attack(asked), seeds=1, output=tmp_path), 2))
-    assert list(attack_results(attack(asked), seeds=1, output=tmp_path))[:2] == before
-    assert len(asked) == 6
 
 
 def test_a_command_says_how_long_it_took_and_where_runs_are_kept(

@@ -140,7 +140,7 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
     # 64 bytes each, which pass the server
     assert all(row["bytes"] > 2 * 64 * row["rows"] * row["entries"] > 0 for row in encrypted)
     assert len(first["crossover"]) == 1 + len(paper.DEPLOYED)
-    assert not list(output.glob("*.csv"))
+    assert not list(output.glob("*.parquet"))
     # The parts of both models stay, of the predictions nothing.
     assert len(list((tmp_path / "home" / "sites" / "party-1").glob("*/"))) == 2
 
