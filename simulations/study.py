@@ -461,20 +461,6 @@ class Attack:
     quick: Overrides = field(default_factory=dict)  # further settings of ``--quick``
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A line of the table: means over the seeds; seconds of one run and its attack."""
-
-    attack: str
-    data: str
-    setting: str
-    success: float
-    chance: float
-    score: float
-    seconds: float
-    unfinished: float = 0.0
-
-
 def attack_results(
     attack: Attack,
     seeds: int,
@@ -482,8 +468,10 @@ def attack_results(
     data: Sequence[str] = (),
     output: Path = ATTACK_OUTPUT,
     report: Callable[[str], None] = print,
-) -> Iterator[Result]:
+) -> Iterator[Row]:
     """Run an attack on each data set with each setting; ``quick``: the first set and two settings.
+
+    Yields the means over the seeds of each ``Outcome`` and of the seconds of a run and its attack.
 
     Parameters
     ----------
@@ -504,7 +492,7 @@ def attack_results(
                 path = output / attack.name / f"{line}, seed {seed}.json"
                 outcomes.append(_outcome(attack, {**overrides, "seed": seed}, path, report))
             means = {part: statistics.mean(one[part] for one in outcomes) for part in outcomes[0]}
-            yield Result(attack.name, name, way, **means)
+            yield {"attack": attack.name, "data": name, "setting": way, **means}
 
 
 def _outcome(
@@ -525,14 +513,13 @@ def _outcome(
     return outcome
 
 
-def attacks_table(lines: Iterable[Result]) -> str:
+def attacks_table(lines: Iterable[Row]) -> str:
     """Format results as a Markdown table."""
-    rows = [
-        f"| {one.attack} | {one.data} | {one.setting} | {one.success:.3f}"
-        f"{f', {one.unfinished:.3f} unfinished' if one.unfinished else ''} | {one.chance:.3f} "
-        f"| {one.score:.3f} | {one.seconds:.1f} |"
-        for one in lines
-    ]
+    cells = "| {attack} | {data} | {setting} | {success:.3f}{rest} | {chance:.3f} | {score:.3f} "
+    rows = []
+    for line in lines:
+        rest = f", {line['unfinished']:.3f} unfinished" if line["unfinished"] else ""
+        rows.append(f"{cells}| {{seconds:.1f}} |".format(**line, rest=rest))
     head = "| attack | data | setting | success | chance | test AUC | seconds |"
     return "\n".join([head, "|---|---|---|---|---|---|---|", *rows])
 
@@ -556,7 +543,7 @@ def attack_main(*attacks: Attack) -> None:
             check_names("data", data, attack.data)
         for attack in chosen:
             for result in attack_results(attack, seeds, quick, data):
-                print(json.dumps(asdict(result)), flush=True)
+                print(json.dumps(result), flush=True)
                 results.append(result)
         print()
         for attack in chosen:

@@ -32,7 +32,7 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError
 from fedapp.report.summary import read_run
 from fedapp.runs.baselines import BY_COLUMNS, Pooled, join_tables, train_forest
-from fedapp.runs.compare import Engine, Series
+from fedapp.runs.compare import Engine
 from fedapp.runs.flower import run_simulation
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
@@ -203,7 +203,7 @@ ALONE, FORESTS = ("RF1", "RF2", "LR"), ("NonFF", "FF")
 KDD_ROWS, KDD_CLASS = 10_000, 10  # drawn; classes with fewer of these rows are excluded
 
 # Figure 3
-DOMAINS, QUICK_DOMAINS, N_DOMAINS, TIMES = range(2, 11), range(2, 11, 2), 10, 10
+DOMAINS, QUICK_DOMAINS, N_DOMAINS = range(2, 11), range(2, 11, 2), 10
 DOMAIN_DATA, DOMAIN_SEEDS, QUICK_SEEDS = "spambase", 10, 3
 
 TITLE = "Federated Forest, Table 1"  # on the page of all papers
@@ -229,8 +229,7 @@ one its printed means give its p for its regression sets (0.187 for 0.186, 0.063
 for spambase (4e-6 for 0.065) or gene. Of forests that are alike one p in twenty is below 0.05.
 Figure 3: parkinson with its 8 domains is not at hand. The columns of {DOMAIN_DATA} are dealt to
 {N_DOMAINS} domains by chance, which join one after the other; fewer than two cannot be federated.
-Seconds on ten times the rows, as in the paper: of the training, and of one-round prediction of all
-rows. All parties share the cores of one machine.
+All parties share the cores of one machine.
 Figures 4 to 6: seconds of the messages after the alignment, which is alike in all ways. Classical:
 tree after tree, interactive with trees-at-once=1; the rows of a tree go together, so that it asks
 twice a level of a tree at most, whatever their number. "{AT_ONCE}": fedapp's own interactive
@@ -371,40 +370,24 @@ def domains_of(table: Table, n_domains: int) -> tuple[Table, str]:
 
 
 def domains(n_domains: int, n_seeds: int, output: Path) -> Row:
-    """Accuracy, and seconds of training and prediction, with ``n_domains`` parties."""
+    """Accuracy with ``n_domains`` parties."""
     table, columns = domains_of(read_source(DOMAIN_DATA), n_domains)
     config: Row = {**own_settings(OBJECTIVES["binary"], TREES, DEPTH), "columns": columns}
-    config |= {"parties": n_domains, "label": "y"}
+    config |= {"parties": n_domains, "label": "y", "test-fraction": TEST}
     runs = series(output / f"domains-{n_domains}", f"{n_domains} domains")
-    path, rows = output / "domains.parquet", np.arange(table.n_rows)
-    config["data"] = write_rows(path, table, rows)
-    scores = []
+    path, scores = output / "domains.parquet", []
+    config["data"] = write_rows(path, table, np.arange(table.n_rows))
     for seed in range(SEED, SEED + n_seeds):
-        settings = load_settings({**config, "test-fraction": TEST, "seed": seed})
-        scores.append(runs.run(settings, run_and_tidy)["metrics"]["test"]["accuracy"])
-    write_rows(path, table, np.tile(rows, TIMES))
-    seconds = domain_seconds(config, replace(runs, folder=runs.folder / "many"))
+        summary = runs.run(load_settings({**config, "seed": seed}), run_and_tidy)
+        scores.append(summary["metrics"]["test"]["accuracy"])
     path.unlink()
-    record = {"domains": n_domains, "columns": len(table.columns), "accuracy": spread(scores)}
-    return {**record, **seconds}
-
-
-def domain_seconds(config: Row, runs: Series) -> Row:
-    """Seconds of training on all rows, and of one-round prediction of all rows."""
-    settings = load_settings({**config, "test-fraction": 0.0, "seed": SEED})
-    model = runs.run(settings, run_local)
-    prediction = {**COMMON, "strategy": ONE_ROUND, "model": model["model_id"], "output": ".parquet"}
-    prediction |= {name: config[name] for name in ("parties", "data")}
-    keep = partial(run_and_keep, run_local)
-    runs.run(load_settings({**prediction, "seed": SEED}), keep)
-    ledger = read_run(runs.folder / f"{ONE_ROUND}-{SEED}").ledger
-    return {"train": model["seconds"]["train"], "predict": spent(ledger)["seconds"]}
+    return {"domains": n_domains, "columns": len(table.columns), "accuracy": spread(scores)}
 
 
 def show_figure_3(rows: Sequence[Row]) -> None:
     shown = [{**row, "accuracy": "{:.4f} ± {:.4f}".format(*row["accuracy"])} for row in rows]
-    columns = "domains; columns; accuracy; training, sec.=train:.2f; prediction, sec.=predict:.2f"
-    show(f"Figure 3: {DOMAIN_DATA}, {TREES} trees of depth {DEPTH}", shown, columns, 0)
+    heading = f"Figure 3: {DOMAIN_DATA}, {TREES} trees of depth {DEPTH}"
+    show(heading, shown, "domains; columns; accuracy", 0)
 
 
 def page_rows(tables: Row) -> Iterator[Compared]:

@@ -81,7 +81,7 @@ def verdicts(rows: Sequence[Row]) -> list[Verdict]:
     ``rows`` have data, name, parties, method and score; those of federated methods also exchanges
     and bytes. Seeds are averaged.
     """
-    found = []
+    answers = []
     for place, group in grouped(rows, "data", "name", "parties").items():
         groups = {str(method): each for (method,), each in grouped(group, "method").items()}
         scores = {method: mean_of(each, "score") for method, each in groups.items()}
@@ -94,8 +94,8 @@ def verdicts(rows: Sequence[Row]) -> list[Verdict]:
             least = min(means, key=means.__getitem__)
             cheapest += [least, means[least]]
         head = (*place, best, scores[best], pooled, alone, tuple(good))
-        found.append(Verdict(*head, *cheapest))
-    return found
+        answers.append(Verdict(*head, *cheapest))
+    return answers
 
 
 # The page of ``noniid``: scores, costs and plots of all methods, and which one to choose.

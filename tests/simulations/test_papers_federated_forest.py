@@ -21,7 +21,7 @@ from simulations.papers import federated_forest
 from simulations.papers import federated_forest as paper
 
 SMALL = {"TREES": 3, "DEPTH": 2, "DATA": ("breast-cancer", "diabetes"), "DOMAIN_SEEDS": 2}
-SMALL |= {"DOMAIN_DATA": "breast-cancer", "DOMAINS": (2, 3), "TIMES": 2}
+SMALL |= {"DOMAIN_DATA": "breast-cancer", "DOMAINS": (2, 3)}
 POINTS = {
     "figure_4": ("trees", [(2, 2, 0.2), (4, 2, 0.2)]),
     "figure_5": ("depth", [(2, 2, 0.2), (2, 3, 0.2)]),

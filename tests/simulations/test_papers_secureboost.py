@@ -19,21 +19,6 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paper, "CREDITS", dict.fromkeys(paper.CREDITS, "breast-cancer"))
 
 
-def test_quick_keeps_every_kind_of_point() -> None:
-    quick, full = paper.points(True, 30000), paper.points(False, 30000)
-    assert set(quick) < set(full)
-    assert {part for part, _ in quick} == {"depth", "columns", "rows"}
-    assert [value for part, value in quick if part == "depth"] == [3, 4, 5, 6, 7, 8]
-    assert [value for part, value in full if part == "rows"] == [5000, 10000, 30000]
-
-
-def test_a_million_ids_come_on_request_alone() -> None:
-    million = (paper.MANY_IDS, paper.MANY_IDS)
-    assert len(paper.id_pairs(False, False)) == 9
-    assert paper.id_pairs(True, True)[-2:] == [(100_000, 100_000), million]
-    assert million not in paper.id_pairs(False, False)
-
-
 def test_further_columns_are_products_of_the_tables() -> None:
     values = np.array([[2, 3], [5, 7]], np.float32)
     found = paper.product_columns(values, 6)
