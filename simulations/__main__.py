@@ -8,8 +8,10 @@
     python -m simulations papers NAME ...    a paper's tables, or ``page``: all beside the papers'
     python -m simulations reference ...      digests of what every method computes
 
-Modules are imported when they are needed: benches measure their own memory.
+Each describes itself and its options with ``--help``.
 """
+
+# Modules of studies are imported when they are needed: benches measure their own memory.
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ import json
 import shlex
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,7 +86,11 @@ def main(words: Sequence[str] | None = None) -> None:
         function = {"bench": bench, "attacks": all_attacks, "reference": reference}[room]
     if function is None:
         names = {"bench": benches, "attacks": attacks, "papers": [*STUDIES, "defaults", "page"]}
-        lines = [f"  {each} {' '.join(names[each])}" for each in names]
+        texts = [f"  {each} {' '.join(names[each])}" for each in names]
+        lines = [textwrap.fill(each, 96, subsequent_indent="    ") for each in texts]
+        if words and words[-1] in ("-h", "--help"):
+            print("\n".join([str(__doc__), *lines, "  reference"]))
+            return
         rule = "python -m simulations must be called with one of"
         raise SystemExit("\n".join([rule, *lines, "  reference"]))
     n_names = 2 if name else 1
@@ -97,6 +104,8 @@ def main(words: Sequence[str] | None = None) -> None:
             run(name, function)
     except FedappError as error:
         raise SystemExit(str(error)) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 def run(name: str, function: Any) -> None:
@@ -232,10 +241,9 @@ def read_papers(folder: Path) -> list[Paper]:
         path = folder / name / "tables.json"
         if path.exists():
             tables = json.loads(path.read_text())
-            why = tables.get("notes") or "\n".join(tables["differs"])
             paper = importlib.import_module(f"simulations.papers.{name}")
             rows = tuple(paper.page_rows(tables))
-            papers.append(Paper(paper.TITLE, rows, why, tables["command"]))
+            papers.append(Paper(paper.TITLE, rows, tables["notes"], tables["command"]))
     return papers
 
 

@@ -55,7 +55,6 @@ from fedapp.home import home
 from fedapp.messages.fields import Request, all_methods
 from fedapp.messages.wire import Content, Envelope, from_content, parcels_of
 from fedapp.process import versions
-from fedapp.report.summary import human_bytes
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import same_nodes, temporary_run
 from fedapp.runs.clean import forget_model
@@ -185,7 +184,7 @@ def command(function: Callable[..., Any], words: Sequence[str] | None = None) ->
             values = default if isinstance(default, tuple) else (default,)
             one, nargs = next(iter(values), ""), "+" if values is default else None
             kind = partial(whole, int(one != 0)) if isinstance(one, int) else type(one)
-            shown = f"by default {default}" if default else None
+            shown = f"by default {shlex.join(map(str, values))}" if default else None
             parser.add_argument(flag, type=kind, nargs=nargs, default=default, help=shown)
     parsed = vars(parser.parse_args(words)).items()
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in parsed}
@@ -218,7 +217,8 @@ def show(title: str, rows: Iterable[Row], columns: str, n_texts: int = 1) -> Non
     ``columns`` is like ``data; PAX=auc:.4f; MB=mb:.1f``: a heading, the field if it has another
     name, and its format. A row without the field has an empty cell; ``mb`` are its ``bytes`` in MB.
     """
-    grid = Grid(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    console.print(title, style="italic", soft_wrap=True)
+    grid = Grid(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     fields = []
     for place, text in enumerate(columns.split("; ")):
         heading, is_named, field_text = text.partition("=")
@@ -278,15 +278,16 @@ def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]
 def write_tables(
     output: Path, name: str, start: float, tables: Mapping[str, Any], runs: Path | None = None
 ) -> None:
-    """Write ``tables.json`` with the command and package versions, and print where.
+    """Print the notes; write ``tables.json`` with the command and package versions.
 
-    Also prints which cached results are of other code. ``name`` is of the study, ``start`` a value
-    of ``time.monotonic``; ``runs`` is the folder of the runs, if it is another one.
+    Also prints where it is, and which cached results are of other code. ``name`` is of the study,
+    ``start`` a value of ``time.monotonic``; ``runs`` is the folder of the runs, if it is another.
     """
     from fedapp.runs.compare import other_code
 
     command = " ".join([f"python -m simulations papers {name}", *sys.argv[1:]])
     document = {**tables, "command": command, "versions": versions(PACKAGES)}
+    console.print(tables["notes"], soft_wrap=True)
     RunFolder(output).write_json("tables.json", document)
     spent = f"{time.monotonic() - start:.0f} seconds"
     console.print(f"{spent}; written to {output / 'tables.json'}", soft_wrap=True)
@@ -327,10 +328,20 @@ def spent(ledger: Sequence[Row]) -> Row:
     return {**costs, "idle": [lines[-1]["seconds"] - lines[0]["seconds"] for lines in idle]}
 
 
-def write_rows(path: Path, table: Table, rows: npt.NDArray[Any], labelled: bool = True) -> str:
-    """Write some rows of a table as Parquet, with the label y; return the setting ``data``."""
+def write_rows(
+    path: Path,
+    table: Table,
+    rows: npt.NDArray[Any],
+    labelled: bool = True,
+    ids: Sequence[str] = (),
+) -> str:
+    """Write some rows of a table as Parquet, with the label y, and ids of the rows as id.
+
+    Returns the setting ``data``.
+    """
     columns = zip(table.columns, table.values[rows].T, strict=True)
-    arrays: Row = {name: np.ascontiguousarray(column) for name, column in columns}
+    arrays: Row = {"id": ids} if ids else {}
+    arrays |= {name: np.ascontiguousarray(column) for name, column in columns}
     if labelled:
         assert table.labels is not None
         arrays["y"] = table.labels[rows]
@@ -420,66 +431,6 @@ def count_same_nodes(ours: Row, theirs: Row) -> int:
     return n_nodes
 
 
-# What a benchmark recommends
-
-POOLED, ALONE = "pooled", "alone"
-GOOD = 0.005  # of AUC below the best; the seed changes a score by as much
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The recommendation for one scenario."""
-
-    data: str
-    name: str
-    parties: int
-    best: str
-    score: float  # mean of the best method
-    pooled: float
-    alone: float
-    good: tuple[str, ...]  # methods within 0.005 of the best, including the best
-    fewest_exchanges: str  # the cheapest of these
-    exchanges: float
-    fewest_bytes: str
-    n_bytes: float
-
-    @property
-    def text(self) -> str:
-        """The verdict in one line."""
-        return (
-            f"{self.data}, {self.name}, {self.parties} parties: {self.best} {self.score:.4f} "
-            f"(pooled {self.pooled:.4f}, alone {self.alone:.4f}); within {GOOD:g}: "
-            f"{', '.join(self.good)}; of these fewest exchanges {self.fewest_exchanges} "
-            f"({self.exchanges:g}), fewest bytes {self.fewest_bytes} ({human_bytes(self.n_bytes)})"
-        )
-
-
-def verdicts(rows: Sequence[Row]) -> list[Verdict]:
-    """One verdict for each scenario, in order of appearance.
-
-    ``rows`` have data, name, parties, method and score; those of federated methods also exchanges
-    and bytes. Seeds are averaged.
-    """
-    return [
-        _verdict(str(data), str(name), int(parties), group)
-        for (data, name, parties), group in grouped(rows, "data", "name", "parties").items()
-    ]
-
-
-def _verdict(data: str, name: str, parties: int, rows: Sequence[Row]) -> Verdict:
-    groups = {str(method): group for (method,), group in grouped(rows, "method").items()}
-    scores = {method: mean_of(group, "score") for method, group in groups.items()}
-    pooled, alone = scores.pop(POOLED), scores.pop(ALONE)
-    best = max(scores, key=lambda method: scores[method])
-    good = [method for method in scores if scores[method] >= scores[best] - GOOD]
-    exchanges = {method: mean_of(groups[method], "exchanges") for method in good}
-    n_bytes = {method: mean_of(groups[method], "bytes") for method in good}
-    fewest = min(exchanges, key=lambda method: exchanges[method])
-    smallest = min(n_bytes, key=lambda method: n_bytes[method])
-    costs = (fewest, exchanges[fewest], smallest, n_bytes[smallest])
-    return Verdict(data, name, parties, best, scores[best], pooled, alone, tuple(good), *costs)
-
-
 # Attacks
 
 Overrides = Mapping[str, Any]
@@ -510,20 +461,6 @@ class Attack:
     quick: Overrides = field(default_factory=dict)  # further settings of ``--quick``
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A line of the table: means over the seeds; seconds of one run and its attack."""
-
-    attack: str
-    data: str
-    setting: str
-    success: float
-    chance: float
-    score: float
-    seconds: float
-    unfinished: float = 0.0
-
-
 def attack_results(
     attack: Attack,
     seeds: int,
@@ -531,8 +468,10 @@ def attack_results(
     data: Sequence[str] = (),
     output: Path = ATTACK_OUTPUT,
     report: Callable[[str], None] = print,
-) -> Iterator[Result]:
+) -> Iterator[Row]:
     """Run an attack on each data set with each setting; ``quick``: the first set and two settings.
+
+    Yields the means over the seeds of each ``Outcome`` and of the seconds of a run and its attack.
 
     Parameters
     ----------
@@ -553,7 +492,7 @@ def attack_results(
                 path = output / attack.name / f"{line}, seed {seed}.json"
                 outcomes.append(_outcome(attack, {**overrides, "seed": seed}, path, report))
             means = {part: statistics.mean(one[part] for one in outcomes) for part in outcomes[0]}
-            yield Result(attack.name, name, way, **means)
+            yield {"attack": attack.name, "data": name, "setting": way, **means}
 
 
 def _outcome(
@@ -574,14 +513,13 @@ def _outcome(
     return outcome
 
 
-def attacks_table(lines: Iterable[Result]) -> str:
+def attacks_table(lines: Iterable[Row]) -> str:
     """Format results as a Markdown table."""
-    rows = [
-        f"| {one.attack} | {one.data} | {one.setting} | {one.success:.3f}"
-        f"{f', {one.unfinished:.3f} unfinished' if one.unfinished else ''} | {one.chance:.3f} "
-        f"| {one.score:.3f} | {one.seconds:.1f} |"
-        for one in lines
-    ]
+    cells = "| {attack} | {data} | {setting} | {success:.3f}{rest} | {chance:.3f} | {score:.3f} "
+    rows = []
+    for line in lines:
+        rest = f", {line['unfinished']:.3f} unfinished" if line["unfinished"] else ""
+        rows.append(f"{cells}| {{seconds:.1f}} |".format(**line, rest=rest))
     head = "| attack | data | setting | success | chance | test AUC | seconds |"
     return "\n".join([head, "|---|---|---|---|---|---|---|", *rows])
 
@@ -590,19 +528,22 @@ def attack_main(*attacks: Attack) -> None:
     """Attacks on runs of honest parties: a line of JSON for each result, then the table."""
     from fedapp.runs.compare import other_code
 
+    names = tuple(attack.name for attack in attacks)
+
     def run(
-        only: tuple[str, ...] = tuple(attack.name for attack in attacks),
+        only: tuple[str, ...] = names,
         data: tuple[str, ...] = (),
         seeds: int = 1,
         quick: bool = False,
     ) -> None:
         start = time.perf_counter()
-        check_names("only", only, [attack.name for attack in attacks])
+        check_names("only", only, names)
         chosen, results = [attack for attack in attacks if attack.name in only], []
         for attack in chosen:
             check_names("data", data, attack.data)
+        for attack in chosen:
             for result in attack_results(attack, seeds, quick, data):
-                print(json.dumps(asdict(result)), flush=True)
+                print(json.dumps(result), flush=True)
                 results.append(result)
         print()
         for attack in chosen:
@@ -614,8 +555,10 @@ def attack_main(*attacks: Attack) -> None:
         for warning in filter(None, map(other_code, folders)):
             print(warning)
 
-    run.__doc__ = (attacks[0].run if len(attacks) == 1 else attack_main).__doc__
-    command(run)
+    # A single attack has no ``--only``.
+    function: Any = partial(run, names) if len(attacks) == 1 else run
+    function.__doc__ = (attacks[0].run if len(attacks) == 1 else attack_main).__doc__
+    command(function)
 
 
 Note = Callable[["Transcript"], None]
@@ -676,37 +619,6 @@ def trained(overrides: Overrides, listeners: Collection[str], note: Note) -> Ite
     settings = load_settings(dict(overrides))
     with listening(listeners, note), temporary_run(settings) as run:
         yield Trained(settings, run.summary, (run.path / "model.json").read_text())
-
-
-# The vertical runs that are attacked: small keys and few rows
-
-ACTIVE, PASSIVE = "party-1", "party-2"
-VERTICAL: dict[str, Any] = {"objective": "binary:logistic", "parties": 2, "align": "ordered"}
-VERTICAL |= {"valid-fraction": 0.0, "eta": 0.3}
-SECUREBOOST = {
-    **VERTICAL,
-    "strategy": "secureboost",
-    "num-boost-round": 10,
-    "max-depth": 4,
-    "max-bin": 32,
-    "secureboost.key-bits": 512,
-    "secureboost.insecure-small-key": True,
-}
-CREDIT: dict[str, Any] = {"data": "default-credit", "columns": "sizes:12,11", "test-fraction": 0.95}
-IONOSPHERE: dict[str, Any] = {"data": "ionosphere", "columns": "sizes:17,17"}
-BINNED = {"ionosphere": IONOSPHERE, "default-credit": CREDIT}
-
-
-def true_bins(transcript: Transcript) -> npt.NDArray[np.int64] | None:
-    """True bins of the passive party's training rows, int64, shape (n_rows, n_columns).
-
-    A missing value has the bin after the last. None unless the message is to that party and it has
-    bins. Attacks are judged by these bins and do not use them.
-    """
-    store = transcript.site.store
-    if transcript.site.name != PASSIVE or "codes" not in store:
-        return None
-    return np.asarray(store["codes"]).astype(np.int64)
 
 
 # Digests of what every method computes

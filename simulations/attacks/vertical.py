@@ -12,12 +12,11 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.csv
 from scipy.sparse import csr_array, hstack
 from sklearn.decomposition import TruncatedSVD
 from sklearn.ensemble import RandomForestClassifier
@@ -47,13 +46,7 @@ from fedapp.trees.forest.cart import fewest_rows
 from fedapp.trees.model import LEAF
 from fedapp.trees.predict import Nodes, slots_of, unpack_bits
 from simulations.study import (
-    ACTIVE,
-    BINNED,
-    CREDIT,
-    PASSIVE,
     PLAIN,
-    SECUREBOOST,
-    VERTICAL,
     Attack,
     Outcome,
     Overrides,
@@ -61,11 +54,26 @@ from simulations.study import (
     Transcript,
     listening,
     trained,
-    true_bins,
+    write_rows,
 )
 
 Ints = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.float32]
+ACTIVE, PASSIVE = "party-1", "party-2"
+VERTICAL: dict[str, Any] = {"objective": "binary:logistic", "parties": 2, "align": "ordered"}
+VERTICAL |= {"valid-fraction": 0.0, "eta": 0.3}
+SECUREBOOST = {
+    **VERTICAL,
+    "strategy": "secureboost",
+    "num-boost-round": 10,
+    "max-depth": 4,
+    "max-bin": 32,
+    "secureboost.key-bits": 512,
+    "secureboost.insecure-small-key": True,
+}
+CREDIT: dict[str, Any] = {"data": "default-credit", "columns": "sizes:12,11", "test-fraction": 0.95}
+IONOSPHERE: dict[str, Any] = {"data": "ionosphere", "columns": "sizes:17,17"}
+BINNED = {"ionosphere": IONOSPHERE, "default-credit": CREDIT}
 NOWHERE = -1  # the leaf of a row that was split once more; its child is not sent
 FOREST = {
     **VERTICAL,
@@ -75,6 +83,21 @@ FOREST = {
     "federated-forest.key-bits": 512,
     "federated-forest.insecure-small-key": True,
 }
+
+
+def true_bins(transcript: Transcript) -> npt.NDArray[np.int64] | None:
+    """True bins of the passive party's training rows, int64, shape (n_rows, n_columns).
+
+    A missing value has the bin after the last. None unless the message is to that party and it has
+    bins. Attacks are judged by these bins and do not use them.
+    """
+    store = transcript.site.store
+    if transcript.site.name != PASSIVE or "codes" not in store:
+        return None
+    return np.asarray(store["codes"]).astype(np.int64)
+
+
+# label_groups
 
 
 class GroupingParty:
@@ -256,7 +279,7 @@ def attack_reverse_sums(overrides: Overrides) -> Outcome:
 
     Nobody sees what it encrypts. It gives up the lowest digits of a gradient, which a tree does not
     miss, and writes one digit for one row there: in a sum, that digit shows whether the bin holds
-    the row. Two numbers of ``DIGITS`` digits read ``2 * DIGITS`` rows a round, in every column of
+    the row. Two numbers of 44 digits read 88 rows a round, in every column of
     every other party, and the trees stay as good as they were. This is a lower bound: nodes of a
     level share no row, so below the root the same digits could serve other rows. (Weng et al. 2020,
     "Practical Privacy Attacks on Vertical Federated Learning", arXiv:2011.09290, call it the
@@ -540,13 +563,13 @@ def attack_shared_nodes(overrides: Overrides) -> Outcome:
     Takahashi, Liu and Liu 2023, arXiv:2307.10318). Departures: instead of the paper's Louvain
     communities, the leading singular vectors of the table of rows by nodes, with each entry divided
     by the square root of its node's size (Dhillon 2001, "Co-clustering documents and words using
-    bipartite spectral graph partitioning"); and the party knows the labels of ``KNOWN`` rows, half
+    bipartite spectral graph partitioning"); and the party knows the labels of 40 rows, half
     of each class, where the paper names clusters by the true labels.
 
     Success is the AUC of a logistic regression of the embedding, fitted to the known rows, over all
     other training rows. Chance is the same from the party's columns only, by ranks, without any
     message: a logistic regression or a forest. Cross-validation on the known rows chooses the
-    number of dimensions, and which of both models. Both figures are means over ``DRAWS`` draws of
+    number of dimensions, and which of both models. Both figures are means over five draws of
     these rows. ``forest_nodes`` is the same attack on a Federated Forest.
     """
     passive = BoostedParty()
@@ -590,8 +613,7 @@ class ForestParty:
 
 
 def attack_forest_nodes(overrides: Overrides) -> Outcome:
-    """What a passive party of a Federated Forest learns about labels from rows that share tree
-    nodes.
+    """What a passive party of a Federated Forest learns about labels from rows that share nodes.
 
     With ``labels=paillier`` it sees no labels, but which rows are in which nodes, except where
     other parties split at ``max-depth``. Nodes need not be pure: rows with the same label tend to
@@ -741,14 +763,12 @@ def predicted(overrides: Overrides, model: str, curious: Curious) -> None:
     with tempfile.TemporaryDirectory() as folder:
         table = read_source(overrides["data"])
         drawn = np.random.default_rng(overrides["seed"]).permutation(table.n_rows)[:ROWS]
-        columns = np.ascontiguousarray(table.take(drawn).values.T)
-        named = dict(zip(table.columns, columns, strict=True))
-        path = Path(folder) / "rows.csv"
-        pa.csv.write_csv(pa.table({"id": [f"row-{row}" for row in drawn], **named}), path)
+        ids = [f"row-{row}" for row in drawn]
+        path = write_rows(Path(folder) / "rows.parquet", table, drawn, labelled=False, ids=ids)
         settings = load_settings(
             {
                 "strategy": "eini",
-                "data": str(path),
+                "data": path,
                 "id": "id",
                 "model": model,
                 "run-dir": f"{folder}/run",
@@ -769,7 +789,7 @@ def attack_eini_paths(overrides: Overrides) -> Outcome:
     decrypts only their sum, in 53 bits and more; finding the values that add up to it is a
     subset-sum problem. The attack adds up the values of each half of the trees in all combinations,
     sorts one list and looks up for each entry of the other what is missing (Horowitz and Sahni
-    1974). That takes the square root of the number of combinations, up to ``MOST`` for a half. Rows
+    1974). That takes the square root of the number of combinations, up to 2^18 for a half. Rows
     with more are counted as unfinished, and as not found: other searches go further, and lattice
     methods were not tried.
 

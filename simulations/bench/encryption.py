@@ -24,23 +24,17 @@ import numpy.typing as npt
 from gmpy2 import mpz
 from phe.paillier import EncryptedNumber
 
-from clients.secureboost import active as secureboost_round
-from clients.secureboost import passive as secureboost_blocks
-from clients.secureboost import passive as secureboost_passive
+from clients.secureboost import active, passive
 from fedapp.crypto.lanes import has_lanes
 from fedapp.crypto.packing import FixedPoint, PairLayout
 from fedapp.crypto.paillier import (
-    BASE_BYTES,
-    OwnerMasks,
     PrivateKey,
-    PublicKey,
-    PublicMasks,
     check_ciphertexts,
     encrypt,
     generate_key,
     to_phe,
 )
-from fedapp.crypto.sums import group_columns, pack_sums, read_sums, self_test, sum_rows
+from fedapp.crypto.sums import pack_sums, read_sums, self_test, sum_rows
 from fedapp.crypto.workers import Workers
 from fedapp.kernels import n_cores
 from fedapp.run_folder import RunFolder
@@ -48,7 +42,7 @@ from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
-from simulations.study import BINARY, SEED, Row, count_same_nodes, peak_bytes
+from simulations.study import BINARY, SEED, Row, count_same_nodes, peak_bytes, repeated
 
 DATA, COLUMNS = "default-credit", (12, 11)  # active, passive
 TEST_FRACTION, MAX_BIN = 1 / 3, 32
@@ -56,58 +50,20 @@ CHECK_TREES, CHECK_DEPTH = 10, 4
 # Excluded: the first tree, in which tables of masks are computed, and the last one, which no
 # encryption follows.
 N_TREES, DEPTH = 7, 3
-PRODUCTS, ROUNDS = 2000, 20  # of the bare cost: products a measurement, measurements
 PARTS = {  # function of ``fedapp.crypto``, where it is called
-    "encrypt": secureboost_round,
-    "check_ciphertexts": secureboost_blocks,
-    "sum_rows": secureboost_passive,
-    "pack_sums": secureboost_passive,
-    "read_sums": secureboost_round,
+    "encrypt": active,
+    "check_ciphertexts": passive,
+    "sum_rows": passive,
+    "pack_sums": passive,
+    "read_sums": active,
 }
-
-Counts = Counter[str]  # multiplications by their modulus: n^2, p^2, n
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Call:
-    """One call of the arithmetic."""
-
-    part: str
-    start: float
-    end: float
-    counts: Counts
-    counting: float  # seconds that counting the multiplications took
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Tree:
-    """Seconds and calls from the encryption of a tree's gradients to that of the next tree."""
-
-    seconds: float
-    calls: tuple[Call, ...]
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """Seconds by part."""
-        spent = dict.fromkeys(PARTS, 0.0)
-        for call in self.calls:
-            spent[call.part] += call.end - call.start
-        return {**spent, "rest": self.seconds - sum(spent.values())}
-
-    @property
-    def counts(self) -> dict[str, Counts]:
-        """Multiplications by part."""
-        counts: dict[str, Counts] = {part: Counter() for part in PARTS}
-        for call in self.calls:
-            counts[call.part] += call.counts
-        return counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stopwatch:
-    """Times every call of the arithmetic that the two parties make."""
+    """Times every call of the arithmetic that the two parties make: part, start and end."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[tuple[str, float, float]] = field(default_factory=list)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -120,20 +76,20 @@ class Stopwatch:
     def _call(self, part: str, function: Callable[..., Any], *arguments: Any) -> Any:
         start = time.perf_counter()
         result = function(*arguments)
-        end = time.perf_counter()
-        counts = COUNTED[part](*arguments)
-        self.calls.append(Call(part, start, end, counts, time.perf_counter() - end))
+        self.calls.append((part, start, time.perf_counter()))
         return result
 
     @property
-    def trees(self) -> list[Tree]:
-        """All trees but the last, which no encryption follows."""
-        starts = [index for index, call in enumerate(self.calls) if call.part == "encrypt"]
+    def trees(self) -> list[dict[str, float]]:
+        """Seconds of all trees by part, but of the last tree, which no encryption follows."""
+        starts = [index for index, (part, _, _) in enumerate(self.calls) if part == "encrypt"]
         trees = []
         for first, last in pairwise(starts):
-            calls = tuple(self.calls[first:last])
-            counting = sum(call.counting for call in calls)
-            trees.append(Tree(self.calls[last].start - calls[0].start - counting, calls))
+            spent = dict.fromkeys(PARTS, 0.0)
+            for part, start, end in self.calls[first:last]:
+                spent[part] += end - start
+            tree = self.calls[last][1] - self.calls[first][1]
+            trees.append({"tree": tree, **spent, "rest": tree - sum(spent.values())})
         return trees
 
 
@@ -155,73 +111,6 @@ def run_both(settings: Settings) -> tuple[int, RunFolder]:
     return count_same_nodes(model, json.loads(booster.save_raw("json"))), run
 
 
-# Counting
-
-
-def count_encrypt(key: PrivateKey, plaintexts: Sequence[int], *_: Any) -> Counts:
-    # Each row: a mask's products mod p^2 and mod q^2, two plaintexts, one remainder.
-    n_tables = sum(table.n_tables for table in OwnerMasks(key).tables)
-    return Counter({"p^2": len(plaintexts) * (n_tables + 3)})
-
-
-def count_sums(
-    key: PublicKey,
-    ciphertexts: Sequence[Any],
-    codes: npt.NDArray[Any],
-    offsets: npt.NDArray[np.int64],
-    nodes: npt.NDArray[np.int32],
-    *_: Any,
-) -> Counts:
-    """Sum rows into joint cells and cells into bins, as if in one process."""
-    rows = np.flatnonzero(nodes >= 0)
-    bin_ids = nodes[rows, None].astype(np.int64) * offsets[-1] + offsets[:-1] + codes[rows]
-    n_products = 0
-    for group in group_columns(bin_ids):
-        n_cells = len(group.first_rows)
-        n_products += len(rows) - n_cells
-        for column in group.columns:
-            n_products += n_cells - len(np.unique(bin_ids[:, column]))
-    return Counter({"n^2": n_products})
-
-
-def count_packing(key: PublicKey, sums: Sequence[Any], layout: PairLayout, *_: Any) -> Counts:
-    # Each ciphertext: shifts and products of its slots, and a mask.
-    n_ciphertexts = layout.n_plaintexts(len(sums))
-    n_shifts = len(sums) - n_ciphertexts
-    mask = PublicMasks(key).n_bases * BASE_BYTES
-    return Counter({"n^2": n_shifts * (layout.slot_bits + 1) + n_ciphertexts * (mask + 1)})
-
-
-def count_reading(key: PrivateKey, ciphertexts: Sequence[Any], *_: Any) -> Counts:
-    # Each ciphertext: a check mod n, and powers by p - 1 mod p^2 and by q - 1 mod q^2.
-    n_rows = len(ciphertexts)
-    return Counter({"n": n_rows, "p^2": n_rows * key.public.bits})
-
-
-COUNTED: dict[str, Callable[..., Counts]] = {
-    "encrypt": count_encrypt,
-    "check_ciphertexts": lambda _, ciphertexts: Counter({"n": len(ciphertexts)}),
-    "sum_rows": count_sums,
-    "pack_sums": count_packing,
-    "read_sums": count_reading,
-}
-
-
-def bare_seconds(bits: int) -> float:
-    """Seconds of one product of two random numbers modulo another of ``bits`` bits."""
-    modulus = mpz(secrets.randbits(bits)) | 1 | mpz(1) << (bits - 1)
-    left, right = (
-        [mpz(secrets.randbelow(int(modulus))) for _ in range(PRODUCTS)] for _ in range(2)
-    )
-    seconds = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        # Written as in ``fedapp.crypto``.
-        [first * second % modulus for first, second in zip(left, right, strict=True)]
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds) / PRODUCTS
-
-
 def traffic(run: RunFolder) -> tuple[int, int]:  # median bytes and messages of a timed tree
     rounds = [json.loads(line) for line in run.rounds.read_text().splitlines()]
     by_step = Counter(json.loads(line)["step"] for line in run.ledger.read_text().splitlines())
@@ -233,11 +122,17 @@ def traffic(run: RunFolder) -> tuple[int, int]:  # median bytes and messages of 
     return int(statistics.median(sizes)), int(statistics.median(numbers))
 
 
-def bare_of(counts: dict[str, Counts], each: dict[str, float]) -> dict[str, float]:
-    return {
-        part: sum(n * each[modulus] for modulus, n in numbers.items()) / n_cores()
-        for part, numbers in counts.items()
-    }
+def product_seconds(bits: int) -> float:
+    """Seconds of one product of two random numbers modulo another of ``bits`` bits."""
+    modulus = mpz(secrets.randbits(bits)) | 1 | mpz(1) << (bits - 1)
+    left, right = ([mpz(secrets.randbelow(int(modulus))) for _ in range(2000)] for _ in range(2))
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        [first * second % modulus for first, second in zip(left, right, strict=True)]
+        return time.perf_counter() - start
+
+    return statistics.median(repeated([seconds])[0]) / len(left)
 
 
 def medians(dicts: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -245,8 +140,7 @@ def medians(dicts: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def secureboost(key_bits: int = 2048, checked_trees: int = CHECK_TREES) -> Row:
-    """How long a tree of SecureBoost takes, where the time goes, and what the bare arithmetic
-    would.
+    """How long a tree of SecureBoost takes, and where the time goes.
 
     A run in this process of two parties with columns of default-credit: messages are encoded,
     sealed, checked and kept on the disk by both. First a run of deeper trees, and then the timed
@@ -254,11 +148,9 @@ def secureboost(key_bits: int = 2048, checked_trees: int = CHECK_TREES) -> Row:
     the encryption of its gradients to that of the next; its parts are the calls of
     ``fedapp.crypto`` that both parties make, never at the same time.
 
-    The number of modular multiplications is counted from the sizes of those calls: a mask takes one
-    a table, by whatever short cut, a shift by k bits k squarings, another power a squaring a bit.
-    Their bare cost is that of as many products of random numbers by gmpy2, reduced by ``%``, on as
-    many cores as the run has. Where the processor multiplies eight numbers at a time, a tree may
-    take less (``side_by_side`` tells; ``NUMBA_ENABLE_AVX=0`` in the environment switches it off).
+    ``products_a_row`` compares machines: the seconds of a tree as products of two numbers modulo
+    n^2 by gmpy2 on one core, for each row. It is smaller where the processor multiplies eight
+    numbers at a time (``side_by_side``; ``NUMBA_ENABLE_AVX=0`` in the environment disables that).
     """
     watch, same, start = Stopwatch(), {}, 0.0
     with tempfile.TemporaryDirectory() as folder:
@@ -272,32 +164,15 @@ def secureboost(key_bits: int = 2048, checked_trees: int = CHECK_TREES) -> Row:
         n_bytes, n_messages = traffic(run)
         summary = run.summary
     first, *trees = watch.trees
-    unit_seconds = {"n^2": bare_seconds(2 * key_bits), "p^2": bare_seconds(key_bits)}
-    unit_seconds["n"] = unit_seconds["p^2"]  # of the same length
-    counts = {
-        modulus: statistics.median(
-            sum(one[modulus] for one in tree.counts.values()) for tree in trees
-        )
-        for modulus in unit_seconds
-    }
-    bare = medians([bare_of(tree.counts, unit_seconds) for tree in trees])
-    seconds = medians([tree.parts for tree in trees])
-    a_tree = statistics.median(tree.seconds for tree in trees)
-    record: Row = {
-        "data": DATA,
-        "key_bits": key_bits,
-        "side_by_side": has_lanes(),
-        "cores": n_cores(),
-    }
-    record |= {"rows": summary["matched_rows"]["train"], "columns": COLUMNS, "max_bin": MAX_BIN}
+    seconds, n_rows = medians(trees), summary["matched_rows"]["train"]
+    a_tree, product = seconds.pop("tree"), product_seconds(2 * key_bits)
+    record: Row = {"data": DATA, "key_bits": key_bits, "side_by_side": has_lanes()}
+    record |= {"cores": n_cores(), "rows": n_rows, "columns": COLUMNS, "max_bin": MAX_BIN}
     record |= {"depth": DEPTH, "seed": SEED, "nodes_as_xgboost": same, "repeats": len(trees)}
     record |= {"seconds_a_tree": a_tree, "seconds": seconds}
-    record |= {"seconds_of_first_tree": first.seconds}
-    record |= {"seconds_before": watch.calls[0].start - start}
-    record |= {"bytes_a_tree": n_bytes, "messages_a_tree": n_messages, "multiplications": counts}
-    record |= {"bare_seconds_each": unit_seconds, "bare_seconds": bare}
-    record |= {"ratio": a_tree / sum(bare.values())}
-    record |= {"ratios": {part: seconds[part] / bare[part] for part in PARTS}}
+    record |= {"seconds_of_first_tree": first["tree"], "seconds_before": watch.calls[0][1] - start}
+    record |= {"bytes_a_tree": n_bytes, "messages_a_tree": n_messages}
+    record |= {"product_seconds": product, "products_a_row": a_tree / product / n_rows}
     # Of this process; each other worker holds tables of the same size.
     record |= {"peak_bytes": peak_bytes(), "auc": summary["metrics"]["test"]["auc"]}
     return record

@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import chain, pairwise
 from pathlib import Path
@@ -32,13 +32,12 @@ from typing import Any
 
 import numpy as np
 import psutil
-from sklearn.datasets import load_breast_cancer
 
 import fedapp
 from fedapp.data.datasets import load_dataset
 from fedapp.runs.flower import free_ports, is_healthy
 from fedapp.settings import Settings, load_settings
-from simulations.bench.trees import run_once, write_rows
+from simulations.bench.trees import run_once, write_numbers
 from simulations.study import (
     BINARY,
     DRAWS,
@@ -51,13 +50,13 @@ from simulations.study import (
     Row,
     check_names,
     children_seconds,
-    cpu_seconds,
     example_nodes,
     growth,
     looking,
     repeated,
     settings_of,
     show,
+    write_rows,
 )
 from strategies.handshake import registered_sites
 
@@ -331,26 +330,18 @@ def timed(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_tables(folder: Path, by_columns: bool) -> dict[str, dict[str, str]]:
-    """Write the sites' tables; return their node configs."""
-    data = load_breast_cancer()
-    names = [name.replace(" ", "_") for name in data.feature_names]
-    rows, columns = np.arange(len(data.data)), np.arange(len(names))
-    nodes = {}
+    """Write the sites' rows or columns of breast-cancer; return their node configs."""
+    table, nodes = load_dataset("breast-cancer"), {}
+    rows, columns = np.arange(table.n_rows), np.arange(len(table.columns))
     for index, name in enumerate(SITES):
-        site_rows = rows if by_columns else rows[index :: len(SITES)]
-        site_columns = columns[index :: len(SITES)] if by_columns else columns
-        has_label = not by_columns or index == 0
-        header = ["patient", *(names[column] for column in site_columns)]
-        lines = [",".join([*header, "benign"] if has_label else header)]
-        for row in site_rows:
-            fields = [f"p{row}", *(repr(float(data.data[row, column])) for column in site_columns)]
-            lines.append(",".join([*fields, str(data.target[row])] if has_label else fields))
-        path = folder / f"{name}.csv"
-        path.write_text("\n".join(lines) + "\n")
-        nodes[name] = {"data": str(path), "id": "patient", "allow-export": "true", **DRAWS}
-        nodes[name]["allow"] = ",".join(ACROSS_METHODS)
-        if has_label:
-            nodes[name]["label"] = "benign"
+        turn, has_label = slice(index, None, len(SITES)), not by_columns or index == 0
+        chosen = rows if by_columns else rows[turn], columns[turn] if by_columns else columns
+        names = tuple(table.columns[column] for column in chosen[1])
+        part = replace(table, columns=names, values=table.values[:, chosen[1]])
+        ids = [f"p{row}" for row in chosen[0]]
+        path = write_rows(folder / f"{name}.parquet", part, chosen[0], has_label, ids)
+        nodes[name] = {"data": path, "id": "id", "allow-export": "true", **DRAWS}
+        nodes[name] |= {"allow": ",".join(ACROSS_METHODS), "label": "y" if has_label else ""}
     return nodes
 
 
@@ -615,16 +606,12 @@ def measure_parties(method: str, sizes: Sizes) -> Iterator[Row]:
     """A row for each number of parties, after a warm-up, with its growth since the one before."""
     before: Row = {}
     with tempfile.TemporaryDirectory() as folder:
-        data = write_rows(Path(folder) / "rows.parquet", sizes.rows, sizes.columns)
+        data = write_numbers(Path(folder) / "rows.parquet", sizes.rows, sizes.columns)
         run_once(parties_settings(data, method, sizes, sizes.parties[0]))
         for parties in sizes.parties:
-            cpu_start = cpu_seconds()
             run = run_once(parties_settings(data, method, sizes, parties))
-            cpu, summary = cpu_seconds() - cpu_start, run.summary
-            row = {"method": method, "parties": parties, "seconds": summary["seconds"]["train"]}
-            row |= {"cpu_seconds": cpu, "exchanges": summary["exchanges"]}
-            row |= {"messages": len(run.ledger), "bytes": sum(summary["bytes"].values())}
-            row |= {"auc": summary["metrics"]["test"]["auc"]}
+            row = {"method": method, "parties": parties, **run.costs}
+            row |= {"auc": run.summary["metrics"]["test"]["auc"]}
             yield {**row, **growth(before, row, "parties", ("seconds", "cpu_seconds", "bytes"))}
             before = row
 

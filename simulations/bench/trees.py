@@ -18,7 +18,6 @@ import socket
 import statistics
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -70,6 +69,7 @@ from simulations.study import (
     pooled_forest,
     repeated,
     show,
+    write_rows,
 )
 
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ WORST_AUC_DIFFERENCE, NEARBY_BINS = 0.003, range(251, 260)
 POOLED, PLUGIN = "XGBoost, pooled", "XGBoost, plugin"
 
 Rows = npt.NDArray[np.float32]
-Line = Row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,16 +100,21 @@ class Subsets:
     test_values: Rows
     test_labels: Rows
 
+    @property
+    def pooled(self) -> tuple[Rows, Rows]:
+        """Values and labels of all parties' training rows."""
+        return np.concatenate(self.values), np.concatenate(self.labels)
+
 
 def write_speed_table(folder: Path) -> tuple[str, str]:
     """Setting ``data`` and its name; writes a synthetic table if default-credit is missing."""
     if locate(find_dataset("default-credit").files[0]):
         return "default-credit", "default-credit"
-    path = write_rows(folder / "synthetic.parquet", N_TRAIN + N_TEST, SPEED_COLUMNS)
+    path = write_numbers(folder / "synthetic.parquet", N_TRAIN + N_TEST, SPEED_COLUMNS)
     return path, "synthetic, of the size of default-credit"
 
 
-def write_rows(path: Path, n_rows: int, n_columns: int) -> str:
+def write_numbers(path: Path, n_rows: int, n_columns: int) -> str:
     """Write a table of numbers without ties, whose label depends on five of its columns."""
     rng = np.random.default_rng(SEED)
     values = rng.standard_normal((n_rows, n_columns)).astype(np.float32)
@@ -122,7 +126,7 @@ def write_rows(path: Path, n_rows: int, n_columns: int) -> str:
 
 
 def speed_settings(data: str, depth: int, bins: str, parties: int = SPEED_PARTIES) -> Settings:
-    config: Line = {"strategy": "pax", "data": data, **BINARY}
+    config: Row = {"strategy": "pax", "data": data, **BINARY}
     config |= {"label": "label" if Path(data).suffix else "", "parties": parties}
     config |= {"test-fraction": N_TEST / (N_TRAIN + N_TEST), "num-boost-round": SPEED_TREES}
     config |= {"max-depth": depth, "max-bin": SPEED_BINS, "eta": SPEED_ETA, "pax.bins": bins}
@@ -143,54 +147,79 @@ def read_rows(settings: Settings) -> Subsets:
     )
 
 
-def run_pax(settings: Settings) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """Summary of a run with its CPU seconds, model as XGBoost's JSON, and number of messages."""
-    cpu_start = time.process_time()
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """A finished run whose files are deleted."""
+
+    seconds: float  # by the clock, from the call to its return
+    cpu_seconds: float  # from reading the table to the written summary
+    summary: Row
+    n_messages: int
+    model: str  # model.json, complete if the master keeps the model
+    xgboost: Row | None  # the model as XGBoost's JSON, if it has that form
+
+    @property
+    def costs(self) -> Row:
+        return {
+            "seconds": self.summary["seconds"]["train"],
+            "cpu_seconds": self.cpu_seconds,
+            "exchanges": self.summary["exchanges"],
+            "messages": self.n_messages,
+            "bytes": sum(self.summary["bytes"].values()),
+        }
+
+
+def run_once(settings: Settings) -> MeasuredRun:
+    """Train in this process and leave no files."""
+    start, cpu_start = time.perf_counter(), cpu_seconds()
     with temporary_run(settings) as run:
-        summary = {**run.summary, "cpu_seconds": time.process_time() - cpu_start}
-        model = json.loads((run.path / "model.xgb.json").read_text())
-        return summary, model, len(run.ledger.read_text().splitlines())
+        spent = time.perf_counter() - start, cpu_seconds() - cpu_start
+        n_messages = len(run.ledger.read_text().splitlines())
+        model, path = (run.path / "model.json").read_text(), run.path / "model.xgb.json"
+        trees = json.loads(path.read_text()) if path.exists() else None
+        return MeasuredRun(*spent, run.summary, n_messages, model, trees)
 
 
-def measure_pax(settings: Settings, repeats: int) -> Line:
-    """Medians over the runs. CPU seconds: from reading the table to the written summary."""
-    (runs,) = repeated([lambda: run_pax(settings)], repeats)
-    summary, _, n_messages = runs[-1]
-    line: Line = {"method": f"PAX, {settings.sections['pax']['bins']}", "depth": settings.max_depth}
-    line |= {"seconds": statistics.median(one["seconds"]["train"] for one, _, _ in runs)}
-    line |= {"cpu_seconds": statistics.median(one["cpu_seconds"] for one, _, _ in runs)}
-    line |= {"auc": summary["metrics"]["test"]["auc"], "messages": n_messages}
-    return {**line, "bytes": sum(summary["bytes"].values())}
+def measure_pax(settings: Settings, repeats: int) -> Row:
+    """Costs and score of the last run, with the medians of seconds over all."""
+    (runs,) = repeated([lambda: run_once(settings)], repeats)
+    line: Row = {"method": f"PAX, {settings.sections['pax']['bins']}", "depth": settings.max_depth}
+    line |= {**runs[-1].costs, "auc": runs[-1].summary["metrics"]["test"]["auc"]}
+    for name in ("seconds", "cpu_seconds"):
+        line[name] = statistics.median(run.costs[name] for run in runs)
+    return line
 
 
-def train_pooled_speed(parameters: Mapping[str, Any], rows: Subsets) -> tuple[float, float, Any]:
-    """Seconds, CPU seconds, and the booster trained on all parties' rows."""
+def train_booster(
+    parameters: Mapping[str, Any], values: Rows, labels: Rows
+) -> tuple[tuple[float, float], float, Any]:
+    """Start and end, CPU seconds, and XGBoost's model."""
     import xgboost
 
-    values, labels = np.concatenate(rows.values), np.concatenate(rows.labels)
+    # perf_counter is a clock of the system, so times of different processes are comparable.
     start, cpu_start = time.perf_counter(), time.process_time()
-    matrix = xgboost.QuantileDMatrix(
-        values, labels, max_bin=parameters["max_bin"], nthread=SPEED_THREADS
-    )
+    bins, threads = parameters["max_bin"], parameters["nthread"]
+    matrix = xgboost.QuantileDMatrix(values, labels, max_bin=bins, nthread=threads)
     booster = xgboost.train(dict(parameters), matrix, SPEED_TREES)
-    return time.perf_counter() - start, time.process_time() - cpu_start, booster
+    return (start, time.perf_counter()), time.process_time() - cpu_start, booster
 
 
-def measure_pooled(settings: Settings, rows: Subsets, repeats: int) -> Line:
+def measure_pooled(settings: Settings, rows: Subsets, repeats: int) -> Row:
     import xgboost
 
-    parameters = parameters_of(settings, rows)
-    (runs,) = repeated([lambda: train_pooled_speed(parameters, rows)], repeats)
-    seconds, cpu_seconds = (statistics.median(run[figure] for run in runs) for figure in (0, 1))
+    parameters, pooled = parameters_of(settings, rows), rows.pooled
+    (runs,) = repeated([lambda: train_booster(parameters, *pooled)], repeats)
+    seconds = statistics.median(end - start for (start, end), _, _ in runs)
     margins = runs[-1][2].predict(xgboost.DMatrix(rows.test_values), output_margin=True)
-    line: Line = {"method": POOLED, "depth": settings.max_depth, "seconds": seconds}
-    return {**line, "cpu_seconds": cpu_seconds, "auc": test_auc(margins, rows)}
+    line: Row = {"method": POOLED, "depth": settings.max_depth, "seconds": seconds}
+    line |= {"cpu_seconds": statistics.median(cpu for _, cpu, _ in runs)}
+    return {**line, "auc": test_auc(margins, rows)}
 
 
 def parameters_of(
     settings: Settings, rows: Subsets, threads: int = SPEED_THREADS
 ) -> dict[str, Any]:
-    labels = np.concatenate(rows.labels)
+    _, labels = rows.pooled
     parameters = xgboost_parameters(settings, labels, np.ones_like(labels), labels)
     return {**parameters, "nthread": threads}
 
@@ -206,21 +235,22 @@ def check_against_xgboost(data: str, depth: int) -> int:
     """Check that one party's model equals pooled XGBoost; return the number of nodes."""
     settings = speed_settings(data, depth, "equal", parties=1)
     whole = read_rows(settings)
-    *_, booster = train_pooled_speed(parameters_of(settings, whole), whole)
-    _, model, _ = run_pax(settings)
+    *_, booster = train_booster(parameters_of(settings, whole), *whole.pooled)
+    model = run_once(settings).xgboost
+    assert model is not None
     return count_same_nodes(model, json.loads(booster.save_raw("json")))
 
 
 def measure_plugin(
     all_settings: Mapping[int, Settings], rows: Subsets, repeats: int
-) -> tuple[list[Line], int]:
+) -> tuple[list[Row], int]:
     """Measure XGBoost's plugin at every depth; also the peak memory of a worker in bytes."""
     parameters = {
         depth: parameters_of(settings, rows, WORKER_THREADS)
         for depth, settings in all_settings.items()
     }
     works = [
-        PluginWork(values, labels, rows.test_values, parameters, SPEED_TREES, SPEED_BINS, repeats)
+        PluginWork(values, labels, rows.test_values, parameters, repeats)
         for values, labels in zip(rows.values, rows.labels, strict=True)
     ]
     trained, peak = train_federated(works)
@@ -231,7 +261,7 @@ def measure_plugin(
     return lines, peak
 
 
-def measure_speed(data: str, repeats: int, with_plugin: bool) -> tuple[list[Line], int | None]:
+def measure_speed(data: str, repeats: int, with_plugin: bool) -> tuple[list[Row], int | None]:
     """Check, then time, every method at every depth."""
     import xgboost
 
@@ -244,7 +274,7 @@ def measure_speed(data: str, repeats: int, with_plugin: bool) -> tuple[list[Line
         lines.append(measure_pooled(settings, rows, repeats))
         parameters, aucs = parameters_of(settings, rows), []
         for n_bins in NEARBY_BINS:
-            *_, booster = train_pooled_speed({**parameters, "max_bin": n_bins}, rows)
+            *_, booster = train_booster({**parameters, "max_bin": n_bins}, *rows.pooled)
             margins = booster.predict(xgboost.DMatrix(rows.test_values), output_margin=True)
             aucs.append(test_auc(margins, rows))
         auc = float(np.mean(aucs))
@@ -258,7 +288,7 @@ def measure_speed(data: str, repeats: int, with_plugin: bool) -> tuple[list[Line
     return [*lines, *plugin], peak
 
 
-def pax_speed(repeats: int = SPEED_REPEATS, without_plugin: bool = False) -> Line:
+def pax_speed(repeats: int = SPEED_REPEATS, without_plugin: bool = False) -> Row:
     """How fast PAX trains, beside pooled XGBoost and XGBoost's own federated plugin.
 
     PAX: ``seconds.train`` of a run in this process: sketches and all trees, with messages encoded
@@ -278,7 +308,7 @@ def pax_speed(repeats: int = SPEED_REPEATS, without_plugin: bool = False) -> Lin
         for ratio, method in (("/ pooled", POOLED), ("/ plugin", PLUGIN)):
             other = times.get((method, line["depth"]))
             line[ratio] = line["seconds"] / other if other else None
-    record: Line = {"data": name, "parties": SPEED_PARTIES, "rows": N_TRAIN}
+    record: Row = {"data": name, "parties": SPEED_PARTIES, "rows": N_TRAIN}
     record |= {"columns": SPEED_COLUMNS, "trees": SPEED_TREES, "max_bin": SPEED_BINS, "seed": SEED}
     columns = "method; depth; sec.=seconds:.3f; CPU=cpu_seconds:.3f; / pooled:.2f; / plugin:.2f; "
     columns += "AUC=auc:.5f; messages; MB=mb:.1f"
@@ -310,7 +340,7 @@ def write_memory_table(path: Path, n_rows: int) -> None:
 
 def memory_settings(path: Path) -> Settings:
     """Settings of one party that has the whole table."""
-    config: Line = {"strategy": "pax", **BINARY, "data": str(path), "label": "label", "parties": 1}
+    config: Row = {"strategy": "pax", **BINARY, "data": str(path), "label": "label", "parties": 1}
     config |= {"test-fraction": 0.0, "num-boost-round": MEMORY_TREES, "max-depth": MEMORY_DEPTH}
     config |= {"max-bin": MEMORY_BINS}
     return load_settings(config)
@@ -322,32 +352,14 @@ def binned_bytes(n_rows: int) -> int:
     return n_rows * MEMORY_COLUMNS * np.dtype(dtype).itemsize
 
 
-def train_pax(path: Path) -> Line:
-    """Costs of a run of one party; ``ready``: peak before the first row was read.
-
-    CPU seconds are of all threads, including reading the table; ``model`` is XGBoost's JSON.
-    """
-    from fedapp.runs.baselines import temporary_run
-
-    ready, cpu_start = peak_bytes(), cpu_seconds()
-    with temporary_run(memory_settings(path)) as run:
-        costs: Line = {"cpu_seconds": cpu_seconds() - cpu_start, "library_bytes": ready}
-        summary = run.summary
-        costs["tree_seconds"] = [
-            json.loads(line)["seconds"] for line in run.rounds.read_text().splitlines()
-        ]
-        sent = {"exchanges": summary["exchanges"], "bytes": sum(summary["bytes"].values())}
-        sent["messages"] = len(run.ledger.read_text().splitlines())
-        model = (run.path / "model.xgb.json").read_text()
-    seconds = {"seconds": summary["seconds"]["train"], "peak_bytes": peak_bytes()}
-    return {**seconds, **costs, **sent, "model": model}
+def train_pax(path: Path) -> Row:
+    """Costs of a run of one party; ``library_bytes``: peak before the first row was read."""
+    ready, run = peak_bytes(), run_once(memory_settings(path))
+    return {**run.costs, "library_bytes": ready, "peak_bytes": peak_bytes(), "model": run.xgboost}
 
 
-def train_pooled_memory(path: Path) -> Line:
+def train_pooled_memory(path: Path) -> Row:
     import xgboost
-
-    from fedapp.data.datasets import read_source
-    from fedapp.runs.baselines import xgboost_parameters
 
     settings, ready, cpu_start = memory_settings(path), peak_bytes(), cpu_seconds()
     table = read_source(str(path), Roles(label="label"))
@@ -357,10 +369,10 @@ def train_pooled_memory(path: Path) -> Line:
     booster = xgboost.train(parameters, matrix, MEMORY_TREES)
     seconds = {"seconds": time.perf_counter() - start, "cpu_seconds": cpu_seconds() - cpu_start}
     peaks = {"peak_bytes": peak_bytes(), "library_bytes": ready}
-    return {**seconds, **peaks, "model": booster.save_raw("json").decode()}
+    return {**seconds, **peaks, "model": json.loads(booster.save_raw("json"))}
 
 
-def pax_memory(rows: int = MEMORY_ROWS) -> Line:
+def pax_memory(rows: int = MEMORY_ROWS) -> Row:
     """How much memory a party with a million rows takes to train PAX.
 
     The party runs in a new process. Its peak memory includes Python and its libraries, reading the
@@ -372,21 +384,19 @@ def pax_memory(rows: int = MEMORY_ROWS) -> Line:
         path = Path(folder) / "rows.parquet"
         write_memory_table(path, rows)
         pooled, party = apart(train_pooled_memory, path), apart(train_pax, path)
-    n_nodes = count_same_nodes(json.loads(party.pop("model")), json.loads(pooled.pop("model")))
+    n_nodes = count_same_nodes(party.pop("model"), pooled.pop("model"))
     console.print(f"the party's model equals pooled XGBoost in all {n_nodes} nodes")
     pooled |= {"ratio": party["seconds"] / pooled["seconds"]}
     pooled |= {"cpu_ratio": party["cpu_seconds"] / pooled["cpu_seconds"]}
     shown = [{"method": "PAX, one party and server", **party}, {"method": POOLED, **pooled}]
     shown = [{**row, "MiB": row["peak_bytes"] / 2**20} for row in shown]
-    columns = "method; peak MiB=MiB:.0f; seconds:.2f; CPU=cpu_seconds:.2f; PAX / it=ratio:.2f"
+    columns = "method; peak MiB=MiB:.0f; seconds:.2f; CPU=cpu_seconds:.2f; PAX / pooled=ratio:.2f"
     title = f"{rows:,} x {MEMORY_COLUMNS}, {MEMORY_TREES} trees of depth {MEMORY_DEPTH}"
     show(title, shown, columns)
     within = "below" if party["peak_bytes"] < MEMORY_LIMIT else "ABOVE"
     console.print(f"peak memory is {within} {MEMORY_LIMIT / 2**30:.0f} GiB")
-    record: Line = {"rows": rows, "columns": MEMORY_COLUMNS, "trees": MEMORY_TREES}
+    record: Row = {"rows": rows, "columns": MEMORY_COLUMNS, "trees": MEMORY_TREES}
     record |= {"depth": MEMORY_DEPTH, "max_bin": MEMORY_BINS, "seed": SEED, "same_nodes": n_nodes}
-    # The first tree's seconds include the sketch.
-    party["tree_seconds"] = statistics.median(party["tree_seconds"])
     return {**record, **party, "binned_bytes": binned_bytes(rows), "pooled": pooled}
 
 
@@ -402,17 +412,17 @@ AGGREGATIONS = {
 
 
 def secure_settings(data: str, sums: str, parties: int, trees: int) -> Settings:
-    config: Line = {"data": data, "label": "label", **BINARY, "parties": parties}
+    config: Row = {"data": data, "label": "label", **BINARY, "parties": parties}
     config |= {"num-boost-round": trees, "max-depth": SECURE_DEPTH, "max-bin": SECURE_BINS}
     config |= {"test-fraction": 0.1, **AGGREGATIONS[sums]}
     return load_settings(config)
 
 
-def measure_secure(data: str, parties: int, trees: int, repeats: int) -> Iterator[Line]:
+def measure_secure(data: str, parties: int, trees: int, repeats: int) -> Iterator[Row]:
     """Medians; runs of one tree and of all trees separate the set-up from trees."""
 
-    def summary_of(sums: str, n_trees: int) -> Line:
-        return run_pax(secure_settings(data, sums, parties, n_trees))[0]
+    def summary_of(sums: str, n_trees: int) -> Row:
+        return run_once(secure_settings(data, sums, parties, n_trees)).summary
 
     kinds = [(sums, n_trees) for sums in AGGREGATIONS for n_trees in (1, trees)]
     runs = dict(
@@ -426,7 +436,7 @@ def measure_secure(data: str, parties: int, trees: int, repeats: int) -> Iterato
         )
         sent, all_sent = (sum(each[0]["bytes"].values()) for each in (first, last))
         a_tree, bytes_a_tree = (whole - short) / (trees - 1), (all_sent - sent) / (trees - 1)
-        line: Line = {"sums": sums, "seconds_a_tree": a_tree, "bytes_a_tree": bytes_a_tree}
+        line: Row = {"sums": sums, "seconds_a_tree": a_tree, "bytes_a_tree": bytes_a_tree}
         line |= {"begin_seconds": short - a_tree, "begin_bytes": sent - bytes_a_tree}
         yield {
             **line,
@@ -437,7 +447,7 @@ def measure_secure(data: str, parties: int, trees: int, repeats: int) -> Iterato
 
 def pax_secure(
     rows: int = 20_000, columns: int = 23, parties: int = 3, trees: int = 20, repeats: int = 5
-) -> Line:
+) -> Row:
     """What secure aggregation costs PAX: seconds and bytes a tree, beside plain sums.
 
     Bins by shares of the rows (``share``) send less than ``max-bin`` bins at every party
@@ -446,8 +456,8 @@ def pax_secure(
     party with all rows. At least 5 columns and 2 trees.
     """
     with tempfile.TemporaryDirectory() as folder:
-        data = write_rows(Path(folder) / "rows.parquet", rows, columns)
-        models = [run_pax(secure_settings(data, SECURE, n, 2))[1] for n in (1, parties)]
+        data = write_numbers(Path(folder) / "rows.parquet", rows, columns)
+        models = [run_once(secure_settings(data, SECURE, n, 2)).xgboost for n in (1, parties)]
         if models[0] != models[1]:
             raise RuntimeError(f"the model must be that of one party, got another with {parties}")
         lines = list(measure_secure(data, parties, trees, repeats))
@@ -475,14 +485,14 @@ def pax_floor(
     aggregation: tuple[str, ...] = ("plain", "secure"),
     parties: int = 3,
     rounds: int = 50,
-) -> Iterator[Line]:
+) -> Iterator[Row]:
     """What merged bins cost PAX: the test AUC by the fewest rows of a non-empty bin.
 
     ``python -m simulations bench pax_floor`` prints a JSON line a data set (of two classes),
     aggregation and floor.
     """
     for name, sums, min_rows in itertools.product(data, aggregation, FLOORS):
-        settings: Line = {"data": name, "objective": "binary:logistic", "parties": parties}
+        settings: Row = {"data": name, "objective": "binary:logistic", "parties": parties}
         settings |= {"num-boost-round": rounds, "preset": "xgboost", "least-bin-rows": min_rows}
         auc = run_and_load({**settings, "pax.aggregation": sums})[2]["metrics"]["test"]["auc"]
         line = {"data": name, "aggregation": sums, "parties": parties, "rounds": rounds}
@@ -491,7 +501,7 @@ def pax_floor(
 
 # privacy
 
-PRIVATE_DATA: dict[str, Line] = {
+PRIVATE_DATA: dict[str, Row] = {
     "adult": {},
     "default-credit": {},
     "abalone": {"objective": "reg:squarederror", "privacy.clip": 5.0},
@@ -500,15 +510,15 @@ EPSILONS, NO_NOISE = (0.5, 1.0, 2.0, 4.0, 8.0), 1000.0
 PRIVATE_ROUNDS, PRIVATE_DEPTH, PRIVATE_ETA, DELTA, PRIVATE_PARTIES = 100, 4, 0.2, 1e-5, 3
 
 
-def private_score(how: Line, seeds: int) -> Line:
-    """Mean score on test rows over seeds, and its standard deviation."""
+def private_score(how: Row, seeds: int) -> Row:
+    """Mean score on test rows over seeds, and its standard deviation if there are several."""
     scores = []
     for seed in range(seeds):
         common = {"parties": PRIVATE_PARTIES, "seed": seed, "pax.aggregation": "secure"}
         loaded, model, _ = run_and_load({**common, **how})
         metric, value = test_score(score(loaded, model)["test"], bool(model.classes))
         scores.append(value)
-    spread = statistics.stdev(scores) if seeds > 1 else 0.0
+    spread = statistics.stdev(scores) if seeds > 1 else None
     return {"metric": metric, "mean": statistics.mean(scores), "deviation": spread}
 
 
@@ -528,7 +538,7 @@ def privacy(
     rounds: int = PRIVATE_ROUNDS,
     depth: int = PRIVATE_DEPTH,
     eta: float = PRIVATE_ETA,
-) -> Line:
+) -> Row:
     """What an epsilon costs PAX: scores on test rows by epsilon.
 
     Each cell trains the private model with several seeds, each of which holds out other rows, and
@@ -539,7 +549,7 @@ def privacy(
     check_names("data", data, PRIVATE_DATA)
     usual = {"num-boost-round": 50, "max-depth": 6, "eta": 0.3}
     shape = {"num-boost-round": rounds, "max-depth": depth, "eta": eta, "privacy.delta": DELTA}
-    lines: list[Line] = []
+    lines: list[Row] = []
     for name in data:
         private = {"data": name, **PRIVATE_DATA[name]}
         open_settings = {key: private[key] for key in private if key != "privacy.clip"}
@@ -581,7 +591,7 @@ def random_table(n_rows: int, n_columns: int = sum(ROWS_COLUMNS)) -> pa.Table:
     return table.append_column("id", pa.array(range(n_rows)).cast(pa.string()))
 
 
-def config_of(method: str, n_trees: int, key_bits: int, parties: int = ROWS_PARTIES) -> Line:
+def config_of(method: str, n_trees: int, key_bits: int, parties: int = ROWS_PARTIES) -> Row:
     shared = {**BINARY, "parties": parties, "test-fraction": TEST_ROWS}
     if method == "pax":
         method_settings = {"strategy": "pax", "max-bin": PAX_BINS, "max-depth": PAX_DEPTH}
@@ -619,10 +629,8 @@ def sites_tables(folder: Path, method: str, n_rows: int) -> dict[str, dict[str, 
 
 def train_rows(
     method: str, n_rows: int, engine: str, n_trees: int, key_bits: int, parties: int, columns: int
-) -> Line:
+) -> Row:
     """Run by the local engine in this process, then by another one, to the same model."""
-    from fedapp.runs.local import run_local
-
     settings = config_of(method, n_trees, key_bits, parties)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -660,13 +668,13 @@ def train_rows(
                 "local_seconds": measured["seconds"],
                 "peak_bytes": peaks,
             }
-    record: Line = {"engine": engine, "method": method, "rows": n_rows, "columns": columns}
+    record: Row = {"engine": engine, "method": method, "rows": n_rows, "columns": columns}
     record |= {"parties": parties, "trees": n_trees, "key_bits": key_bits}
     record |= {"cores": n_cores(), **measured, "ready_bytes": ready, "seed": SEED}
     return record
 
 
-def run_figures(run: RunFolder) -> Line:
+def run_figures(run: RunFolder) -> Row:
     """Costs and score of a run, from its folder."""
     summary = run.summary
     seconds = [json.loads(line)["seconds"] for line in run.rounds.read_text().splitlines()]
@@ -682,7 +690,7 @@ def run_figures(run: RunFolder) -> Line:
     }
 
 
-def simulated(settings: Line, run_dir: Path) -> tuple[RunFolder, Line]:
+def simulated(settings: Row, run_dir: Path) -> tuple[RunFolder, Row]:
     """Run Flower's simulation; also the peak memory of its largest process."""
     from fedapp.runs.flower import run_simulation
 
@@ -692,7 +700,7 @@ def simulated(settings: Line, run_dir: Path) -> tuple[RunFolder, Line]:
     return run, peaks
 
 
-def deployed(deployment: Deployment, settings: Line, run_dir: Path) -> tuple[RunFolder, Line]:
+def deployed(deployment: Deployment, settings: Row, run_dir: Path) -> tuple[RunFolder, Row]:
     """Run across sites; also the peak memory of the largest process of each and the coordinator."""
     words = {
         name: str(value).lower() if isinstance(value, bool) else value
@@ -731,7 +739,7 @@ def rows(
     key_bits: int = 2048,
     parties: int = ROWS_PARTIES,
     columns: int = sum(ROWS_COLUMNS),
-) -> Iterator[Line]:
+) -> Iterator[Row]:
     """How methods grow with the rows: seconds and memory at 10^4, 10^5 and 10^6 of them.
 
     Two parties with ten columns each train in a process of their own for each number of rows, so
@@ -758,7 +766,7 @@ def rows(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     figures = ("seconds", "cpu_seconds", "peak_bytes", "bytes")
     for method in methods:
-        before: Line = {}
+        before: Row = {}
         for n_rows in sorted(rows):
             arguments = (method, n_rows, engine, trees, key_bits, parties, columns)
             line = apart(train_rows, *arguments)
@@ -784,8 +792,6 @@ class PluginWork:
     labels: Rows
     test_values: Rows
     parameters: Parameters  # by name of the configuration
-    n_rounds: int
-    max_bin: int
     repeats: int  # timed trainings of each configuration, after a warm-up
 
 
@@ -884,27 +890,14 @@ def _work(
         federated_rank=rank,
     ):
         for name, parameters in work.parameters.items():
-            runs = [_train(work, parameters, barrier) for _ in range(work.repeats + 1)][1:]
-            spans[name] = [span for span, _ in runs]
-            booster = runs[-1][1]
+            spans[name] = []
+            for _ in range(work.repeats + 1):
+                barrier.wait()
+                span, _, booster = train_booster(parameters, work.values, work.labels)
+                spans[name].append(span)
+            del spans[name][0]  # the warm-up
             margins[name] = booster.predict(xgboost.DMatrix(work.test_values), output_margin=True)
     replies.put((spans, margins, peak_bytes()))
-
-
-def _train(
-    work: PluginWork, parameters: Mapping[str, Any], barrier: Any
-) -> tuple[tuple[float, float], Any]:
-    import xgboost
-
-    barrier.wait()
-    # perf_counter is a clock of the system, so times of different processes are comparable.
-    start = time.perf_counter()
-    threads = parameters["nthread"]
-    matrix = xgboost.QuantileDMatrix(
-        work.values, work.labels, max_bin=work.max_bin, nthread=threads
-    )
-    booster = xgboost.train(dict(parameters), matrix, work.n_rounds)
-    return (start, time.perf_counter()), booster
 
 
 # federated_forest
@@ -916,27 +909,9 @@ WORST_ACCURACY_DIFFERENCE = 0.01
 ALIGNMENTS = ("ordered", "psi")
 
 
-@dataclass(frozen=True, slots=True)
-class TimedRun:
-    """Wall time, summary and ledger of a run, and its model."""
-
-    seconds: float  # from the call to its return
-    summary: Line
-    ledger: list[Line]
-    model: str  # model.json, complete if the master keeps the model
-
-
-def write_copies(name: str, times: int, path: Path) -> None:
-    """Write a data set ``times`` times over as Parquet, with the label y."""
-    table = read_source(name)
-    assert table.labels is not None
-    columns = {f"x{number}": np.tile(column, times) for number, column in enumerate(table.values.T)}
-    pa.parquet.write_table(pa.table({**columns, "y": np.tile(table.labels, times)}), path)
-
-
 def forest_settings(data: Path, max_bin: int, align: str, keeps_model: bool = False) -> Settings:
     """Settings of a run without test rows."""
-    config: Line = {"strategy": "federated-forest", "data": str(data), "label": "y"}
+    config: Row = {"strategy": "federated-forest", "data": str(data), "label": "y"}
     config |= {"parties": FOREST_PARTIES, "columns": "even", "align": align}
     config |= {"allow-export": keeps_model, "test-fraction": 0.0, "valid-fraction": 0.0}
     config |= {"seed": SEED, "max-bin": max_bin, "federated-forest.trees": FOREST_TREES}
@@ -944,15 +919,6 @@ def forest_settings(data: Path, max_bin: int, align: str, keeps_model: bool = Fa
     config |= {"federated-forest.max-features": FOREST_FEATURES}
     config |= {"federated-forest.master-keeps-model": keeps_model}
     return load_settings(config)
-
-
-def run_once(settings: Settings) -> TimedRun:
-    """Train in this process and leave no files."""
-    start = time.perf_counter()
-    with temporary_run(settings) as run:
-        seconds = time.perf_counter() - start
-        ledger = [json.loads(line) for line in run.ledger.read_text().splitlines()]
-        return TimedRun(seconds, run.summary, ledger, (run.path / "model.json").read_text())
 
 
 def check_same(model: BaggedForest, other: BaggedForest) -> int:
@@ -965,13 +931,6 @@ def check_same(model: BaggedForest, other: BaggedForest) -> int:
             raise ValueError(f"trees must be those of the joined table, got another tree {tree}")
         n_nodes += len(ours)
     return n_nodes
-
-
-def check_accuracy(ours: float, theirs: float) -> None:
-    """Compare the accuracy on the training rows with scikit-learn's."""
-    difference, limit = ours - theirs, WORST_ACCURACY_DIFFERENCE
-    if abs(difference) > limit:
-        raise ValueError(f"accuracy must be within {limit} of theirs, got {difference:+.4f}")
 
 
 def fit_theirs(
@@ -991,30 +950,17 @@ def fit_theirs(
     return time.perf_counter() - start, float(forest.score(values, labels))
 
 
-def seconds_by_message(ledger: Sequence[Line]) -> dict[str, float]:
-    """Seconds in which some party handled a message, by type."""
-    spent: Counter[str] = Counter()
-    for step in sorted({line["step"] for line in ledger}):
-        lines = [line for line in ledger if line["step"] == step]
-        spent[lines[0]["type"]] += lines[-1]["seconds"] - lines[0]["seconds"]
-    return {kind: round(seconds, 4) for kind, seconds in spent.items()}
-
-
-def forest_ratios(runs: Sequence[TimedRun], theirs: Sequence[float]) -> Line:
+def forest_ratios(runs: Sequence[MeasuredRun], theirs: Sequence[float]) -> Row:
     """Medians of both, and their ratios."""
     seconds = statistics.median(run.seconds for run in runs)
-    train = statistics.median(run.summary["seconds"]["train"] for run in runs)
-    middle = sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
-    fit = statistics.median(theirs)
-    record: Line = {"repeats": len(runs), "seconds": seconds, "seconds_train": train}
-    record |= {"seconds_sklearn": fit, "ratio": seconds / fit, "ratio_train": train / fit}
-    record |= {"seconds_by_message": seconds_by_message(middle.ledger)}
-    record |= {"exchanges": middle.summary["exchanges"], "messages": len(middle.ledger)}
-    record |= {"bytes": sum(middle.summary["bytes"].values())}
-    return record
+    train = statistics.median(run.costs["seconds"] for run in runs)
+    fit, cpu = statistics.median(theirs), statistics.median(run.cpu_seconds for run in runs)
+    record: Row = {**runs[0].costs, "repeats": len(runs), "seconds": seconds, "cpu_seconds": cpu}
+    record |= {"seconds_train": train, "seconds_sklearn": fit}
+    return {**record, "ratio": seconds / fit, "ratio_train": train / fit}
 
 
-def federated_forest(max_bin: int = EXACT, align: str = ALIGNMENTS[0]) -> Line:
+def federated_forest(max_bin: int = EXACT, align: str = ALIGNMENTS[0]) -> Row:
     """How long a Federated Forest takes, beside scikit-learn's random forest on the joined table.
 
     Two parties, ten times the rows of spambase, encoded labels, a run in this process: messages are
@@ -1030,7 +976,8 @@ def federated_forest(max_bin: int = EXACT, align: str = ALIGNMENTS[0]) -> Line:
     check_names("align", [align], ALIGNMENTS)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.parquet"
-        write_copies(FOREST_DATA, FOREST_COPIES, path)
+        whole = read_source(FOREST_DATA)
+        write_rows(path, whole, np.tile(np.arange(whole.n_rows), FOREST_COPIES))
         exported = forest_settings(path, max_bin, align, keeps_model=True)
         table, _, _ = join_tables(exported)
         train = table.split.train
@@ -1043,8 +990,10 @@ def federated_forest(max_bin: int = EXACT, align: str = ALIGNMENTS[0]) -> Line:
         functions.append(lambda: fit_theirs(values, labels, next(seeds)))
         runs, theirs = repeated(functions, FOREST_REPEATS)
     accuracy = runs[-1].summary["metrics"]["train"]["accuracy"]
-    check_accuracy(accuracy, statistics.fmean(each for _, each in theirs))
-    record: Line = {"data": f"{FOREST_DATA} x {FOREST_COPIES}", "parties": FOREST_PARTIES}
+    difference = accuracy - statistics.fmean(each for _, each in theirs)
+    if abs(difference) > (limit := WORST_ACCURACY_DIFFERENCE):
+        raise ValueError(f"accuracy must be within {limit} of theirs, got {difference:+.4f}")
+    record: Row = {"data": f"{FOREST_DATA} x {FOREST_COPIES}", "parties": FOREST_PARTIES}
     record |= {"rows": len(train), "columns": values.shape[1], "trees": FOREST_TREES}
     record |= {"depth": FOREST_DEPTH, "max_bin": max_bin, "max_features": FOREST_FEATURES}
     record |= {"align": align, "seed": SEED, "nodes_as_pooled": n_nodes, "accuracy": accuracy}
@@ -1192,7 +1141,7 @@ def train_party(n_rows: int) -> dict[str, Any]:
     return {"peak_bytes": peak_bytes(), "seconds": summary["seconds"]["train"]}
 
 
-def fedxgbllr_epoch(rows: int = HEAD_ROWS) -> Line:
+def fedxgbllr_epoch(rows: int = HEAD_ROWS) -> Row:
     """What an epoch of FedXGBllr's head takes, and how much memory 50,000 rows x 500 trees.
 
     Seconds: an epoch of ``fit_head`` against a plain training loop with torch's own layers, over
@@ -1208,6 +1157,6 @@ def fedxgbllr_epoch(rows: int = HEAD_ROWS) -> Line:
     worst = max(epoch["ratio"] for epoch in epochs.values())
     within = "within" if worst <= WORST_RATIO else "ABOVE"
     console.print(f"the worst ratio is {within} {WORST_RATIO}")
-    record: Line = {"rows": rows, "trees": HEAD_TREES, "parties": HEAD_PARTIES}
+    record: Row = {"rows": rows, "trees": HEAD_TREES, "parties": HEAD_PARTIES}
     record |= {"batch": HEAD_BATCH, "seed": SEED, "repeats": HEAD_REPEATS}
     return {**record, "outputs_bytes": 4 * rows * HEAD_TREES, **memory, "epochs": epochs}

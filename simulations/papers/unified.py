@@ -212,5 +212,4 @@ def main(
     output.mkdir(parents=True, exist_ok=True)
     rows = [run_scenario(scenario, trees, key_bits, output) for scenario in selected]
     show_scores(rows)
-    console.print(NOTES)
     write_tables(output, "unified", start, {"rows": rows, "notes": NOTES})

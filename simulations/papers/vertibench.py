@@ -207,7 +207,6 @@ def main(quick: bool = False, data: str = "", output: Path = OUTPUT) -> None:
         ]
     largest = differences(rows)
     show_scores(rows, largest)
-    console.print(NOTES)
     written: Row = {"rows": rows, "differences": largest, "notes": NOTES}
     write_tables(folder, "vertibench", start, written)
 

@@ -207,5 +207,5 @@ def test_commands_end_with_what_is_of_other_code(
     assert f"{NAME}: finished before, by other code" in again
     last = again.splitlines()[-1]
     assert last.startswith("! of other code than today's: 1 result in ")
-    study.write_tables(output, "none", time.monotonic(), {})
+    study.write_tables(output, "none", time.monotonic(), {"notes": ""})
     assert capsys.readouterr().out.splitlines()[-1] == last.removeprefix("! ")

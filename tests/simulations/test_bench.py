@@ -17,7 +17,6 @@ import pytest
 import xgboost
 
 from fedapp.data.datasets import read_source
-from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError
 from fedapp.runs.baselines import Scored, join_tables
 from fedapp.trees.forest.model import from_json
@@ -64,11 +63,6 @@ RUNS: list[tuple[Callable[..., Any], str, Callable[[dict[str, Any]], bool]]] = [
         trees.federated_forest,
         "--max-bin 64 --align psi",
         lambda line: line["nodes_as_pooled"] > 50 and line["rows"] == 2 * 569,
-    ),
-    (
-        trees.federated_forest,
-        "--max-bin 64",
-        lambda line: 0 < sum(line["seconds_by_message"].values()) <= line["seconds"],
     ),
     (
         encryption.paillier,
@@ -211,12 +205,36 @@ def test_a_command_that_cannot_be_run_says_why(
     assert expected in str(ended.value.code)
 
 
-def test_each_bench_is_a_function_of_its_module() -> None:
-    modules = every.by_name(every.BENCH_MODULES)
-    assert set(every.BENCHES) <= set(modules)
-    for name in every.BENCHES:
-        module = {"trees": trees, "encryption": encryption, "exchange": exchange}[modules[name]]
-        assert callable(getattr(module, name))
+@pytest.mark.parametrize("name", ["", *every.by_name(every.BENCH_MODULES)])
+def test_every_bench_describes_itself_and_its_options(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        every.main(["bench", *filter(None, [name]), "--help"])
+    assert f"usage: python -m simulations bench {name}".strip() in capsys.readouterr().out
+
+
+def test_help_lists_all_studies(capsys: pytest.CaptureFixture[str]) -> None:
+    every.main(["--help"])
+    shown = capsys.readouterr().out.split()
+    names = [*every.by_name(every.BENCH_MODULES), *every.by_name(every.ATTACK_MODULES)]
+    assert {*names, *every.STUDIES, "defaults", "page", "reference"} <= set(shown)
+
+
+def test_a_default_is_shown_as_it_is_typed_and_one_attack_has_no_only(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words, shown in (
+        ("bench parties", "--only"),
+        ("bench parties", "by default 'pax, share' 'pax, equal' secureboost"),
+        ("attacks", "--only"),
+        ("attacks solved_bins", "--seeds"),
+    ):
+        with pytest.raises(SystemExit):
+            every.main([*words.split(), "--help"])
+        out = " ".join(capsys.readouterr().out.split())
+        assert shown in out
+        assert ("--only" in out) == (words != "attacks solved_bins")
 
 
 def test_a_line_tells_its_bench_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
@@ -292,20 +310,10 @@ def test_a_peak_is_that_of_the_largest_process_of_a_family() -> None:
     assert [*peaks] == ["bank"]
 
 
-def test_rows_come_so_many_times(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    trees.write_copies("wine", 3, path)
-    once, many = read_source("wine"), read_source(str(path), Roles(label="y"))
-    np.testing.assert_array_equal(many.values, np.tile(once.values, (3, 1)))
-    assert many.labels is not None
-    assert once.labels is not None
-    assert many.labels.tolist() == once.labels.tolist() * 3
-
-
 @pytest.mark.usefixtures("_short")
 def test_the_forest_is_that_of_the_joined_table_and_another_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
-    trees.write_copies("breast-cancer", 1, path)
+    study.write_rows(path, whole := read_source("breast-cancer"), np.arange(whole.n_rows))
     settings = trees.forest_settings(path, trees.EXACT, "ordered", keeps_model=True)
     table, _, _ = join_tables(settings)
     given = (array[table.split.train] for array in (table.values, table.labels, table.weights))
@@ -321,20 +329,13 @@ def test_the_forest_is_that_of_the_joined_table_and_another_is_refused(tmp_path:
     values = *pooled.values[:-1], pooled.values[-1] + 0.5
     with pytest.raises(ValueError, match="got another tree 9"):
         trees.check_same(model, replace(pooled, values=values))
-    trees.check_accuracy(0.955, 0.96)
-    with pytest.raises(ValueError, match=r"accuracy must be within 0.01 of theirs, got -0.0200"):
-        trees.check_accuracy(0.94, 0.96)
 
 
-def test_seconds_are_those_from_a_request_to_the_last_reply_and_ratios_of_medians() -> None:
-    lines = [("level", 1, 1.0), ("level", 1, 1.5), ("split", 2, 1.75), ("split", 2, 2.0)]
-    lines += [("level", 3, 2.0), ("level", 3, 4.0)]
-    ledger = [{"type": kind, "step": step, "seconds": at} for kind, step, at in lines]
-    assert trees.seconds_by_message(ledger) == {"level": 2.5, "split": 0.25}
-
-    def run(seconds: float) -> trees.TimedRun:
+def test_ratios_are_of_medians() -> None:
+    def run(seconds: float) -> trees.MeasuredRun:
         told: dict[str, Any] = {"seconds": {"train": seconds / 2}, "exchanges": 3}
-        return trees.TimedRun(seconds, {**told, "bytes": {"to_parties": 1, "to_server": 2}}, [], "")
+        told |= {"bytes": {"to_parties": 1, "to_server": 2}}
+        return trees.MeasuredRun(seconds, seconds, told, 6, "", None)
 
     found = trees.forest_ratios([run(9.0), run(3.0), run(4.0)], [1.0, 2.0, 8.0])
     assert (found["seconds"], found["seconds_sklearn"]) == (4.0, 2.0)

@@ -17,8 +17,8 @@ from fedapp.errors import ConfigError
 from fedapp.runs.baselines import run_baselines
 from fedapp.settings import load_settings
 from simulations.papers import noniid
-from simulations.papers.noniid import benchmark_page
-from simulations.study import ALONE, POOLED, Row, verdicts
+from simulations.papers.noniid import ALONE, POOLED, benchmark_page, verdicts
+from simulations.study import Row
 
 
 def test_each_party_has_half_the_rows_of_the_one_before() -> None:

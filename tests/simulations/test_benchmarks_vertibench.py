@@ -31,16 +31,6 @@ def rows() -> list[Row]:
     ]
 
 
-def test_quick_takes_the_ends_of_each_kind() -> None:
-    quick, whole = (bench.points(["waveform"], is_quick) for is_quick in (True, False))
-    assert set(quick) < set(whole)
-    assert [(one.kind, one.value) for one in quick] == [
-        *(("importance", 0.1), ("importance", 100.0)),
-        *(("correlation", 0.0), ("correlation", 1.0)),
-    ]
-    assert len({one.name for one in whole}) == 8
-
-
 def test_a_split_is_the_same_again_and_the_table_deals_its_columns_out_so() -> None:
     table = bench.drawn_table("wine", 100)
     point = bench.Point("wine", "importance", 1.0)

@@ -61,17 +61,15 @@ def test_quick_keeps_small_sets_whole_and_cuts_large_ones() -> None:
 @pytest.mark.parametrize(
     ("data", "n_clients", "ours", "shown"),
     [
-        ("a9a", 2, 84.1, ("-1.00", "met")),
-        ("a9a", 2, 84.0, ("-1.10", "missed")),
-        ("a9a", 5, 85.2, ("+0.10", "")),
-        ("abalone", 2, 3.96, ("x 1.10", "met")),
-        ("abalone", 2, 4.1, ("x 1.14", "missed")),
-        ("abalone", 3, 4.0, ("", "")),
-        ("breast-cancer", 2, 90.0, ("", "")),
+        ("a9a", 2, 84.1, "-1.00"),
+        ("a9a", 5, 85.2, "+0.10"),
+        ("abalone", 2, 4.1, "x 1.14"),
+        ("abalone", 3, 4.0, ""),
+        ("breast-cancer", 2, 90.0, ""),
     ],
 )
 def test_a_score_is_held_against_the_paper(
-    data: str, n_clients: int, ours: float, shown: tuple[str, str]
+    data: str, n_clients: int, ours: float, shown: str
 ) -> None:
     assert paper.beside_paper(data, n_clients, ours) == shown
 

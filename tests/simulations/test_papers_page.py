@@ -43,7 +43,7 @@ def tables() -> dict[str, dict[str, Any]]:
     mse = {"data": "abalone", "clients": 2, "score": 5.0, "head": "cnn"}
     eini = {"credit": "Credit 2", "model": "boosted", "share": 10, "auc": [0.85, 0.85]}
     return {
-        "pax": {"partitions": [*pax_rows(42, 0.9), *pax_rows(43, 0.8)], "differs": ["Label."]},
+        "pax": {"partitions": [*pax_rows(42, 0.9), *pax_rows(43, 0.8)], "notes": "Label."},
         "fedxgbllr": {
             "table_2": [mse],
             "pooled": [{"data": "abalone", "test": 5.4}],

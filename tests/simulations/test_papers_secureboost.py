@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapp.settings import load_settings
 from simulations.papers import secureboost as paper
 
 
@@ -20,49 +19,17 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paper, "CREDITS", dict.fromkeys(paper.CREDITS, "breast-cancer"))
 
 
-def test_the_settings_are_the_papers() -> None:
-    settings = load_settings(paper.COMMON)
-    own = settings.sections["secureboost"]
-    assert (settings.max_depth, settings.subsample, settings.eta) == (3, 0.8, 0.3)
-    assert settings.test_fraction == pytest.approx(1 / 3)
-    assert (settings.parties, settings.columns, own["key-bits"]) == (2, "even", 512)
-
-
-def test_quick_keeps_every_kind_of_point() -> None:
-    quick, full = paper.points(True, 30000), paper.points(False, 30000)
-    assert set(quick) < set(full)
-    assert {part for part, _ in quick} == {"depth", "columns", "rows"}
-    assert [value for part, value in quick if part == "depth"] == [3, 4, 5, 6, 7, 8]
-    assert [value for part, value in full if part == "rows"] == [5000, 10000, 30000]
-
-
-def test_a_million_ids_come_on_request_alone() -> None:
-    million = (paper.MANY_IDS, paper.MANY_IDS)
-    assert len(paper.id_pairs(False, False)) == 9
-    assert paper.id_pairs(True, True)[-2:] == [(100_000, 100_000), million]
-    assert million not in paper.id_pairs(False, False)
-
-
 def test_further_columns_are_products_of_the_tables() -> None:
     values = np.array([[2, 3], [5, 7]], np.float32)
     found = paper.product_columns(values, 6)
     assert found.tolist() == [[2, 3, 4, 6, 9, 8], [5, 7, 25, 35, 49, 125]]
 
 
-@pytest.mark.parametrize(
-    ("leaves", "purity"),
-    [([0, 0, 0, 0, 0], 0.5), ([1, 0, 0, 0, 0], 1.0), ([2, 2, 0, 0, 0], 0.875)],
-)
-def test_balanced_purity_weighs_classes_alike(leaves: list[int], purity: float) -> None:
-    labels = np.array([1, 0, 0, 0, 0], np.float32)
-    assert paper.balanced_purity(labels, np.array(leaves)) == purity
-
-
 @pytest.mark.parametrize(("n_first", "n_second"), [(30, 12), (12, 30), (20, 20)])
 def test_an_alignment_finds_the_ids_that_were_made_common(
     tmp_path: Path, n_first: int, n_second: int
 ) -> None:
-    found = paper.alignment(n_first, n_second)
+    (found,) = paper.alignment(n_first, n_second)
     assert found["common"] == min(n_first, n_second) // 2
     assert found["seconds"] > 0
     # Points of 32 bytes: each list goes to the other party and back, each time past the server.
