@@ -30,7 +30,7 @@ PathFinder.find_spec = lambda name, *more: None if name == "{}" else find(name, 
 """
 IMPORT_ALL = """
 import importlib, pkgutil
-RUN_OR_LOG = ("simulations.notebooks.", "fedapp.runs.logs.to_")  # those run, these take their tools
+RUN_OR_LOG = ("fedapp.runs.logs.to_",)  # they take their tools
 refused = []
 for package in ("fedapp", "strategies", "clients", "simulations"):
     package = importlib.import_module(package)
