@@ -52,9 +52,9 @@ for split, tables in parties.items():
 # --------------------
 # FedXGBllr gets fewer trees and epochs than by default, so that this page takes seconds.
 
-boosting = {"num_boost_round": 25, "max_depth": 3, "early_stopping_rounds": 0}
+boosting = {"num_boost_round": 20, "max_depth": 3, "early_stopping_rounds": 0}
 boosting |= {"valid_fraction": 0}  # all rows train, whoever has them
-network = {"trees": 75, "max_depth": 3, "rounds": 3, "epochs": 8}
+network = {"trees": 50, "max_depth": 3, "rounds": 3, "epochs": 3}
 METHODS = {
     "PAX": ("pax", boosting),
     "PAX under masks": ("pax", boosting | {"pax": {"aggregation": "secure"}}),
