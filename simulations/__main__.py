@@ -41,7 +41,9 @@ from simulations.study import (
     check_names,
     command,
     console,
+    cpu_seconds,
     print_line,
+    provenance,
     reference,
     show,
 )
@@ -95,6 +97,7 @@ def main(words: Sequence[str] | None = None) -> None:
         raise SystemExit("\n".join([rule, *lines, "  reference"]))
     n_names = 2 if name else 1
     sys.argv = [" ".join(["python -m simulations", *words[:n_names]]), *words[n_names:]]
+    start, before = time.monotonic(), provenance()
     try:
         if isinstance(function, Attack):
             attack_main(function)
@@ -106,6 +109,17 @@ def main(words: Sequence[str] | None = None) -> None:
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    print(made(before, time.monotonic() - start), file=sys.stderr)
+
+
+def made(before: Mapping[str, Any], seconds: float) -> str:
+    """The line above a table of docs/results: when and where a command ran, and what it took.
+
+    ``before`` is the ``provenance`` of its start.
+    """
+    machine = f"{before['cores']} cores, load {before['load']} to {provenance()['load']}"
+    took = f"{seconds:.0f} s, {cpu_seconds():.0f} CPU seconds"
+    return f"Date: {before['date']}. Commit: {before['commit']}. Machine: {machine} ({took})."
 
 
 def run(name: str, function: Any) -> None:

@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -60,7 +61,7 @@ from fedapp.runs.baselines import same_nodes, temporary_run
 from fedapp.runs.clean import forget_model
 from fedapp.runs.flower import free_ports
 from fedapp.runs.local import run_local, site_contexts
-from fedapp.settings import Settings, defaults, load_settings
+from fedapp.settings import Settings, app_folder, defaults, load_settings
 from fedapp.site.answer import Site, answered, find_handler
 from fedapp.site.mail import Mail, open_mail
 from fedapp.site.settings import SiteConfig, parse_node_config, site_config
@@ -234,10 +235,22 @@ def show(title: str, rows: Iterable[Row], columns: str, n_texts: int = 1) -> Non
 
 
 def print_line(bench: str, **figures: Any) -> None:
-    """Print a bench's JSON line, with the versions of the packages that matter."""
-    # A load above the number of cores: other programs used them as well.
-    line = {"bench": bench, **figures, "load": os.getloadavg()[0], "versions": versions(PACKAGES)}
+    """Print a bench's JSON line, with when, where and of which code and packages it is."""
+    line = {"bench": bench, **figures, **provenance(), "versions": versions(PACKAGES)}
     print(json.dumps(line), flush=True)
+
+
+def provenance() -> Row:
+    """Date, commit and machine of a result, to be kept with it.
+
+    A load above the number of cores: other programs used them as well.
+    """
+    git = ["git", "-C", str(app_folder()), "describe", "--always", "--dirty", "--exclude=*"]
+    commit, load = "", round(os.getloadavg()[0], 2)
+    with suppress(OSError):  # no git
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    today = datetime.now(UTC).date().isoformat()
+    return {"date": today, "commit": commit or "unknown", "cores": os.cpu_count(), "load": load}
 
 
 # Papers: rows of results, and tables that are printed and written
@@ -278,7 +291,7 @@ def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]
 def write_tables(
     output: Path, name: str, start: float, tables: Mapping[str, Any], runs: Path | None = None
 ) -> None:
-    """Print the notes; write ``tables.json`` with the command and package versions.
+    """Print the notes; write ``tables.json`` with the command, ``provenance`` and versions.
 
     Also prints where it is, and which cached results are of other code. ``name`` is of the study,
     ``start`` a value of ``time.monotonic``; ``runs`` is the folder of the runs, if it is another.
@@ -286,7 +299,7 @@ def write_tables(
     from fedapp.runs.compare import other_code
 
     command = " ".join([f"python -m simulations papers {name}", *sys.argv[1:]])
-    document = {**tables, "command": command, "versions": versions(PACKAGES)}
+    document = {**tables, "command": command, **provenance(), "versions": versions(PACKAGES)}
     console.print(tables["notes"], soft_wrap=True)
     RunFolder(output).write_json("tables.json", document)
     spent = f"{time.monotonic() - start:.0f} seconds"

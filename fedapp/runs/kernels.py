@@ -6,9 +6,11 @@ the kernels here, with settings and tables that cover these types.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -86,13 +88,16 @@ def main() -> None:
     if config.DISABLE_JIT:
         return
     stamp, text = complete_stamp(_add_outputs)
-    if stamp.is_file() and stamp.read_text(encoding="utf-8") == text:
-        return
-    print("Compiling kernels, once: a minute at most", flush=True)
-    logging.disable(logging.CRITICAL)
-    with TemporaryDirectory() as name, patch.dict(os.environ, {"FEDAPP_HOME": f"{name}/home"}):
-        compile_kernels(Path(name))
-    stamp.write_text(text, encoding="utf-8")
+    with stamp.with_suffix(".lock").open("w") as lock:
+        with suppress(OSError):  # of a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)  # sites that start together compile once
+        if stamp.is_file() and stamp.read_text(encoding="utf-8") == text:
+            return
+        print("Compiling kernels, once: a minute at most", flush=True)
+        logging.disable(logging.CRITICAL)
+        with TemporaryDirectory() as name, patch.dict(os.environ, {"FEDAPP_HOME": f"{name}/home"}):
+            compile_kernels(Path(name))
+        stamp.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

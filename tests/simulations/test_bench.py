@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import xgboost
 from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError
 from fedapp.runs.baselines import Scored, join_tables
+from fedapp.settings import app_folder
 from fedapp.trees.forest.model import from_json
 from simulations import __main__ as every
 from simulations import study
@@ -237,10 +239,23 @@ def test_a_default_is_shown_as_it_is_typed_and_one_attack_has_no_only(
         assert ("--only" in out) == (words != "attacks solved_bins")
 
 
-def test_a_line_tells_its_bench_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_tells_its_bench_commit_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
     study.print_line("x", seconds=1.0)
     told = json.loads(capsys.readouterr().out)
     assert (told["bench"], told["seconds"], list(told["versions"])) == ("x", 1.0, [*study.PACKAGES])
+    assert told.items() >= {**study.provenance(), "load": told["load"]}.items()
+    head = ["git", "-C", str(app_folder()), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip()
+    assert told["commit"].removesuffix("-dirty") == (commit or "unknown")
+
+
+def test_a_command_ends_with_the_line_above_its_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every.main(["reference", "--only", "cyclic", "--write", str(tmp_path / "reference.json")])
+    last = capsys.readouterr().err.splitlines()[-1]
+    form = r"Date: \d{4}-\d\d-\d\d. Commit: \S+. Machine: \d+ cores, load \S+ to \S+ \(.* s, .*\)."
+    assert re.fullmatch(form, last)
 
 
 # Reference digests
