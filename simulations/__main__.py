@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import shlex
 import subprocess
 import sys
@@ -298,5 +299,21 @@ def page(folder: Path = PAPERS_OUTPUT) -> None:
     console.print(f"{folder / 'papers.html'}", soft_wrap=True)
 
 
+def warn_once() -> None:
+    """Print each warning once, however many runs of a study have it."""
+    shown = set[str]()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        is_first = message not in shown
+        shown.add(message)
+        return is_first
+
+    handler = logging.StreamHandler()
+    handler.addFilter(is_new)
+    logging.getLogger("fedapp").addHandler(handler)
+
+
 if __name__ == "__main__":
+    warn_once()
     main()

@@ -7,12 +7,10 @@ of a prediction over trees, depth and rows).
 
 from __future__ import annotations
 
-import logging
 import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,7 +50,6 @@ from simulations.study import (
     write_rows,
     write_tables,
 )
-from strategies.federated_forest import WARNINGS
 
 # Figures 4 to 6 of the Federated Forest paper: one-round against classical prediction.
 
@@ -238,19 +235,6 @@ Flower's workers, a good part of what one round takes. The paper names no rows f
 (0.2 here), and neither trees nor depth for Figure 6 (8 and 4); it repeats 20 times."""
 
 
-@contextmanager
-def warned_once() -> Iterator[None]:
-    """Print the warning of every run only once."""
-    log = logging.getLogger("fedapp")
-    before = log.level
-    console.print(WARNINGS["encoded"])
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
-
-
 # Table 1
 
 
@@ -413,14 +397,13 @@ def main(quick: bool = False, repeats: int = 0, output: Path = OUTPUT) -> None:
     # Read now, so that a missing file is noticed before the first run.
     sources = {data: source_of(data, output) for data in DATA}
     seeds = range(SEED, SEED + (repeats or (QUICK_REPEATS if quick else REPEATS)))
-    with warned_once():
-        first = [
-            tested([repeat(data, source, seed, output) for seed in seeds])
-            for data, source in sources.items()
-        ]
-        n_seeds = QUICK_SEEDS if quick else DOMAIN_SEEDS
-        third = [domains(n, n_seeds, output) for n in (QUICK_DOMAINS if quick else DOMAINS)]
-        timed = [predicted(*each, output) for each in planned(quick)]
+    first = [
+        tested([repeat(data, source, seed, output) for seed in seeds])
+        for data, source in sources.items()
+    ]
+    n_seeds = QUICK_SEEDS if quick else DOMAIN_SEEDS
+    third = [domains(n, n_seeds, output) for n in (QUICK_DOMAINS if quick else DOMAINS)]
+    timed = [predicted(*each, output) for each in planned(quick)]
     check_same(timed)
     shown = verdicts(timed)
     show_table_1(first)

@@ -23,7 +23,6 @@ from fedapp.data.table import Table
 from fedapp.errors import listed
 from fedapp.runs.baselines import run_baselines
 from fedapp.settings import Settings, load_settings
-from simulations.papers.federated_forest import warned_once
 from simulations.study import (
     OBJECTIVES,
     Row,
@@ -171,12 +170,12 @@ def differences(rows: Sequence[Row]) -> list[Row]:
 
 def show_scores(rows: Sequence[Row], largest: Sequence[Row]) -> None:
     """Print every run, and the largest differences."""
-    columns = "data; method; split; columns; Icor=icor:+.3f; score:.6f; pooled:.6f; "
+    columns = "data; method; split; columns; metric; Icor=icor:+.3f; score:.6f; pooled:.6f; "
     shown = []
     for row in rows:
         split = f"{KINDS[row['kind']]} {row['value']:g}"
         shown.append({**row, "split": split, "columns": "/".join(map(str, row["columns"]))})
-    show("VertiBench", shown, columns + "sec.=seconds:.1f; MB=mb:.1f; exchanges", 4)
+    show("VertiBench", shown, columns + "sec.=seconds:.1f; MB=mb:.1f; exchanges", 5)
     columns = "data; method; between splits=between_splits:.4f; from pooled=from_pooled:.4f"
     show("Largest differences", largest, columns, 2)
 
@@ -191,20 +190,17 @@ def main(quick: bool = False, data: str = "", output: Path = OUTPUT) -> None:
     n_rows, n_trees, bits = (ROWS, TREES, KEY_BITS)
     if quick:
         n_rows, n_trees, bits = (QUICK_ROWS, QUICK_TREES, QUICK_BITS)
-    description = (
-        f"{n_rows:,} rows of each set, a fifth of which tests; {n_trees} rounds, {bits}-bit keys"
-    )
+    description = f"At most {n_rows:,} rows of each set, a fifth of which tests; {n_trees} rounds, {bits}-bit keys"
     console.print(description)
     sets = listed(data) or tuple(QUICK_DATA if quick else DATA)
     tables = {name: drawn_table(name, n_rows) for name in sets}
     folder = output / ("quick" if quick else "full")
     folder.mkdir(parents=True, exist_ok=True)
-    with warned_once():
-        rows = [
-            row
-            for point in points(sets, quick)
-            for row in run_point(point, tables[point.data], quick, folder)
-        ]
+    rows = [
+        row
+        for point in points(sets, quick)
+        for row in run_point(point, tables[point.data], quick, folder)
+    ]
     largest = differences(rows)
     show_scores(rows, largest)
     written: Row = {"rows": rows, "differences": largest, "notes": NOTES}
