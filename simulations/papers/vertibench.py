@@ -190,8 +190,8 @@ def main(quick: bool = False, data: str = "", output: Path = OUTPUT) -> None:
     n_rows, n_trees, bits = (ROWS, TREES, KEY_BITS)
     if quick:
         n_rows, n_trees, bits = (QUICK_ROWS, QUICK_TREES, QUICK_BITS)
-    description = f"At most {n_rows:,} rows of each set, a fifth of which tests; {n_trees} rounds, {bits}-bit keys"
-    console.print(description)
+    rows_text = f"At most {n_rows:,} rows of each set, a fifth of which tests"
+    console.print(f"{rows_text}; {n_trees} rounds, {bits}-bit keys")
     sets = listed(data) or tuple(QUICK_DATA if quick else DATA)
     tables = {name: drawn_table(name, n_rows) for name in sets}
     folder = output / ("quick" if quick else "full")
