@@ -187,15 +187,15 @@ class SplitSettings(Section):
     """Rows that are held back from training."""
 
     test_fraction: Fraction
-    """Share of the rows that test."""
+    """Share of the rows held out as test rows."""
     valid_fraction: Fraction
-    """Share of the other rows that are held back to be scored in every round."""
+    """Share of the other rows held out as validation rows, scored in every round."""
     fold: Annotated[int, Field(ge=0, le=MOST_FOLDS)]
-    """Of `folds`, from 1, the one that tests."""
+    """Which of the `folds` is held out as test rows, from 1."""
     folds: Annotated[int, Field(ge=0, le=MOST_FOLDS)]
     """Cross-validation in place of `test-fraction`: each row is dealt to one fold."""
     score_test: bool
-    """Whether the rows that test are scored in the end, or not looked at."""
+    """Whether the test rows are scored at the end, or not looked at."""
 
 
 class HorizontalSettings(Section):
@@ -250,27 +250,27 @@ class TreeSettings(Section):
     """Trees, as in XGBoost."""
 
     max_depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)]
-    """Levels of a tree."""
+    """Largest depth of a tree."""
     asked_eta: Annotated[Annotated[float, Field(gt=0)] | Auto, AsNumber, Field(alias="eta")]
-    """Factor of each tree's leaves; `auto`: 0.1, with `privacy.epsilon` 0.3."""
+    """Learning rate: factor of each tree's leaves; `auto`: 0.1, with `privacy.epsilon` 0.3."""
     reg_lambda: Annotated[NotNegative, Field(alias="lambda")]
-    """L2 penalty on leaves."""
+    """L2 regularization of leaf weights."""
     reg_alpha: Annotated[NotNegative, Field(alias="alpha")]
-    """L1 penalty on leaves."""
+    """L1 regularization of leaf weights."""
     gamma: NotNegative
-    """Least gain of a split."""
+    """Least gain (loss reduction) of a split."""
     min_child_weight: NotNegative
-    """Least sum of hessians on both sides of a split."""
+    """Least sum of hessians on either side of a split."""
     asked_delta_step: Annotated[NotNegative | Auto, AsNumber, Field(alias="max-delta-step")]
     """Largest step of a leaf, 0: any; `auto`: 0, for `count:poisson` 0.7."""
     subsample: Share
-    """Share of the rows that a tree sees."""
+    """Share of the rows drawn for each tree."""
     colsample_bytree: Share
-    """Share of the columns that a tree sees."""
+    """Share of the columns drawn for each tree."""
     colsample_bylevel: Share
-    """Share of the columns that a level sees."""
+    """Share of the columns drawn for each level."""
     colsample_bynode: Share
-    """Share of the columns that a node sees."""
+    """Share of the columns drawn for each node."""
     max_bin: Annotated[int, Field(ge=2, le=65535)]
     """Most bins of a column."""
     tweedie_variance_power: Annotated[float, Field(gt=1, lt=2)]

@@ -95,7 +95,7 @@ class FederatedForestSettings(Section, table="federated-forest"):
     trees: Annotated[int, Field(ge=1, le=10**5)]
     """Number of trees."""
     max_depth: Annotated[int, Field(ge=1, le=100)]
-    """Levels of a tree."""
+    """Largest depth of a tree."""
     criterion: Literal["auto", "gini", "entropy", "variance"]
     """Impurity that splits are chosen by; `auto` follows the labels."""
     min_samples_split: Annotated[int, Field(ge=2, le=10**6)]

@@ -79,9 +79,9 @@ class FedXGBllrSettings(Section, table="fedxgbllr"):
     trees: Annotated[int, Field(ge=0, le=10**5)]
     """Trees of each party; 0: its share of 500."""
     max_depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)]
-    """Levels of a tree."""
+    """Largest depth of a tree."""
     eta: Annotated[float, Field(gt=0)]
-    """Factor of each tree's leaves."""
+    """Learning rate: factor of each tree's leaves."""
     rounds: Count
     """Rounds of averaging."""
     epochs: Count

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 VERBOSE = "verbose.log"
 SUFFIXES = {"onnx": "model.onnx", "xgboost": "model.xgb.json", "sklearn": "model.joblib"}
-NOTHING_WRITTEN = "no predictions were written; the same command begins anew"
+NOTHING_WRITTEN = "no predictions were written; run the same command again"
 
 
 def predict(

@@ -43,9 +43,9 @@ from fedapp.settings import defaults, parse_overrides
 if TYPE_CHECKING:
     from fedapp.runs.session import Training
 
-NOTHING_SAVED = "nothing was saved yet; the same command begins anew"
+NOTHING_SAVED = "nothing was saved yet; run the same command again"
 FINISHED_CELLS = "finished cells are saved; the same command continues with the others"
-TRIALS_SAVED = "finished trials are saved; the same command goes on after them"
+TRIALS_SAVED = "finished trials are saved; the same command continues after them"
 
 
 def run(
@@ -53,7 +53,10 @@ def run(
     config: Overrides = None,
     engine: Annotated[str, typer.Option(help=ENGINES)] = "local",
     baselines: Annotated[
-        bool, typer.Option("--baselines", help="Also train on pooled rows, and each party alone.")
+        bool,
+        typer.Option(
+            "--baselines", help="Also train on the pooled rows, and on each party's rows alone."
+        ),
     ] = False,
     folds: Folds = 0,
     as_json: AsJson = False,

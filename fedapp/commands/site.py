@@ -55,7 +55,9 @@ def init_command(
     ] = "",
     policy: Annotated[str, typer.Option(help="What may leave: sums, private or rows.")] = "",
     allow: Annotated[str, typer.Option(help="Methods; by default those of the policy.")] = "",
-    min_rows: Annotated[int, typer.Option(help="Fewest rows of a part.", min=0)] = 0,
+    min_rows: Annotated[
+        int, typer.Option(help="Fewest rows to train, validate or test on.", min=0)
+    ] = 0,
     port: Annotated[int, typer.Option(help="Where the SuperNode listens, on loopback.")] = 9094,
     target: Target = "scripts",
 ) -> None:
