@@ -2,7 +2,7 @@
 Labels that are skewed among parties
 ====================================
 
-Five hospitals look for a disease. Rows are dealt out in two ways: by chance, and so that most sick
+Five hospitals look for a disease. Rows are dealt out in two ways: at random, and so that most sick
 patients are at two of the hospitals. Some methods suffer from the second; PAX under masks trains
 the same model both times.
 """

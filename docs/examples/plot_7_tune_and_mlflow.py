@@ -21,9 +21,8 @@ folder = tempfile.TemporaryDirectory()
 # %%
 # Search
 # ------
-# Settings that are given are fixed. ``space`` says where to search the others: ``log:LOW:HIGH``,
-# ``uniform:LOW:HIGH``, ``int:LOW:HIGH`` or a list of values. The
-# method has a default space; settings that you give are not searched.
+# The method has a default space, to which ``space`` adds: ``log:LOW:HIGH``, ``uniform:LOW:HIGH``,
+# ``int:LOW:HIGH`` or a list of values. Settings that you give are not searched.
 
 tuned = fedapp.tune(
     "pax",
