@@ -204,7 +204,7 @@ class HorizontalSettings(Section):
     partition: str
     """How a table's rows are split: `iid`, `dirichlet:0.3`, `sizes:0.9,0.1` or `column:NAME`."""
     min_parties: Annotated[int, Field(ge=0)]
-    """Continue while as many parties are left; 0: all are needed."""
+    """Fewest parties with which a run continues after losses; 0: all are needed."""
 
 
 class VerticalSettings(Section):

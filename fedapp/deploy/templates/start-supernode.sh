@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The site's SuperNode and the SuperExec that starts the process which reads the rows, each started
 # again when it ends. This SuperExec runs the fedapp that is installed here; Flower's own would run
-# whatever the coordinator sends. After a crash the SuperLink refuses the same key for about 60 s,
+# whatever the coordinator sends. After a crash the SuperLink refuses the same key for up to 20 s,
 # until it takes the old SuperNode for gone; so it is tried again until it works.
 set -u
 umask 077
