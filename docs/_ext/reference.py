@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
@@ -95,8 +96,14 @@ def rule_of(schema: dict[str, Any]) -> str:
         return " or ".join(map(rule_of, schema["anyOf"]))
     if "const" in schema or "enum" in schema:
         return ", ".join(f"`{one}`" for one in schema.get("enum", [schema.get("const")]) if one)
-    limits = [f"{sign} {schema[key]:g}" for key, sign in LIMITS.items() if key in schema]
+    limits = [f"{sign} {limit(schema[key])}" for key, sign in LIMITS.items() if key in schema]
     return " ".join([KINDS.get(schema["type"], "text"), ", ".join(limits)]).strip()
+
+
+def limit(number: float) -> str:
+    """A limit of a setting, short: 2^63 rather than 9.22337e+18."""
+    is_power = number >= 2**16 and math.log2(number).is_integer()
+    return f"2^{math.log2(number):.0f}" if is_power else f"{number:g}"
 
 
 def readers_of(name: str) -> str:
