@@ -88,16 +88,23 @@ def main() -> None:
     if config.DISABLE_JIT:
         return
     stamp, text = complete_stamp(_add_outputs)
+    if is_written(stamp, text):  # the folder may be read-only, as in a container
+        return
     with stamp.with_suffix(".lock").open("w") as lock:
         with suppress(OSError):  # of a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)  # sites that start together compile once
-        if stamp.is_file() and stamp.read_text(encoding="utf-8") == text:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if is_written(stamp, text):  # by a site that started at the same time
             return
         print("Compiling kernels, once: a minute at most", flush=True)
         logging.disable(logging.CRITICAL)
         with TemporaryDirectory() as name, patch.dict(os.environ, {"FEDAPP_HOME": f"{name}/home"}):
             compile_kernels(Path(name))
         stamp.write_text(text, encoding="utf-8")
+
+
+def is_written(stamp: Path, text: str) -> bool:
+    """Whether a file has this text."""
+    return stamp.is_file() and stamp.read_text(encoding="utf-8") == text
 
 
 if __name__ == "__main__":

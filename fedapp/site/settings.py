@@ -197,7 +197,7 @@ class SiteConfig:
     least_bin_rows: Annotated[Whole, key("least-bin-rows", 5)] = 0
     """PAX: bins of gradients with fewer rows are merged before anything leaves."""
     least_parties: Annotated[FewestParties, key("least-parties", 3)] = 0
-    """Fewest sites whose sums a run may add up; rows leave only in such sums."""
+    """Fewest sites that a sum must cover; rows leave only in such sums (`aggregation=secure`)."""
     run_epsilon: Annotated[Epsilon, key("run-epsilon", 1)] = 0.0
     """The largest `privacy.epsilon` of a run; a run without one is refused."""
     total_epsilon: Annotated[Epsilon, key("total-epsilon", 1, "run-epsilon")] = 0.0
