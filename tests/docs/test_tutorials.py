@@ -1,4 +1,4 @@
-"""The tutorials on one machine, word by word."""
+"""The tutorials on one machine, word by word, and the guides that go on from their runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ import pytest
 
 from fedapp.settings import app_folder
 
-TUTORIALS = app_folder() / "docs" / "tutorials"
+DOCS = app_folder() / "docs"
+TUTORIALS = DOCS / "tutorials"
+# Guides whose commands use the run of a tutorial.
+GUIDES = {
+    "own-table": ("tables", "use-the-model", "choose-a-method", "mlflow-and-tuning", "serve"),
+    "bank-and-insurer": ("score-across-organisations",),
+}
+# Of a guide: what set-up has done, and what needs sites.
+NOT_RUN = ("pip install", "fedapp predict together --engine federation")
 pytestmark = pytest.mark.skipif(not TUTORIALS.is_dir(), reason="a wheel has no documentation")
 
 
@@ -26,12 +34,31 @@ def script_of(name: str) -> str:
             target = f"cat > {saved.pop(0)}" if saved else "python -"
             lines.append(f"{target} <<'END'\n{text}END")
         elif kind == "console":
-            commands = text.replace("\\\n", "").splitlines()
-            lines += [line[2:] for line in commands if line.startswith("$ ")]
+            lines += commands_in(text)
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("name", ["own-table", "bank-and-insurer"])
+def commands_in(text: str) -> list[str]:
+    """The commands of a page's block, without what they print."""
+    lines = text.replace("\\\n", "").splitlines()
+    return [line[2:] for line in lines if line.startswith("$ ")]
+
+
+def guide_of(name: str) -> str:
+    """The commands of a guide; a server runs while those after it do."""
+    page = (DOCS / "how-to" / f"{name}.md").read_text()
+    blocks = re.findall(r"^```console\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    lines = [f"set -v  # {name}"]
+    for line in (line for block in blocks for line in commands_in(block)):
+        if line.startswith("fedapp serve"):
+            lines.append(f"{line} & trap 'kill $!' EXIT")
+            line = "until curl --silent --fail http://127.0.0.1:8000/health; do sleep 1; done"
+        if not line.startswith(NOT_RUN):
+            lines.append(line)
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("name", GUIDES)
 def test_a_tutorials_commands_are_a_script(name: str) -> None:
     script = script_of(name)
     assert script.count("fedapp run") >= 1
@@ -40,12 +67,15 @@ def test_a_tutorials_commands_are_a_script(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["own-table", "bank-and-insurer"])
+@pytest.mark.parametrize("name", GUIDES)
 def test_a_tutorial_works_word_by_word(name: str, tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    given = {**os.environ, "PATH": path, "FEDAPP_HOME": str(tmp_path / "home")}
-    done = subprocess.run(
-        ["bash", "-ec", script_of(name)], cwd=tmp_path, env=given, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert '"customer","probability_1"' in done.stdout
+    given = {**os.environ, "PATH": path, "HOME": str(tmp_path)}
+    given.pop("FEDAPP_HOME", None)
+    for script in (script_of(name), *map(guide_of, GUIDES[name])):
+        done = subprocess.run(
+            ["bash", "-ec", script], cwd=tmp_path, env=given, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+    assert '"customer","probability_1"' in (tmp_path / "scores.csv").read_text()
