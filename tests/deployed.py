@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import numpy as np
 
 from fedapp.settings import app_folder
 from simulations.study import DRAWS, Deployment
+from tests.pages import blocks, commands_in
 from tests.unpacked import unpack_compiled
 
 SITES = ("bank", "insurer", "shop")
@@ -123,12 +123,11 @@ def no_secret_is_at_the_coordinator(deployment: Deployment, *run_dirs: Path) -> 
 
 def tour_commands() -> str:
     """The commands of docs/tutorials/three-sites.md, without those that approve a run."""
-    page = (app_folder() / "docs" / "tutorials" / "three-sites.md").read_text()
-    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    (tables,) = (text for kind, text in blocks if kind == "python")
-    shown = [text for kind, text in blocks if kind == "console" and "site approve" not in text]
-    lines = "\n".join(shown).replace("\\\n", "").splitlines()
-    commands = [line[2:] for line in lines if line.startswith("$ ")]
+    shown = blocks(app_folder() / "docs" / "tutorials" / "three-sites.md")
+    (tables,) = (text for kind, text in shown if kind == "python")
+    commands = [
+        line for _, text in shown if "site approve" not in text for line in commands_in(text)
+    ]
     return "\n".join([f"cat > tables.py <<'END'\n{tables}END", *commands, "wait"])
 
 

@@ -18,6 +18,7 @@ from fedapp.commands.data import data_app
 from fedapp.commands.site import app_app, federation_app, site_app
 from fedapp.settings import app_folder, declared, defaults
 from fedapp.site.settings import SiteConfig
+from tests.pages import blocks, commands_in
 from tests.test_layout import TEXTS
 
 ROOT = app_folder()
@@ -72,12 +73,11 @@ def group_of(app: typer.Typer) -> click.Group:
 def commands() -> Iterator[tuple[Path, str]]:
     """Lines of pages that call ``fedapp``, with continued lines."""
     for page in pages():
-        for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.M | re.S):
-            for line in re.findall(r"^\$ (.*)$", block.replace("\\\n", " "), re.MULTILINE):
-                for part in re.split(r"&&|\|(?!\|)|;(?= )", line.strip("()")):
-                    words = part.strip()
-                    if words.startswith("fedapp "):
-                        yield page, words
+        for line in (line for _, text in blocks(page) for line in commands_in(text)):
+            for part in re.split(r"&&|\|(?!\|)|;(?= )", line.strip("()")):
+                words = part.strip()
+                if words.startswith("fedapp "):
+                    yield page, words
 
 
 def parsed(words: list[str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedapp.settings import app_folder
+from tests.pages import blocks, commands_in
 
 DOCS = app_folder() / "docs"
 TUTORIALS = DOCS / "tutorials"
@@ -26,10 +27,10 @@ pytestmark = pytest.mark.skipif(not TUTORIALS.is_dir(), reason="a wheel has no d
 
 def script_of(name: str) -> str:
     """The page's files, commands and lines of Python, in their order."""
-    page = (TUTORIALS / f"{name}.md").read_text()
-    saved = re.findall(r"[Ss]ave\s+this\s+as\s+`(\w+\.py)`", page)
+    page = TUTORIALS / f"{name}.md"
+    saved = re.findall(r"[Ss]ave\s+this\s+as\s+`(\w+\.py)`", page.read_text())
     lines = []
-    for kind, text in re.findall(r"^```(\w+)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+    for kind, text in blocks(page):
         if kind == "python":
             target = f"cat > {saved.pop(0)}" if saved else "python -"
             lines.append(f"{target} <<'END'\n{text}END")
@@ -38,18 +39,11 @@ def script_of(name: str) -> str:
     return "\n".join(lines)
 
 
-def commands_in(text: str) -> list[str]:
-    """The commands of a page's block, without what they print."""
-    lines = text.replace("\\\n", "").splitlines()
-    return [line[2:] for line in lines if line.startswith("$ ")]
-
-
 def guide_of(name: str) -> str:
     """The commands of a guide; a server runs while those after it do."""
-    page = (DOCS / "how-to" / f"{name}.md").read_text()
-    blocks = re.findall(r"^```console\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    shown = blocks(DOCS / "how-to" / f"{name}.md")
     lines = [f"set -v  # {name}"]
-    for line in (line for block in blocks for line in commands_in(block)):
+    for line in (line for _, text in shown for line in commands_in(text)):
         if line.startswith("fedapp serve"):
             lines.append(f"{line} & trap 'kill $!' EXIT")
             line = "until curl --silent --fail http://127.0.0.1:8000/health; do sleep 1; done"
