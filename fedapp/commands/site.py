@@ -171,6 +171,7 @@ def check_command(
     folders = {place.resolve() for place in places}
     runs = [one for folder in folders for one in runs_of(folder) if one.data == site.data]
     admitted = [one for one in runs if one.admitted]
+    allowed, bundles = sorted(site.allowed), sorted(site.bundles or {installed_bundle()})
     facts: dict[str, object] = {
         "label": checked.label,
         "ids": checked.ids,
@@ -178,9 +179,9 @@ def check_command(
         "keys": who_may_read_keys(folders),
         "certificate": validity(ca) if ca.is_file() else "no ca.crt here",
         **policy_of(site),
-        "allow": sorted(site.allowed),
+        "allow": allowed,
         "rows are drawn": "as a run asks" if site.draws_openly else "by a key of the site",
-        "app": sorted(site.bundles or {installed_bundle()}),
+        "app": bundles,
         "runs today": n_today(runs),
     }
     warnings = [*filter(None, (*checked.notes, SITE.slow_mode()))]
@@ -214,9 +215,9 @@ def check_command(
         "site": site.name,
         "rows, columns": f"{checked.n_rows}, {len(checked.columns)}",
         **{name: in_words(value) for name, value in facts.items()},
-        "allow": ", ".join(sorted(site.allowed)) or "no method (see fedapp site init --policy)",
-        "app": " or ".join(sorted(site.bundles or {installed_bundle()})),
-        "runs today": str(n_today(runs)),
+        "allow": ", ".join(allowed) or "no method (see fedapp site init --policy)",
+        "app": " or ".join(bundles),
+        "runs today": str(facts["runs today"]),
         "total-epsilon": f"spent {spending(admitted, site.total_epsilon)}",
         "trusted": ", ".join(" ".join(one) for one in sorted(trusted.items())) or NOBODY,
     }.items():
