@@ -10,6 +10,7 @@ started by the scripts that fedapp writes.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import inspect
 import itertools
@@ -245,12 +246,18 @@ def provenance() -> Row:
 
     A load above the number of cores: other programs used them as well.
     """
+    today, load = datetime.now(UTC).date().isoformat(), round(os.getloadavg()[0], 2)
+    return {"date": today, "commit": commit(), "cores": os.cpu_count(), "load": load}
+
+
+@functools.cache
+def commit() -> str:
+    """The commit of the code that this process began with."""
     git = ["git", "-C", str(app_folder()), "describe", "--always", "--dirty", "--exclude=*"]
-    commit, load = "", round(os.getloadavg()[0], 2)
     with suppress(OSError):  # no git
-        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    today = datetime.now(UTC).date().isoformat()
-    return {"date": today, "commit": commit or "unknown", "cores": os.cpu_count(), "load": load}
+        done = subprocess.run(git, capture_output=True, text=True, check=False)
+        return done.stdout.strip() or "unknown"
+    return "unknown"
 
 
 # Papers: rows of results, and tables that are printed and written
