@@ -47,13 +47,14 @@ from fedapp.messages.handshake import (
 from fedapp.messages.wire import from_bytes, from_content, to_bytes, to_content
 from fedapp.metrics import check_metrics
 from fedapp.process import versions
+from fedapp.site.account import keep_plan
 from fedapp.site.answer import Handlers, Site
 from fedapp.site.mail import note_greeting
 from fedapp.site.roles import IN_FILE, Order, Role, handlers, role
 from fedapp.site.settings import SiteConfig, check_subsets
 from fedapp.site.store import KEEP_DAYS, drop_abandoned
 from fedapp.site.table import fingerprint, read_subsets
-from fedapp.site.trust import keep_plan, site_fingerprint
+from fedapp.site.trust import site_fingerprint
 from fedapp.trees.categories import Categories, as_categories, entries_of, names_of, recoded
 from fedapp.trees.objective import (
     AUTO,

@@ -30,9 +30,9 @@ from fedapp.messages.pax_secure import (
     PrivateTreesRequest,
 )
 from fedapp.metrics.sums import TOTALS_NOISE, ClippedNumbers
+from fedapp.site.account import check_within
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Noise, Sums, bounds_of, budget_of, check_budget, clip_of
-from fedapp.site.trust import check_within
 from fedapp.trees.model import LEAF, Grown, Tree, from_json
 from fedapp.trees.objective import RowBounds, row_bounds, row_pairs, whole_gradients
 from fedapp.trees.predict import find_leaves, predict_margins

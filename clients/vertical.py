@@ -45,6 +45,7 @@ from fedapp.messages.vertical import (
     VerticalHelloReply,
     VerticalHelloRequest,
 )
+from fedapp.site.account import keep_plan
 from fedapp.site.answer import METHOD, MODEL_ID, Site
 from fedapp.site.mail import (
     Letters,
@@ -70,7 +71,6 @@ from fedapp.site.table import (
     split_common,
     unlike_columns,
 )
-from fedapp.site.trust import keep_plan
 from fedapp.trees.categories import Categories
 from fedapp.trees.divided import categories_of, quantiles_of
 from fedapp.trees.objective import AUTO

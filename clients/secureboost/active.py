@@ -68,11 +68,11 @@ from fedapp.messages.secureboost import (
     block_rows,
 )
 from fedapp.messages.vertical import MatchRequest, SentReply
+from fedapp.site.account import FIRST_ROUND, check_within
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.settings import check_sample_size
 from fedapp.site.store import write_part
-from fedapp.site.trust import FIRST_ROUND, check_within
 from fedapp.trees.categories import Categories, side_by_side
 from fedapp.trees.divided import Lookup, joint_names, whole_model
 from fedapp.trees.grow import Growth, Limits, Routes, Shape, last_seen, mean_purity

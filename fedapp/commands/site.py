@@ -24,7 +24,7 @@ from fedapp.commands.common import AsJson, Command, Id, console, print_json, say
 from fedapp.errors import ConfigError, listed
 
 if TYPE_CHECKING:
-    from fedapp.site.trust import Run
+    from fedapp.site.register import Run
 
 
 NOBODY = "no other site"
@@ -94,7 +94,7 @@ def approve_command(
 ) -> None:
     """Show what a run may ask for and what it would reveal, and let it begin."""
     from fedapp.home import home
-    from fedapp.site.trust import approve, runs_of
+    from fedapp.site.register import approve, runs_of
 
     if run and as_json:
         raise ConfigError(f"--json must be given without a run: it lists all that wait, got {run}")
@@ -152,8 +152,9 @@ def check_command(
     from fedapp.settings import load_settings
     from fedapp.site.bundle import installed_bundle
     from fedapp.site.check import check_site, in_words, policy_of, who_may_read_keys
+    from fedapp.site.register import n_today, runs_of, spending, spent
     from fedapp.site.settings import parse_node_config, site_config
-    from fedapp.site.trust import n_today, pins_in, runs_of, spending, spent
+    from fedapp.site.trust import pins_in
 
     if bool(node_config) == bool(config) or (config and not config.endswith(".toml")):
         raise ConfigError("site check must be given --node-config, or --config FILE.toml")
@@ -240,7 +241,7 @@ def _fields(site: str, run: Run) -> dict[str, Any]:
 
 def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str, str]]:
     """Titles and texts of a plan's lines; texts of the coordinator are shown in ASCII."""
-    from fedapp.site.trust import spending
+    from fedapp.site.register import spending
 
     plan = run.settings
     yield "run", f"{run.model} of {run.method}, at {site} on {run.data!a}"

@@ -57,7 +57,9 @@ from fedapp.messages.wire import (
     without_parcels,
 )
 from fedapp.process import log_run
+from fedapp.site.account import check_planned
 from fedapp.site.mail import Letters, Mail, end_session, open_mail, seal_mail, write_letters
+from fedapp.site.register import opening, record_opened
 from fedapp.site.settings import SiteConfig, check_leaving, check_policy, check_request, group_of
 from fedapp.site.store import NoStateError, Store, Stores, has_begun, locked
 from fedapp.site.sums import (
@@ -71,7 +73,6 @@ from fedapp.site.sums import (
     mask_sums,
     note_request,
 )
-from fedapp.site.trust import check_planned, opening, record_opened
 
 log = logging.getLogger("fedapp.site")
 

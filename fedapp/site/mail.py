@@ -41,9 +41,10 @@ from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, Letter, Request
 from fedapp.messages.vertical import Parcel
 from fedapp.messages.wire import Content, Envelope, from_bytes, from_content, to_bytes, to_content
+from fedapp.site.account import check_roster
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
-from fedapp.site.trust import check_roster, check_trusted, identity
+from fedapp.site.trust import check_trusted, identity
 
 L = TypeVar("L", bound=Letter)
 Letters = list[tuple[str, Letter]]  # receiver and content of each

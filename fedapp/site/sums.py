@@ -59,10 +59,10 @@ from fedapp.messages.pax_secure import Promise
 from fedapp.messages.secagg import SEALED_BYTES, Among, MaskedReply, UnmaskReply, UnmaskRequest
 from fedapp.messages.wire import Envelope
 from fedapp.metrics.sums import DOUBLES, Adder, WholeNumbers
+from fedapp.site.account import FIRST_ROUND, PLAN
 from fedapp.site.mail import ANSWERED_ONCE, checkpoint_of, pair_secrets
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import NOISE, Store
-from fedapp.site.trust import FIRST_ROUND, PLAN
 
 log = logging.getLogger("fedapp.site")
 

@@ -18,8 +18,8 @@ from fedapp.commands.data import data_app
 from fedapp.commands.site import site_app
 from fedapp.errors import ConfigError, WaitingError
 from fedapp.messages.handshake import HelloRequest
+from fedapp.site.register import admit
 from fedapp.site.settings import site_config
-from fedapp.site.trust import admit
 from tests.conftest import WriteTable
 from tests.plans import planned
 

@@ -18,6 +18,7 @@ from fedapp.messages.fields import Array, Form, Letter, Range, Reply, Request, m
 from fedapp.messages.handshake import Plan
 from fedapp.messages.vertical import Parcel, SentReply, VerticalHelloRequest
 from fedapp.messages.wire import Content, Envelope, from_content, parcels_of, to_content
+from fedapp.site.account import PLAN, plan_of
 from fedapp.site.answer import Site, answer
 from fedapp.site.mail import (
     HEAD,
@@ -34,7 +35,7 @@ from fedapp.site.mail import (
 )
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
-from fedapp.site.trust import PLAN, identity, plan_of
+from fedapp.site.trust import identity
 from tests.conftest import MakeSettings
 from tests.groups import declare_group
 from tests.plans import planned

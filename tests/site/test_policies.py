@@ -17,8 +17,8 @@ from fedapp.messages.fields import all_methods
 from fedapp.messages.handshake import HelloRequest
 from fedapp.runs.local import run_local, site_contexts
 from fedapp.settings import Settings
+from fedapp.site.register import admit
 from fedapp.site.settings import check_policy, parse_node_config, site_config
-from fedapp.site.trust import admit
 from simulations.attacks import horizontal
 from tests.conftest import MakeSettings, WriteTable
 from tests.deploy_folders import init_site

@@ -30,11 +30,12 @@ from fedapp.messages.secagg import KeysRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
-from fedapp.site import trust
+from fedapp.site import register
 from fedapp.site.answer import answer
+from fedapp.site.register import admit, runs_of
 from fedapp.site.settings import site_config
 from fedapp.site.store import drop_abandoned
-from fedapp.site.trust import admit, runs_of, site_fingerprint
+from fedapp.site.trust import site_fingerprint
 from strategies import base
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.crypto.test_masks import TERMS, Coordinator
@@ -59,7 +60,7 @@ def private(epsilon: float = 1.0, delta: float = 1e-5, **fields: Any) -> HelloRe
     return hello(PARTIES, epsilon=epsilon, delta=delta, **fields)
 
 
-def runs() -> list[trust.Run]:
+def runs() -> list[register.Run]:
     return runs_of(home() / "sites" / "bank")
 
 
@@ -112,7 +113,7 @@ def test_no_more_runs_begin_in_a_day_than_the_site_allows(
 
 def test_a_run_counts_once_and_for_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
     config, now = site_config({**NODE, "runs-per-day": 1}, {}), [1e9]
-    monkeypatch.setattr(trust.time, "time", lambda: now[0])
+    monkeypatch.setattr(register.time, "time", lambda: now[0])
     for _ in range(3):
         admit(config, "a" * 16, "pax", hello())
     with pytest.raises(ConfigError, match="runs-per-day must be <= 1"):
@@ -127,12 +128,12 @@ def test_runs_that_were_admitted_stay_and_those_that_wait_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config, now = site_config(NODE, {}), [1e9]
-    monkeypatch.setattr(trust.time, "time", lambda: now[0])
+    monkeypatch.setattr(register.time, "time", lambda: now[0])
     admit(config, "a" * 16, "pax", hello())
     with pytest.raises(WaitingError):
         admit(replace(config, asks=True), "b" * 16, "pax", hello())
     assert ids() == ["a" * 16, "b" * 16]
-    now[0] += trust.KEPT_SECONDS
+    now[0] += register.KEPT_SECONDS
     admit(config, "c" * 16, "pax", hello())
     assert ids() == ["a" * 16, "c" * 16]
 
@@ -154,7 +155,7 @@ def test_a_run_waits_until_it_is_approved_and_is_the_same_then(
             assert approve(run.model, answer="y\n").exit_code == 0
 
     plain = run_local(settings(parties=1), bank())
-    (home() / "sites" / "bank" / trust.DATABASE).unlink()
+    (home() / "sites" / "bank" / register.DATABASE).unlink()
     notes: list[str] = []
     note = RunFolder.note
     monkeypatch.setattr(base, "APPROVAL_POLL", 0.0)
@@ -257,12 +258,12 @@ def test_a_run_whose_state_was_deleted_counts_and_waits_anew(write_table: WriteT
 
 def test_an_approval_lapses_with_its_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     config, now = site_config(ASKS, {}), [1e9]
-    monkeypatch.setattr(trust.time, "time", lambda: now[0])
+    monkeypatch.setattr(register.time, "time", lambda: now[0])
     with pytest.raises(WaitingError):
         admit(config, "a" * 16, "pax", hello())
     assert approve("a" * 16, "--yes").exit_code == 0
     admit(config, "a" * 16, "pax", hello())
-    now[0] += trust.KEPT_SECONDS
+    now[0] += register.KEPT_SECONDS
     with pytest.raises(WaitingError):
         admit(config, "a" * 16, "pax", hello())
 
@@ -392,14 +393,14 @@ def test_an_opening_that_was_refused_meanwhile_does_not_begin() -> None:
     rule = r"^run must be admitted by bank, got an opening that it has refused$"
 
     def fail() -> None:
-        with trust.opening(config, *run):
+        with register.opening(config, *run):
             raise DataError("no such table")
 
-    with trust.opening(config, *run):
+    with register.opening(config, *run):
         with pytest.raises(DataError):
             fail()
         with pytest.raises(ConfigError, match=rule):
-            trust.record_opened("bank", "a" * 16)
+            register.record_opened("bank", "a" * 16)
 
 
 # Which rows are held back, and between whom sums are
@@ -548,7 +549,7 @@ def test_what_was_spent_stays_spent_whatever_the_person_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config, now = site_config({**ASKS, "run-epsilon": 1}, {}), [1e9]
-    monkeypatch.setattr(trust.time, "time", lambda: now[0])
+    monkeypatch.setattr(register.time, "time", lambda: now[0])
     for model in ("a" * 16, "b" * 16):
         with pytest.raises(WaitingError):
             admit(config, model, "pax", private())
@@ -618,7 +619,7 @@ ADMITTING = """
 import sys
 from fedapp.messages.handshake import HelloRequest
 from fedapp.site.settings import site_config
-from fedapp.site.trust import admit, record_opened
+from fedapp.site.register import admit, record_opened
 
 node = {"name": "bank", "data": "rows.csv", "allow": "pax", "runs-per-day": 10**9}
 config, number = site_config(node, {}), int(sys.argv[1])
@@ -672,7 +673,7 @@ def test_runs_that_ask_at_once_are_counted_one_after_the_other() -> None:
 def test_the_register_is_its_owners_alone_and_on_the_disk() -> None:
     admit(site_config(NODE, {}), "a" * 16, "pax", hello())
     folder = home() / "sites" / "bank"
-    with trust._transaction(folder) as opened:
+    with register._transaction(folder) as opened:
         opened.execute("UPDATE runs SET begun = 1")
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.glob("register*")}
         assert modes == dict.fromkeys(("register.db", "register.db-wal", "register.db-shm"), 0o600)
@@ -684,7 +685,7 @@ def test_a_decision_that_fails_half_way_is_none() -> None:
     admit(site_config(NODE, {}), "a" * 16, "pax", hello())
 
     def fail() -> None:
-        with trust._transaction(home() / "sites" / "bank") as opened:
+        with register._transaction(home() / "sites" / "bank") as opened:
             opened.execute("UPDATE runs SET admitted = 0")
             raise KeyError
 
@@ -695,7 +696,7 @@ def test_a_decision_that_fails_half_way_is_none() -> None:
 
 def test_a_row_that_is_none_stops_the_site() -> None:
     admit(site_config(NODE, {}), model_id(1), "pax", hello())
-    with trust._transaction(home() / "sites" / "bank") as opened:
+    with register._transaction(home() / "sites" / "bank") as opened:
         opened.execute("UPDATE runs SET settings = '{'")
     with pytest.raises(
         DataError, match=r"^bank: register\.db must be a database that the site can"
@@ -705,7 +706,7 @@ def test_a_row_that_is_none_stops_the_site() -> None:
 
 def test_a_broken_register_stops_the_site() -> None:
     (folder := home() / "sites" / "bank").mkdir(parents=True)
-    (folder / trust.DATABASE).write_bytes(b"no database, but long enough to be one" * 100)
+    (folder / register.DATABASE).write_bytes(b"no database, but long enough to be one" * 100)
     with pytest.raises(
         DataError, match=r"^bank: register\.db must be a database that the site can"
     ):

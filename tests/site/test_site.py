@@ -34,9 +34,11 @@ from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.vertical import OpenRequest, VerticalHelloRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.runs.local import run_local
+from fedapp.site.account import PLAN
 from fedapp.site.answer import answer
 from fedapp.site.check import check_site, kind_of
 from fedapp.site.mail import box_key
+from fedapp.site.register import admit
 from fedapp.site.settings import (
     SiteConfig,
     check_policy,
@@ -46,7 +48,7 @@ from fedapp.site.settings import (
     site_config,
 )
 from fedapp.site.store import PART_FILE, Store
-from fedapp.site.trust import PLAN, admit, pin
+from fedapp.site.trust import pin
 from strategies.vertical import VerticalStrategy
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.network import run

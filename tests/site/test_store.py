@@ -25,6 +25,7 @@ from fedapp.messages.handshake import Plan
 from fedapp.messages.wire import Content, Envelope, from_content, to_content
 from fedapp.site import store as store_module
 from fedapp.site.answer import Site, answer
+from fedapp.site.register import DATABASE
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import (
     MAPPED,
@@ -37,7 +38,6 @@ from fedapp.site.store import (
     drop_abandoned,
     locked,
 )
-from fedapp.site.trust import DATABASE
 from tests.groups import declare_group
 
 MODEL = "0123456789abcdef"
