@@ -45,14 +45,14 @@ from fedapp.messages.vertical import (
     VerticalHelloReply,
     VerticalHelloRequest,
 )
-from fedapp.site.account import keep_plan
-from fedapp.site.answer import METHOD, MODEL_ID, Site
+from fedapp.site.account import account_of
+from fedapp.site.answer import MODEL_ID, Site
 from fedapp.site.mail import (
     Letters,
     Mail,
+    Session,
     begin_session,
     box_key,
-    hold_once,
     note_greeting,
     run_key,
     store_peers,
@@ -110,7 +110,7 @@ class Aligned(Role):
     @property
     def peers(self) -> list[str]:
         """Names of all parties, in the run's order."""
-        return list(self.site.store.facts["peers"])
+        return list(self.site.store.get(Session).peers)
 
     @property
     def others(self) -> list[str]:
@@ -189,7 +189,6 @@ class Opening(Aligned):
     def hello(self, request: VerticalHelloRequest) -> VerticalHelloReply:
         """Open a run at a site, or answer the handshake again after the server restarted."""
         drop_abandoned(self.folder.parent, KEEP_DAYS)
-        keep_plan(self.config, self.site.store, request)
         try:
             return self._introduce(request)
         except DataError as error:
@@ -203,7 +202,7 @@ class Opening(Aligned):
         if first and request.model != self.model:
             rule = "must be that of the run's first request"
             raise ProtocolError(self.name, "VerticalHelloRequest", "model", rule)
-        method = method_of(store.facts[METHOD])
+        method = method_of(account_of(store).method)
         if method is None or bool(request.model) == method.trains:
             rule = "must name a model to predict, and none to train"
             raise ProtocolError(self.name, "VerticalHelloRequest", "model", rule)
@@ -336,7 +335,6 @@ class Opening(Aligned):
         if len(letter.points) > max_rows:
             rule = f"must be <= {max_rows} (align-most-rows of {self.name}), got "
             raise ProtocolError(sender, "MaskedList", "points", f"{rule}{len(letter.points)}")
-        hold_once(sender, self.site.store, letter, f"{self.name} masked the list of {letter.owner}")
         self.lists = (*self.lists, letter.owner)
 
     def _route(self, owner: str) -> list[str]:
