@@ -319,12 +319,12 @@ def category_fields(config: SiteConfig, subsets: Mapping[str, Table]) -> dict[st
             rule = f"categories of feature column {{}} must have {LONGEST} letters at most, and no "
             rule += "control characters"
             raise DataError.naming(rule, listed([column]))
-    given = {place for place, name in enumerate(table.columns) if name in table.given}
+    agreed = {place for place, name in enumerate(table.columns) if name in table.given}
     shared = local
     try:
         if config.fewest_named:
             values = [each.values for each in subsets.values()]
-            shared = without_rare(local, values, config.fewest_named, given)
+            shared = without_rare(local, values, config.fewest_named, agreed)
         fields = pack_categories(shared)
     except ValueError as error:
         raise DataError(f"{error}; drop-columns excludes a column") from error

@@ -271,7 +271,7 @@ def columns_json(columns: Sequence[str], kinds: Sequence[str], categories: Categ
     for column, kind, names in zip(columns, kinds, entries_of(categories, n_columns), strict=True):
         kind = kind if names is None else "category"
         entry_names = {"names": list(names)} if names else {}
-        others = {"others": names.index(RARE)} if names and RARE in names else {}
+        others = {"others": RARE} if names and RARE in names else {}
         encodings[column] = {"kind": kind, **ENCODINGS[kind], **entry_names, **others}
     text = json.dumps({"missing": MISSING, "columns": encodings}, ensure_ascii=False, indent=1)
     return text + "\n"

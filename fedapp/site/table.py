@@ -98,9 +98,9 @@ def _exportable(table: Table, config: SiteConfig) -> Table:
     if config.shares_categories is True or not config.allows_export or not table.categories:
         return table
     check_given(config, table, table.categories)
-    given = {place for place, name in enumerate(table.columns) if name in table.given}
+    agreed = {place for place, name in enumerate(table.columns) if name in table.given}
     try:
-        shared = without_rare(table.categories, [table.values], config.fewest_named, given)
+        shared = without_rare(table.categories, [table.values], config.fewest_named, agreed)
     except ValueError as error:
         raise DataError(str(error)) from error
     return replace(

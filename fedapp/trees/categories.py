@@ -85,16 +85,16 @@ def joint_categories(tables: Iterable[Categories]) -> Categories:
 
 
 def without_rare(
-    categories: Categories, subsets: Sequence[Values], fewest: int, given: Collection[int] = ()
+    categories: Categories, subsets: Sequence[Values], fewest: int, agreed: Collection[int] = ()
 ) -> Categories:
     """Replace the names that fewer than `fewest` rows of all subsets have by ``RARE``.
 
-    `subsets` have the codes of `categories`, shape (n_rows, n_columns); columns `given` stay.
+    `subsets` have the codes of `categories`, shape (n_rows, n_columns); columns `agreed` stay.
     Raises ValueError if a column has ``RARE`` already.
     """
     columns: list[tuple[str, ...] | None] = list(categories)
     for column, names in enumerate(columns):
-        if not names or column in given:
+        if not names or column in agreed:
             continue
         if RARE in names:
             raise ValueError(f"categories must not be {RARE!r}, which is for those of few rows")

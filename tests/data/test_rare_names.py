@@ -229,7 +229,7 @@ def test_a_name_that_the_model_does_not_have_is_coded_as_one_of_few_rows(
     np.testing.assert_array_equal(codes.values[:, 2], [0, 1, 3, np.nan])
     if strategy == "pax":
         column = json.loads((run.path / "columns.json").read_text())["columns"]["illness"]
-        expected = {"names": [RARE, "cold", "flu", "gout"], "others": 0}
+        expected = {"names": [RARE, "cold", "flu", "gout"], "others": RARE}
         assert column == {"kind": "category", **expected}
 
 
