@@ -53,7 +53,13 @@ from fedapp.site.mail import note_greeting
 from fedapp.site.roles import IN_FILE, Order, Role, handlers, role
 from fedapp.site.settings import SiteConfig, check_subsets
 from fedapp.site.store import KEEP_DAYS, drop_abandoned
-from fedapp.site.table import check_given, fingerprint, notes_on_classes, read_subsets
+from fedapp.site.table import (
+    check_given,
+    fingerprint,
+    notes_on_classes,
+    read_subsets,
+    text_for_others,
+)
 from fedapp.site.trust import site_fingerprint
 from fedapp.trees.categories import (
     Categories,
@@ -224,13 +230,11 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
     # A simulation notes leaks of the whole table instead.
     leaks = () if config.simulated else notes_on_leaks(subsets["train"])
     few = notes_on_classes(config, labels) if classes else []
-    notes = tuple(note.text(shares_names=True) for note in (*subsets["train"].notes, *leaks, *few))
-    for note in () if rounded else few:
+    every = (*subsets["train"].notes, *leaks, *few)
+    logs_all = rounded and not config.simulated  # as a site that permits only sums
+    for note in every if logs_all else few:
         log.warning("%s: %s", config.name, note.text(shares_names=True))
-    if rounded and not config.simulated:  # a site that permits only sums logs them
-        for note in notes:
-            log.warning("%s: %s", config.name, note)
-        notes = ()
+    notes = () if logs_all else tuple(text_for_others(config, note) for note in every)
     low, high = _label_range(labels, classes, request.objective, rounded)
     reply = HelloReply(
         name=config.name,

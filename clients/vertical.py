@@ -70,6 +70,7 @@ from fedapp.site.table import (
     read_rows_to_predict,
     row_ids,
     split_common,
+    text_for_others,
     unlike_columns,
 )
 from fedapp.trees.categories import Categories
@@ -386,7 +387,7 @@ def look(
         simulated=config.simulated,
         fingerprint=fingerprint({"all": table}, site_key(config.name)),
         versions=tuple(relevant_versions()),
-        notes=tuple(note.text(shares_names) for note in notes),
+        notes=tuple(text_for_others(config, note, shares_names) for note in notes),
     )
     return reply, table, ids
 

@@ -128,6 +128,12 @@ def notes_on_classes(config: SiteConfig, labels: Labels | None) -> list[Note]:
     return [Note(f"{rule} (share-categories), and names of classes leave the site all the same")]
 
 
+def text_for_others(config: SiteConfig, note: Note, shares_names: bool = True) -> str:
+    """A note's text, without what the site withholds."""
+    shares = config.shares_categories is True or not note.quotes_categories
+    return note.text(shares_names and shares)
+
+
 def _shuffled(table: Table, seed: int) -> Table:
     """Put category codes into an order that other parties cannot compute."""
     values, categories = in_secret_order(table.values, table.categories, seed)

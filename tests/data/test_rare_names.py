@@ -359,3 +359,22 @@ def test_only_classes_are_counted(labels: list[Any], noted: bool) -> None:
     assert bool(notes_on_classes(config, np.array(labels))) is noted
     assert not notes_on_classes(replace(config, shares_categories=True), np.array(labels))
     assert not notes_on_classes(config, None)
+
+
+@pytest.mark.parametrize("shares", [True, False, 10])
+def test_a_warning_quotes_no_category_of_a_site_that_withholds_names(
+    shares: bool | int, write_table: WriteTable, tmp_path: Path
+) -> None:
+    words = ["blue", "red"] * 19 + ["None", "#N/A"]
+    (schema := tmp_path / "schema.toml").write_text("")
+    node = {"name": "a", "data": write_table(c=words, customer=range(40)), "label": "y"}
+    node = {key: str(value) for key, value in {**node, "id": "customer", "schema": schema}.items()}
+    config = replace(site_config(node, {}), shares_categories=shares, shares_names=True)
+    vertical_reply, *_ = look_vertical(config, VerticalHelloRequest(True, 1000, 0, "", False))
+    texts = list(vertical_reply.notes)
+    if shares is not False:
+        texts += look(config, HelloRequest("binary:logistic", 0.2, 0.2, 0, False))[0].notes
+    (quoted,) = {text for text in texts if "pandas takes for missing" in text}
+    assert ("None" in quoted, "#N/A" in quoted, "[withheld]" in quoted) == (
+        (True, True, False) if shares is True else (False, False, True)
+    )
