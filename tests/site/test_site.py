@@ -505,6 +505,7 @@ SWITCHES = {
     "full-masks": "full_masks",
     "share-categories": "shares_categories",
 }
+OR_ROWS = ", or a whole number >= 2"
 
 
 PINS = "must be the name of a site and its fingerprint, 32 hex digits, got 'a' and 'b'"
@@ -521,9 +522,17 @@ REFUSED = [
         )
     ),
     *(
-        (key, value, f"must be true or false, got {value!r}")
+        (
+            key,
+            value,
+            f"must be true or false{OR_ROWS if key == 'share-categories' else ''}, got {value!r}",
+        )
         for key in SWITCHES
         for value in ("yes", "1", 1, 0, 1.0, "on", "True", "True ", "FALSE", "", "no")
+    ),
+    *(
+        ("share-categories", value, f"must be true or false{OR_ROWS}, got {value!r}")
+        for value in (2.0, -2, "2.0", "02", "1e2", "٢", 10**9)
     ),
     ("approve", "no", "must be ask or all, got 'no'"),
     ("missing-label", "keep", "must be refuse or drop, got 'keep'"),
