@@ -131,9 +131,8 @@ def open_account(config: SiteConfig, store: Store, request: Plan) -> None:
     name, message = config.name, type(request).__name__
     opening, account = opening_of(request), account_of(store)
     for setting, value in (account.opening or opening).items():
-        is_shorter = (
-            setting == "rounds" and opening[setting] < value
-        )  # resumed after it has diverged
+        # A run that has diverged is resumed with fewer rounds; another may allow fewer restarts.
+        is_shorter = setting in ("rounds", "restarts") and opening[setting] < value
         if setting != COLUMNS and opening[setting] != value and not is_shorter:
             was, got = (one if one != "" else "''" for one in (value, opening[setting]))
             rule = f"must be {was}, as when the run was opened, got {got}"
