@@ -6,9 +6,10 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -356,7 +357,7 @@ class Attacker:
         hello: type[Any] = HelloRequest if family == "horizontal" else VerticalHelloRequest
         values = {**example(hello), **fields_of(Plan()), **plan}
         self.opening = hello(**{**values, "model": ""} if "model" in hello.forms else values)
-        self.requests = list(questions_of(self.method))
+        self.requests = questions_of(self.method)
         self.model_id = f"{int(rng.integers(2**62)):016x}"
         self.folder = home() / "sites" / config.name / self.model_id
         self.sent: dict[int, tuple[Request, list[tuple[str, bytes]]]] = {}
@@ -455,13 +456,14 @@ class Attacker:
         assert len(lines - {line[:-1] for line in lines}) <= 1 + self.restarts
 
 
-def questions_of(method: str) -> Iterator[type[Request]]:
+@cache
+def questions_of(method: str) -> list[type[Request]]:
     """The requests that a method sends, its openings excepted."""
     wanted = {kind for module in modules_of_method(method) for kind in kinds_of(module)}
-    shared = senders(method)
-    for kind in kinds():
-        if issubclass(kind, Request) and getattr(kind, "kind", "") in (wanted & shared) - ALONE:
-            yield kind
+    asked = (wanted & senders(method)) - ALONE
+    return [
+        kind for kind in kinds() if issubclass(kind, Request) and getattr(kind, "kind", "") in asked
+    ]
 
 
 def senders(method: str) -> set[str]:
@@ -475,6 +477,7 @@ def senders(method: str) -> set[str]:
     return allowed
 
 
+@cache
 def letters_of(kind: type[Request]) -> list[type[Letter]]:
     """Classes of letters in a request's module."""
     return [one for one in kinds() if issubclass(one, Letter) and one.__module__ == kind.__module__]
