@@ -59,7 +59,7 @@ from fedapp.messages.wire import (
 from fedapp.process import log_run
 from fedapp.site.account import check_planned
 from fedapp.site.mail import Letters, Mail, end_session, open_mail, seal_mail, write_letters
-from fedapp.site.register import opening, record_opened
+from fedapp.site.register import charge, opening, record_opened
 from fedapp.site.settings import SiteConfig, check_leaving, check_policy, check_request, group_of
 from fedapp.site.store import NoStateError, Store, Stores, has_begun, locked
 from fedapp.site.sums import (
@@ -215,6 +215,7 @@ def _handled(
         due = "noised" if result.noise else "sums"
         assert request.leaves == due, f"{type(request).__name__} asks for no sums"
         if result.noise:
+            charge(site.config, envelope.model_id)
             arrays = add_noise(site.name, site.store, request, digest, result.arrays, result.noise)
             result = replace(result, arrays=arrays)
         result = mask_sums(site.name, site.store, envelope, request, digest, result)

@@ -51,7 +51,7 @@ import numpy as np
 from fedapp.crypto.masking import SHARE_BYTES, mask_vector, new_secret, seed_of, split
 from fedapp.crypto.noise import KEY_BYTES, MAX_VARIANCE, Budget, Source, discrete_gaussian
 from fedapp.crypto.sealed import Address, prefixed, seal, unseal
-from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import Bounds, Whole
 from fedapp.home import write_atomically
 from fedapp.messages.fields import Array, Reply, Request
@@ -61,7 +61,7 @@ from fedapp.messages.wire import Envelope
 from fedapp.metrics.sums import DOUBLES, Adder, WholeNumbers
 from fedapp.site.account import FIRST_ROUND, PLAN
 from fedapp.site.mail import ANSWERED_ONCE, checkpoint_of, pair_secrets
-from fedapp.site.settings import SiteConfig
+from fedapp.site.settings import SiteConfig, check_delta
 from fedapp.site.store import NOISE, Store
 
 log = logging.getLogger("fedapp.site")
@@ -343,9 +343,7 @@ def check_budget(
     """
     numbers = terms.epsilon, terms.delta, terms.multiplier, terms.n_rounds, max(n_parties, 2)
     budget, name = Budget(*numbers), type(request).__name__
-    if terms.delta * n_train >= 1:
-        rule = f"must be below 1 / {n_train}, the training rows of {config.name}"
-        raise ConfigError(f"privacy.delta {rule}, got {terms.delta:g}")
+    check_delta(config, terms.delta, n_train)
     with as_protocol_error(config.name, name, "multiplier"):
         budget.check()
     store.facts[PROMISED] = {**asdict(budget), "clip": terms.clip}
