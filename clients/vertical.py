@@ -336,9 +336,9 @@ class Opening(Aligned):
         if len(letter.points) > max_rows:
             rule = f"must be <= {max_rows} (align-most-rows of {self.name}), got "
             raise ProtocolError(sender, "MaskedList", "points", f"{rule}{len(letter.points)}")
+        hold_once(sender, self.site.store, letter, f"{self.name} masked the list of {letter.owner}")
         n_ids, model_id = len(letter.points), self.folder.name
         count_ids(self.config, model_id, letter.owner, n_ids, len(self.ids))
-        hold_once(sender, self.site.store, letter, f"{self.name} masked the list of {letter.owner}")
         self.lists = (*self.lists, letter.owner)
 
     def _route(self, owner: str) -> list[str]:

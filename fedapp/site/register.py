@@ -57,7 +57,7 @@ from fedapp.errors import (
 from fedapp.home import home, secret_at, sync_folder, write_new
 from fedapp.messages.fields import Request, method_of
 from fedapp.messages.handshake import Plan
-from fedapp.site.rows import Hashes, RowHashes, hash_rows, n_shared
+from fedapp.site.rows import Hashes, RowHashes, compare, digest_of, hash_rows
 from fedapp.site.settings import MIN_BIN_ROWS, SiteConfig
 from fedapp.site.store import KEEP_DAYS, SECONDS_A_DAY, locked
 from fedapp.site.table import file_version, held_tables, read_table, read_to_predict
@@ -242,7 +242,8 @@ def count_ids(config: SiteConfig, model_id: str, owner: str, n_ids: int, n_rows:
     most = config.align_ids_per_day or IDS_A_ROW * n_rows
     with _transaction(folder) as register:
         run = _newest(config.name, register, model_id)
-        run = replace(run, matched={**run.matched, owner: (n_ids, now)})
+        most_ids = max(n_ids, int(run.matched.get(owner, (0,))[0]))
+        run = replace(run, matched={**run.matched, owner: (most_ids, now)})
         runs = [run, *(one.run for one in _earlier(folder, register, run))]
         lists = [one for each in runs for one in each.matched.values()]
         total = sum(int(n) for n, matched in lists if now - matched < SECONDS_A_DAY)
@@ -337,7 +338,7 @@ def _noted(
             rule = f"must be <= {most} on one table in the node config of {config.name}"
             raise ConfigError(f"runs-per-day {rule}, got one more")
     others = [one for one in earlier if one.run.admitted]
-    _check_total(config, others, run)
+    _check_total(config, earlier, run)
     reasons = [ASKS] * config.asks + _reasons(others, run, max(config.min_rows, MIN_BIN_ROWS))
     pins = trusted_keys(config, run.settings["parties"])
     run = replace(run, reasons=reasons, trusted=pins, total_epsilon=config.total_epsilon)
@@ -348,8 +349,8 @@ def _noted(
     names, places = ", ".join(COLUMNS), ", ".join(f":{column}" for column in COLUMNS)
     register.execute(f"REPLACE INTO runs ({names}) VALUES ({places})", values)
     for hashes in filter(len, (rows.contents, rows.ids) if rows else ()):
-        blob = _digest(hashes), hashes.astype("<u8").tobytes()
-        register.execute("INSERT OR IGNORE INTO hashes VALUES (?, ?)", blob)
+        values = {"digest": digest_of(hashes), "words": hashes.astype("<u8").tobytes()}
+        register.execute("INSERT OR IGNORE INTO hashes VALUES (:digest, :words)", values)
     return run
 
 
@@ -422,6 +423,8 @@ def _rows_of(config: SiteConfig, model_id: str, request: Request) -> tuple[RowHa
 
     A run that waits asks every few seconds: its hashes are kept until the file changes.
     """
+    if not isinstance(request, Plan):
+        return None, ""
     folder, data = _folder_of(config), _data_of(config, request)
     what = repr((data, file_version(data), config.roles, config.reader))
     version = hashlib.sha256(what.encode()).hexdigest()
@@ -445,25 +448,20 @@ def _with_rows(run: Run, rows: RowHashes | None, version: str = "") -> Run:
         run,
         version=version,
         n_rows=rows.n_rows,
-        contents=_digest(rows.contents),
-        ids=_digest(rows.ids),
+        contents=digest_of(rows.contents),
+        ids=digest_of(rows.ids),
         columns=rows.columns,
     )
 
 
-def _digest(hashes: Hashes) -> str:
-    blob = hashes.astype("<u8").tobytes()
-    return hashlib.blake2b(blob, digest_size=16).hexdigest() if blob else ""
-
-
-def _recorded_rows(register: sqlite3.Connection, run: Run) -> RowHashes | None:
-    """The hashes of a recorded run's rows; None if there are none."""
+def _recorded_rows(register: sqlite3.Connection, run: Run) -> RowHashes:
+    """The hashes of a recorded run's rows; none if its table could not be read."""
 
     def words(digest: str) -> Hashes:
         query = register.execute("SELECT words FROM hashes WHERE digest = ?", (digest,))
         return np.frombuffer((query.fetchone() or (b"",))[0], dtype="<u8")
 
-    return RowHashes(words(run.contents), words(run.ids), run.columns) if run.contents else None
+    return RowHashes(words(run.contents), words(run.ids), run.columns)
 
 
 def _earlier(
@@ -493,41 +491,21 @@ def _on_same_data(
     rows: RowHashes | None,
     is_elsewhere: bool,
 ) -> list[Earlier]:
-    """Those of the runs of one register whose tables have a row in common with a run's table."""
-    compared: dict[tuple[str, ...], tuple[int, int] | None] = {}
+    """Those of the runs of one register that are on the data of a run."""
+    compared = {("", ""): (0, 0)}
     earlier = []
     for other in others:
-        table = other.data, other.contents, other.ids, other.columns
-        if table not in compared:
+        table = other.contents, other.ids
+        if table not in compared and rows is not None:
             theirs = _recorded_rows(register, other)
-            is_same_file = not is_elsewhere and other.data == run.data
-            compared[table] = _compared(rows, theirs, is_elsewhere, is_same_file)
-        if counts := compared[table]:
-            earlier.append(Earlier(other, *counts, is_elsewhere))
+            compared[table] = compare(rows, theirs, with_ids=not is_elsewhere)
+        n_shared, n_differing = compared.get(table, (0, 0))
+        has_ids, has_columns = run.ids and other.ids, run.columns == other.columns
+        is_comparable = run.contents and other.contents and (has_ids or has_columns)
+        is_file = not is_elsewhere and run.data == other.data
+        if n_shared or (is_file and not is_comparable):
+            earlier.append(Earlier(other, n_shared, n_differing, is_elsewhere))
     return earlier
-
-
-def _compared(
-    rows: RowHashes | None, others: RowHashes | None, is_elsewhere: bool, is_same_file: bool
-) -> tuple[int, int] | None:
-    """How many rows two tables share, and how many only one has; None if their data differ."""
-    if rows is None or others is None:
-        return (0, 0) if is_same_file else None
-    pairs = [(rows.contents, others.contents)]
-    if not is_elsewhere and len(rows.ids) and len(others.ids):
-        pairs.append((rows.ids, others.ids))
-    shared = [n_shared(*pair) for pair in pairs]
-    if not any(shared):
-        # Without ids, rows with other columns cannot be compared.
-        is_unclear = len(pairs) == 1 and rows.columns != others.columns
-        return (0, 0) if is_same_file and is_unclear else None
-    differing = [
-        len(first) + len(second) - 2 * n
-        for (first, second), n in zip(pairs, shared, strict=True)
-        if n
-    ]
-    # A changed label is a row of other content; a new column makes all contents differ, but no id.
-    return max(shared), min(filter(None, differing), default=0)
 
 
 # The database

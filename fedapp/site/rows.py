@@ -11,7 +11,8 @@ them, and they never leave it.
 
 So a copy, a link and an export with some rows more are recognised, exactly and for each row; with
 ids, also if columns were renamed, added or changed. A copy with other ids (or none) *and* other
-columns is not recognised, nor is one whose values were all written in another unit.
+columns is not recognised, nor is one whose values were all written in another unit. Tables of few
+distinct rows always have some in common.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from fedapp.trees.categories import entries_of
 
 Hashes = npt.NDArray[np.uint64]
 
-WORD_BYTES = 8
+WORD_BYTES, DIGEST_BYTES = 8, 16
 BLOCK = 2**17  # values hashed at a time, so that they stay in the cache
 ODD = 0x9E3779B97F4A7C15
 
@@ -63,16 +64,38 @@ def hash_rows(table: Table, key: bytes) -> RowHashes:
         sums += _mixed(_words(values, key) + _number(key, "role", role))
     names = json.dumps([sorted(table.columns), sorted(present)])
     ids = np.empty(0, np.uint64) if table.ids is None else _words_of_texts(table.ids, key)
-    columns = hashlib.blake2b(names.encode(), digest_size=16).hexdigest()
+    columns = hashlib.blake2b(names.encode(), digest_size=DIGEST_BYTES).hexdigest()
     return RowHashes(_distinct(sums), _distinct(ids), columns)
 
 
-def n_shared(first: Hashes, second: Hashes) -> int:
-    """Number of hashes that are in both arrays; each is sorted and without repetition."""
+def compare(first: RowHashes, second: RowHashes, with_ids: bool) -> tuple[int, int]:
+    """Count the rows that two tables share, and the rows that only one of them has.
+
+    Rows are shared by content, and with `with_ids` also by id if both tables have ids. A changed
+    label makes another content, and a new column changes all contents but no id: so the second
+    number is the smaller one that is not 0, of contents and ids that are shared at all.
+    """
+    shared = [n_common(first.contents, second.contents)]
+    differing = [len(first.contents) + len(second.contents) - 2 * shared[0]]
+    if with_ids and len(first.ids) and len(second.ids):
+        shared.append(n_common(first.ids, second.ids))
+        differing.append(len(first.ids) + len(second.ids) - 2 * shared[1])
+    counts = [count for count, n in zip(differing, shared, strict=True) if count and n]
+    return max(shared), min(counts, default=0)
+
+
+def n_common(first: Hashes, second: Hashes) -> int:
+    """Number of hashes in both arrays; each is sorted and without repetition."""
     if not len(first) or not len(second):
         return 0
     places = np.searchsorted(second, first)
     return int((second[np.minimum(places, len(second) - 1)] == first).sum())
+
+
+def digest_of(hashes: Hashes) -> str:
+    """Digest of an array of hashes; empty if it is empty."""
+    blob = hashes.astype("<u8").tobytes()
+    return hashlib.blake2b(blob, digest_size=DIGEST_BYTES).hexdigest() if blob else ""
 
 
 def _sums_of_features(table: Table, key: bytes) -> Iterator[Hashes]:

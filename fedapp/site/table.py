@@ -336,7 +336,7 @@ def _read_held(read: Callable[..., Table], data: str, *how: Any) -> Table:
     held = _HELD.get()
     if held is None:
         return read(data, *how)
-    key = file_version(data), read, data, how
+    key = read, data, how
     if key not in held:
         held[key] = read(data, *how)
         return held[key]
