@@ -43,6 +43,8 @@ By the alignment:
   of the parties how many rows they have in common, and which of its rows any other party has.
 - A party masks one list of each other party in a run. A coordinator that goes back to an earlier
   step can have the same list masked again, and no other.
+- A site limits how many ids of others are matched with its rows in 24 hours, over all runs
+  (``align-ids-per-day``).
 - A passive party learns which of its rows all parties have. It does not learn who has the others.
 - With ``align=ordered`` a party learns whether its ids are the active party's, and how many rows
   the others have.
