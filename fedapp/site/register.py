@@ -147,6 +147,8 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS hashes (digest PRIMARY KEY, words)",
     "CREATE TABLE IF NOT EXISTS meta (name PRIMARY KEY, value)",
 )
+# Digests of the hashes of all runs; a column is empty where a run has none.
+IN_USE = "SELECT contents FROM runs WHERE contents > '' UNION SELECT ids FROM runs WHERE ids > ''"
 DURABLY = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL"
 
 
@@ -318,6 +320,7 @@ def _noted(
     """Record a run; returns it as recorded."""
     oldest = asked.asked - KEPT_SECONDS
     register.execute("DELETE FROM runs WHERE NOT admitted AND asked <= ?", (oldest,))
+    register.execute(f"DELETE FROM hashes WHERE digest NOT IN ({IN_USE})")
     earlier = _earlier(_folder_of(config), register, asked, rows)
     again = [
         one.run
@@ -366,9 +369,11 @@ def _check_same(site: str, run: Run, asked: Run) -> None:
 
 def _check_total(config: SiteConfig, earlier: Iterable[Earlier], run: Run) -> None:
     """Check that a private run and those that were charged keep to ``total-epsilon``."""
+    if not run.settings["epsilon"] or not config.total_epsilon:
+        return
     charged = [one.run for one in earlier if one.run.charged]
     total, delta = spent([*charged, run])
-    if run.settings["epsilon"] and 0 < config.total_epsilon < total:
+    if total > config.total_epsilon:
         raise ConfigError(
             f"privacy.epsilon must come to <= {config.total_epsilon:g} in all runs on one table "
             f"(total-epsilon in the node config of {config.name}), got {total:.4g} with this run "

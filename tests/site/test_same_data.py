@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.commands.site import site_app
+from fedapp.crypto.noise import budget_for
 from fedapp.errors import ConfigError, DataError, FedappError, WaitingError
 from fedapp.home import home
 from fedapp.messages.handshake import LabelsRequest
@@ -280,6 +282,41 @@ def test_an_opening_that_gets_no_sum_spends_nothing(write_table: WriteTable) -> 
             charge(config, model_id(number))
     charge(config, model_id(5))  # a further sum of the same run
     assert [run.charged for run in runs_of(home() / "sites" / "bank")] == [0, 0, 0, 0, 0, 1]
+
+
+def test_sites_of_one_home_that_are_charged_at_once_share_a_budget(
+    write_table: WriteTable,
+) -> None:
+    names = [f"site-{number}" for number in range(6)]
+    path = write_table("bank")
+    configs = [site(path, name=name, run_epsilon=1) for name in names]
+    for number, config in enumerate(configs):
+        noise = budget_for(1.0, 1e-5, 50, len(names)).multiplier
+        ask(config, number, replace(private(), **planned(names), multiplier=noise))
+
+    def is_charged(number: int) -> bool:
+        try:
+            charge(configs[number], model_id(number))
+        except ConfigError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(is_charged, range(6))) == 1
+
+
+def test_hashes_of_a_table_go_with_its_runs(
+    write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, now = write_table("bank", customer=range(40)), [1e9]
+    monkeypatch.setattr(register.time, "time", lambda: now[0])
+    with pytest.raises(WaitingError):
+        ask(site(path, approve="ask", id="customer"), 1)
+    now[0] += register.KEPT_SECONDS
+    ask(site(write_table("lab", seed=5)), 2)
+    with register._transaction(home() / "sites" / "bank") as opened:
+        digests = {digest for (digest,) in opened.execute("SELECT digest FROM hashes")}
+    assert digests == {run.contents for run in runs_of(home() / "sites" / "bank")}
 
 
 def test_a_run_that_was_not_recorded_is_not_charged(write_table: WriteTable) -> None:
