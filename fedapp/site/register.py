@@ -228,6 +228,7 @@ def charge(config: SiteConfig, model_id: str) -> None:
     with _transaction(folder) as register:
         run = _newest(config.name, register, model_id)
         if not run.charged:
+            # Its table is that of the opening: what has changed since then is not in the run.
             _check_total(config, _earlier(folder, register, run), run)
             register.execute("UPDATE runs SET charged = 1 WHERE number = ?", (run.number,))
 
@@ -322,11 +323,9 @@ def _noted(
     register.execute("DELETE FROM runs WHERE NOT admitted AND asked <= ?", (oldest,))
     register.execute(f"DELETE FROM hashes WHERE digest NOT IN ({IN_USE})")
     earlier = _earlier(_folder_of(config), register, asked, rows)
-    again = [
-        one.run
-        for one in earlier
-        if one.run.model == asked.model and one.run.asked > oldest and not one.is_elsewhere
-    ][-1:]
+    again = [one.run for one in earlier if one.run.model == asked.model and one.run.asked > oldest][
+        -1:
+    ]
     # A run that has begun and sends its opening again has lost its state here: it counts again.
     if again and not again[0].begun:
         run = again[0]
@@ -347,6 +346,12 @@ def _noted(
     run = replace(run, reasons=reasons, trusted=pins, total_epsilon=config.total_epsilon)
     run = replace(run, admitted=not reasons or run.approved == run.digest)
     run = replace(run, n_shared=max((one.n_shared for one in others), default=0))
+    _write(register, run, rows)
+    return run
+
+
+def _write(register: sqlite3.Connection, run: Run, rows: RowHashes | None) -> None:
+    """Write a run and the hashes of its rows."""
     values = {column: getattr(run, column) for column in COLUMNS}
     values |= {column: json.dumps(values[column]) for column in TEXTS}
     names, places = ", ".join(COLUMNS), ", ".join(f":{column}" for column in COLUMNS)
@@ -354,7 +359,6 @@ def _noted(
     for hashes in filter(len, (rows.contents, rows.ids) if rows else ()):
         values = {"digest": digest_of(hashes), "words": hashes.astype("<u8").tobytes()}
         register.execute("INSERT OR IGNORE INTO hashes VALUES (:digest, :words)", values)
-    return run
 
 
 def _check_same(site: str, run: Run, asked: Run) -> None:
@@ -447,6 +451,7 @@ def _rows_of(config: SiteConfig, model_id: str, request: Request) -> tuple[RowHa
 
 
 def _with_rows(run: Run, rows: RowHashes | None, version: str = "") -> Run:
+    """Describe the rows of a run's table."""
     if rows is None:
         return run
     return replace(
