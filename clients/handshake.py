@@ -50,7 +50,7 @@ from fedapp.process import versions
 from fedapp.site.answer import Handlers, Site
 from fedapp.site.mail import note_greeting
 from fedapp.site.roles import IN_FILE, Order, Role, handlers, role
-from fedapp.site.settings import SiteConfig, check_subsets
+from fedapp.site.settings import SiteConfig, check_delta, check_subsets
 from fedapp.site.store import KEEP_DAYS, drop_abandoned
 from fedapp.site.table import (
     check_given,
@@ -214,6 +214,8 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
     rule = "table must have at least {} {} rows, got {}"
     check_subsets(FEWEST_ROWS, {"train": n_rows["train"]}, rule)
     check_subsets(config.min_rows, n_rows, rule + f" (min-rows of {config.name})")
+    if request.epsilon and not config.simulated:  # there the server compares all rows
+        check_delta(config, request.delta, n_rows["train"])
     labels = _labels(subsets)
     # A site that only sums may leave rounds its label range whatever the request asks.
     rounded = request.rounded or config.least_parties > 0

@@ -30,7 +30,6 @@ from fedapp.data.labels import (
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.table import Table, notes_on_leaks, notes_on_numbered_ids
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
-from fedapp.home import home
 from fedapp.messages.fields import Array, fields_of, method_of
 from fedapp.messages.vertical import (
     CommonRows,
@@ -57,9 +56,10 @@ from fedapp.site.mail import (
     run_key,
     store_peers,
 )
+from fedapp.site.register import count_ids
 from fedapp.site.roles import IN_FILE, Order, Role, handlers, role
 from fedapp.site.settings import SiteConfig, check_subsets
-from fedapp.site.store import KEEP_DAYS, drop_abandoned, read_part, sent_bits
+from fedapp.site.store import KEEP_DAYS, drop_abandoned, sent_bits
 from fedapp.site.table import (
     check_range,
     fingerprint,
@@ -67,14 +67,14 @@ from fedapp.site.table import (
     order_digest,
     quantiles,
     read_columns,
-    read_rows_to_predict,
+    read_to_predict,
     row_ids,
     split_common,
     text_for_others,
     unlike_columns,
 )
 from fedapp.trees.categories import Categories
-from fedapp.trees.divided import categories_of, quantiles_of
+from fedapp.trees.divided import quantiles_of
 from fedapp.trees.objective import AUTO
 
 log = logging.getLogger("fedapp.site")
@@ -337,6 +337,8 @@ class Opening(Aligned):
         if len(letter.points) > max_rows:
             rule = f"must be <= {max_rows} (align-most-rows of {self.name}), got "
             raise ProtocolError(sender, "MaskedList", "points", f"{rule}{len(letter.points)}")
+        n_ids, model_id = len(letter.points), self.folder.name
+        count_ids(self.config, model_id, letter.owner, n_ids, len(self.ids))
         self.lists = (*self.lists, letter.owner)
 
     def _route(self, owner: str) -> list[str]:
@@ -397,10 +399,7 @@ def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bo
         return table, table.labels is not None, 0
     if not MODEL_ID.fullmatch(request.model):
         raise ProtocolError(config.name, "VerticalHelloRequest", "model", "must be 16 hex digits")
-    part = read_part(home() / "sites" / config.name / request.model)
-    active = bool(part.get("active", False))
-    model_columns = part["columns"], categories_of(part), active, part.get("base_margin", "")
-    table = read_rows_to_predict(config, *model_columns)
+    part, table = read_to_predict(config, request.model)
     trained = quantiles_of(part)
     unlike: list[int] = []
     if len(trained):
@@ -409,7 +408,7 @@ def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bo
     if unlike and not config.simulated:
         names = ", ".join(table.columns[column] for column in unlike)
         log.warning("the table to predict has values unlike those trained on in: %s", names)
-    return table, active, len(unlike)
+    return table, bool(part.get("active", False)), len(unlike)
 
 
 def check_common(n_rows: int, predicts: bool) -> None:

@@ -93,15 +93,14 @@ def approve_command(
 ) -> None:
     """Show what a run may ask for and what it would reveal, and let it begin."""
     from fedapp.home import home
-    from fedapp.site.register import approve, runs_of
+    from fedapp.site.register import DATABASE, approve, runs_of, runs_on_same_data
 
     if run and as_json:
         raise ConfigError(f"--json must be given without a run: it lists all that wait, got {run}")
-    registers = {folder: runs_of(folder) for folder in sorted(home().glob("sites/*"))}
     waiting = {
-        one.model: (folder, one)
-        for folder, runs in registers.items()
-        for one in runs
+        one.model: (path.parent, one)
+        for path in sorted(home().glob(f"sites/*/{DATABASE}"))
+        for one in runs_of(path.parent)
         if one.reasons and not one.admitted and one.approved != one.digest
     }
     if as_json:
@@ -123,7 +122,7 @@ def approve_command(
     # The long text comes first, so that the plan is next to the question.
     console.print(escape(_reveals(one.method)) + "\n", highlight=False)
     grid = Grid.grid(padding=(0, 2))
-    for title, text in _plan_lines(folder.name, one, registers[folder]):
+    for title, text in _plan_lines(folder.name, one, runs_on_same_data(folder, one)):
         grid.add_row(title, escape(text))
     console.print(grid, highlight=False)
     if not yes and not typer.confirm(f"Let {folder.name} take part?"):
@@ -151,8 +150,9 @@ def check_command(
     from fedapp.settings import load_settings
     from fedapp.site.bundle import installed_bundle
     from fedapp.site.check import check_site, in_words, policy_of, who_may_read_keys
-    from fedapp.site.register import n_today, runs_of, spending, spent
+    from fedapp.site.register import n_today, runs_on_table, spending, spent
     from fedapp.site.settings import parse_node_config, site_config
+    from fedapp.site.table import held_tables
     from fedapp.site.trust import pins_in
 
     if bool(node_config) == bool(config) or (config and not config.endswith(".toml")):
@@ -165,12 +165,13 @@ def check_command(
     ca = beside / "ca.crt"
     trusted = {**pins_in(home()), **pins_in(beside / "home"), **site.trusted}
     site, run = replace(site, trusted=trusted), load_settings({})
-    checked = check_site(site, all_methods(), (run.test_fraction, run.valid_fraction))
     # Resolved: FEDAPP_HOME may be the site's folder, whose runs would count twice.
     places = beside, *(place / "sites" / site.name for place in (home(), beside / "home"))
     folders = {place.resolve() for place in places}
-    runs = [one for folder in folders for one in runs_of(folder) if one.data == site.data]
-    admitted = [one for one in runs if one.admitted]
+    with held_tables():
+        checked = check_site(site, all_methods(), (run.test_fraction, run.valid_fraction))
+        runs = [one for folder in folders for one in runs_on_table(folder, site)]
+    charged = [one for one in runs if one.charged]
     allowed, bundles = sorted(site.allowed), sorted(site.bundles or {installed_bundle()})
     facts: dict[str, object] = {
         "label": checked.label,
@@ -186,7 +187,6 @@ def check_command(
     }
     warnings = [*filter(None, (*checked.notes, SITE.slow_mode()))]
     if as_json:
-        private = [one for one in admitted if one.settings["epsilon"]]
         print_json(
             site=site.name,
             rows=checked.n_rows,
@@ -196,7 +196,7 @@ def check_command(
             ],
             **{re.sub("[ -]", "_", name): value for name, value in facts.items()},
             total_epsilon=site.total_epsilon,
-            spent_epsilon=spent(private)[0],
+            spent_epsilon=spent(charged)[0],
             trusted=trusted,
             methods=[
                 {"method": method, "takes_part": answer, "coordinator_gets": gets}
@@ -218,7 +218,7 @@ def check_command(
         "allow": ", ".join(allowed) or "no method (see fedapp site init --policy)",
         "app": " or ".join(bundles),
         "runs today": str(facts["runs today"]),
-        "total-epsilon": f"spent {spending(admitted, site.total_epsilon)}",
+        "total-epsilon": f"spent {spending(charged, site.total_epsilon)}",
         "trusted": ", ".join(" ".join(one) for one in sorted(trusted.items())) or NOBODY,
     }.items():
         grid.add_row(fact, escape(text))
@@ -239,7 +239,10 @@ def _fields(site: str, run: Run) -> dict[str, Any]:
 
 
 def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str, str]]:
-    """Titles and texts of a plan's lines; texts of the coordinator are shown in ASCII."""
+    """Titles and texts of a plan's lines; texts of the coordinator are shown in ASCII.
+
+    `runs` are the others on the same data.
+    """
     from fedapp.site.register import spending
 
     plan = run.settings
@@ -251,7 +254,10 @@ def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str,
     yield "aggregation", f"{kind}: {LEAVES.get(kind, 'what the site has, as under Reveals')}"
     noise = f"{plan['epsilon']:g} for delta {plan['delta']:g}, noise {plan['multiplier']:.4g}"
     yield "epsilon", noise if plan["epsilon"] else "none: no noise is added"
-    others = [one for one in runs if one.admitted and one.data == run.data]
+    rows = f"{run.n_rows:,}, recognised by content{' and id' * bool(run.ids)} in any file"
+    shared = f"{run.n_shared:,} of them" if run.n_shared else "none"
+    yield "rows", f"{rows}; in the table of an earlier run: {shared}" if run.n_rows else "not read"
+    others = [one for one in runs if one.charged]
     yield "spent", f"epsilon {spending(others, run.total_epsilon)}"
     if plan["epsilon"]:
         yield "with this run", f"epsilon {spending([*others, run], run.total_epsilon)}"

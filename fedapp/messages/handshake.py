@@ -69,7 +69,10 @@ only what it was asked before (``fedapp.site.account``).
   to either: a class of a single row is sent as such.
 - Two runs that hold out different rows differ by the classes of the rows in which they differ. So a
   site's first run on a table fixes the fractions, the seed and the fold, and a run with others
-  starts only if a person at the site approves it.
+  starts only if a person at the site approves it. So does a run on a table that differs by few rows
+  from that of an earlier run.
+- Where a run waits for approval, the server learns why: which settings or parties an earlier run
+  had, or by how many rows its table differed, and the id of that run.
 - The server chooses the objective. With ``multi:softprob`` of numeric labels it learns by ``hello``
   every value that occurs, and here how many training rows have each. A site with ``least-parties``
   or ``run-epsilon`` refuses that, unless they are at most 20 whole numbers.

@@ -20,9 +20,11 @@ before it masks it.
   and one beyond the schedule.
 - A party refuses, by the accountant, a run whose noise does not keep the promise of its opening,
   and a promise above the node config's ``run-epsilon``.
-- Runs add up: before a site answers an opening, it composes all private runs that it has ever
-  admitted on its table, by the same accountant and for the smallest of their deltas, and refuses a
-  run that would exceed its ``total-epsilon``.
+- Runs add up: before a site answers an opening, and again before the first noised sum leaves, it
+  composes all private runs on tables that share a row with its own, by the same accountant and for
+  the smallest of their deltas, and refuses a run that would exceed its ``total-epsilon``. An
+  opening that gets no noised sum is not charged.
+- A site refuses an opening whose delta is not below one over its number of training rows.
 - A thief of a site's disk during a run can remove that site's noise; when the run ends, the key of
   the noise is deleted.
 - Not covered is what ``hello`` and ``secure`` disclose, among it the numbers of rows, the names of

@@ -74,7 +74,7 @@ from fedapp.site.account import (
     take,
 )
 from fedapp.site.mail import Letters, Mail, end_session, open_mail, seal_mail, write_letters
-from fedapp.site.register import opening, record_opened
+from fedapp.site.register import charge, opening, record_opened
 from fedapp.site.settings import SiteConfig, check_leaving, check_message, check_policy, group_of
 from fedapp.site.store import KEPT, NoStateError, Store, Stores, has_begun, locked
 from fedapp.site.sums import (
@@ -263,6 +263,7 @@ def _handled(
         due = "noised" if result.noise else "sums"
         assert request.leaves == due, f"{type(request).__name__} asks for no sums"
         if result.noise:
+            charge(config, envelope.model_id)
             arrays = add_noise(site.name, store, request, result.arrays, result.noise)
             result = replace(result, arrays=arrays)
         result = mask_sums(site.name, store, envelope, request, digest, result)

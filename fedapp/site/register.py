@@ -2,13 +2,27 @@
 
 ``$FEDAPP_HOME/sites/NAME/register.db`` has a row per run, from its opening on. A decision is one
 transaction, on disk before the site answers. Some disclosures show only across runs on the same
-table:
+data:
 
 - Runs that hold back different rows differ by the labels of those rows. So the first run that
   trains fixes the split, and a run with another one waits for approval.
+- Runs on tables that differ by few rows differ by the labels of those rows. So a run waits if its
+  table differs by fewer rows than ``min-rows`` from that of an earlier run. Only pairs of tables
+  are compared: three that differ by many rows each may still determine few.
 - Sums with and without a party, or with another in its place, differ by that party's sum. So a
   masked run with other parties than all earlier ones waits for approval.
-- The epsilons of private runs add up; their composition must not exceed ``total-epsilon``.
+- The epsilons of private runs add up; their composition must not exceed ``total-epsilon``. A run
+  is charged when its first noised sum leaves, so an opening without one costs nothing.
+
+**The same data** are tables that have a row in common (``fedapp.site.rows``), wherever their files
+are: in any register of this home by content, and by id in the register of the same name only, as
+parties with different columns of the same rows may share a home. Where rows cannot be compared, as
+those of a run of an earlier version, or other columns without ids, the file's path decides.
+
+**A register belongs to the site's key.** It can be created only while ``identity.new`` is there,
+which is written when the key is drawn and deleted with the register's first transaction. Its
+fingerprint and the key of the hashes are in the register. So one that is missing, empty or another
+site's is an error, not a new history; one of an earlier version, with runs, is adopted.
 
 An admitted run is kept for ever; a waiting one, ``KEEP_DAYS``. The ``runs.json`` of an older
 version is not read: its runs do not count, and those that waited ask again.
@@ -19,6 +33,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import secrets
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +42,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedapp.crypto.noise import Budget, composed_epsilon
+from fedapp.crypto.sealed import fingerprint_of, public_key
 from fedapp.errors import (
     ConfigError,
     DataError,
@@ -36,16 +54,21 @@ from fedapp.errors import (
     WaitingError,
     as_protocol_error,
 )
-from fedapp.home import home, sync_folder, write_new
+from fedapp.home import home, secret_at, sync_folder, write_new
 from fedapp.messages.fields import Request, method_of
 from fedapp.messages.handshake import Plan
-from fedapp.site.settings import SiteConfig
+from fedapp.site.rows import Hashes, RowHashes, compare, digest_of, hash_rows
+from fedapp.site.settings import MIN_BIN_ROWS, SiteConfig
 from fedapp.site.store import KEEP_DAYS, SECONDS_A_DAY, locked
-from fedapp.site.trust import trusted_keys
+from fedapp.site.table import file_version, held_tables, read_table, read_to_predict
+from fedapp.site.trust import IDENTITY, UNUSED, identity, trusted_keys
 
 # Fields of an opening that are settings of the run, besides those of ``Plan``.
 SPLIT = ("test_fraction", "valid_fraction", "seed", "fold", "folds")
 DATABASE = "register.db"
+ROWS_KEY = "rows.key"  # of a home: the key of the hashes of rows
+KEY_BYTES = 32
+IDS_A_ROW = 20  # default of align-ids-per-day, a row of the site's table
 KEPT_SECONDS = KEEP_DAYS * SECONDS_A_DAY
 BUSY_SECONDS = 60.0  # to wait while another program locks the database
 ASKS = "approve is ask in the node config"
@@ -68,6 +91,16 @@ class Run:
     approved: str = ""  # digest of what a person has approved
     admitted: bool = False  # whether its opening may be answered
     begun: bool = False  # whether it was, and the site has had a state of it
+    # Of the table, when the run last asked; empty if it could not be read
+    version: str = ""  # of its file
+    n_rows: int = 0
+    n_shared: int = 0  # of them, the most that are in the table of one earlier run
+    contents: str = ""  # digest of the hashes, among the register's
+    ids: str = ""  # the same; empty without an id column
+    columns: str = ""  # digest of their names and roles
+    # By other party, ids that were matched against the table, and when
+    matched: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
+    charged: bool = False  # whether a noised sum has left the site
     number: int | None = None  # in the order in which runs first asked
 
     @property
@@ -96,19 +129,46 @@ class Run:
         return Budget(*numbers, max(len(settings["parties"]), 2))
 
 
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """Another run on the same data."""
+
+    run: Run
+    n_shared: int  # rows that both tables have
+    n_differing: int  # rows that only one of them has; 0 if none, or if rows cannot be compared
+    is_elsewhere: bool  # in the register of another site of this home
+
+
 COLUMNS = tuple(each.name for each in fields(Run))
-TEXTS = ("settings", "reasons", "trusted")  # as JSON
-TABLE = f"CREATE TABLE IF NOT EXISTS runs ({', '.join(COLUMNS[:-1])}, number INTEGER PRIMARY KEY)"
+OF_TABLE = ("data", "version", "n_rows", "contents", "ids", "columns")
+TEXTS = ("settings", "reasons", "trusted", "matched")  # as JSON
+TABLES = (
+    f"CREATE TABLE IF NOT EXISTS runs ({', '.join(COLUMNS[:-1])}, number INTEGER PRIMARY KEY)",
+    "CREATE TABLE IF NOT EXISTS hashes (digest PRIMARY KEY, words)",
+    "CREATE TABLE IF NOT EXISTS meta (name PRIMARY KEY, value)",
+)
+# Digests of the hashes of all runs; a column is empty where a run has none.
+IN_USE = "SELECT contents FROM runs WHERE contents > '' UNION SELECT ids FROM runs WHERE ids > ''"
 DURABLY = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL"
 
 
-def admit(config: SiteConfig, model_id: str, method: str, request: Request) -> None:
+def admit(
+    config: SiteConfig,
+    model_id: str,
+    method: str,
+    request: Request,
+    rows: RowHashes | None = None,
+    version: str = "",
+) -> None:
     """Record a run that has sent its opening, and check that it may begin.
 
     It is recorded again, and so counts and waits again, if its state was deleted since, if it first
     asked too long ago, or if the site has another table now. Raises ConfigError if runs-per-day or
     total-epsilon would be exceeded or the opening has changed, and WaitingError if nobody at the
     site has approved it yet.
+
+    `rows` are None if the table cannot be read, which is for the request's handler to report;
+    `version` is that of its file.
     """
     name, message = config.name, type(request).__name__
     if not isinstance(request, Plan):
@@ -116,12 +176,12 @@ def admit(config: SiteConfig, model_id: str, method: str, request: Request) -> N
         raise ProtocolError(name, message, "step", rule)
     values = {one: getattr(request, one) for one in type(request).forms}
     settings = {key: list(one) if isinstance(one, tuple) else one for key, one in values.items()}
-    run = Run(model_id, method, config.data, time.time(), settings)
+    run = Run(model_id, method, _data_of(config, request), time.time(), settings)
     if request.epsilon:
         with as_protocol_error(name, message, "multiplier"):
             run.budget.check()
-    with _transaction(home() / "sites" / name) as register:
-        run = _noted(config, register, run)
+    with _transaction(_folder_of(config)) as register:
+        run = _noted(config, register, _with_rows(run, rows, version), rows)
     if not run.admitted:
         reasons = "; ".join(one for one in run.reasons if one != ASKS)
         way = f"fedapp site approve {model_id}; the run asks again until start-deadline"
@@ -132,12 +192,14 @@ def admit(config: SiteConfig, model_id: str, method: str, request: Request) -> N
 @contextmanager
 def opening(config: SiteConfig, model_id: str, method: str, request: Request) -> Iterator[None]:
     """Admit a run while its opening is answered; not if the site then refuses it."""
-    admit(config, model_id, method, request)
-    try:
-        yield
-    except FedappError:
-        _mark(config.name, model_id, "admitted = begun")
-        raise
+    with held_tables():
+        rows, version = _rows_of(config, model_id, request)
+        admit(config, model_id, method, request, rows, version)
+        try:
+            yield
+        except FedappError:
+            _mark(config.name, model_id, "admitted = begun")
+            raise
 
 
 def record_opened(name: str, model_id: str) -> None:
@@ -151,8 +213,50 @@ def _mark(name: str, model_id: str, change: str) -> bool:
     with _transaction(home() / "sites" / name) as register:
         newest = "number = (SELECT max(number) FROM runs WHERE model = ?)"
         register.execute(f"UPDATE runs SET {change} WHERE {newest}", (model_id,))
-        row = register.execute(f"SELECT admitted FROM runs WHERE {newest}", (model_id,))
-        return bool(row.fetchone()[0])
+        return _newest(name, register, model_id).admitted
+
+
+def charge(config: SiteConfig, model_id: str) -> None:
+    """Charge a run with its epsilon, once, as the first noised sum is about to leave.
+
+    Raises ConfigError if it would exceed ``total-epsilon``: another run may have been charged since
+    this one was opened.
+    """
+    if config.simulated:
+        return
+    folder = _folder_of(config)
+    with _transaction(folder) as register:
+        run = _newest(config.name, register, model_id)
+        if not run.charged:
+            # Its table is that of the opening: what has changed since then is not in the run.
+            _check_total(config, _earlier(folder, register, run), run)
+            register.execute("UPDATE runs SET charged = 1 WHERE number = ?", (run.number,))
+
+
+def count_ids(config: SiteConfig, model_id: str, owner: str, n_ids: int, n_rows: int) -> None:
+    """Count the ids of another party's list that are matched against `n_rows` rows of this site.
+
+    A list that is sent again counts once. Raises ConfigError if they are more in 24 hours than
+    ``align-ids-per-day``.
+    """
+    if config.simulated or owner == config.name:
+        return
+    folder, now = _folder_of(config), time.time()
+    most = config.align_ids_per_day or IDS_A_ROW * n_rows
+    with _transaction(folder) as register:
+        run = _newest(config.name, register, model_id)
+        most_ids = max(n_ids, int(run.matched.get(owner, (0,))[0]))
+        run = replace(run, matched={**run.matched, owner: (most_ids, now)})
+        runs = [run, *(one.run for one in _earlier(folder, register, run))]
+        lists = [one for each in runs for one in each.matched.values()]
+        total = sum(int(n) for n, matched in lists if now - matched < SECONDS_A_DAY)
+        if total > most:
+            raise ConfigError(
+                f"align-ids-per-day must be >= the ids that others match with one table in 24 hours"
+                f", {total} with the {n_ids} of {owner}, got {most} at {config.name}"
+            )
+        values = json.dumps(run.matched), run.number
+        register.execute("UPDATE runs SET matched = ? WHERE number = ?", values)
 
 
 def approve(folder: Path, run: Run) -> None:
@@ -164,10 +268,26 @@ def approve(folder: Path, run: Run) -> None:
 
 def runs_of(folder: Path) -> list[Run]:
     """All recorded runs of a site, in the order in which they first asked."""
-    if not (folder / DATABASE).exists():
+    if _is_unused(folder):
         return []
     with _transaction(folder) as register:
         return _runs(register)
+
+
+def runs_on_same_data(folder: Path, run: Run) -> list[Run]:
+    """All other runs on the data of a recorded run, at any site of this home."""
+    with _transaction(folder) as register:
+        return [one.run for one in _earlier(folder, register, run)]
+
+
+def runs_on_table(folder: Path, config: SiteConfig) -> list[Run]:
+    """All runs on the site's table, at any site of this home."""
+    if _is_unused(folder):
+        return []
+    with _transaction(folder) as register:
+        rows = hash_rows(read_table(config), _rows_key(folder, register))
+        run = _with_rows(Run("", "", config.data, 0.0, {}), rows)
+        return [one.run for one in _earlier(folder, register, run, rows)]
 
 
 def spent(runs: Iterable[Run]) -> tuple[float, float]:
@@ -195,35 +315,50 @@ def n_today(runs: Iterable[Run]) -> int:
     return sum(time.time() - run.asked < SECONDS_A_DAY for run in runs)
 
 
-def _noted(config: SiteConfig, register: sqlite3.Connection, asked: Run) -> Run:
+def _noted(
+    config: SiteConfig, register: sqlite3.Connection, asked: Run, rows: RowHashes | None
+) -> Run:
     """Record a run; returns it as recorded."""
     oldest = asked.asked - KEPT_SECONDS
     register.execute("DELETE FROM runs WHERE NOT admitted AND asked <= ?", (oldest,))
-    earlier = [run for run in _runs(register) if run.data == config.data]
-    again = [run for run in earlier if run.model == asked.model and run.asked > oldest][-1:]
+    register.execute(f"DELETE FROM hashes WHERE digest NOT IN ({IN_USE})")
+    earlier = _earlier(_folder_of(config), register, asked, rows)
+    again = [one.run for one in earlier if one.run.model == asked.model and one.run.asked > oldest][
+        -1:
+    ]
     # A run that has begun and sends its opening again has lost its state here: it counts again.
     if again and not again[0].begun:
         run = again[0]
         _check_same(config.name, run, asked)
-        if run.admitted:
+        if run.admitted and (run.contents, run.ids) == (asked.contents, asked.ids):
             return run
+        run = replace(run, **{name: getattr(asked, name) for name in OF_TABLE})
+        earlier = [one for one in earlier if one.run.number != run.number or one.is_elsewhere]
     else:
         run, most = asked, config.limits["runs-per-day"]
-        if n_today(earlier) >= most:
+        if n_today(one.run for one in earlier) >= most:
             rule = f"must be <= {most} on one table in the node config of {config.name}"
             raise ConfigError(f"runs-per-day {rule}, got one more")
-    others = [run for run in earlier if run.admitted]
-    if run.settings["epsilon"] and config.total_epsilon:
-        _check_total(config, others, run)
-    reasons = [ASKS] * config.asks + _reasons(others, run)
+    others = [one for one in earlier if one.run.admitted]
+    _check_total(config, earlier, run)
+    reasons = [ASKS] * config.asks + _reasons(others, run, max(config.min_rows, MIN_BIN_ROWS))
     pins = trusted_keys(config, run.settings["parties"])
     run = replace(run, reasons=reasons, trusted=pins, total_epsilon=config.total_epsilon)
     run = replace(run, admitted=not reasons or run.approved == run.digest)
+    run = replace(run, n_shared=max((one.n_shared for one in others), default=0))
+    _write(register, run, rows)
+    return run
+
+
+def _write(register: sqlite3.Connection, run: Run, rows: RowHashes | None) -> None:
+    """Write a run and the hashes of its rows."""
     values = {column: getattr(run, column) for column in COLUMNS}
     values |= {column: json.dumps(values[column]) for column in TEXTS}
     names, places = ", ".join(COLUMNS), ", ".join(f":{column}" for column in COLUMNS)
     register.execute(f"REPLACE INTO runs ({names}) VALUES ({places})", values)
-    return run
+    for hashes in filter(len, (rows.contents, rows.ids) if rows else ()):
+        values = {"digest": digest_of(hashes), "words": hashes.astype("<u8").tobytes()}
+        register.execute("INSERT OR IGNORE INTO hashes VALUES (:digest, :words)", values)
 
 
 def _check_same(site: str, run: Run, asked: Run) -> None:
@@ -236,53 +371,251 @@ def _check_same(site: str, run: Run, asked: Run) -> None:
             raise ConfigError(f"{setting} {rule}, got {now.get(name)}; begin a new run")
 
 
-def _check_total(config: SiteConfig, others: Sequence[Run], run: Run) -> None:
-    total, delta = spent([*others, run])
+def _check_total(config: SiteConfig, earlier: Iterable[Earlier], run: Run) -> None:
+    """Check that a private run and those that were charged keep to ``total-epsilon``."""
+    if not run.settings["epsilon"] or not config.total_epsilon:
+        return
+    charged = [one.run for one in earlier if one.run.charged]
+    total, delta = spent([*charged, run])
     if total > config.total_epsilon:
         raise ConfigError(
             f"privacy.epsilon must come to <= {config.total_epsilon:g} in all runs on one table "
             f"(total-epsilon in the node config of {config.name}), got {total:.4g} with this run "
-            f"for delta {delta:g}; spent before: {spending(others, config.total_epsilon)}. Ask for "
-            f"a smaller epsilon, or {config.name} for a larger total-epsilon"
+            f"for delta {delta:g}; spent before: {spending(charged, config.total_epsilon)}. Ask "
+            f"for a smaller epsilon, or {config.name} for a larger total-epsilon"
         )
 
 
-def _reasons(others: Sequence[Run], run: Run) -> list[str]:
-    """Why a run after these others on the same table needs approval."""
-    reasons, splits = [], [one.split for one in others if one.split]
+def _reasons(others: Sequence[Earlier], run: Run, fewest: int) -> list[str]:
+    """Why a run after these others on the same data needs approval.
+
+    Tables of two runs must differ by `fewest` rows, unless they are the same.
+    """
+    reasons, splits = [], [one.run.split for one in others if one.run.split]
     if splits and run.split and run.split not in splits:
         reasons += [
             f"{name.replace('_', '-')} must be {first}, as in the first run on the table, got {got}"
             for name, first, got in zip(SPLIT, splits[0], run.split, strict=True)
             if first != got
         ]
-    masked = [one for one in others if one.roster]
+    trained = [one for one in others if one.run.split] if run.split else []
+    close = [one for one in trained if 0 < one.n_differing < fewest]
+    # If an earlier run had this table, a person has approved the difference already.
+    if close and all(one.run.contents != run.contents for one in trained):
+        closest = min(close, key=lambda one: one.n_differing)
+        reasons.append(
+            f"table must not differ from that of run {closest.run.model} by fewer than {fewest} "
+            f"rows (min-rows, at least {MIN_BIN_ROWS}), got {closest.n_differing}: what both runs "
+            "disclose differs by these rows"
+        )
+    masked = [one.run for one in others if one.run.roster]
     if masked and run.roster and all(one.roster != run.roster for one in masked):
         was, got = (", ".join(sorted(each.settings["parties"])) for each in (masked[0], run))
         reasons.append(f"parties must be {was}, as in an earlier masked run, got {got}")
     return reasons
 
 
-def _runs(register: sqlite3.Connection) -> list[Run]:
-    rows = register.execute(f"SELECT {', '.join(COLUMNS)} FROM runs ORDER BY number")
-    records = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-    return [Run(**one | {column: json.loads(one[column]) for column in TEXTS}) for one in records]
+# Rows
+
+
+def _folder_of(config: SiteConfig) -> Path:
+    return home() / "sites" / config.name
+
+
+def _data_of(config: SiteConfig, request: Request) -> str:
+    """The table that an opening is about: to train on, or to predict."""
+    return (getattr(request, "model", "") and config.predict_data) or config.data
+
+
+def _rows_of(config: SiteConfig, model_id: str, request: Request) -> tuple[RowHashes | None, str]:
+    """Hashes of the rows that an opening is about, and the version of their file.
+
+    A run that waits asks every few seconds: its hashes are kept until the file changes.
+    """
+    if not isinstance(request, Plan):
+        return None, ""
+    folder, data = _folder_of(config), _data_of(config, request)
+    what = repr((data, file_version(data), config.roles, config.reader))
+    version = hashlib.sha256(what.encode()).hexdigest()
+    with _transaction(folder) as register:
+        key = _rows_key(folder, register)
+        before = _runs(register, "WHERE model = ? AND NOT admitted", model_id)[-1:]
+        if before and before[0].version == version and before[0].contents:
+            return _recorded_rows(register, before[0]), version
+    try:
+        if model := getattr(request, "model", ""):
+            return hash_rows(read_to_predict(config, model)[1], key), version
+        return hash_rows(read_table(config), key), version
+    except FedappError:
+        return None, version  # the handler reads the table again, and knows what to withhold
+
+
+def _with_rows(run: Run, rows: RowHashes | None, version: str = "") -> Run:
+    """Describe the rows of a run's table."""
+    if rows is None:
+        return run
+    return replace(
+        run,
+        version=version,
+        n_rows=rows.n_rows,
+        contents=digest_of(rows.contents),
+        ids=digest_of(rows.ids),
+        columns=rows.columns,
+    )
+
+
+def _recorded_rows(register: sqlite3.Connection, run: Run) -> RowHashes:
+    """The hashes of a recorded run's rows; none if its table could not be read."""
+
+    def words(digest: str) -> Hashes:
+        query = register.execute("SELECT words FROM hashes WHERE digest = ?", (digest,))
+        return np.frombuffer((query.fetchone() or (b"",))[0], dtype="<u8")
+
+    return RowHashes(words(run.contents), words(run.ids), run.columns)
+
+
+def _earlier(
+    folder: Path, register: sqlite3.Connection, run: Run, rows: RowHashes | None = None
+) -> list[Earlier]:
+    """All other runs on the data of a run, those of its own site first; no model twice.
+
+    `folder` is the site's. `rows` are those of the run; by default, as recorded.
+    """
+    rows = rows or _recorded_rows(register, run)
+    others = [one for one in _runs(register) if run.number is None or one.number != run.number]
+    earlier = _on_same_data(register, others, run, rows, is_elsewhere=False)
+    models = {run.model, *(one.model for one in others)}
+    for path in sorted(folder.parent.glob(f"*/{DATABASE}")):
+        if path.parent != folder and not _is_unused(path.parent):
+            with _connected(path.parent) as elsewhere:
+                others = [one for one in _runs(elsewhere) if one.model not in models]
+                earlier += _on_same_data(elsewhere, others, run, rows, is_elsewhere=True)
+            models |= {one.model for one in others}
+    return earlier
+
+
+def _on_same_data(
+    register: sqlite3.Connection,
+    others: Iterable[Run],
+    run: Run,
+    rows: RowHashes | None,
+    is_elsewhere: bool,
+) -> list[Earlier]:
+    """Those of the runs of one register that are on the data of a run."""
+    compared = {("", ""): (0, 0)}
+    earlier = []
+    for other in others:
+        table = other.contents, other.ids
+        if table not in compared and rows is not None:
+            theirs = _recorded_rows(register, other)
+            compared[table] = compare(rows, theirs, with_ids=not is_elsewhere)
+        n_shared, n_differing = compared.get(table, (0, 0))
+        has_ids, has_columns = run.ids and other.ids, run.columns == other.columns
+        is_comparable = run.contents and other.contents and (has_ids or has_columns)
+        is_file = not is_elsewhere and run.data == other.data
+        if n_shared or (is_file and not is_comparable):
+            earlier.append(Earlier(other, n_shared, n_differing, is_elsewhere))
+    return earlier
+
+
+# The database
+
+
+def _newest(name: str, register: sqlite3.Connection, model_id: str) -> Run:
+    """The last row of a run; raises ConfigError if there is none."""
+    runs = _runs(register, "WHERE model = ?", model_id)
+    if not runs:
+        raise ConfigError(f"run must be one that {name} has recorded, got {model_id}")
+    return runs[-1]
+
+
+def _runs(register: sqlite3.Connection, where: str = "", *values: str) -> list[Run]:
+    query = register.execute(f"SELECT * FROM runs {where} ORDER BY number", values)
+    names = [name for name, *_ in query.description]
+    rows = [dict(zip(names, row, strict=True)) for row in query]
+    return [_run(row) for row in rows]
+
+
+def _run(row: Mapping[str, Any]) -> Run:
+    """A row as a Run; one of an earlier version was charged when it was admitted."""
+    values = {name: row[name] for name in COLUMNS if row.get(name) is not None}
+    values |= {name: json.loads(values[name]) for name in TEXTS if name in values}
+    return Run(**{"charged": values["admitted"], **values})
+
+
+def _rows_key(folder: Path, register: sqlite3.Connection) -> bytes:
+    """Key of the hashes of rows, which all sites of a home share; as in the register, if there."""
+    query = register.execute("SELECT value FROM meta WHERE name = 'rows'").fetchone()
+    recorded = bytes.fromhex(query[0]) if query else secrets.token_bytes(KEY_BYTES)
+    return secret_at(folder.parent.parent / ROWS_KEY, lambda: recorded)
+
+
+def _is_unused(folder: Path) -> bool:
+    """Whether a site has no register yet, and need not have one."""
+    has_key, has_register = (folder / IDENTITY).exists(), (folder / DATABASE).exists()
+    return (folder / UNUSED).exists() or not (has_key or has_register)
+
+
+def _prepare(folder: Path, register: sqlite3.Connection, is_new: bool) -> None:
+    """Create what is missing, and check that the register is that of the site's key."""
+    for table in TABLES:
+        register.execute(table)
+    columns = {row[1] for row in register.execute("PRAGMA table_info(runs)")}
+    for column in COLUMNS:
+        if column not in columns:  # in a register of an earlier version
+            register.execute(f"ALTER TABLE runs ADD COLUMN {column}")
+    recorded = dict(register.execute("SELECT name, value FROM meta"))
+    key = identity(folder.name, folder.parent.parent)
+    due = {"identity": fingerprint_of(public_key(key)), "rows": _rows_key(folder, register).hex()}
+    has_runs = register.execute("SELECT count(*) FROM runs").fetchone()[0]
+    if not recorded and (is_new or has_runs):
+        register.executemany("INSERT INTO meta VALUES (?, ?)", due.items())
+    elif recorded.get("identity") != due["identity"]:
+        raise _lost(folder, "one of another key" if recorded else "one without runs or a key")
+    elif recorded != due:
+        rule = f"{ROWS_KEY} must be the key that {DATABASE} has, got another: delete {ROWS_KEY}"
+        raise DataError(rule, folder.name)
+
+
+def _lost(folder: Path, got: str) -> DataError:
+    return DataError(
+        f"{DATABASE} must be the register of the site's {IDENTITY}, got {got}: restore it from a "
+        f"backup. To give up the site's history of runs, delete {DATABASE} and {IDENTITY}; others "
+        "must then trust the site's new key",
+        folder.name,
+    )
 
 
 @contextmanager
 def _transaction(folder: Path) -> Iterator[sqlite3.Connection]:
-    """Open the register; changes are on disk afterwards, or undone if the block fails."""
+    """Open the register; changes are on disk afterwards, or undone if the block fails.
+
+    The lock is the home's, as a decision also rests on the registers of its other sites.
+    """
     path = folder / DATABASE
+    identity(folder.name, folder.parent.parent)
+    with locked(folder.parent):
+        is_new = (folder / UNUSED).exists()
+        if not path.exists() and is_new:
+            write_new(path, b"")  # files that SQLite puts beside it get its mode
+            sync_folder(folder)
+        elif not is_new and not (path.exists() and path.stat().st_size):
+            raise _lost(folder, "an empty file" if path.exists() else "none")
+        with _connected(folder) as register:
+            register.executescript(DURABLY)
+            register.execute("BEGIN IMMEDIATE")
+            _prepare(folder, register, is_new)
+            yield register
+            register.execute("COMMIT")
+        (folder / UNUSED).unlink(missing_ok=True)
+
+
+@contextmanager
+def _connected(folder: Path) -> Iterator[sqlite3.Connection]:
     try:
-        with locked(folder):
-            if not path.exists():
-                write_new(path, b"")  # files that SQLite puts beside it get its mode
-                sync_folder(folder)
-            with closing(sqlite3.connect(path, BUSY_SECONDS, isolation_level=None)) as register:
-                register.executescript(f"{DURABLY}; {TABLE}")
-                register.execute("BEGIN IMMEDIATE")
-                yield register
-                register.execute("COMMIT")
+        place = folder / DATABASE
+        with closing(sqlite3.connect(place, BUSY_SECONDS, isolation_level=None)) as register:
+            yield register
     except (sqlite3.Error, json.JSONDecodeError) as error:
         rule = f"{DATABASE} must be a database that the site can write, got: {error}"
         raise DataError(rule, folder.name) from error

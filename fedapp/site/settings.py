@@ -232,6 +232,10 @@ class SiteConfig:
     """The most bins of scores that a run may ask for."""
     align_most_rows: Whole = 10_000_000
     """The most rows of a party's list that this site masks, one list a party and run."""
+    align_ids_per_day: Annotated[
+        Whole, key("align-ids-per-day", default="20 a row of the table")
+    ] = 0
+    """The most ids of other parties that may be matched with the table in 24 hours."""
     most_columns: Whole = 100_000
     """The most columns that another party may bring into this site's model."""
     shares_names: Annotated[Switch, key("share-column-names", True)] = False
@@ -583,6 +587,13 @@ def check_subsets(fewest: int, n_rows: Mapping[str, int], rule: str) -> None:
         if count < fewest and (count or subset == "train"):
             way = "" if subset == "train" else f"; {subset}-fraction=0 holds none back"
             raise DataError(rule.format(fewest, SUBSET_NAMES[subset], count) + way)
+
+
+def check_delta(config: SiteConfig, delta: float, n_train: int) -> None:
+    """Check that a run's delta promises something to each of the site's training rows."""
+    if delta * n_train >= 1:
+        rule = f"must be below 1 / {n_train}, the training rows of {config.name}"
+        raise ConfigError(f"privacy.delta {rule}, got {delta:g}")
 
 
 def check_sample_size(config: SiteConfig, n_rows: int, n_drawn: int) -> int:

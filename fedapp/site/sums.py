@@ -48,7 +48,7 @@ import numpy as np
 from fedapp.crypto.masking import SHARE_BYTES, mask_vector, new_secret, seed_of, split
 from fedapp.crypto.noise import KEY_BYTES, MAX_VARIANCE, Budget, Source, discrete_gaussian
 from fedapp.crypto.sealed import Address, prefixed, seal, unseal
-from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import Bounds, Whole
 from fedapp.messages.fields import Array, Reply, Request
 from fedapp.messages.pax_secure import Promise
@@ -57,7 +57,7 @@ from fedapp.messages.wire import Envelope
 from fedapp.metrics.sums import DOUBLES, Adder, WholeNumbers
 from fedapp.site.account import Summed, account_of, note, position_of
 from fedapp.site.mail import checkpoint_of, pair_secrets
-from fedapp.site.settings import SiteConfig
+from fedapp.site.settings import SiteConfig, check_delta
 from fedapp.site.store import NoStateError, Store
 
 log = logging.getLogger("fedapp.site")
@@ -327,9 +327,7 @@ def check_budget(
     """
     numbers = terms.epsilon, terms.delta, terms.multiplier, terms.n_rounds, max(n_parties, 2)
     budget, name = Budget(*numbers), type(request).__name__
-    if terms.delta * n_train >= 1:
-        rule = f"must be below 1 / {n_train}, the training rows of {config.name}"
-        raise ConfigError(f"privacy.delta {rule}, got {terms.delta:g}")
+    check_delta(config, terms.delta, n_train)
     with as_protocol_error(config.name, name, "multiplier"):
         budget.check()
     store.put(Promised(budget, terms.clip))

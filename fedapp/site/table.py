@@ -25,7 +25,9 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache, reduce
 from pathlib import Path
@@ -35,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.columns import Columns
-from fedapp.data.datasets import dataset_names, read_source
+from fedapp.data.datasets import NAME, dataset_names, read_source
 from fedapp.data.labels import Labels, is_few
 from fedapp.data.partition import (
     HELD_OUT,
@@ -50,8 +52,11 @@ from fedapp.data.read import column_names, table_of_frame
 from fedapp.data.schema import PLAIN, Reader, Roles, listed
 from fedapp.data.table import Note, Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError
+from fedapp.home import home
 from fedapp.site.settings import SiteConfig
+from fedapp.site.store import read_part
 from fedapp.trees.categories import Categories, chosen, in_secret_order, recoded, without_rare
+from fedapp.trees.divided import categories_of
 
 Rows = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float32]
@@ -166,8 +171,19 @@ def read_rows_to_predict(
         how = tuple(columns), roles, foreign, config.reader, categories
         table = read_once(read_columns_of, data, *how)
     else:
-        table = read_columns_of(data, columns, roles, foreign, config.reader, categories)
+        how = tuple(columns), roles, foreign, config.reader, categories
+        table = _read_held(read_columns_of, data, *how)
     return table if with_labels else replace(table, labels=None, weights=None)
+
+
+def read_to_predict(config: SiteConfig, model: str) -> tuple[dict[str, Any], Table]:
+    """Read the site's part of a model, by its id, and the rows to predict with it."""
+    if not NAME.fullmatch(model):
+        raise DataError("model must have a part at this party, got no id of a model")
+    part = read_part(home() / "sites" / config.name / model)
+    is_active, margin = bool(part.get("active", False)), part.get("base_margin", "")
+    how = part["columns"], categories_of(part), is_active, margin
+    return part, read_rows_to_predict(config, *how)
 
 
 def row_ids(table: Table, config: SiteConfig, needs_ids: bool) -> npt.NDArray[np.str_]:
@@ -314,7 +330,7 @@ def read_table(config: SiteConfig) -> Table:
     if config.frame is not None:
         return _read_to_train(config.frame(), config.roles, config.reader)
     how = config.data, config.roles, config.reader
-    return read_once(_read_to_train, *how) if config.simulated else read_source(*how)
+    return read_once(_read_to_train, *how) if config.simulated else _read_held(read_source, *how)
 
 
 def _read_to_train(source: Any, *how: Any) -> Table:
@@ -329,15 +345,44 @@ _READING = threading.Lock()
 
 def read_once(read: Callable[..., Table], data: str, *how: Any) -> Table:
     """Read a simulated table once per process, unless its file changes."""
-    path = Path(data)
     with _READING:  # else threads of several sites would read the same table
-        version = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else ()
-        return _read_once(version, read, data, *how)
+        return _read_once(file_version(data), read, data, *how)
 
 
 @lru_cache(64)  # tables of the parties of a simulation, to train and to predict
 def _read_once(version: tuple[int, ...], read: Callable[..., Table], *how: Any) -> Table:
     return read(*how)
+
+
+def file_version(data: str) -> tuple[int, ...]:
+    """Time of the last change and size of a table's file; empty if there is no file."""
+    path = Path(data)
+    return (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else ()
+
+
+# Tables that were read once within ``held_tables``.
+_HELD: ContextVar[dict[Any, Table] | None] = ContextVar("held", default=None)
+
+
+@contextmanager
+def held_tables() -> Iterator[None]:
+    """Let two readers within the block share a table; the second one takes it out of memory."""
+    token = _HELD.set({})
+    try:
+        yield
+    finally:
+        _HELD.reset(token)
+
+
+def _read_held(read: Callable[..., Table], data: str, *how: Any) -> Table:
+    held = _HELD.get()
+    if held is None:
+        return read(data, *how)
+    key = read, data, how
+    if key not in held:
+        held[key] = read(data, *how)
+        return held[key]
+    return held.pop(key)
 
 
 def read_joined(

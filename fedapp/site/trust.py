@@ -22,12 +22,18 @@ from fedapp.home import PRIVATE, home, private_folder, read_toml, secret_at, wri
 from fedapp.site.settings import SiteConfig, pinned_key
 
 IDENTITY = "identity.key"
+# Beside a new key, until the site has a register of runs; see ``fedapp.site.register``.
+UNUSED = "identity.new"
 PINNED = "trusted.toml"
 
 
 def identity(name: str, place: Path | None = None) -> bytes:
     """The site's private key, 32 bytes, drawn on first use; `place` is the site's home."""
-    return secret_at((place or home()) / "sites" / name / IDENTITY, new_private_key)
+    folder = (place or home()) / "sites" / name
+    if not (folder / IDENTITY).exists():
+        private_folder(folder)
+        (folder / UNUSED).touch(PRIVATE)
+    return secret_at(folder / IDENTITY, new_private_key)
 
 
 def site_fingerprint(name: str) -> str:

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,6 +23,7 @@ from fedapp.commands.site import site_app
 from fedapp.crypto.masking import unmasked_sum
 from fedapp.crypto.noise import budget_for, composed_epsilon
 from fedapp.data.partition import split_rows
+from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError, WaitingError
 from fedapp.home import home
 from fedapp.messages.fields import all_methods, module_of_group
@@ -32,8 +34,9 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.site import register
 from fedapp.site.answer import answer
-from fedapp.site.register import admit, runs_of
-from fedapp.site.settings import site_config
+from fedapp.site.register import charge, runs_of
+from fedapp.site.rows import RowHashes, hash_rows
+from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.store import drop_abandoned
 from fedapp.site.trust import site_fingerprint
 from strategies import base
@@ -58,6 +61,23 @@ def private(epsilon: float = 1.0, delta: float = 1e-5, **fields: Any) -> HelloRe
     noise = budget_for(epsilon, delta, 50, 3)
     fields = {"aggregation": "secure", "rounds": 50, "multiplier": noise.multiplier, **fields}
     return hello(PARTIES, epsilon=epsilon, delta=delta, **fields)
+
+
+def rows_at(path: str) -> RowHashes:
+    """Rows that no table at another path has."""
+    values = np.random.default_rng(zlib.crc32(path.encode())).normal(size=(40, 2))
+    return hash_rows(Table(("a", "b"), values.astype(np.float32)), b"key")
+
+
+def admit(config: SiteConfig, model: str, method: str, opening: Any) -> None:
+    """Admit a run on a table that need not exist."""
+    register.admit(config, model, method, opening, rows_at(config.data))
+
+
+def admit_and_charge(config: SiteConfig, model: str, opening: Any) -> None:
+    """A private run whose first noised sums have left."""
+    admit(config, model, "pax", opening)
+    charge(config, model)
 
 
 def runs() -> list[register.Run]:
@@ -155,7 +175,8 @@ def test_a_run_waits_until_it_is_approved_and_is_the_same_then(
             assert approve(run.model, answer="y\n").exit_code == 0
 
     plain = run_local(settings(parties=1), bank())
-    (home() / "sites" / "bank" / register.DATABASE).unlink()
+    for name in ("identity.key", register.DATABASE):  # as if it had never taken part
+        (home() / "sites" / "bank" / name).unlink()
     notes: list[str] = []
     note = RunFolder.note
     monkeypatch.setattr(base, "APPROVAL_POLL", 0.0)
@@ -289,7 +310,7 @@ def test_another_run_than_those_that_wait_cannot_be_approved() -> None:
 def test_who_approves_sees_the_plan() -> None:
     insurer = site_fingerprint("insurer")
     config = site_config({**ASKS, "trusted": f"insurer:{insurer}", "total-epsilon": 3}, {})
-    admit(replace(config, asks=False), "a" * 16, "pax", private(2.0))
+    admit_and_charge(replace(config, asks=False), "a" * 16, private(2.0))
     opening = private(max_depth=4, subsample=0.5)
     with pytest.raises(WaitingError):
         admit(config, "b" * 16, "pax", opening)
@@ -527,7 +548,7 @@ def test_a_party_does_not_follow_from_masked_runs_with_and_without_it(
 def test_private_runs_add_up(node: dict[str, Any], n_admitted: int) -> None:
     config = site_config({**NODE, **node}, {})
     for number in range(n_admitted):
-        admit(config, model_id(number), "pax", private())
+        admit_and_charge(config, model_id(number), private())
     if not node:
         return
     limit = node.get("total-epsilon", 1)
@@ -554,7 +575,7 @@ def test_what_was_spent_stays_spent_whatever_the_person_says(
         with pytest.raises(WaitingError):
             admit(config, model, "pax", private())
         assert approve(model, "--yes").exit_code == 0
-    admit(config, "a" * 16, "pax", private())
+    admit_and_charge(config, "a" * 16, private())
     with pytest.raises(ConfigError, match=r"^privacy\.epsilon must come to <= 1 in all runs"):
         admit(config, "b" * 16, "pax", private())
     now[0] += 400 * 86_400
@@ -564,7 +585,7 @@ def test_what_was_spent_stays_spent_whatever_the_person_says(
 
 def test_a_larger_delta_makes_no_run_cheaper() -> None:
     config = site_config({**NODE, "run-epsilon": 2, "total-epsilon": 2}, {})
-    admit(config, "a" * 16, "pax", private(1.0, 1e-6))
+    admit_and_charge(config, "a" * 16, private(1.0, 1e-6))
     budgets = [budget_for(1.0, 1e-6, 50, 3), budget_for(0.9, 1e-2, 50, 3)]
     assert composed_epsilon(budgets, 1e-2) < 2 < composed_epsilon(budgets, 1e-6)
     with pytest.raises(ConfigError, match=r"with this run for delta 1e-06; spent before: 1\.00 of"):
@@ -593,7 +614,9 @@ def test_site_check_shows_what_was_spent(write_table: WriteTable, tmp_path: Path
         return {one.partition(" ")[0]: one for one in words}
 
     assert facts()["total-epsilon"] == "total-epsilon spent 0.00 of 3 in 0 runs"
-    admit(site_config(said, {}), "a" * 16, "pax", private())
+    config = site_config(said, {})
+    with register.opening(config, "a" * 16, "pax", private()):
+        charge(config, "a" * 16)
     assert facts()["run-epsilon"] == "run-epsilon 1"
     assert facts()["total-epsilon"] == "total-epsilon spent 1.00 of 3 in 1 run, for delta 1e-05"
     assert facts()["runs"] == "runs today 1"
@@ -607,7 +630,8 @@ def test_site_check_counts_a_run_once_wherever_it_is_started(
     (tmp_path / "site.toml").write_text(text)
     monkeypatch.setenv("FEDAPP_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    admit(site_config(said, {}), "a" * 16, "pax", hello())
+    with register.opening(site_config(said, {}), "a" * 16, "pax", hello()):
+        pass
     output = CliRunner().invoke(site_app, ["check", "--config", "site.toml"]).output
     assert "runs today 1" in " ".join(output.split())
 

@@ -672,6 +672,7 @@ def test_a_check_says_which_keys_others_may_read(
     key.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(f'name = "shop"\ndata = "{write_table("rows")}"\nlabel = "y"\n')
     assert "none here yet" in check("--config", str(config))
+    key.with_name("identity.new").touch()
     key.touch(mode=0o600)
     assert "readable by the owner only" in check("--config", str(config))
     key.chmod(0o640)
