@@ -280,6 +280,23 @@ def grouped_layouts(
     return tuple(PairLayout(key_bits, n_rows, size, precision) for size in sizes)
 
 
+def readable_rows(layouts: Sequence[PairLayout], max_depth: int) -> int:
+    """Rows whose bins a round of boosting can show to whoever encrypts the numbers and splits.
+
+    What is encrypted need not be a gradient. The row i of a node as 2^i makes each sum a list of
+    its rows, one a bit of the slot. Nodes of a level share no row, so each of the last level that
+    is summed lists as many. A simple way, and no upper bound: where a bin has few rows, fewer bits
+    identify them.
+
+    Parameters
+    ----------
+    layouts : of a row's ciphertexts.
+    max_depth : of a round's trees; each output has one.
+    """
+    n_bits = sum(layout.slot_bits * layout.n_outputs for layout in layouts)
+    return n_bits << max(max_depth - 1, 0)
+
+
 def _check_finite(gradients: npt.NDArray[np.float32]) -> None:
     n_wrong = int((~np.isfinite(gradients)).sum())
     if n_wrong:
