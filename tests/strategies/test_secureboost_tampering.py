@@ -273,10 +273,11 @@ def test_a_round_that_draws_fewer_rows_than_a_passive_site_allows_is_refused(
     refuses(f"^bank.*: EncryptedGradients.drawn {rule}", *pair())
 
 
+@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])
 def test_a_round_that_draws_enough_rows_is_answered(
-    pair: Callable[..., tuple[Settings, list[Context]]],
+    pair: Callable[..., tuple[Settings, list[Context]]], objective: str
 ) -> None:
-    run(*pair(subsample=0.97))
+    run(*pair(objective=objective, subsample=0.97))
 
 
 @pytest.mark.parametrize("field", WIDE)
