@@ -59,6 +59,7 @@ BENCH_MODULES = {
 ATTACK_MODULES = {
     "vertical": "shared_nodes reverse_sums solved_bins eini_paths label_groups forest_nodes",
     "horizontal": "timberstrike pax_rows membership",
+    "crafted": "crafted_gradients",
 }
 TABLED = [name for names in ATTACK_MODULES.values() for name in names.split()][:7]
 PAGE = ("pax", "fedxgbllr", "secureboost", "federated_forest", "fed_eini")  # papers with figures

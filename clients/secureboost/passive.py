@@ -11,13 +11,14 @@ splits: record id -> column, threshold, default side. A round, by message::
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 
 from clients.inference import answers, part_digest_array, read_party_part
 from clients.secureboost.shared import Bytes, Ints, Party, nodes_after
 from fedapp.crypto.lanes import ring_of
-from fedapp.crypto.packing import PairLayout, grouped_layouts
+from fedapp.crypto.packing import PRECISION, PairLayout, grouped_layouts
 from fedapp.crypto.paillier import PublicKey as Key
 from fedapp.crypto.paillier import check_ciphertexts, read_public_key
 from fedapp.crypto.sums import pack_sums, sum_rows
@@ -49,6 +50,7 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import part_digest, sent_bits, write_part
 from fedapp.trees.grow import children_of, each_once_among
+from fedapp.trees.objective import Objective, n_outputs
 from fedapp.trees.predict import Places
 from fedapp.trees.sets import CategorySets
 
@@ -186,6 +188,12 @@ class Passive(Party):
             raise DataError(f"rows must be {n_train}, as aligned, got {letter.most_rows}")
         if self.key is not None:
             raise ProtocolError(active, "PublicKey", "letter", "must come once")
+        # Slots no wider than the run needs: each of their bits can show which bin a row is in. Only
+        # the active party knows how many classes there are.
+        n_trees = n_outputs(cast(Objective, self.settings.objective), letter.n_outputs)
+        for field, due in (("precision", PRECISION), ("n_outputs", n_trees)):
+            if (got := getattr(letter, field)) != due:
+                raise ProtocolError(active, "PublicKey", field, f"must be {due}, got {got}")
         bits = self.settings.key_bits
         with as_protocol_error(active, "PublicKey", "n"):
             read_public_key(letter.n, bits, insecure_small_key=self.settings.insecure_small_key)
@@ -208,6 +216,11 @@ class Passive(Party):
         if (letter.columns >= n_columns).any() or (np.diff(letter.columns) < 1).any():
             rule = f"must be < {n_columns} and ascending, each once"
             raise ProtocolError(active, "EncryptedGradients", "columns", rule)
+        # Also where a round has no column of this party: a draw is of the whole run's rows.
+        n_drawn, fewest = int(bits[0].sum()), self.config.min_rows
+        if n_drawn < fewest:
+            rule = f"must be at least {fewest} rows (min-rows of {self.name}), got {n_drawn}"
+            raise ProtocolError(active, "EncryptedGradients", "drawn", f"{rule}; draw more")
         self.drawn, self.drawn_columns = np.flatnonzero(bits[0]), letter.columns
         self.blocks = ()
         self._keep_block(letter)
@@ -274,6 +287,8 @@ class Passive(Party):
         wanted = letter.wanted_trees, letter.wanted_nodes
         fits = fits and len(letter.trees) <= self.n_open
         fits = fits and each_once_among(wanted, children_of(letter.trees, letter.lefts))
+        # The last level is not split, so nothing of it is summed.
+        fits = fits and (level < self.settings.max_depth or not len(letter.wanted_nodes))
         if not fits or letter.level != level or level > self.settings.max_depth:
             rule = "must be of this party and this level"
             raise ProtocolError(self.active, "Splits", "columns", rule)

@@ -35,6 +35,9 @@ SHOWN = (
     *("aggregation", "epsilon", "delta", "multiplier", "parties", "fingerprints"),
     *("test_fraction", "valid_fraction", "seed", "fold", "folds"),
 )
+# What the label holder of a vertical run could read at a passive site, by breaking the rules.
+COULD = "could show the label holder"
+READABLE = "the bins of {:,} rows a round, with crafted gradients"
 Target = Annotated[
     str, typer.Option(help="What starts the processes: scripts, compose or systemd.")
 ]
@@ -169,7 +172,8 @@ def check_command(
     places = beside, *(place / "sites" / site.name for place in (home(), beside / "home"))
     folders = {place.resolve() for place in places}
     with held_tables():
-        checked = check_site(site, all_methods(), (run.test_fraction, run.valid_fraction))
+        fractions = run.test_fraction, run.valid_fraction
+        checked = check_site(site, all_methods(), fractions, run.max_depth)
         runs = [one for folder in folders for one in runs_on_table(folder, site)]
     charged = [one for one in runs if one.charged]
     allowed, bundles = sorted(site.allowed), sorted(site.bundles or {installed_bundle()})
@@ -197,6 +201,7 @@ def check_command(
             **{re.sub("[ -]", "_", name): value for name, value in facts.items()},
             total_epsilon=site.total_epsilon,
             spent_epsilon=spent(charged)[0],
+            label_holder_could_read=checked.readable,
             trusted=trusted,
             methods=[
                 {"method": method, "takes_part": answer, "coordinator_gets": gets}
@@ -220,6 +225,7 @@ def check_command(
         "runs today": str(facts["runs today"]),
         "total-epsilon": f"spent {spending(charged, site.total_epsilon)}",
         "trusted": ", ".join(" ".join(one) for one in sorted(trusted.items())) or NOBODY,
+        **{f"{name} {COULD}": READABLE.format(n) for name, n in checked.readable.items()},
     }.items():
         grid.add_row(fact, escape(text))
     terminal.print(grid)
@@ -243,6 +249,8 @@ def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str,
 
     `runs` are the others on the same data.
     """
+    from fedapp.messages.fields import method_of
+    from fedapp.site.check import readable_in_round
     from fedapp.site.register import spending
 
     plan = run.settings
@@ -264,6 +272,10 @@ def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str,
     held = f"fold {plan['fold']} of {plan['folds']}" if plan["folds"] else plan["test_fraction"]
     yield "test rows", f"{held}, drawn with seed {plan['seed']}"
     yield "validation", f"{plan['valid_fraction']} of the others"
+    if (method := method_of(run.method)) and method.sums_ciphertexts:
+        n_rows = plan.get("most_rows", 1)  # 1: no opening of the method, which a site refuses
+        rows = READABLE.format(readable_in_round(n_rows, plan["max_depth"]))
+        yield COULD, f"{rows}, {plan['rounds']} rounds"
     for name, value in plan.items():
         if name not in SHOWN and (value or isinstance(value, bool)):
             yield name.replace("_", "-"), _plain(value)

@@ -34,7 +34,8 @@ import numpy as np
 import numpy.typing as npt
 
 PAIR = 2  # gradient and hessian
-# float64's digits: the error of a value is below 2^-53 of the largest, as in XGBoost's sums.
+# float64's digits: the error of a value is below 2^-53 of the largest, as in XGBoost's sums. Fewer
+# would shorten slots, but change splits of late rounds (``simulations attacks crafted_gradients``).
 PRECISION = 53
 MAX_PRECISION = 62  # fixed-point values are int64
 
@@ -278,6 +279,23 @@ def grouped_layouts(
     n_groups = -(-n_outputs // single.n_slots)
     sizes = [len(group) for group in np.array_split(np.arange(n_outputs), n_groups)]
     return tuple(PairLayout(key_bits, n_rows, size, precision) for size in sizes)
+
+
+def readable_rows(layouts: Sequence[PairLayout], max_depth: int) -> int:
+    """Rows whose bins a round of boosting can show to whoever encrypts the numbers and splits.
+
+    What is encrypted need not be a gradient. The row i of a node as 2^i makes each sum a list of
+    its rows, one a bit of the slot. Nodes of a level share no row, so each of the last level that
+    is summed lists as many. A simple way, and no upper bound: where a bin has few rows, fewer bits
+    identify them.
+
+    Parameters
+    ----------
+    layouts : of a row's ciphertexts.
+    max_depth : of a round's trees; each output has one.
+    """
+    n_bits = sum(layout.slot_bits * layout.n_outputs for layout in layouts)
+    return n_bits << max(max_depth - 1, 0)
 
 
 def _check_finite(gradients: npt.NDArray[np.float32]) -> None:

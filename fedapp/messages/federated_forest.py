@@ -55,6 +55,11 @@ With ``labels=paillier``:
   as of a column with a bin a value, it learns which rows they are, and so the order of the rows in
   another party's column. A column of categories is marked as such; each category has a bin, in an
   order that only the column's owner can read.
+- An active party that breaks the rules encrypts powers of 2 in place of labels, each row of a node
+  another one. Then each sum lists its rows, up to one a bit of a plaintext: with keys of 2,048 bits
+  2,047 rows of every node, in the columns drawn there. A tree has up to 2^(max-depth - 1) nodes
+  whose sums are sent in one level, and the active party chooses their rows where it splits. So the
+  first trees can show it all rows of most tables. A passive party cannot detect it.
 - All parties are assumed to follow the protocol, the active party not to collude with a passive one
   (together they can read all labels), and the server to request the agreed form of labels.
 """

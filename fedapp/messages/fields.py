@@ -522,6 +522,7 @@ class Method:
     holds_columns : whether its trees obey column constraints of a site's node config.
     takes_margins : whether rows may start from a base margin.
     merges_bins : whether it applies a site's minimum of rows per bin to gradient sums.
+    sums_ciphertexts : whether a passive party sums what the label holder encrypts every round.
     """
 
     family: Family
@@ -533,6 +534,7 @@ class Method:
     holds_columns: bool = False
     takes_margins: bool = False
     merges_bins: bool = False
+    sums_ciphertexts: bool = False
 
     @property
     def trains(self) -> bool:

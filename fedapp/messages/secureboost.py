@@ -54,9 +54,16 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
 - Every sum is an equation about which rows are in a bin, with coefficients that the active party
   knows: it can solve for the bins of rows, with half as many equations as rows for nearly all of
   them (``simulations attacks solved_bins``).
-- A bin of a node may hold a single row, and an active party that breaks the rules chooses gradients
-  that identify rows. No minimum of rows a bin would change what sums can be solved for, so a site
-  with ``least-bin-rows`` refuses these runs.
+- A bin of a node may hold a single row. No minimum of rows a bin would change what sums can be
+  solved for, so a site with ``least-bin-rows`` refuses these runs.
+- An active party that breaks the rules encrypts what it likes in place of gradients. If each row of
+  a node is another power of 2, each sum lists its rows. So in one round it reads the bins, in every
+  column, of at least ``fedapp.crypto.packing.readable_rows`` rows: with 1,000 rows, depth 6 and one
+  output 4,096, of n rows all in about n / 4,096 rounds. ``fedapp site check`` and ``fedapp site
+  approve`` show the figure. A passive party cannot detect it, and no minimum of rows prevents it:
+  other rows can be encrypted as 0. A site refuses rounds that draw fewer rows than its
+  ``min-rows``, slots wider than the run needs and sums below the last level. Classes multiply the
+  figure, and only the active party knows how many there are.
 """
 
 from __future__ import annotations
@@ -95,6 +102,7 @@ GROUPS = {
         {"": "sizes, scores, leaf purities, which party has labels"},
         holds_columns=True,
         takes_margins=True,
+        sums_ciphertexts=True,
     ),
 }
 LONGEST_CONSTRAINTS = 2**20  # characters

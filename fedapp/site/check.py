@@ -10,6 +10,7 @@ from stat import S_IMODE
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.crypto.packing import grouped_layouts, readable_rows
 from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
@@ -19,6 +20,7 @@ from fedapp.site.table import notes_on_classes, read_columns, row_ids
 
 SHARED = frozenset(("share-column-names", "allow-export", "least-bin-rows"))
 TRUST = "others' keys (fedapp trust)"
+KEY_BITS = 2048  # the default of every method
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +42,19 @@ class Findings:
     ids: str  # the same
     # by name: ``yes`` or why not, and what the coordinator gets
     methods: Mapping[str, tuple[str, str]]
+    readable: Mapping[str, int]  # by method: rows a round whose bins the label holder could read
     notes: tuple[str, ...]  # warnings about the table
 
 
 def check_site(
-    config: SiteConfig, methods: Mapping[str, Method], fractions: tuple[float, float]
+    config: SiteConfig,
+    methods: Mapping[str, Method],
+    fractions: tuple[float, float],
+    max_depth: int,
 ) -> Findings:
     """Read the site's table as a run does, and check every method against it and the policy.
 
-    `fractions` are the defaults of test-fraction and valid-fraction. Raises ConfigError or
+    `fractions` and `max_depth` are the defaults of runs. Raises ConfigError or
     DataError if the table or the policy is invalid.
     """
     check_allowed(config, methods)
@@ -63,13 +69,24 @@ def check_site(
         )
         for name, method in methods.items()
     }
+    n_readable = readable_in_round(table.n_rows, max_depth)
+    readable = {
+        name: n_readable
+        for name, (answer, _) in answers.items()
+        if methods[name].sums_ciphertexts and table.labels is None and not answer.startswith("no:")
+    }
     columns = tuple(
         Column(name, kind_of(values), int(np.isnan(values).sum()))
         for name, values in zip(table.columns, table.values.T, strict=True)
     )
     every = (*table.notes, *notes_on_classes(config, table.labels))
     notes = tuple(note.text(shares_names=True) for note in every)
-    return Findings(table.n_rows, columns, _label(table), ids, answers, notes)
+    return Findings(table.n_rows, columns, _label(table), ids, answers, readable, notes)
+
+
+def readable_in_round(n_rows: int, max_depth: int) -> int:
+    """``readable_rows`` of boosting with one output under a usual key."""
+    return readable_rows(grouped_layouts(KEY_BITS, n_rows, 1), max_depth)
 
 
 def check_allowed(config: SiteConfig, methods: Collection[str]) -> None:

@@ -281,7 +281,8 @@ def attack_reverse_sums(overrides: Overrides) -> Outcome:
     miss, and writes one digit for one row there: in a sum, that digit shows whether the bin holds
     the row. Two numbers of 44 digits read 88 rows a round, in every column of
     every other party, and the trees stay as good as they were. This is a lower bound: nodes of a
-    level share no row, so below the root the same digits could serve other rows. (Weng et al. 2020,
+    level share no row, so below the root the same digits can serve other rows, as they do in
+    ``crafted_gradients``, which gives up the trees. (Weng et al. 2020,
     "Practical Privacy Attacks on Vertical Federated Learning", arXiv:2011.09290, call it the
     reverse sum attack; theirs reads the order of the bins that rows are in.)
 

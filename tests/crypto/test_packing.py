@@ -10,7 +10,7 @@ from gmpy2 import mpz
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedapp.crypto.packing import FixedPoint, PairLayout
+from fedapp.crypto.packing import FixedPoint, PairLayout, grouped_layouts, readable_rows
 from fedapp.crypto.rings import from_bytes_array, to_bytes_array
 
 RNG = np.random.default_rng(0)
@@ -156,3 +156,14 @@ def test_bytes_are_big_endian_and_never_cut_off() -> None:
     assert to_bytes_array([mpz(258)], 3).tolist() == [[0, 1, 2]]
     with pytest.raises(OverflowError, match="too big to convert"):
         to_bytes_array([mpz(256)], 1)
+
+
+@pytest.mark.parametrize(
+    ("n_outputs", "max_depth", "n_rows"), [(1, 1, 128), (1, 6, 4096), (20, 2, 2 * 10 * 2560)]
+)
+def test_rows_that_a_round_can_show_are_the_bits_of_its_nodes_slots(
+    n_outputs: int, max_depth: int, n_rows: int
+) -> None:
+    layouts = grouped_layouts(2048, 1000, n_outputs)
+    # Of 20 outputs each of two ciphertexts has 10, a slot of 1,280 bits.
+    assert readable_rows(layouts, max_depth) == n_rows

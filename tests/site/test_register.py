@@ -29,6 +29,7 @@ from fedapp.home import home
 from fedapp.messages.fields import all_methods, module_of_group
 from fedapp.messages.handshake import HelloRequest, LabelsRequest
 from fedapp.messages.secagg import KeysRequest
+from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
@@ -337,6 +338,15 @@ def test_who_approves_sees_the_plan() -> None:
         f"party insurer {keys['insurer']} pinned here",
         f"party shop {keys['shop']} NOT PINNED HERE",
     }
+
+
+def test_who_approves_sees_what_a_label_holder_could_read() -> None:
+    opening = VerticalHelloRequest(True, 1000, 42, "", False, **planned(("bank",), rounds=50))
+    with pytest.raises(WaitingError):
+        admit(site_config({**ASKS, "allow": "secureboost"}, {}), "a" * 16, "secureboost", opening)
+    output = " ".join(approve("a" * 16, answer="n\n").output.split())
+    line = "could show the label holder the bins of 4,096 rows a round, with crafted gradients"
+    assert f"{line}, 50 rounds" in output
 
 
 def test_texts_of_a_coordinator_do_not_reach_the_terminal_as_they_are() -> None:

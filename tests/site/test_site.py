@@ -644,6 +644,21 @@ def test_a_check_says_what_a_site_lacks(write_table: WriteTable, tmp_path: Path)
     assert "40 rows of 40 that share one" in shown
     assert "no: needs a label" in shown
     assert "passive, but only with align=ordered (needs ids else)" in shown
+    # 53 + 6 + 1 bits a field of 40 rows, two fields, the 32 nodes of level 5
+    line = "secureboost could show the label holder  the bins of 3,840 rows a round"
+    assert line in shown
+
+
+def test_no_label_holder_reads_bins_where_the_site_has_the_labels_or_refuses_the_method(
+    write_table: WriteTable,
+) -> None:
+    path = write_table("rows", y=None)
+    refusing = check(
+        "--node-config", f'name="shop" data="{path}" allow="secureboost" least-bin-rows=5'
+    )
+    active = check("--node-config", f'name="bank" data="{write_table()}" label="y"')
+    for shown in (refusing, active):
+        assert "could show the label holder" not in shown
 
 
 def test_a_check_counts_runs_once_under_the_home_of_the_site(
@@ -785,7 +800,7 @@ def test_a_check_says_what_the_coordinator_gets_from_each_method(
 ) -> None:
     given = {"allow": ",".join(all_methods()), "label": "y", "data": write_table("rows"), **policy}
     config = site_config({**node(), **node(**given)}, {})
-    assert check_site(config, all_methods(), (0.2, 0.2)).methods[method] == (answer, gets)
+    assert check_site(config, all_methods(), (0.2, 0.2), 6).methods[method] == (answer, gets)
 
 
 def test_every_method_declares_what_the_coordinator_gets() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context
 
 from clients.secureboost import active, passive
 from clients.secureboost.active import Active
@@ -18,14 +19,16 @@ from fedapp.crypto.packing import grouped_layouts
 from fedapp.crypto.paillier import encrypt, generate_key
 from fedapp.crypto.workers import Workers
 from fedapp.messages.fields import Letter
+from fedapp.messages.secureboost import EncryptedGradients
 from fedapp.messages.vertical import Parcel
 from fedapp.settings import Settings
-from fedapp.site.mail import HEAD
+from fedapp.site.mail import HEAD, Letters
 from strategies.vertical import Mailbox
+from tests.conftest import MakeSites, WriteTable
 from tests.letters import Opened, letters_sent
 from tests.network import run
 from tests.pooled import made_columns, write_rows
-from tests.tampering import FALSE, refuses
+from tests.tampering import FALSE, refuses, rewrite_all_letters, rewrite_letters
 from tests.transcript import Listener, summary_of
 
 MakeSettings = Callable[..., Settings]
@@ -210,6 +213,101 @@ def test_what_a_party_makes_falsely_stops_the_run_by_its_name(
 ) -> None:
     monkeypatch.setattr(owner, name, wrap(getattr(owner, name)))
     refuses(f"^{match}", made(share_column_names=name == "ColumnBins"))
+
+
+# An active party that asks for more than a round is to tell it, at sites with limits of their own
+
+WIDE = {"precision": (62, "must be 53, got 62"), "n_outputs": (3, "must be 1, got 3")}
+
+
+def without_columns(sender: str, letters: Letters) -> Letters:
+    """Gradients as of a round for which none of the receiver's columns is drawn."""
+    empty = {"columns": np.empty(0, np.int64), "ciphertexts": np.empty((0, 128), np.uint8)}
+    return [
+        (name, replace(each, **empty) if isinstance(each, EncryptedGradients) else each)
+        for name, each in letters
+    ]
+
+
+@pytest.fixture
+def pair(
+    vertical: MakeSettings, sites: MakeSites, write_table: WriteTable
+) -> Callable[..., tuple[Settings, list[Context]]]:
+    """Settings of a run of depth 2 over 120 rows, and a passive site with ``min-rows=100``."""
+
+    def make(**more: Any) -> tuple[Settings, list[Context]]:
+        ids = range(120)
+        nodes = (
+            {"name": "bank", "data": write_table("bank", 120, id=ids), "id": "id"},
+            {
+                "name": "shop",
+                "data": write_table("shop", 120, y=None, id=ids),
+                "id": "id",
+                "label": "",
+                "min-rows": 100,
+            },
+        )
+        held = {"test_fraction": 0.0, "valid_fraction": 0.0, "allow_export": False}
+        return vertical(**held, **more), sites(*nodes)
+
+    return make
+
+
+@pytest.mark.parametrize("n_drawn", [1, 99])
+@pytest.mark.parametrize("has_columns", [True, False])
+def test_a_round_that_draws_fewer_rows_than_a_passive_site_allows_is_refused(
+    pair: Callable[..., tuple[Settings, list[Context]]],
+    monkeypatch: pytest.MonkeyPatch,
+    n_drawn: int,
+    has_columns: bool,
+) -> None:
+    honest = active.gradients
+    monkeypatch.setattr(
+        active,
+        "gradients",
+        lambda *given: honest(*given) * (np.arange(120) < n_drawn)[:, None, None].astype("f4"),
+    )
+    if not has_columns:
+        rewrite_all_letters(monkeypatch, without_columns)
+    rule = f"must be at least 100 rows \\(min-rows of shop\\), got {n_drawn}; draw more"
+    refuses(f"^bank.*: EncryptedGradients.drawn {rule}", *pair())
+
+
+@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])
+def test_a_round_that_draws_enough_rows_is_answered(
+    pair: Callable[..., tuple[Settings, list[Context]]], objective: str
+) -> None:
+    run(*pair(objective=objective, subsample=0.97))
+
+
+@pytest.mark.parametrize("field", WIDE)
+def test_slots_wider_than_the_run_needs_are_refused(
+    pair: Callable[..., tuple[Settings, list[Context]]],
+    monkeypatch: pytest.MonkeyPatch,
+    field: str,
+) -> None:
+    value, rule = WIDE[field]
+    rewrite_letters(monkeypatch, "PublicKey", field, lambda _: value)
+    refuses(f"^bank.*: PublicKey.{field} {rule}", *pair())
+
+
+def test_nodes_below_the_last_level_are_not_summed(
+    pair: Callable[..., tuple[Settings, list[Context]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The active party grows one level more than the passive one was set up for."""
+    honest, sums, levels = Passive.setup, Passive.encrypted_sums, list[int]()
+
+    def shallow(party: Passive, request: Any, mail: Any) -> Any:
+        return honest(party, replace(request, max_depth=request.max_depth - 1), mail)
+
+    def noted(party: Passive) -> Any:
+        levels.append(party.level)
+        return sums(party)
+
+    monkeypatch.setattr(Passive, "setup", shallow)
+    monkeypatch.setattr(Passive, "encrypted_sums", noted)
+    refuses("^bank.*: Splits.columns must be of this party and this level", *pair(max_depth=3))
+    assert levels == [0, 1]
 
 
 # A server that meddles with parcels
