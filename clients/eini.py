@@ -59,6 +59,8 @@ class Passive(Predicting):
         """Eq. 12 and 13: select entries by local splits, in every batch received."""
         parties, active = self.passive, self.active
         letters: Letters = []
+        if self.follows(OrderRequest):
+            self.check_order(mail)
         if structure := mail.only(Structure, active):
             part = self.party_part()
             self._keep_structure(part, structure, request)

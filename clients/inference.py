@@ -443,6 +443,8 @@ class Passive(Predicting):
 
     def answer(self, request: AnswerRequest, mail: Mail) -> tuple[AnswerReply, Letters]:
         """Sides of the rows asked about; after the last, drop the rows."""
+        if self.follows(OrderRequest):
+            self.check_order(mail)
         if request.last:
             self.end()
         questions = mail.all(Questions).get(self.active)
@@ -457,6 +459,7 @@ class Passive(Predicting):
         self, request: LeafSetsRequest, mail: Mail
     ) -> tuple[LeafSetsReply, Letters]:
         """Algorithm 3."""
+        self.check_order(mail)
         part = self.party_part()
         if "trees" not in part.document:
             raise DataError(

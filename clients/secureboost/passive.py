@@ -82,8 +82,9 @@ class Passive(Party):
     local_bits: Bytes  # which rows the local ones of these send left
 
     def setup(self, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
-        """Code the categories, and bin the columns of the training rows."""
+        """Check the rows' order, code the categories, bin the columns of the training rows."""
         self.accept(request)
+        self.check_order(mail)
         train = self.cut_columns()
         codes, missing_code = digitise(train, self.cuts)
         widths = self.cuts.widths

@@ -212,6 +212,10 @@ class SiteConfig:
     """The most bins of scores that a run may ask for."""
     align_most_rows: Whole = 10_000_000
     """The most rows of a party's list that this site masks, one list a party and run."""
+    align_most_ratio: Annotated[int, Field(ge=1)] = 20
+    """The most rows of a party's list, for each row of this site's table."""
+    predict_min_rows: Annotated[Whole, key("predict-min-rows", 100)] = 0
+    """The fewest rows of this site that a run may predict."""
     most_columns: Whole = 100_000
     """The most columns that another party may bring into this site's model."""
     shares_names: Annotated[Switch, key("share-column-names", True)] = False
