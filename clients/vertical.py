@@ -108,6 +108,9 @@ class Aligned(Role):
     quantiles: npt.NDArray[np.float32]  # of the columns, to train
     unmatched: npt.NDArray[np.str_]  # to predict, at the active party: ids that not all have
     digest: npt.NDArray[np.uint8] | None = None  # of the order, until all others' are checked
+    # At a passive party that is asked about rows: see ``fedapp.trees.divided.way_down``
+    last_answers: npt.NDArray[np.int32] | None = None
+    n_asked: int = 0  # letters of questions
 
     @property
     def peers(self) -> list[str]:
