@@ -503,7 +503,7 @@ def answers(party: Aligned, part: Part, asked: Questions) -> tuple[npt.NDArray[n
         walked = part.nesting, party.last_answers, len(values)
         slots, last = way_down(*walked, records, asked.rows)
     party.n_asked += 1
-    hold_once(active, party.site.store, asked, f"{party.name} answered questions {party.n_asked}")
+    hold_once(active, party.site.store, asked, f"{party.name} answered letter {party.n_asked}")
     rows = np.split(asked.rows, np.cumsum(asked.sizes)[:-1])
     places = zip(asked.records, rows, strict=True)
     sides = np.concatenate([part.lookup.sides(record, values, at) for record, at in places])

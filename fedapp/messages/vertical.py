@@ -109,7 +109,7 @@ class VerticalHelloRequest(Plan, Request):
     """Open a run with its plan: read the table and report its size."""
 
     needs_ids: bool
-    most_rows: Annotated[int, Range(1, 2**40)]
+    most_rows: Annotated[int, Range(1, 2**40)]  # of any party's table; all sites hold lists to it
     seed: Annotated[int, Range(0, 2**63 - 1)]
     model: Annotated[str, Range(0, 16)]  # to predict with, which selects columns; empty to train
     asks_objective: bool  # whether to report which objective the labels suggest
