@@ -335,8 +335,8 @@ class Opening(Aligned):
         self.digest = self._digest(letter.key)
         self.check_proof(self.active, "CommonRows", letter.digest)
         # A server that goes back cannot have other rows kept, which might differ by a few.
-        kept = self._digest(np.frombuffer(site_key(self.name), dtype=np.uint8))
-        once = replace(letter, common=np.empty(0, np.uint8), key=kept, digest=kept)
+        digest = self._digest(np.frombuffer(site_key(self.name), dtype=np.uint8))
+        once = replace(letter, common=np.empty(0, np.uint8), key=digest, digest=digest)
         hold_once(self.active, self.site.store, once, f"{self.name} kept the common rows")
         proof = OrderDigest(self.order_proof(self.name))
         return SentReply(), [(name, proof) for name in self.others]
