@@ -514,7 +514,10 @@ REFUSED = [
     ("alow", "pax", r"in the node config is not a setting; did you mean allow\?"),
     *(
         (key, value, rule)
-        for key in ("most-bins", "score-bins", "align-most-rows", "min-rows", "min-bin-rows")
+        for key in (
+            *("most-bins", "score-bins", "align-most-rows", "min-rows", "min-bin-rows"),
+            "predict-min-rows",
+        )
         for value, rule in (
             ("-1", "must be >= 0, got '-1'"),
             ("many", "must be a whole number, got 'many'"),
@@ -526,6 +529,7 @@ REFUSED = [
         for key in SWITCHES
         for value in ("yes", "1", 1, 0, 1.0, "on", "True", "True ", "FALSE", "", "no")
     ),
+    ("align-most-ratio", 0, "must be >= 1, got 0"),
     ("approve", "no", "must be ask or all, got 'no'"),
     ("missing-label", "keep", "must be refuse or drop, got 'keep'"),
     ("decimal", ";", "must be one of '.' or ',', got ';'"),
