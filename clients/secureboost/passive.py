@@ -125,6 +125,7 @@ class Passive(Party):
     def _take(self, mail: Mail) -> None:
         if self.follows(SetupRequest) or self.follows(AnswerRequest):
             self._meet(mail)
+            self.last_answers = None  # no row of the initial model is asked about any more
         if not self.follows(TakeRequest):
             self._begin(mail.one(EncryptedGradients, self.active))
         elif more := mail.only(MoreGradients, self.active):

@@ -28,6 +28,7 @@ from fedapp.trees.divided import NONE, Lookup, Nesting
 from tests.conftest import MakeSettings, MakeSites
 from tests.network import run
 from tests.pooled import write_rows
+from tests.strategies.test_interactive import written
 from tests.tampering import refuses, rewrite_all_letters
 from tests.transcript import summary_of
 
@@ -284,3 +285,26 @@ def test_the_same_sites_predict_together_if_nobody_breaks_the_rules(
     contexts, given, _ = model
     summary = summary_of(run(settings(strategy=strategy, **given), contexts))
     assert summary["matched_rows"] == {"predicted": N_ROWS}
+
+
+def test_a_model_that_lost_its_last_rounds_and_went_on_is_walked_as_it_is(
+    settings: MakeSettings, tmp_path: Path
+) -> None:
+    """Splits of lost rounds stay in a passive party's part, beside those of the rounds after."""
+    rng = np.random.default_rng(1)
+    columns = rng.normal(size=(6, 200)).round(2)
+    label = (columns.sum(axis=0) + 4 * rng.normal(size=200) > 0).astype(int)
+    data = write_rows(tmp_path / "rows.csv", dict(zip("abcdefy", [*columns, label], strict=True)))
+    given = {"data": str(data), "label": "y", "parties": 3, "align": "ordered", **KEYS}
+    grown = {"strategy": "secureboost", "max_depth": 4, "num_boost_round": 8, "eta": 0.8}
+    cut = run(settings(**given, **grown, early_stopping_rounds=2))
+    assert summary_of(cut)["best_round"] < 7
+    again = run(settings(**given, **{**grown, "num_boost_round": 2}, init_model=str(cut.path)))
+    model = summary_of(again)["model_id"]
+    part = read_part(home() / "sites" / "party-2" / model)
+    assert len(part["nesting"]) == len(part["records"])
+    found = []
+    for strategy in ("interactive", "eini"):
+        predicts = settings(strategy=strategy, model=model, eini__unguarded=True, **given)
+        found.append(written(summary_of(run(predicts))))
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-6)
