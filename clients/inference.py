@@ -40,7 +40,7 @@ from fedapp.messages.inference import (
 )
 from fedapp.messages.vertical import MatchRequest, OrderRequest
 from fedapp.site.answer import Site
-from fedapp.site.mail import Letters, Mail, hold_once
+from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.store import part_digest, read_part, sent_bits
 from fedapp.trees.categories import names_of
@@ -491,7 +491,7 @@ def answers(party: Aligned, part: Part, asked: Questions) -> tuple[npt.NDArray[n
     """At a passive party: packed sides of the rows asked about, and the rows of each split.
 
     Only what a traversal of the trained trees asks is answered. A server that goes back cannot have
-    another way of a row asked: the same letter must come again.
+    another way of a row asked: the account of the run accepts the same letter only.
     """
     values, active = party.values, party.active
     n_records = len(part.lookup.columns)
@@ -502,8 +502,6 @@ def answers(party: Aligned, part: Part, asked: Questions) -> tuple[npt.NDArray[n
     with as_protocol_error(active, "Questions", "rows"):
         walked = part.nesting, party.last_answers, len(values)
         slots, last = way_down(*walked, records, asked.rows)
-    party.n_asked += 1
-    hold_once(active, party.site.store, asked, f"{party.name} answered letter {party.n_asked}")
     rows = np.split(asked.rows, np.cumsum(asked.sizes)[:-1])
     places = zip(asked.records, rows, strict=True)
     sides = np.concatenate([part.lookup.sides(record, values, at) for record, at in places])

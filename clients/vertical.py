@@ -110,7 +110,6 @@ class Aligned(Role):
     digest: npt.NDArray[np.uint8] | None = None  # of the order, until all others' are checked
     # At a passive party that is asked about rows: see ``fedapp.trees.divided.way_down``
     last_answers: npt.NDArray[np.int32] | None = None
-    n_asked: int = 0  # letters of questions
 
     @property
     def peers(self) -> list[str]:
@@ -334,10 +333,6 @@ class Opening(Aligned):
         self._keep(rows)
         self.digest = self._digest(letter.key)
         self.check_proof(self.active, "CommonRows", letter.digest)
-        # A server that goes back cannot have other rows kept, which might differ by a few.
-        digest = self._digest(np.frombuffer(site_key(self.name), dtype=np.uint8))
-        once = replace(letter, common=np.empty(0, np.uint8), key=digest, digest=digest)
-        hold_once(self.active, self.site.store, once, f"{self.name} kept the common rows")
         proof = OrderDigest(self.order_proof(self.name))
         return SentReply(), [(name, proof) for name in self.others]
 

@@ -12,29 +12,17 @@ import pytest
 from flwr.app import Context
 
 from clients.vertical import Aligned, Opening
-from fedapp.crypto.psi import intersect
-from fedapp.errors import ProtocolError
 from fedapp.messages import secureboost
-from fedapp.messages.fields import Request
 from fedapp.messages.vertical import (
     CommonRows,
     MaskedList,
-    MaskRequest,
     MatchReply,
     MatchRequest,
-    OpenRequest,
     OrderDigest,
-    OrderRequest,
-    Parcel,
-    VerticalHelloRequest,
 )
-from fedapp.messages.wire import Content, Envelope, parcels_of, to_content
-from fedapp.site.answer import answer
 from fedapp.site.mail import Letters
-from fedapp.site.settings import site_config
 from tests.conftest import MakeSettings, MakeSites
 from tests.network import run
-from tests.plans import planned
 from tests.pooled import write_rows
 from tests.tampering import keep_letters_back, refuses, rewrite_all_letters, rewrite_letters
 from tests.transcript import summary_of
@@ -151,77 +139,6 @@ def test_a_passive_party_answers_nothing_without_the_digests_of_all(
     keep_letters_back(monkeypatch, secureboost.SetupRequest, "shop")
     rule = r"^clinic \(step \d+\): OrderDigest\.letter must reach shop$"
     refuses(rule, psi(parties=3), contexts)
-
-
-class Coordinator:
-    """A coordinator of two sites that sends what it wants, and carries the letters."""
-
-    def __init__(self, contexts: list[Context]) -> None:
-        nodes = [{**one.node_config, "allow": "secureboost"} for one in contexts]
-        self._configs = {
-            config.name: config for config in (site_config(node, {}) for node in nodes)
-        }
-        self.mail: dict[str, list[Parcel]] = {name: [] for name in self._configs}
-        self._steps = dict.fromkeys(self._configs, 0)
-
-    def send(self, step: int, requests: dict[str, Request], **more: Any) -> list[Content]:
-        """Send requests by site's name; returns the replies."""
-        replies = []
-        for name, request in requests.items():
-            gap = 0 if "attempt" in more else step - self._steps[name]
-            envelope = Envelope("0123456789abcdef", step, gap=gap, method="secureboost", **more)
-            waiting = self.mail.pop(name) if request.carries_letters else []
-            content = to_content(request, name, waiting)
-            reply = answer(self._configs[name], request.kind, envelope, content)
-            self.mail.setdefault(name, [])
-            self._steps[name] = step
-            for receiver, parcel in parcels_of(reply):
-                self.mail[receiver].append((name, parcel))
-            replies.append(reply)
-        return replies
-
-    def open(self) -> None:
-        """Steps 1 to 3: greeting, opening, masking."""
-        names = tuple(self._configs)
-        plan = planned(names, aggregation="sealed")
-        greeting = VerticalHelloRequest(True, 1000, 3, "", False, **plan)
-        hellos = self.send(1, dict.fromkeys(names, greeting))
-        keys = [np.stack([one.arrays[key] for one in hellos]) for key in ("box_key", "run_key")]
-        n_rows = np.array([one.scalars["n_table"] for one in hellos])
-        opening = OpenRequest(names, "bank", *keys, n_rows, False, 0.0, 0.0, 3)
-        self.send(2, dict.fromkeys(names, opening))
-        self.send(3, {"shop": MaskRequest()})
-
-
-def test_a_server_that_goes_back_cannot_have_other_rows_kept(
-    federation: Federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sums of rows, and of all of them but one, would show that one."""
-    server = Coordinator(federation(bank=ids(0, 80), shop=ids(10, 90)))
-    server.open()
-    masked = list(server.mail["bank"])
-    server.send(4, {"bank": MatchRequest()}, checkpoint=3)
-    first = list(server.mail["shop"])
-    server.send(5, {"shop": OrderRequest()}, checkpoint=3)
-    assert first
-    # Back to step 3: the same rows are kept again, and no others.
-    for attempt, honest in ((1, True), (2, False)):
-        if not honest:
-            monkeypatch.setattr("clients.vertical.intersect", _without_a_row(intersect))
-        server.mail.update(bank=list(masked), shop=[])
-        more = {"attempt": attempt, "checkpoint": 3}
-        server.send(4, {"bank": MatchRequest()}, **more)
-        if honest:
-            server.send(5, {"shop": OrderRequest()}, **more)
-    rule = (
-        r"^bank: CommonRows.content must be what it was when shop kept the common rows, before the"
-    )
-    with pytest.raises(ProtocolError, match=rule):
-        server.send(5, {"shop": OrderRequest()}, **more)
-
-
-def _without_a_row(honest: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda lists: honest(lists)[1:] if len(lists) > 1 else honest(lists)
 
 
 # Lists of invented ids

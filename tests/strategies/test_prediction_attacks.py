@@ -6,25 +6,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Context
 
-from clients.inference import Part, answers
 from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier import PublicKey
-from fedapp.errors import ProtocolError
 from fedapp.home import home
 from fedapp.messages.eini import Structure, Totals
 from fedapp.messages.fields import Letter
 from fedapp.messages.inference import Questions
 from fedapp.settings import Settings
 from fedapp.site.mail import Letters
-from fedapp.site.store import Store, read_part
-from fedapp.trees.divided import NONE, Lookup, Nesting
+from fedapp.site.store import read_part
+from fedapp.trees.divided import NONE, Nesting
 from tests.conftest import MakeSettings, MakeSites
 from tests.network import run
 from tests.pooled import write_rows
@@ -173,26 +170,6 @@ def test_rows_are_not_asked_about_twice_nor_against_the_answers(
 
     rewrite_first(monkeypatch, Questions, note, change)
     refuses_questions(settings(strategy="interactive", **given), contexts)
-
-
-def test_a_server_that_goes_back_cannot_have_another_way_asked(tmp_path: Path) -> None:
-    """Which split of a tree comes first is the active party's choice, but it has one."""
-    lookup = Lookup.of(np.zeros(2, int), np.zeros(2, np.float32), np.zeros(2, np.uint8))
-    part = Part("shop", {}, lookup, Nesting(np.zeros(2, int), np.full(2, NONE)))
-    store, rows = Store(tmp_path), np.arange(3)
-    values = np.ones((3, 1), np.float32)
-
-    def party() -> Any:
-        state = {"values": values, "active": "bank", "last_answers": None, "n_asked": 0}
-        return SimpleNamespace(name="shop", site=SimpleNamespace(store=store), **state)
-
-    for _ in range(2):
-        answers(party(), part, asks((0, rows)))
-    rule = (
-        r"^bank: Questions.content must be what it was when shop answered letter 1, before the run"
-    )
-    with pytest.raises(ProtocolError, match=rule):
-        answers(party(), part, asks((1, rows)))
 
 
 # Fed-EINI
