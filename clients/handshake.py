@@ -47,7 +47,6 @@ from fedapp.messages.handshake import (
 from fedapp.messages.wire import from_bytes, from_content, to_bytes, to_content
 from fedapp.metrics import check_metrics
 from fedapp.process import versions
-from fedapp.site.account import keep_plan
 from fedapp.site.answer import Handlers, Site
 from fedapp.site.mail import note_greeting
 from fedapp.site.roles import IN_FILE, Order, Role, handlers, role
@@ -160,7 +159,6 @@ class Opening(Coded):
     def hello(self, request: HelloRequest) -> HelloReply:
         """Open a run at a site, or answer the handshake again after the server restarted."""
         drop_abandoned(self.folder.parent, KEEP_DAYS)
-        keep_plan(self.config, self.site.store, request)
         # Until rows are coded, a request with an order of the columns opens the run again.
         if self.introduction and (not request.columns or self.is_coded):
             # The server compares the fingerprint with that of the run's start.

@@ -40,7 +40,7 @@ from fedapp.messages.inference import (
 )
 from fedapp.messages.vertical import MatchRequest, OrderRequest
 from fedapp.site.answer import Site
-from fedapp.site.mail import Letters, Mail
+from fedapp.site.mail import Letters, Mail, Session
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.store import part_digest, read_part, sent_bits
 from fedapp.trees.categories import names_of
@@ -111,7 +111,7 @@ def read_party_part(site: Site, model: str) -> Part:
 def active_part(site: Site, model: str) -> ActivePart:
     """As ``read_party_part``, at the active party; raises a DataError if a party is missing."""
     document = read_part(site.store.folder.parent / model)
-    if missing := sorted(document["parts"].keys() - site.store.facts["peers"].keys()):
+    if missing := sorted(document["parts"].keys() - site.store.get(Session).peers.keys()):
         raise DataError(f"parties must be those of the model, got none named {', '.join(missing)}")
     trees, records = model_of(document), [np.array(one) for one in document["splits"]]
     owners = split_owners(trees, document)

@@ -44,7 +44,6 @@ from fedapp.messages.pax import (
     SketchReply,
     SketchRequest,
 )
-from fedapp.site.mail import hold_once
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.settings import check_sample_size
 from fedapp.site.store import NoStateError
@@ -156,13 +155,12 @@ class Party(Counted):
         return Sums([counts], self.count_bytes, follows=True)
 
     def _count_once(self, request: OpenRequest | CountRequest, digit: int) -> None:
-        """Check that rows are counted digit by digit; a resumed run may repeat."""
+        """Check that rows are counted digit by digit."""
         if digit != self.n_counted:
             rule = "none" if self.n_counted == N_DIGITS else self.n_counted
             reason = "rows are counted by each digit once a run, before the cuts are sent"
             rule = f"must be {rule}, got {digit}; {reason}"
             raise ProtocolError(self.name, type(request).__name__, "digit", rule)
-        hold_once(self.name, self.site.store, request, f"counts of digit {digit} were sent")
         self.n_counted = digit + 1
 
     def begin_from(self, request: InitRequest) -> InitReply:

@@ -46,14 +46,14 @@ from fedapp.messages.vertical import (
     VerticalHelloReply,
     VerticalHelloRequest,
 )
-from fedapp.site.account import keep_plan
-from fedapp.site.answer import METHOD, MODEL_ID, Site
+from fedapp.site.account import account_of, planned
+from fedapp.site.answer import MODEL_ID, Site
 from fedapp.site.mail import (
     Letters,
     Mail,
+    Session,
     begin_session,
     box_key,
-    hold_once,
     note_greeting,
     run_key,
     store_peers,
@@ -114,7 +114,7 @@ class Aligned(Role):
     @property
     def peers(self) -> list[str]:
         """Names of all parties, in the run's order."""
-        return list(self.site.store.facts["peers"])
+        return list(self.site.store.get(Session).peers)
 
     @property
     def others(self) -> list[str]:
@@ -209,7 +209,6 @@ class Opening(Aligned):
     described: Described | None = None
     ordered: bool  # the rows are in a common order already
     holdout: Holdout
-    most_rows: int  # of a list, by the opening of the run
     sizes: Mapping[str, int]  # rows of each party's table
     lists: tuple[str, ...] = ()  # owners of the lists that were masked here
     shuffle: npt.NDArray[np.int64]  # order in which the ids were sent
@@ -218,7 +217,6 @@ class Opening(Aligned):
     def hello(self, request: VerticalHelloRequest) -> VerticalHelloReply:
         """Open a run at a site, or answer the handshake again after the server restarted."""
         drop_abandoned(self.folder.parent, KEEP_DAYS)
-        keep_plan(self.config, self.site.store, request)
         try:
             return self._introduce(request)
         except DataError as error:
@@ -232,7 +230,7 @@ class Opening(Aligned):
         if first and request.model != self.model:
             rule = "must be that of the run's first request"
             raise ProtocolError(self.name, "VerticalHelloRequest", "model", rule)
-        method = method_of(store.facts[METHOD])
+        method = method_of(account_of(store).method)
         if method is None or bool(request.model) == method.trains:
             rule = "must name a model to predict, and none to train"
             raise ProtocolError(self.name, "VerticalHelloRequest", "model", rule)
@@ -240,7 +238,7 @@ class Opening(Aligned):
         if first is None:
             note_greeting(store, request)
             begin_session(store)
-            self.model, self.most_rows = request.model, request.most_rows
+            self.model = request.model
             first = self.described = Described(**fields_of(reply, Described))
             self.ids, self.values, self.base_margins = ids, table.values, table.base_margins
             if table.labels is not None:
@@ -366,7 +364,7 @@ class Opening(Aligned):
         """Check that no list is larger than the opening and this site allow."""
         n_rows, ratio = len(self.ids), self.config.align_most_ratio
         limits = {
-            "most_rows of the run's opening": self.most_rows,
+            "most_rows of the run's opening": planned(self.site.store)["most_rows"],
             f"align-most-rows of {self.name}": self.config.limits["align-most-rows"],
         }
         if self._is_asked:
@@ -408,7 +406,6 @@ class Opening(Aligned):
         if (got := len(letter.points)) != (n_rows := self.sizes[letter.owner]):
             rule = f"must be {n_rows}, as the opening has it of {letter.owner}, got {got}"
             raise ProtocolError(sender, "MaskedList", "points", rule)
-        hold_once(sender, self.site.store, letter, f"{self.name} masked the list of {letter.owner}")
         self.lists = (*self.lists, letter.owner)
 
     def _route(self, owner: str) -> list[str]:

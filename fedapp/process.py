@@ -19,7 +19,10 @@ import re
 import resource
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from ctypes import c_ulong, py_object, pythonapi
 from datetime import UTC, datetime
 from typing import Any
 
@@ -49,6 +52,36 @@ def handle_stopping(handler: signal.Handlers | object) -> None:
 def leave_no_core() -> None:
     """Disable core dumps of this process and its children: they would have rows and keys."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+class OutOfTime(BaseException):
+    """A block has taken longer than it may; no ``except Exception`` catches it."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise OutOfTime in a block that takes longer than this; 0: it may take for ever.
+
+    In whatever thread it runs, which a signal would not do. Compiled code is not interrupted: the
+    error comes when it returns to Python, as all long work does now and then.
+    """
+    thread, lock, is_over = threading.get_ident(), threading.Lock(), False
+
+    def interrupt() -> None:
+        with lock:
+            if not is_over:
+                pythonapi.PyThreadState_SetAsyncExc(c_ulong(thread), py_object(OutOfTime))
+
+    timer = threading.Timer(seconds, interrupt)
+    timer.daemon = True
+    if seconds:
+        timer.start()
+    try:
+        yield
+    finally:
+        with lock:
+            is_over = True
+        timer.cancel()
 
 
 class Lines(logging.Formatter):

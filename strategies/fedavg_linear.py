@@ -97,6 +97,11 @@ class FedAvgLinear(HorizontalStrategy):
     def most_rounds(cls, settings: Settings) -> int:
         return cls.section_settings(settings).rounds
 
+    @classmethod
+    def planned(cls, settings: Settings) -> dict[str, Any]:
+        epochs = cls.section_settings(settings).local_epochs
+        return {**super().planned(settings), "epochs": epochs}
+
     def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
         """Algorithm 1."""
         self.agree(parties, saved)

@@ -168,8 +168,9 @@ class FederatedForest(VerticalStrategy):
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
         section = cls.section_settings(settings)
-        forest = {"rounds": 0, "trees": section.trees, "max_depth": section.max_depth}
-        return {**super().planned(settings), **forest, "labels": section.labels}
+        names = "trees", "max_depth", "bootstrap", "labels"
+        forest = {name: getattr(section, name) for name in names}
+        return {**super().planned(settings), "rounds": 0, **forest}
 
     def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
         """Algorithm 2, for all nodes of a level at once."""

@@ -132,7 +132,8 @@ class FedXGBllr(HorizontalStrategy):
     def planned(cls, settings: Settings) -> dict[str, Any]:
         section = cls.section_settings(settings)
         trees = section.trees or max(1, TREES_OF_ALL // settings.parties)
-        return {**super().planned(settings), "trees": trees, "max_depth": section.max_depth}
+        fit = {"trees": trees, "max_depth": section.max_depth, "epochs": section.epochs}
+        return {**super().planned(settings), **fit}
 
     def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
         """Algorithm 1."""

@@ -121,6 +121,12 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
             **self.plan(),
         )
 
+    def plan(self) -> dict[str, Any]:
+        # A party that is lost and comes back with a resumed run makes a round begin again twice.
+        may_restart = self.settings.min_parties and not self.sees_only_sums
+        n_spare = self.settings.parties - self.settings.min_parties if may_restart else 0
+        return {**super().plan(), "restarts": 2 * n_spare}
+
     def greeting_again(self) -> HelloRequest | None:
         """Ask for the first party's order of the columns, where others differ from it."""
         (first, *others) = [hello.columns for hello in self.parties.values()]

@@ -91,6 +91,12 @@ class PAX(HorizontalStrategy):
         """One a level, and one to spare."""
         return settings.max_depth + 1
 
+    @classmethod
+    def planned(cls, settings: Settings) -> dict[str, Any]:
+        """With early stopping, one round more is begun, for the scores of the last."""
+        plan = super().planned(settings)
+        return {**plan, "rounds": plan["rounds"] + (settings.early_stopping_rounds > 0)}
+
     def plan(self) -> dict[str, Any]:
         aggregation, noise = self.section.aggregation, dict[str, float]()
         threshold = self.settings.min_parties if aggregation == "secure" else 0

@@ -38,7 +38,7 @@ from strategies.scoring import threshold_note
 
 MIN_PARTIES = 2
 MANY_PARTIES = 100  # assumed by ``num_rounds`` where ``parties`` is 0
-HOLDOUT = ("test_fraction", "valid_fraction", "fold", "folds")  # settings that split the rows
+HOLDOUT = "test_fraction", "valid_fraction", "fold", "folds", "score_test"  # which rows are which
 
 R = TypeVar("R", bound=Reply)
 Hellos = Parties[VerticalHelloReply]

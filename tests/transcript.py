@@ -21,7 +21,7 @@ from fedapp.messages.wire import CONTENT, ENVELOPE, from_records, to_records
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import Settings
-from fedapp.site.mail import session_secret
+from fedapp.site.mail import Session, session_secret
 from fedapp.site.store import Store
 from strategies.run import train
 
@@ -60,7 +60,7 @@ class Listener(SiteApp):
     def __init__(self, sites: SiteApp | None = None) -> None:
         super().__init__()
         self.heard: list[tuple[str, Message, Message]] = []
-        self.sessions: dict[str, str] = {}
+        self.sessions: dict[str, bytes] = {}
         self._sites = sites or SiteApp()
 
     def __call__(self, message: Message, context: Context) -> Message:
@@ -69,15 +69,15 @@ class Listener(SiteApp):
         if message.metadata.message_type.endswith("vertical_hello") and not reply.has_error():
             envelope, hello = from_records(reply.content, "sender")
             name = str(hello.scalars["name"])
-            facts = Store.open(home() / "sites" / name / envelope.model_id).facts
-            self.sessions[name] = facts["session"]
+            store = Store.open(home() / "sites" / name / envelope.model_id)
+            self.sessions[name] = store.get(Session).private_key
         return reply
 
     def store(self, name: str) -> Store:
         """What a site kept of the last run, with its private key of the run."""
         envelope, _ = from_records(self.heard[-1][1].content, "server")
         store = Store.open(home() / "sites" / name / envelope.model_id)
-        store.facts["session"] = self.sessions[name]
+        store.put(replace(store.get(Session), private_key=self.sessions[name]))
         return store
 
     def secret(self, receiver: str, sender: str) -> bytes:

@@ -48,7 +48,7 @@ from fedapp.messages.federated_forest import (
 from fedapp.messages.fields import Letter, Request, fields_of
 from fedapp.messages.handshake import pack_categories
 from fedapp.messages.vertical import OrderRequest, SentReply
-from fedapp.site.mail import Letters, Mail, hold_once
+from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import part_digest, sent_bits, write_part
 from fedapp.trees.divided import Lookup
@@ -119,7 +119,6 @@ class Forest(Aligned):
 
     def begin(self, settings: SetupRequest) -> None:
         """Bin the columns of the training rows, draw each tree's rows, put all at the roots."""
-        hold_once(self.name, self.site.store, settings, "training was set up")
         if settings.master_keeps_model and not self.config.allows_export:
             rule = "must be true with federated-forest.master-keeps-model"
             raise ConfigError(f"allow-export {rule}, got false")

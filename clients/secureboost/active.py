@@ -68,7 +68,7 @@ from fedapp.messages.secureboost import (
     block_rows,
 )
 from fedapp.messages.vertical import MatchRequest, SentReply
-from fedapp.site.account import FIRST_ROUND, check_within
+from fedapp.site.account import check_within
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.settings import check_sample_size
@@ -138,6 +138,7 @@ class Active(Party):
     classes: tuple[str, ...]
     base_score: Floats  # (n_outputs,)
     key: npt.NDArray[np.uint8]  # the private key
+    first_round: int  # not 0 if the run continues another model
     is_walking: bool  # whether rows are on their way down the initial model
     traversal: Traversal | None = None  # where they are
     # All parties' columns
@@ -347,8 +348,9 @@ class Active(Party):
         """Finish the round in progress, grow rounds without passive columns, start another."""
         ends_round = self.growth is not None
         self._check_due(BeginRequest, not self.is_walking and not self._grows)
-        first = self.site.store.facts.setdefault(FIRST_ROUND, self.n_rounds)
-        n_rounds = request.n_rounds - first
+        if self.follows(SetupRequest) or self.follows(WalkRequest):
+            self.first_round = self.n_rounds
+        n_rounds = request.n_rounds - self.first_round
         check_within(self.config, self.site.store, "BeginRequest", "n_rounds", n_rounds, "rounds")
         if self.follows(SetupRequest):
             self._meet(mail)

@@ -20,7 +20,6 @@ from fedapp.histograms.sketch import quantile_cuts
 from fedapp.messages.fields import Array
 from fedapp.messages.secureboost import ColumnBins, SetupRequest
 from fedapp.site.answer import MODEL_ID
-from fedapp.site.mail import hold_once
 from fedapp.site.roles import role
 from fedapp.site.store import sent_bits
 from fedapp.trees.categories import recoded, trained_first
@@ -57,10 +56,9 @@ class Party(Aligned):
     nodes: Nodes  # (n_trees, n_rows): held-back rows move too, they are scored by leaves
 
     def accept(self, settings: SetupRequest) -> None:
-        """Store the settings; of a resumed run they must be those of its beginning."""
+        """Store the settings."""
         if settings.init_model and not MODEL_ID.fullmatch(settings.init_model):
             raise ProtocolError(self.name, "SetupRequest", "init_model", "must be 16 hex digits")
-        hold_once(self.name, self.site.store, settings, "training was set up")
         self.settings = settings
 
     # The order of a table's codes is independent of the names, so bins reveal nothing of these. A

@@ -34,6 +34,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fedapp.messages.fields import (
+    AT_ANY_TIME,
     Array,
     Form,
     Letter,
@@ -51,7 +52,7 @@ GROUPS = {"eini": Method("inference", {"": "sizes"})}
 Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
 
 
-@request("evaluate.eini_step", "predicting under encryption")
+@request("evaluate.eini_step", "predicting under encryption", times=AT_ANY_TIME)
 class StepRequest(Request, letters=True):
     """Process every batch that has arrived; the active party also sends the next ones."""
 

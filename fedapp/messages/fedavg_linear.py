@@ -27,6 +27,7 @@ from fedapp.messages.fields import (
     Array,
     Form,
     Method,
+    PlanLimit,
     Range,
     Reply,
     Request,
@@ -67,7 +68,7 @@ class MomentsReply(LabelsReply):
     squares: NotNegative  # sum of squared deviations from the party's mean
 
 
-@request("train.fedavg_linear_average", "training", each_round=True)
+@request("train.fedavg_linear_average", "training", each_round=True, times=("rounds",), spare=1)
 class AverageRequest(Request):
     """Score the model, then train it; with 0 epochs only score it."""
 
@@ -77,7 +78,7 @@ class AverageRequest(Request):
     scales: NotNegative
     weights: Weights
     bias: Bias
-    epochs: Annotated[int, Range(0, 10**6)]
+    epochs: Annotated[int, Range(0, 10**6), PlanLimit("epochs")]
     batch_size: Annotated[int, Range(1, 2**31)]
     learning_rate: Annotated[float, Range(0, 1e6)]
     decay: Annotated[float, Range(0, 1)]  # factor of every step of this round

@@ -151,24 +151,30 @@ class SetupRequest(Request, letters=True):
     insecure_small_key: Annotated[bool, OnlyInTrials()]
 
 
-@request("train.federated_forest_level", "searching for splits", each_round=True)
+@request(
+    "train.federated_forest_level", "searching for splits", each_round=True, times=("max_depth",)
+)
 class LevelRequest(OpenNodes, Request, letters=True):
     """The splits of the last level; reply how well their children could be split."""
 
 
-@request("train.federated_forest_sum", "summing encrypted labels", each_round=True)
+@request(
+    "train.federated_forest_sum", "summing encrypted labels", each_round=True, times=("max_depth",)
+)
 class SumRequest(OpenNodes, Request, letters=True):
     """To a passive party: the splits of the last level; sum the labels of their children."""
 
 
-@request("train.federated_forest_split", "choosing splits", each_round=True)
+@request("train.federated_forest_split", "choosing splits", each_round=True, times=("max_depth",))
 class SplitRequest(OpenNodes, Request, letters=True):
     """To the active party: the splits of the last level; choose how their children are split."""
 
     last: bool  # no level follows, so no other party needs to know which rows go left
 
 
-@request("train.federated_forest_partition", "splitting the rows", each_round=True)
+@request(
+    "train.federated_forest_partition", "splitting the rows", each_round=True, times=("max_depth",)
+)
 class PartitionRequest(LevelSplits, Request, letters=True):
     """To parties whose splits were chosen: apply them and send the result to the others.
 

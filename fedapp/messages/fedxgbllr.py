@@ -85,13 +85,15 @@ class ShareReply(Reply):
     n_rows: Annotated[int, Range(1, 2**40)]  # training rows
 
 
-@request("train.fedxgbllr_average", "training the head", each_round=True)
+@request(
+    "train.fedxgbllr_average", "training the head", each_round=True, times=("rounds",), spare=1
+)
 class AverageRequest(Request):
     """Score the head, then train it; with 0 epochs only score it."""
 
     round_id: Annotated[int, Range(0, 10**6)]
     weights: Weights
-    epochs: Annotated[int, Range(0, 10**6)]
+    epochs: Annotated[int, Range(0, 10**6), PlanLimit("epochs")]
     batch_size: Annotated[int, Range(1, 2**20)]
     learning_rate: Annotated[float, Range(0, 1e6)]
     beta1: Annotated[float, Range(0, 1)]

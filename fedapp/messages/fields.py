@@ -56,6 +56,7 @@ LONGEST = 1000  # characters of a text
 UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+AT_ANY_TIME = math.inf  # as often as it is asked
 MOST_FOLDS = 1000  # of cross-validation
 MOST_DEPTH = 15
 MOST_NODES = 2 ** (MOST_DEPTH + 1)  # of a tree
@@ -180,6 +181,8 @@ class Message:
     size_checks: ClassVar[Mapping[str, Check]]  # of those that have dimensions, or are one
     relations: ClassVar[Sequence[tuple[str, Relation, str]]]  # field, check, what it relates to
     numbers: ClassVar[tuple[str, ...]]  # whole numbers that are dimensions too
+    times: ClassVar[float | tuple[str, ...]] = math.inf  # see ``Request``
+    spare: ClassVar[int] = 0
     carries_letters: ClassVar[bool] = False
     wire_name: ClassVar[str]  # sent with a message: the class name, unless the class sets one
 
@@ -200,6 +203,9 @@ class Request(Message):
     of ``sums``, under masks, or ``masks`` to be removed from the sum of all (see
     ``fedapp.messages.secagg``); or ``nothing`` but what opens every run. A request that is not a
     step (``is_step``) is answered at any time, and changes nothing.
+
+    ``times`` is how often a site answers it in a run: a number, or fields of the plan whose product
+    it is, and ``spare`` is added. Letters may have it too.
     """
 
     __slots__ = ()
@@ -208,6 +214,7 @@ class Request(Message):
     each_round: ClassVar[bool] = False
     leaves: ClassVar[str] = "own"
     is_step: ClassVar[bool] = True
+    times: ClassVar[float | tuple[str, ...]] = 1
 
 
 class Reply(Message):
@@ -249,7 +256,9 @@ def part(cls: type[T]) -> type[T]:
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
-def request(kind: str, doing: str = "", **more: bool | str) -> Callable[[type[M]], type[M]]:
+def request(
+    kind: str, doing: str = "", **more: bool | float | str | tuple[str, ...]
+) -> Callable[[type[M]], type[M]]:
     """Declare a request; what is not given of ``Request`` is as in its base."""
 
     def declare(cls: type[M]) -> type[M]:

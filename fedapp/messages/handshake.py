@@ -235,11 +235,15 @@ class Plan:
     epsilon: Annotated[float, Range(0, 1e6)] = 0.0  # 0: no noise
     delta: Annotated[float, Range(0, 1)] = 0.0
     multiplier: Annotated[float, Range(0, 1e9)] = 0.0  # of the noise; see fedapp.crypto.noise
-    rounds: Annotated[int, Range(0, 10**6)] = 0  # of boosting or averaging
-    trees: Annotated[int, Range(0, 10**5)] = 0  # of a forest, or that a party grows in a round
+    rounds: Annotated[int, Range(0, 10**6), SiteLimit("most-rounds")] = 0  # boosting or averaging
+    restarts: Annotated[int, Range(0, 10**4)] = 0  # rounds that begin again without a lost party
+    epochs: Annotated[int, Range(0, 10**6), SiteLimit("most-epochs")] = 0  # of a round at a site
+    # Of a forest, or that a party grows in a round.
+    trees: Annotated[int, Range(0, 10**5), SiteLimit("most-trees")] = 0
     max_depth: Annotated[int, Range(0, 1000)] = 0
     subsample: Annotated[float, Range(0, 1)] = 1.0
     goss: bool = False
+    bootstrap: bool = False  # whether trees of a forest draw their rows
     labels: Annotated[str, Range(0, 16)] = ""  # encoded or paillier, in a forest
     max_bin: Annotated[int, Range(0, 65535), SiteLimit("most-bins")] = 0
     parties: Annotated[tuple[str, ...], Range(0, 1000)] = ()  # names, in order

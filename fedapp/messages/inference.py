@@ -46,6 +46,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import (
+    AT_ANY_TIME,
     Array,
     Form,
     Letter,
@@ -58,7 +59,7 @@ from fedapp.messages.fields import (
 )
 
 
-@request("evaluate.interactive_walk", "walking the trees")
+@request("evaluate.interactive_walk", "walking the trees", times=AT_ANY_TIME)
 class WalkRequest(Request, letters=True):
     """To the active party: apply the answers, then ask about others' splits, or finish."""
 
@@ -66,7 +67,7 @@ class WalkRequest(Request, letters=True):
     trees_at_once: Annotated[int, Range(0, 2**31)]  # 0: all
 
 
-@request("evaluate.interactive_answer", "walking the trees")
+@request("evaluate.interactive_answer", "walking the trees", times=AT_ANY_TIME)
 class AnswerRequest(Request, letters=True):
     """To a passive party: answer which rows go left; the last time, delete the rows."""
 

@@ -29,7 +29,7 @@ from fedapp.messages.fields import Method, Request, message, request
 from fedapp.messages.scoring import GETS, BoostOrder, BoostReport
 
 
-@request("train.bagging_boost", "growing trees", each_round=True)
+@request("train.bagging_boost", "growing trees", each_round=True, times=("rounds",), spare=1)
 class BagRequest(BoostOrder, Request):
     """Add all parties' trees of the last round, score, and boost from there."""
 
@@ -39,7 +39,7 @@ class BagReply(BoostReport):
     """The party's new trees, unscaled."""
 
 
-@request("train.cyclic_turn", "growing trees", each_round=True)
+@request("train.cyclic_turn", "growing trees", each_round=True, times=("rounds",), spare=1)
 class TurnRequest(BoostOrder, Request):
     """Add the last turn's trees and score; if ``n_rounds`` is above 0, also boost."""
 

@@ -128,7 +128,7 @@ class InitReply(Reply):
     """The margins are set."""
 
 
-@request("train.pax_grow", "growing trees", each_round=True)
+@request("train.pax_grow", "growing trees", each_round=True, times=("rounds", "max_depth"))
 class GrowRequest(Request):
     """Apply the last splits to the rows, and sum the gradients of some nodes.
 
@@ -174,7 +174,7 @@ class OpenRequest(RunCoding, Roster, Request):
     count_bytes: Annotated[int, OneOf((2, 4, 8))]  # that counts of weights fit in
 
 
-@request("train.pax_count", "counting values", leaves="sums")
+@request("train.pax_count", "counting values", leaves="sums", times=3)
 class CountRequest(Request):
     """Count the weights of rows by the next digit of their values; see ``digit_counts``.
 

@@ -71,7 +71,7 @@ class PrivateOpenRequest(RunCoding, Roster, Promise, Request):
     """
 
 
-@request("train.private_count", "counting values", leaves="noised")
+@request("train.private_count", "counting values", leaves="noised", times=3)
 class PrivateCountRequest(Request):
     """Count the weights of rows by the next digit of their values; see ``digit_counts``."""
 
@@ -80,7 +80,9 @@ class PrivateCountRequest(Request):
     offsets: Annotated[Array, Form("int64", "n_columns+1", divides="n_prefixes")]
 
 
-@request("train.private_trees", "growing trees", each_round=True, leaves="noised")
+@request(
+    "train.private_trees", "growing trees", each_round=True, leaves="noised", times=("rounds",)
+)
 class PrivateTreesRequest(Trees, Request):
     """Add the last round's leaves to the margins; sum gradients at the leaves of new trees.
 

@@ -59,9 +59,10 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import (
+    AT_ANY_TIME,
     MOST_DEPTH,
     MOST_NODES,
     Array,
@@ -70,6 +71,7 @@ from fedapp.messages.fields import (
     LossFields,
     Method,
     OnlyInTrials,
+    PlanLimit,
     Range,
     Reply,
     Request,
@@ -78,6 +80,10 @@ from fedapp.messages.fields import (
     request,
 )
 from fedapp.messages.handshake import Counts, Kinds, Names
+
+# Letters of this method too, where rows walk down an initial model.
+from fedapp.messages.inference import Answers as Answers
+from fedapp.messages.inference import Questions as Questions
 from fedapp.messages.vertical import FinalScores
 from fedapp.trees.categories import MOST_CATEGORIES
 
@@ -121,44 +127,67 @@ class SetupRequest(TreeParameters, LossFields, Request, letters=True):
     interaction_constraints: Annotated[str, Range(0, LONGEST_CONSTRAINTS)]
 
 
-@request("train.secureboost_walk", "walking the trees of the initial model")
+@request("train.secureboost_walk", "walking the trees of the initial model", times=AT_ANY_TIME)
 class WalkRequest(Request, letters=True):
     """To the active party: apply the answers to rows that traverse the initial model."""
 
 
-@request("train.secureboost_answer", "walking the trees of the initial model")
+@request("train.secureboost_answer", "walking the trees of the initial model", times=AT_ANY_TIME)
 class AnswerRequest(Request, letters=True):
     """To a passive party: answer which of the rows in question go left."""
 
 
-@request("train.secureboost_begin", "encrypting the gradients", each_round=True)
+@request(
+    "train.secureboost_begin",
+    "encrypting the gradients",
+    each_round=True,
+    times=("rounds",),
+    spare=1,
+)
 class BeginRequest(Request, letters=True):
     """To the active party: finish the last round, and start another if one is wanted."""
 
     n_rounds: Annotated[int, Range(0, 10**6)]  # wanted in all
 
 
-@request("train.secureboost_encrypt", "encrypting the gradients", each_round=True)
+@request(
+    "train.secureboost_encrypt", "encrypting the gradients", each_round=True, times=AT_ANY_TIME
+)
 class EncryptRequest(Request, letters=True):
     """To the active party: send the next block of the round's gradients."""
 
 
-@request("train.secureboost_take", "encrypting the gradients", each_round=True)
+@request("train.secureboost_take", "encrypting the gradients", each_round=True, times=AT_ANY_TIME)
 class TakeRequest(Request, letters=True):
     """To a passive party: store a block of the round's gradients; others follow."""
 
 
-@request("train.secureboost_sum", "summing encrypted gradients", each_round=True)
+@request(
+    "train.secureboost_sum",
+    "summing encrypted gradients",
+    each_round=True,
+    times=("rounds", "max_depth"),
+)
 class SumRequest(Request, letters=True):
     """To a passive party: apply the last level's splits, sum the wanted nodes."""
 
 
-@request("train.secureboost_split", "decrypting sums, choosing splits", each_round=True)
+@request(
+    "train.secureboost_split",
+    "decrypting sums, choosing splits",
+    each_round=True,
+    times=("rounds", "max_depth"),
+)
 class SplitRequest(Request, letters=True):
     """To the active party: choose this level's splits."""
 
 
-@request("train.secureboost_partition", "splitting the rows", each_round=True)
+@request(
+    "train.secureboost_partition",
+    "splitting the rows",
+    each_round=True,
+    times=("rounds", "max_depth"),
+)
 class PartitionRequest(Request, letters=True):
     """To a passive party: apply its splits that were chosen, and send the result to the others."""
 
@@ -246,6 +275,8 @@ class ColumnBins(Letter):
 class EncryptedGradients(Letter):
     """Active to passive: the first block of gradients of the rows that a round draws."""
 
+    times: ClassVar[tuple[str, ...]] = ("rounds",)
+
     round_id: Annotated[int, Range(0, 10**6)]
     drawn: Annotated[Array, Form("uint8", "n_drawn_bytes")]  # bits, a training row each
     columns: Annotated[Array, Form("int64", "n_columns", low=0)]  # of the receiver
@@ -270,7 +301,7 @@ class Splits(Letter):
     bytes.
     """
 
-    level: Annotated[int, Range(0, MOST_DEPTH)]
+    level: Annotated[int, Range(0, MOST_DEPTH), PlanLimit("max_depth")]
     trees: Places
     nodes: Places
     lefts: Places

@@ -104,7 +104,7 @@ class FinalScores(RoundScores):
     column_counts: Annotated[Array, Form("int64", "n_named", low=0)]
 
 
-@request("query.vertical_hello", "reading the tables")
+@request("query.vertical_hello", "reading the tables", leaves="nothing")
 class VerticalHelloRequest(Plan, Request):
     """Open a run with its plan: read the table and report its size."""
 
@@ -117,6 +117,7 @@ class VerticalHelloRequest(Plan, Request):
     valid_fraction: Annotated[float, Range(0, 1)] = 0.0
     fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # test fold, from 1; 0: use test_fraction
     folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
+    score_test: bool = True  # False: test rows are left out, and nothing about them is sent
 
 
 @message
@@ -165,7 +166,7 @@ class OpenRequest(Request):
     score_test: bool = True  # False: test rows are left out, and nothing about them is sent
 
 
-@request("query.alignment_mask", "aligning the rows")
+@request("query.alignment_mask", "aligning the rows", times=("parties",))
 class MaskRequest(Request, letters=True):
     """To a passive party: mask lists once more and pass them on."""
 

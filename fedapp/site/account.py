@@ -1,44 +1,142 @@
-"""The plan of a run: what its opening says, compared with every later request.
+"""What a site has disclosed in a run, and what it still may: one record, one check at the door.
 
-The plan is stored when the run opens. It survives a rollback. Without it, a run that was approved
-with masked sums and 50 rounds could then ask for plain sums, or for sums of 2,500 other draws.
+The promise: *a run is a line of questions, and its opening says how long it may be.* A site answers
+no question that its opening, as a person has approved it, does not allow; it answers each kind of
+question at most as often as the opening allows; and in the place of a question that it has answered
+it answers only the same one, whoever asks, under whatever aggregation, and however often the server
+restarts. So what a server can learn of a site is what the opening shows, not what it thinks of on
+the way.
+
+A *question* is a request with all its fields and with the letters that other parties wrote beside
+it. ``check`` compares both with the opening: fields of the same name have the same value, fields
+with a ``PlanLimit`` at most its value, rounds rise by one and end. ``take`` puts the question in
+its place. Each question is bound to all questions before it by a chain of digests, so two questions
+are the same only if the whole line up to them is.
+
+Steps, attempts and gaps. A server numbers its exchanges; a site that was not asked in some of them
+is told the *gap* to the one before. A repeated step gets the stored reply and is no question. A
+restarted server counts its *attempts*, and goes back to its last checkpoint; the site goes back to
+the state that it stored then::
+
+    question    1    2    3    4    5          chain and number of the last one: ``Position``,
+                          |                    a part of the state
+                      checkpoint
+    attempt 0   o----o----o----o----o
+    attempt 1             o----4'              must be 4: what was answered since the checkpoint
+                                               is in the ``Account``, which never goes back
+
+Once a later checkpoint is stored, the state before it is gone, and so is what was answered before.
+Letters may be random (ciphertexts are); so ``site.answer`` stores those of each answer until then,
+and sends the same again.
+
+Two exceptions. A round that loses a party in the clear begins again without it, so its questions
+differ: the opening says how often that may happen (``restarts``). And the last question of a run,
+after which the rows are deleted, may come instead of another one, where training has diverged.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedapp.crypto.sealed import prefixed
 from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Request
+from fedapp.messages.fields import Message, Request
 from fedapp.messages.handshake import Plan
-from fedapp.site.register import SPLIT
 from fedapp.site.settings import SiteConfig
-from fedapp.site.store import Store
+from fedapp.site.store import KEPT, NoStateError, Store
 from fedapp.site.trust import site_fingerprint
 
-# Among a store's facts: the plan; the first round of the run (not 0 if it continues another model),
-# and the last one requested.
-PLAN, FIRST_ROUND, LAST_ROUND = "plan", "first_round", "last_round"
 # What a request discloses -> the aggregations that allow it.
 ALLOWED = {"own": ("plain", "sealed"), "sums": ("secure",), "noised": ("secure",)}
+COLUMNS = "columns"  # field of an opening: their order may follow later, when all are known
 
 
-def plan_of(request: Plan) -> dict[str, Any]:
-    """Settings fixed by an opening, as JSON values."""
-    settings = {name: getattr(request, name) for name in (*Plan.__dataclass_fields__, *SPLIT)}
-    return {name: list(one) if isinstance(one, tuple) else one for name, one in settings.items()}
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """A sum that was unmasked."""
+
+    number: int  # of its question
+    chain: str
+    names: tuple[str, ...]  # over these parties
 
 
-def keep_plan(config: SiteConfig, store: Store, request: Plan) -> None:
-    """Store the plan of a run; it must contain the site, and be that of any earlier opening."""
-    plan, name, message = plan_of(request), config.name, type(request).__name__
-    for field, value in store.facts.get(PLAN, plan).items():
-        is_shorter = field == "rounds" and plan[field] < value  # resumed after it has diverged
-        if plan[field] != value and not is_shorter:
-            rule = f"must be {value}, as when the run was opened, got {plan[field]}"
-            raise ProtocolError(name, message, field, f"{rule}; begin a new run")
-    store.facts[PLAN] = plan
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The question that ended the run, whose reply is stored."""
+
+    kind: str
+    attempt: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What survives rollbacks, restarts and attempts, until the model's folder is deleted."""
+
+    method: str = ""
+    opening: Mapping[str, Any] | None = None  # fields of the request that opened the run
+    starts: tuple[tuple[int, int], ...] = ()  # attempts, and the checkpoint each went back to
+    answered: Mapping[str, str] = field(
+        default_factory=dict
+    )  # since the last checkpoint: chain by number
+    times: Mapping[str, int] = field(
+        default_factory=dict
+    )  # how many distinct ones of a kind, and of a class of letters
+    restarts: int = 0  # rounds that began again
+    first_round: int | None = None  # not 0 if the run continues another model
+    endings: Mapping[str, Ending] = field(
+        default_factory=dict
+    )  # of the run, by the array that has the reply
+    # Sums, see ``site.sums``
+    among: tuple[str, ...] = ()  # the parties that remain
+    summed: tuple[Summed, ...] = ()  # since the last checkpoint
+    noise_key: bytes = b""
+    noised: Mapping[str, str] = field(
+        default_factory=dict
+    )  # sums that were disclosed with noise: for which chain
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where in its line of questions a state is."""
+
+    number: int = 0
+    chain: str = ""
+    round_id: int | None = None  # the last one that has begun
+
+
+def account_of(store: Store) -> Account:
+    """The account of a run; an empty one before it has begun."""
+    return store.find(Account) or Account()
+
+
+def position_of(store: Store) -> Position:
+    """Where the state is."""
+    return store.find(Position) or Position()
+
+
+def note(store: Store, **fields: Any) -> None:
+    """Change fields of the account."""
+    store.put(replace(account_of(store), **fields))
+
+
+def open_account(config: SiteConfig, store: Store, request: Plan) -> None:
+    """Store the opening of a run; it must name the site, and be that of any earlier hello."""
+    name, message = config.name, type(request).__name__
+    opening = opening_of(request)
+    for setting, value in (account_of(store).opening or opening).items():
+        is_shorter = (
+            setting == "rounds" and opening[setting] < value
+        )  # resumed after it has diverged
+        if setting != COLUMNS and opening[setting] != value and not is_shorter:
+            rule = f"must be {value}, as when the run was opened, got {opening[setting]}"
+            raise ProtocolError(name, message, setting, f"{rule}; begin a new run")
+    note(store, opening=opening)
     if config.simulated:
         return
     parties, fingerprints = request.parties, request.fingerprints
@@ -51,58 +149,189 @@ def keep_plan(config: SiteConfig, store: Store, request: Plan) -> None:
         raise ProtocolError(name, message, "parties", rule)
 
 
+def opening_of(request: Any) -> dict[str, Any]:
+    """All fields of an opening, as JSON values."""
+    values = {name: getattr(request, name) for name in type(request).forms}
+    return {name: list(one) if isinstance(one, tuple) else one for name, one in values.items()}
+
+
+def planned(store: Store) -> Mapping[str, Any]:
+    """The opening of a run that has one."""
+    opening = account_of(store).opening
+    if opening is None:
+        raise NoStateError("opening")
+    return opening
+
+
 def check_within(
     config: SiteConfig, store: Store, message: str, field: str, got: int, limit: str
 ) -> None:
-    """Check a value derived from a request against a limit of the plan; raises ProtocolError."""
-    if not config.simulated and got > (most := store.facts[PLAN][limit]):
+    """Check a value derived from a message against a limit of the plan; raises ProtocolError."""
+    if not config.simulated and got > (most := planned(store)[limit]):
         rule = f"must be <= {most} by the plan that opened the run, got {got}"
         raise ProtocolError(config.name, message, field, rule)
 
 
 def check_roster(store: Store, name: str, roster: dict[str, str]) -> None:
     """Check that the parties and the fingerprints of their keys are those of the plan."""
-    plan = store.facts[PLAN]
-    planned = dict(zip(plan["parties"], plan["fingerprints"], strict=True))
-    for party in sorted({*planned, *roster}):
-        if (due := planned.get(party)) != (got := roster.get(party)):
+    plan = planned(store)
+    fingerprints = dict(zip(plan["parties"], plan["fingerprints"], strict=True))
+    for party in sorted({*fingerprints, *roster}):
+        if (due := fingerprints.get(party)) != (got := roster.get(party)):
             rule = f"must be {due} by the plan that opened the run, got {got}"
             raise ProtocolError(name, "parcel", "key", f"of {party} {rule}")
 
 
-def check_planned(config: SiteConfig, store: Store, request: Request) -> None:
-    """Check that a request is within the plan of the run; not in a simulation.
+# At the door
 
-    Raises ProtocolError if a setting differs, a limit is exceeded, or a round is out of order.
+
+def check(
+    config: SiteConfig, store: Store, request: Request, letters: Sequence[tuple[str, Message]] = ()
+) -> None:
+    """Check that a question is within the plan of the run; not in a simulation.
+
+    `letters` are those beside the request, with their senders. Raises ProtocolError if a setting
+    differs, a limit is exceeded, or a round is out of order.
     """
-    if config.simulated or isinstance(request, Plan) or not request.is_step:
+    if config.simulated or not is_question(request):
         return
-    plan = store.facts[PLAN]
-    rules: dict[str, tuple[bool, str]] = {}
-    for field in type(request).forms:
-        value = getattr(request, field)
-        if field in plan and isinstance(value, bool | int | float | str):
-            rules[field] = value == plan[field], f"must be {plan[field]}"
-        elif limit := type(request).planned.get(field):
-            rules[field] = value <= plan[limit.name], f"must be <= {plan[limit.name]}"
+    plan = planned(store)
+    for party, message in ((config.name, request), *letters):
+        for name in type(message).forms:
+            value, limit = getattr(message, name), type(message).planned.get(name)
+            if limit and value > plan[limit.name]:
+                _refuse(party, message, name, f"must be <= {plan[limit.name]}", value)
+            is_setting = not limit and message is request and name in plan
+            if is_setting and isinstance(value, bool | int | float | str) and value != plan[name]:
+                _refuse(party, message, name, f"must be {plan[name]}", value)
     aggregation = plan["aggregation"]
     fits = aggregation in ALLOWED.get(request.leaves, (aggregation,))
-    is_noised = request.leaves not in ("own", "sums") or not plan["epsilon"]
-    rules["class"] = fits and is_noised, f"must be one for aggregation {aggregation}"
+    if not fits or (request.leaves in ("own", "sums") and plan["epsilon"]):
+        _refuse(config.name, request, "class", f"must be one for aggregation {aggregation}")
     if hasattr(request, "round_id"):
-        first = store.facts.setdefault(FIRST_ROUND, request.round_id)
-        last = store.facts.get(LAST_ROUND, first - 1)
-        # After the last round, a request that adds nothing may score the model.
-        adds = getattr(request, "n_rounds", getattr(request, "epochs", 1)) > 0
-        # A round of masked sums begins once; a plain one begins again if a party fails in it.
-        is_turn = getattr(request, "n_rounds", 1) > 0
-        begins = request.leaves == "sums" and not getattr(request, "level", 0)
-        least, end = last + begins, first + plan["rounds"] - adds
-        rules["round_id"] = least <= request.round_id <= end, f"must be {least} to {end}"
-        if is_turn:
-            store.facts[LAST_ROUND] = request.round_id
-    for field, (is_kept, rule) in rules.items():
-        if not is_kept:
-            got = getattr(request, field, request.kind)
-            rule = f"{rule} by the plan that opened the run, got {got}"
-            raise ProtocolError(config.name, type(request).__name__, field, rule)
+        rounds = _rounds(store, request)
+        if request.round_id not in rounds:
+            due = " or ".join(map(str, rounds)) or "none: all have begun"
+            _refuse(config.name, request, "round_id", f"must be {due}")
+
+
+def _refuse(party: str, message: Message, field: str, rule: str, got: Any = None) -> None:
+    got = getattr(message, field, getattr(message, "kind", "")) if got is None else got
+    rule = f"{rule} by the plan that opened the run, got {got}"
+    raise ProtocolError(party, type(message).__name__, field, rule)
+
+
+def is_question(request: Request) -> bool:
+    """Whether an answer tells of the rows; openings, keys and masks have rules of their own."""
+    return request.is_step and not (
+        isinstance(request, Plan)
+        or (request.kind.startswith("query.") and request.leaves in ("nothing", "masks"))
+    )
+
+
+def _rounds(store: Store, request: Any) -> range:
+    """The rounds that a request may be of: the one in progress, or the next."""
+    account, last = account_of(store), position_of(store).round_id
+    first = request.round_id if account.first_round is None else account.first_round
+    # After the last round, a request that adds nothing may score the model.
+    adds = getattr(request, "n_rounds", getattr(request, "epochs", 1)) > 0
+    end = first + planned(store)["rounds"] - adds
+    if last is None:
+        return range(first, min(first, end) + 1)
+    is_over = _begins(request) and not _may_restart(account)
+    return range(last + is_over, min(last + 1, end) + 1)
+
+
+def _begins(request: Any) -> bool:
+    return not getattr(request, "level", 0)
+
+
+def _may_restart(account: Account) -> bool:
+    assert account.opening is not None
+    return account.restarts < int(account.opening["restarts"])
+
+
+def take(
+    config: SiteConfig,
+    store: Store,
+    request: Request,
+    digest: str,
+    letters: Sequence[tuple[str, Message]] = (),
+) -> bool:
+    """Put a question in its place; returns whether it was answered before a rollback.
+
+    `digest` is that of the request with its letters. Raises ProtocolError if another question was
+    answered in this place, or the plan allows no more of this kind.
+    """
+    if not is_question(request):
+        return False
+    account, before = account_of(store), position_of(store)
+    chain = hashlib.sha256(prefixed(before.chain.encode(), digest.encode())).hexdigest()
+    round_id = getattr(request, "round_id", None)
+    store.put(Position(before.number + 1, chain, before.round_id if round_id is None else round_id))
+    number = str(before.number + 1)
+    if config.simulated or (known := account.answered.get(number)) == chain:
+        return not config.simulated
+    is_last = request.kind.startswith("evaluate.")
+    is_restart = round_id is not None and round_id == before.round_id and _begins(request)
+    if known is not None and not is_last:
+        if not _may_restart(account):
+            rule = "must be what it was before the run was resumed; begin a new run"
+            raise ProtocolError(config.name, type(request).__name__, "content", rule)
+        is_restart = True
+    first = account.first_round
+    store.put(
+        replace(
+            account,
+            # What was answered after a question that begins again is another line.
+            answered={n: c for n, c in account.answered.items() if int(n) < int(number)}
+            | {number: chain},
+            times=_counted(config, account, request, letters),
+            restarts=account.restarts + is_restart,
+            first_round=round_id if first is None else first,
+        )
+    )
+    return False
+
+
+def _counted(
+    config: SiteConfig, account: Account, request: Request, letters: Sequence[tuple[str, Message]]
+) -> dict[str, int]:
+    """How many questions of each kind there are with this one; raises ProtocolError."""
+    times = dict(account.times)
+    for party, message in ((config.name, request), *letters):
+        name = getattr(message, "kind", type(message).__name__)
+        times[name] = times.get(name, 0) + 1
+        if times[name] > (most := most_times(type(message), account)):
+            often = "once" if most == 1 else f"{most:g} times"
+            rule = f"must come at most {often} by the plan that opened the run, got one more"
+            raise ProtocolError(party, type(message).__name__, "message", rule)
+    return times
+
+
+def most_times(kind: type[Message], account: Account) -> float:
+    """How many distinct questions or letters of a class the plan of a run allows."""
+    if isinstance(kind.times, int | float):
+        return kind.times
+    plan = account.opening
+    assert plan is not None
+    sizes = {name: len(plan[name]) if name == "parties" else int(plan[name]) for name in kind.times}
+    if "rounds" in sizes:
+        sizes["rounds"] += int(plan["restarts"])  # rounds that begin again
+    return math.prod(sizes.values()) + kind.spare
+
+
+def keep(store: Store, saved: Store, checkpoint: int) -> None:
+    """Store the state before an answer, `saved`, as that of a checkpoint.
+
+    `store` is the state after it, whose account forgets the questions that cannot be repeated now:
+    by their number, as a server may number steps as it likes.
+    """
+    account, number = account_of(store), position_of(saved).number
+    answered = {n: chain for n, chain in account.answered.items() if int(n) > number}
+    summed = tuple(one for one in account.summed if one.number > number)
+    note(store, answered=answered, summed=summed)
+    store.keep(saved, checkpoint)
+    for path in store.folder.glob(f"sent-*{KEPT}"):
+        if int(path.stem.removeprefix("sent-")) <= number:
+            path.unlink()

@@ -10,7 +10,9 @@ request carries some. It returns the reply, and the letters to send if the reply
     request       -> Sums              if the site's sums are to be masked
 
 Letters are opened before a handler and sealed after it, and sums are masked after it, so that no
-handler depends on keys or steps.
+handler depends on keys or steps. What comes in is compared with the site's limits and with the
+account of the run (``site.account``) before any handler sees it; a message that is refused, there
+or by its handler, changes nothing on disk.
 
 Each answer adds a JSON line to ``$FEDAPP_HOME/answers/NAME.jsonl``: time, run, outcome, seconds and
 bytes, and nothing about rows.
@@ -26,21 +28,24 @@ import re
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
+from shutil import rmtree
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from fedapp.data.datasets import NAME
-from fedapp.errors import DataError, ProtocolError
-from fedapp.home import home, open_private, private_folder, secret_at
+from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError
+from fedapp.home import home, open_private, private_folder, secret_at, write_atomically
 from fedapp.messages.fields import Reply, Request, check_extra, module_of_group
+from fedapp.messages.handshake import Plan
 from fedapp.messages.secagg import AMONG
+from fedapp.messages.vertical import Parcel, Parcels, pack_parcels, unpack_parcels
 from fedapp.messages.wire import (
     DIVERGED,
     REFUSED,
@@ -56,22 +61,29 @@ from fedapp.messages.wire import (
     with_parcels,
     without_parcels,
 )
-from fedapp.process import log_run
-from fedapp.site.account import check_planned
+from fedapp.process import OutOfTime, log_run, time_limit
+from fedapp.site.account import (
+    Ending,
+    account_of,
+    check,
+    is_question,
+    keep,
+    note,
+    open_account,
+    position_of,
+    take,
+)
 from fedapp.site.mail import Letters, Mail, end_session, open_mail, seal_mail, write_letters
 from fedapp.site.register import opening, record_opened
-from fedapp.site.settings import SiteConfig, check_leaving, check_policy, check_request, group_of
-from fedapp.site.store import NoStateError, Store, Stores, has_begun, locked
+from fedapp.site.settings import SiteConfig, check_leaving, check_message, check_policy, group_of
+from fedapp.site.store import KEPT, NoStateError, Store, Stores, has_begun, locked
 from fedapp.site.sums import (
     Sums,
     add_noise,
-    carry_over,
     check_leaves,
-    check_noised,
+    forget_pending,
     is_masked,
-    keep,
     mask_sums,
-    note_request,
 )
 
 log = logging.getLogger("fedapp.site")
@@ -80,9 +92,8 @@ Handler = Callable[..., Reply | tuple[Reply, Letters] | Sums]
 Handlers = Mapping[type[Request], Handler]
 Call = TypeVar("Call", bound=Callable[..., Any])
 MODEL_ID = re.compile(r"[0-9a-f]{16}")
-METHOD = "method"  # of the run, among a store's facts
-# The last answer of a finished run, and the reply that unmasks it.
-KEPT, KEPT_MASKS = "kept", "kept_masks"
+# Arrays of a finished run: its last reply, and the one that unmasks it.
+ENDED, ENDED_MASKS = "ended", "ended_masks"
 OUTCOMES = {None: "answered", WAITING: "waiting", REFUSED: "refused", DIVERGED: "refused"}
 
 
@@ -145,7 +156,7 @@ def answered(
     check_policy(config, kind, envelope.method)
     check_extra(envelope.method)
     request = from_content(request_class, content, config.name)
-    check_request(config, request)
+    check_message(config, request, config.name)
     check_leaving(config, envelope.method, request)
     if not MODEL_ID.fullmatch(envelope.model_id):
         raise ProtocolError(config.name, content.name, "model-id", "must be 16 hex digits")
@@ -154,16 +165,21 @@ def answered(
         return to_bytes(_handled(Site(config, Store(folder)), handler, request, envelope, content))
     begins = not config.simulated and not has_begun(folder)
     run = config, envelope.model_id, envelope.method, request
-    with opening(*run) if begins else nullcontext(), locked(folder):
+    with opening(*run) if begins else nullcontext(), _locked(folder, begins):
         # A simulated site dies with its coordinator: syncing to disk would only cost time.
         store = stores.open(folder, lasting=not config.simulated)
         store = _at_step(store, envelope, config.name, content.name)
         if store.step == envelope.step:
             return store.last_reply()
+        # Until the answer is there, a checkpoint is not written either.
+        is_new = 0 < store.step <= envelope.checkpoint and not store.finished
+        saved = store.copy() if is_new else None
+        store.may_roll_back |= is_new
         # All messages of a run are of one method.
-        if (method := store.facts.setdefault(METHOD, envelope.method)) != envelope.method:
+        if (method := account_of(store).method or envelope.method) != envelope.method:
             rule = f"must be {method}, which has begun this run"
             raise ProtocolError(config.name, content.name, "method", rule)
+        note(store, method=method)
         reply = _last_answer(store, kind, envelope, content, config.name)
         if reply is None:
             reply = _handled(Site(config, store), handler, request, envelope, content)
@@ -176,9 +192,23 @@ def answered(
         laid_out = to_bytes(reply)
         if begins:
             record_opened(config.name, envelope.model_id)
+        if saved is not None:
+            keep(store, saved, envelope.checkpoint)
         store.commit(envelope.step, envelope.attempt, laid_out)
         stores.committed(store)
     return laid_out
+
+
+@contextmanager
+def _locked(folder: Path, begins: bool) -> Iterator[None]:
+    """Lock a run's folder; it goes again where the run is refused before it has begun."""
+    try:
+        with locked(folder):
+            yield
+    except FedappError:
+        if begins and not has_begun(folder):
+            rmtree(folder, ignore_errors=True)
+        raise
 
 
 @contextmanager
@@ -193,43 +223,80 @@ def _values_stay_local(config: SiteConfig) -> Iterator[None]:
         raise error.for_others(shares_names=True) from None
 
 
+@contextmanager
+def _in_time(config: SiteConfig, kind: str) -> Iterator[None]:
+    """End the work for a request that takes longer than the site allows; nothing of it is kept."""
+    try:
+        with time_limit(0 if config.simulated else config.most_seconds):
+            yield
+    except OutOfTime:
+        most = f"{config.most_seconds} s (most-seconds in the node config of {config.name})"
+        raise ConfigError(f"{kind} must be answered within {most}, got more to do") from None
+
+
 def _handled(
     site: Site, handler: Handler, request: Request, envelope: Envelope, content: Content
 ) -> Content:
     """Check the request and call its handler; the letters of the reply are not sealed yet."""
+    config, store = site.config, site.store
     mail: list[Mail] = []
-    check_leaves(site.name, site.store, request)
-    check_noised(site.name, site.store, request)
+    check_leaves(site.name, store, request)
     try:
-        check_planned(site.config, site.store, request)
+        if isinstance(request, Plan):
+            open_account(config, store, request)
         if request.carries_letters:
-            mail.append(open_mail(site.name, site.store, envelope, parcels_of(content)))
-        with _values_stay_local(site.config):
+            mail.append(open_mail(site.name, store, envelope, parcels_of(content)))
+        letters = [one for each in mail for one in each.decoded(envelope.method, type(request))]
+        for sender, letter in letters:
+            check_message(config, letter, sender)
+        check(config, store, request, letters)
+        digest, is_known = "", False
+        if not config.simulated or request.leaves in ("sums", "noised") or is_masked(store):
+            digest = _digest(content, mail)
+            is_known = take(config, store, request, digest, letters)
+        with _values_stay_local(config), _in_time(config, request.kind):
             result = handler(site, request, *mail)
     except NoStateError as error:
         rule = f"must come later: the site has no {error.args[0]} of this model yet, or no more"
         raise ProtocolError(site.name, content.name, "step", rule) from error
-    if digest := _digest(content) if is_masked(site.store) else "":
-        note_request(site.name, site.store, request, digest)
     if isinstance(result, Sums):
         due = "noised" if result.noise else "sums"
         assert request.leaves == due, f"{type(request).__name__} asks for no sums"
         if result.noise:
-            arrays = add_noise(site.name, site.store, request, digest, result.arrays, result.noise)
+            arrays = add_noise(site.name, store, request, result.arrays, result.noise)
             result = replace(result, arrays=arrays)
-        result = mask_sums(site.name, site.store, envelope, request, digest, result)
-    reply, letters = result if isinstance(result, tuple) else (result, [])
-    assert reply.carries_letters or not letters, f"{type(reply).__name__} carries no letters"
-    return to_content(reply, site.name, write_letters(site.name, letters))
+        result = mask_sums(site.name, store, envelope, request, digest, result)
+    reply, sent = result if isinstance(result, tuple) else (result, [])
+    assert reply.carries_letters or not sent, f"{type(reply).__name__} carries no letters"
+    written = write_letters(site.name, sent)
+    if written and not config.simulated and is_question(request):
+        written = _as_before(store, written, is_known)
+    return to_content(reply, site.name, written)
+
+
+def _as_before(store: Store, written: list[Parcel], is_known: bool) -> list[Parcel]:
+    """The letters of an answer, as they were when a rollback repeats its question.
+
+    They may be random, and another answer to the same question would tell the two apart.
+    """
+    path = store.folder / f"sent-{position_of(store).number}{KEPT}"
+    if is_known and path.exists():
+        content = from_bytes(path.read_bytes(), "site")
+        return unpack_parcels(from_content(Parcels, content, "site"))
+    if store.may_roll_back:
+        packed = to_bytes(to_content(pack_parcels(written), "site"))
+        write_atomically(path, packed, lasting=store.lasting)
+    return written
 
 
 def _keep(
     store: Store, asked: Request, envelope: Envelope, request: Content, reply: Content
 ) -> None:
     """Keep the reply that ended the run, with its letters sealed; the rows are deleted now."""
-    name = KEPT_MASKS if asked.leaves == "masks" else KEPT
-    if name not in store.facts:
-        store.facts[name] = [asked.kind, envelope.attempt, _digest(request)]
+    name = ENDED_MASKS if asked.leaves == "masks" else ENDED
+    if name not in (endings := account_of(store).endings):
+        ending = Ending(asked.kind, envelope.attempt, _digest(request))
+        note(store, endings={**endings, name: ending})
         store[name] = np.frombuffer(to_bytes(reply), dtype=np.uint8)
 
 
@@ -237,22 +304,24 @@ def _last_answer(
     store: Store, kind: str, envelope: Envelope, request: Content, party: str
 ) -> Content | None:
     """The kept reply, if a restarted server asks for it again; otherwise None."""
-    for name in (KEPT, KEPT_MASKS):
-        last_kind, attempt, digest = store.facts.get(name, ("", 0, ""))
-        if last_kind != kind or envelope.attempt <= attempt:
+    for name, ending in account_of(store).endings.items():
+        if ending.kind != kind or envelope.attempt <= ending.attempt:
             continue
-        if digest != _digest(request):
+        if ending.digest != _digest(request):
             rule = "must be what it was when the run ended"
             raise ProtocolError(party, request.name, "content", rule)
         return from_bytes(store[name].tobytes(), party)
     return None
 
 
-def _digest(request: Content) -> str:
-    """SHA-256 of a request without its letters and without `among`."""
+def _digest(request: Content, mail: Sequence[Mail] = ()) -> str:
+    """SHA-256 of a request without `among`, and with its letters as they were written."""
     content = without_parcels(request)
     scalars = {name: one for name, one in content.scalars.items() if name != AMONG}
-    return hashlib.sha256(to_bytes(Content(content.name, scalars, content.arrays))).hexdigest()
+    digest = hashlib.sha256(to_bytes(Content(content.name, scalars, content.arrays)))
+    for letters in mail:
+        letters.add_to(digest)
+    return digest.hexdigest()
 
 
 def find_handler(kind: str, party: str) -> tuple[type[Request], Handler]:
@@ -275,15 +344,14 @@ def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Stor
         raise ProtocolError(party, message, "attempt", rule)
     before = envelope.step - envelope.gap
     if envelope.attempt > store.attempt:
-        starts = [*store.facts.get("starts", ()), [envelope.attempt, envelope.checkpoint]]
-        current = store
+        starts = (*account_of(store).starts, (envelope.attempt, envelope.checkpoint))
         if store.step > envelope.checkpoint:
             store = store.roll_back(envelope.checkpoint) or store
             if store.finished:
                 # The run has ended: its kept reply answers.
                 store.step = envelope.step - max(envelope.gap, 1)
-        store = carry_over(store, before=current)
-        store.facts["starts"] = starts
+        forget_pending(store)
+        note(store, starts=starts)
     # A restarted server does not know yet when it last asked this site: its gap is 0.
     in_order = store.step == before or (not envelope.gap and 0 < store.step < envelope.step)
     if store.step != envelope.step and not in_order:
@@ -291,8 +359,6 @@ def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Stor
         if not store.step:
             rule = "must be 1: the site has no state of this model, or has lost it"
         raise ProtocolError(party, message, "step", rule)
-    if 0 < store.step <= envelope.checkpoint and not store.finished:
-        keep(store, envelope.checkpoint)
     return store
 
 

@@ -11,15 +11,17 @@ that checkpoint, except a site's last letter of the run, as it can write no othe
 sent different checkpoints cannot read each other's letters. A site that has lost its state draws a
 new key, which opens no earlier letter.
 
-A run is opened once: a site that has gone back to before the opening accepts only the same opening.
-So all that follows from it, such as the rows held back, is unique per run.
+A run is opened once (``site.account``), so all that follows from the opening, such as the rows held
+back, is unique per run.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TypeVar
 
 import numpy as np
@@ -38,21 +40,35 @@ from fedapp.crypto.sealed import (
 )
 from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.errors import ProtocolError, as_protocol_error
-from fedapp.messages.fields import Array, Letter, Request
+from fedapp.messages.fields import Array, Letter, Request, modules_of_method
 from fedapp.messages.vertical import Parcel
 from fedapp.messages.wire import Content, Envelope, from_bytes, from_content, to_bytes, to_content
-from fedapp.site.account import check_roster
+from fedapp.site.account import account_of, check_roster
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.site.trust import check_trusted, identity
 
 L = TypeVar("L", bound=Letter)
 Letters = list[tuple[str, Letter]]  # receiver and content of each
-PAIRS = "pairs"  # secrets of the site's pairs, in a store's facts
-# Among the facts too: digests of the requests that are answered once per run, by purpose. They
-# survive a rollback, as a disclosure cannot be undone.
-ANSWERED_ONCE = "told_once"
 HEAD = struct.Struct("<II")  # step; 2 * attempt + (1 if it is the sender's last letter)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The site's keys of a run, and what it knows of the other parties."""
+
+    opening: str = ""  # digests of the requests that opened the run; all keys are bound to them
+    public_key: bytes = b""
+    private_key: bytes = field(default=b"", repr=False)  # until the run ends
+    peers: Mapping[str, tuple[bytes, bytes]] = field(default_factory=dict)  # public keys: long, run
+    heard: Mapping[str, int] = field(default_factory=dict)  # step of each sender's newest letter
+    # Secrets of the site's pairs, once computed, until the run ends.
+    pairs: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+
+def session_of(store: Store) -> Session:
+    """The session of a run; an empty one before it is opened."""
+    return store.find(Session) or Session()
 
 
 class Mail:
@@ -60,6 +76,24 @@ class Mail:
 
     def __init__(self, name: str, letters: Sequence[tuple[str, Content]]) -> None:
         self._name, self._letters = name, letters
+
+    def add_to(self, digest: hashlib._Hash) -> None:
+        """Add all letters to a digest."""
+        for sender, content in self._letters:
+            digest.update(prefixed(sender.encode(), to_bytes(content)))
+
+    def decoded(self, method: str, request: type[Request]) -> Iterator[tuple[str, Letter]]:
+        """All letters with their senders, each of a class that may come with a request.
+
+        Raises ProtocolError for another class.
+        """
+        modules = [import_module(request.__module__), *modules_of_method(method)]
+        for sender, content in self._letters:
+            classes = (vars(each).get(content.name) for each in modules)
+            kind = next((one for one in classes if isinstance(one, type)), None)
+            if kind is None or not issubclass(kind, Letter):
+                raise ProtocolError(sender, "parcel", "class", f"must be known, got {content.name}")
+            yield sender, from_content(kind, content, sender)
 
     def each(self, kind: type[L]) -> list[tuple[str, L]]:
         """Letters of one class with their senders, in order of arrival."""
@@ -95,24 +129,25 @@ def box_key(name: str) -> Array:
 
 def note_greeting(store: Store, greeting: Request) -> None:
     """Store the digest of the server's greeting; all session keys are derived from it."""
-    store.facts["told"] = _digest(greeting)
+    store.put(replace(session_of(store), opening=_digest(greeting)))
 
 
 def begin_session(store: Store) -> None:
     """Draw the site's key pair of the run."""
     private = new_private_key()
-    store.facts["run_key"], store.facts["session"] = public_key(private).hex(), private.hex()
+    session = session_of(store)
+    store.put(replace(session, public_key=public_key(private), private_key=private))
 
 
 def run_key(store: Store) -> Array:
     """The site's public key of the run; uint8, shape (32,)."""
-    return np.frombuffer(bytes.fromhex(store.facts["run_key"]), dtype=np.uint8)
+    return np.frombuffer(store.get(Session).public_key, dtype=np.uint8)
 
 
 def end_session(store: Store) -> None:
     """Delete the private key of the run: from now on nobody can decrypt its letters."""
-    store.facts.pop("session", None)
-    store.facts.pop(PAIRS, None)
+    if session := store.find(Session):
+        store.put(replace(session, private_key=b"", pairs={}))
 
 
 def store_peers(
@@ -136,9 +171,9 @@ def store_peers(
         raise ProtocolError(name, "parcel", "key", "must be one a name")
     if not all(map(NAME.fullmatch, names)):
         raise ProtocolError(name, "parcel", "names", f"must be {NAME_RULE}")
-    if "peers" in store.facts:
+    session = store.get(Session)
+    if session.peers:
         raise ProtocolError(name, "parcel", "names", "must be sent once")
-    hold_once(name, store, opening, "the run was opened")
     peers = {
         peer: (key.tobytes(), of_run.tobytes())
         for peer, key, of_run in zip(names, *keys, strict=True)
@@ -149,24 +184,10 @@ def store_peers(
     check_trusted(config, {peer: key for peer, (key, _) in peers.items() if peer != name})
     if not config.simulated:
         check_roster(store, name, {peer: fingerprint_of(key) for peer, (key, _) in peers.items()})
-    store.facts["peers"] = {peer: [key.hex() for key in both] for peer, both in peers.items()}
-    store.facts["told"] += _digest(opening)
-    store.facts["heard"] = {}
+    store.put(replace(session, peers=peers, opening=session.opening + _digest(opening)))
 
 
-def hold_once(name: str, store: Store, request: Request | Letter, what: str) -> None:
-    """Check that a request answered once per run is repeated only unchanged, else ProtocolError.
-
-    `name` is the site, or the sender of the letter; `what` happens then, in the past tense.
-    """
-    digests = store.facts.get(ANSWERED_ONCE, {})
-    if digests.get(what, digest := _digest(request)) != digest:
-        rule = f"must be what it was when {what}, before the run was resumed"
-        raise ProtocolError(name, type(request).__name__, "content", f"{rule}; begin a new run")
-    store.facts[ANSWERED_ONCE] = {**digests, what: digest}
-
-
-def _digest(request: Request | Letter) -> str:
+def _digest(request: Request) -> str:
     return hashlib.sha256(to_bytes(to_content(request, "server"))).hexdigest()
 
 
@@ -176,25 +197,26 @@ def session_secret(name: str, store: Store, envelope: Envelope, peer: str) -> by
     Raises ProtocolError if the peer does not take part, its key is invalid, or the site has ended
     the run.
     """
-    facts = store.facts
-    if peer not in facts["peers"] or peer == name:
+    session = store.get(Session)
+    if peer not in session.peers or peer == name:
         raise ProtocolError(peer, "parcel", "sender", "must be another party of the run")
-    if "session" not in facts:
+    if not session.private_key:
         raise ProtocolError(name, "parcel", "key", "must be there, the site has ended the run")
-    private = Keys(identity(name), bytes.fromhex(facts["session"]))
-    context = (envelope.model_id, envelope.method, facts["told"])
+    private = Keys(identity(name), session.private_key)
+    context = (envelope.model_id, envelope.method, session.opening)
     with as_protocol_error(peer, "parcel", "key"):
-        public = Keys(*map(bytes.fromhex, facts["peers"][peer]))
+        public = Keys(*session.peers[peer])
         return agree(private, public, prefixed(*(text.encode() for text in context)))
 
 
 def pair_secrets(name: str, store: Store, envelope: Envelope) -> dict[str, bytes]:
     """Secrets of the site with each other party, by name; stored as long as the key of the run."""
-    if PAIRS not in store.facts:
-        others = [peer for peer in store.facts["peers"] if peer != name]
+    session = store.get(Session)
+    if not session.pairs:
+        others = [peer for peer in session.peers if peer != name]
         secrets = {peer: session_secret(name, store, envelope, peer) for peer in others}
-        store.facts[PAIRS] = {peer: secret.hex() for peer, secret in secrets.items()}
-    return {peer: bytes.fromhex(secret) for peer, secret in store.facts[PAIRS].items()}
+        store.put(session := replace(session, pairs=secrets))
+    return dict(session.pairs)
 
 
 def open_mail(name: str, store: Store, envelope: Envelope, parcels: Iterable[Parcel]) -> Mail:
@@ -203,7 +225,8 @@ def open_mail(name: str, store: Store, envelope: Envelope, parcels: Iterable[Par
     Raises ProtocolError if the sender does not take part or has other opening messages, or if a
     parcel was changed, repeated, or sent in an attempt of the server that is over.
     """
-    before: dict[str, int] = store.facts["heard"]
+    session = store.get(Session)
+    before, starts = session.heard, account_of(store).starts
     newest, seen, letters = dict(before), set(), []
     for sender, parcel in parcels:
         address, content = _open(name, store, envelope, sender, parcel)
@@ -212,7 +235,7 @@ def open_mail(name: str, store: Store, envelope: Envelope, parcels: Iterable[Par
         # Whether a later attempt of the server went back to before the letter.
         is_over = any(
             attempt > address.attempt and address.step > checkpoint
-            for attempt, checkpoint in store.facts.get("starts", ())
+            for attempt, checkpoint in starts
         )
         if not address.last and is_over:
             rule = "must be a new one, got one of an earlier attempt"
@@ -220,7 +243,7 @@ def open_mail(name: str, store: Store, envelope: Envelope, parcels: Iterable[Par
         newest[sender] = max(address.step, newest.get(sender, 0))
         seen.add(parcel)
         letters.append((sender, from_bytes(content, sender)))
-    store.facts["heard"] = newest
+    store.put(replace(session, heard=newest))
     return Mail(name, letters)
 
 
@@ -234,7 +257,7 @@ def address_of(store: Store, sender: str, receiver: str, parcel: bytes) -> Addre
 
 def checkpoint_of(store: Store, attempt: int) -> int:
     """The checkpoint to which an attempt of the server went back, as this site received it."""
-    return int(dict(store.facts.get("starts", ())).get(attempt, 0))
+    return dict(account_of(store).starts).get(attempt, 0)
 
 
 def _open(

@@ -46,9 +46,8 @@ import json
 from collections.abc import Callable, Mapping, Set
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
-from itertools import repeat
 from pathlib import Path
-from types import NoneType, UnionType
+from types import NoneType
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -58,7 +57,6 @@ from typing import (
     Protocol,
     Self,
     TypeVar,
-    Union,
     cast,
     dataclass_transform,
     get_args,
@@ -72,12 +70,12 @@ from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Request
 from fedapp.site.answer import Handlers, Site
 from fedapp.site.settings import SiteConfig
-from fedapp.site.store import NoStateError, Store
+from fedapp.site.store import UNIONS, NoStateError, Store, decoded, encoded
 
 IN_FILE = "in a file"  # see the module
 NEVER = object()  # read
 ROLE, LAST = "role", "last"  # facts of a store: the role, and the name of the last request's class
-SCALARS, UNIONS = (str, bool, int, float, bytes), (Union, UnionType)
+SCALARS = (str, bool, int, float, bytes)
 R = TypeVar("R")
 Kind = type[Request]
 C = TypeVar("C", bound=Callable[..., Any])
@@ -324,28 +322,6 @@ def _is_json(hint: Any) -> bool:
     return hint in SCALARS or origin is Literal
 
 
-def _encoded(value: Any) -> Any:
-    """A value as JSON has it."""
-    if isinstance(value, Mapping):
-        return {name: _encoded(each) for name, each in value.items()}
-    if isinstance(value, tuple):
-        return [_encoded(each) for each in value]
-    return value.hex() if isinstance(value, bytes) else value
-
-
-def _decoded(hint: Any, value: Any) -> Any:
-    """Inverse of ``_encoded``."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated or (origin in UNIONS and value is not None):
-        return _decoded(args[0], value)
-    if origin is tuple:
-        kinds = repeat(args[0]) if args[1:] == (...,) else args
-        return tuple(map(_decoded, kinds, value))
-    if origin is Mapping:
-        return {name: _decoded(args[1], each) for name, each in value.items()}
-    return bytes.fromhex(value) if hint is bytes else value
-
-
 @dataclass(frozen=True, slots=True)
 class _Arrays:
     def read(self, store: Store, path: str) -> Any:
@@ -361,10 +337,10 @@ class _Json:
     hint: Any
 
     def read(self, store: Store, path: str) -> Any:
-        return _decoded(self.hint, store.facts[path])
+        return decoded(self.hint, store.facts[path])
 
     def write(self, store: Store, path: str, value: Any, before: Any) -> None:
-        store.facts[path] = _encoded(value)
+        store.facts[path] = encoded(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,10 +348,10 @@ class _JsonFile:
     hint: Any
 
     def read(self, store: Store, path: str) -> Any:
-        return _decoded(self.hint, json.loads(store[path].tobytes()))
+        return decoded(self.hint, json.loads(store[path].tobytes()))
 
     def write(self, store: Store, path: str, value: Any, before: Any) -> None:
-        store[path] = np.frombuffer(json.dumps(_encoded(value)).encode(), dtype=np.uint8)
+        store[path] = np.frombuffer(json.dumps(encoded(value)).encode(), dtype=np.uint8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from fedapp.data.datasets import (
 from fedapp.data.schema import PLAIN, Reader, Roles, Schema, check_encoding, read_schema
 from fedapp.errors import ConfigError, DataError, did_you_mean, listed
 from fedapp.home import read_toml
-from fedapp.messages.fields import Request, method_of, senders_of
+from fedapp.messages.fields import Message, Request, method_of, senders_of
 from fedapp.messages.handshake import Plan
 from fedapp.settings import check, declared
 from fedapp.trees.constraints import parse_interactions, parse_monotone
@@ -53,7 +53,10 @@ BOOSTED = "pax, bagging, cyclic, secureboost"
 SUBSET_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 # Largest values that a site accepts in a message; the defaults are far above what ordinary runs
 # need.
-LIMITS = ("most-bins", "score-bins", "align-most-rows", "most-columns", "runs-per-day")
+LIMITS = (
+    *("most-bins", "score-bins", "align-most-rows", "most-columns", "runs-per-day"),
+    *("most-rounds", "most-trees", "most-epochs"),
+)
 # Keys of the table and its columns, which in a simulation are settings of the run.
 OF_TABLE = frozenset(
     (
@@ -206,6 +209,14 @@ class SiteConfig:
     """`ask`: a run waits until somebody at the site runs `fedapp site approve`."""
     runs_per_day: Whole = 5
     """The most runs that may begin on the table in a day; each fold is one."""
+    most_rounds: Whole = 10_000
+    """The most rounds that a run may have."""
+    most_trees: Whole = 10_000
+    """The most trees of a forest, or that a run has the site grow in a round."""
+    most_epochs: Whole = 1000
+    """The most epochs that a run has the site train in a round."""
+    most_seconds: Whole = 3600
+    """The longest that the site works for a request; 0: as long as it takes."""
     most_bins: Whole = 1024
     """The largest `max-bin`, or bins of PAX, that a run may ask for."""
     score_bins: Whole = 4096
@@ -469,22 +480,26 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
         raise ConfigError(f"base-margin {rule} ({BOOSTED}), got {method}; {way}")
 
 
-def check_request(config: SiteConfig, request: Request) -> None:
-    """Check that the coordinator's settings do not disable a protection of the site."""
+def check_message(config: SiteConfig, message: Message, sender: str) -> None:
+    """Check that a request or a letter does not go beyond the limits of the site.
+
+    `sender` is the site itself for what comes from the coordinator.
+    """
     if config.simulated:
         return
-    for name, rule in request.for_trials.items():
-        if not config.allows_insecure and rule.covers(value := getattr(request, name)):
+    of = "" if sender == config.name else f" of {sender}"
+    for name, rule in message.for_trials.items():
+        if not config.allows_insecure and rule.covers(value := getattr(message, name)):
             setting, got = name.replace("_", "-"), str(value).lower()
             raise ConfigError(
-                f"{setting} must be {rule.safe}, or allow-insecure true in the node config, "
+                f"{setting}{of} must be {rule.safe}, or allow-insecure true in the node config, "
                 f"got {got}"
             )
-    for name, limit in request.limits.items():
-        if (value := getattr(request, name)) > config.limits[limit.setting]:
+    for name, limit in message.limits.items():
+        if (value := getattr(message, name)) > config.limits[limit.setting]:
             setting, most = name.replace("_", "-"), config.limits[limit.setting]
             raise ConfigError(
-                f"{setting} must be <= {most} ({limit.setting} in the node config of "
+                f"{setting}{of} must be <= {most} ({limit.setting} in the node config of "
                 f"{config.name}), got {value}"
             )
 

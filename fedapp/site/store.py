@@ -2,16 +2,20 @@
 
 ::
 
-    state.json        step, facts, dtype and shape of every array, small arrays, files of large ones
+    state.json        step, facts, records, dtype and shape of every array, small arrays, files
     checkpoint.json   the same, at the last checkpoint that the server announced
     margins-0-17.raw  bytes of an array after step 17; never changed once written
-    noise.json        key and record of a run's noise, not affected by a rollback (``site.sums``)
+    sent-17.kept      letters of the 17th answer, until the next checkpoint (``site.answer``)
 
 A step writes new array files, then renames one new ``state.json`` into place: a crash leaves
 either the state before the step or the state after it. Files that neither JSON names are deleted.
-When ``state.json`` says that the run has ended, the checkpoint and the noise key are deleted. The
-last reply is stored as an array. The files are not ``.npy``: numpy parses their headers with
-``ast``, and CPython 3.11 fails if two threads do so at once.
+When ``state.json`` says that the run has ended, the checkpoint is deleted. The last reply is stored
+as an array. The files are not ``.npy``: numpy parses their headers with ``ast``, and CPython 3.11
+fails if two threads do so at once.
+
+Facts are the fields of roles (``site.roles``). Records are frozen dataclasses of the site, one a
+class: its keys of the run, its masks, and its account (``site.account``), which alone is not
+affected by a rollback.
 
 If all messages of a run come to one process (``LiveStores``), a state stays in memory
 between steps. It is written after the first step, before the server saves a checkpoint and at the
@@ -33,10 +37,12 @@ import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import repeat
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -47,9 +53,10 @@ from fedapp.trees.divided import PART_FORMAT
 from fedapp.trees.model import UNREADABLE
 from fedapp.trees.predict import Bits, unpack_bits
 
-FORMAT = 5
-STATE, CHECKPOINT, NOISE = "state.json", "checkpoint.json", "noise.json"
-RAW = ".raw"
+FORMAT = 6
+STATE, CHECKPOINT = "state.json", "checkpoint.json"
+RAW, KEPT = ".raw", ".kept"
+ACCOUNT = "Account"  # the record that a rollback leaves as it is
 SECONDS_A_DAY = 24 * 60 * 60
 KEEP_DAYS = 7  # after which an interrupted run cannot be resumed: copies of its rows are deleted
 PART_FILE = "part.json"
@@ -58,11 +65,42 @@ REPLY = "reply"
 SMALL = 512  # bytes; a smaller array costs less inside the JSON than as a file
 
 
+UNIONS = (Union, UnionType)
+R = TypeVar("R")
+
+
 class NoStateError(KeyError):
     """State that a handler needs is missing: an earlier message has not come, or was another's.
 
-    Its argument is the name of the array or fact.
+    Its argument is the name of the array, fact or record.
     """
+
+
+def encoded(value: Any) -> Any:
+    """A value of JSON scalars, bytes, tuples, mappings and dataclasses of these, as JSON has it."""
+    if is_dataclass(value):
+        return {each.name: encoded(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: encoded(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return [encoded(each) for each in value]
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def decoded(hint: Any, value: Any) -> Any:
+    """Inverse of ``encoded``, by the value's type."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated or (origin in UNIONS and value is not None):
+        return decoded(args[0], value)
+    if origin is tuple:
+        kinds = repeat(args[0]) if args[1:] == (...,) else args
+        return tuple(map(decoded, kinds, value))
+    if origin is Mapping:
+        return {name: decoded(args[1], each) for name, each in value.items()}
+    if is_dataclass(hint) and isinstance(hint, type):
+        hints = get_type_hints(hint)
+        return hint(**{name: decoded(hints[name], each) for name, each in value.items()})
+    return bytes.fromhex(value) if hint is bytes else value
 
 
 class Facts(dict[str, Any]):
@@ -103,7 +141,10 @@ def drop_file(path: Path) -> None:
 
 @dataclass(slots=True)
 class Store:
-    """Arrays and facts of one model at one site; changes stay in memory until ``commit``."""
+    """Arrays, facts and records of one model at one site; changes stay in memory until ``commit``.
+
+    Facts are the fields of roles and such (``site.roles``).
+    """
 
     folder: Path
     lasting: bool = False  # whether a committed step survives a power failure
@@ -111,6 +152,8 @@ class Store:
     step: int = 0  # last committed step, 0 before the first
     attempt: int = 0  # start of the server that sent this step
     facts: Facts = field(default_factory=Facts)  # changed by assignment
+    finished: bool = False  # the run has ended: the rows are deleted, and only its result is left
+    records: dict[str, Any] = field(default_factory=dict)  # by class, as JSON until first used
     # dtype and shape of each committed array
     _forms: dict[str, list[Any]] = field(default_factory=dict)
     _files: dict[str, str] = field(default_factory=dict)  # files of large arrays
@@ -121,11 +164,13 @@ class Store:
     _saved: dict[str, Any] = field(  # the checkpoint
         default_factory=lambda: {"step": -1, "checkpoint": 0, "files": []}
     )
+    may_roll_back: bool = False  # whether there is a checkpoint, or this step makes one
 
     @classmethod
     def open(cls, folder: Path, lasting: bool = False, live: bool = False) -> Store:
         """Open the state as last written."""
         store = cls._read(folder, STATE, lasting, live)
+        store.may_roll_back = store._saved["step"] >= 0
         if store.finished:
             store._end()  # a crash may have come between the last state and this
         return store
@@ -146,6 +191,8 @@ class Store:
             state["step"],
             state["attempt"],
             Facts(state["facts"]),
+            state["finished"],
+            state["records"],
             _forms=state["forms"],
             _files=state["files"],
             _small=state["small"],
@@ -157,6 +204,7 @@ class Store:
         return replace(
             self,
             facts=Facts(json.loads(json.dumps(self.facts))),
+            records=dict(self.records),
             _forms=dict(self._forms),
             _files=dict(self._files),
             _small=dict(self._small),
@@ -179,10 +227,6 @@ class Store:
 
     def __setitem__(self, name: str, array: Array) -> None:
         self._changed[name] = array
-
-    def find(self, name: str) -> Array | None:
-        """An array, or None if there is none."""
-        return self[name] if name in self._names() else None
 
     def __contains__(self, name: str) -> bool:
         return name in self._changed or name in self._unwritten or name in self._forms
@@ -207,12 +251,24 @@ class Store:
     def forget(self) -> None:
         """Delete all arrays and, once that is committed, the checkpoint."""
         self.drop(*self._names())
-        self.facts["finished"] = True
+        self.finished = True
 
-    @property
-    def finished(self) -> bool:
-        """Whether the run has ended: the rows are deleted, and only its result is left."""
-        return "finished" in self.facts
+    def find(self, kind: type[R]) -> R | None:
+        """The record of a class, or None if there is none."""
+        record = self.records.get(kind.__name__)
+        if isinstance(record, dict):
+            record = self.records[kind.__name__] = decoded(kind, record)
+        return record
+
+    def get(self, kind: type[R]) -> R:
+        """The record of a class."""
+        if (record := self.find(kind)) is None:
+            raise NoStateError(kind.__name__.lower())
+        return record
+
+    def put(self, record: object) -> None:
+        """Store a record in place of that of its class."""
+        self.records[type(record).__name__] = record
 
     @property
     def is_written(self) -> bool:
@@ -264,22 +320,35 @@ class Store:
         """Reply to the last step."""
         return self[REPLY].tobytes()
 
-    def keep(self, checkpoint: int) -> None:
-        """Store the current state as that of a checkpoint, in place of the previous one."""
-        if self._saved["step"] != self.step:  # the server repeats its checkpoint in every message
-            if not self.is_written:
-                self.write()
-            files = list(self._files.values())
-            self._saved = {"step": self.step, "checkpoint": checkpoint, "files": files}
-            self._write(CHECKPOINT)
-            self._sweep(self._files.values())
+    def keep(self, saved: Store, checkpoint: int) -> None:
+        """Write `saved`, a copy of the state before a step, as that of a checkpoint."""
+        if saved._saved["step"] == saved.step:  # the server repeats its checkpoint in every message
+            return
+        written = saved._unwritten.copy()
+        if written:
+            saved.write()
+        files = list(saved._files.values())
+        saved._saved = {"step": saved.step, "checkpoint": checkpoint, "files": files}
+        saved._write(CHECKPOINT)
+        saved._sweep(files)
+        self._saved = saved._saved
+        for name, array in written.items():
+            if self._unwritten.get(name) is array:  # not to be written once more
+                del self._unwritten[name]
+                for attribute in ("_forms", "_files", "_small"):
+                    if name in (values := getattr(saved, attribute)):
+                        getattr(self, attribute)[name] = values[name]
 
     def roll_back(self, checkpoint: int) -> Store | None:
         """The state of this checkpoint; None if it was not stored."""
         if not (self.folder / CHECKPOINT).exists():
             return None
         state = self._read(self.folder, CHECKPOINT, self.lasting, self.live)
-        return state if state._saved["checkpoint"] == checkpoint else None
+        if state._saved["checkpoint"] != checkpoint:
+            return None
+        if ACCOUNT in self.records:
+            state.records[ACCOUNT] = self.records[ACCOUNT]
+        return state
 
     def _write(self, name: str) -> None:
         state = {
@@ -287,6 +356,8 @@ class Store:
             "step": self.step,
             "attempt": self.attempt,
             "facts": self.facts,
+            "finished": self.finished,
+            "records": encoded(self.records),
             "forms": self._forms,
             "files": self._files,
             "small": self._small,
@@ -297,9 +368,9 @@ class Store:
             sync_folder(self.folder)
 
     def _end(self) -> None:
-        """Delete the checkpoint, and the key that could remove the noise from disclosed sums."""
-        for name in (CHECKPOINT, NOISE):
-            (self.folder / name).unlink(missing_ok=True)
+        """Delete the checkpoint, and letters that only a rollback to it would need."""
+        for path in (self.folder / CHECKPOINT, *self.folder.glob(f"*{KEPT}")):
+            path.unlink(missing_ok=True)
 
     def _sweep(self, in_use: Collection[str]) -> None:
         """Delete array files that no state names, such as those of a crashed step."""

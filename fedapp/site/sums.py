@@ -30,21 +30,18 @@ threshold replaces it.
 
 **Noise**, in a run with an epsilon, is added once per sum. It is derived from a key that the site
 draws for the run, from the sum's place in the schedule, and from all requests up to then. So a
-restarted server that repeats a request gets the same noise, and cannot average several draws.
-Answers are recorded in a separate file, which a rollback of the run's state does not change:
-another request for a sum already disclosed is refused, and so is a sum beyond the schedule. The
-file is deleted when the run ends.
+restarted server that repeats a request gets the same noise, and cannot average several draws. The
+account has the key, until the run ends, and which sums were disclosed: another request for one of
+them is refused, and so is a sum beyond the schedule.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -53,34 +50,50 @@ from fedapp.crypto.noise import KEY_BYTES, MAX_VARIANCE, Budget, Source, discret
 from fedapp.crypto.sealed import Address, prefixed, seal, unseal
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import Bounds, Whole
-from fedapp.home import write_atomically
 from fedapp.messages.fields import Array, Reply, Request
 from fedapp.messages.pax_secure import Promise
 from fedapp.messages.secagg import SEALED_BYTES, Among, MaskedReply, UnmaskReply, UnmaskRequest
 from fedapp.messages.wire import Envelope
 from fedapp.metrics.sums import DOUBLES, Adder, WholeNumbers
-from fedapp.site.account import FIRST_ROUND, PLAN
-from fedapp.site.mail import ANSWERED_ONCE, checkpoint_of, pair_secrets
+from fedapp.site.account import Summed, account_of, note, position_of
+from fedapp.site.mail import checkpoint_of, pair_secrets
 from fedapp.site.settings import SiteConfig
-from fedapp.site.store import NOISE, Store
+from fedapp.site.store import NoStateError, Store
 
 log = logging.getLogger("fedapp.site")
 
 LABEL = b"fedapp share v1"
-# Among a store's facts:
-THRESHOLD = "threshold"  # smallest number of remaining parties; 0: all
-AMONG = "among"  # the remaining parties
-PENDING = "pending"  # the answer to be unmasked
-SUMMED = "summed"  # since the last checkpoint: number of the request, its digest, the parties
-N_ASKED = "n_asked"  # number of requests that led to this state, whatever their steps
-ANSWERED = "answered_for"  # since the last checkpoint: digests of the requests by number
-BOUNDS = "bounds"  # of the rows of all parties, once sums are masked
-ASKED = "asked_for"  # digest of the requests since sums are masked
-PROMISED = "promised"  # the privacy budget of the run
-NOISED = "noised_for"  # digest of the noised requests since then
-# What survives a rollback to a checkpoint.
-SURVIVES_ROLLBACK = ANSWERED_ONCE, AMONG, SUMMED, ANSWERED, PLAN, FIRST_ROUND
 ONCE = {"scores": 1}  # sums that are not in the schedule, and are disclosed once
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An answer to be unmasked."""
+
+    among: tuple[str, ...]
+    number: int  # of its question
+    chain: str
+    follows: bool
+    own: bytes  # share of the self-mask's seed
+    boxes: Mapping[str, bytes]  # keys of the sealed shares, by party
+    seeds: Mapping[str, bytes]  # of the pairs, by party
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """From when on sums leave the site only masked."""
+
+    bounds: Bounds  # of the rows of all parties
+    threshold: int  # smallest number of remaining parties; 0: all
+    pending: Pending | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """The privacy budget of a run, and its bound on a row's gradients; 0 for none."""
+
+    budget: Budget
+    clip: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,47 +133,42 @@ def leaving(
 
 def begin_masks(store: Store, bounds: Bounds, threshold: int, names: Sequence[str]) -> None:
     """From now on sums leave the site only masked, over these parties."""
-    store.facts[BOUNDS], store.facts[THRESHOLD] = asdict(bounds), threshold
+    store.put(Masks(bounds, threshold))
     # A party lost before this site resumed stays lost.
-    store.facts.setdefault(AMONG, sorted(names))
+    note(store, among=account_of(store).among or tuple(sorted(names)))
 
 
 def remaining(store: Store) -> list[str]:
     """Parties of the last sum."""
-    return list(store.facts[AMONG])
+    if not (among := account_of(store).among):
+        raise NoStateError("masks")
+    return list(among)
 
 
 def bounds_of(store: Store) -> Bounds:
     """Bounds on the rows of all parties, from the run."""
-    return Bounds(**store.facts[BOUNDS])
+    return store.get(Masks).bounds
 
 
 def is_masked(store: Store) -> bool:
     """Whether the site's sums leave it only masked."""
-    return BOUNDS in store.facts
+    return store.find(Masks) is not None
 
 
 def check_leaves(name: str, store: Store, request: Request) -> None:
-    """Check that a request does not ask for unmasked sums in a run with masks."""
+    """Check that a request asks for nothing without the masks or the noise of the run."""
     if is_masked(store) and request.leaves == "own":
         rule = "must be one for sums over all parties, as the run has begun"
         raise ProtocolError(name, type(request).__name__, "class", rule)
+    if store.find(Promised) and request.leaves not in ("noised", "nothing"):
+        rule = "must be one for noised sums, as the run has begun"
+        raise ProtocolError(name, type(request).__name__, "class", rule)
 
 
-def note_request(name: str, store: Store, request: Request, digest: str) -> None:
-    """Add a request, by its digest, to those that determine the masks; ``query.`` ones do not.
-
-    Raises ProtocolError if no party may be lost and another request was answered before a rollback:
-    its sums would be of other nodes, or after other leaves, once per rollback.
-    """
-    if not request.kind.startswith("query."):
-        both = prefixed(store.facts.get(ASKED, "").encode(), digest.encode())
-        store.facts[ASKED] = hashlib.sha256(both).hexdigest()
-        store.facts[N_ASKED] = number = store.facts.get(N_ASKED, 0) + 1
-        answered = store.facts.setdefault(ANSWERED, {})
-        if answered.setdefault(str(number), digest) != digest and not store.facts[THRESHOLD]:
-            rule = "must be what it was before the run was resumed; begin a new run"
-            raise ProtocolError(name, type(request).__name__, "content", rule)
+def forget_pending(store: Store) -> None:
+    """After a rollback there is no answer to be unmasked."""
+    if (masks := store.find(Masks)) and not store.finished:
+        store.put(replace(masks, pending=None))
 
 
 def mask_sums(
@@ -176,7 +184,7 @@ def mask_sums(
         nothing = np.empty((0, SEALED_BYTES), np.uint8)
         return MaskedReply(mask_vector(name, flat, secrets, label, sums.n_bytes), nothing)
     secrets = {peer: secret for peer, secret in secrets.items() if peer in among}
-    asked = digest if store.finished else store.facts[ASKED]
+    asked = digest if store.finished else position_of(store).chain
     self_mask, sealed = share(name, store, secrets, label, asked, sums.follows)
     return MaskedReply(mask_vector(name, flat, secrets, label, sums.n_bytes, self_mask), sealed)
 
@@ -187,7 +195,7 @@ def label_of(store: Store, envelope: Envelope, digest: str, among: Sequence[str]
     if store.finished:
         when = (0, 0, 0)  # the last answer is the same in every attempt
     else:
-        asked = store.facts[ASKED]
+        asked = position_of(store).chain
     return prefixed(*(str(part).encode() for part in (*when, asked)), *(p.encode() for p in among))
 
 
@@ -201,10 +209,10 @@ def parties_of(name: str, store: Store, named: Sequence[str], follows: bool) -> 
     whether the sum overlaps with others. Raises ProtocolError if a party comes back, too few
     remain, or they differ from those of earlier sums.
     """
-    if not store.facts[THRESHOLD]:
+    if not (threshold := store.get(Masks).threshold):
         return []
-    remaining = store.facts[AMONG]
-    return _checked(name, store.facts[THRESHOLD], named or remaining, remaining, follows)
+    remaining = account_of(store).among
+    return _checked(name, threshold, named or remaining, remaining, follows)
 
 
 def share(
@@ -217,19 +225,20 @@ def share(
     shape (n_others, ``SEALED_BYTES``), sorted by party.
     """
     among = sorted([name, *secrets])
-    seed = new_secret()
-    shares = dict(zip(among, split(seed, store.facts[THRESHOLD], len(among)), strict=True))
+    seed, masks = new_secret(), store.get(Masks)
+    shares = dict(zip(among, split(seed, masks.threshold, len(among)), strict=True))
     boxes = {peer: _share_key(secret, label) for peer, secret in secrets.items()}
     sealed = [seal(boxes[peer], Address(name, peer, 0), shares[peer]) for peer in sorted(secrets)]
-    store.facts[PENDING] = {
-        "among": among,
-        "number": store.facts[N_ASKED],
-        "asked": asked,
-        "follows": follows,
-        "own": shares[name].hex(),
-        "boxes": {peer: box.hex() for peer, box in boxes.items()},
-        "seeds": {peer: seed_of(secret, label).hex() for peer, secret in secrets.items()},
-    }
+    pending = Pending(
+        tuple(among),
+        position_of(store).number,
+        asked,
+        follows,
+        shares[name],
+        boxes,
+        {peer: seed_of(secret, label) for peer, secret in secrets.items()},
+    )
+    store.put(replace(masks, pending=pending))
     rows = np.frombuffer(b"".join(sealed), dtype=np.uint8)
     return seed, rows.reshape(-1, SEALED_BYTES)
 
@@ -247,63 +256,38 @@ def unmask(name: str, store: Store, request: UnmaskRequest) -> UnmaskReply:
     ProtocolError : there is no such sum, or it was unmasked; the parties are too few, or differ
         from those of the same sum before; a share was changed, or is of another sum.
     """
-    if PENDING not in store.facts:
+    masks = store.find(Masks)
+    if masks is None or (pending := masks.pending) is None:
         raise ProtocolError(name, "UnmaskRequest", "step", "must follow a sum, and but once")
-    pending = store.facts.pop(PENDING)
-    among, threshold = pending["among"], store.facts[THRESHOLD]
-    names = _checked(name, threshold, request.names, among, pending["follows"])
+    store.put(replace(masks, pending=None))
+    names = _checked(name, masks.threshold, request.names, pending.among, pending.follows)
     # The same is summed for the same parties only.
-    number, asked = pending["number"], pending["asked"]
-    summed = store.facts.get(SUMMED, [])
-    for _, before, parties in summed:
-        if before == asked and parties != names:
-            returning = ", ".join(sorted(set(parties) - set(names)))
+    summed = account_of(store).summed
+    for each in summed:
+        if each.chain == pending.chain and list(each.names) != names:
+            returning = ", ".join(sorted(set(each.names) - set(names)))
             rule = f"must have {returning}, with whom this was summed before the run was resumed"
             raise ProtocolError(name, "UnmaskRequest", "names", rule)
-    store.facts[SUMMED] = [*summed, [number, asked, names]]
     if len(request.sealed) != len(names) - 1:
         raise ProtocolError(name, "UnmaskRequest", "sealed", f"must be {len(names) - 1} shares")
-    shares = {name: bytes.fromhex(pending["own"])}
+    shares = {name: pending.own}
     others = [peer for peer in names if peer != name]
     for peer, sealed in zip(others, request.sealed, strict=True):
-        shares[peer] = _opened(peer, name, bytes.fromhex(pending["boxes"][peer]), sealed)
-    lost = [peer for peer in among if peer not in names]
+        shares[peer] = _opened(peer, name, pending.boxes[peer], sealed)
+    lost = [peer for peer in pending.among if peer not in names]
     if lost:
         log.warning("sums go on without %s", ", ".join(lost))
-    seeds = b"".join(bytes.fromhex(pending["seeds"][peer]) for peer in lost)
-    store.facts[AMONG] = names
+    seeds = b"".join(pending.seeds[peer] for peer in lost)
+    this = Summed(pending.number, pending.chain, tuple(names))
+    note(store, summed=(*summed, this), among=tuple(names))
     return UnmaskReply(
         np.frombuffer(b"".join(shares[peer] for peer in names), np.uint8).reshape(-1, SHARE_BYTES),
         np.frombuffer(seeds, np.uint8).reshape(-1, SHARE_BYTES),
     )
 
 
-def keep(store: Store, checkpoint: int) -> None:
-    """Store the state as that of a checkpoint, and forget sums that cannot be repeated.
-
-    By number of requests, as a server may number steps as it likes.
-    """
-    after = store.facts.get(N_ASKED, 0)
-    if SUMMED in store.facts:
-        store.facts[SUMMED] = [one for one in store.facts[SUMMED] if one[0] > after]
-    if ANSWERED in store.facts:
-        answered = store.facts[ANSWERED].items()
-        store.facts[ANSWERED] = {number: one for number, one in answered if int(number) > after}
-    store.keep(checkpoint)
-
-
-def carry_over(store: Store, before: Store) -> Store:
-    """Carry over what survives a rollback; `before` is the state before it."""
-    store.facts.update(
-        {name: before.facts[name] for name in SURVIVES_ROLLBACK if name in before.facts}
-    )
-    if not store.finished:
-        store.facts.pop(PENDING, None)
-    return store
-
-
 def _checked(
-    name: str, fewest: int, names: Sequence[str], among: list[str], follows: bool
+    name: str, fewest: int, names: Sequence[str], among: Sequence[str], follows: bool
 ) -> list[str]:
     """Check the parties of a sum, and return them sorted."""
     parties = sorted(set(names))
@@ -312,7 +296,7 @@ def _checked(
         f"must be of those that are left: {', '.join(among)}": set(parties) <= set(among),
         f"must have {name}": name in parties,
         f"must be {fewest} or more": len(parties) >= fewest,
-        "must be those of the sums that this one is part of": not follows or parties == among,
+        "must be those of the sums that this one is part of": not follows or parties == list(among),
     }
     for rule, is_kept in rules.items():
         if not is_kept:
@@ -348,65 +332,45 @@ def check_budget(
         raise ConfigError(f"privacy.delta {rule}, got {terms.delta:g}")
     with as_protocol_error(config.name, name, "multiplier"):
         budget.check()
-    store.facts[PROMISED] = {**asdict(budget), "clip": terms.clip}
+    store.put(Promised(budget, terms.clip))
 
 
 def budget_of(store: Store) -> Budget:
     """The stored privacy budget of a run."""
-    settings = store.facts[PROMISED]
-    return Budget(**{name: settings[name] for name in settings if name != "clip"})
+    return store.get(Promised).budget
 
 
 def clip_of(store: Store) -> float:
     """Bound on a row's gradients that the run promised; 0 for none."""
-    return float(store.facts[PROMISED]["clip"])
-
-
-def check_noised(name: str, store: Store, request: Request) -> None:
-    """Check that a request does not ask for anything without noise in a run with an epsilon."""
-    if PROMISED in store.facts and request.leaves not in ("noised", "nothing"):
-        rule = "must be one for noised sums, as the run has begun"
-        raise ProtocolError(name, type(request).__name__, "class", rule)
+    return store.get(Promised).clip
 
 
 def add_noise(
-    name: str,
-    store: Store,
-    request: Request,
-    digest: str,
-    arrays: Sequence[Whole],
-    noise: Sequence[Noise],
+    name: str, store: Store, request: Request, arrays: Sequence[Whole], noise: Sequence[Noise]
 ) -> list[Whole]:
-    """Add `noise` to the arrays of sums; `digest` is that of the request.
+    """Add `noise` to the arrays of sums.
 
     Raises ProtocolError if the sums are beyond the schedule or were disclosed for another request,
     or if the variance is too large.
     """
-    message = type(request).__name__
+    message, account, chain = type(request).__name__, account_of(store), position_of(store).chain
     if max(max(each.variances) for each in noise) > MAX_VARIANCE:
         rule = "must be of less noise, for sums to fit in 64 bits; a larger epsilon helps"
         raise ProtocolError(name, message, "multiplier", rule)
-    requests = prefixed(store.facts.get(NOISED, "").encode(), digest.encode())
-    store.facts[NOISED] = asked = hashlib.sha256(requests).hexdigest()
-    try:
-        # Key of the run, and which request each sum was disclosed for.
-        record: dict[str, Any] = json.loads((store.folder / NOISE).read_bytes())
-    except FileNotFoundError:
-        record = {"key": secrets.token_bytes(KEY_BYTES).hex(), "told": {}}
     limits = {each.kind: each.times for each in budget_of(store).schedule} | ONCE
-    slots = dict.fromkeys((each.kind, each.number) for each in noise)
+    slots, noised = dict.fromkeys((each.kind, each.number) for each in noise), dict(account.noised)
     for kind, number in slots:
         if number >= limits[kind]:
             rule = f"must be one of {limits[kind]} for {kind}, which the run's epsilon allows"
             raise ProtocolError(name, message, "step", rule)
-        if record["told"].setdefault(f"{kind} {number}", asked) != asked:
+        if noised.setdefault(f"{kind} {number}", chain) != chain:
             rule = f"must be what it was when {kind} {number} was disclosed; noise is drawn once"
             raise ProtocolError(name, message, "content", f"{rule}: begin a new run")
-    # Written before any noise is used, so that a crash cannot lead to a second draw.
-    write_atomically(store.folder / NOISE, json.dumps(record).encode(), lasting=store.lasting)
-    key = bytes.fromhex(record["key"])
+    # On disk with the reply, before it leaves; a crash before that has disclosed nothing.
+    key = account.noise_key or secrets.token_bytes(KEY_BYTES)
+    note(store, noise_key=b"" if store.finished else key, noised=noised)
     sources = {
-        slot: Source(key, prefixed(*(str(part).encode() for part in (*slot, asked))))
+        slot: Source(key, prefixed(*(str(part).encode() for part in (*slot, chain))))
         for slot in slots
     }
     return [

@@ -20,7 +20,7 @@ from fedapp.home import LOCK, home
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
-from fedapp.site.store import PART_FILE, RAW, Store, write_part
+from fedapp.site.store import KEPT, PART_FILE, RAW, Store, write_part
 from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.model import load_model
 from fedapp.trees.objective import transform
@@ -237,7 +237,8 @@ def test_a_finished_run_leaves_no_checkpoint_and_no_rows(recorded: Record, name:
     left = {path.name for path in run.folder.path.iterdir()}
     assert not any(one.startswith(("checkpoint", "failure", ".")) for one in left - {LOCK})
     arrays = [Path(path).name for path in run.sites if RAW in Path(path).name]
-    assert all(one.startswith(("reply-", "kept-")) for one in arrays)
+    assert not any(path.endswith(KEPT) for path in run.sites)
+    assert all(one.startswith(("reply-", "ended-")) for one in arrays)
 
 
 @horizontal
@@ -394,7 +395,7 @@ def test_every_party_forgets_the_rows_it_has_predicted(made: MakeRun, name: str)
         kept = {path.name for path in folder.iterdir()} - {"state.json", "lock"}
         written = {"predictions.csv", "predictions.json"} & kept
         assert len(written) == (2 if party == summary["active"] else 0)
-        assert all(one.startswith(("reply-", "kept-")) for one in kept - written)
+        assert all(one.startswith(("reply-", "ended-")) for one in kept - written)
 
 
 # Settings

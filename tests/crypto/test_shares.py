@@ -16,6 +16,7 @@ from fedapp.home import home
 from fedapp.messages.fields import Array
 from fedapp.messages.secagg import LeftRequest, UnmaskRequest
 from fedapp.messages.wire import Content
+from fedapp.site.account import Account
 from fedapp.site.settings import site_config
 from fedapp.site.store import Store
 from strategies.secagg import _place
@@ -221,7 +222,7 @@ def test_a_run_that_was_opened_is_not_opened_otherwise(coordinator: Coordinator)
         replace(coordinator.opening, max_delta_step=0.001),
         {"attempt": 1, "checkpoint": 2},
     )
-    rule = r"^bank: OpenRequest\.content must be what it was when the run was opened, before"
+    rule = r"^bank: OpenRequest\.content must be what it was before the run was resumed"
     with pytest.raises(ProtocolError, match=rule):
         coordinator.ask(other, 3, ALL, **back)
     coordinator.ask(coordinator.opening, 3, ALL, **back)
@@ -263,8 +264,8 @@ def test_sums_that_a_checkpoint_follows_from_are_forgotten(coordinator: Coordina
     for step, more in ((4, {}), (6, {"checkpoint": 4})):
         coordinator.ask({one: unmasking(answers, ALL, one) for one in ALL}, step, **more)
         answers = coordinator.ask(counting(digit=step // 2 - 1), step + 1, ALL, checkpoint=4)
-    facts = Store.open(home() / "sites" / "bank" / MODEL).facts
-    assert [number for number, *_ in facts["summed"]] == [2]
+    account = Store.open(home() / "sites" / "bank" / MODEL).get(Account)
+    assert [each.number for each in account.summed] == [2]
 
 
 # What sites refuse

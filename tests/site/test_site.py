@@ -34,15 +34,15 @@ from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.vertical import OpenRequest, VerticalHelloRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.runs.local import run_local
-from fedapp.site.account import PLAN
+from fedapp.site.account import planned as planned_at
 from fedapp.site.answer import answer
 from fedapp.site.check import check_site, kind_of
 from fedapp.site.mail import box_key
 from fedapp.site.register import admit
 from fedapp.site.settings import (
     SiteConfig,
+    check_message,
     check_policy,
-    check_request,
     group_of,
     parse_node_config,
     site_config,
@@ -192,20 +192,20 @@ def test_a_value_for_trials_is_refused_whatever_its_field_is_called(
 ) -> None:
     site = SiteConfig("bank", "rows.csv")
     with pytest.raises(ConfigError, match=f"^{rule}"):
-        check_request(site, request_)
-    check_request(replace(site, allows_insecure=True), request_)
-    check_request(replace(site, simulated=True), request_)
-    check_request(site, TrialRequest(False, 12.5, 0))
+        check_message(site, request_, "bank")
+    check_message(replace(site, allows_insecure=True), request_, "bank")
+    check_message(replace(site, simulated=True), request_, "bank")
+    check_message(site, TrialRequest(False, 12.5, 0), "bank")
 
 
 def test_a_value_beyond_a_limit_of_the_site_is_refused() -> None:
     asked = TrialRequest(False, 12.5, 1025)
     rule = r"^n-bins must be <= 1024 \(most-bins in the node config of bank\), got 1025$"
     with pytest.raises(ConfigError, match=rule):
-        check_request(site_config(node(), {}), asked)
-    check_request(site_config(node(), {}), replace(asked, n_bins=1024))
-    check_request(site_config(node(most_bins=2000), {}), asked)
-    check_request(SiteConfig("bank", "rows.csv", simulated=True), asked)
+        check_message(site_config(node(), {}), asked, "bank")
+    check_message(site_config(node(), {}), replace(asked, n_bins=1024), "bank")
+    check_message(site_config(node(most_bins=2000), {}), asked, "bank")
+    check_message(SiteConfig("bank", "rows.csv", simulated=True), asked, "bank")
 
 
 def test_every_message_that_asks_for_bins_declares_the_limit_of_the_site() -> None:
@@ -372,11 +372,10 @@ def test_a_finished_run_does_not_begin_again_under_its_id(
     part = home() / "sites" / "bank" / model_id / PART_FILE
     before = part.read_bytes()
     keys = np.stack([box_key(name) for name in names])
-    plan = Store.open(part.parent).facts[PLAN]
+    plan = planned_at(Store.open(part.parent))
     plan = {name: tuple(one) if isinstance(one, list) else one for name, one in plan.items()}
-    del plan["seed"]
     asked: list[Request] = [
-        VerticalHelloRequest(True, 1000, 42, "", False, **plan),
+        VerticalHelloRequest(**plan),
         OpenRequest(names, "bank", keys, keys, np.array([9, 9]), False, 0.2, 0.1, 42),
     ]
     for step, one in enumerate(asked, start=1):
@@ -385,7 +384,9 @@ def test_a_finished_run_does_not_begin_again_under_its_id(
         if step == 1:
             answer(*given)
         else:
-            with pytest.raises(ProtocolError, match=r"^bank: OpenRequest\.step must come later: "):
+            with pytest.raises(
+                ProtocolError, match=r"^bank: OpenRequest\.message must come at most on"
+            ):
                 answer(*given)
     assert part.read_bytes() == before
 

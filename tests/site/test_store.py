@@ -13,17 +13,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pytest
 
 from fedapp.errors import DataError, ProtocolError
 from fedapp.home import home, write_atomically
-from fedapp.messages.fields import Array, Form, Range, Reply, Request, message, request
+from fedapp.messages.fields import AT_ANY_TIME, Array, Form, Range, Reply, Request, message, request
 from fedapp.messages.handshake import Plan
 from fedapp.messages.wire import Content, Envelope, from_content, to_content
 from fedapp.site import store as store_module
+from fedapp.site.account import note
 from fedapp.site.answer import Site, answer
 from fedapp.site.register import DATABASE
 from fedapp.site.settings import SiteConfig
@@ -39,17 +40,34 @@ from fedapp.site.store import (
     locked,
 )
 from tests.groups import declare_group
+from tests.plans import planned
 
 MODEL = "0123456789abcdef"
 LARGE = SMALL // 8 + 1  # float64 values that get a file of their own
 NO_REPLY = b""
 
 
-@request("train.testmethod_add")
-class AddRequest(Plan, Request):
+@request("train.testmethod_add", times=AT_ANY_TIME)
+class AddRequest(Request):
     """Add to the site's running sums."""
 
     amount: Annotated[int, Range(0, 100)]
+
+
+@request("train.testmethod_open")
+class OpenRequest(Plan, Request):
+    """The first of them, which opens the run."""
+
+    wire_name: ClassVar[str] = "AddRequest"
+    number: Annotated[int, Range(0, 100)]
+
+    @property
+    def amount(self) -> int:
+        """As in the others."""
+        return self.number
+
+
+FIRST = OpenRequest(number=1)
 
 
 @message
@@ -73,9 +91,12 @@ class Party:
         return home() / "sites" / self.config.name / MODEL
 
     def add(self, amount: int, step: int, checkpoint: int = 0, attempt: int = 0) -> SumReply:
-        content = to_content(AddRequest(amount), "bank")
+        asked: Request = AddRequest(amount)
+        if step == 1:  # what is asked after a step back may differ
+            asked = OpenRequest(number=amount, **planned(("bank",), restarts=9))
         envelope = Envelope(MODEL, step, checkpoint, attempt, method="testmethod")
-        found = answer(self.config, AddRequest.kind, envelope, content, self.stores)
+        content = to_content(asked, "bank")
+        found = answer(self.config, asked.kind, envelope, content, self.stores)
         return from_content(SumReply, found, "bank")
 
 
@@ -83,7 +104,7 @@ class Party:
 def party(monkeypatch: pytest.MonkeyPatch) -> Party:
     calls: list[int] = []
 
-    def add(site: Site, request: AddRequest) -> SumReply:
+    def add(site: Site, request: AddRequest | OpenRequest) -> SumReply:
         calls.append(request.amount)
         if request.amount == 13:
             raise DataError("amount must not be 13, got 13")
@@ -91,7 +112,7 @@ def party(monkeypatch: pytest.MonkeyPatch) -> Party:
         site.store["sums"] = before + request.amount
         return SumReply(site.store["sums"], len(calls))
 
-    declare_group(monkeypatch, "testmethod", {AddRequest: add})
+    declare_group(monkeypatch, "testmethod", {AddRequest: add, OpenRequest: add})
     return Party(calls, SiteConfig("bank", "rows.csv", allowed=frozenset({"testmethod"})))
 
 
@@ -185,7 +206,7 @@ def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
     store.commit(1, 0, NO_REPLY)
     state = json.loads((tmp_path / "state.json").read_text())
     (tmp_path / "state.json").write_text(json.dumps({**state, "format": 1}))
-    with pytest.raises(DataError, match=r"^state must be of format 5, got 1: another version"):
+    with pytest.raises(DataError, match=r"^state must be of format 6, got 1: another version"):
         Store.open(tmp_path)
 
 
@@ -268,7 +289,7 @@ def test_a_store_that_forgets_keeps_no_array_of_its_checkpoint_either(tmp_path: 
     store = Store.open(tmp_path)
     store["large"] = np.zeros(LARGE)
     store.commit(1, 0, NO_REPLY)
-    store.keep(checkpoint=1)
+    store.keep(store, checkpoint=1)
     store.forget()
     store.commit(2, 0, NO_REPLY)
     assert array_files(tmp_path) == []
@@ -371,7 +392,7 @@ def test_a_step_out_of_order_is_refused(either: Party, step: int, expected: int)
 
 def test_a_first_step_that_is_not_the_first_is_refused(party: Party) -> None:
     with pytest.raises(
-        ProtocolError, match=r"^bank: AddRequest.step must be 1: the site has no state"
+        ProtocolError, match=r"^bank: AddRequest.step must be 1, which opens a run: the site has no"
     ):
         party.add(1, step=2)
 
@@ -420,7 +441,7 @@ def test_a_run_does_not_begin_again_under_its_id(party: Party) -> None:
 def test_a_model_is_of_one_method(party: Party) -> None:
     party.add(1, step=1)
     store = Store.open(party.folder)
-    store.facts["method"] = "pax"
+    note(store, method="pax")
     store.commit(1, 0, NO_REPLY)
     rule = r"^bank: AddRequest.method must be pax, which has begun this run$"
     with pytest.raises(ProtocolError, match=rule):
@@ -433,7 +454,7 @@ def test_a_handler_that_misses_what_was_to_come_before_is_named(
     def add(site: Site, request: AddRequest) -> SumReply:
         return SumReply(site.store["margins"], site.store.facts["rows"])
 
-    monkeypatch.setattr(sys.modules["clients.testmethod"], "HANDLERS", {AddRequest: add})
+    monkeypatch.setattr(sys.modules["clients.testmethod"], "HANDLERS", {OpenRequest: add})
     with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step .* the site has no margins"):
         party.add(1, step=1)
 
@@ -443,7 +464,7 @@ def test_a_handler_that_misses_what_was_to_come_before_is_named(
 def test_a_step_before_the_first_is_refused(party: Party, step: int, gap: int) -> None:
     envelope = Envelope(MODEL, step, 0, 0, gap=gap, method="testmethod")
     with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step must be 1 or more, got "):
-        answer(party.config, AddRequest.kind, envelope, to_content(AddRequest(1), "bank"))
+        answer(party.config, OpenRequest.kind, envelope, to_content(FIRST, "bank"))
     assert party.calls == []
 
 
@@ -551,7 +572,7 @@ def test_a_reply_that_breaks_its_form_is_not_committed(
     def add(site: Site, request: AddRequest) -> SumReply:
         return SumReply(np.array([np.nan]), 1)
 
-    handlers: dict[type[Request], Callable[..., Reply]] = {AddRequest: add}
+    handlers: dict[type[Request], Callable[..., Reply]] = {OpenRequest: add}
     monkeypatch.setattr(sys.modules["clients.testmethod"], "HANDLERS", handlers)
     with pytest.raises(ProtocolError, match=r"^bank: SumReply.sums must be finite$"):
         party.add(1, step=1)
@@ -605,7 +626,7 @@ def test_a_step_sent_twice_at_once_runs_once(party: Party, monkeypatch: pytest.M
         leave.wait(5)
         return SumReply(np.zeros(1), len(party.calls))
 
-    monkeypatch.setattr(sys.modules["clients.testmethod"], "HANDLERS", {AddRequest: slow})
+    monkeypatch.setattr(sys.modules["clients.testmethod"], "HANDLERS", {OpenRequest: slow})
     replies: list[SumReply] = []
     threads = [
         threading.Thread(target=lambda: replies.append(party.add(1, step=1))) for _ in range(2)

@@ -243,7 +243,7 @@ def listened(settings: Settings) -> set[bytes]:
     """Carry out a run; the private keys that its sites had of it on their disks."""
     _, app = listen(settings)
     assert len(app.sessions) == settings.parties
-    return {key.encode() for key in app.sessions.values()}
+    return {key.hex().encode() for key in app.sessions.values()}
 
 
 @pytest.mark.parametrize(

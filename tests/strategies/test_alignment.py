@@ -26,6 +26,7 @@ from fedapp.messages.fields import Request
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.messages.wire import Content, Envelope, to_content
 from fedapp.settings import Settings
+from fedapp.site.account import note
 from fedapp.site.answer import answer
 from fedapp.site.mail import box_key, seal_mail, write_letters
 from fedapp.site.settings import site_config
@@ -585,7 +586,7 @@ class Colluders:
     def masked(self, ids: list[str], attempt: int, step: int = 3) -> Content:
         """The clinic's answer to a list of the shop's, after a step back to the opening."""
         store = Store.open(home() / "sites" / "shop" / self.MODEL)
-        store.facts["starts"] = [[one, 2] for one in range(1, attempt + 1)]
+        note(store, starts=tuple((one, 2) for one in range(1, attempt + 1)))
         points = mask_ids(ids, bytes.fromhex(store.facts["scalar"]))
         letter = write_letters("shop", [("clinic", messages.MaskedList("shop", 1, points))])
         envelope = Envelope(self.MODEL, step, attempt=attempt, method=self.METHOD)

@@ -31,8 +31,9 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings
 from fedapp.site import answer, sums
-from fedapp.site.store import NOISE, Store
-from fedapp.site.sums import Noise, add_noise, check_noised
+from fedapp.site.account import Position, account_of
+from fedapp.site.store import Store
+from fedapp.site.sums import Noise, add_noise, check_leaves
 from fedapp.trees.model import LEAF, check_trees, load_model
 from fedapp.trees.objective import BOUNDED, CUSTOM, LOSSES, PLAIN, n_outputs, row_bounds, row_pairs
 from fedapp.trees.rounds import draw_trees
@@ -150,8 +151,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[Any]]:
     """What each site has told of each sum, and the noise that it had."""
     found: dict[Any, list[Any]] = {}
 
-    def listening(name: str, store: Store, request: Any, digest: str, arrays: Any, of: Any) -> Any:
-        sums = add_noise(name, store, request, digest, arrays, of)
+    def listening(name: str, store: Store, request: Any, arrays: Any, of: Any) -> Any:
+        sums = add_noise(name, store, request, arrays, of)
         for place, (each, array, total) in enumerate(zip(of, arrays, sums, strict=True)):
             found.setdefault((name, each.kind, each.number, place), []).append(
                 (total, total - array, each)
@@ -201,8 +202,8 @@ def test_a_server_that_dies_gets_the_same_noise_again(
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     found = Store(tmp_path)
-    budget = {"epsilon": 1.0, "delta": 1e-5, "multiplier": 4.1, "n_rounds": 2, "n_parties": 3}
-    found.facts[sums.PROMISED] = {**budget, "clip": 0.0}
+    found.put(sums.Promised(Budget(1.0, 1e-5, 4.1, n_rounds=2, n_parties=3), clip=0.0))
+    found.put(Position(3, "one"))
     return found
 
 
@@ -212,44 +213,43 @@ ZEROS = [np.zeros((4, 2), dtype=np.int64)]
 
 def test_another_request_for_a_sum_that_was_told_is_refused(store: Store) -> None:
     of = [Noise("tree", 0, (10**6,))]
-    first = add_noise("bank", store, REQUEST, "one", ZEROS, of)
-    del store.facts[sums.NOISED]  # as after a step back
-    again = add_noise("bank", store, REQUEST, "one", ZEROS, of)
+    first = add_noise("bank", store, REQUEST, ZEROS, of)
+    again = add_noise("bank", store, REQUEST, ZEROS, of)
     np.testing.assert_array_equal(first[0], again[0])
-    del store.facts[sums.NOISED]
+    store.put(Position(3, "other"))  # as after a step back
     with pytest.raises(
         ProtocolError, match=r"content must be what it was when tree 0 was disclosed"
     ):
-        add_noise("bank", store, REQUEST, "other", ZEROS, of)
+        add_noise("bank", store, REQUEST, ZEROS, of)
 
 
 def test_more_noise_than_can_be_drawn_is_refused(store: Store) -> None:
     with pytest.raises(ProtocolError, match=r"multiplier must be of less noise, for sums to fit"):
-        add_noise("bank", store, REQUEST, "one", ZEROS, [Noise("tree", 0, (10**6, 2**80 + 1))])
-    assert not (store.folder / NOISE).exists()
+        add_noise("bank", store, REQUEST, ZEROS, [Noise("tree", 0, (10**6, 2**80 + 1))])
+    assert not account_of(store).noise_key
 
 
 def test_a_sum_beyond_the_schedule_is_refused(store: Store) -> None:
     with pytest.raises(ProtocolError, match=r"step must be one of 2 for tree, which the run's eps"):
-        add_noise("bank", store, REQUEST, "one", ZEROS, [Noise("tree", 2, (10**6,))])
+        add_noise("bank", store, REQUEST, ZEROS, [Noise("tree", 2, (10**6,))])
     with pytest.raises(ProtocolError, match=r"step must be one of 1 for scores"):
-        add_noise("bank", store, REQUEST, "one", ZEROS, [Noise("scores", 1, (10**6,))])
+        add_noise("bank", store, REQUEST, ZEROS, [Noise("scores", 1, (10**6,))])
 
 
 def test_sums_of_two_requests_have_other_noise(store: Store) -> None:
     found = [
-        add_noise("bank", store, REQUEST, "one", ZEROS, [Noise("tree", n, (10**18, 10**20))])[0]
+        add_noise("bank", store, REQUEST, ZEROS, [Noise("tree", n, (10**18, 10**20))])[0]
         for n in (0, 1)
     ]
     assert (found[0] != found[1]).all()
 
 
 def test_nothing_leaves_without_noise_once_it_is_promised(store: Store) -> None:
-    check_noised("bank", store, REQUEST)
-    check_noised("bank", store, secagg.KeysRequest())
+    check_leaves("bank", store, REQUEST)
+    check_leaves("bank", store, secagg.KeysRequest())
     plain = CountRequest(1, np.empty(0, np.uint32), np.zeros(1, np.int64))
     with pytest.raises(ProtocolError, match=r"class must be one for noised sums, as the run has"):
-        check_noised("bank", store, plain)
+        check_leaves("bank", store, plain)
 
 
 # What a row moves
