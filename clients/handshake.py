@@ -52,9 +52,22 @@ from fedapp.site.mail import note_greeting
 from fedapp.site.roles import IN_FILE, Order, Role, handlers, role
 from fedapp.site.settings import SiteConfig, check_subsets
 from fedapp.site.store import KEEP_DAYS, drop_abandoned
-from fedapp.site.table import fingerprint, read_subsets
+from fedapp.site.table import (
+    check_given,
+    fingerprint,
+    notes_on_classes,
+    read_subsets,
+    text_for_others,
+)
 from fedapp.site.trust import site_fingerprint
-from fedapp.trees.categories import Categories, as_categories, entries_of, names_of, recoded
+from fedapp.trees.categories import (
+    Categories,
+    as_categories,
+    entries_of,
+    names_of,
+    recoded,
+    without_rare,
+)
 from fedapp.trees.objective import (
     AUTO,
     LossParameters,
@@ -214,11 +227,12 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         )
     # A simulation notes leaks of the whole table instead.
     leaks = () if config.simulated else notes_on_leaks(subsets["train"])
-    notes = tuple(note.text(shares_names=True) for note in (*subsets["train"].notes, *leaks))
-    if rounded and not config.simulated:  # a site that permits only sums logs them
-        for note in notes:
-            log.warning("%s: %s", config.name, note)
-        notes = ()
+    few = notes_on_classes(config, labels) if classes else []
+    every = (*subsets["train"].notes, *leaks, *few)
+    logs_all = rounded and not config.simulated  # as a site that permits only sums
+    for note in every if logs_all else few:
+        log.warning("%s: %s", config.name, note.text(shares_names=True))
+    notes = () if logs_all else tuple(text_for_others(config, note) for note in every)
     low, high = _label_range(labels, classes, request.objective, rounded)
     reply = HelloReply(
         name=config.name,
@@ -307,8 +321,13 @@ def category_fields(config: SiteConfig, subsets: Mapping[str, Table]) -> dict[st
             rule = f"categories of feature column {{}} must have {LONGEST} letters at most, and no "
             rule += "control characters"
             raise DataError.naming(rule, listed([column]))
+    agreed = {place for place, name in enumerate(table.columns) if name in table.given}
+    shared = local
     try:
-        fields = pack_categories(local)
+        if config.fewest_named:
+            values = [each.values for each in subsets.values()]
+            shared = without_rare(local, values, config.fewest_named, agreed)
+        fields = pack_categories(shared)
     except ValueError as error:
         raise DataError(f"{error}; drop-columns excludes a column") from error
     # A column without any value has no kind; a table of numbers only reports none.
@@ -317,17 +336,13 @@ def category_fields(config: SiteConfig, subsets: Mapping[str, Table]) -> dict[st
         "" if names == () else kind for kind, names in zip(table.kinds, entries, strict=True)
     )
     fields["kinds"] = kinds if {*kinds} - {"number"} else ()
-    coded = {name: names for name, names in zip(table.columns, local, strict=False) if names}
     fields["digests"] = tuple(
-        dictionary_digest(names) if name in table.given else "" for name, names in coded.items()
+        dictionary_digest(names) if name in table.given else ""
+        for name, names in zip(table.columns, local, strict=False)
+        if names
     )
-    if config.shares_categories:
-        return fields
-    if unshared := [name for name in coded if name not in table.given]:
-        rule = "categories of feature columns must be given by the schema where share-categories "
-        rule += "is false in the node config, got none for {}"
-        raise DataError.naming(rule, listed(unshared))
-    return fields | {"categories": ()}
+    check_given(config, table, local)
+    return fields if config.shares_categories else fields | {"categories": ()}
 
 
 def local_categories(subsets: Mapping[str, Table]) -> Categories:

@@ -64,12 +64,14 @@ from fedapp.site.store import KEEP_DAYS, drop_abandoned, read_part, sent_bits
 from fedapp.site.table import (
     check_range,
     fingerprint,
+    notes_on_classes,
     order_digest,
     quantiles,
     read_columns,
     read_rows_to_predict,
     row_ids,
     split_common,
+    text_for_others,
     unlike_columns,
 )
 from fedapp.trees.categories import Categories
@@ -436,8 +438,9 @@ def look(
     notes, suggested = table.notes, ""
     if request.asks_objective and table.labels is not None:
         suggested = auto_objective([class_names(table.labels, AUTO)])[0]
-    for leak in () if config.simulated or request.model else notes_on_leaks(table):
-        log.warning("%s: %s", config.name, leak.text(shares_names=True))  # labels stay here
+    on_labels = [*notes_on_leaks(table), *notes_on_classes(config, table.labels)]
+    for note in () if config.simulated or request.model else on_labels:
+        log.warning("%s: %s", config.name, note.text(shares_names=True))  # labels stay here
     if table.ids is not None and request.needs_ids and not config.is_share:
         notes += tuple(notes_on_numbered_ids(config.id_column, table.ids))
     reply = VerticalHelloReply(
@@ -453,7 +456,7 @@ def look(
         simulated=config.simulated,
         fingerprint=fingerprint({"all": table}, site_key(config.name)),
         versions=tuple(relevant_versions()),
-        notes=tuple(note.text(shares_names) for note in notes),
+        notes=tuple(text_for_others(config, note, shares_names) for note in notes),
     )
     return reply, table, ids
 

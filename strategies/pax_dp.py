@@ -149,7 +149,7 @@ class NoisedTotals(MaskedTotals):
         if any(table.categories):
             self._warn(
                 "names of categories are those in the tables, which privacy.epsilon does not "
-                "cover; sites with share-categories=false send none that a schema does not give"
+                "cover; share-categories=10 of a site withholds those of fewer rows, and false all"
             )
         roster, bounds, _ = yield from exchange_keys(parties)
         self.bounds = bounds = replace(bounds, n_rows=COUNTED_ROWS)

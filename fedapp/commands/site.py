@@ -34,7 +34,6 @@ LEAVES = {"secure": "only sums over all parties leave", "sealed": "in letters be
 SHOWN = (
     *("aggregation", "epsilon", "delta", "multiplier", "parties", "fingerprints"),
     *("test_fraction", "valid_fraction", "seed", "fold", "folds"),
-    "rounded",  # of a masked run always
 )
 Target = Annotated[
     str, typer.Option(help="What starts the processes: scripts, compose or systemd.")

@@ -25,7 +25,14 @@ import pyarrow.compute as pc
 from fedapp.data.csv_errors import TextFile, is_number
 from fedapp.data.schema import MISSING, PLAIN, Declared, Reader, first, listed
 from fedapp.errors import DataError
-from fedapp.trees.categories import MOST_CATEGORIES, Categories, as_categories, entries_of, unlike
+from fedapp.trees.categories import (
+    MOST_CATEGORIES,
+    RARE,
+    Categories,
+    as_categories,
+    entries_of,
+    unlike,
+)
 
 Floats = npt.NDArray[np.float32]
 Result = TypeVar("Result")
@@ -264,7 +271,8 @@ def columns_json(columns: Sequence[str], kinds: Sequence[str], categories: Categ
     for column, kind, names in zip(columns, kinds, entries_of(categories, n_columns), strict=True):
         kind = kind if names is None else "category"
         entry_names = {"names": list(names)} if names else {}
-        encodings[column] = {"kind": kind, **ENCODINGS[kind], **entry_names}
+        others = {"others": RARE} if names and RARE in names else {}
+        encodings[column] = {"kind": kind, **ENCODINGS[kind], **entry_names, **others}
     text = json.dumps({"missing": MISSING, "columns": encodings}, ensure_ascii=False, indent=1)
     return text + "\n"
 
@@ -384,6 +392,9 @@ def _of_text(one: Column, texts: Any, type: Any, reader: Reader) -> Converted:
         if len(names) > MOST_CATEGORIES:
             raise UntypedError(f"{len(names):,} categories, more than {MOST_CATEGORIES:,}")
         numbers = pc.index_in(texts, value_set=pa.array(names, pa.string()))
+        if one.kind == "category" and RARE in names:
+            others = pc.and_(pc.is_null(numbers), pc.is_valid(texts))
+            numbers = pc.if_else(others, pa.scalar(names.index(RARE), pa.int32()), numbers)
         return Converted(numbers, n_outside=int(numbers.null_count - texts.null_count))
     try:
         numbers = _parsed(texts, one.kind, "." if holds_numbers(type) else reader.decimal)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,10 @@ from fedapp.trees.categories import Categories
 
 Array = npt.NDArray[Any]
 SUFFIXES = (".csv", ".parquet")
+# Control characters, and those that end a line or turn the direction of writing.
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+FORMULA = re.compile(r"\s*[-=+@\uff0d\uff1d\uff0b\uff20]")  # also at full width
+NUMBER = re.compile(r"[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?", re.ASCII)
 
 
 def read_columns_of(
@@ -129,15 +134,30 @@ def unmatched_note(n_unmatched: int, n_asked: int) -> str:
 
 
 def write_predictions(output: Path, id_name: str, ids: Array, columns: Mapping[str, Array]) -> None:
-    """Write one row per prediction; raises ConfigError for an unknown suffix."""
+    """Write one row per prediction; raises ConfigError for an unknown suffix.
+
+    Texts of a CSV file are made `harmless`, those of a Parquet file are exact.
+    """
     import pyarrow
     from pyarrow import csv, parquet
 
     check_suffix(output)
-    frame = pyarrow.table({id_name: ids, **columns})
-    write = csv.write_csv if output.suffix == ".csv" else parquet.write_table
+    names, arrays, write = [id_name, *columns], [ids, *columns.values()], parquet.write_table
+    if output.suffix == ".csv":
+        names, write = list(map(harmless, names)), csv.write_csv
+        arrays[0] = np.array(list(map(harmless, ids.tolist())))
     with open_private(output, "wb") as file:
-        write(frame, file)
+        write(pyarrow.Table.from_arrays(list(map(pyarrow.array, arrays)), names), file)
+
+
+def harmless(text: str) -> str:
+    """A text of a CSV file that a spreadsheet takes for no formula, and a terminal for no command.
+
+    An apostrophe goes before what begins like a formula and is no number; control characters become
+    question marks.
+    """
+    plain = CONTROL.sub("?", text)
+    return f"'{plain}" if FORMULA.match(plain) and not NUMBER.fullmatch(plain) else plain
 
 
 def check_suffix(output: Path) -> None:

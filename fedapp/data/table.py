@@ -65,6 +65,7 @@ class Note:
 
     rule: str  # text, with ``{}`` for the columns
     columns: str = ""  # their names; empty if it is about none
+    quotes_categories: bool = False  # whether names of categories are beside them
 
     def text(self, shares_names: bool) -> str:
         """The text as plain printable characters; column names only with `shares_names`."""
@@ -233,7 +234,8 @@ def notes_on_types(columns: Sequence[tuple[Column, Converted]]) -> list[Note]:
     ]
     notes = [note_on(names, what) for names, what in groups if names]
     inferred = {one.name: one.names for one, _ in columns if one.names and one.inferred}
-    notes += notes_on_missing_words(inferred, "feature columns {} have")
+    words = notes_on_missing_words(inferred, "feature columns {} have")
+    notes += [replace(note, quotes_categories=True) for note in words]
     equal = "equal a number declared as missing but are written otherwise"
     for field, are in (("n_outside", "are none of its categories"), ("n_equal", equal)):
         for one, converted in columns:

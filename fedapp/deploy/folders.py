@@ -60,7 +60,12 @@ class Policy:
     settings: Mapping[str, Value] = field(default_factory=dict)
 
 
-_SUMS: Mapping[str, Value] = {"least-parties": 3, "min-rows": 20, "approve": "ask"}
+_SUMS: Mapping[str, Value] = {
+    "least-parties": 3,
+    "min-rows": 20,
+    "share-categories": 10,
+    "approve": "ask",
+}
 POLICIES = {
     "sums": Policy(
         "PAX summed over 3 sites or more, in bins of 5 rows or more, and predictions",

@@ -20,9 +20,11 @@ so masks and letters, depend on it; a site compares every later request with it.
 - The server learns the column names in order, and which columns hold numbers, yes or no, dates,
   categories or no value.
 - The server learns the names of the categories that are in the party's table or that its schema
-  gives. A site with ``share-categories = false`` sends no name of a category, but how many its
-  schema gives to each column and a digest of them; anyone who guesses all of them can confirm the
-  guess.
+  gives. A site with ``share-categories = n`` sends only names that n rows or more of all its
+  subsets have, or that its schema gives, and whether a column has others; their rows are of one
+  category, ``(rare)``. A site with ``share-categories = false`` sends no name of a category, but
+  how many its schema gives to each column and a digest of them; anyone who guesses all of them can
+  confirm the guess.
 - For classification the server learns the names of the classes and which of them no training row
   has; for regression the range of the labels. Where the run leaves the objective open it learns
   both, for at most 20 whole numbers. It learns which of two classes counts as 1 if the party
@@ -32,14 +34,15 @@ so masks and letters, depend on it; a site compares every later request with it.
 - The server learns a fingerprint of the table that only the party itself can interpret.
 - The server learns warnings about the table's rows: how many have no label and are dropped, with
   the name of the label column; how many share their id with another; whether ids have spaces
-  around, and the name of that column.
+  around, and the name of that column; how many classes have fewer rows than ``share-categories``.
 - The server learns warnings about columns: which features have one value or none, number the rows
   or are rounded as float32; which single features have an AUC above 0.99 for the labels of the
   training rows, and that AUC; which are written as dates, as yes and no or with spaces around;
   which are marked as categories of numbers.
 - The server learns warnings about values: which columns have names such as NULL that may mean no
-  value, and these names; how many values are not in the schema, or equal a number that the schema
-  treats as missing but are written differently; and what separates the fields of the file.
+  value, and these names (neither from a site that withholds names of categories); how many values
+  are not in the schema, or equal a number that the schema treats as missing but are written
+  differently; and what separates the fields of the file.
 - Where only sums over all parties may leave a site (``rounded``), it sends the range of its labels
   rounded away from 0 to powers of two, and no warnings. It still sends its numbers of rows, and
   which classes none of them has.
@@ -56,6 +59,8 @@ so masks and letters, depend on it; a site compares every later request with it.
   many of its values of each column are not in the common dictionary.
 - A party learns the classes of all parties, and the names of all categories, but not whose they
   are; with two parties, names that it does not have are the other's.
+- The server chooses the dictionary. One that guesses a name that a site withholds can put it there,
+  and learn from later sums how many rows have it.
 - Where trees start from the mean label, or from the shares of the classes, a party learns these of
   the rows of all parties.
 - Weights by class follow from the scores too (see ``scoring``), and no minimum of a site's applies

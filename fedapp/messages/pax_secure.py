@@ -26,8 +26,9 @@ before it masks it.
 - A thief of a site's disk during a run can remove that site's noise; when the run ends, the key of
   the noise is deleted.
 - Not covered is what ``hello`` and ``secure`` disclose, among it the numbers of rows, the names of
-  columns, of classes and, unless a schema gives them (``share-categories = false``), of categories,
-  the range of numeric labels, to powers of two, and the largest weight, to a power of two.
+  columns, of classes and, unless a schema gives them or few rows have them (``share-categories``),
+  of categories, the range of numeric labels, to powers of two, and the largest weight, to a power
+  of two.
 - Not covered are whether a party fails, and settings that were chosen by looking at the same rows.
 - Held-out rows have a budget to themselves, of the same size, because each is in one subset only
   and only their scores depend on them. Over several runs a row may be in both, so each run counts

@@ -15,9 +15,11 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   it. It learns nothing else, except as follows.
 - With ``share-column-names`` of all parties the server also learns the importance of the columns.
 - With ``allow-export`` of all parties the server also learns the whole model with the kinds of its
-  columns and the names of all their categories, including those that only held-out rows have, the
-  mean label of the training rows or the share of each class, and the name of the column of base
-  margins if there is one. Base margins themselves never leave the active party.
+  columns and the names of all their categories, including those that only held-out rows have (of a
+  party with ``share-categories = n`` those that n rows or more of its table have; of one with
+  ``false`` those that its schema gives), the mean label of the training rows or the share of each
+  class, and the name of the column of base margins if there is one. Base margins themselves never
+  leave the active party.
 - Scores are exact. Where trees move all rows alike (a large ``gamma``), the loss after a round
   shows how many of the rows that it has drawn have a label, an equation of the labels. The active
   party draws these rows, with ``subsample`` and ``goss``, by a secret of that party, unless it

@@ -303,8 +303,8 @@ class Run(Finished):
 
         Its input ``rows`` is float32 of shape (n_rows, n_columns), in the order of
         ``model.columns``; NaN is missing. A category is its index among the names in the file's
-        property ``categories``, NaN if it is none of them. Its outputs are ``label`` and
-        ``probabilities``, or ``prediction`` for a regression.
+        property ``categories``, of an unknown name that of " (rare)" or NaN. Its outputs are
+        ``label`` and ``probabilities``, or ``prediction`` for a regression.
         Examples
         --------
         >>> import fedapp

@@ -17,6 +17,7 @@ from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, JSONResponse
 from markupsafe import Markup
+from starlette.requests import ClientDisconnect
 
 from fedapp.data.schema import first
 from fedapp.errors import DataError
@@ -136,6 +137,9 @@ async def _body(request: Request, most_bytes: int) -> bytes:
     except TimeoutError:
         rule = f"body must arrive within {BODY_SECONDS:g} seconds"
         raise RefusedError(408, error=f"{rule}, got {len(body):,} bytes by then") from None
+    except ClientDisconnect:
+        # Nobody reads this reply; without it the server logs a traceback.
+        raise RefusedError(400, error="body must be whole, got a client that hung up") from None
     return bytes(body)
 
 

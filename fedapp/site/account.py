@@ -30,8 +30,8 @@ Letters may be random (ciphertexts are); so ``site.answer`` stores those of each
 and sends the same again.
 
 Two exceptions. A round that loses a party in the clear begins again without it, so its questions
-differ: the opening says how often that may happen (``restarts``). And the last question of a run,
-after which the rows are deleted, may come instead of another one, where training has diverged.
+differ: the opening says how often that may happen (``restarts``). And a run that has diverged is
+opened again with fewer rounds, once, and ends in the place of the round that diverged.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ class Account:
         default_factory=dict
     )  # how many distinct ones of a kind, and of a class of letters
     restarts: int = 0  # rounds that began again
+    is_shortened: bool = False  # whether the run was opened again with fewer rounds
     first_round: int | None = None  # not 0 if the run continues another model
     endings: Mapping[str, Ending] = field(
         default_factory=dict
@@ -128,17 +129,23 @@ def note(store: Store, **fields: Any) -> None:
 def open_account(config: SiteConfig, store: Store, request: Plan) -> None:
     """Store the opening of a run; it must name the site, and be that of any earlier hello."""
     name, message = config.name, type(request).__name__
-    opening = opening_of(request)
-    for setting, value in (account_of(store).opening or opening).items():
+    opening, account = opening_of(request), account_of(store)
+    for setting, value in (account.opening or opening).items():
         is_shorter = (
             setting == "rounds" and opening[setting] < value
         )  # resumed after it has diverged
         if setting != COLUMNS and opening[setting] != value and not is_shorter:
             rule = f"must be {value}, as when the run was opened, got {opening[setting]}"
             raise ProtocolError(name, message, setting, f"{rule}; begin a new run")
-    note(store, opening=opening)
-    if config.simulated:
-        return
+    first = account.opening or opening
+    is_shortened = account.is_shortened or opening["rounds"] < first["rounds"]
+    note(store, opening=first, is_shortened=is_shortened)
+    if not config.simulated:
+        _check_parties(name, request, message)
+
+
+def _check_parties(name: str, request: Plan, message: str) -> None:
+    """Check that the parties of a plan are distinct, and the site one of them."""
     parties, fingerprints = request.parties, request.fingerprints
     if len(set(parties)) < len(parties) or not all(map(NAME.fullmatch, parties)):
         raise ProtocolError(name, message, "parties", f"must be {NAME_RULE}, each once")
@@ -248,7 +255,7 @@ def _begins(request: Any) -> bool:
 
 def _may_restart(account: Account) -> bool:
     assert account.opening is not None
-    return account.restarts < int(account.opening["restarts"])
+    return account.restarts < int(account.opening["restarts"]) + account.is_shortened
 
 
 def take(
@@ -272,9 +279,8 @@ def take(
     number = str(before.number + 1)
     if config.simulated or (known := account.answered.get(number)) == chain:
         return not config.simulated
-    is_last = request.kind.startswith("evaluate.")
     is_restart = round_id is not None and round_id == before.round_id and _begins(request)
-    if known is not None and not is_last:
+    if known is not None:
         if not _may_restart(account):
             rule = "must be what it was before the run was resumed; begin a new run"
             raise ProtocolError(config.name, type(request).__name__, "content", rule)

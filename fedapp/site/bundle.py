@@ -3,7 +3,8 @@
 A site runs its installed code, so a bundle only identifies the coordinator's fedapp. A run of
 another one ends before its first message is read.
 
-It also answers every bundle that a key signed which its node config pins (``release-keys``).
+It also answers every bundle that a key signed which its node config pins (``release-keys``), if its
+version is the installed one or later.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tempfile import TemporaryDirectory
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from packaging.version import Version
 
 from fedapp.errors import ConfigError
 from fedapp.settings import app_files, app_folder
@@ -79,12 +81,21 @@ def _sources() -> dict[str, Path]:
 def check_bundle(config: SiteConfig, bundle: bytes) -> None:
     """Check that the site accepts a run's bundle, by hash or signature; else ConfigError."""
     accepted, got = config.bundles or {installed_bundle()}, hashlib.sha256(bundle).hexdigest()
-    if got not in accepted and not is_signed(bundle, config.release_keys):
+    if got in accepted:
+        return
+    if not is_signed(bundle, config.release_keys):
         signed = " or signed by one of release-keys" if config.release_keys else ""
         raise ConfigError(
             f"app must be {' or '.join(sorted(accepted))}, which this site knows{signed}, got {got}"
             "; install the same fedapp at coordinator and site (fedapp app hash), "
             "or name both hashes in the site's node config (app)"
+        )
+    # Otherwise a coordinator could go back to a release whose faults are known.
+    installed, sent = _version((app_folder() / "pyproject.toml").read_bytes()), release(bundle)
+    if installed and (sent is None or sent < installed):
+        raise ConfigError(
+            f"app must be {installed} or later, which this site has installed, got the signed "
+            f"release {sent or 'of no version'}; app in the site's node config may name its hash"
         )
 
 
@@ -115,6 +126,18 @@ def is_signed(bundle: bytes, keys: frozenset[str]) -> bool:
             Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(signature, _signed(files))
             return True
     return False
+
+
+@lru_cache(maxsize=4)
+def release(bundle: bytes) -> Version | None:
+    """Version of a bundle, from its pyproject.toml, which is signed; None if that has none."""
+    return _version(_files(bundle).get("pyproject.toml", b""))
+
+
+def _version(project: bytes) -> Version | None:
+    with suppress(KeyError, TypeError, ValueError):  # of TOML and of versions too
+        return Version(tomllib.loads(project.decode())["project"]["version"])
+    return None
 
 
 def _files(bundle: bytes) -> dict[str, bytes]:

@@ -15,7 +15,7 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.fields import Method, missing_extra
 from fedapp.site.settings import NODE_KEYS, OF_TABLE, SUBSET_NAMES, SiteConfig, check_policy
-from fedapp.site.table import read_columns, row_ids
+from fedapp.site.table import notes_on_classes, read_columns, row_ids
 
 SHARED = frozenset(("share-column-names", "allow-export", "least-bin-rows"))
 TRUST = "others' keys (fedapp trust)"
@@ -67,7 +67,8 @@ def check_site(
         Column(name, kind_of(values), int(np.isnan(values).sum()))
         for name, values in zip(table.columns, table.values.T, strict=True)
     )
-    notes = tuple(note.text(shares_names=True) for note in table.notes)
+    every = (*table.notes, *notes_on_classes(config, table.labels))
+    notes = tuple(note.text(shares_names=True) for note in every)
     return Findings(table.n_rows, columns, _label(table), ids, answers, notes)
 
 

@@ -97,6 +97,15 @@ def _either(rule: str, on: str) -> BeforeValidator:
     return BeforeValidator(read)
 
 
+def _shared_names(word: object) -> object:
+    """Read the setting of `SiteConfig.shares_categories`."""
+    if isinstance(word, bool) or word in ("true", "false"):
+        return word in (True, "true")
+    if re.fullmatch("[1-9][0-9]{0,8}", text := str(word)) and (n_rows := int(text)) > 1:
+        return n_rows
+    raise ValueError("true or false, or a whole number >= 2")
+
+
 def _must(be: str, fits: Callable[[Any], bool]) -> AfterValidator:
     def checked(value: Any) -> Any:
         if not fits(value):
@@ -231,8 +240,11 @@ class SiteConfig:
     """The most columns that another party may bring into this site's model."""
     shares_names: Annotated[Switch, key("share-column-names", True)] = False
     """Whether parties with different columns may learn the names of this site's."""
-    shares_categories: Annotated[Switch, key("share-categories", False)] = True
-    """Whether others learn the names of categories; if not, the site's schema must give all."""
+    shares_categories: Annotated[
+        bool | int, BeforeValidator(_shared_names), key("share-categories", 10)
+    ] = True
+    """Whether others learn the names of categories: `true`, or a number n for those of n rows or
+    more, the rest being one category; `false`: the site's schema must give all."""
     allows_export: Annotated[Switch, key("allow-export", True)] = False
     """Whether this site's part of a divided model may leave it."""
     monotone_constraints: Annotated[
@@ -282,6 +294,11 @@ class SiteConfig:
     def limits(self) -> dict[str, int]:
         """Largest values that the site accepts in a message, by node config key."""
         return {name: getattr(self, name.replace("-", "_")) for name in LIMITS}
+
+    @property
+    def fewest_named(self) -> int:
+        """Fewest rows of a category whose name may leave; 0 if the setting has no number."""
+        return 0 if isinstance(self.shares_categories, bool) else self.shares_categories
 
     @property
     def roles(self) -> Roles:

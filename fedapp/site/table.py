@@ -36,6 +36,7 @@ import numpy.typing as npt
 
 from fedapp.data.columns import Columns
 from fedapp.data.datasets import dataset_names, read_source
+from fedapp.data.labels import Labels, is_few
 from fedapp.data.partition import (
     HELD_OUT,
     SUBSETS,
@@ -46,11 +47,11 @@ from fedapp.data.partition import (
 )
 from fedapp.data.predictions import columns_of_frame, read_columns_of
 from fedapp.data.read import column_names, table_of_frame
-from fedapp.data.schema import PLAIN, Reader, Roles
-from fedapp.data.table import Table, notes_on_leaks
+from fedapp.data.schema import PLAIN, Reader, Roles, listed
+from fedapp.data.table import Note, Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError
 from fedapp.site.settings import SiteConfig
-from fedapp.trees.categories import Categories, chosen, in_secret_order
+from fedapp.trees.categories import Categories, chosen, in_secret_order, recoded, without_rare
 
 Rows = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float32]
@@ -72,7 +73,7 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
     """
     if not config.is_share:
         table = read_table(_with_present_roles(config) if config.simulated else config)
-        return _shuffled(_without_lone_columns(table, config), seed)
+        return _shuffled(_exportable(_without_lone_columns(table, config), config), seed)
     table = read_table(config)
     rng = np.random.default_rng(seed)
     shares = partition_columns(config.columns, len(table.columns), config.n_shares, rng)
@@ -90,6 +91,47 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
         kinds=tuple(table.kinds[column] for column in share),
     )
     return _shuffled(taken, seed)
+
+
+def _exportable(table: Table, config: SiteConfig) -> Table:
+    """Withhold names of categories where the site's part of a model may leave with its names."""
+    if config.shares_categories is True or not config.allows_export or not table.categories:
+        return table
+    check_given(config, table, table.categories)
+    agreed = {place for place, name in enumerate(table.columns) if name in table.given}
+    try:
+        shared = without_rare(table.categories, [table.values], config.fewest_named, agreed)
+    except ValueError as error:
+        raise DataError(str(error)) from error
+    return replace(
+        table, values=recoded(table.values, table.categories, shared)[0], categories=shared
+    )
+
+
+def check_given(config: SiteConfig, table: Table, categories: Categories) -> None:
+    """Check that a site that shares no names of categories has all from its schema."""
+    coded = (name for name, names in zip(table.columns, categories, strict=False) if names)
+    unshared = [name for name in coded if name not in table.given]
+    if unshared and config.shares_categories is False:
+        rule = "categories of feature columns must be given by the schema where share-categories "
+        rule += "is false in the node config, got none for {}"
+        raise DataError.naming(rule, listed(unshared))
+
+
+def notes_on_classes(config: SiteConfig, labels: Labels | None) -> list[Note]:
+    """Note classes of few rows, since names of classes leave whatever the site shares."""
+    values, counts = np.unique([] if labels is None else labels, return_counts=True)
+    n_few = int((counts < config.fewest_named).sum())
+    if not n_few or not (values.dtype.kind == "U" or is_few(values)):
+        return []
+    rule = f"{n_few} of {len(counts)} classes have fewer than {config.fewest_named} rows"
+    return [Note(f"{rule} (share-categories), and names of classes leave the site all the same")]
+
+
+def text_for_others(config: SiteConfig, note: Note, shares_names: bool = True) -> str:
+    """A note's text, without what the site withholds."""
+    shares = config.shares_categories is True or not note.quotes_categories
+    return note.text(shares_names and shares)
 
 
 def _shuffled(table: Table, seed: int) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -16,6 +16,9 @@ Categories = tuple[tuple[str, ...] | None, ...]
 
 
 MOST_CATEGORIES = 65_535  # of a column, so that codes fit in the type of bin ids
+# Category of all names that stay at their site, and of those that a model with it does not have. No
+# table has such a name, as blanks around values are removed.
+RARE = " (rare)"
 
 
 Values = npt.NDArray[np.float32]
@@ -81,14 +84,36 @@ def joint_categories(tables: Iterable[Categories]) -> Categories:
     return as_categories(tuple(sorted(set().union(*names))) if names else None for names in merged)
 
 
+def without_rare(
+    categories: Categories, subsets: Sequence[Values], fewest: int, agreed: Collection[int] = ()
+) -> Categories:
+    """Replace the names that fewer than `fewest` rows of all subsets have by ``RARE``.
+
+    `subsets` have the codes of `categories`, shape (n_rows, n_columns); columns `agreed` stay.
+    Raises ValueError if a column has ``RARE`` already.
+    """
+    columns: list[tuple[str, ...] | None] = list(categories)
+    for column, names in enumerate(columns):
+        if not names or column in agreed:
+            continue
+        if RARE in names:
+            raise ValueError(f"categories must not be {RARE!r}, which is for those of few rows")
+        codes = np.concatenate([values[:, column] for values in subsets])
+        counts = np.bincount(codes[~np.isnan(codes)].astype(np.int64), minlength=len(names))
+        frequent = (name for name, count in zip(names, counts, strict=True) if count >= fewest)
+        columns[column] = names if (counts >= fewest).all() else (RARE, *frequent)
+    return tuple(columns)
+
+
 def recoded(
     values: Values, current: Categories, joint: Categories, columns: Sequence[str] = ()
 ) -> tuple[Values, npt.NDArray[np.int64]]:
     """Convert values, shape (n_rows, n_columns), from the codes of `current` to those of `joint`.
 
-    Returns the values, NaN if the name is not in `joint`, and the number of such values of each
-    column. If nothing changes, the values are the input itself. Raises DataError for a column with
-    values that is numeric in one and categorical in the other.
+    A name that is not in `joint` becomes ``RARE`` if that is in `joint`, else NaN. Returns the
+    values, and the number of such NaN of each column. If nothing changes, the values are the input
+    itself. Raises DataError for a column with values that is numeric in one and categorical in the
+    other.
     """
     n_columns = values.shape[1]
     unseen = np.zeros(n_columns, np.int64)
@@ -136,7 +161,8 @@ def _recoded_column(
 ) -> tuple[Values, int]:
     """Codes in another dictionary, and the number of values not in it."""
     places = {name: place for place, name in enumerate(joint_names)}
-    new = np.array([*(places.get(name, np.nan) for name in names), np.nan], np.float32)
+    other = places.get(RARE, np.nan)
+    new = np.array([*(places.get(name, other) for name in names), np.nan], np.float32)
     is_present = ~np.isnan(codes)
     # Missing values index the last entry of `new`, which is NaN.
     at = np.full(len(codes), len(names), np.int64)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
+import logging
 import re
 import socket
+import struct
 import threading
 import time
 import urllib.request
@@ -450,6 +452,91 @@ def test_a_server_answers_over_a_socket(address: str, client: Client, table: Pat
     )
     with urllib.request.urlopen(asked, timeout=10) as answer:
         assert json.load(answer) == client.predict(row)[1]
+
+
+@pytest.fixture(params=["h11", "httptools"])
+def port(client: Client, request: pytest.FixtureRequest) -> Iterator[int]:
+    """Port of a server with one of uvicorn's two parsers, whose replies are of some megabytes."""
+    pytest.importorskip(request.param)
+    answer = client.scorer.answer
+
+    def long_answer(rows: Any) -> Any:
+        return {**answer(rows), "warnings": ["x" * 5_000_000]}
+
+    client.scorer.answer = long_answer  # type: ignore[method-assign]
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(client.app, log_config=None, http=request.param)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield listening.getsockname()[1]
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
+        assert not server.server_state.connections
+
+
+def begun(port: int, body: bytes, n_bytes: int) -> socket.socket:
+    """A connection on which a request with this part of its body was sent."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+    head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {n_bytes}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of uvicorn's own websockets
+def test_a_slow_client_is_answered_408_and_its_connection_is_closed(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedapp.serve.app.BODY_SECONDS", 0.05)
+    with begun(port, b'{"count"', 1000) as connection:
+        received = b""
+        while chunk := connection.recv(65536):  # until the server closes
+            received += chunk
+    assert received.startswith(b"HTTP/1.1 408 ")
+    assert b"connection: close" in received.lower()
+    assert b"body must arrive within 0.05 seconds, got 8 bytes by then" in received
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of uvicorn's own websockets
+@pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
+@pytest.mark.parametrize("when", ["in its body", "while it is scored", "in the answer"])
+def test_a_client_that_hangs_up_leaves_no_traceback(
+    port: int,
+    when: str,
+    resets: bool,
+    table: Path,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    body, answer = json.dumps(rows_of(table)[0]).encode(), client.scorer.answer
+    scored, goes = threading.Event(), threading.Event()
+
+    def watched(rows: Any) -> Any:
+        scored.set()
+        assert goes.wait(60)
+        return answer(rows)
+
+    monkeypatch.setattr(client.scorer, "answer", watched)
+    connection = begun(port, body[:9] if when == "in its body" else body, len(body))
+    if when != "in its body":
+        assert scored.wait(60)
+    if when == "in the answer":
+        goes.set()
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+    if resets:
+        linger = struct.pack("ii", 1, 0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    connection.close()
+    goes.set()
+    with begun(port, body, len(body)) as other:  # the server goes on
+        assert other.recv(1000).startswith(b"HTTP/1.1 200 ")
+    shown = [record for record in caplog.records if record.levelno > logging.INFO]
+    assert not shown, [record.getMessage() for record in shown]
 
 
 def test_a_model_whose_parts_are_at_the_parties_is_refused_with_what_can_be_done(

@@ -30,6 +30,7 @@ SUMS = {
     "least-bin-rows": 5,
     "least-parties": 3,
     "min-rows": 20,
+    "share-categories": 10,
     "approve": "ask",
 }
 PRIVATE = {
@@ -38,6 +39,7 @@ PRIVATE = {
     "total-epsilon": 3.0,
     "least-parties": 3,
     "min-rows": 20,
+    "share-categories": 10,
     "approve": "ask",
 }
 ROWS = {"allow": ",".join(all_methods())}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,7 @@ from fedapp.site.bundle import (
     load_key,
     signature_file,
 )
-from fedapp.site.settings import site_config
+from fedapp.site.settings import SiteConfig, site_config
 from tests.edited import edited_app
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's
@@ -133,7 +135,7 @@ def test_an_encrypted_zip_is_not_signed() -> None:
 def test_a_site_answers_another_release_that_its_trusted_key_has_signed(tmp_path: Path) -> None:
     (key,) = public()
     node = {"name": "bank", "data": str(tmp_path / "rows.csv"), "release-keys": key}
-    app = edited_app(tmp_path / "app", "version 0.0.9")
+    app = edited_app(tmp_path / "app", "version 9.0.0")
     (app / SIGNATURE).write_text(signature_file(build_fab_from_disk(app), KEY))
     sent = build_fab_from_disk(app)
     check_bundle(site_config(node, {}), sent)
@@ -145,6 +147,64 @@ def test_a_site_answers_another_release_that_its_trusted_key_has_signed(tmp_path
     rule = "which this site knows or signed by one of release-keys, got"
     with pytest.raises(ConfigError, match=rule):
         check_bundle(site_config({**node, "release-keys": key}, {}), build_fab_from_disk(app))
+
+
+@pytest.mark.parametrize("version", ["0.1.9", "0.2.0.dev1", "0.2.0rc1"])
+def test_a_signed_release_older_than_the_installed_one_is_refused(
+    version: str, tmp_path: Path
+) -> None:
+    (key,) = public()
+    node = {"name": "bank", "data": str(tmp_path / "rows.csv"), "release-keys": key}
+    app = edited_app(tmp_path / "app", f"version {version}")
+    (app / SIGNATURE).write_text(signature_file(build_fab_from_disk(app), KEY))
+    sent = build_fab_from_disk(app)
+    rule = rf"^app must be 0\.2\.0 or later, .* got the signed release {re.escape(version)}; "
+    with pytest.raises(ConfigError, match=rule):
+        check_bundle(site_config(node, {}), sent)
+    # The version is in what is signed.
+    with zipfile.ZipFile(io.BytesIO(sent)) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    project = files["pyproject.toml"].replace(f'"{version}"'.encode(), b'"0.3.0"')
+    assert project != files["pyproject.toml"]
+    forged = zipped({**files, "pyproject.toml": project})
+    with pytest.raises(ConfigError, match=r"which this site knows or signed by one of release-key"):
+        check_bundle(site_config(node, {}), forged)
+    # A hash in the node config accepts it, signed or not.
+    check_bundle(site_config({**node, "app": sha256(sent).hexdigest()}, {}), sent)
+    check_bundle(site_config({**node, "app": sha256(forged).hexdigest()}, {}), forged)
+
+
+@pytest.mark.parametrize(
+    ("project", "got"),
+    [
+        (b'[project]\nversion = "0.2.0"', None),
+        (b'[project]\nversion = "0.2.0.post1"', None),
+        (b'[project]\nversion = "0.10"', None),
+        (b'[project]\nversion = "0.1.99"', "0.1.99"),
+        (b'[project]\nversion = "new"', "of no version"),
+        (b"[project]\nversion = 1", "of no version"),
+        (b"[project]", "of no version"),
+        (b"project = 1", "of no version"),
+        (b"\xff", "of no version"),
+        (b"[project", "of no version"),
+    ],
+)
+def test_versions_are_compared_as_python_does(project: bytes, got: str | None) -> None:
+    config = SiteConfig("bank", "rows.csv", release_keys=public())
+    sent = zipped(signed({**FILES, "pyproject.toml": project}))
+    if got is None:
+        check_bundle(config, sent)
+        return
+    with pytest.raises(
+        ConfigError, match=rf"^app must be 0\.2\.0 or later, .* release {got}; app "
+    ):
+        check_bundle(config, sent)
+
+
+def test_a_signed_bundle_without_a_project_is_refused() -> None:
+    config = SiteConfig("bank", "rows.csv", release_keys=public())
+    with pytest.raises(ConfigError, match=r"got the signed release of no version"):
+        check_bundle(config, zipped(signed({"fedapp/a.py": b"a = 1"})))
 
 
 def test_a_key_of_another_kind_does_not_sign(tmp_path: Path) -> None:
