@@ -31,7 +31,7 @@ class Moment:
 
     Parameters
     ----------
-    facts, arrays : of the party's store before the request.
+    facts, records, arrays : of the party's store before the request.
     letters : sender and content of each.
     reply : what was answered.
     sent : letters to other parties.
@@ -40,6 +40,7 @@ class Moment:
     handler: Handler
     config: SiteConfig
     facts: Facts
+    records: Mapping[str, Any]
     arrays: Mapping[str, Any]
     request: Request
     letters: tuple[tuple[str, Content], ...]
@@ -49,7 +50,8 @@ class Moment:
     def answer(self, folder: Path, message: str, changes: Mapping[str, Change]) -> Any:
         """What the party answers where fields of the request, or of letters of a class, differ."""
         facts = Facts(deepcopy(dict(self.facts)))
-        site = Site(self.config, Store(folder, facts=facts, _changed=dict(self.arrays)))
+        given = {"facts": facts, "records": dict(self.records), "_changed": dict(self.arrays)}
+        site = Site(self.config, Store(folder, **given))
         kind, carries = type(self.request), self.request.carries_letters
         content = to_content(self.request, self.config.name)
         told = [content, *(letter for _, letter in self.letters)]
@@ -100,10 +102,11 @@ class Listener:
         def heard(site: Site, request: Request, *mails: Mail) -> Any:
             arrays = {name: np.array(site.store[name]) for name in site.store._names()}
             facts = Facts(deepcopy(dict(site.store.facts)))
+            records = dict(site.store.records)
             letters = tuple(pair for mail in mails for pair in mail._letters)
             found = handler(site, request, *mails)
             reply, sent = found if isinstance(found, tuple) else (found, [])
-            given = site.config, facts, arrays, request, letters, reply, sent
+            given = site.config, facts, records, arrays, request, letters, reply, sent
             self.moments.append(Moment(handler, *given))
             return found
 

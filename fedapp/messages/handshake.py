@@ -9,8 +9,10 @@ nothing of the table; a site need not have approved the run.
 - The server learns the fingerprint of the party's public key, which is the same in every run.
 - The server learns the site's time, which Flower sends with each of its messages.
 
-The plan is part of ``hello`` and ``vertical``. People at a site approve it; secrets of pairs, and
-so masks and letters, depend on it; a site compares every later request with it.
+The plan is part of ``hello`` and ``vertical``. People at a site approve the whole opening; secrets
+of pairs, and so masks and letters, depend on it. A site compares every later request and letter
+with it, answers each kind of request as often as it allows, and after a step back of the server
+only what it was asked before (``fedapp.site.account``).
 
 - Each party learns the settings of the plan, and the names and fingerprints of all parties.
 

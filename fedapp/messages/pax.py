@@ -22,6 +22,8 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
   count and label the rows of any cell of bins, and ``min-bin-rows``, which merges bins of scores,
   does not prevent it. Masks hide whose rows these are. Only noise (see ``private``) bounds what is
   disclosed about a row.
+- Where the run may go on without a lost party (``min-parties``), a round may begin again, as often
+  as the plan says: a server that breaks the rules gets as many rounds more.
 - A secret of the party decides which rows it draws for a round (``subsample``), unless it is
   simulated, and the draw is not sent. A party refuses a round that draws fewer rows than
   ``min-rows``; it sends zeros if the round draws fewer than ``least-bin-rows``; and it draws all

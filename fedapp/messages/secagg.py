@@ -20,8 +20,8 @@ Reveals: sums over all parties. A party's share looks random to anyone without a
   only. A late answer then reveals nothing.
 - Whatever losses a server claims, and to whichever party, it gets sums over at least 2
   ``threshold`` - n of n parties. Each site compares that number with its ``least-parties``.
-- A run has one opening, and a party lost in it stays lost, however often a server goes back. Where
-  no party may be lost, a server that goes back gets the same sums again and no others.
+- A run has one opening, and a party lost in it stays lost, however often a server goes back. A
+  server that goes back gets the same sums again and no others.
 - Sums before a loss minus sums after it are the lost party's as far as nothing else has changed:
   its numbers of rows, labels and missing values, for squared errors also of rows in each bin, and,
   as one tree changes them little, nearly its gradients.

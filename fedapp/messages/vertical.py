@@ -41,8 +41,7 @@ By the alignment:
 - A passive party learns how many rows the parties have whose lists it masks.
 - The active party is the only one to see lists under the masks of all. It learns for every subset
   of the parties how many rows they have in common, and which of its rows any other party has.
-- A party masks one list of each other party in a run. A coordinator that goes back to an earlier
-  step can have the same list masked again, and no other.
+- A party masks one list of each other party in a run.
 - A passive party learns which of its rows all parties have. It does not learn who has the others.
 - Every party sends every other a digest of the ids of the common rows, and answers nothing about
   them before it has those of all. So no row is used whose id some party does not know, whatever

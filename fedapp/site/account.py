@@ -14,7 +14,7 @@ its place. Each question is bound to all questions before it by a chain of diges
 are the same only if the whole line up to them is.
 
 Steps, attempts and gaps. A server numbers its exchanges; a site that was not asked in some of them
-is told the *gap* to the one before. A repeated step gets the stored reply and is no question. A
+gets the *gap* to the one before. A repeated step gets the stored reply and is no question. A
 restarted server counts its *attempts*, and goes back to its last checkpoint; the site goes back to
 the state that it stored then::
 
@@ -131,11 +131,11 @@ def open_account(config: SiteConfig, store: Store, request: Plan) -> None:
     name, message = config.name, type(request).__name__
     opening, account = opening_of(request), account_of(store)
     for setting, value in (account.opening or opening).items():
-        is_shorter = (
-            setting == "rounds" and opening[setting] < value
-        )  # resumed after it has diverged
+        # A run that has diverged is resumed with fewer rounds; another may allow fewer restarts.
+        is_shorter = setting in ("rounds", "restarts") and opening[setting] < value
         if setting != COLUMNS and opening[setting] != value and not is_shorter:
-            rule = f"must be {value}, as when the run was opened, got {opening[setting]}"
+            was, got = (one if one != "" else "''" for one in (value, opening[setting]))
+            rule = f"must be {was}, as when the run was opened, got {got}"
             raise ProtocolError(name, message, setting, f"{rule}; begin a new run")
     first = account.opening or opening
     is_shortened = account.is_shortened or opening["rounds"] < first["rounds"]
@@ -277,10 +277,10 @@ def take(
     round_id = getattr(request, "round_id", None)
     store.put(Position(before.number + 1, chain, before.round_id if round_id is None else round_id))
     number = str(before.number + 1)
-    if config.simulated or (known := account.answered.get(number)) == chain:
+    if config.simulated or (earlier := account.answered.get(number)) == chain:
         return not config.simulated
     is_restart = round_id is not None and round_id == before.round_id and _begins(request)
-    if known is not None:
+    if earlier is not None:
         if not _may_restart(account):
             rule = "must be what it was before the run was resumed; begin a new run"
             raise ProtocolError(config.name, type(request).__name__, "content", rule)

@@ -480,7 +480,7 @@ def test_a_run_that_is_opened_twice_is_refused(
 
     monkeypatch.setattr("strategies.secureboost.align", twice)
     refuses(
-        r"OpenRequest\.step must follow VerticalHelloRequest at a party that aligns",
+        r"OpenRequest\.message must come at most once by the plan that opened the run",
         vertical(parties=3),
         pinned(federation),
     )
@@ -507,7 +507,7 @@ def test_a_run_that_trains_cannot_pass_for_one_that_predicts(
 
     monkeypatch.setattr(VerticalStrategy, "greeting", noted)
     monkeypatch.setattr("strategies.secureboost.align", greeted_again)
-    match = r"VerticalHelloRequest\.model must be that of the run's first"
+    match = r"VerticalHelloRequest\.model must be '', as when the run was opened"
     refuses(rf"^(bank|shop) \(step 2\): {match}", vertical(), contexts)
 
 
@@ -599,9 +599,9 @@ def test_a_step_back_does_not_let_another_list_be_masked(federation: Federation)
     """Lists of the coordinator's choice would else be held against a party's ids one by one."""
     both = Colluders(federation(bank=PEOPLE[:20], clinic=PEOPLE[5:25], shop=PEOPLE[:20]))
     both.masked(PEOPLE[:20], attempt=0)
-    rule = r"^shop: MaskedList.content must be what it was when clinic masked the list of shop, "
+    rule = r"^clinic: MaskRequest.content must be what it was before the run was resumed; begin "
     for attempt in range(1, 6):
-        with pytest.raises(ProtocolError, match=rule + "before the run was resumed; begin a new"):
+        with pytest.raises(ProtocolError, match=rule):
             both.masked(PEOPLE[20 * attempt :][:20], attempt)
     # To before the opening, which draws another scalar and is told the same.
     both.ask("clinic", both.opening, 3, attempt=6, checkpoint=1)

@@ -131,10 +131,10 @@ class DyingApp(SiteApp):
             return super().__call__(message, context)
         write_atomically = store.write_atomically
 
-        def die_in_between(path: Path, data: bytes, **how: Any) -> None:
+        def die_in_between(path: Path, *given: Any, **how: Any) -> None:
             if self._party in path.parts:
                 raise Killed
-            write_atomically(path, data, **how)
+            write_atomically(path, *given, **how)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(store, "write_atomically", die_in_between)
