@@ -34,7 +34,7 @@ from fedapp.messages.fields import Array, Letter
 from fedapp.messages.vertical import MatchRequest, OrderRequest
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, handlers, role
-from fedapp.trees.divided import Skeleton, candidates, skeleton
+from fedapp.trees.divided import Nesting, Skeleton, candidates, skeleton
 from fedapp.trees.model import LEAF, Ensemble, check_trees
 
 Bools = npt.NDArray[np.bool_]
@@ -59,6 +59,8 @@ class Passive(Predicting):
         """Eq. 12 and 13: select entries by local splits, in every batch received."""
         parties, active = self.passive, self.active
         letters: Letters = []
+        if self.follows(OrderRequest):
+            self.check_order(mail)
         if structure := mail.only(Structure, active):
             part = self.party_part()
             self._keep_structure(part, structure, request)
@@ -94,13 +96,17 @@ class Passive(Predicting):
         local = letter.records[letter.records >= 0]
         fits = len(letter.ends) == letter.n_terms and self.structure is None
         # Each split occurs once in a model.
-        is_unique = len(np.unique(local)) == len(local)
-        if not (fits and is_unique and (local < len(part.lookup.columns)).all()):
+        n_records, is_unique = len(part.lookup.columns), len(np.unique(local)) == len(local)
+        if not (fits and is_unique and (local < n_records).all()):
             raise ProtocolError(
                 active, "Structure", "lefts", "must be trees of this model, sent once"
             )
         with as_protocol_error(active, "Structure", "lefts"):
             check_trees(letter.lefts, np.concatenate(([0], letter.ends)))
+        # With a tree for each split, weights of powers of two would show every side of every row.
+        if not part.nesting.is_of_whole_trees(Nesting.of(_trees(letter), n_records), local):
+            rule = f"must be those of whole trees, nested as when {self.name} trained them"
+            raise ProtocolError(active, "Structure", "records", rule)
         with as_protocol_error(active, "Structure", "n"):
             insecure = request.insecure_small_key
             key = read_public_key(letter.n, request.key_bits, insecure_small_key=insecure)
@@ -190,6 +196,28 @@ class Plan:
         terms: Floats = self.part.model.leaf_terms(tree)[nodes]
         return terms
 
+    def open_terms(self, tree: int, values: Array) -> tuple[Floats, Bools]:
+        """Terms of a tree's entries, 0 where local splits close them, and which are open.
+
+        Shapes (n_rows, n_entries, n_outputs) and (n_rows, n_entries).
+        """
+        pruned, n_rows = self.skeletons[tree], len(values)
+        is_open = candidates(pruned.lefts, self.local_sides(tree, values), n_rows)
+        terms = np.zeros((*is_open.shape, self.part.model.n_outputs))
+        for entry, node in enumerate(pruned.sources[pruned.entries].tolist()):
+            rows = is_open[:, entry]
+            terms[rows, entry] = self.terms_below(tree, node, values[rows])
+        return terms, is_open
+
+    def bounds(self, values: Array) -> tuple[Floats, Floats]:
+        """Least and largest sum of the terms that are open to each row, over the shared trees."""
+        low = high = np.zeros((len(values), self.part.model.n_outputs))
+        for tree in self.shared:
+            terms, is_open = self.open_terms(tree, values)
+            low = low + np.where(is_open[..., None], terms, np.inf).min(axis=1)
+            high = high + np.where(is_open[..., None], terms, -np.inf).max(axis=1)
+        return low, high
+
 
 def plan_of(part: ActivePart) -> Plan:
     """Plan of a run's model."""
@@ -232,7 +260,7 @@ class Active(Predicting):
             for name, letter in mail.all(Ready).items():
                 plan.part.check(name, letter.part)
                 self.ready = (*self.ready, name)
-            self._take_totals(mail)
+            self._take_totals(plan, mail)
             # A batch takes one step at each passive party, and one to return.
             n_due = max(0, self.n_steps - len(passive)) * self.batch_rows
             if self.n_back < min(n_due, self.n_sent):
@@ -328,22 +356,16 @@ class Active(Predicting):
         if first == n_rows:
             return None
         last = min(first + self.batch_rows, n_rows)
-        values, columns = self.values[first:last], []
-        for tree in plan.shared:
-            pruned = plan.skeletons[tree]
-            open_entries = candidates(pruned.lefts, plan.local_sides(tree, values), last - first)
-            for entry, is_open in zip(pruned.sources[pruned.entries], open_entries.T, strict=True):
-                terms = np.zeros((last - first, plan.part.model.n_outputs))
-                terms[is_open] = plan.terms_below(tree, int(entry), values[is_open])
-                columns.append(terms)
-        elements = np.stack(columns, axis=1).reshape(-1, plan.part.model.n_outputs)
+        values = self.values[first:last]
+        terms = [plan.open_terms(tree, values)[0] for tree in plan.shared]
+        elements = np.concatenate(terms, axis=1).reshape(-1, plan.part.model.n_outputs)
         key = PrivateKey.from_array(self.key)
         plaintexts = SumLayout(key.public.bits, *self.layout).pack(elements)
         self.n_sent, self.n_batches = last, self.n_batches + 1
         return Elements(first, last - first, encrypt(key, plaintexts, shared_workers()))
 
-    def _take_totals(self, mail: Mail) -> None:
-        """Eq. 14: decrypt the sums that are back."""
+    def _take_totals(self, plan: Plan, mail: Mail) -> None:
+        """Eq. 14: decrypt the sums that are back; each must be one that the row can have."""
         parties = self.passive
         for sender, letter in mail.each(Totals):
             first, n_rows = self.n_back, len(self.ids)
@@ -362,6 +384,16 @@ class Active(Predicting):
                 check_ciphertexts(key.public, letter.ciphertexts)
                 plain = decrypt(key, letter.ciphertexts, shared_workers())
                 terms = layout.unpack(plain, letter.n_rows)
+            low, high = plan.bounds(self.values[first:end])
+            # Terms are rounded when they are packed, sums of up to n_terms of them as float64.
+            slack = layout.n_terms**2 * 2.0 ** (layout.exponent - layout.precision + 1)
+            n_beyond = int(((terms < low - slack) | (terms > high + slack)).any(axis=1).sum())
+            if n_beyond:
+                rule = (
+                    "must be sums of leaves that this party's splits leave open to each row, got "
+                )
+                rule += f"{n_beyond} of {letter.n_rows} rows beyond: {sender} or a party before it "
+                raise ProtocolError(sender, "Totals", "ciphertexts", f"{rule}has changed them")
             sums = np.array(self.sums)
             sums[first:end] += terms
             self.sums, self.n_back = sums, end

@@ -46,6 +46,7 @@ from fedapp.site.store import part_digest, read_part, sent_bits
 from fedapp.trees.categories import names_of
 from fedapp.trees.divided import (
     Lookup,
+    Nesting,
     categories_of,
     compress,
     decompress,
@@ -56,6 +57,7 @@ from fedapp.trees.divided import (
     path_to,
     reachable_leaves,
     split_owners,
+    way_down,
 )
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.model import LEAF, Ensemble
@@ -82,6 +84,7 @@ class Part:
     name: str  # of the party
     document: Mapping[str, Any]  # the file's content
     lookup: Lookup  # the party's splits
+    nesting: Nesting  # where they are in the trees; empty at the active party
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +104,8 @@ class ActivePart(Part):
 def read_party_part(site: Site, model: str) -> Part:
     """A party's part of a model, by its id."""
     document = read_part(site.store.folder.parent / model)
-    return Part(site.name, document, Lookup.from_json(document))
+    lookup, nesting = Lookup.from_json(document), Nesting.of_part(document)
+    return Part(site.name, document, lookup, nesting)
 
 
 def active_part(site: Site, model: str) -> ActivePart:
@@ -111,7 +115,8 @@ def active_part(site: Site, model: str) -> ActivePart:
         raise DataError(f"parties must be those of the model, got none named {', '.join(missing)}")
     trees, records = model_of(document), [np.array(one) for one in document["splits"]]
     owners = split_owners(trees, document)
-    return ActivePart(site.name, document, Lookup.from_json(document), trees, owners, records)
+    local = Lookup.from_json(document), Nesting.empty()
+    return ActivePart(site.name, document, *local, trees, owners, records)
 
 
 def part_digest_array(site: Site, model: str) -> Array:
@@ -443,6 +448,8 @@ class Passive(Predicting):
 
     def answer(self, request: AnswerRequest, mail: Mail) -> tuple[AnswerReply, Letters]:
         """Sides of the rows asked about; after the last, drop the rows."""
+        if self.follows(OrderRequest):
+            self.check_order(mail)
         if request.last:
             self.end()
         questions = mail.all(Questions).get(self.active)
@@ -457,6 +464,7 @@ class Passive(Predicting):
         self, request: LeafSetsRequest, mail: Mail
     ) -> tuple[LeafSetsReply, Letters]:
         """Algorithm 3."""
+        self.check_order(mail)
         part = self.party_part()
         if "trees" not in part.document:
             raise DataError(
@@ -480,16 +488,26 @@ class Passive(Predicting):
 
 
 def answers(party: Aligned, part: Part, asked: Questions) -> tuple[npt.NDArray[np.uint8], Rows]:
-    """At a passive party: packed sides of the rows asked about, and the rows of each split."""
+    """At a passive party: packed sides of the rows asked about, and the rows of each split.
+
+    Only what a traversal of the trained trees asks is answered. A server that goes back cannot have
+    another way of a row asked: the account of the run accepts the same letter only.
+    """
     values, active = party.values, party.active
     n_records = len(part.lookup.columns)
     fits = (asked.rows < len(values)).all() and (asked.records < n_records).all()
     if not fits or not len(asked.rows):
         raise ProtocolError(active, "Questions", "rows", "must be of this table and these splits")
+    records = np.repeat(asked.records, asked.sizes)
+    with as_protocol_error(active, "Questions", "rows"):
+        walked = part.nesting, party.last_answers, len(values)
+        slots, last = way_down(*walked, records, asked.rows)
     rows = np.split(asked.rows, np.cumsum(asked.sizes)[:-1])
     places = zip(asked.records, rows, strict=True)
-    sides = [part.lookup.sides(record, values, at) for record, at in places]
-    return np.packbits(np.concatenate(sides)), rows
+    sides = np.concatenate([part.lookup.sides(record, values, at) for record, at in places])
+    last.ravel()[slots] = 2 * records + sides
+    party.last_answers = last
+    return np.packbits(sides), rows
 
 
 def _sets(mail: Mail, name: str, part: ActivePart) -> Iterator[bytes]:

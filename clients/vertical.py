@@ -6,9 +6,10 @@ intersects them and sends the others their common rows; then all put these in on
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Protocol
 
@@ -44,7 +45,7 @@ from fedapp.messages.vertical import (
     VerticalHelloReply,
     VerticalHelloRequest,
 )
-from fedapp.site.account import account_of
+from fedapp.site.account import account_of, planned
 from fedapp.site.answer import MODEL_ID, Site
 from fedapp.site.mail import (
     Letters,
@@ -80,6 +81,7 @@ from fedapp.trees.objective import AUTO
 log = logging.getLogger("fedapp.site")
 FEWEST_ROWS = 2  # to train
 KEY_BYTES = 32
+LEAST_MATCHED = 0.1  # of another party's ids; a site warns of fewer
 
 
 @role
@@ -107,7 +109,9 @@ class Aligned(Role):
     base_margins: npt.NDArray[np.float32] | None = None
     quantiles: npt.NDArray[np.float32]  # of the columns, to train
     unmatched: npt.NDArray[np.str_]  # to predict, at the active party: ids that not all have
-    digest: npt.NDArray[np.uint8] | None = None  # of the order, until it has been checked
+    digest: npt.NDArray[np.uint8] | None = None  # of the order, until all others' are checked
+    # At a passive party that is asked about rows: see ``fedapp.trees.divided.way_down``
+    last_answers: npt.NDArray[np.int32] | None = None
 
     @property
     def peers(self) -> list[str]:
@@ -129,13 +133,36 @@ class Aligned(Role):
         """Whether this party has the labels."""
         return self.name == self.active
 
+    # Bits of common rows prove nothing: an active party could send any. So every party shows every
+    # other that it knows the ids of the rows that it keeps. It sends a hash of its name, keyed by a
+    # hash of the run's key and of these ids in order. If blake2b is a random oracle, nobody finds
+    # that value without all of the ids, nor from another party's value, as the name differs. A
+    # party that knows the id of a row has a right to match it; one that guesses ids is limited by
+    # the sizes of lists. A proof that bits follow from the doubly masked lists would need those
+    # lists, 32 bytes a row, and one of equal exponents: a list may contain points of any ids.
+    def order_proof(self, party: str) -> Array:
+        """What this party sends as a digest of the order, or another one must; uint8, (32,)."""
+        assert self.digest is not None
+        proof = hashlib.blake2b(party.encode(), key=self.digest.tobytes(), digest_size=32)
+        return np.frombuffer(proof.digest(), dtype=np.uint8)
+
     def check_order(self, mail: Mail) -> None:
-        """Check, at the active party, that all others have the same ids in the same order."""
-        digests, expected = mail.all(OrderDigest), self.digest
+        """Check, before anything is answered, that the passive parties know the ids of all rows.
+
+        A passive party has checked the active one's digest when it kept the rows.
+        """
         for name in self.others:
-            if name not in digests or (digests[name].digest != expected).any():
-                raise DataError(f"ids must be those of {self.name}, in the same order", name)
+            if name != self.active:
+                self.check_proof(name, "OrderDigest", mail.one(OrderDigest, name).digest)
         self.digest = None
+
+    def check_proof(self, party: str, letter: str, digest: Array) -> None:
+        """Check another party's digest of the order."""
+        if (digest != self.order_proof(party)).any():
+            rule = f"ids must be those of {party}, in the same order"
+            raise ProtocolError(
+                party, letter, "digest", f"must be of the ids of {self.name}: {rule}"
+            )
 
     def number_labels(self, objective: str) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
         """Class names and labels as float32, at the active party; logs untrained classes."""
@@ -184,6 +211,7 @@ class Opening(Aligned):
     described: Described | None = None
     ordered: bool  # the rows are in a common order already
     holdout: Holdout
+    sizes: Mapping[str, int]  # rows of each party's table
     lists: tuple[str, ...] = ()  # owners of the lists that were masked here
     shuffle: npt.NDArray[np.int64]  # order in which the ids were sent
     scalar: bytes  # the mask
@@ -243,6 +271,8 @@ class Opening(Aligned):
             rule = "must be the number of local ids"
             raise ProtocolError(self.name, "OpenRequest", "n_rows", rule)
         self.active, self.ordered = request.active, request.ordered
+        self.sizes = dict(zip(names, request.n_rows.tolist(), strict=True))
+        self._check_sizes()
         self.holdout = Holdout(**fields_of(request, Holdout))
         if request.ordered:
             return SentReply(), []
@@ -287,20 +317,24 @@ class Opening(Aligned):
         self._keep(rows)
         key = np.frombuffer(secrets.token_bytes(KEY_BYTES), dtype=np.uint8)
         self.digest = self._digest(key)
+        proof = self.order_proof(self.name)
         nothing = np.empty(0, np.uint8)
         letters: Letters = [
-            (name, CommonRows(common.get(name, nothing), key)) for name in self.passive
+            (name, CommonRows(common.get(name, nothing), key, proof)) for name in self.passive
         ]
         return MatchReply(self.n_train, self.n_valid, self.n_test), letters
 
     def order_rows(self, request: OrderRequest, mail: Mail) -> tuple[SentReply, Letters]:
-        """At a passive party: keep the common rows."""
+        """At a passive party: keep the common rows, if the active one knows their ids."""
         letter, rows = mail.one(CommonRows, self.active), np.arange(len(self.ids))
         if not self.ordered:
             sent = self.active, "CommonRows", "common", letter.common
             rows = self.shuffle[sent_bits(*sent, [len(rows)])[0]]
         self._keep(rows)
-        return SentReply(), [(self.active, OrderDigest(self._digest(letter.key)))]
+        self.digest = self._digest(letter.key)
+        self.check_proof(self.active, "CommonRows", letter.digest)
+        proof = OrderDigest(self.order_proof(self.name))
+        return SentReply(), [(name, proof) for name in self.others]
 
     def _keep(self, rows: npt.NDArray[np.int64]) -> None:
         """Store these rows, in the common order: training, validation, test."""
@@ -313,6 +347,11 @@ class Opening(Aligned):
             "ids must have {} {} rows in common at least (min-rows of " + f"{self.name}), got {{}}"
         )
         check_subsets(0 if self.model else self.config.min_rows, n_rows, rule)
+        if self.model and len(rows) < (fewest := self.config.predict_min_rows):
+            limit = f"predict-min-rows of {self.name}"
+            rule = f"ids must have {fewest} rows in common at least ({limit}), got {len(rows)}"
+            raise DataError(rule)
+        self._warn_of_unmatched(len(rows))
         self.n_train, self.n_valid, self.n_test = n_rows.values()
         rows = np.concatenate([getattr(split, subset) for subset in SUBSETS])
         self.places, self.ids, self.values = rows, self.ids[rows], self.values[rows]
@@ -322,6 +361,39 @@ class Opening(Aligned):
             self.base_margins = self.base_margins[rows]
         # No list is masked any more.
         self.shuffle, self.scalar = np.empty(0, np.int64), b""
+
+    def _check_sizes(self) -> None:
+        """Check that no list is larger than the opening and this site allow."""
+        n_rows, ratio = len(self.ids), self.config.align_most_ratio
+        limits = {
+            "most_rows of the run's opening": planned(self.site.store)["most_rows"],
+            f"align-most-rows of {self.name}": self.config.limits["align-most-rows"],
+        }
+        if self._is_asked:
+            limits[f"{ratio} x {n_rows} rows, align-most-ratio of {self.name}"] = ratio * n_rows
+        limit = min(limits, key=limits.__getitem__)
+        for name in self.others:
+            if self.sizes[name] > limits[limit]:
+                rule = f"rows of {name} must be <= {limits[limit]} ({limit})"
+                raise ConfigError(f"{rule}, got {self.sizes[name]}")
+
+    @property
+    def _is_asked(self) -> bool:
+        """Whether others may try invented ids on the table.
+
+        An active party that predicts chooses which rows, often few, to match with whole tables.
+        """
+        return not self.config.simulated and not (self.model and self.is_active)
+
+    def _warn_of_unmatched(self, n_common: int) -> None:
+        """Warn, here, of lists of which few ids match: they may be invented."""
+        for name in self.others if self._is_asked and not self.ordered else ():
+            if n_common < LEAST_MATCHED * self.sizes[name]:
+                log.warning(
+                    "%d ids of %s were matched with %d rows of %s, and only %d are common to all: "
+                    "whoever invents ids learns in this way which of them the table has",
+                    *(self.sizes[name], name, self.sizes[self.name], self.name, n_common),
+                )
 
     def _check_list(self, sender: str, letter: MaskedList) -> None:
         route = self._route(letter.owner) if letter.owner in self.peers else []
@@ -333,12 +405,10 @@ class Opening(Aligned):
         if letter.owner in self.lists:
             rule = "must be one that had no list yet"
             raise ProtocolError(sender, "MaskedList", "owner", rule)
-        max_rows = self.config.limits["align-most-rows"]
-        if len(letter.points) > max_rows:
-            rule = f"must be <= {max_rows} (align-most-rows of {self.name}), got "
-            raise ProtocolError(sender, "MaskedList", "points", f"{rule}{len(letter.points)}")
-        n_ids, model_id = len(letter.points), self.folder.name
-        count_ids(self.config, model_id, letter.owner, n_ids, len(self.ids))
+        if (got := len(letter.points)) != (n_rows := self.sizes[letter.owner]):
+            rule = f"must be {n_rows}, as the opening has it of {letter.owner}, got {got}"
+            raise ProtocolError(sender, "MaskedList", "points", rule)
+        count_ids(self.config, self.folder.name, letter.owner, got, len(self.ids))
         self.lists = (*self.lists, letter.owner)
 
     def _route(self, owner: str) -> list[str]:

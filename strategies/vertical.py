@@ -237,8 +237,9 @@ def parts_file(
 def align(parties: Hellos, mailbox: Mailbox, settings: Settings) -> Conversation[dict[str, int]]:
     """Private set intersection: every list of ids is masked by every party.
 
-    Takes ``len(parties) + 2`` exchanges. The digests of the order are in the mailbox afterwards,
-    for the active party to check. Returns the number of common rows by subset.
+    Takes ``len(parties) + 2`` exchanges. The digests of the order are in the mailbox afterwards:
+    each party checks those of the passive ones with the next request that brings it letters.
+    Returns the number of common rows by subset.
     """
     ordered = settings.align == "ordered"
     active, passive = mailbox.active, mailbox.passive

@@ -313,7 +313,8 @@ class Passive(Forest):
     """State of a passive party."""
 
     def setup(self, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
-        """Set up training."""
+        """Check the other passive parties' digests of the rows' order, and set up training."""
+        self.check_order(mail)
         self.begin(request)
         return SentReply(), []
 

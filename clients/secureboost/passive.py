@@ -49,6 +49,7 @@ from fedapp.messages.vertical import OrderRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import part_digest, sent_bits, write_part
+from fedapp.trees.divided import Frontier
 from fedapp.trees.grow import children_of, each_once_among
 from fedapp.trees.objective import Objective, n_outputs
 from fedapp.trees.predict import Places
@@ -78,14 +79,17 @@ class Passive(Party):
     blocks: tuple[Bytes, ...] = ()  # its ciphertexts, layout by layout
     level: int
     n_open: int  # nodes that the next level may split
+    frontier: Frontier  # these, with the local splits above
+    first_tree: int  # number of the round's first tree in ``nesting``
     wanted_trees: Places  # of the nodes to sum
     wanted_nodes: Places
     splits: Splits | None = None  # of the level above, until the rows have moved
     local_bits: Bytes  # which rows the local ones of these send left
 
     def setup(self, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
-        """Code the categories, and bin the columns of the training rows."""
+        """Check the rows' order, code the categories, bin the columns of the training rows."""
         self.accept(request)
+        self.check_order(mail)
         train = self.cut_columns()
         codes, missing_code = digitise(train, self.cuts)
         widths = self.cuts.widths
@@ -123,6 +127,7 @@ class Passive(Party):
     def _take(self, mail: Mail) -> None:
         if self.follows(SetupRequest) or self.follows(AnswerRequest):
             self._meet(mail)
+            self.last_answers = None  # no row of the initial model is asked about any more
         if not self.follows(TakeRequest):
             self._begin(mail.one(EncryptedGradients, self.active))
         elif more := mail.only(MoreGradients, self.active):
@@ -167,7 +172,8 @@ class Passive(Party):
     def hand_over(self, request: HandOverRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Store the lookup table, drop the rows; send the table if the site allows it."""
         lookup, categories = self.lookup, self.categories
-        write_part(self.folder, lookup.to_json(self.columns, self.quantiles, categories))
+        part = lookup.to_json(self.columns, self.quantiles, categories)
+        write_part(self.folder, {**part, "nesting": self.nesting.to_json()})
         active, digest = self.active, np.frombuffer(part_digest(self.folder), np.uint8)
         letters: Letters = [(active, PartKept(digest))]
         if self.config.allows_export:
@@ -251,6 +257,7 @@ class Passive(Party):
         """Store a level's splits; make the local ones, and send their sides to the others."""
         active = self.active
         self._check_splits(letter)
+        self._nest(letter)
         self.splits, self.level, self.n_open = letter, letter.level, 2 * len(letter.trees)
         self.wanted_trees, self.wanted_nodes = letter.wanted_trees, letter.wanted_nodes
         local = np.flatnonzero(letter.columns >= 0)
@@ -274,6 +281,19 @@ class Passive(Party):
             partition = Partition(letter.level, local, np.empty(0, dtype=np.int64), bits)
             letters += [(name, partition) for name in self.others if name != active]
         return letters
+
+    def _nest(self, letter: Splits) -> None:
+        """Note which local split each of a level's local splits is under."""
+        if letter.level == 1:
+            # Earlier rounds count only if they have local splits; a model may have lost its last.
+            self.first_tree = 1 + int(self.nesting.trees.max(initial=-1))
+            self.frontier = Frontier.roots(len(self.nodes))
+        local, records = letter.columns >= 0, np.full(len(letter.columns), -1)
+        records[local] = len(self.lookup.columns) + np.arange(local.sum())
+        with as_protocol_error(self.active, "Splits", "nodes"):
+            split = letter.trees, letter.nodes, letter.lefts, records
+            under, self.frontier = self.frontier.split(*split)
+        self.nesting = self.nesting.plus(self.first_tree + letter.trees[local], under[local])
 
     def _check_splits(self, letter: Splits) -> None:
         columns, widths, n_trees = letter.columns, self.cuts.widths, len(self.nodes)

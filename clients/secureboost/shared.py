@@ -29,7 +29,7 @@ from fedapp.trees.constraints import (
     parse_interactions,
     parse_monotone,
 )
-from fedapp.trees.divided import Lookup, categories_of
+from fedapp.trees.divided import Lookup, Nesting, categories_of
 from fedapp.trees.predict import Bits, Nodes, Places, move_rows, pack_bits, sides_of, slots_of
 from fedapp.trees.sets import CategorySets, category_counts, set_numbers
 
@@ -51,6 +51,7 @@ class Party(Aligned):
     n_categories: Ints  # (n_columns,): all categories, also those of held-back rows
     codes: Codes  # (n_train, n_columns)
     lookup: Lookup  # the local splits
+    nesting: Nesting  # where they are in the trees, at a passive party
     # The round in progress
     nodes: Nodes  # (n_trees, n_rows): held-back rows move too, they are scored by leaves
 
@@ -82,7 +83,8 @@ class Party(Aligned):
     # margins. Record and round numbers continue.
     def begin_lookup(self) -> Bytes:
         """Start with the party's splits of the initial model, if any; returns their digest."""
-        self.lookup, model = Lookup.empty(), self.settings.init_model
+        self.lookup, self.nesting = Lookup.empty(), Nesting.empty()
+        model = self.settings.init_model
         if not model:
             return np.empty(0, dtype=np.uint8)
         part = read_party_part(self.site, model)
@@ -93,7 +95,7 @@ class Party(Aligned):
         if categories_of(part.document) != self.categories:
             rule = "categories of init-model must be those of the training rows, in the order that "
             raise DataError(f"{rule}the run draws: it takes the same table and seed", self.name)
-        self.lookup = part.lookup
+        self.lookup, self.nesting = part.lookup, part.nesting
         return part_digest_array(self.site, model)
 
     def make_splits(

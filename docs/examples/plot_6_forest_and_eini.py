@@ -60,7 +60,7 @@ print(f"test AUC {summary['metrics']['test']['auc']:.4f}, {summary['exchanges']}
 # ---------------------
 # *Interactive*: the clinic asks the laboratory at each of its splits. *One-round*: the laboratory
 # sends which leaves its splits leave open. *Fed-EINI*: the clinic sends encrypted leaves, and
-# decrypts only the sum.
+# decrypts their sum.
 
 rows = {"clinic": clinic[new].drop(columns="benign"), "laboratory": laboratory[new]}
 demo = {"key_bits": 512, "insecure_small_key": True, "unguarded": True}

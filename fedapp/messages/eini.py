@@ -18,9 +18,14 @@ Reveals: the sum of each row's leaf values, to the active party, and sizes and s
   considers that infeasible, and the guard does not prevent it.
 - Letters between passive parties are sealed against the active party, because it could decrypt
   their ciphertexts.
-- The parties are assumed to follow the protocol: a passive party has to trust the structure and the
-  values that the active party sends; false ones would let the active party read every split of
-  every row.
+- A passive party refuses a structure that was not trained: its splits must be those of whole trees,
+  nested as it has kept them from the training. It cannot check the weights. An active party that
+  breaks the rules encrypts powers of two, and reads from one sum which entries the passive parties
+  leave open to the row in each tree: as much as by ``one_round``, and more than by ``interactive``
+  (16,880 of the sides counted there).
+- A passive party that breaks the rules chooses its answers: it can move a row's sum to any value
+  between the least and the largest sum of leaves that the active party's splits leave open to the
+  row. The active party refuses sums beyond, and cannot detect others.
 - With ``share-column-names`` all parties may know the names of the columns, as the paper intends.
 """
 

@@ -45,8 +45,17 @@ By the alignment:
 - A site limits how many ids of others are matched with its rows in 24 hours, over all runs
   (``align-ids-per-day``).
 - A passive party learns which of its rows all parties have. It does not learn who has the others.
+- Every party sends every other a digest of the ids of the common rows, and answers nothing about
+  them before it has those of all. So no row is used whose id some party does not know, whatever
+  bits the active party sends: it cannot compute a digest of ids that it does not have. Where rows
+  are matched, the digests reveal nothing more: a passive party sends its own only after the active
+  one has shown that it knows the ids, to parties whose lists have them too.
+- A party may invent ids, such as all telephone numbers, and learns which of them the others have.
+  Nothing stops that; ``align-most-ratio``, ``align-most-rows`` and ``runs-per-day`` limit it, and a
+  site warns in its log where few of another party's ids match.
 - With ``align=ordered`` a party learns whether its ids are the active party's, and how many rows
-  the others have.
+  the others have. The active party's digest is sent before the others show that they know the ids:
+  of a table of one or two rows, whose ids can be guessed, it confirms a guess.
 - Letters between parties are sealed under keys that are bound to all of ``OpenRequest`` and of the
   request before it: two parties that received different requests cannot read each other's letters.
 - A thief of a site's disk can read a run's letters to and from the site only during the run;
@@ -101,7 +110,7 @@ class VerticalHelloRequest(Plan, Request):
     """Open a run with its plan: read the table and report its size."""
 
     needs_ids: bool
-    most_rows: Annotated[int, Range(1, 2**40)]
+    most_rows: Annotated[int, Range(1, 2**40)]  # of any party's table; all sites hold lists to it
     seed: Annotated[int, Range(0, 2**63 - 1)]
     model: Annotated[str, Range(0, 16)]  # to predict with, which selects columns; empty to train
     asks_objective: bool  # whether to report which objective the labels suggest
@@ -196,12 +205,16 @@ class CommonRows(Letter):
     """Active to passive: which entries of the receiver's list all parties have."""
 
     common: Annotated[Array, Form("uint8", "n_common_bytes")]  # bits; none where align=ordered
-    key: Annotated[Array, Form("uint8", 32)]  # of the digest of the order
+    key: Annotated[Array, Form("uint8", 32)]  # of the digests of the order
+    digest: Annotated[Array, Form("uint8", 32)]  # the sender's, see OrderDigest
 
 
 @message
 class OrderDigest(Letter):
-    """Keyed digest of the ids in the common order."""
+    """Passive to all others: keyed digest of the ids in the common order and of the sender's name.
+
+    Only who knows all these ids can compute it, and nobody can turn another party's into its own.
+    """
 
     digest: Annotated[Array, Form("uint8", 32)]
 

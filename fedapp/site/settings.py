@@ -236,6 +236,10 @@ class SiteConfig:
         Whole, key("align-ids-per-day", default="20 a row of the table")
     ] = 0
     """The most ids of other parties that may be matched with the table in 24 hours."""
+    align_most_ratio: Annotated[int, Field(ge=1)] = 20
+    """The most rows of a party's list, for each row of this site's table."""
+    predict_min_rows: Annotated[Whole, key("predict-min-rows", 100)] = 0
+    """The fewest rows of this site that a run may predict."""
     most_columns: Whole = 100_000
     """The most columns that another party may bring into this site's model."""
     shares_names: Annotated[Switch, key("share-column-names", True)] = False

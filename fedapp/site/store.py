@@ -481,7 +481,9 @@ def read_part(folder: Path) -> dict[str, Any]:
         rule = "model's part must be as fedapp wrote it, got a file that was changed or is older"
         raise DataError(f"{rule}: restore {PART_FILE}, or train the model again")
     if document.get("format") != PART_FORMAT:
-        raise DataError(f"model must be of format {PART_FORMAT}, got {document.get('format')!r}")
+        way = "another version of fedapp trained it; train the model again"
+        got = document.get("format")
+        raise DataError(f"model must be of format {PART_FORMAT}, got {got!r}: {way}")
     return document
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,11 +43,12 @@ from fedapp.trees.sets import (
     sets_of_codes,
 )
 
-PART_FORMAT = 1
+PART_FORMAT = 2
 DIVIDED = "parts"  # kind of a model.json that lists where a divided model's parts are
 Ints = npt.NDArray[np.int64]
 NO_QUANTILES = np.empty((0, 0), dtype=np.float32)
 Sets = npt.NDArray[np.uint8]  # shape (n_leaves, n_bytes)
+NONE = -1  # no local split above
 LEVEL = 1  # of zlib: higher levels cost more time than they save
 Lefts = npt.NDArray[Any]  # left child of each node, LEAF at a leaf; the right child is the next
 
@@ -169,6 +170,141 @@ class Lookup:
             widths,
             sets_of_codes(document.get("sets", []), widths[widths > 0]),
         )
+
+
+# A party that knows where its splits are can recognise which questions about a row, and which
+# structure, belong to the trained model. Of a place in a tree it needs only the nearest of its own
+# splits above, and the side: one number, NONE or 2 * record + (1 if left). An example::
+#
+#              0: another party's split           node  0     1     2     3  4  5     6
+#             /                        \          under NONE  NONE  NONE  1  0  NONE  NONE
+#     1: local record 0        2: another's
+#      /            \           /       \
+#    3: record 1    4: leaf   5: leaf  6: record 2
+@dataclass(frozen=True, slots=True, eq=False)
+class Nesting:
+    """Where one party's splits are in the trees, relative to each other."""
+
+    trees: Ints  # (n_records,): number of the tree, in any numbering
+    under: Ints  # (n_records,): the nearest local split above and the side, as one number
+
+    @classmethod
+    def empty(cls) -> Nesting:
+        """Without splits."""
+        return cls(np.empty(0, np.int64), np.empty(0, np.int64))
+
+    @classmethod
+    def of(cls, trees: Iterable[tuple[Lefts, Ints]], n_records: int) -> Nesting:
+        """From left children and record ids of all nodes, tree by tree; -1: no local split."""
+        nesting = cls(np.zeros(n_records, np.int64), np.full(n_records, NONE, np.int64))
+        for number, (lefts, records) in enumerate(trees):
+            under = np.full(len(lefts), NONE, np.int64)
+            # Children come after their parents.
+            for node in np.flatnonzero(lefts != LEAF).tolist():
+                left, record = int(lefts[node]), int(records[node])
+                under[left : left + 2] = under[node]
+                if record >= 0:
+                    nesting.trees[record], nesting.under[record] = number, under[node]
+                    under[left : left + 2] = 2 * record + 1, 2 * record
+        return nesting
+
+    @classmethod
+    def of_part(cls, part: Mapping[str, Any]) -> Nesting:
+        """From a party's part: of a forest it has the trees, else what ``to_json`` wrote."""
+        if "trees" in part:
+            trees = ((np.array(tree["lefts"]), np.array(tree["records"])) for tree in part["trees"])
+            return cls.of(trees, len(part["records"]))
+        return cls(*np.array(part.get("nesting", []), dtype=np.int64).reshape(-1, 2).T)
+
+    def to_json(self) -> list[list[int]]:
+        """Tree and number of each split, for JSON."""
+        pairs: list[list[int]] = np.stack((self.trees, self.under), axis=1).tolist()
+        return pairs
+
+    def plus(self, trees: Ints, under: Ints) -> Nesting:
+        """With further splits appended."""
+        return Nesting(np.concatenate((self.trees, trees)), np.concatenate((self.under, under)))
+
+    def is_of_whole_trees(self, sent: Nesting, records: Ints) -> bool:
+        """Whether another nesting of some splits is this one, tree by tree, with no split left out.
+
+        ``sent`` may number the trees otherwise.
+        """
+        trees = self.trees[records]
+        pairs = {*zip(trees.tolist(), sent.trees[records].tolist(), strict=True)}
+        n_trees = len({here for here, _ in pairs}), len({there for _, there in pairs})
+        return (
+            np.array_equal(self.under[records], sent.under[records])
+            and n_trees == (len(pairs), len(pairs))
+            and int(np.isin(self.trees, trees).sum()) == len(records)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frontier:
+    """Nodes of growing trees that may be split next, and the local splits above them."""
+
+    keys: Ints  # (n_open,): tree and node in one number, ascending
+    under: Ints  # (n_open,): see ``Nesting``
+
+    @classmethod
+    def roots(cls, n_trees: int) -> Frontier:
+        """Of trees without splits."""
+        return cls(np.arange(n_trees) << 32, np.full(n_trees, NONE, dtype=np.int64))
+
+    def split(self, trees: Ints, nodes: Ints, lefts: Ints, records: Ints) -> tuple[Ints, Frontier]:
+        """Which local split each of some splits is under, and the next level's nodes.
+
+        ``records`` are ids of local splits, -1 at others. Raises a ValueError if a node is not open
+        or is split twice, or if two nodes share a child.
+        """
+        tree_keys = trees.astype(np.int64) << 32
+        keys, children = tree_keys | nodes, np.stack((tree_keys | lefts, tree_keys | (lefts + 1)))
+        places = np.searchsorted(self.keys, keys)
+        is_open = np.isin(keys, self.keys).all()
+        if (
+            not is_open
+            or len({*keys.tolist()}) < len(keys)
+            or len(np.unique(children)) < 2 * len(keys)
+        ):
+            raise ValueError("nodes must be open, each once, with children of their own")
+        under = self.under[places]
+        is_local = records >= 0
+        below = [np.where(is_local, 2 * records + is_left, under) for is_left in (1, 0)]
+        order = np.argsort(children.ravel(), kind="stable")
+        return under, Frontier(children.ravel()[order], np.concatenate(below)[order])
+
+
+def way_down(
+    nesting: Nesting, last: npt.NDArray[np.int32] | None, n_rows: int, records: Ints, rows: Ints
+) -> tuple[Ints, npt.NDArray[np.int32]]:
+    """Check that questions follow the answers to earlier ones; returns where answers are noted.
+
+    Parameters
+    ----------
+    last : int32, shape (n_trees with local splits, n_rows), or None at the start: the last split at
+        which a row was asked about in a tree and its side, as in ``Nesting``.
+    records, rows : shape (n_asked,): splits and rows of the questions, of one letter.
+
+    Returns
+    -------
+    slots : int64, shape (n_asked,): place of each question in ``last``, flattened.
+    last : a copy, to be changed there to ``2 * records + sides``.
+
+    Raises
+    ------
+    ValueError : a row is not where the answers have led it, or is asked about twice in a tree.
+    """
+    trees, numbers = np.unique(nesting.trees, return_inverse=True)
+    if last is None:
+        last = np.full((len(trees), n_rows), NONE, dtype=np.int32)
+    slots = numbers[records] * n_rows + rows
+    is_asked = np.zeros(last.size, dtype=bool)
+    is_asked[slots] = True
+    follows = (last.ravel()[slots] == nesting.under[records]).all()
+    if not follows or np.count_nonzero(is_asked) < len(slots):
+        raise ValueError("rows must be where the answers led them, each once a letter and tree")
+    return slots, last.copy()
 
 
 def categories_of(part: Mapping[str, Any]) -> Categories:

@@ -514,7 +514,10 @@ REFUSED = [
     ("alow", "pax", r"in the node config is not a setting; did you mean allow\?"),
     *(
         (key, value, rule)
-        for key in ("most-bins", "score-bins", "align-most-rows", "min-rows", "min-bin-rows")
+        for key in (
+            *("most-bins", "score-bins", "align-most-rows", "min-rows", "min-bin-rows"),
+            "predict-min-rows",
+        )
         for value, rule in (
             ("-1", "must be >= 0, got '-1'"),
             ("many", "must be a whole number, got 'many'"),
@@ -530,6 +533,7 @@ REFUSED = [
         for key in SWITCHES
         for value in ("yes", "1", 1, 0, 1.0, "on", "True", "True ", "FALSE", "", "no")
     ),
+    ("align-most-ratio", 0, "must be >= 1, got 0"),
     *(
         ("share-categories", value, f"must be true or false{OR_ROWS}, got {value!r}")
         for value in (2.0, -2, "2.0", "02", "1e2", "٢", 10**9)

@@ -19,7 +19,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
-from fedapp.site.store import PART_FILE
+from fedapp.site.store import PART_FILE, read_part, write_part
 from fedapp.trees.model import LEAF, load_model
 from fedapp.trees.predict import goes_left
 from tests.conftest import MakeSettings
@@ -222,6 +222,17 @@ def test_a_part_that_was_changed_on_the_disk_is_not_read(
     path = home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART_FILE
     path.write_text(path.read_text().replace(*change, 1))
     match = r"party-2 \(step 1\): model's part must be as fedapp wrote it, got a file that was"
+    with pytest.raises(PartyError, match=match):
+        run_local(inference(settings, trained))
+
+
+def test_a_part_of_before_it_had_the_places_of_its_splits_is_refused(
+    train: Callable[..., Any], settings: MakeSettings
+) -> None:
+    trained, folder = train()
+    site = home() / "sites" / "party-2" / summary_of(folder)["model_id"]
+    write_part(site, {**read_part(site), "format": 1})
+    match = r"^party-2 \(step 1\): model must be of format 2, got 1"
     with pytest.raises(PartyError, match=match):
         run_local(inference(settings, trained))
 

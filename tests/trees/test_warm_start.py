@@ -236,7 +236,7 @@ def test_a_part_that_has_changed_is_not_gone_on_from(joined: MakeSettings) -> No
     first = run_local(joined())
     model = summary_of(first)["model_id"]
     part = home() / "sites" / "party-2" / model / "part.json"
-    part.write_text(part.read_text().replace('"format": 1', '"format":  1'))
+    part.write_text(part.read_text().replace('"format": 2', '"format":  2'))
     with pytest.raises(PartyError, match="model must be the one this run was trained with"):
         run_local(joined(init_model=str(first.path)))
 

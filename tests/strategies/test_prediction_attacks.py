@@ -1,0 +1,287 @@
+"""Attacks on predictions, from the seat of a party that breaks the rules; all refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+
+from fedapp.crypto.packing import SumLayout
+from fedapp.crypto.paillier import PublicKey
+from fedapp.home import home
+from fedapp.messages.eini import Structure, Totals
+from fedapp.messages.fields import Letter
+from fedapp.messages.inference import Questions
+from fedapp.settings import Settings
+from fedapp.site.mail import Letters
+from fedapp.site.store import read_part
+from fedapp.trees.divided import NONE, Nesting
+from tests.conftest import MakeSettings, MakeSites
+from tests.network import run
+from tests.pooled import write_rows
+from tests.strategies.test_interactive import written
+from tests.tampering import refuses, rewrite_all_letters
+from tests.transcript import summary_of
+
+N_ROWS = 160
+SMALL = {"key_bits": 512, "insecure_small_key": True}
+KEYS = {f"{method}__{key}": one for method in ("eini", "secureboost") for key, one in SMALL.items()}
+Model = tuple[list[Context], dict[str, Any], Nesting]
+
+
+@pytest.fixture(params=["secureboost", "federated-forest"])
+def model(
+    request: pytest.FixtureRequest, settings: MakeSettings, sites: MakeSites, tmp_path: Path
+) -> Model:
+    """Two sites with a divided model, settings of a run on their rows, and how the shop's splits
+    are nested."""
+    rng = np.random.default_rng(6)
+    columns = rng.normal(size=(5, N_ROWS)).round(2)
+    label = {"y": (columns.sum(axis=0) + rng.normal(size=N_ROWS) > 0).astype(int)}
+    tables = {"bank": dict(zip("ab", columns, strict=False)) | label}
+    tables["shop"] = dict(zip("cde", columns[2:], strict=True))
+    contexts = sites(
+        *(
+            {"name": name, "data": write_rows(tmp_path / f"{name}.csv", table), "min-rows": 20}
+            | {"label": "y" if name == "bank" else ""}
+            for name, table in tables.items()
+        )
+    )
+    forest = {"federated_forest__trees": 4, "federated_forest__max_depth": 4}
+    grown = {"num_boost_round": 4, "max_depth": 4, **forest, **KEYS}
+    given = {"parties": 2, "align": "ordered", "valid_fraction": 0.0, "test_fraction": 0.0}
+    trained = run(settings(strategy=request.param, **given, **grown), contexts)
+    given |= {"model": summary_of(trained)["model_id"], "eini__unguarded": True, **KEYS}
+    part = read_part(home() / "sites" / "shop" / given["model"])
+    return contexts, given, Nesting.of_part(part)
+
+
+def rewrite_first(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Letter], *changes: Callable[[Any], Any] | None
+) -> list[Any]:
+    """Change the first letters of a class, one by one; returns all as they were."""
+    seen = list[Any]()
+
+    def changed(letter: Letter) -> Letter:
+        if not isinstance(letter, kind):
+            return letter
+        seen.append(letter)
+        change = changes[len(seen) - 1] if len(seen) <= len(changes) else None
+        return change(letter) if change else letter
+
+    def write(sender: str, letters: Letters) -> Letters:
+        return [(receiver, changed(letter)) for receiver, letter in letters]
+
+    rewrite_all_letters(monkeypatch, write)
+    return seen
+
+
+# Interactive
+
+
+def asks(*pairs: tuple[int, np.ndarray]) -> Questions:
+    """Questions about rows at some records."""
+    sizes = np.array([len(rows) for _, rows in pairs], dtype=np.int64)
+    rows = np.concatenate([rows for _, rows in pairs]).astype(np.int32)
+    return Questions(np.array([record for record, _ in pairs], dtype=np.int64), sizes, rows)
+
+
+def pairs_of(letter: Questions) -> list[tuple[int, np.ndarray]]:
+    rows = np.split(letter.rows, np.cumsum(letter.sizes)[:-1])
+    return list(zip(letter.records.tolist(), rows, strict=True))
+
+
+def all_splits(nesting: Nesting, letter: Questions) -> Questions:
+    """Every row at every split."""
+    return asks(*((record, np.arange(N_ROWS)) for record in range(len(nesting.trees))))
+
+
+def a_row_twice(nesting: Nesting, letter: Questions) -> Questions:
+    (record, rows), *more = pairs_of(letter)
+    return asks((record, rows), *more, (record, rows[:1]))
+
+
+def second_branch(nesting: Nesting, letter: Questions) -> Questions:
+    """Rows at a split of their tree that is in another branch of the active party's split."""
+    pairs = pairs_of(letter)
+    for record, rows in pairs:
+        others = (nesting.trees == nesting.trees[record]) & (nesting.under == NONE)
+        others[[one for one, _ in pairs]] = False
+        if others.any():
+            return asks(*pairs, (int(np.flatnonzero(others)[0]), rows))
+    other = next(
+        (a, rows)
+        for a, _ in pairs
+        for b, rows in pairs
+        if a != b and nesting.trees[a] == nesting.trees[b]
+    )
+    return asks(*pairs, other)
+
+
+@pytest.mark.parametrize("change", [all_splits, a_row_twice, second_branch])
+def test_rows_that_are_not_at_a_split_are_not_answered(
+    model: Model,
+    settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Nesting, Questions], Questions],
+) -> None:
+    contexts, given, nesting = model
+    rewrite_first(monkeypatch, Questions, partial(change, nesting))
+    refuses_questions(settings(strategy="interactive", **given), contexts)
+
+
+def refuses_questions(predicts: Settings, contexts: list[Context]) -> None:
+    match = r"^bank \(step \d+\): Questions\.rows must be where the answers led them, each once a "
+    refuses(match + "letter and tree$", predicts, contexts)
+
+
+def contradicting(nesting: Nesting, seen: list[Any], letter: Questions) -> Questions:
+    """Rows at splits below one that, as was answered, sends them the other way."""
+    first = dict(pairs_of(seen[0]))
+    for record, rows in pairs_of(letter):
+        above = int(nesting.under[record]) // 2
+        wrong = np.setdiff1d(first.get(above, rows), rows)
+        if nesting.under[record] != NONE and len(wrong):
+            return asks((record, wrong))
+    raise AssertionError
+
+
+@pytest.mark.parametrize("kind", ["again", "contradicting"])
+def test_rows_are_not_asked_about_twice_nor_against_the_answers(
+    model: Model, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    contexts, given, nesting = model
+    seen: list[Any] = []
+    change = {
+        "again": lambda letter: seen[0],
+        "contradicting": lambda letter: contradicting(nesting, seen, letter),
+    }[kind]
+    seen += [None]
+
+    def note(letter: Questions) -> Questions:
+        seen[0] = letter
+        return letter
+
+    rewrite_first(monkeypatch, Questions, note, change)
+    refuses_questions(settings(strategy="interactive", **given), contexts)
+
+
+# Fed-EINI
+
+
+def a_tree_a_split(nesting: Nesting, letter: Structure) -> Structure:
+    """Weights of powers of two in such trees show every side of every row."""
+    records = letter.records[letter.records >= 0]
+    return replace(
+        letter,
+        n_terms=len(records),
+        ends=3 * np.arange(1, len(records) + 1),
+        lefts=np.tile([1, -1, -1], len(records)),
+        records=np.stack((records, *np.full((2, len(records)), -1)), axis=1).ravel(),
+    )
+
+
+def without_a_split(nesting: Nesting, letter: Structure) -> Structure:
+    records = letter.records.copy()
+    records[np.argmax(records >= 0)] = -1
+    return replace(letter, records=records)
+
+
+def upside_down(nesting: Nesting, letter: Structure) -> Structure:
+    """A split changes places with the one above."""
+    below = int(next(r for r in letter.records if r >= 0 and nesting.under[r] != NONE))
+    above = int(nesting.under[below]) // 2
+    records = letter.records.copy()
+    records[letter.records == below], records[letter.records == above] = above, below
+    return replace(letter, records=records)
+
+
+@pytest.mark.parametrize("change", [a_tree_a_split, without_a_split, upside_down])
+def test_a_structure_that_was_not_trained_is_refused(
+    model: Model,
+    settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Nesting, Structure], Structure],
+) -> None:
+    contexts, given, nesting = model
+    rewrite_first(monkeypatch, Structure, partial(change, nesting))
+    match = r"^bank \(step \d+\): Structure\.records must be those of whole trees, nested as when "
+    refuses(match + "shop trained them$", settings(strategy="eini", **given), contexts)
+
+
+def shifted(letter: Totals, structure: Structure, by: int) -> Totals:
+    """Totals of which every row's sum is larger by so many units of the fixed point."""
+    key = PublicKey.from_array(structure.n)
+    layout = SumLayout(key.bits, structure.n_terms, structure.n_outputs, 0)
+    width, n_squared = letter.ciphertexts.shape[1], key.n**2
+    changed, n_left = letter.ciphertexts.copy(), letter.n_rows
+    for place, ciphertext in enumerate(changed):
+        here = min(n_left, layout.n_slots)
+        plain = sum(by << (layout.slot_bits * slot) for slot in range(here))
+        number = int.from_bytes(ciphertext.tobytes(), "big") * (1 + key.n * plain) % n_squared
+        changed[place] = np.frombuffer(number.to_bytes(width, "big"), np.uint8)
+        n_left -= here
+    return replace(letter, ciphertexts=changed)
+
+
+@pytest.mark.parametrize("part", [0.5, -0.5])
+def test_sums_that_a_passive_party_has_shifted_beyond_a_rows_leaves_are_refused(
+    model: Model, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, part: float
+) -> None:
+    """By half of the largest leaf; before, only sums that no row at all can have were refused."""
+    contexts, given, _ = model
+    structures = list[Structure]()
+
+    def write(sender: str, letters: Letters) -> Letters:
+        structures.extend(each for _, each in letters if isinstance(each, Structure))
+        return [
+            (
+                to,
+                shifted(each, structures[0], int(part * 2**53))
+                if isinstance(each, Totals)
+                else each,
+            )
+            for to, each in letters
+        ]
+
+    rewrite_all_letters(monkeypatch, write)
+    match = r"^shop \(step \d+\): Totals\.ciphertexts must be sums of leaves .* got \d+ of 160 rows"
+    refuses(match, settings(strategy="eini", **given), contexts)
+
+
+@pytest.mark.parametrize("strategy", ["interactive", "eini"])
+def test_the_same_sites_predict_together_if_nobody_breaks_the_rules(
+    model: Model, settings: MakeSettings, strategy: str
+) -> None:
+    contexts, given, _ = model
+    summary = summary_of(run(settings(strategy=strategy, **given), contexts))
+    assert summary["matched_rows"] == {"predicted": N_ROWS}
+
+
+def test_a_model_that_lost_its_last_rounds_and_went_on_is_walked_as_it_is(
+    settings: MakeSettings, tmp_path: Path
+) -> None:
+    """Splits of lost rounds stay in a passive party's part, beside those of the rounds after."""
+    rng = np.random.default_rng(1)
+    columns = rng.normal(size=(6, 200)).round(2)
+    label = (columns.sum(axis=0) + 4 * rng.normal(size=200) > 0).astype(int)
+    data = write_rows(tmp_path / "rows.csv", dict(zip("abcdefy", [*columns, label], strict=True)))
+    given = {"data": str(data), "label": "y", "parties": 3, "align": "ordered", **KEYS}
+    grown = {"strategy": "secureboost", "max_depth": 4, "num_boost_round": 8, "eta": 0.8}
+    cut = run(settings(**given, **grown, early_stopping_rounds=2))
+    assert summary_of(cut)["best_round"] < 7
+    again = run(settings(**given, **{**grown, "num_boost_round": 2}, init_model=str(cut.path)))
+    model = summary_of(again)["model_id"]
+    part = read_part(home() / "sites" / "party-2" / model)
+    assert len(part["nesting"]) == len(part["records"])
+    found = []
+    for strategy in ("interactive", "eini"):
+        predicts = settings(strategy=strategy, model=model, eini__unguarded=True, **given)
+        found.append(written(summary_of(run(predicts))))
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-6)
