@@ -546,6 +546,7 @@ def test_a_list_of_invented_ids_is_refused(
         {"name": "bank", "data": bank, "id": "customer"},
         {"name": "shop", "data": shop, "id": "customer", "label": ""},
     ]
+    nodes[1]["align-most-ratio"] = 100
     rule = r"align-ids-per-day must be >= .*, 900 with the 900 of bank, got 880 at shop$"
     with pytest.raises(FedappError, match=rule):
         run_local(vertical(align="psi", num_boost_round=1), sites(*nodes))
