@@ -7,7 +7,7 @@ field, so that they reach the handlers, and values at its edges.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -15,16 +15,33 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context, Message
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from fedapp.client_app import SiteApp
 from fedapp.errors import FedappError
-from fedapp.messages.fields import Form, Message, OneOf, Range
-from fedapp.messages.wire import Content, from_bytes, from_content, to_bytes
+from fedapp.home import home
+from fedapp.messages import fields as declared
+from fedapp.messages.fields import Form, OneOf, Range
+from fedapp.messages.wire import (
+    REFUSED,
+    Content,
+    from_bytes,
+    from_content,
+    from_records,
+    to_bytes,
+    to_records,
+)
+from fedapp.runs.local import run_local
 from fedapp.runs.predict import model_of_text
+from fedapp.site import store
+from fedapp.site.register import DATABASE
+from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.messages.declared import example, kinds
 from tests.moments import RUNS, Listener, listen
+from tests.network import run
 
 # Fields that set how much work a run is: any value is honest.
 WORK = {
@@ -37,6 +54,7 @@ WORK = {
     "max_depth",
     "batch_rows",
 }
+SMALL_KEY = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
 KINDS = {kind.wire_name: kind for kind in kinds()}
 PATIENT = {
     "deadline": None,
@@ -119,7 +137,7 @@ def test_changed_requests_and_letters_end_in_an_answer_or_a_named_error(
 @examples(max_examples=200, **PATIENT)
 @given(st.sampled_from(kinds()), st.data())
 def test_changed_bytes_are_refused_or_give_another_message(
-    kind: type[Message], data: st.DataObject
+    kind: type[declared.Message], data: st.DataObject
 ) -> None:
     values = example(kind)
     arrays = {name: one for name, one in values.items() if isinstance(one, np.ndarray)}
@@ -153,3 +171,125 @@ def test_a_changed_model_is_refused_or_predicts(
     with suppress(FedappError):
         model, predict = model_of_text(json.dumps(document))
         predict(model, np.zeros((5, len(model.columns)), dtype=np.float32), None)
+
+
+class Preceded(SiteApp):
+    """Sites of which each message is preceded by a changed one.
+
+    Parameters
+    ----------
+    rng : draws what is changed.
+    """
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        super().__init__()
+        self._rng, self.n_refused, self.n_answered = rng, 0, 0
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        envelope, content = from_records(message.content, "server")
+        folder = home() / "sites" / str(context.node_config["name"])
+        if envelope.step > 1 and (changed := self._changed(content)):
+            before = contents_of(folder)
+            other = Message(to_records(changed, envelope), 1, message.metadata.message_type)
+            reply = super().__call__(other, context)
+            if reply.has_error():
+                assert reply.error.code == REFUSED, reply.error.reason
+                assert contents_of(folder) == before, reply.error.reason
+                self.n_refused += 1
+            else:  # as an attacker who is answered: the honest run goes on without it
+                self.n_answered += 1
+                restore(folder, before)
+        return super().__call__(message, context)
+
+    def _changed(self, content: Content) -> Content | None:
+        """The message with one field changed, as its form allows or not."""
+        kind = next((one for one in KINDS.values() if one.wire_name == content.name), None)
+        fields = {**content.scalars, **content.arrays}
+        forms = {*kind.forms, "parcels"} if kind else set()
+        names = [name for name in sorted(forms & fields.keys() - WORK) if np.size(fields[name])]
+        if kind is None or not names:
+            return None
+        name = names[self._rng.integers(len(names))]
+        value = fields[name]
+        if name == "parcels":  # a letter that is changed on the way
+            value = value.copy()
+            value[self._rng.integers(len(value))] ^= 1
+        elif isinstance(value, np.ndarray):
+            ways = [value[:-1], value[::-1], np.repeat(value, 2, axis=0), np.zeros_like(value)]
+            value = np.ascontiguousarray(ways[self._rng.integers(len(ways))])
+        elif isinstance(value, bool):
+            value = not value
+        elif isinstance(value, int | float):
+            value = type(value)(value + self._rng.integers(-2, 3))
+        else:
+            value = value[:-1]
+        scalars, arrays = dict(content.scalars), dict(content.arrays)
+        (arrays if name in arrays else scalars)[name] = value
+        return Content(content.name, scalars, arrays)
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    """All files of a site but its locks and its register's journal."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in files
+        if path.name != "lock" and not path.name.startswith(DATABASE)
+    }
+
+
+def restore(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Give a site the files that it had."""
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        name = str(path.relative_to(folder))
+        if path.name != "lock" and not path.name.startswith(DATABASE) and name not in contents:
+            path.unlink()
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    store._OPEN.clear()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"strategy": "pax"},
+        {"strategy": "secureboost", **SMALL_KEY},
+        *(
+            pytest.param(more, marks=pytest.mark.slow)
+            for more in (
+                {"strategy": "pax", "pax__aggregation": "secure", "parties": 3},
+                {"strategy": "bagging"},
+                {"strategy": "cyclic"},
+                {"strategy": "fedavg-linear"},
+                {"strategy": "fedxgbllr", "fedxgbllr__trees": 4, "fedxgbllr__rounds": 2},
+                {"strategy": "federated-forest", "federated_forest__trees": 3},
+            )
+        ),
+    ],
+    ids=lambda more: "-".join(map(str, [more["strategy"], *list(more)[1:2]])),
+)
+def test_a_refused_message_changes_nothing_on_disk(
+    settings: MakeSettings, sites: MakeSites, write_table: WriteTable, more: dict[str, Any]
+) -> None:
+    """Each message to sites with tables of their own comes changed first, by three attackers."""
+    ids = [f"c{number}" for number in range(60)]
+    is_vertical = more["strategy"] in ("secureboost", "federated-forest")
+    names = ("bank", "insurer", "shop")[: more.get("parties", 2)]
+    nodes: list[dict[str, object]] = [
+        {"name": name, "data": write_table(name, n_rows=60, seed=seed, id=ids), "id": "id"}
+        for seed, name in enumerate(names)
+    ]
+    if is_vertical:
+        nodes[1] |= {"data": write_table("shop", n_rows=60, seed=1, id=ids, y=None), "label": ""}
+    for node in nodes:
+        node["runs-per-day"] = 9
+    given = {"parties": len(names), "num_boost_round": 2, **more}
+    whole = run_local(settings(**given), sites(*nodes))
+    for seed in range(3):
+        app = Preceded(np.random.default_rng(seed))
+        folder = run(settings(**given), sites(*nodes), app)
+        assert app.n_refused >= 3
+        if not is_vertical:
+            model = (folder.path / "model.json").read_bytes()
+            assert model == (whole.path / "model.json").read_bytes()
