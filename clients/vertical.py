@@ -229,9 +229,6 @@ class Opening(Aligned):
 
     def _introduce(self, request: VerticalHelloRequest) -> VerticalHelloReply:
         store, first = self.site.store, self.described
-        if first and request.model != self.model:
-            rule = "must be that of the run's first request"
-            raise ProtocolError(self.name, "VerticalHelloRequest", "model", rule)
         method = method_of(account_of(store).method)
         if method is None or bool(request.model) == method.trains:
             rule = "must name a model to predict, and none to train"
