@@ -209,17 +209,22 @@ def test_to_greet_a_site_leaves_nothing_there(configs: dict[str, SiteConfig]) ->
 # Whole runs
 
 
+@pytest.mark.parametrize("patience", [0, 5], ids=["all rounds", "may stop early"])
 @pytest.mark.parametrize("method", ["pax", "bagging", "cyclic", "fedavg-linear", "fedxgbllr"])
 def test_honest_runs_of_sites_with_tables_of_their_own_keep_to_their_plans(
-    settings: MakeSettings, sites: MakeSites, write_table: WriteTable, method: str
+    settings: MakeSettings, sites: MakeSites, write_table: WriteTable, method: str, patience: int
 ) -> None:
+    """With early stopping the scores of the last round take a request more."""
     contexts = sites(
         *(
-            {"name": name, "data": write_table(name, seed=seed), "allow": method}
+            {"name": name, "data": write_table(name, 200, seed), "allow": method}
             for seed, name in enumerate(("bank", "shop"))
         )
     )
-    run_local(settings(strategy=method, parties=2), contexts)
+    given = {"fedxgbllr__trees": 4, "fedxgbllr__rounds": 2} if method == "fedxgbllr" else {}
+    run_local(
+        settings(strategy=method, parties=2, early_stopping_rounds=patience, **given), contexts
+    )
 
 
 def test_sites_let_a_run_that_has_diverged_end_with_fewer_rounds_than_planned(
