@@ -405,7 +405,8 @@ class Opening(Aligned):
         if (got := len(letter.points)) != (n_rows := self.sizes[letter.owner]):
             rule = f"must be {n_rows}, as the opening has it of {letter.owner}, got {got}"
             raise ProtocolError(sender, "MaskedList", "points", rule)
-        count_ids(self.config, self.folder.name, letter.owner, got, len(self.ids))
+        if self._is_asked:
+            count_ids(self.config, self.folder.name, letter.owner, got, len(self.ids))
         self.lists = (*self.lists, letter.owner)
 
     def _route(self, owner: str) -> list[str]:
