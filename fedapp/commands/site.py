@@ -153,7 +153,7 @@ def check_command(
     from fedapp.settings import load_settings
     from fedapp.site.bundle import installed_bundle
     from fedapp.site.check import check_site, in_words, policy_of, who_may_read_keys
-    from fedapp.site.register import n_today, runs_on_table, spending, spent
+    from fedapp.site.register import IDS_A_ROW, n_today, runs_on_table, spending, spent
     from fedapp.site.settings import parse_node_config, site_config
     from fedapp.site.table import held_tables
     from fedapp.site.trust import pins_in
@@ -184,6 +184,7 @@ def check_command(
         "keys": who_may_read_keys(folders),
         "certificate": validity(ca) if ca.is_file() else "no ca.crt here",
         **policy_of(site),
+        "align-ids-per-day": site.align_ids_per_day or IDS_A_ROW * checked.n_rows,
         "allow": allowed,
         "rows are drawn": "as a run asks" if site.draws_openly else "by a key of the site",
         "app": bundles,
