@@ -31,7 +31,7 @@ and sends the same again.
 
 Two exceptions. A round that loses a party in the clear begins again without it, so its questions
 differ: the opening says how often that may happen (``restarts``). And a run that has diverged is
-opened again with fewer rounds, once, and ends in the place of the round that diverged.
+opened again with fewer rounds, and ends, once, in the place of the round that diverged.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from typing import Any
 from fedapp.crypto.sealed import prefixed
 from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Message, Request
+from fedapp.messages.fields import Message, Request, method_of
 from fedapp.messages.handshake import Plan
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import KEPT, NoStateError, Store
@@ -88,7 +88,8 @@ class Account:
         default_factory=dict
     )  # how many distinct ones of a kind, and of a class of letters
     restarts: int = 0  # rounds that began again
-    is_shortened: bool = False  # whether the run was opened again with fewer rounds
+    rounds: int | None = None  # fewer than the opening's, with which the run was opened again
+    is_cut: bool = False  # whether it has ended in the place of a round
     first_round: int | None = None  # not 0 if the run continues another model
     endings: Mapping[str, Ending] = field(
         default_factory=dict
@@ -138,10 +139,15 @@ def open_account(config: SiteConfig, store: Store, request: Plan) -> None:
             rule = f"must be {was}, as when the run was opened, got {got}"
             raise ProtocolError(name, message, setting, f"{rule}; begin a new run")
     first = account.opening or opening
-    is_shortened = account.is_shortened or opening["rounds"] < first["rounds"]
-    note(store, opening=first, is_shortened=is_shortened)
+    rounds = min(opening["rounds"], first["rounds"] if account.rounds is None else account.rounds)
+    note(store, opening=first, rounds=rounds if rounds < first["rounds"] else None)
+    if opening.get(COLUMNS) and not position_of(store).number:
+        # Their order decides what every question is about, so it is the head of the line.
+        order = prefixed(*(each.encode() for each in opening[COLUMNS]))
+        store.put(Position(chain=hashlib.sha256(order).hexdigest()))
     if not config.simulated:
         _check_parties(name, request, message)
+        _check_rounds(config, account.method, request, message)
 
 
 def _check_parties(name: str, request: Plan, message: str) -> None:
@@ -154,6 +160,23 @@ def _check_parties(name: str, request: Plan, message: str) -> None:
     if dict(zip(parties, fingerprints, strict=True)).get(name) != site_fingerprint(name):
         rule = f"must have {name} with the fingerprint of its key"
         raise ProtocolError(name, message, "parties", rule)
+
+
+def _check_rounds(config: SiteConfig, method: str, request: Plan, message: str) -> None:
+    """Check that a plan has only rounds and restarts that a run of its kind can have."""
+    declared = method_of(method)
+    # A party that is lost in the clear makes a round begin again, twice if it comes back.
+    is_plain = request.aggregation == "plain" and declared and declared.family == "horizontal"
+    limits = {
+        "rounds": (request.rounds, config.limits["most-rounds"] - request.restarts),
+        "restarts": (request.restarts, 2 * (len(request.parties) - 1) * bool(is_plain)),
+    }
+    if declared and not declared.trains:
+        limits["rounds"] = request.rounds, 0
+    for name, (got, most) in limits.items():
+        if got > most:
+            rule = f"must be <= {most} in such a run (most-rounds includes restarts), got {got}"
+            raise ProtocolError(config.name, message, name, rule)
 
 
 def opening_of(request: Any) -> dict[str, Any]:
@@ -240,13 +263,34 @@ def _rounds(store: Store, request: Any) -> range:
     """The rounds that a request may be of: the one in progress, or the next."""
     account, last = account_of(store), position_of(store).round_id
     first = request.round_id if account.first_round is None else account.first_round
-    # After the last round, a request that adds nothing may score the model.
-    adds = getattr(request, "n_rounds", getattr(request, "epochs", 1)) > 0
-    end = first + planned(store)["rounds"] - adds
+    adds = _adds(request)
+    end = first + _n_rounds(account) - adds
     if last is None:
         return range(first, min(first, end) + 1)
-    is_over = _begins(request) and not _may_restart(account)
+    # What was answered here before a step back is compared as a whole by ``take``.
+    is_known = str(position_of(store).number + 1) in account.answered
+    is_over = _begins(request) and not (is_known or _may_restart(account))
     return range(last + is_over, min(last + 1, end) + 1)
+
+
+def _n_rounds(account: Account) -> int:
+    """Rounds of the run, as it was last opened."""
+    assert account.opening is not None
+    return int(account.opening["rounds"] if account.rounds is None else account.rounds)
+
+
+def _adds(request: Any) -> bool:
+    """Whether a request trains; after the last round, one that does not may score the model."""
+    return bool(getattr(request, "n_rounds", getattr(request, "epochs", 1)) > 0)
+
+
+def _may_end(account: Account, request: Any) -> bool:
+    """Whether a run that was opened again with fewer rounds may end with this request."""
+    if account.rounds is None or account.is_cut:
+        return False
+    if not hasattr(request, "round_id"):
+        return request.kind.startswith("evaluate.") or bool(request.spare)
+    return not _adds(request) or request.round_id >= (account.first_round or 0) + account.rounds
 
 
 def _begins(request: Any) -> bool:
@@ -255,7 +299,7 @@ def _begins(request: Any) -> bool:
 
 def _may_restart(account: Account) -> bool:
     assert account.opening is not None
-    return account.restarts < int(account.opening["restarts"]) + account.is_shortened
+    return account.restarts < int(account.opening["restarts"])
 
 
 def take(
@@ -280,7 +324,8 @@ def take(
     if config.simulated or (earlier := account.answered.get(number)) == chain:
         return not config.simulated
     is_restart = round_id is not None and round_id == before.round_id and _begins(request)
-    if earlier is not None:
+    is_cut = earlier is not None and _may_end(account, request)
+    if earlier is not None and not is_cut:
         if not _may_restart(account):
             rule = "must be what it was before the run was resumed; begin a new run"
             raise ProtocolError(config.name, type(request).__name__, "content", rule)
@@ -294,6 +339,7 @@ def take(
             | {number: chain},
             times=_counted(config, account, request, letters),
             restarts=account.restarts + is_restart,
+            is_cut=account.is_cut or is_cut,
             first_round=round_id if first is None else first,
         )
     )

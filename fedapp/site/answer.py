@@ -39,6 +39,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from fedapp.crypto.sealed import LARGEST_ATTEMPT, LARGEST_STEP
 from fedapp.data.datasets import NAME
 from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError
 from fedapp.home import home, open_private, private_folder, secret_at, write_atomically
@@ -80,6 +81,7 @@ from fedapp.site.store import KEPT, NoStateError, Store, Stores, has_begun, lock
 from fedapp.site.sums import (
     Sums,
     add_noise,
+    check_among,
     check_leaves,
     forget_pending,
     is_masked,
@@ -202,13 +204,13 @@ def answered(
 @contextmanager
 def _locked(folder: Path, begins: bool) -> Iterator[None]:
     """Lock a run's folder; it goes again where the run is refused before it has begun."""
-    try:
-        with locked(folder):
+    with locked(folder):
+        try:
             yield
-    except FedappError:
-        if begins and not has_begun(folder):
-            rmtree(folder, ignore_errors=True)
-        raise
+        except FedappError:
+            if begins and not has_begun(folder):
+                rmtree(folder, ignore_errors=True)
+            raise
 
 
 @contextmanager
@@ -250,6 +252,7 @@ def _handled(
         for sender, letter in letters:
             check_message(config, letter, sender)
         check(config, store, request, letters)
+        check_among(site.name, store, request)
         digest, is_known = "", False
         if not config.simulated or request.leaves in ("sums", "noised") or is_masked(store):
             digest = _digest(content, mail)
@@ -262,11 +265,12 @@ def _handled(
     if isinstance(result, Sums):
         due = "noised" if result.noise else "sums"
         assert request.leaves == due, f"{type(request).__name__} asks for no sums"
-        if result.noise:
-            charge(config, envelope.model_id)
-            arrays = add_noise(site.name, store, request, result.arrays, result.noise)
+        if noise := result.noise:
+            arrays = add_noise(site.name, store, request, result.arrays, noise)
             result = replace(result, arrays=arrays)
         result = mask_sums(site.name, store, envelope, request, digest, result)
+        if noise:  # nothing refuses it from here on
+            charge(config, envelope.model_id)
     reply, sent = result if isinstance(result, tuple) else (result, [])
     assert reply.carries_letters or not sent, f"{type(reply).__name__} carries no letters"
     written = write_letters(site.name, sent)
@@ -338,11 +342,14 @@ def find_handler(kind: str, party: str) -> tuple[type[Request], Handler]:
 
 def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Store:
     """The state to answer from: just before the step, or just after it."""
-    if envelope.step < 1:
-        raise ProtocolError(party, message, "step", f"must be 1 or more, got {envelope.step}")
-    if envelope.attempt < store.attempt:
-        rule = f"must be {store.attempt} or more, got {envelope.attempt}"
-        raise ProtocolError(party, message, "attempt", rule)
+    for name, got, least, most in (
+        ("step", envelope.step, 1, LARGEST_STEP),
+        ("attempt", envelope.attempt, store.attempt, LARGEST_ATTEMPT),
+    ):
+        if got < least:
+            raise ProtocolError(party, message, name, f"must be {least} or more, got {got}")
+        if got > most:
+            raise ProtocolError(party, message, name, f"must be <= {most}, got {got}")
     before = envelope.step - envelope.gap
     if envelope.attempt > store.attempt:
         starts = (*account_of(store).starts, (envelope.attempt, envelope.checkpoint))

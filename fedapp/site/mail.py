@@ -91,7 +91,7 @@ class Mail:
         for sender, content in self._letters:
             classes = (vars(each).get(content.name) for each in modules)
             kind = next((one for one in classes if isinstance(one, type)), None)
-            if kind is None or not issubclass(kind, Letter):
+            if kind is None or not issubclass(kind, Letter) or kind is Letter:
                 raise ProtocolError(sender, "parcel", "class", f"must be known, got {content.name}")
             yield sender, from_content(kind, content, sender)
 

@@ -449,10 +449,15 @@ def has_begun(folder: Path) -> bool:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock a site's state, so that a repeated message waits for the first one."""
-    private_folder(folder)
-    with open_private(folder / "lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    path, is_locked = folder / "lock", False
+    while not is_locked:
+        private_folder(folder)
+        with open_private(path, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # Another message may have deleted the folder meanwhile, as it was refused.
+            is_locked = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
+            if is_locked:
+                yield
 
 
 def write_part(folder: Path, document: Mapping[str, Any]) -> None:

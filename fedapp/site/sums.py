@@ -165,6 +165,12 @@ def check_leaves(name: str, store: Store, request: Request) -> None:
         raise ProtocolError(name, type(request).__name__, "class", rule)
 
 
+def check_among(name: str, store: Store, request: Request) -> None:
+    """Check the parties that a request names for a sum, before anything is done for it."""
+    if isinstance(request, Among) and is_masked(store):
+        parties_of(name, store, request.among, follows=False)
+
+
 def forget_pending(store: Store) -> None:
     """After a rollback there is no answer to be unmasked."""
     if (masks := store.find(Masks)) and not store.finished:

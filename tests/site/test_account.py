@@ -71,7 +71,8 @@ def ask(config: SiteConfig, request: Request, step: int, method: str = "pax", **
 
 def begun(config: SiteConfig, **plan: Any) -> SiteConfig:
     """A site that has answered the opening and the sketch of a plain run of PAX."""
-    ask(config, replace(GREETING, rounded=False, **planned((config.name,), **plan)), 1)
+    names = (config.name, "zoo")
+    ask(config, replace(GREETING, rounded=False, **planned(names, **plan)), 1)
     ask(config, SketchRequest(n_bins=8, **TERMS), 2)
     return config
 
@@ -353,6 +354,7 @@ class Attacker:
         self.restarts = int(rng.integers(0, 3)) if family == "horizontal" and not more else 0
         plan = {"rounds": ROUNDS, "max_depth": DEPTH, "restarts": self.restarts, "epochs": 2}
         plan |= {"aggregation": "plain" if family == "horizontal" else "sealed", "max_bin": 4}
+        plan |= {} if all_methods()[self.method].trains else {"rounds": 0}
         plan |= {"trees": 2, "parties": ("bank", "insurer", "shop"), "labels": "encoded", **more}
         hello: type[Any] = HelloRequest if family == "horizontal" else VerticalHelloRequest
         values = {**example(hello), **fields_of(Plan()), **plan}
