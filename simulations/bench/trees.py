@@ -312,7 +312,7 @@ def pax_speed(repeats: int = SPEED_REPEATS, without_plugin: bool = False) -> Row
     record |= {"columns": SPEED_COLUMNS, "trees": SPEED_TREES, "max_bin": SPEED_BINS, "seed": SEED}
     columns = "method; depth; sec.=seconds:.3f; CPU=cpu_seconds:.3f; / pooled:.2f; / plugin:.2f; "
     columns += "AUC=auc:.5f; messages; MB=mb:.1f"
-    show(f"{record}, median of {repeats}", lines, columns)
+    show(f"median of {repeats}: {record}", lines, columns)
     # The peak is of this process: the server, three parties, and pooled XGBoost.
     peaks = {"peak_bytes": peak_bytes(), "plugin_worker_peak_bytes": plugin_peak}
     return {**record, "repeats": repeats, "lines": lines, **peaks}
