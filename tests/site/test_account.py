@@ -55,15 +55,6 @@ MODEL = "0123456789abcdef"
 # From the coordinator's seat
 
 
-@pytest.fixture
-def configs(write_table: WriteTable) -> dict[str, SiteConfig]:
-    tables = {name: str(write_table(name, seed=seed)) for seed, name in enumerate(NAMES)}
-    return {
-        name: site_config({"name": name, "data": data, "label": "y", "allow": "pax"}, {})
-        for name, data in tables.items()
-    }
-
-
 def ask(config: SiteConfig, request: Request, step: int, method: str = "pax", **more: Any) -> Any:
     envelope = Envelope(MODEL, step, method=method, **more)
     return answer.answer(config, request.kind, envelope, to_content(request, config.name))

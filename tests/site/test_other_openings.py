@@ -35,15 +35,6 @@ EPSILON, DELTA, ROUNDS = 1.0, 1e-5, 2
 ANOTHER = r"\.content must be what it was before the run was resumed; begin a new run$"
 
 
-@pytest.fixture
-def configs(write_table: WriteTable) -> dict[str, SiteConfig]:
-    tables = {name: str(write_table(name, seed=seed)) for seed, name in enumerate(NAMES)}
-    return {
-        name: site_config({"name": name, "data": data, "label": "y", "allow": "pax"}, {})
-        for name, data in tables.items()
-    }
-
-
 def private(configs: dict[str, SiteConfig]) -> tuple[Coordinator, dict[str, Any]]:
     """A run with noise before its parties meet, and its plan."""
     budget = budget_for(EPSILON, DELTA, ROUNDS, 3)

@@ -19,7 +19,7 @@ from fedapp.messages.wire import Envelope, to_content
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.site.answer import answer
-from fedapp.site.settings import SiteConfig, site_config
+from fedapp.site.settings import SiteConfig
 from fedapp.site.trust import site_fingerprint
 from strategies.base import TreeStrategy
 from tests.conftest import MakeSettings, MakeSites, WriteTable
@@ -27,15 +27,6 @@ from tests.crypto.test_masks import EDGES, GREETING, MODEL, NAMES, TERMS, Coordi
 from tests.plans import planned
 
 NO_CUTS = {"edges": np.empty(0, np.float32), "edge_offsets": np.empty(0, np.int64)}
-
-
-@pytest.fixture
-def configs(write_table: WriteTable) -> dict[str, SiteConfig]:
-    tables = {name: str(write_table(name, seed=seed)) for seed, name in enumerate(NAMES)}
-    return {
-        name: site_config({"name": name, "data": data, "label": "y", "allow": "pax"}, {})
-        for name, data in tables.items()
-    }
 
 
 def summing(first: bool = False, **changes: Any) -> GrowSumsRequest:

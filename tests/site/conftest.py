@@ -1,0 +1,19 @@
+"""Fixtures of the sites' tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedapp.site.settings import SiteConfig, site_config
+from tests.conftest import WriteTable
+from tests.crypto.test_masks import NAMES
+
+
+@pytest.fixture
+def configs(write_table: WriteTable) -> dict[str, SiteConfig]:
+    """Three sites that take part in PAX, by name."""
+    tables = {name: str(write_table(name, seed=seed)) for seed, name in enumerate(NAMES)}
+    return {
+        name: site_config({"name": name, "data": data, "label": "y", "allow": "pax"}, {})
+        for name, data in tables.items()
+    }
