@@ -31,7 +31,8 @@ and sends the same again.
 
 Two exceptions. A round that loses a party in the clear begins again without it, so its questions
 differ: the opening says how often that may happen (``restarts``). And a run that has diverged is
-opened again with fewer rounds, and ends, once, in the place of the round that diverged.
+opened again with fewer rounds, and ends, once, in the place of the round that diverged. A later
+hello may also bring the order of columns, which is known once all tables are; it heads the chain.
 """
 
 from __future__ import annotations
