@@ -219,7 +219,7 @@ class SiteConfig:
     runs_per_day: Whole = 5
     """The most runs that may begin on the table in a day; each fold is one."""
     most_rounds: Whole = 10_000
-    """The most rounds that a run may have."""
+    """The most rounds that a run may have, with those that may begin again."""
     most_trees: Whole = 10_000
     """The most trees of a forest, or that a run has the site grow in a round."""
     most_epochs: Whole = 1000
