@@ -57,6 +57,7 @@ from fedapp.errors import (
 from fedapp.home import home, secret_at, sync_folder, write_new
 from fedapp.messages.fields import Request, method_of
 from fedapp.messages.handshake import Plan
+from fedapp.site.account import opening_of
 from fedapp.site.rows import Hashes, RowHashes, compare, digest_of, hash_rows
 from fedapp.site.settings import MIN_BIN_ROWS, SiteConfig
 from fedapp.site.store import KEEP_DAYS, SECONDS_A_DAY, locked
@@ -174,9 +175,7 @@ def admit(
     if not isinstance(request, Plan):
         rule = "must be 1, which opens a run: the site has no state of this model, or has lost it"
         raise ProtocolError(name, message, "step", rule)
-    values = {one: getattr(request, one) for one in type(request).forms}
-    settings = {key: list(one) if isinstance(one, tuple) else one for key, one in values.items()}
-    run = Run(model_id, method, _data_of(config, request), time.time(), settings)
+    run = Run(model_id, method, _data_of(config, request), time.time(), opening_of(request))
     if request.epsilon:
         with as_protocol_error(name, message, "multiplier"):
             run.budget.check()
