@@ -21,6 +21,7 @@ from fedapp.data.labels import (
     class_ids,
     class_names,
     is_few,
+    numbers_of,
     objective_of,
     untrained_classes,
 )
@@ -83,6 +84,7 @@ from fedapp.trees.sets import category_counts
 log = logging.getLogger("fedapp.site")
 
 Floats = npt.NDArray[np.float32]
+Floats64 = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 FEWEST_ROWS = 2
 
@@ -128,7 +130,7 @@ class Coded(Role):
         objective = self.asked_objective
         with as_protocol_error(self.name, type(request).__name__, "classes"):
             if objective == AUTO:
-                if not request.classes and self.table_labels["train"].dtype.kind == "U":
+                if not request.classes and numbers_of(self.table_labels["train"]) is None:
                     raise ValueError("classes must be those of text labels, got none")
                 objective = objective_of(len(request.classes))
             self.objective = cast(Objective, objective)
@@ -221,7 +223,8 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
     rounded = request.rounded or config.least_parties > 0
     classes = class_names(labels, request.objective)
     limits = config.least_parties or config.run_epsilon
-    if limits and classes and labels.dtype.kind != "U" and not is_few(np.unique(labels)):
+    numbers = numbers_of(labels)
+    if limits and classes and numbers is not None and not is_few(np.unique(numbers)):
         rule = f"must be for numbers at {config.name}, whose classes would be its labels"
         way = "; a schema may make the label a text"
         raise ConfigError(
@@ -235,7 +238,7 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
     for note in every if logs_all else few:
         log.warning("%s: %s", config.name, note.text(shares_names=True))
     notes = () if logs_all else tuple(text_for_others(config, note) for note in every)
-    low, high = _label_range(labels, classes, request.objective, rounded)
+    low, high = _label_range(numbers, classes, request.objective, rounded)
     reply = HelloReply(
         name=config.name,
         n_train=n_rows["train"],
@@ -252,7 +255,7 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         fingerprint=fingerprint(subsets, site_key(config.name)),
         versions=tuple(relevant_versions()),
         notes=notes,
-        **category_fields(config, subsets),
+        **category_fields(config, subsets, request.epsilon > 0),
         merges_bins=config.least_bin_rows > 0,
     )
     return reply, subsets
@@ -269,12 +272,12 @@ def _subsets(config: SiteConfig, request: HelloRequest) -> dict[str, Table]:
 
 
 def _label_range(
-    labels: Labels, classes: Sequence[str], objective: str, rounded: bool
+    numbers: Floats64 | None, classes: Sequence[str], objective: str, rounded: bool
 ) -> tuple[float, float]:
     """Smallest and largest label of a regression; ``rounded`` widens to powers of two."""
     low = high = 0.0
-    if not classes or (objective == AUTO and labels.dtype.kind != "U"):
-        low, high = float(labels.min()), float(labels.max())
+    if numbers is not None and (not classes or objective == AUTO):
+        low, high = float(numbers.min()), float(numbers.max())
     if rounded:
         low = -math.ldexp(1.0, power_above(-low)) if low < 0 else 0.0
         high = math.ldexp(1.0, power_above(high)) if high > 0 else 0.0
@@ -315,8 +318,14 @@ def code_labels(
     return coded, {"label_sums": sums, "weight_sum": float(weights.sum(dtype=np.float64))}
 
 
-def category_fields(config: SiteConfig, subsets: Mapping[str, Table]) -> dict[str, Any]:
-    """Category fields of a ``HelloReply``; raises a DataError if names may not be sent."""
+def category_fields(
+    config: SiteConfig, subsets: Mapping[str, Table], is_private: bool = False
+) -> dict[str, Any]:
+    """Category fields of a ``HelloReply``; raises a DataError if names may not be sent.
+
+    Under differential privacy (``is_private``) no kind says that all numbers are 0 or 1, which a
+    single row decides.
+    """
     local, table = local_categories(subsets), subsets["train"]
     for column, names in zip(table.columns, local, strict=False):
         if any(len(name) > LONGEST or UNPRINTABLE.search(name) for name in names or ()):
@@ -334,8 +343,10 @@ def category_fields(config: SiteConfig, subsets: Mapping[str, Table]) -> dict[st
         raise DataError(f"{error}; drop-columns excludes a column") from error
     # A column without any value has no kind; a table of numbers only reports none.
     entries = entries_of(local, len(table.kinds))
+    without = {"binary": "number"} if is_private else {}
     kinds = tuple(
-        "" if names == () else kind for kind, names in zip(table.kinds, entries, strict=True)
+        "" if names == () else without.get(kind, kind)
+        for kind, names in zip(table.kinds, entries, strict=True)
     )
     fields["kinds"] = kinds if {*kinds} - {"number"} else ()
     fields["digests"] = tuple(

@@ -16,7 +16,7 @@ import numpy as np
 from clients.handshake import Coded, Floats, Ints
 from clients.vertical import Aligned
 from fedapp import metrics
-from fedapp.data.labels import class_ids, label_texts
+from fedapp.data.labels import class_ids, label_texts, numbers_of
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import Codes
@@ -288,7 +288,7 @@ def prediction_scores(
     """
     if classes and (others := set(np.unique(label_texts(labels)).tolist()) - set(classes)):
         return {}, f"no scores: the label has {len(others)} values that are no class of the model"
-    if not classes and labels.dtype.kind == "U":
+    if not classes and numbers_of(labels) is None:
         return {}, "no scores: the label must be numbers for a regression"
     scored = (
         margins_of(objective, predictions.astype(np.float64)),

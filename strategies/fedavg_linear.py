@@ -143,8 +143,8 @@ class FedAvgLinear(HorizontalStrategy):
 
     def _linear(self, means: Floats, scales: Floats, weights: Floats, bias: Floats) -> LinearModel:
         table, objective = self.table, self.settings.objective
-        arrays = means, scales, weights, bias
-        return LinearModel(objective, table.columns, table.classes, *arrays, table.categories)
+        coded = means, scales, weights, bias, table.categories, table.kinds
+        return LinearModel(objective, table.columns, table.classes, *coded)
 
     def _ask(self, parties: Hellos, n_epochs: int) -> Conversation[dict[str, AverageReply]]:
         model, section, eval_metrics = self.model, self.section, self.settings.eval_metrics

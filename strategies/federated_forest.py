@@ -32,6 +32,7 @@ from pydantic import Field
 
 from fedapp.conversation import Checkpoint, Conversation, Progress, SavedModel
 from fedapp.crypto.sums import seconds_to_encrypt
+from fedapp.data.columns import check_kinds
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.messages.federated_forest import (
     ENCODED,
@@ -362,6 +363,7 @@ class FederatedForest(VerticalStrategy):
             tuple(np.split(reply.leaf_values, np.cumsum(self.n_nodes)[:-1])),
             used_sets,
             side_by_side(zip(categories, widths, strict=True)),
+            tuple(kind for party in parties for kind in parts[party].kinds),
         )
 
     def _checkpoint(self, mailbox: Mailbox) -> Checkpoint:
@@ -392,6 +394,8 @@ def _party_sets(
 ) -> tuple[Categories, CategorySets]:
     """A party's categories, and the sets of its splits, checked against each other."""
     categories = read_categories(party, part, n_columns)
+    with as_protocol_error(party, type(part).__name__, "kinds"):
+        check_kinds(part.kinds, n_columns)
     fits = bool((part.columns < n_columns).all())
     if not fits or (category_counts(categories, n_columns)[part.columns] != part.widths).any():
         rule = "must be those of the categories of each split's column"

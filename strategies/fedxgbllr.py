@@ -197,6 +197,7 @@ class FedXGBllr(HorizontalStrategy):
             weights,
             grown.sets,
             self.table.categories,
+            self.table.kinds,
         )
         share = ShareRequest(  # line 4: all ensembles, in the order of the parties' names
             **pack_trees(model.trees, sets=model.sets),
@@ -295,7 +296,8 @@ class FedXGBllr(HorizontalStrategy):
         arrays, facts, objective = saved.arrays, saved.facts, self.settings.objective
         self.history, self.best = _history(self.settings, facts["history"]), arrays["best"]
         self.names, self.n_averaged = tuple(facts["names"]), facts["averaged"]
-        return from_arrays(arrays, objective, table.columns, table.classes, head, table.categories)
+        coding = table.categories, table.kinds
+        return from_arrays(arrays, objective, table.columns, table.classes, head, *coding)
 
 
 STRATEGIES = {FedXGBllr.method: FedXGBllr}

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from fedapp.conversation import Parties
+from fedapp.data.columns import agreed, in_words
 from fedapp.data.datasets import NAME, NAME_RULE, party_sources
 from fedapp.data.table import is_plain
 from fedapp.errors import (
@@ -217,11 +218,13 @@ def read_init_model(
     columns: tuple[str, ...],
     classes: tuple[str, ...],
     categories: Categories,
+    kinds: tuple[str, ...],
     base_margin: str = "",
 ) -> Ensemble | None:
     """The initial model of a run; None without one.
 
-    It must be in one piece, and have the run's objective, columns, classes and categories.
+    It must be in one piece, and have the run's objective, columns, classes and categories; columns
+    must be of the same kinds.
     """
     if not settings.init_model:
         return None
@@ -244,6 +247,13 @@ def read_init_model(
             raise ConfigError(
                 f"{field} of init-model must be the run's, {_difference(wanted, got)}"
             )
+    every = [one or ("number",) * len(columns) for one in (kinds, model.kinds)]
+    for name, kind, due in zip(columns, *every, strict=True):
+        if agreed((kind, due)) is None:
+            rule = (
+                f"column '{name}' must be {in_words(due)}, as in init-model, got {in_words(kind)}"
+            )
+            raise ConfigError(as_plain(rule))
     return model
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.conversation import Checkpoint, Conversation, ask
-from fedapp.data.columns import ENCODINGS
+from fedapp.data.columns import ALIKE, agreed, check_kinds, in_words
 from fedapp.data.datasets import party_sources
 from fedapp.data.labels import (
     auto_objective,
@@ -21,13 +21,15 @@ from fedapp.data.labels import (
     format_classes,
     merge_classes,
     note_on_untrained,
+    number_written,
     positive_last,
 )
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.schema import first, listed
-from fedapp.errors import ConfigError, DataError, ProtocolError, as_plain
+from fedapp.errors import ConfigError, DataError, ProtocolError, as_plain, as_protocol_error
 from fedapp.messages.fields import fields_of, loss_fields
 from fedapp.messages.handshake import (
+    NUMBERS,
     HelloReply,
     HelloRequest,
     LabelsReply,
@@ -55,6 +57,8 @@ from strategies.handshake import Hellos, InitialModel, read_init_model
 log = logging.getLogger("fedapp")
 
 DIGEST = re.compile(r"([0-9a-f]{64})?")
+# Blanks and marks beside a letter within a name; A+ and A-, or 1-5 and 15, mean different things.
+WITHIN_WORDS = re.compile(r"(?<=[^\W\d])[\s_.,-]+(?=\w)|(?<=\w)[\s_.,-]+(?=[^\W\d])|\s+$")
 Names = tuple[str, ...]
 Digests = dict[int, str]  # column index -> digest of the names that a schema lists
 
@@ -70,6 +74,7 @@ class CommonTable:
     unseen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     base_margin: str = ""  # column of the margins that rows start from
     n_valid: int = 0
+    kinds: Names = ()  # of the columns, see ``fedapp.data.columns``
 
     @property
     def category_counts(self) -> Ints:
@@ -96,7 +101,7 @@ class CommonTable:
 
     def facts(self) -> dict[str, Any]:
         """Fields for a checkpoint; they do not depend on who is present in a resumed run."""
-        names = ("classes", "categories", "unseen", "n_valid")
+        names = ("classes", "categories", "unseen", "n_valid", "kinds")
         return {name: getattr(self, name) for name in names}
 
 
@@ -169,7 +174,6 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         self.check_classes(is_open=False)
         self.table = common_table(parties, self.settings, saved)
         self.settings = self.settings.watching(self.table.n_valid)
-        joint_kinds(parties)  # refuses the run now, not when its model is written
         for text in similar_names(parties, self.table.columns):
             self.warn_once(text)
         for text in self.callbacks.warnings(self.simulated):
@@ -185,7 +189,12 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         """
         table = self.table
         model = read_init_model(
-            self.settings, table.columns, table.classes, table.categories, table.base_margin
+            self.settings,
+            table.columns,
+            table.classes,
+            table.categories,
+            table.kinds,
+            table.base_margin,
         )
         if model is not None:
             self.initial = InitialModel.with_model(model, trees_a_round * model.n_outputs)
@@ -250,10 +259,12 @@ def common_table(
         facts = saved.facts
         categories = tuple(None if entry is None else tuple(entry) for entry in facts["categories"])
         classes, unseen = tuple(facts["classes"]), facts["unseen"]
-        return CommonTable(columns, categories, classes, unseen, base_margin, facts["n_valid"])
-    classes = check_labels(parties, settings)
+        counts = facts["n_valid"], tuple(facts["kinds"])
+        return CommonTable(columns, categories, classes, unseen, base_margin, *counts)
+    classes, kinds = check_labels(parties, settings), joint_kinds(parties)
     n_valid = sum(hello.n_valid for hello in parties.values())
-    return CommonTable(columns, joint_dictionary(parties), classes, {}, base_margin, n_valid)
+    joint = joint_dictionary(parties)
+    return CommonTable(columns, joint, classes, {}, base_margin, n_valid, kinds)
 
 
 def check_same_columns(columns: Mapping[str, Sequence[str]]) -> None:
@@ -385,13 +396,7 @@ def joint_dictionary(parties: Mapping[str, HelloReply]) -> Categories:
         for party in parties
     }
     for place, column in enumerate(columns):
-        # A column without a value in any row of a party, (), fits both types.
-        texts = [party for party, table in tables.items() if table[place]]
-        numbers = [party for party, table in tables.items() if table[place] is None]
-        if texts and numbers:
-            rule = f"column {listed([column])} must be of one type at all parties, got text at "
-            rule += f"{texts[0]}, numbers at {numbers[0]}: the schema of either can say which it is"
-            raise DataError(rule)
+        _check_spelling(column, {party: table[place] or () for party, table in tables.items()})
     union = joint_categories(tables.values())
     joint = tuple(listed_names.get(place, names or None) for place, names in enumerate(union))
     for column, names in zip(columns, joint, strict=True):
@@ -403,22 +408,44 @@ def joint_dictionary(parties: Mapping[str, HelloReply]) -> Categories:
 
 
 def joint_kinds(parties: Mapping[str, HelloReply]) -> Names:
-    """The kind of each column; for a column of numbers at some parties, the kind at the others."""
-    columns, by_party = next(iter(parties.values())).columns, []
+    """The kind of each column, which must be that of all parties' values; see ``agreed``."""
+    columns, by_party = next(iter(parties.values())).columns, dict[str, Sequence[str]]()
     for party, hello in parties.items():
-        kinds = hello.kinds or ("number",) * len(columns)
-        if len(kinds) != len(columns) or {*kinds} - {"", *ENCODINGS}:
-            rule = f"must be known kinds, one a column of {len(columns)}"
-            raise ProtocolError(party, "HelloReply", "kinds", rule)
-        by_party.append(kinds)
+        counts = hello.category_counts.tolist() or [NUMBERS] * len(columns)
+        coded = ["category" if count > 0 else "" if count == 0 else "number" for count in counts]
+        with as_protocol_error(party, "HelloReply", "kinds"):
+            check_kinds(hello.kinds, len(columns))
+            kinds = by_party[party] = hello.kinds or coded
+            for kind, by_count in zip(kinds, coded, strict=False):
+                if (kind == "category") != (by_count == "category"):
+                    raise ValueError("kinds must be of categories where there are names")
     joint = []
-    for column, entries in zip(columns, zip(*by_party, strict=True), strict=True):
-        others = sorted({*entries} - {"", "number"})
-        if len(others) > 1:
-            rule = f"column {listed([column])} must be of one type at all parties, got "
-            raise DataError(rule + f"{first(others)}: the schema of a table says its type")
-        joint.append(others[0] if others else "number")
+    for column, entries in zip(columns, zip(*by_party.values(), strict=False), strict=False):
+        kind = agreed(entries)
+        if kind is None:
+            found = {kind: party for party, kind in zip(by_party, entries, strict=True) if kind}
+            got = ", ".join(f"{in_words(kind)} at {party}" for kind, party in found.items())
+            rule = f"column {listed([column])} must be of one kind at all parties, got {got}"
+            raise DataError(f"{rule}: {ALIKE}")
+        joint.append(kind or "number")
     return tuple(joint)
+
+
+def _check_spelling(column: str, names: Mapping[str, Sequence[str]]) -> None:
+    """Check that parties do not write the number of a category differently, as 1 and 01."""
+    written: dict[Any, dict[str, list[str]]] = {}  # number -> its spellings -> who uses them
+    for party, of_party in names.items():
+        for name in of_party:
+            if (number := number_written(name)) is not None:
+                written.setdefault(number, {}).setdefault(name, []).append(party)
+    for spellings in written.values():
+        users = [party for each in spellings.values() for party in each]
+        # A party that has both spellings means two different categories.
+        if len(spellings) > 1 and len({*users}) == len(users):
+            got = " and ".join(f"{listed([name])} at {who[0]}" for name, who in spellings.items())
+            rule = f"categories of column {listed([column])} must be written alike at all parties"
+            way = "write them alike, or map them by codes of the column in a schema"
+            raise DataError(as_plain(f"{rule}, got {got}: {way}"))
 
 
 def _disclosed(party: str, hello: HelloReply) -> Categories:
@@ -467,15 +494,15 @@ def _schema_names(
 
 
 def similar_names(parties: Mapping[str, HelloReply], columns: Sequence[str]) -> list[str]:
-    """Warnings about names that differ only in capitals, blanks or punctuation between parties."""
+    """Warnings about names that differ only in capitals, or in blanks and marks within words."""
     tables = {party: _disclosed(party, hello) for party, hello in parties.items()}
     notes = []
     for place, column in enumerate(columns):
-        # Letters and digits of a name -> its spellings -> the parties that use them.
+        # A name without capitals and marks -> its spellings -> the parties that use them.
         spellings: dict[str, dict[str, list[str]]] = {}
         for party, table in tables.items():
             for name in names_of(table, place) or ():
-                letters = "".join(letter for letter in name.casefold() if letter.isalnum())
+                letters = WITHIN_WORDS.sub("", name.casefold())
                 spellings.setdefault(letters, {}).setdefault(name, []).append(party)
         pairs = []
         for letters, users in spellings.items():

@@ -272,6 +272,7 @@ def _bare(settings: Settings, table: CommonTable, mean: npt.NDArray[np.float32])
         categories=table.categories,
         margin_column=table.base_margin,
         parameters=LossParameters.of(settings),
+        kinds=table.kinds,
     )
 
 

@@ -180,6 +180,7 @@ class PAX(HorizontalStrategy):
             LossParameters.of(settings),
             Limits(settings.seed, 0, *shares, monotone, interactions, both),
             table.base_margin,
+            table.kinds,
         )
 
     def _round(self, parties: Hellos, boosting: Boosting) -> Conversation[bool]:

@@ -25,7 +25,6 @@ from fedapp.trees.rounds import n_leaves
 from fedapp.trees.xgboost import to_xgboost_json
 from strategies.base import Summary
 from strategies.handshake import Hellos
-from strategies.horizontal import joint_kinds
 
 # Bins of the score histograms while training, and of the finished model.
 ROUND_BINS, FINAL_BINS = 512, 2**12
@@ -183,11 +182,11 @@ def shares(weights: Mapping[str, float], parties: Iterable[str]) -> dict[str, fl
     return {party: weight / total for party, weight in by_party.items()}
 
 
-def model_files(model: Ensemble, kinds: Sequence[str]) -> SavedModel:
-    """A boosted model's files; XGBoost's form lacks the ``kinds`` of the columns."""
+def model_files(model: Ensemble) -> SavedModel:
+    """A boosted model's files; XGBoost's form lacks the kinds of the columns."""
     files = {"model.json": to_json(model), "model.xgb.json": to_xgboost_json(model)}
     return SavedModel(
-        files | {"columns.json": columns_json(model.columns, kinds, model.categories)}
+        files | {"columns.json": columns_json(model.columns, model.kinds, model.categories)}
     )
 
 
@@ -206,7 +205,7 @@ def evaluate(
     asks: AskToScore = ask_to_score,
 ) -> Conversation[tuple[Mapping[str, EvaluateReply], Summary]]:
     """Write the finished model and have all parties score it; replies, and the summary's part."""
-    files = model_files(model, joint_kinds(parties))
+    files = model_files(model)
     yield files
     document = np.frombuffer(files.files["model.json"].encode(), dtype=np.uint8)
     spread = label_spread(parties)

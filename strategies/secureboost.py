@@ -260,8 +260,8 @@ class SecureBoost(VerticalStrategy):
         reply = (yield from finishing)[active]
         if len(reply.model):  # all parties allow the export of the whole model
             model = from_json(reply.model.tobytes().decode())
-            with as_protocol_error(active, "FinishReply", "kinds"):
-                files = model_files(model, reply.kinds)
+            with as_protocol_error(active, "FinishReply", "model"):
+                files = model_files(model)
             yield files
         else:
             yield parts_file(self.state.model_id, self.settings, active, passive)

@@ -295,11 +295,14 @@ class Forest(Aligned):
         lookup = self.lookup if shared else Lookup.empty()
         cuts = {name: getattr(lookup, name) for name in Lookup.__slots__}
         categories = pack_categories(self.categories if shared else ())
-        return {**cuts, "names": self.columns if shared else (), **categories}
+        named = (
+            {"names": self.columns, "kinds": self.kinds} if shared else {"names": (), "kinds": ()}
+        )
+        return {**cuts, **named, **categories}
 
     def lookup_json(self) -> dict[str, Any]:
         """Lookup table of the local splits, as a part has it."""
-        return self.lookup.to_json(self.columns, self.quantiles, self.categories)
+        return self.lookup.to_json(self.columns, self.quantiles, self.categories, self.kinds)
 
     def local_importance(self) -> tuple[Doubles, Ints, tuple[str, ...]]:
         """Gain and number of splits of each local column, and their names if shared."""

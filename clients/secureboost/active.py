@@ -38,6 +38,7 @@ from fedapp.crypto.packing import PRECISION, FixedPoint, PairLayout, grouped_lay
 from fedapp.crypto.paillier import PrivateKey, encrypt
 from fedapp.crypto.sums import read_sums
 from fedapp.crypto.workers import shared_workers
+from fedapp.data.columns import check_kinds
 from fedapp.data.labels import check_mean, check_weights
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
@@ -684,7 +685,7 @@ class Active(Party):
         test_margins = margins[self.rows_of("test")]
         compare_with_local(self, self.numbers, self.objective, test_margins, self.parameters)
         part = {
-            **self.lookup.to_json(self.columns, self.quantiles, self.categories),
+            **self.lookup.to_json(self.columns, self.quantiles, self.categories, self.kinds),
             "active": True,
             "threshold": scores["train"].get("threshold"),
             "name": self.name,
@@ -697,19 +698,13 @@ class Active(Party):
         write_part(self.folder, part)
         is_shared = all(self.shared_names.values())
         by_column = importance(model) if is_shared else {"total_gain": {}, "count": {}}
-        whole = self._whole(mail, model, records)
-        kinds = [
-            self.kinds if name == self.name else mail.one(Records, name).kinds
-            for name in (self.joint.widths if len(whole) else ())
-        ]
         reply = FinishReply(
             n_trees=len(model.trees),
             **score_arrays(scores),
             column_names=tuple(by_column["total_gain"]),
             column_gains=np.array(list(by_column["total_gain"].values()), dtype=np.float64),
             column_counts=np.array(list(by_column["count"].values()), dtype=np.int64),
-            model=whole,
-            kinds=tuple(kind for each in kinds for kind in each),
+            model=self._whole(mail, model, records),
         )
         self.end()
         return reply, []
@@ -752,7 +747,7 @@ class Active(Party):
             list(self.joint.widths),
             {name: self._records(mail, name) for name in self.others},
         )
-        parts[self.name] = self.lookup, self.columns, self.categories
+        parts[self.name] = self.lookup, self.columns, self.categories, self.kinds
         lookups = [parts[party][0] for party in order]
         owners = [
             np.array([order.index(owner) for owner, _ in self._owners(tree["column"])])
@@ -767,11 +762,14 @@ class Active(Party):
                 raise ProtocolError(party, "Records", "thresholds", rule)
         names = joint_names({party: parts[party][1] for party in order})
         coded = side_by_side((parts[party][2], len(parts[party][1])) for party in order)
-        text = to_json(whole_model(model, records, owners, lookups, names, coded))
+        kinds = tuple(kind for party in order for kind in parts[party][3])
+        text = to_json(whole_model(model, records, owners, lookups, names, coded, kinds))
         return np.frombuffer(text.encode(), dtype=np.uint8)
 
-    def _records(self, mail: Mail, party: str) -> tuple[Lookup, tuple[str, ...], Categories]:
-        """Another party's splits, the names and the categories of its columns."""
+    def _records(
+        self, mail: Mail, party: str
+    ) -> tuple[Lookup, tuple[str, ...], Categories, tuple[str, ...]]:
+        """Another party's splits; names, categories and kinds of its columns."""
         letter, n_columns = mail.one(Records, party), len(self.joint.widths[party])
         if len(letter.names) != n_columns:
             rule = f"must be {n_columns}, got {len(letter.names)}"
@@ -784,10 +782,12 @@ class Active(Party):
         if not fits or not np.array_equal(letter.widths, counts[letter.columns]):
             rule = "must be of the party's columns and their categories"
             raise ProtocolError(party, "Records", "widths", rule)
+        with as_protocol_error(party, "Records", "kinds"):
+            check_kinds(letter.kinds, n_columns)
         with as_protocol_error(party, "Records", "set_bits"):
             sets = CategorySets(letter.set_bits, letter.widths[letter.widths > 0])
         cuts = letter.columns, letter.thresholds, letter.defaults
-        return Lookup.of(*cuts, letter.widths, sets), letter.names, categories
+        return Lookup.of(*cuts, letter.widths, sets), letter.names, categories, letter.kinds
 
 
 def draw_rows(pairs: Floats, settings: SetupRequest, rng: np.random.Generator) -> Floats:

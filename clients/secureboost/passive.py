@@ -172,7 +172,7 @@ class Passive(Party):
     def hand_over(self, request: HandOverRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Store the lookup table, drop the rows; send the table if the site allows it."""
         lookup, categories = self.lookup, self.categories
-        part = lookup.to_json(self.columns, self.quantiles, categories)
+        part = lookup.to_json(self.columns, self.quantiles, categories, self.kinds)
         write_part(self.folder, {**part, "nesting": self.nesting.to_json()})
         active, digest = self.active, np.frombuffer(part_digest(self.folder), np.uint8)
         letters: Letters = [(active, PartKept(digest))]

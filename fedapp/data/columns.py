@@ -1,14 +1,19 @@
-"""Columns as numbers: ``Columns.fit`` infers what each holds, ``Columns.apply`` converts it.
+"""Columns of a table: ``Columns.fit`` infers what each holds, ``Columns.convert`` reads it.
 
-A text column, stripped of blanks around values, gets the first type that fits all its values:
-numbers; booleans (true and false, yes and no, y and n, in any case), converted to 1 and 0; ISO
-dates, times of day or both, converted to days since 1970 (in UTC if they have a zone) with a
-fraction; otherwise categories. A mix of types is refused, and so is text that is nearly all
-distinct, unless a schema declares the type.
+A text column gets the first kind that fits all its values: numbers; booleans (true and false, yes
+and no, y and n, in any case), converted to 1 and 0; ISO dates with or without a time of day,
+converted to days since 1970 (in UTC if they have a zone) with a fraction; otherwise categories. A
+mix of kinds is refused, and so is text that is nearly all distinct, unless a schema declares the
+kind. The kind belongs to the model: tables of other parties and later tables must have it too
+(``agreed``).
+
+Names, of classes, categories and rows (ids), are texts, read by ``as_texts`` alone: without blanks
+around, in Unicode's form NFC, and 1 for 1.0. They never come from a number that may be rounded.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,8 +27,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedapp.data.csv_errors import TextFile, is_number
-from fedapp.data.schema import MISSING, PLAIN, Declared, Reader, first, listed
+from fedapp.data.csv_errors import (
+    THOUSANDS_WAY,
+    WITH_THOUSANDS,
+    TextFile,
+    is_number,
+    way_of_marks,
+)
+from fedapp.data.schema import MISSING, PLAIN, WHOLE_DECIMAL, Declared, Reader, first, listed
 from fedapp.errors import DataError
 from fedapp.trees.categories import (
     MOST_CATEGORIES,
@@ -31,21 +42,26 @@ from fedapp.trees.categories import (
     Categories,
     as_categories,
     entries_of,
-    unlike,
 )
 
 Floats = npt.NDArray[np.float32]
 Result = TypeVar("Result")
 
 BOOLEANS = {"true": 1, "yes": 1, "y": 1, "false": 0, "no": 0, "n": 0}
-# How each kind is encoded as a number, for columns_json; a model stores the category names itself.
-ENCODINGS: dict[str, dict[str, Any]] = {
-    "number": {},
-    "boolean": {"values": BOOLEANS},
-    "date": {"unit": "days since 1970-01-01"},
-    "ordinal": {},
-    "category": {},
+BITS = {"1": 1, "0": 0}  # also booleans, where a schema says so
+# How each kind is called in an error, and encoded as a number, for columns_json. A model stores the
+# names of categories itself; an ordinal's kind ends in a digest of its names, as in ordinal:1f09.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "number": ("numbers", {}),
+    "binary": ("numbers that are all 0 or 1", {}),
+    "boolean": ("yes or no", {"values": BOOLEANS}),
+    "date": ("dates", {"unit": "days since 1970-01-01"}),
+    "time": ("times of day", {"unit": "days"}),
+    "duration": ("durations", {"unit": "days"}),
+    "ordinal": ("names in the order of a schema", {}),
+    "category": ("names of categories", {}),
 }
+ALIKE = "write it alike everywhere, or let the schema of a table say its type"
 DATE = re.compile(
     r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[-+]\d{2}(:?\d{2})?)?)?", re.ASCII
 )
@@ -54,6 +70,8 @@ OTHER_DATE = re.compile(r"\d{1,2}([./-])\d{1,2}\1(\d{4}|\d{2})", re.ASCII)
 WHOLE = re.compile(r"[-+]?\d{1,20}", re.ASCII)  # 20 digits: the largest uint64
 TEXTS = ("string", "large_string", "string_view")  # pyarrow's names of text types
 SECONDS = 86_400.0  # per day
+DAYS = ("date", "time", "duration")
+LARGEST_EXACT = 2**53  # float64 represents every whole number up to here
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Text is not categorical if it has more than MANY_NAMES distinct values, in more than half of the
 # rows, ...
@@ -62,12 +80,10 @@ LARGEST_SHARE = 0.5
 # ... or if nearly all values are distinct in more than FEW_ROWS rows.
 FEW_ROWS = 20
 LARGEST_SHARE_OF_FEW = 0.9
-# Hint for numbers such as 0.5 if decimal commas are declared.
 INFINITE_WAY = (
     'leave the field empty where a value is missing, list it in a schema as missing = ["inf"], '
     "divide values beyond 3.4e38, or exclude the column with drop-columns"
 )
-POINTS_WAY = "write 0,5 for 0.5 and 1500 for 1.500, or set decimal=."
 
 
 class UntypedError(Exception):
@@ -90,7 +106,8 @@ class Column:
 
     name: str  # in the run
     declared: Declared  # by a schema
-    kind: str = ""  # one of `ENCODINGS`; empty if it is inferred from each table
+    # one of `KINDS`, or of a role: name, label; empty if it is inferred from each table
+    kind: str = ""
     names: tuple[str, ...] | None = None  # of the categories, by code
     inferred: bool = False  # whether neither a schema nor the file's type gives the kind
     # whether the table, not a schema, marks values that are not text as categories
@@ -98,10 +115,12 @@ class Column:
 
 
 class Converted(NamedTuple):
-    """A column as numbers."""
+    """A column as it was read."""
 
-    numbers: Any  # pyarrow.ChunkedArray of numbers or codes
+    numbers: Any  # pyarrow.ChunkedArray of numbers or codes; of a name's or label's kind also texts
+    column: Column  # with its kind
     trimmed: bool = False  # whether blanks around some value were removed
+    n_words: int = 0  # names that became missing because they are one of ``MISSING``
     n_outside: int = 0  # values that became missing because they are not among the names
     # Text values that became missing because they equal a number declared as missing, but are
     # written differently.
@@ -110,10 +129,11 @@ class Converted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The features of a table, inferred once, and converted to numbers as often as asked."""
+    """Columns of a table, inferred once, and read as often as asked."""
 
     columns: tuple[Column, ...]
     reader: Reader
+    trained: tuple[str, ...] = ()  # kinds of a model's columns
 
     @classmethod
     def fit(
@@ -130,8 +150,10 @@ class Columns:
         return cls(tuple(_each(names, fitted, frame, reader, text)), reader)
 
     @classmethod
-    def of_model(cls, names: Sequence[str], categories: Categories, reader: Reader) -> Columns:
-        """Columns of a model; a column of numbers may also hold booleans or dates."""
+    def of_model(
+        cls, names: Sequence[str], categories: Categories, reader: Reader, kinds: Sequence[str] = ()
+    ) -> Columns:
+        """Columns of a model, which later tables must have; without ``kinds`` they are numbers."""
         declared = {one.rename or one.name: one for one in reader.declared}
         columns = []
         for name, codes in zip(names, entries_of(categories, len(names)), strict=True):
@@ -142,7 +164,8 @@ class Columns:
             columns.append(Column(name, one, "category" if is_coded else "", codes))
         every = tuple(declared.values())
         reader = replace(reader, n_features=len(columns), tolerant=True, declared=every)
-        return cls(tuple(columns), reader)
+        numbers = ("number" if one.names is None else "category" for one in columns)
+        return cls(tuple(columns), reader, tuple(kinds or numbers))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -161,7 +184,8 @@ class Columns:
     def convert(self, frame: Any, text: TextFile | None = None) -> tuple[Floats, list[Converted]]:
         """Like `apply`, with what became of each column.
 
-        Raises DataError if a value is not of its column's type, or infinite.
+        Raises DataError if a value is not of its column's type, or infinite, or if a column is not
+        of its kind in the model.
         """
         columns = {one.name: one for one in self.columns}
 
@@ -172,8 +196,47 @@ class Columns:
         values = np.empty((frame.num_rows, len(every)), np.float32)
         for place, one in enumerate(every):
             fill(values[:, place], one.numbers)
+        kinds = kinds_of(values, every) if self.trained else ()
+        for name, due, kind in zip(self.names, self.trained, kinds, strict=False):
+            if agreed((due, kind)) is None:
+                rule = f"feature column {{}} must be {in_words(due)}, as in the model, got "
+                raise DataError.naming(f"{rule}{in_words(kind)}: {ALIKE}", f"'{name}'")
         _check_finite(self.names, values, text)
         return values, every
+
+
+def kinds_of(values: Floats, columns: Sequence[Converted]) -> tuple[str, ...]:
+    """The kind of each column, (n_rows, n_columns), by what it holds; empty without any value."""
+    lows, highs = np.full((2, len(columns)), np.nan, np.float32)
+    if len(values):
+        lows, highs = np.fmin.reduce(values), np.fmax.reduce(values)
+    kinds = []
+    for place, (converted, low, high) in enumerate(zip(columns, lows, highs, strict=True)):
+        one, column = converted.column, values[:, place]
+        kind = one.kind if one.names or not np.isnan(low) else ""
+        if kind == "number" and low >= 0 and high <= 1:
+            kind = "binary" if ((column == 0) | (column == 1) | np.isnan(column)).all() else kind
+        elif kind == "ordinal":
+            names = json.dumps(one.declared.categories).encode()
+            kind = f"ordinal:{hashlib.blake2b(names, digest_size=8).hexdigest()}"
+        kinds.append(kind)
+    return tuple(kinds)
+
+
+def agreed(kinds: Iterable[str]) -> str | None:
+    """The kind of a column that is of these kinds in several tables; None if they differ.
+
+    Numbers go with yes or no only where they are all 0 or 1.
+    """
+    found = {*kinds} - {""}
+    if found == {"boolean", "binary"} or found == {"number", "binary"}:
+        found.remove("binary")
+    return min(found, default="") if len(found) <= 1 else None
+
+
+def in_words(kind: str) -> str:
+    """A kind as a plural noun."""
+    return KINDS[kind.partition(":")[0]][0]
 
 
 def _each(
@@ -265,16 +328,24 @@ def fill(out: npt.NDArray[Any], column: Any) -> None:
 
 def columns_json(columns: Sequence[str], kinds: Sequence[str], categories: Categories) -> str:
     """Describe how values were converted to a model's numbers, as JSON; raises ValueError."""
-    n_columns, encodings = len(columns), {}
-    if len(kinds) != n_columns or not {*kinds} <= {*ENCODINGS}:
-        raise ValueError(f"kinds must be known ones, one a column of {n_columns}")
-    for column, kind, names in zip(columns, kinds, entries_of(categories, n_columns), strict=True):
-        kind = kind if names is None else "category"
+    check_kinds(kinds, len(columns))
+    encodings, every = {}, kinds or ["number"] * len(columns)
+    for column, kind, names in zip(
+        columns, every, entries_of(categories, len(columns)), strict=True
+    ):
+        kind = "category" if names is not None else kind.partition(":")[0] or "number"
         entry_names = {"names": list(names)} if names else {}
         others = {"others": RARE} if names and RARE in names else {}
-        encodings[column] = {"kind": kind, **ENCODINGS[kind], **entry_names, **others}
+        encodings[column] = {"kind": kind, **KINDS[kind][1], **entry_names, **others}
     text = json.dumps({"missing": MISSING, "columns": encodings}, ensure_ascii=False, indent=1)
     return text + "\n"
+
+
+def check_kinds(kinds: Sequence[str], n_columns: int) -> None:
+    """Check kinds as `kinds_of` gives them; none are those of numbers. Raises ValueError."""
+    known = {"", *KINDS}
+    if len(kinds) not in (0, n_columns) or {kind.partition(":")[0] for kind in kinds} - known:
+        raise ValueError(f"kinds must be known ones, one a column of {n_columns}")
 
 
 def holds_numbers(type: Any) -> bool:
@@ -297,22 +368,26 @@ def infer(name: str, column: Any, reader: Reader = PLAIN, is_written: bool = Tru
     declared, is_dictionary = reader.of_feature(name), pa.types.is_dictionary(column.type)
     column = values_of(column)
     type, kind, names = column.type, declared.type, declared.categories
-    is_temporal = pa.types.is_temporal(type) and kind in ("", "date")
     marked, inferred = is_dictionary and not kind and not is_text(type), False
     if is_dictionary and not kind:
         kind = "category"
-    elif is_temporal:
-        kind, inferred = "date", True
+    elif pa.types.is_temporal(type) and kind in ("", "date"):
+        is_span = pa.types.is_duration(type), pa.types.is_time(type)
+        kind, inferred = ("duration" if is_span[0] else "time" if is_span[1] else "date"), True
     elif holds_numbers(type) and not goes_by_text(type, declared):
-        return Column(name, declared, "boolean" if pa.types.is_boolean(type) else "number")
+        return Column(
+            name, declared, kind or ("boolean" if pa.types.is_boolean(type) else "number")
+        )
     if kind not in ("", "category") or (kind and names):
         return Column(name, declared, kind, names if kind == "category" else None, inferred)
-    texts, _ = as_texts(column, declared, reader.missing, reader.decimal)
-    values = pc.unique(texts).drop_null().to_pylist()
+    texts = as_texts(column, declared, reader, is_written).values
     if not kind:
+        values = pc.unique(texts).drop_null().to_pylist()
         kind, inferred = _kind_of(values, texts, type, reader.decimal, is_written), True
-    names = tuple(sorted(values))
-    return Column(name, declared, kind, names if kind == "category" else None, inferred, marked)
+    if kind != "category":
+        return Column(name, declared, kind, inferred=inferred)
+    names = tuple(sorted(pc.unique(as_names(texts)).drop_null().to_pylist()))
+    return Column(name, declared, kind, names, inferred, marked)
 
 
 def _tests(type: Any, decimal: str) -> dict[str, Callable[[str], bool]]:
@@ -334,10 +409,11 @@ def _kind_of(values: list[str], texts: Any, type: Any, decimal: str, is_written:
     for kind, count in counts.items():
         if count == len(values):
             return kind
-    is_one = tests.get("number")
-    other, marks, way = (",", "commas", "") if decimal == "." else (".", "points", POINTS_WAY)
-    if is_one and all(is_one(value) or is_number(value, other) for value in values):
-        raise UntypedError(f"decimal {marks}", "numbers", way, fits=is_one)
+    is_one, other = tests.get("number"), "," if decimal == "." else "."
+    others = [value for value in values if not (is_one and is_one(value))]
+    if is_one and all(is_number(value, other) for value in others):
+        marks = "commas" if other == "," else "points"
+        raise UntypedError(f"decimal {marks}", "numbers", way_of_marks(others, decimal), is_one)
     if all(OTHER_DATE.fullmatch(value) or is_date(value) for value in values):
         raise UntypedError("dates that are not ISO", "dates", DATES_WAY, is_date)
     for kind in ("number", "date"):
@@ -350,71 +426,104 @@ def _kind_of(values: list[str], texts: Any, type: Any, decimal: str, is_written:
 
 
 def convert(one: Column, column: Any, reader: Reader, is_written: bool = False) -> Converted:
-    """Numbers of a column; raises UntypedError if values are not of its kind."""
-    declared, due = one.declared, one
+    """Read a column; raises UntypedError if values are not of its kind."""
+    declared = one.declared
     is_coded = one.names is not None or reader.missing or declared.missing or declared.codes
     are_numbers = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
     if are_numbers and not is_coded and {one.kind, declared.type} <= {"", "number"}:
-        return Converted(column)  # as most columns are
+        return Converted(column, replace(one, kind="number"))  # as most columns are
     if not one.kind:
         one = infer(one.name, column, reader, is_written)
     column = values_of(column)
     absent = (*reader.missing, *declared.missing)
-    if one.kind == "date" and pa.types.is_temporal(column.type):
-        converted = Converted(_days(column, absent))
-    elif (
-        one.kind in ("number", "boolean")
+    if one.kind in DAYS and pa.types.is_temporal(column.type):
+        return Converted(_days(column, absent), one)
+    if (
+        one.kind in ("number", "boolean", "label")
         and holds_numbers(column.type)
         and not goes_by_text(column.type, declared)
+        and not (one.kind == "label" and pa.types.is_integer(column.type) and _is_beyond(column))
     ):
         numbers = null_missing_codes(column, absent, reader.decimal)
         n_equal = numbers.null_count - column.null_count if is_written else 0
-        converted = Converted(numbers, n_equal=n_equal)
-    else:
-        texts, trimmed = as_texts(column, declared, reader.missing, reader.decimal)
-        converted = _of_text(one, texts, column.type, reader)._replace(trimmed=trimmed)
-    if (one.names is None) != (due.names is None) and not pc.all(
-        pc.is_null(converted.numbers, nan_is_null=True)
-    ).as_py():
-        raise unlike(one.name, due.names is not None)
-    return converted
+        return Converted(numbers, one, n_equal=n_equal)
+    texts = as_texts(column, declared, reader, is_written)
+    decimal = "." if holds_numbers(column.type) else reader.decimal
+    read = {"name": _of_name, "label": _of_label, "category": _of_category, "ordinal": _of_category}
+    converted = read.get(one.kind, _of_numbers)(one, texts.values, reader, decimal)
+    return converted._replace(trimmed=texts.trimmed, n_words=texts.n_words)
 
 
-def _of_text(one: Column, texts: Any, type: Any, reader: Reader) -> Converted:
-    """Numbers of a column of text; `type` is what it was before."""
-    declared = one.declared
-    if one.kind in ("category", "ordinal"):
-        if one.kind == "category" and declared.categories not in ((), one.names):
-            # Of a model's names, those that the table's schema does not list are missing.
-            is_listed = pc.is_in(texts, value_set=pa.array(declared.categories))
-            texts = pc.if_else(is_listed, texts, pa.scalar(None, pa.string()))
-        names = declared.categories if one.names is None else one.names
-        if len(names) > MOST_CATEGORIES:
-            raise UntypedError(f"{len(names):,} categories, more than {MOST_CATEGORIES:,}")
-        numbers = pc.index_in(texts, value_set=pa.array(names, pa.string()))
-        if one.kind == "category" and RARE in names:
-            others = pc.and_(pc.is_null(numbers), pc.is_valid(texts))
-            numbers = pc.if_else(others, pa.scalar(names.index(RARE), pa.int32()), numbers)
-        return Converted(numbers, n_outside=int(numbers.null_count - texts.null_count))
+def _of_name(one: Column, texts: Any, reader: Reader, decimal: str) -> Converted:
+    return Converted(as_names(texts), one)
+
+
+def _of_label(one: Column, texts: Any, reader: Reader, decimal: str) -> Converted:
+    """Labels as numbers where that changes no name of a class, otherwise as texts."""
+    names = texts
+    with suppress(UntypedError):  # of two spellings of a number both are names
+        names = as_names(texts)
+    if one.declared.type == "category":
+        return Converted(names, one)
+    if decimal != ".":
+        values = pc.unique(texts).drop_null().to_pylist()
+        others = [value for value in values if not is_number(value, decimal)]
+        if others and all(map(is_number, others)) and not all(each[-1] == "." for each in values):
+            is_one = _tests(texts.type, decimal)["number"]
+            raise UntypedError("decimal points", "numbers", way_of_marks(others, decimal), is_one)
+        if not others:
+            check_thousands(one.name, values)
+            names = pc.replace_substring(names, decimal, ".")
+    for type in (pa.float64(), pa.bool_()):
+        with suppress(pa.ArrowInvalid):
+            numbers, distinct = names.cast(type).cast(pa.float64()), pc.unique(names).drop_null()
+            if not pa.types.is_boolean(type) and len(distinct) <= MANY_NAMES:
+                is_kept = all(number_name(float(name)) == name for name in distinct.to_pylist())
+                numbers = numbers if is_kept else names
+            absent = (*reader.missing, *one.declared.missing)
+            return Converted(null_missing_codes(numbers, absent, "."), one)
+    return Converted(names, one)
+
+
+def _of_category(one: Column, texts: Any, reader: Reader, decimal: str) -> Converted:
+    """Codes of names, or their places in an order."""
+    declared, texts = one.declared, as_names(texts)
+    if one.kind == "category" and declared.categories not in ((), one.names):
+        # Of a model's names, those that the table's schema does not list are missing.
+        is_listed = pc.is_in(texts, value_set=pa.array(declared.categories))
+        texts = pc.if_else(is_listed, texts, pa.scalar(None, pa.string()))
+    names = declared.categories if one.names is None else one.names
+    if len(names) > MOST_CATEGORIES:
+        raise UntypedError(f"{len(names):,} categories, more than {MOST_CATEGORIES:,}")
+    numbers = pc.index_in(texts, value_set=pa.array(names, pa.string()))
+    if one.kind == "category" and RARE in names:
+        others = pc.and_(pc.is_null(numbers), pc.is_valid(texts))
+        numbers = pc.if_else(others, pa.scalar(names.index(RARE), pa.int32()), numbers)
+    return Converted(numbers, one, n_outside=int(numbers.null_count - texts.null_count))
+
+
+def _of_numbers(one: Column, texts: Any, reader: Reader, decimal: str) -> Converted:
     try:
-        numbers = _parsed(texts, one.kind, "." if holds_numbers(type) else reader.decimal)
+        numbers = _parsed(texts, one.kind, decimal)
     except pa.ArrowInvalid:
-        fits = _tests(type, reader.decimal)[one.kind]
+        fits = _tests(texts.type, decimal)[one.kind]
         raise UntypedError("other values", f"{one.kind}s", fits=fits) from None
     if one.kind != "number":
-        return Converted(numbers)
-    absent = (*reader.missing, *declared.missing)
+        return Converted(numbers, one)
+    absent = (*reader.missing, *one.declared.missing)
     present = null_missing_codes(numbers, absent, reader.decimal)
-    return Converted(present, n_equal=present.null_count - numbers.null_count)
+    return Converted(present, one, n_equal=present.null_count - numbers.null_count)
 
 
 def _parsed(texts: Any, kind: str, decimal: str) -> Any:
     """Text of one kind as numbers; raises pyarrow.ArrowInvalid if a value is of another."""
     if kind == "number":
-        return numbers_of(texts, decimal)
+        if decimal != ".":  # a point must not pass as a decimal comma
+            texts = pc.replace_substring(pc.replace_substring(texts, ".", "?"), decimal, ".")
+        return texts.cast(pa.float64())
     if kind == "boolean":
-        numbers: Mapping[str, float] = BOOLEANS
-        texts = pc.utf8_lower(texts)
+        numbers: Mapping[str, float] = BOOLEANS | BITS
+        texts = pc.utf8_lower(as_names(texts))
     else:
         dates = filter(is_date, pc.unique(texts).drop_null().to_pylist())
         numbers = {date: _day(date) for date in dates}
@@ -424,11 +533,13 @@ def _parsed(texts: Any, kind: str, decimal: str) -> Any:
     return pc.take(pa.array([*numbers.values()], pa.float64()), places)
 
 
-def numbers_of(texts: Any, decimal: str) -> Any:
-    """Text as float64; raises pyarrow.ArrowInvalid if a value is no number."""
-    if decimal != ".":  # a point must not pass as a decimal comma
-        texts = pc.replace_substring(pc.replace_substring(texts, ".", "?"), decimal, ".")
-    return texts.cast(pa.float64())
+def check_thousands(name: str, values: Iterable[str]) -> None:
+    """Check decimal commas, which look like marks of thousands if three digits follow each."""
+    marked = [value for value in values if "," in value]
+    if marked and all(map(WITH_THOUSANDS.fullmatch, marked)):
+        rule = "column {} must have decimal commas (decimal=,), got three digits after every comma"
+        way = f": {THOUSANDS_WAY}; where they are decimals, let a schema say type = "
+        raise DataError.naming(f'{rule}{way}"number"', f"'{name}'")
 
 
 def is_read_as_text(declared: Declared) -> bool:
@@ -440,7 +551,8 @@ def is_read_as_text(declared: Declared) -> bool:
 def goes_by_text(type: Any, declared: Declared) -> bool:
     """Whether to convert values of an Arrow type to text first."""
     if holds_numbers(type) and not pa.types.is_boolean(type):
-        return declared.type in ("category", "ordinal", "date") or bool(declared.codes)
+        kinds = ("category", "ordinal", "date", "boolean")
+        return declared.type in kinds or bool(declared.codes)
     return is_read_as_text(declared)
 
 
@@ -475,37 +587,71 @@ def null_missing_codes(column: Any, absent: Iterable[str], decimal: str) -> Any:
     return pc.if_else(is_absent, pa.scalar(None, type), column)
 
 
-def as_texts(
-    column: Any, declared: Declared, missing: tuple[str, ...], decimal: str = "."
-) -> tuple[Any, bool]:
-    """Convert values to stripped text, and codes to names; also whether any value was stripped.
+class Texts(NamedTuple):
+    """A column as texts."""
 
-    `decimal` is that of the numbers among the missing-value codes. Raises UntypedError for binary
-    or nested columns.
+    values: Any  # pyarrow.ChunkedArray; null is missing
+    trimmed: bool  # whether blanks around some value were removed
+    n_words: int  # values that are missing because they are one of ``MISSING``
+
+
+def as_texts(column: Any, declared: Declared, reader: Reader, is_written: bool) -> Texts:
+    """Values as normalised text (see the module), and codes as the names that they stand for.
+
+    Words such as NA are missing in files that are written (CSV) only, and not where the schema has
+    them as categories or codes. Raises UntypedError for binary or nested columns.
     """
     if pa.types.is_binary(column.type) or pa.types.is_nested(column.type):
         raise UntypedError("values that are no text")
-    column = null_missing_codes(column, (*missing, *declared.missing), decimal)
-    texts, trimmed = trimmed_texts(column)
-    absent = pa.array([*MISSING, *missing, *declared.missing])
-    texts = pc.if_else(pc.is_in(texts, value_set=absent), pa.scalar(None, pa.string()), texts)
-    if declared.codes:
-        indices = pc.index_in(texts, value_set=pa.array([code for code, _ in declared.codes]))
-        named = pa.array([name for _, name in declared.codes]).take(indices.combine_chunks())
-        texts = pa.chunked_array([pc.coalesce(named, texts.combine_chunks())])
-    return texts, trimmed
-
-
-def trimmed_texts(column: Any) -> tuple[Any, bool]:
-    """Convert values to stripped text; also whether any value was stripped."""
+    column = null_missing_codes(column, (*reader.missing, *declared.missing), reader.decimal)
     if pa.types.is_floating(column.type):
         # 1.0 in a Parquet file must give the same name as 1 in a CSV file.
+        if _is_beyond(column):
+            raise UntypedError("floats beyond 2^53, which are not exact")
         whole = column.cast(pa.int64(), safe=False)
         if pc.all(pc.equal(column, whole)).as_py() is not False:
             column = whole
     column = column.cast(pa.string())
     texts = pc.utf8_trim_whitespace(column)
-    return texts, pc.any(pc.not_equal(texts, column)).as_py() is True
+    trimmed = pc.any(pc.not_equal(texts, column)).as_py() is True
+    if pc.all(pc.string_is_ascii(texts)).as_py() is False:
+        texts = pc.utf8_normalize(texts, "NFC")
+    names = {*declared.categories, *(code for code, _ in declared.codes)}
+    words = ({*MISSING} if is_written else {""}) - names
+    listed = {*reader.missing} - names | {*declared.missing}
+    is_word, is_listed = (
+        pc.is_in(texts, value_set=pa.array([*each], pa.string()))
+        for each in (words - {""} - listed, {"", *listed})
+    )
+    absent = pc.or_(is_word, is_listed)
+    texts = pc.if_else(absent, pa.scalar(None, pa.string()), texts)
+    if declared.codes:
+        indices = pc.index_in(texts, value_set=pa.array([code for code, _ in declared.codes]))
+        named = pa.array([name for _, name in declared.codes]).take(indices.combine_chunks())
+        texts = pa.chunked_array([pc.coalesce(named, texts.combine_chunks())])
+    return Texts(texts, trimmed, pc.sum(is_word).as_py() or 0)
+
+
+def as_names(texts: Any) -> Any:
+    """Texts as names: 1 for 1.0; raises UntypedError if that makes two names one."""
+    if not pc.any(pc.match_substring(texts, ".0")).as_py():
+        return texts
+    names = pc.replace_substring_regex(texts, f"^{WHOLE_DECIMAL.pattern}$", r"\1")
+    if len(pc.unique(names)) < len(pc.unique(texts)):
+        raise UntypedError("one number written as 1 and as 1.0")
+    return names
+
+
+def _is_beyond(column: Any) -> bool:
+    """Whether a float64 may stand for several whole numbers of a column."""
+    ends = pc.min_max(column)
+    low, high = ends["min"].as_py() or 0, ends["max"].as_py() or 0
+    return bool(max(-low, high) > LARGEST_EXACT)
+
+
+def number_name(value: float) -> str:
+    """The name of a class that is a number; 1.0 and 1 are the same class."""
+    return str(int(value)) if value.is_integer() else repr(value)
 
 
 def is_nearly_distinct(n_names: int, n_values: int) -> bool:

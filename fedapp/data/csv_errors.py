@@ -31,7 +31,8 @@ NUMBER = re.compile(
 # The same with a decimal comma.
 COMMA_NUMBER = re.compile(NUMBER.pattern.replace(r"\.", ","), re.IGNORECASE | re.ASCII)
 # A number with commas or points as thousands separators, which no reader accepts.
-WITH_THOUSANDS = re.compile(r"[-+]?\d{1,3}((,\d{3})+(\.\d*)?|(\.\d{3})+(,\d*)?)", re.ASCII)
+WITH_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}((,\d{3})+(\.\d*)?|(\.\d{3})+(,\d*)?)", re.ASCII)
+THOUSANDS_WAY = "remove the marks that set off thousands"
 MOST_SHOWN = 3  # columns in an error
 
 
@@ -45,8 +46,8 @@ class TextFile:
     row_numbers: Sequence[int] | None = None
 
     def header(self) -> list[str]:
-        """Column names without spaces around; ``with_names`` names a column without one."""
-        return with_names(name.strip() for name in self.written_header())
+        """Plain column names; see ``with_names``."""
+        return with_names(self.written_header())
 
     def written_header(self) -> list[str]:
         """Column names as in the file."""
@@ -154,17 +155,27 @@ class TextFile:
 
 def _way_out(values: Sequence[str], exclude: Sequence[str]) -> str:
     """How to make columns one type by their first bad values, or else to `exclude` them."""
-    if commas := [value for value in values if is_number(value, ",")]:
-        point = commas[0].replace(",", ".")
-        return f"it looks like a decimal comma, write {point} or set decimal=,"
     if any(map(WITH_THOUSANDS.fullmatch, values)):
-        return "remove the marks that set off thousands"
+        return THOUSANDS_WAY
+    if commas := [value for value in values if is_number(value, ",")]:
+        return way_of_marks(commas, ".")
     value = quoted(values[0]).replace("'", '"')
     schema = f'list it in a schema as missing = [{value}], or declare type = "category" there'
     if not exclude:
         return f"correct them, or leave the field empty where a value is missing; {schema}"
     names = first(exclude).replace(", ", ",")
     return f"{schema}, or exclude the columns with drop-columns={names}"
+
+
+def way_of_marks(values: Sequence[str], decimal: str) -> str:
+    """What to do about numbers that have the mark that is not the ``decimal`` one."""
+    # Three digits after every mark are thousands, where another decimal mark would divide them.
+    if all(map(WITH_THOUSANDS.fullmatch, values)):
+        return THOUSANDS_WAY
+    if decimal == ",":
+        return "write 0,5 for 0.5 and 1500 for 1.500, or set decimal=."
+    one = next(value for value in values if not WITH_THOUSANDS.fullmatch(value))
+    return f"it looks like a decimal comma, write {one.replace(',', '.')} or set decimal=,"
 
 
 def bounded_lines(text: IO[AnyStr]) -> Iterator[AnyStr]:

@@ -19,10 +19,11 @@ from fedapp.data.schema import SEPARATORS, Declared, Reader, Roles
 from fedapp.data.table import (
     DROPPED,
     Note,
-    is_unlabelled,
+    is_missing,
     note_on_unlabelled,
     notes_on_file,
     notes_on_types,
+    read_role,
 )
 
 LONGEST_EXAMPLE = 24
@@ -31,6 +32,8 @@ USES = {
     "number": "feature",
     "boolean": "feature, 1 or 0",
     "date": "feature, days since 1970",
+    "time": "feature, days",
+    "duration": "feature, days",
     "ordinal": "feature, in the order given",
     "category": "feature, categories",
 }
@@ -80,7 +83,7 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
     """Describe every column of what the setting ``data`` names (`source`)."""
     frame, roles, reader = source_frame(source, roles, reader)
     text = None if source in dataset_names() else text_file(Path(source), reader)
-    features: list[tuple[Column, Converted]] = []
+    features: list[Converted] = []
     n_unlabelled, columns = 0, list[Described]()
     for place, name in enumerate(frame.column_names):
         column, role = frame.column(place), _role(name, roles)
@@ -89,9 +92,10 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
             converted = convert(one, column, reader, text is not None)
             columns.append(_described(one, column, converted.numbers, role))
             if not role:
-                features.append((one, converted))
+                features.append(converted)
             if role == "label":
-                n_unlabelled = int(is_unlabelled(column).sum())
+                labels = read_role(frame, role, name, reader, text)
+                n_unlabelled = int(is_missing(labels.numbers).sum())
         except UntypedError as error:
             n_missing = column.null_count
             n_distinct = len(pc.unique(column).drop_null())

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from itertools import combinations
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.columns import is_nearly_distinct
-from fedapp.data.csv_errors import is_number, is_number_somehow, quoted
+from fedapp.data.columns import LARGEST_EXACT, is_nearly_distinct, number_name
+from fedapp.data.csv_errors import (
+    THOUSANDS_WAY,
+    WITH_THOUSANDS,
+    is_number,
+    is_number_somehow,
+    quoted,
+)
 from fedapp.data.schema import listed
 from fedapp.errors import DataError
 from fedapp.trees.objective import (
@@ -46,17 +53,23 @@ def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
     whole numbers of at most 20 distinct values. Text that is mostly numbers or nearly all distinct
     may be meant for regression and is refused. Raises DataError if labels do not fit the objective.
     """
-    is_text = labels.dtype.kind == "U"
+    numbers = numbers_of(labels)
     if objective == AUTO:
-        if is_text:
+        if numbers is None:
             _check_texts(labels)
-        objective = MULTI_CLASS if is_text or is_few(np.unique(labels)) else REGRESSION
+        is_classes = numbers is None or is_few(np.unique(numbers))
+        objective = MULTI_CLASS if is_classes else REGRESSION
     if is_regression(objective):
-        if is_text:
+        if numbers is None:
             rule = f"label must be numbers for {objective}, got"
             raise DataError(f"{rule} text", here=f"{rule} {_not_numbers(labels)}{_way_out(labels)}")
-        _check_numbers(labels.astype(np.float64), objective)
+        _check_numbers(numbers, objective)
         return ()
+    if labels.dtype.kind == "f" and np.abs(labels).max() > LARGEST_EXACT:
+        rule = (
+            "label must be texts or whole numbers where they name classes, got floats beyond 2^53"
+        )
+        raise DataError(f"{rule}, which are not exact")
     values = np.unique(labels)
     most = 2 if objective == TWO_CLASSES else MOST_CLASSES
     if len(values) > most:
@@ -65,6 +78,16 @@ def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
         shown = ", ".join(repr(name) for name in _written(values[:MOST_SHOWN]))
         raise DataError(f"{rule}; {way}", here=f"{rule}, as {shown}; {way}")
     return tuple(_written(values))
+
+
+def numbers_of(labels: Labels) -> npt.NDArray[np.float64] | None:
+    """Labels as numbers; None if some are not. Texts that are numbers keep the names of classes."""
+    if labels.dtype.kind != "U":
+        return labels.astype(np.float64)
+    names, places = np.unique(labels, return_inverse=True)
+    if not all(map(is_number, names.tolist())):
+        return None
+    return names.astype(np.float64)[places]
 
 
 def _check_texts(labels: Labels) -> None:
@@ -99,7 +122,9 @@ def _way_out(labels: Labels) -> str:
     """Suggest how to make text the numbers it was meant to be; empty if it has none."""
     others = [label for label in map(str, labels.tolist()) if not is_number(label)]
     if others and is_number_somehow(others[0]):
-        return "; set decimal=, for decimal commas, remove commas that set off thousands"
+        if all(map(WITH_THOUSANDS.fullmatch, others)):
+            return f"; {THOUSANDS_WAY}"
+        return f"; set decimal=, for decimal commas; {THOUSANDS_WAY}"
     if not others or (len(others) == len(labels) and not any(map(is_number_somehow, others))):
         return ""
     value = quoted(others[0]).replace("'", '"')
@@ -117,9 +142,8 @@ def _check_numbers(labels: npt.NDArray[np.float64], objective: str) -> None:
         rule = f"label must be {loss.label_rule} for {objective}, got"
         way = "correct or drop these rows, or set another objective, as reg:squarederror"
         count = f"{len(others):,} of {len(labels):,} that are not"
-        raise DataError(
-            f"{rule} {count}; {way}", here=f"{rule} {count}, as {_plain(float(others[0]))}; {way}"
-        )
+        shown = number_name(float(others[0]))
+        raise DataError(f"{rule} {count}; {way}", here=f"{rule} {count}, as {shown}; {way}")
 
 
 def is_few(values: npt.NDArray[np.float64]) -> bool:
@@ -136,7 +160,7 @@ def auto_objective(classes: Sequence[Sequence[str]]) -> tuple[Objective, str]:
     are text at one party and numbers of many values at another.
     """
     names = merge_classes(classes)
-    are_numbers = all(map(is_number, names))
+    are_numbers = all(map(is_number, names)) and len({*map(float, names)}) == len(names)
     if not all(classes) and not are_numbers:
         raise DataError("label must be of one type at all parties, got text and numbers")
     if all(classes) and (not are_numbers or is_few(np.array([float(name) for name in names]))):
@@ -150,17 +174,17 @@ def auto_objective(classes: Sequence[Sequence[str]]) -> tuple[Objective, str]:
 def check_spelling(classes: Mapping[str, Sequence[str]], is_open: bool) -> None:
     """Refuse classes that the parties seem to spell differently, such as yes/no and 1/0.
 
-    Names must not differ only in case or spaces. If the labels choose the objective (``is_open``),
-    shared classes must also link all parties, and parties of two classes each must have the same
-    two (not 0/1 and 1/2) unless a party has all of them. A party may lack classes: {a} and {a, b}
-    pass, and so do {a} and {b} if a third party has {a, b}.
+    Names must not differ only in case, spaces or how a number is written (1 and 01). If the labels
+    choose the objective (``is_open``), shared classes must also link all parties, and parties of
+    two classes each must have the same two (not 0/1 and 1/2) unless a party has all of them. A
+    party may lack classes: {a} and {a, b} pass, and so do {a} and {b} if a third party has {a, b}.
     """
     sets, fault, groups = {*map(frozenset, classes.values())}, "", list[frozenset[str]]()
     for one, other in combinations(sets, 2):
         only = one - other, other - one
-        names, other_names = ({" ".join(name.casefold().split()) for name in each} for each in only)
+        names, other_names = ({*map(_sense, each)} for each in only)
         if names & other_names:
-            fault, is_open = "names that differ only in case or spaces", False
+            fault, is_open = "names that differ only in how they are written", False
         elif is_open and len(one) == len(other) == 2 and not any(one | other <= s for s in sets):
             fault = "classes that overlap only in part"
     for each in sets:
@@ -175,6 +199,17 @@ def check_spelling(classes: Mapping[str, Sequence[str]], is_open: bool) -> None:
         rule += "write the classes alike, or map them by codes of the label column in a schema"
         objective = objective_of(len(frozenset().union(*sets)))
         raise DataError(rule + is_open * f"; if they do differ, set objective={objective}")
+
+
+def _sense(name: str) -> str | Decimal:
+    """What a name of a class means however it is written."""
+    number = number_written(name)
+    return " ".join(name.casefold().split()) if number is None else number
+
+
+def number_written(name: str) -> Decimal | None:
+    """The number that a name is, however it is written; None for others and infinity."""
+    return Decimal(name).normalize() if is_number(name) and name[-1:].isdigit() else None
 
 
 def format_classes(classes: Mapping[str, Sequence[str]]) -> str:
@@ -195,7 +230,9 @@ def class_ids(labels: Labels, classes: Sequence[str]) -> npt.NDArray[np.float32]
     Raises DataError if a label is not one of the classes.
     """
     if not classes:
-        return labels.astype(np.float32)
+        numbers = numbers_of(labels)
+        assert numbers is not None
+        return numbers.astype(np.float32)
     names, places = np.unique(labels, return_inverse=True)
     written = _written(names)
     if not set(written) <= set(classes):
@@ -283,9 +320,4 @@ def merge_classes(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
 
 def _written(values: npt.NDArray[Any]) -> list[str]:
     is_text = values.dtype.kind == "U"
-    return [str(value) if is_text else _plain(float(value)) for value in values]
-
-
-def _plain(value: float) -> str:
-    """Format a number; 1.0 and 1 are the same class."""
-    return str(int(value)) if value.is_integer() else repr(value)
+    return [str(value) if is_text else number_name(float(value)) for value in values]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from fedapp.data.table import (
     Table,
     check_columns,
     columns_with_a_role,
-    is_unlabelled,
+    is_missing,
     notes_on_file,
+    read_role,
 )
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import open_private
@@ -43,6 +44,7 @@ def read_columns_of(
     foreign: str = "",
     reader: Reader = PLAIN,
     categories: Categories = (),
+    kinds: Sequence[str] = (),
 ) -> Table:
     """Read a model's columns in the model's order and its category codes, and no other features.
 
@@ -53,13 +55,14 @@ def read_columns_of(
     foreign : a column that no table of this party may have.
     reader : from a schema; declared columns may be absent.
     categories : of the model's columns; other values count as missing, which is noted.
+    kinds : of the model's columns; a column of another is refused.
     """
     if data in dataset_names():
         frame, roles, reader = source_frame(data, replace(roles, label=""))
-        return columns_of_frame(frame, Columns.of_model(columns, categories, reader), roles)
+        return columns_of_frame(frame, Columns.of_model(columns, categories, reader, kinds), roles)
     if roles.id_column in columns:
         raise DataError.naming("id must not be a feature of the model, got {}", roles.id_column)
-    model = Columns.of_model(columns, categories, reader)
+    model = Columns.of_model(columns, categories, reader, kinds)
     frame = read_frame(Path(data), roles, model.reader)
     return columns_of_frame(frame, model, roles, text_file(Path(data), reader), foreign)
 
@@ -81,13 +84,19 @@ def columns_of_frame(
         raise DataError.naming(rule, f"'{roles.base_margin}'")
     check_columns(frame, replace(roles, label="", weight="", drop=()))
     notes = notes_on_file(text)
+
     # Labels and weights only from columns that fill every row.
-    label = (
-        roles.label if roles.label in others and not is_unlabelled(frame[roles.label]).any() else ""
-    )
+    def n_empty(role: str, name: str) -> int:
+        return int(is_missing(read_role(frame, role, name, model.reader, text).numbers).sum())
+
+    label = roles.label if roles.label in others and not n_empty("label", roles.label) else ""
     is_scored = bool(label) or not roles.label
-    weight = roles.weight if is_scored else ""
-    if weight and (why := _not_full(frame, weight, others)):
+    weight, why = roles.weight if is_scored else "", ""
+    if weight and weight not in others:
+        why = "is none of the table beside its features"
+    elif weight and (count := n_empty("weight", weight)):
+        why = f"has no value in {count:,} of {frame.num_rows:,} rows"
+    if why:
         notes.append(Note(f"scores are unweighted: weight column {{}} {why}", f"'{weight}'"))
         weight = ""
     values, converted = model.convert(frame, text)
@@ -97,16 +106,9 @@ def columns_of_frame(
         for name, one in zip(names, converted, strict=True)
         if one.n_outside
     ]
-    rows = columns_with_a_role(frame, replace(roles, label=label, weight=weight), text)
+    roles = replace(roles, label=label, weight=weight)
+    rows, _ = columns_with_a_role(frame, roles, model.reader, text)
     return Table(names, values, notes=tuple(notes), categories=model.categories, **rows)
-
-
-def _not_full(frame: Any, name: str, present: Collection[str]) -> str:
-    """Why a column does not have a value in every row; empty if it does."""
-    if name not in present:
-        return "is none of the table beside its features"
-    n_empty = frame[name].null_count
-    return f"has no value in {n_empty:,} of {frame.num_rows:,} rows" if n_empty else ""
 
 
 def named_predictions(

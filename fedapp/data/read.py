@@ -25,17 +25,7 @@ import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
 
-from fedapp.data.columns import (
-    POINTS_WAY,
-    as_texts,
-    goes_by_text,
-    holds_numbers,
-    is_read_as_text,
-    is_text,
-    null_missing_codes,
-    numbers_of,
-    values_of,
-)
+from fedapp.data.columns import check_thousands, is_read_as_text
 from fedapp.data.csv_errors import (
     BLOCK_BYTES,
     CHUNK_BYTES,
@@ -45,7 +35,6 @@ from fedapp.data.csv_errors import (
     is_number,
     is_utf8,
     opened,
-    quoted,
 )
 from fedapp.data.schema import (
     MISSING,
@@ -53,7 +42,6 @@ from fedapp.data.schema import (
     PACKED,
     PLAIN,
     REGISTRY,
-    Declared,
     Reader,
     Roles,
     listed,
@@ -111,7 +99,7 @@ def load_table(path: Path, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> T
 
 def table_of_frame(frame: Any, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:
     """Build a table from a pyarrow.Table, as if read from a Parquet file; see `load_table`."""
-    return build_table(_with_roles(frame, roles, reader, is_written=False), roles, None, reader)
+    return build_table(frame.rename_columns(with_names(frame.column_names)), roles, None, reader)
 
 
 def file_format(path: Path) -> str:
@@ -132,19 +120,17 @@ def file_format(path: Path) -> str:
 
 
 def read_frame(path: Path, roles: Roles, reader: Reader = PLAIN) -> Any:
-    """Read a file's columns into a pyarrow.Table without converting features.
+    """Read a file's columns into a pyarrow.Table without converting any; names are plain.
 
-    Ids, groups and labels of a CSV file are read as text; labels that are all numbers or booleans
-    then become float64. Raises DataError if the file is absent or malformed.
+    Ids, groups and labels of a CSV file are text. Raises DataError if the file is absent or
+    malformed.
     """
     format = reader.format or file_format(path)
     read = {"csv": read_csv, "parquet": _read_parquet, "libsvm": _read_libsvm}[format]
     _check_is_file(path)
     try:
         frame = read(path, roles, reader)
-        names = with_names(name.strip() for name in frame.column_names)
-        frame = frame.rename_columns(_renamed(names, reader))
-        return _with_roles(frame, roles, reader, is_written=format == "csv")
+        return frame.rename_columns(_renamed(with_names(frame.column_names), reader))
     except PermissionError:
         rule = f"data file '{path.name}' must be readable for the user that runs this"
         raise DataError(f"{rule}, got permission denied") from None
@@ -191,19 +177,6 @@ def _check_is_file(path: Path) -> None:
         raise DataError(f"data file must be a file, got the folder '{path.name}'")
     if not path.is_file():
         raise DataError(f"data file must exist, got '{path.name}'")
-
-
-def _with_roles(frame: Any, roles: Roles, reader: Reader, is_written: bool) -> Any:
-    """Apply the schema to the columns with a role: missing values, and codes of the label."""
-    for name in roles.named().values():
-        if frame.column_names.count(name) == 1:
-            declared, at = reader.of_feature(name), frame.column_names.index(name)
-            column = values_of(frame[name])
-            if name == roles.label:
-                column = _label_values(column, reader, declared, is_written)
-            absent = (*reader.missing, *declared.missing)
-            frame = frame.set_column(at, name, null_missing_codes(column, absent, reader.decimal))
-    return frame
 
 
 def _read_parquet(path: Path, roles: Roles, reader: Reader) -> Any:
@@ -263,32 +236,6 @@ def _malformed(path: Path, format: str, reader: Reader, error: Exception) -> Dat
     return DataError(f"{rule} {fault}", here=here)
 
 
-def _label_values(column: Any, reader: Reader, declared: Declared, is_written: bool) -> Any:
-    """The labels: numbers if the file writes text and all are numbers."""
-    name, decimal = declared.rename or declared.name, reader.decimal
-    is_parsed = is_written or goes_by_text(column.type, declared)
-    if not is_parsed and not (reader.missing and is_text(column.type)):
-        return column
-    texts, _ = as_texts(column, declared, reader.missing, decimal)
-    if declared.type == "category" or not is_parsed:
-        return texts
-    if decimal != "." and not holds_numbers(column.type):
-        values = pc.unique(texts).drop_null().to_pylist()
-        others = [value for value in values if not is_number(value, decimal)]
-        if not others:
-            return numbers_of(texts, decimal)
-        if all(map(is_number, others)) and not all(value.endswith(".") for value in values):
-            rule = "label column {} must have decimal commas (decimal=,), got decimal points"
-            here = f"{rule.format(listed([name]))}, as {quoted(others[0])}: {POINTS_WAY}"
-            raise DataError.naming(f"{rule}: {POINTS_WAY}", listed([name]), here=here)
-    # "1." and "2." are names of classes, "1." and "2.5" are numbers.
-    if not pc.all(pc.ends_with(texts, pattern=".")).as_py():
-        for type in (pa.float64(), pa.bool_()):
-            with suppress(pa.ArrowInvalid):
-                return texts.cast(type).cast(pa.float64())
-    return texts
-
-
 def csv_text(path: Path, reader: Reader) -> TextFile:
     """Open a CSV file for locating errors; detects the delimiter if the reader sets none."""
     delimiter = reader.delimiter or delimiter_of(path, reader)
@@ -334,12 +281,29 @@ def read_csv(path: Path, roles: Roles, reader: Reader) -> Any:
         _check_closed(path)
     if reader.has_header:
         _check_header(path, frame)
+    if reader.decimal == ",":
+        _check_commas(path, roles, reader, frame)
     return frame
+
+
+def _check_commas(path: Path, roles: Roles, reader: Reader, frame: Any) -> None:
+    """Check the text of columns of numbers whose decimal commas may set off thousands."""
+
+    def may_be_thousands(name: str) -> bool:
+        if not pa.types.is_floating(frame[name].type) or reader.of_column(name).type == "number":
+            return False
+        scaled = pc.multiply(frame[name], 1000)
+        away = pc.abs(pc.subtract(scaled, pc.round(scaled)))
+        return pc.any(pc.greater(away, 1e-3)).as_py() is False
+
+    if names := [name for name in set(frame.column_names) if may_be_thousands(name)]:
+        for name, column in zip(names, _csv_frame(path, roles, reader, True, names), strict=True):
+            check_thousands(name.strip(), pc.unique(pc.utf8_trim_whitespace(column)).to_pylist())
 
 
 def _check_header(path: Path, frame: Any) -> None:
     """Check that the first line has names: neither values of the columns nor other numbers."""
-    names = with_names(name.strip() for name in frame.column_names)
+    names = with_names(frame.column_names)
     numbers = [name for name in names if name and is_number(name)]
     first = int(numbers[0]) if numbers and numbers[0] in ("0", "1") else 0
     # 0, 1, 2, ... or 1, 2, 3, ... are names that a tool gave to columns without.
@@ -374,20 +338,25 @@ def _check_closed(path: Path) -> None:
         raise DataError(f"{rule}, got an odd number of quotes")
 
 
-def _csv_frame(path: Path, roles: Roles, reader: Reader, line_ends: bool) -> Any:
+def _csv_frame(
+    path: Path, roles: Roles, reader: Reader, line_ends: bool, only: Sequence[str] = ()
+) -> Any:
+    """The columns, or ``only`` some of them as text."""
     text = csv_text(path, reader)
-    names = text.written_header()
-    texts = {roles.label, roles.id_column, roles.group} - {""}
-    texts |= {one.name for one in reader.declared if is_read_as_text(one)}
-    written_names = {one.rename: one.name for one in reader.declared if one.rename}
-    texts = {written_names.get(name, name) for name in texts}
+    written = text.written_header()
+    names, texts = (
+        _renamed(with_names(written), reader),
+        {roles.label, roles.id_column, roles.group},
+    )
+    are_texts = [name in texts or is_read_as_text(reader.of_feature(name)) for name in names]
+    types = {name: pa.string() for name, is_one in zip(written, are_texts, strict=True) if is_one}
     with _unpacked(path, text.reader) as stream:
         return pa.csv.read_csv(
             stream,
             read_options=pa.csv.ReadOptions(
                 block_size=BLOCK_BYTES,
                 skip_rows=reader.skip_lines,
-                column_names=None if reader.has_header else names,
+                column_names=None if reader.has_header else written,
                 encoding=reader.encoding,
             ),
             parse_options=pa.csv.ParseOptions(
@@ -395,9 +364,9 @@ def _csv_frame(path: Path, roles: Roles, reader: Reader, line_ends: bool) -> Any
             ),
             convert_options=pa.csv.ConvertOptions(
                 null_values=[*MISSING, *reader.missing],
-                strings_can_be_null=True,
                 decimal_point=reader.decimal,
-                column_types={name: pa.string() for name in names if name.strip() in texts},
+                column_types=dict.fromkeys(only, pa.string()) or types,
+                include_columns=only,
             ),
         )
 

@@ -7,7 +7,9 @@ Public data sets are described likewise, with files and checksums, in ``registry
 from __future__ import annotations
 
 import codecs
+import re
 import tomllib
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,6 +29,7 @@ MISSING = ("", "NA", "N/A", "nan", "NaN", "null", "?")
 MISSING_ELSEWHERE = ("#N/A", "#NA", "<NA>", "NULL", "None", "n/a")
 PACKED = ".gz"
 NO_NAME = "unnamed-"
+WHOLE_DECIMAL = re.compile(r"(-?\d+)\.0+", re.ASCII)  # 1 written as a decimal number
 MOST_LISTED = 20
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "blank": " "}
 RULES = {
@@ -121,9 +124,17 @@ class Reader:
 PLAIN = Reader()
 
 
+def plain_text(text: str) -> str:
+    """A text without blanks around, in Unicode's form NFC; 1 for 1.0."""
+    text = unicodedata.normalize("NFC", text.strip())
+    whole = WHOLE_DECIMAL.fullmatch(text)
+    return whole[1] if whole else text
+
+
 def with_names(names: Iterable[str]) -> list[str]:
-    """Name columns without a name, so that they can be dropped."""
-    return [name or f"{NO_NAME}{place}" for place, name in enumerate(names, start=1)]
+    """Plain names of columns; those without one get a name, so that they can be dropped."""
+    plain = (unicodedata.normalize("NFC", name.strip()) for name in names)
+    return [name or f"{NO_NAME}{place}" for place, name in enumerate(plain, start=1)]
 
 
 def listed(names: Iterable[str], limit: int = MOST_LISTED) -> str:
@@ -235,7 +246,7 @@ def _read(path: Path, *version: int) -> Schema:
     """Parse a schema; cached, as every message to a site needs it."""
     where = f"schema '{path.name}'"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = unicodedata.normalize("NFC", path.read_text(encoding="utf-8"))
         schema = Schema.model_validate(read_toml(text, f"{where} must be TOML"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} must be TOML: {error}") from None
@@ -267,7 +278,7 @@ def _declared(name: str, column: ColumnSection) -> Declared:
         column.name,
         "" if column.type == "drop" else column.type,
         tuple(column.missing),
-        tuple(column.order if column.type == "ordinal" else column.categories),
+        tuple(map(plain_text, column.order if column.type == "ordinal" else column.categories)),
         tuple(column.codes.items()),
     )
 
@@ -291,7 +302,7 @@ def _check_column(column: ColumnSection, where: str) -> None:
     for field, (names, type) in lists.items():
         if names and column.type != type:
             raise ConfigError(f'{where}.{field} needs type = "{type}", got "{column.type}"')
-        if len(set(names)) < len(names):
+        if len(set(map(plain_text, names))) < len(names):
             raise ConfigError(f"{where}.{field} must list every name once")
     if column.type == "ordinal" and len(column.order) < 2:
         raise ConfigError(f"{where}.order must name the values from the lowest to the highest")

@@ -18,16 +18,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedapp.data.columns import (
+    ALIKE,
+    DAYS,
+    SECONDS,
     Column,
     Columns,
     Converted,
+    UntypedError,
+    convert,
     fill,
     holds_numbers,
-    trimmed_texts,
-    values_of,
+    kinds_of,
 )
 from fedapp.data.csv_errors import DELIMITERS, TextFile, is_number
 from fedapp.data.schema import (
+    MISSING,
     MISSING_ELSEWHERE,
     NO_NAME,
     PLAIN,
@@ -45,15 +50,27 @@ Labels = npt.NDArray[np.float64] | npt.NDArray[np.str_]
 
 MISSING_GROUP = "missing"
 MARKS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "blanks"}
-# Smallest value allowed in a column of this role.
+# How a column of a role is read, and its field in a `Table`; the smallest value of one of numbers.
+ROLES = {
+    "label": ("label", "labels"),
+    "id": ("name", "ids"),
+    "group": ("name", "groups"),
+    "weight": ("number", "weights"),
+    "base-margin": ("number", "base_margins"),
+}
 LEAST = {"weight": 0.0, "base-margin": -np.inf}
 DROPPED = "are dropped before rows are held back or matched (missing-label=drop)"
 # What to do about rows without a label.
 UNLABELLED = "; missing-label=drop drops these rows"
 EXACT = 2**24  # float32 represents every whole number up to here
+LOST_TIME = "times of day that float32 moves by up to 3 minutes (a day of 2024 is 19,800 and more)"
+# A number with a currency, a percent sign or marks between its digits.
+MARKED_NUMBER = re.compile(r"[$€£¥]? ?[-+]?\d{1,3}([,._' ]?\d{3})*([.,]\d+)? ?[$€£¥%]?", re.ASCII)
+LIKE_NUMBERS = "numbers with marks, as in $1,200, 12% or 1_000, read as categories: write 1200"
 FEWEST_ROWS = 10  # with fewer, consecutive whole numbers or a high AUC occur by chance
 LEAK_AUC = 0.99  # breast-cancer's best column has 0.975
 MOST_RANKED = 100_000  # rows used for an AUC
+FAR = 2.0  # times the range of all other values
 ROUNDED = f"whole numbers beyond {EXACT:,} (2^24) that become others as float32"
 # Matches a note that describes a conversion and is not a warning.
 FACT = re.compile(r"is read as one|, read as (?!missing)|, removed$|are removed: |are dropped befo")
@@ -90,8 +107,7 @@ class Table:
     # columns whose categories come from a schema, not from the rows
     given: frozenset[str] = frozenset()
     base_margins: Floats | None = None  # (n_rows,): initial margins
-    # of the columns, see ``fedapp.data.columns``; empty for rows to predict
-    kinds: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()  # of the columns, see ``kinds_of``; empty for rows to predict
 
     @property
     def n_rows(self) -> int:
@@ -105,7 +121,10 @@ class Table:
         places = [self.columns.index(name) for name in columns]
         values = np.ascontiguousarray(self.values[:, places])
         categories = chosen(self.categories, places)
-        return replace(self, columns=tuple(columns), values=values, categories=categories)
+        kinds = tuple(self.kinds[place] for place in places if self.kinds)
+        return replace(
+            self, columns=tuple(columns), values=values, categories=categories, kinds=kinds
+        )
 
     def take(self, rows: npt.NDArray[np.int64]) -> Table:
         """Select rows, in this order."""
@@ -127,17 +146,17 @@ def build_table(
     check_columns(frame, roles)
     n_rows = frame.num_rows
     if roles.label and roles.drop_unlabelled:
-        frame, text = _with_labels(frame, roles.label, text)
+        frame, text = _with_labels(frame, roles, reader, text)
     columns = Columns.fit(frame, feature_columns(frame, roles), reader, text)
     values, converted = columns.convert(frame, text)
     by_name = dict(zip(columns.names, converted, strict=True))
-    rows = columns_with_a_role(frame, roles, text)
+    rows, read = columns_with_a_role(frame, roles, reader, text)
     notes = [
         *notes_on_file(text),
         *note_on_unlabelled(roles.label, n_rows - frame.num_rows, n_rows, DROPPED),
-        *notes_on_types(list(zip(columns.columns, converted, strict=True))),
+        *notes_on_types(converted),
         *notes_on_labels(roles.label, rows["labels"], reader),
-        *notes_on_ids(roles.id_column, rows["ids"], frame),
+        *notes_on_ids(roles.id_column, rows["ids"], read.get("id")),
         *notes_on_features(
             columns.names, values, lambda name: _numbers(by_name[name].numbers), columns.categories
         ),
@@ -148,39 +167,62 @@ def build_table(
         notes=tuple(notes),
         categories=columns.categories,
         given=frozenset(name for name in columns.names if reader.gives_categories(name)),
-        kinds=tuple(one.kind for one in columns.columns),
+        kinds=kinds_of(values, converted),
         **rows,
     )
 
 
-def columns_with_a_role(frame: Any, roles: Roles, text: TextFile | None = None) -> dict[str, Any]:
-    """Labels, weights and the like, by their field in `Table`; raises DataError."""
-    return {
-        "labels": _labels(frame[roles.label], roles.label, text) if roles.label else None,
-        "weights": _numbers_of_rows(frame, "weight", roles, text),
-        "ids": _ids(frame, roles.id_column, text),
-        "groups": _texts(frame[roles.group]) if roles.group else None,
-        "base_margins": _numbers_of_rows(frame, "base-margin", roles, text),
+def columns_with_a_role(
+    frame: Any, roles: Roles, reader: Reader, text: TextFile | None = None
+) -> tuple[dict[str, Any], dict[str, Converted]]:
+    """Labels, weights and the like by their field in `Table`, and as read, by role; DataError."""
+    read = {
+        role: read_role(frame, role, name, reader, text) for role, name in roles.named().items()
     }
+    rows = {
+        field: _checked(role, read[role], text) if role in read else None
+        for role, (_, field) in ROLES.items()
+    }
+    return rows, read
 
 
-def is_unlabelled(column: Any) -> Mask:
-    """Boolean mask of the rows without a label: null, or NaN."""
-    is_missing = _missing(column)
-    labels = values_of(column)
-    return is_missing | np.isnan(_numbers(labels)) if holds_numbers(labels.type) else is_missing
+def read_role(
+    frame: Any, role: str, name: str, reader: Reader, text: TextFile | None = None
+) -> Converted:
+    """The column of a role, by the rules of features and names; raises DataError."""
+    one = Column(name, reader.of_feature(name), ROLES[role][0])
+    try:
+        return convert(one, frame[name], reader, bool(text))
+    except UntypedError as error:
+        wanted = error.wanted or "whole numbers or text"
+        here, rule = text.not_utf8() if text else "", f"{role} column {{}} must be {wanted}"
+        if text and error.fits and error.way:
+            here = f"{rule.format(listed([name]))}, got {error.found}: {error.way}"
+        elif text and error.fits:
+            here = text.faults(f"{role} column must be numbers", {name: is_number}, "numbers")
+        way = f": {error.way or ALIKE}" if error.way or not error.wanted else ""
+        raise DataError.naming(
+            f"{rule}, got {error.found}{way}", listed([name]), here=here
+        ) from None
 
 
-def _with_labels(frame: Any, label: str, text: TextFile | None) -> tuple[Any, TextFile | None]:
+def is_missing(column: Any) -> Mask:
+    """Boolean mask of the rows without a value: null, or NaN."""
+    return np.asarray(pc.is_null(column, nan_is_null=True).to_numpy(), dtype=bool)
+
+
+def _with_labels(
+    frame: Any, roles: Roles, reader: Reader, text: TextFile | None
+) -> tuple[Any, TextFile | None]:
     """Drop the rows without a label, from the frame and from the file's row numbers."""
-    labelled = ~is_unlabelled(frame[label])
+    labelled = ~is_missing(read_role(frame, "label", roles.label, reader, text).numbers)
     if labelled.all():
         return frame, text
     if not labelled.any():
         rule = (
             f"label column {{}} must have a value in some row, got none in {len(labelled):,} rows"
         )
-        raise DataError.naming(rule, listed([label]))
+        raise DataError.naming(rule, listed([roles.label]))
     row_numbers = np.flatnonzero(labelled).tolist()
     text = replace(text, row_numbers=row_numbers) if text else None
     return frame.filter(pa.array(labelled)), text
@@ -215,33 +257,61 @@ def notes_on_file(text: TextFile | None) -> list[Note]:
     return notes
 
 
-def notes_on_types(columns: Sequence[tuple[Column, Converted]]) -> list[Note]:
+def notes_on_types(columns: Sequence[Converted]) -> list[Note]:
     """Note columns that are converted, and values that become missing."""
 
-    def names_of(test: Callable[[Column, Converted], bool]) -> list[str]:
-        return [one.name for one, converted in columns if test(one, converted)]
+    def names_of(test: Callable[[Column], bool]) -> list[str]:
+        return [read.column.name for read in columns if test(read.column)]
 
     marked = "numbers or other values that the table marks as categories, read as categories"
-    days = "dates or times, read as days since 1970"
     groups = [
+        (names_of(lambda one: one.inferred and one.kind == "boolean"), "yes or no, read as 1 or 0"),
         (
-            names_of(lambda one, _: one.inferred and one.kind == "boolean"),
-            "yes or no, read as 1 or 0",
+            names_of(lambda one: one.inferred and one.kind in DAYS),
+            "dates or times, read as days since 1970",
         ),
-        (names_of(lambda one, _: one.inferred and one.kind == "date"), days),
-        (names_of(lambda _, converted: converted.trimmed), "spaces around values, removed"),
-        (names_of(lambda one, _: one.marked), marked),
+        ([read.column.name for read in columns if read.trimmed], "spaces around values, removed"),
+        (names_of(lambda one: one.marked), marked),
+        (names_of(_is_like_numbers), LIKE_NUMBERS),
+        ([read.column.name for read in columns if _loses_time(read)], LOST_TIME),
     ]
     notes = [note_on(names, what) for names, what in groups if names]
-    inferred = {one.name: one.names for one, _ in columns if one.names and one.inferred}
+    inferred = {
+        read.column.name: names
+        for read in columns
+        if (names := read.column.names) and read.column.inferred
+    }
     words = notes_on_missing_words(inferred, "feature columns {} have")
     notes += [replace(note, quotes_categories=True) for note in words]
     equal = "equal a number declared as missing but are written otherwise"
     for field, are in (("n_outside", "are none of its categories"), ("n_equal", equal)):
-        for one, converted in columns:
-            if count := getattr(converted, field):
-                notes.append(note_on([one.name], f"{count:,} values that {are}, read as missing"))
+        for read in columns:
+            if count := getattr(read, field):
+                what = f"{count:,} values that {are}, read as missing"
+                notes.append(note_on([read.column.name], what))
+    with_words = {
+        read.column.name: read.n_words for read in columns if read.n_words and read.column.names
+    }
+    if with_words:
+        what = f"one of {first(MISSING[1:])} in {sum(with_words.values()):,} rows, read as missing"
+        what += ": a schema that lists such a word among the categories makes it a name"
+        notes.append(note_on([*with_words], what))
     return notes
+
+
+def _is_like_numbers(one: Column) -> bool:
+    """Whether most names of an inferred column would be numbers without their marks."""
+    names = one.names or () if one.inferred else ()
+    marked = [name for name in names if MARKED_NUMBER.fullmatch(name) and not is_number(name)]
+    return 2 * len(marked) > len(names) > 0
+
+
+def _loses_time(read: Converted) -> bool:
+    """Whether float32 moves a time of day by more than a second."""
+    if read.column.kind not in DAYS:
+        return False
+    days = _numbers(read.numbers)
+    return bool((np.abs(days - days.astype(np.float32)) > 1 / SECONDS).any())
 
 
 def notes_on_labels(name: str, labels: Labels | None, reader: Reader) -> list[Note]:
@@ -281,54 +351,25 @@ def _numbers(column: Any) -> npt.NDArray[np.float64]:
     return out
 
 
-def _texts(column: Any) -> npt.NDArray[np.str_]:
-    column = values_of(column)
-    filled = column.cast(pa.string()).fill_null(MISSING_GROUP)
-    return np.asarray(filled.to_numpy(), dtype=np.str_)
-
-
-def _labels(column: Any, name: str, text: TextFile | None) -> Labels:
-    rule = "label column {} must"
-    column = values_of(column)
+def _checked(role: str, read: Converted, text: TextFile | None) -> Any:
+    """A column with a role as an array; raises DataError if a row breaks the role's rule."""
+    name, column, rule = read.column.name, read.numbers, f"{role} column {{}} must"
+    if role in LEAST:
+        numbers, least = np.empty(len(column), np.float32), LEAST[role]
+        fill(numbers, column)
+        bounds = "" if np.isinf(least) else f" and >= {least:g}"
+        rule += f" be finite{bounds} in every row"
+        _refuse(rule, name, ~np.isfinite(numbers) | (numbers < least), text)
+        return numbers
+    if role == "group":
+        column = column.fill_null(MISSING_GROUP)
+    way = UNLABELLED if role == "label" else ""
+    _refuse(f"{rule} have no missing values", name, is_missing(column), text, way)
     if not holds_numbers(column.type):
-        _refuse(f"{rule} have no missing values", name, _missing(column), text, UNLABELLED)
-        return _texts(column)
+        return np.asarray(column.to_numpy(), dtype=np.str_)
     labels = _numbers(column)
-    _refuse(f"{rule} have no missing values", name, np.isnan(labels), text, UNLABELLED)
     _refuse(f"{rule} be finite", name, np.isinf(labels), text)
     return labels
-
-
-def _numbers_of_rows(frame: Any, role: str, roles: Roles, text: TextFile | None) -> Floats | None:
-    """Read the weights or base margins, by role; None if the table has no such column."""
-    name = roles.named().get(role, "")
-    if not name:
-        return None
-    column, least = values_of(frame[name]), LEAST[role]
-    if not holds_numbers(column.type):
-        rule = f"{role} column must be numbers"
-        here = text.faults(rule, {name: is_number}, "numbers") if text else ""
-        rule = f"{role} column {{}} must be numbers, got text"
-        raise DataError.naming(rule, listed([name]), here=here)
-    numbers = np.empty(len(column), np.float32)
-    fill(numbers, column)
-    bounds = "" if np.isinf(least) else f" and >= {least:g}"
-    rule = f"{role} column {{}} must be finite{bounds} in every row"
-    _refuse(rule, name, ~np.isfinite(numbers) | (numbers < least), text)
-    return numbers
-
-
-def _ids(frame: Any, name: str, text: TextFile | None) -> npt.NDArray[np.str_] | None:
-    """The ids as trimmed text; None without an id column."""
-    if not name:
-        return None
-    column = values_of(frame[name])
-    _refuse("id column {} must have no missing values", name, _missing(column), text)
-    return np.asarray(trimmed_texts(column)[0].to_numpy(), dtype=np.str_)
-
-
-def _missing(column: Any) -> Mask:
-    return np.asarray(pc.is_null(column).to_numpy(), dtype=bool)
 
 
 def _refuse(rule: str, name: str, bad: Mask, text: TextFile | None, way: str = "") -> None:
@@ -380,13 +421,37 @@ def notes_on_features(
         and abs(most - least - (n_rows - 1)) <= 2 * float(np.spacing(np.float32(max(-least, most))))
         and numbers_rows(exact(name))
     ]
+    outliers = [
+        (name, code, count)
+        for place, (name, least, most) in enumerate(spans)
+        if names_of(categories, place) is None and least < most
+        for code in (least, most)
+        if (count := _n_of_code(values[:, place], code))
+    ]
     groups = [
         (empty, "no value in any row"),
         (constant, "the same value in every row"),
         ([name for name in wide if is_rounded(exact(name))], ROUNDED),
         (numbered, "the numbers of the rows, of no use for other rows: see drop-columns"),
     ]
-    return [note_on(names, what) for names, what in groups if names]
+    notes = [note_on(names, what) for names, what in groups if names]
+    for name, code, count in outliers:
+        what = f"the value {code:g} in {count:,} rows, far from all others: if it means no value, "
+        notes.append(note_on([name], f"{what}let a schema list it as missing"))
+    return notes
+
+
+def _n_of_code(column: Floats, code: float) -> int:
+    """How often a column has its smallest or largest value, if that looks like a code."""
+    is_code = column == code
+    count = int(is_code.sum())
+    if count < FEWEST_ROWS or code != np.floor(code):
+        return 0
+    others = column[~is_code & ~np.isnan(column)]
+    if len(others) < FEWEST_ROWS or len(np.unique(others[: 10 * FEWEST_ROWS])) < FEWEST_ROWS:
+        return 0
+    low, high = float(others.min()), float(others.max())
+    return count if max(low - code, code - high) > FAR * (high - low) else 0
 
 
 def notes_on_leaks(table: Table) -> list[Note]:
@@ -419,13 +484,18 @@ def notes_on_leaks(table: Table) -> list[Note]:
     return [Note(rule, first(leaks))] if leaks else []
 
 
-def notes_on_ids(name: str, ids: npt.NDArray[np.str_] | None, frame: Any) -> list[Note]:
-    """Note spaces around ids, and ids of more than one row."""
-    if ids is None:
+def notes_on_ids(name: str, ids: npt.NDArray[np.str_] | None, read: Converted | None) -> list[Note]:
+    """Note spaces around ids, zeros before them, and ids of more than one row."""
+    if ids is None or read is None:
         return []
     rules = []
-    if trimmed_texts(values_of(frame[name]))[1]:
+    if read.trimmed:
         rules.append("spaces around values, removed")
+    if n_padded := pc.sum(pc.match_substring_regex(read.numbers, r"^0\d+$")).as_py():
+        rules.append(
+            f"zeros before the number in {n_padded:,} of {len(ids):,} rows: 007 is another id than "
+            "7, so see that all parties write them"
+        )
     n_repeated = sum(count for count in Counter(ids.tolist()).values() if count > 1)
     if n_repeated:
         rules.append(f"{n_repeated:,} of {len(ids):,} rows that share their id with another")
@@ -455,7 +525,7 @@ def notes_on_missing_words(columns: Mapping[str, Collection[str]], what: str) ->
     `columns` maps to the names in each; `what` starts the note, with ``{}`` for the columns.
     """
     words = {
-        name: [word for word in MISSING_ELSEWHERE if word in names]
+        name: [word for word in (*MISSING[1:], *MISSING_ELSEWHERE) if word in names]
         for name, names in columns.items()
     }
     shown = [f"'{name}' ({', '.join(matches)})" for name, matches in words.items() if matches]

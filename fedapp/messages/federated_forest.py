@@ -82,7 +82,7 @@ from fedapp.messages.fields import (
     part,
     request,
 )
-from fedapp.messages.handshake import Counts, Names
+from fedapp.messages.handshake import Counts, Kinds, Names
 from fedapp.messages.vertical import FinalScores, RoundScores
 
 GROUPS = {
@@ -131,6 +131,7 @@ class OwnSplits:
     widths: Annotated[Array, Form("int64", "n_records", low=0)]  # categories; 0: a threshold
     set_bits: Annotated[Array, Form("uint8", "n_set_bytes")]  # categories that go right
     names: Annotated[tuple[str, ...], Range(0, 10**6)]
+    kinds: Kinds
     category_counts: Counts
     categories: Names
 

@@ -251,7 +251,6 @@ class FinishReply(FinalScores, Reply, letters=True):
 
     n_trees: Annotated[int, Range(0, 10**9)]
     model: Annotated[Array, Form("uint8", "n_model_bytes")]  # JSON of fedapp's format, or nothing
-    kinds: Kinds  # of the columns of such a model
 
 
 @message

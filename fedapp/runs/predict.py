@@ -119,10 +119,11 @@ def predicted_rows(
     unmatched, tables = list[str](), dict[str, Table]()
     if sources:
         readers = {one: read_as_trained(run_dir, sources[one], one)["reader"] for one in sources}
-        joins = model.columns, roles, summary["active"], model.categories, readers
+        joins = model.columns, roles, summary["active"], model.categories, readers, model.kinds
         table, unmatched, tables = read_joined(sources, *joins)
     else:
-        table = read_columns_of(data, model.columns, roles, "", read_as["reader"], model.categories)
+        how = read_as["reader"], model.categories, model.kinds
+        table = read_columns_of(data, model.columns, roles, "", *how)
     notes = [note.text(True) for each in tables.values() or [table] for note in each.notes]
     notes += notes_on_range(model, table.values)
     named_tables = {name: (sources[name], one) for name, one in tables.items()}

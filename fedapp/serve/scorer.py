@@ -49,7 +49,8 @@ class Scorer:
     def __init__(self, run_dir: Path) -> None:
         self.model, self._predict = load_model(run_dir / "model.json")
         reader = read_as_trained(run_dir, "rows.parquet")["reader"]
-        self._features = Columns.of_model(self.model.columns, self.model.categories, reader)
+        coding = self.model.categories, reader, self.model.kinds
+        self._features = Columns.of_model(self.model.columns, *coding)
         self.margin = self.model.margin_column if isinstance(self.model, Ensemble) else ""
         self.name, self.threshold = model_facts(run_dir)
 

@@ -38,7 +38,7 @@ import numpy.typing as npt
 
 from fedapp.data.columns import Columns
 from fedapp.data.datasets import NAME, dataset_names, read_source
-from fedapp.data.labels import Labels, is_few
+from fedapp.data.labels import Labels, is_few, numbers_of
 from fedapp.data.partition import (
     HELD_OUT,
     SUBSETS,
@@ -126,8 +126,8 @@ def check_given(config: SiteConfig, table: Table, categories: Categories) -> Non
 def notes_on_classes(config: SiteConfig, labels: Labels | None) -> list[Note]:
     """Note classes of few rows, since names of classes leave whatever the site shares."""
     values, counts = np.unique([] if labels is None else labels, return_counts=True)
-    n_few = int((counts < config.fewest_named).sum())
-    if not n_few or not (values.dtype.kind == "U" or is_few(values)):
+    n_few, numbers = int((counts < config.fewest_named).sum()), numbers_of(values)
+    if not n_few or not (numbers is None or is_few(np.unique(numbers))):
         return []
     rule = f"{n_few} of {len(counts)} classes have fewer than {config.fewest_named} rows"
     return [Note(f"{rule} (share-categories), and names of classes leave the site all the same")]
@@ -149,10 +149,11 @@ def read_rows_to_predict(
     config: SiteConfig,
     columns: Sequence[str],
     categories: Categories,
+    kinds: Sequence[str],
     with_labels: bool,
     base_margin: str = "",
 ) -> Table:
-    """Read the table to predict, with the columns and categories of the site's part of a model.
+    """Read the table to predict: columns, categories and kinds of the site's part of a model.
 
     `base_margin` is empty if the model has none. Labels and weights are read only `with_labels`,
     and if the table has them in every row.
@@ -165,14 +166,12 @@ def read_rows_to_predict(
         # Among simulated parties with one table each, only the active one has the label.
         foreign = config.label if config.simulated and not config.is_share else ""
     if config.frame is not None:
-        model = Columns.of_model(columns, categories, config.reader)
+        model = Columns.of_model(columns, categories, config.reader, kinds)
         table = columns_of_frame(config.frame(), model, roles)
-    elif config.simulated:
-        how = tuple(columns), roles, foreign, config.reader, categories
-        table = read_once(read_columns_of, data, *how)
     else:
-        how = tuple(columns), roles, foreign, config.reader, categories
-        table = _read_held(read_columns_of, data, *how)
+        how = tuple(columns), roles, foreign, config.reader, categories, tuple(kinds)
+        read = read_once if config.simulated else _read_held
+        table = read(read_columns_of, data, *how)
     return table if with_labels else replace(table, labels=None, weights=None)
 
 
@@ -182,7 +181,7 @@ def read_to_predict(config: SiteConfig, model: str) -> tuple[dict[str, Any], Tab
         raise DataError("model must have a part at this party, got no id of a model")
     part = read_part(home() / "sites" / config.name / model)
     is_active, margin = bool(part.get("active", False)), part.get("base_margin", "")
-    how = part["columns"], categories_of(part), is_active, margin
+    how = part["columns"], categories_of(part), part.get("kinds", ()), is_active, margin
     return part, read_rows_to_predict(config, *how)
 
 
@@ -392,6 +391,7 @@ def read_joined(
     first: str,
     categories: Categories = (),
     readers: Mapping[str, Reader] | None = None,
+    kinds: Sequence[str] = (),
 ) -> tuple[Table, list[str], dict[str, Table]]:
     """Read the rows that all tables have, with a model's columns in the model's order.
 
@@ -405,6 +405,7 @@ def read_joined(
         margins, from the first party's.
     first : the party whose rows are wanted, and whose order they keep.
     readers : from the schemas of the parties; declared columns may be absent.
+    kinds : of the model's columns.
     """
     if not roles.id_column:
         raise ConfigError('--id must name the column to match rows by, as in --id customer; got ""')
@@ -416,6 +417,9 @@ def read_joined(
     labels_at = next((party for party, extra in others.items() if roles.label in extra), first)
     at_hand = [party for party in (labels_at, *others) if roles.weight in others[party]]
     weights_at = next(iter(at_hand), labels_at)
+    places = {
+        party: [place for place, (at, _) in enumerate(owners) if at == party] for party in sources
+    }
     tables = {
         party: read_columns_of(
             source,
@@ -427,7 +431,8 @@ def read_joined(
                 base_margin=roles.base_margin if party == first else "",
             ),
             reader=readers[party],
-            categories=chosen(categories, [c for c, (at, _) in enumerate(owners) if at == party]),
+            categories=chosen(categories, places[party]),
+            kinds=[kinds[place] for place in places[party]] if kinds else (),
         )
         for party, source in sources.items()
     }

@@ -26,6 +26,7 @@ from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.model import (
     LEAF,
     Ensemble,
+    Kinds,
     Tree,
     from_json,
     kind_of,
@@ -136,6 +137,7 @@ class Lookup:
         names: Sequence[str],
         quantiles: npt.NDArray[np.float32] = NO_QUANTILES,
         categories: Categories = (),
+        kinds: Kinds = (),
     ) -> dict[str, Any]:
         """A document for JSON; ``quantiles`` come from ``fedapp.site.table``."""
         coding = written_categories(categories, self.sets)
@@ -143,6 +145,7 @@ class Lookup:
         return {
             "format": PART_FORMAT,
             "columns": list(names),
+            "kinds": list(kinds),
             # JSON has no NaN.
             "quantiles": [
                 [None if np.isnan(value) else float(str(value)) for value in points]
@@ -361,6 +364,7 @@ def whole_model(
     lookups: Sequence[Lookup],
     columns: Sequence[str],
     categories: Categories = (),
+    kinds: Kinds = (),
 ) -> Ensemble:
     """The whole model, with all thresholds, default sides and sets.
 
@@ -369,7 +373,7 @@ def whole_model(
     model : without thresholds; its default sides are replaced by those of the owners.
     records : per tree, int64, shape (n_nodes,): record id of each split.
     owners : per tree: party number of each split.
-    columns, categories : of all parties, parties in turn.
+    columns, categories, kinds : of all parties, parties in turn.
     """
     trees: list[Tree] = []
     all_sets = NO_SETS.plus(*(lookup.sets for lookup in lookups))
@@ -385,8 +389,8 @@ def whole_model(
                 copy["set"][node] = firsts[party] + numbers[party][record]
         trees.append(copy)
     grown = ordered_sets(trees, all_sets)
-    names = tuple(columns)
-    return replace(model, columns=names, trees=grown.trees, sets=grown.sets, categories=categories)
+    whole = model.with_trees(grown)
+    return replace(whole, columns=tuple(columns), categories=categories, kinds=kinds)
 
 
 # Rows that may end in each leaf

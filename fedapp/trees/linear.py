@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.trees.categories import Categories, entries_of
-from fedapp.trees.model import ModelHeader, read_categories, read_model, write_model
+from fedapp.trees.model import Kinds, ModelHeader, read_categories, read_model, write_model
 from fedapp.trees.objective import REGRESSION, Objective, gradients, n_outputs
 
 Floats = npt.NDArray[np.float64]
@@ -119,6 +119,7 @@ class LinearModel:
     weights: Floats  # (n_inputs, n_outputs)
     bias: Floats  # (n_outputs,)
     categories: Categories = ()  # names by column; empty if all columns are numeric
+    kinds: Kinds = ()  # as in ``Ensemble``
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -247,9 +248,8 @@ def _checked(header: ModelHeader, document: Mapping[str, Any]) -> LinearModel:
     """Build the model, and check that its arrays match its columns, categories and classes."""
     categories = read_categories(document, len(header.columns))
     arrays = {name: np.array(document[name], dtype=np.float64) for name in ARRAYS}
-    model = LinearModel(
-        header.objective, header.columns, header.classes, **arrays, categories=categories
-    )
+    means, scales, weights, bias = arrays.values()
+    model = LinearModel(*header, means, scales, weights, bias, categories)
     n_inputs, width = len(model.inputs), model.n_outputs
     shapes = [(n_inputs,), (n_inputs,), (n_inputs, width), (width,)]
     if [array.shape for array in arrays.values()] != shapes:

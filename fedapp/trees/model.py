@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,10 @@ from fedapp.trees.objective import (
 )
 from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, Ints, category_counts, sets_of_codes
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Kinds = tuple[str, ...]
 KIND = ""  # the text of a boosted model has no kind
 LEAF = -1
 # The sum of some hundred trees stays within float32.
@@ -96,6 +100,7 @@ class Ensemble:
     categories: Categories = ()  # names by column; empty if all columns are numeric
     parameters: LossParameters = PLAIN  # of the objective
     margin_column: str = ""  # rows start from its values, not from ``base_score``; or empty
+    kinds: Kinds = ()  # of the columns, see ``fedapp.data.columns``; empty if all are numbers
 
     @property
     def n_outputs(self) -> int:
@@ -370,7 +375,6 @@ FORMAT = 1
 # Half the size of the largest message. Parsed, the file takes about ten times the memory.
 MOST_BYTES = 2**30
 _BEGINS = re.compile(r'\{"format":\d+,"kind":"([^"]*)"')
-M = TypeVar("M")
 # Raised for JSON of an unexpected form, or nested too deeply.
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
@@ -384,6 +388,11 @@ class Described(Protocol):
     def columns(self) -> tuple[str, ...]: ...
     @property
     def classes(self) -> tuple[str, ...]: ...
+    @property
+    def kinds(self) -> Kinds: ...
+
+
+D = TypeVar("D", bound="DataclassInstance")
 
 
 class ModelHeader(NamedTuple):
@@ -413,13 +422,14 @@ def write_model(
         "objective": model.objective,
         **({"base_score": scores[0] if len(scores) == 1 else scores} if scores else {}),
         "columns": list(model.columns),
+        **({"kinds": list(model.kinds)} if {*model.kinds} - {"number"} else {}),
         "classes": list(model.classes),
         **content,
     }
     return json.dumps(document, separators=(",", ":"), ensure_ascii=ensure_ascii) + "\n"
 
 
-def read_model(text: str, kind: str, build: Callable[[ModelHeader, dict[str, Any]], M]) -> M:
+def read_model(text: str, kind: str, build: Callable[[ModelHeader, dict[str, Any]], D]) -> D:
     """Undo ``write_model`` by ``build(header, document)``; DataError for any other text."""
     try:
         document = json.loads(text)
@@ -429,7 +439,10 @@ def read_model(text: str, kind: str, build: Callable[[ModelHeader, dict[str, Any
         names = (_names(document, key) for key in ("columns", "classes"))
         header = ModelHeader(cast(Objective, identity[2]), *names)
         check_classes(header.objective, len(header.classes))
-        return build(header, document)
+        kinds = _names(document, "kinds") if "kinds" in document else ()
+        if len(kinds) not in (0, len(header.columns)):
+            raise ValueError("kinds must be one a column")
+        return replace(build(header, document), kinds=kinds)
     except UNREADABLE as error:
         got = as_plain(repr(error))
         raise DataError(f"model must be JSON of fedapp's format {FORMAT}, got {got}") from error

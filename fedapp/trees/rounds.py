@@ -32,6 +32,7 @@ from fedapp.trees.model import (
     NODE,
     Ensemble,
     Grown,
+    Kinds,
     Tree,
     check_range,
     concatenated,
@@ -92,7 +93,7 @@ class Sampling:
 class Boosting:
     """Boosting, round by round."""
 
-    # objective, base_score, columns, classes, categories, margin_column: as in ``Ensemble``
+    # objective, base_score, columns, classes, categories, margin_column, kinds: as in ``Ensemble``
     objective: Objective
     base_score: npt.NDArray[np.float32]
     columns: tuple[str, ...]
@@ -104,6 +105,7 @@ class Boosting:
     parameters: LossParameters = PLAIN  # of the objective
     limits: Limits = FREE  # of single nodes; the round's number is set for each round
     margin_column: str = ""
+    kinds: Kinds = ()
     grown: Grown = NO_TREES  # trees of all finished rounds, with their sets
     # routes, route_sets: splits of the last round not yet sent, with their sets
     routes: Routes = field(default_factory=lambda: np.empty(0, dtype=ROUTE))
@@ -137,6 +139,7 @@ class Boosting:
             self.categories,
             self.parameters,
             self.margin_column,
+            self.kinds,
         )
 
     def growth(self) -> Growth:

@@ -25,6 +25,7 @@ from fedapp.trees.categories import Categories
 from fedapp.trees.model import (
     TREES,
     Ensemble,
+    Kinds,
     ModelHeader,
     Tree,
     exact,
@@ -252,7 +253,7 @@ class StackedModel:
     ``margin = base_margin + unit * head(tree outputs / unit)``
     """
 
-    # objective, base_score, columns, classes, categories: as in ``Ensemble``
+    # objective, base_score, columns, classes, categories, kinds: as in ``Ensemble``
     objective: Objective
     base_score: Floats
     columns: tuple[str, ...]
@@ -263,6 +264,7 @@ class StackedModel:
     weights: Floats  # (shape.n_weights,)
     sets: CategorySets = NO_SETS  # of all trees, one party after the other
     categories: Categories = ()
+    kinds: Kinds = ()
 
     @property
     def n_outputs(self) -> int:
@@ -330,6 +332,7 @@ def from_arrays(
     classes: tuple[str, ...],
     head: tuple[Kind, int],
     categories: Categories = (),
+    kinds: Kinds = (),
 ) -> StackedModel:
     """Undo ``to_arrays``; ``head`` is its kind and channels. ValueError if arrays do not match."""
     named = {name: arrays[name] for name in (*TREES, "gains")}
@@ -347,6 +350,7 @@ def from_arrays(
         arrays["weights"],
         grown.sets,
         categories,
+        kinds,
     )
 
 

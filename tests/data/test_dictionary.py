@@ -28,7 +28,7 @@ from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.site.settings import site_config
 from fedapp.trees.categories import Categories
-from strategies.horizontal import common_table, joint_dictionary, similar_names
+from strategies.horizontal import common_table, joint_dictionary, joint_kinds, similar_names
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 
 TWO = (("blue", "red"), None)
@@ -59,7 +59,9 @@ def said(
 
 
 def joint(*replies: HelloReply) -> Categories:
-    return joint_dictionary({reply.name: reply for reply in replies})
+    parties = {reply.name: reply for reply in replies}
+    joint_kinds(parties)
+    return joint_dictionary(parties)
 
 
 # What the server makes of it
@@ -78,10 +80,11 @@ def test_a_column_without_a_value_at_one_party_is_of_any_type() -> None:
 
 
 def test_text_at_one_party_and_numbers_at_another_is_refused_by_column_and_party() -> None:
-    rule = r"^column 'color' must be of one type at all parties, got text at b, numbers at a: "
+    rule = r"^column 'color' must be of one kind at all parties, got numbers at a, names of "
+    rule += r"categories at b: write it alike everywhere, or let the schema of a table say its type"
     with pytest.raises(DataError, match=rule):
         joint(said("a", (None, ("s",))), said("b", TWO))
-    with pytest.raises(DataError, match=r"^column 'color' must .* text at b, numbers at a"):
+    with pytest.raises(DataError, match=r"^column 'color' must .* numbers at a, names of categ"):
         joint(said("a", ()), said("b", TWO))
 
 
@@ -100,7 +103,7 @@ def test_schemas_that_give_other_names_or_another_order_are_refused() -> None:
 def test_a_dictionary_whose_names_no_party_tells_is_refused() -> None:
     rule = r"^a: categories of column 'color' must be sent by a party whose schema gives them"
     with pytest.raises(DataError, match=rule):
-        joint(said("a", TWO, (0,), shares=False), said("b", (None, None)))
+        joint(said("a", TWO, (0,), shares=False), said("b", ((), None)))
 
 
 @pytest.mark.parametrize(
@@ -241,7 +244,7 @@ def test_numbers_in_place_of_categories_are_refused_and_names_that_look_like_the
     table = write_table("new", n_rows=30, color=range(30))
     notes = predicted(run, table, tmp_path / "out.csv")[1]
     assert notes == ["30 values of 'color' are no category of the model, and count as missing"]
-    with pytest.raises(DataError, match="feature column 'a' must be numbers, as at the other part"):
+    with pytest.raises(DataError, match=r"feature column 'a' must be numbers.*, as in the mo"):
         predicted(run, write_table("text", n_rows=30, a=["x", "y"] * 15, color=["red"] * 30), table)
 
 

@@ -123,6 +123,8 @@ READ: dict[str, tuple[str | bytes, dict[str, Any]]] = {
                 "spaces around the names of columns are removed: 'b'",
                 "feature column 'c' has yes or no, read as 1 or 0",
                 "feature column 'b' has spaces around values, removed",
+                "feature column 'b' has one of NA, N/A, nan, NaN, null, ? in 1 rows, read as "
+                "missing: a schema that lists such a word among the categories makes it a name",
                 CONSTANT,
             ],
         },
@@ -187,8 +189,13 @@ READ: dict[str, tuple[str | bytes, dict[str, Any]]] = {
         for fields, labels in (
             (("good", "bad"), ["good", "bad"]),
             (("1.", "2."), ["1.", "2."]),
-            (("1.", "2.5"), [1.0, 2.5]),
-            (("+1", "-1"), [1.0, -1.0]),
+            (("1.", "2.5"), ["1.", "2.5"]),
+            (("+1", "-1"), ["+1", "-1"]),
+            (("1.0", "-1.0"), [1.0, -1.0]),
+            (("1", "1.0"), ["1", "1.0"]),
+            (("01", "1"), ["01", "1"]),
+            (("10E4", "1E5"), ["10E4", "1E5"]),
+            (("10000000000000041", "7"), ["10000000000000041", "7"]),
             (("1", "b"), ["1", "b"]),
         )
     },
@@ -290,10 +297,28 @@ REFUSED: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
             rf"'{column}'.* write 0,5 for 0.5 and 1500 for 1.500, or set decimal=\.$",
         )
         for values in (
-            *(("0.7", "1.5"), ("0.700", "1.500"), ("7.500", "2,5"), ("12.500", "1500")),
+            *(("0.7", "1.5"), ("0.700", "1.500"), ("7.500", "2.25")),
             ("1", ".5"),
         )
         for column in ("a", "y")
+    },
+    # A decimal mark instead of the advice would divide them by a thousand.
+    **{
+        f"thousands in {column}, {values}, decimal {reader.decimal}": (
+            f"{column};{'y' if column == 'a' else 'a'}\n{values[0]};1\n{values[1]};1\n",
+            {"reader": reader, "label": "y"},
+            f"'{column}'.* remove the marks that set off thousands",
+        )
+        for values, reader in (
+            (("7.500", "2,5"), COMMA),
+            (("12.500", "1500"), COMMA),
+            (("37,752", "512"), COMMA),
+            (("37,752", "1,512"), COMMA),
+            (("37,752", "512"), PLAIN),
+            (("37,752", "1,512"), PLAIN),
+        )
+        for column in ("a", "y")
+        if column == "a" or reader is COMMA  # of texts a label may be the names of classes
     },
     "infinite": (
         "a,b\ninf,1\n-inf,2\n1,3\n",
@@ -623,7 +648,9 @@ def test_columns_that_were_fitted_convert_other_tables() -> None:
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
-        ({"n": ["x"], "c": ["u"]}, "column 'n' must be numbers, as at the other .*, got text:"),
+        ({"n": ["x"], "c": ["u"]}, "column 'n' must be numbers, as in the model, got names of cat"),
+        ({"n": ["yes"], "c": ["u"]}, "column 'n' must be numbers, as in the model, got yes or no"),
+        ({"n": ["1970-01-02"], "c": ["u"]}, "'n' must be numbers, as in the model, got dates: wri"),
         ({"n": [[1]], "c": ["u"]}, "categories, got values that are no text in 'n'"),
         ({"n": [1e300], "c": ["u"]}, "finite as float32, got 1 in 'n' infinite"),
     ],
@@ -641,7 +668,9 @@ def test_columns_of_a_model_refuse_values_of_another_type(
 def test_a_category_of_a_model_is_not_read_as_numbers() -> None:
     reader = Reader(declared=(Declared("c", type="number"),))
     columns = Columns.of_model(("n", "c"), (None, ("1", "2")), reader)
-    with pytest.raises(DataError, match=r"column 'c' must be categories, as at .*, got numbers:"):
+    with pytest.raises(
+        DataError, match=r"column 'c' must be names of cat.*, as in the model, got numbers"
+    ):
         columns.apply(pa.table({"n": [1], "c": [2]}))
 
 
@@ -777,7 +806,7 @@ def test_parquet_keeps_types_and_order(tmp_path: Path) -> None:
     expected = [[1, 1, 1.5], [NAN, NAN, 2.5], [0, 3, 3.5]]
     assert np.array_equal(table.values, expected, equal_nan=True)
     assert table.labels is not None
-    assert table.labels.tolist() == ["1", "2", "3"]
+    assert table.labels.tolist() == [1, 2, 3]
     assert table.ids is not None
     assert table.ids.tolist() == ["10", "11", "12"]
 

@@ -17,6 +17,7 @@ from fedapp.trees.forest.levels import Rows, Splits, draw_columns, number_childr
 from fedapp.trees.model import (
     LEAF,
     Grown,
+    Kinds,
     ModelHeader,
     class_values,
     ordered_sets,
@@ -51,7 +52,7 @@ ALL = np.empty(0, dtype=np.bool_)
 class BaggedForest:
     """Trees whose leaf values are averaged."""
 
-    # objective, columns, classes, sets, categories: as in ``fedapp.trees.model.Ensemble``
+    # objective, columns, classes, sets, categories, kinds: as in ``fedapp.trees.model.Ensemble``
     objective: Objective
     columns: tuple[str, ...]
     classes: tuple[str, ...]
@@ -61,6 +62,7 @@ class BaggedForest:
     values: tuple[Values, ...]
     sets: CategorySets = NO_SETS
     categories: Categories = ()
+    kinds: Kinds = ()
 
     @property
     def n_outputs(self) -> int:
