@@ -212,6 +212,8 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         check_objective(request.objective, AUTO)
         check_custom_is_set(request.objective)
     subsets = _subsets(config, request)
+    if not subsets["train"].columns:
+        raise DataError("table must have a feature column, got only labels and ids")
     n_rows = {name: table.n_rows for name, table in subsets.items()}
     rule = "table must have at least {} {} rows, got {}"
     check_subsets(FEWEST_ROWS, {"train": n_rows["train"]}, rule)

@@ -484,7 +484,7 @@ def check_common(n_rows: int, predicts: bool) -> None:
     min_rows = 1 if predicts else FEWEST_ROWS
     if n_rows < min_rows:
         rule = f"ids must have {min_rows} rows in common at least, got {n_rows}"
-        raise DataError(f"{rule}: see that all parties write them alike; 7, 007 and 7.0 differ")
+        raise DataError(f"{rule}: see that all parties write them alike; 7 and 007 differ")
 
 
 def _masked(sender: str, letter: MaskedList, scalar: bytes) -> Array:

@@ -96,7 +96,7 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
         if n_matched < fewest and self.settings.score_test:  # else test rows are not counted
             counts = ", ".join(f"{count:,} of {name}" for name, count in n_rows.items())
             rule = f"only {n_matched:,} rows are matched, fewer than half, of {counts}"
-            self.warn_once(f"{rule}: see that all parties write ids alike (7, 007 and 7.0 differ)")
+            self.warn_once(f"{rule}: see that all parties write ids alike (7 and 007 differ)")
 
     def _leave_out(self, party: str, error: FedappError) -> None:
         # Whatever ``min-parties``: a lost party's columns cannot be replaced.

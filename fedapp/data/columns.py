@@ -61,6 +61,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "ordinal": ("names in the order of a schema", {}),
     "category": ("names of categories", {}),
 }
+EXACT_WAY = "store them as whole numbers or text"
 ALIKE = "write it alike everywhere, or let the schema of a table say its type"
 DATE = re.compile(
     r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[-+]\d{2}(:?\d{2})?)?)?", re.ASCII
@@ -120,7 +121,8 @@ class Converted(NamedTuple):
     numbers: Any  # pyarrow.ChunkedArray of numbers or codes; of a name's or label's kind also texts
     column: Column  # with its kind
     trimmed: bool = False  # whether blanks around some value were removed
-    n_words: int = 0  # names that became missing because they are one of ``MISSING``
+    # word of ``MISSING`` -> number of names that became missing because they equal it
+    words: Mapping[str, int] = {}
     n_outside: int = 0  # values that became missing because they are not among the names
     # Text values that became missing because they equal a number declared as missing, but are
     # written differently.
@@ -451,7 +453,7 @@ def convert(one: Column, column: Any, reader: Reader, is_written: bool = False) 
     decimal = "." if holds_numbers(column.type) else reader.decimal
     read = {"name": _of_name, "label": _of_label, "category": _of_category, "ordinal": _of_category}
     converted = read.get(one.kind, _of_numbers)(one, texts.values, reader, decimal)
-    return converted._replace(trimmed=texts.trimmed, n_words=texts.n_words)
+    return converted._replace(trimmed=texts.trimmed, words=texts.words)
 
 
 def _of_name(one: Column, texts: Any, reader: Reader, decimal: str) -> Converted:
@@ -592,7 +594,7 @@ class Texts(NamedTuple):
 
     values: Any  # pyarrow.ChunkedArray; null is missing
     trimmed: bool  # whether blanks around some value were removed
-    n_words: int  # values that are missing because they are one of ``MISSING``
+    words: Mapping[str, int]  # word of ``MISSING`` -> number of values that it makes missing
 
 
 def as_texts(column: Any, declared: Declared, reader: Reader, is_written: bool) -> Texts:
@@ -607,7 +609,7 @@ def as_texts(column: Any, declared: Declared, reader: Reader, is_written: bool) 
     if pa.types.is_floating(column.type):
         # 1.0 in a Parquet file must give the same name as 1 in a CSV file.
         if _is_beyond(column):
-            raise UntypedError("floats beyond 2^53, which are not exact")
+            raise UntypedError("floats beyond 2^53, which are not exact", way=EXACT_WAY)
         whole = column.cast(pa.int64(), safe=False)
         if pc.all(pc.equal(column, whole)).as_py() is not False:
             column = whole
@@ -617,19 +619,22 @@ def as_texts(column: Any, declared: Declared, reader: Reader, is_written: bool) 
     if pc.all(pc.string_is_ascii(texts)).as_py() is False:
         texts = pc.utf8_normalize(texts, "NFC")
     names = {*declared.categories, *(code for code, _ in declared.codes)}
-    words = ({*MISSING} if is_written else {""}) - names
-    listed = {*reader.missing} - names | {*declared.missing}
+    listed = {"", *reader.missing} - names | {*declared.missing}
+    words = ({*MISSING} if is_written else set[str]()) - names - listed
     is_word, is_listed = (
-        pc.is_in(texts, value_set=pa.array([*each], pa.string()))
-        for each in (words - {""} - listed, {"", *listed})
+        pc.is_in(texts, value_set=pa.array([*each], pa.string())) for each in (words, listed)
     )
+    counts = {
+        count["values"]: count["counts"]
+        for count in pc.value_counts(texts.filter(is_word)).to_pylist()
+    }
     absent = pc.or_(is_word, is_listed)
     texts = pc.if_else(absent, pa.scalar(None, pa.string()), texts)
     if declared.codes:
         indices = pc.index_in(texts, value_set=pa.array([code for code, _ in declared.codes]))
         named = pa.array([name for _, name in declared.codes]).take(indices.combine_chunks())
         texts = pa.chunked_array([pc.coalesce(named, texts.combine_chunks())])
-    return Texts(texts, trimmed, pc.sum(is_word).as_py() or 0)
+    return Texts(texts, trimmed, counts)
 
 
 def as_names(texts: Any) -> Any:

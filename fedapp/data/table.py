@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedapp.data.columns import (
-    ALIKE,
     DAYS,
     SECONDS,
     Column,
@@ -200,7 +199,7 @@ def read_role(
             here = f"{rule.format(listed([name]))}, got {error.found}: {error.way}"
         elif text and error.fits:
             here = text.faults(f"{role} column must be numbers", {name: is_number}, "numbers")
-        way = f": {error.way or ALIKE}" if error.way or not error.wanted else ""
+        way = f": {error.way}" if error.way else ""
         raise DataError.naming(
             f"{rule}, got {error.found}{way}", listed([name]), here=here
         ) from None
@@ -229,14 +228,17 @@ def _with_labels(
 
 
 def feature_columns(frame: Any, roles: Roles) -> tuple[str, ...]:
-    """Names of the columns without a role; raises DataError if none, or one has no name."""
+    """Names of the columns without a role; raises DataError if one has no name, or if there is none.
+
+    A party that has only labels and ids may join the features of others.
+    """
     others = {*roles.named().values(), *roles.drop}
     columns = tuple(name for name in frame.column_names if name not in others)
     nameless = [name for name in columns if name.startswith(NO_NAME)]
     if nameless:
         rule = "feature columns must have names, got {} without; a row number is not a feature: "
         raise DataError.naming(rule + "drop-columns={}", listed(nameless), ",".join(nameless))
-    if not columns:
+    if not columns and not (roles.label and roles.id_column):
         rule = "table must have a feature column, got only {}"
         raise DataError.naming(rule, listed(frame.column_names))
     return columns
@@ -289,13 +291,12 @@ def notes_on_types(columns: Sequence[Converted]) -> list[Note]:
             if count := getattr(read, field):
                 what = f"{count:,} values that {are}, read as missing"
                 notes.append(note_on([read.column.name], what))
-    with_words = {
-        read.column.name: read.n_words for read in columns if read.n_words and read.column.names
-    }
+    with_words = [read for read in columns if read.words and read.column.names]
     if with_words:
-        what = f"one of {first(MISSING[1:])} in {sum(with_words.values()):,} rows, read as missing"
-        what += ": a schema that lists such a word among the categories makes it a name"
-        notes.append(note_on([*with_words], what))
+        counts = sum((Counter(read.words) for read in with_words), Counter[str]())
+        what = first([f"{word} in {count:,} rows" for word, count in counts.most_common()])
+        what += ", read as missing: among the categories of a schema it is a name"
+        notes.append(note_on([read.column.name for read in with_words], what))
     return notes
 
 

@@ -346,7 +346,7 @@ def best_splits(
         )
     )
     thresholds = np.full(n_nodes, LOWEST, dtype=np.float32)
-    widths = np.where(chosen >= 0, bins.n_categories[chosen], 0)
+    widths = np.append(bins.n_categories, 0)[chosen]  # of no column 0
     cut = (chosen >= 0) & (left_bins < right_bins) & (widths == 0)
     firsts = bins.offsets[chosen[cut]]
     lefts, rights = firsts + left_bins[cut], firsts + right_bins[cut]
