@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 import numpy as np
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -31,6 +32,7 @@ from pydantic.fields import FieldInfo
 
 from fedapp.data.datasets import party_sources
 from fedapp.data.partition import Holdout, check_fold
+from fedapp.data.schema import composed
 from fedapp.errors import ConfigError, did_you_mean_setting, listed, setting_of
 from fedapp.home import read_toml
 from fedapp.messages.fields import MOST_DEPTH, MOST_FOLDS
@@ -125,7 +127,11 @@ def _as_number(value: Any) -> Any:
 Auto = Literal["auto"]
 AsNumber = BeforeValidator(_as_number)
 # A column's name may be a number.
-Name = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
+Name = Annotated[
+    str,
+    BeforeValidator(lambda name: str(name) if type(name) is int else name),
+    AfterValidator(composed),
+]
 
 
 def _or_auto(value: object, check_known: Callable[[object], Objective]) -> Objective:

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -421,13 +422,12 @@ def joint_kinds(parties: Mapping[str, HelloReply]) -> Names:
                     raise ValueError("kinds must be of categories where there are names")
     joint = []
     for column, entries in zip(columns, zip(*by_party.values(), strict=False), strict=False):
-        kind = agreed(entries)
-        if kind is None:
+        if (of_all := agreed(entries)) is None:
             found = {kind: party for party, kind in zip(by_party, entries, strict=True) if kind}
             got = ", ".join(f"{in_words(kind)} at {party}" for kind, party in found.items())
             rule = f"column {listed([column])} must be of one kind at all parties, got {got}"
             raise DataError(f"{rule}: {ALIKE}")
-        joint.append(kind or "number")
+        joint.append(of_all or "number")
     return tuple(joint)
 
 
@@ -494,7 +494,7 @@ def _schema_names(
 
 
 def similar_names(parties: Mapping[str, HelloReply], columns: Sequence[str]) -> list[str]:
-    """Warnings about names that differ only in capitals, or in blanks and marks within words."""
+    """Warnings about names that differ only in capitals, blanks or marks, or of which none fits."""
     tables = {party: _disclosed(party, hello) for party, hello in parties.items()}
     notes = []
     for place, column in enumerate(columns):
@@ -504,7 +504,17 @@ def similar_names(parties: Mapping[str, HelloReply], columns: Sequence[str]) -> 
             for name in names_of(table, place) or ():
                 letters = WITHIN_WORDS.sub("", name.casefold())
                 spellings.setdefault(letters, {}).setdefault(name, []).append(party)
-        pairs = []
+        pairs, users_of = (
+            list[str](),
+            [
+                (party, {*names})
+                for party, table in tables.items()
+                if (names := names_of(table, place))
+            ],
+        )
+        for (one, here), (other, there) in pairwise(users_of):
+            if not here & there:
+                notes.append(f"categories of {listed([column])}: {one} and {other} share no name")
         for letters, users in spellings.items():
             everyone = [party for parties_of in users.values() for party in parties_of]
             # A party that has both spellings means two different categories.

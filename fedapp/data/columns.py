@@ -449,7 +449,7 @@ def convert(one: Column, column: Any, reader: Reader, is_written: bool = False) 
         numbers = null_missing_codes(column, absent, reader.decimal)
         n_equal = numbers.null_count - column.null_count if is_written else 0
         return Converted(numbers, one, n_equal=n_equal)
-    texts = as_texts(column, declared, reader, is_written)
+    texts = as_texts(column, declared, reader, is_written, one.names or ())
     decimal = "." if holds_numbers(column.type) else reader.decimal
     read = {"name": _of_name, "label": _of_label, "category": _of_category, "ordinal": _of_category}
     converted = read.get(one.kind, _of_numbers)(one, texts.values, reader, decimal)
@@ -597,11 +597,14 @@ class Texts(NamedTuple):
     words: Mapping[str, int]  # word of ``MISSING`` -> number of values that it makes missing
 
 
-def as_texts(column: Any, declared: Declared, reader: Reader, is_written: bool) -> Texts:
+def as_texts(
+    column: Any, declared: Declared, reader: Reader, is_written: bool, known: Sequence[str] = ()
+) -> Texts:
     """Values as normalised text (see the module), and codes as the names that they stand for.
 
     Words such as NA are missing in files that are written (CSV) only, and not where the schema has
-    them as categories or codes. Raises UntypedError for binary or nested columns.
+    them as categories or codes, or where a model has them as names (`known`). Raises UntypedError
+    for binary or nested columns.
     """
     if pa.types.is_binary(column.type) or pa.types.is_nested(column.type):
         raise UntypedError("values that are no text")
@@ -618,7 +621,7 @@ def as_texts(column: Any, declared: Declared, reader: Reader, is_written: bool) 
     trimmed = pc.any(pc.not_equal(texts, column)).as_py() is True
     if pc.all(pc.string_is_ascii(texts)).as_py() is False:
         texts = pc.utf8_normalize(texts, "NFC")
-    names = {*declared.categories, *(code for code, _ in declared.codes)}
+    names = {*known, *declared.categories, *(code for code, _ in declared.codes)}
     listed = {"", *reader.missing} - names | {*declared.missing}
     words = ({*MISSING} if is_written else set[str]()) - names - listed
     is_word, is_listed = (

@@ -209,7 +209,8 @@ def _sense(name: str) -> str | Decimal:
 
 def number_written(name: str) -> Decimal | None:
     """The number that a name is, however it is written; None for others and infinity."""
-    return Decimal(name).normalize() if is_number(name) and name[-1:].isdigit() else None
+    plain = name.replace(",", "") if WITH_THOUSANDS.fullmatch(name) else name
+    return Decimal(plain).normalize() if is_number(plain) and plain[-1:].isdigit() else None
 
 
 def format_classes(classes: Mapping[str, Sequence[str]]) -> str:

@@ -126,14 +126,19 @@ PLAIN = Reader()
 
 def plain_text(text: str) -> str:
     """A text without blanks around, in Unicode's form NFC; 1 for 1.0."""
-    text = unicodedata.normalize("NFC", text.strip())
+    text = composed(text.strip())
     whole = WHOLE_DECIMAL.fullmatch(text)
     return whole[1] if whole else text
 
 
+def composed(text: str) -> str:
+    """A text in Unicode's form NFC, in which all texts are compared."""
+    return unicodedata.normalize("NFC", text)
+
+
 def with_names(names: Iterable[str]) -> list[str]:
     """Plain names of columns; those without one get a name, so that they can be dropped."""
-    plain = (unicodedata.normalize("NFC", name.strip()) for name in names)
+    plain = (composed(name.strip()) for name in names)
     return [name or f"{NO_NAME}{place}" for place, name in enumerate(plain, start=1)]
 
 
@@ -246,7 +251,7 @@ def _read(path: Path, *version: int) -> Schema:
     """Parse a schema; cached, as every message to a site needs it."""
     where = f"schema '{path.name}'"
     try:
-        text = unicodedata.normalize("NFC", path.read_text(encoding="utf-8"))
+        text = composed(path.read_text(encoding="utf-8"))
         schema = Schema.model_validate(read_toml(text, f"{where} must be TOML"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} must be TOML: {error}") from None

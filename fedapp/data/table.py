@@ -228,7 +228,7 @@ def _with_labels(
 
 
 def feature_columns(frame: Any, roles: Roles) -> tuple[str, ...]:
-    """Names of the columns without a role; raises DataError if one has no name, or if there is none.
+    """Names of the columns without a role; raises DataError if one has no name, or there is none.
 
     A party that has only labels and ids may join the features of others.
     """

@@ -22,7 +22,7 @@ from fedapp.data.predictions import (
     read_columns_of,
     write_predictions,
 )
-from fedapp.data.schema import Roles
+from fedapp.data.schema import Roles, composed
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, as_plain
 from fedapp.home import display_path, read_toml
@@ -108,6 +108,7 @@ def predicted_rows(
     """
     model, predict = load_model(run_dir / "model.json")
     summary, read_as = summary_of(run_dir), read_as_trained(run_dir, data)
+    id_column, label = composed(id_column), composed(label) if label else label
     margin = model.margin_column if isinstance(model, Ensemble) else ""
     roles = Roles(id_column=id_column, base_margin=margin)
     if label is not None:
@@ -139,7 +140,7 @@ def notes_on_range(model: Model, values: Array) -> list[str]:
     value exceeds them by 100 times that distance.
     """
     texts = []
-    for place, points in _points(model).items():
+    for place, points in thresholds(model).items():
         low, high, column = points[0], points[-1], values[:, place].astype(np.float64)
         spread, share = (high - low, 0.05) if len(points) >= 5 else (10 * max(-low, high), 0.5)
         away = np.nan_to_num(np.maximum(low - column, column - high))
@@ -152,7 +153,7 @@ def notes_on_range(model: Model, values: Array) -> list[str]:
 
 
 @lru_cache(8)
-def _points(model: Model) -> dict[int, Array]:
+def thresholds(model: Model) -> dict[int, Array]:
     """Sorted thresholds by number column; for a linear model, mean -2 to +2 deviations."""
     if isinstance(model, LinearModel):
         points = model.means[:, None] + np.outer(model.scales, np.linspace(-2, 2, 5))

@@ -15,11 +15,11 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from markupsafe import Markup
 from starlette.requests import ClientDisconnect
 
-from fedapp.data.schema import first
+from fedapp.data.schema import composed, first
 from fedapp.errors import DataError
 from fedapp.report.page import page, table
 from fedapp.serve.scorer import RowError, Scorer
@@ -28,6 +28,15 @@ MOST_ROWS, MOST_BYTES = 10_000, 16_000_000
 MOST_NAMES = 20  # categories of a column on the page
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 BODY_SECONDS = 30.0  # in which a body must arrive
+# What a column of a kind holds, on the page.
+HELD = {
+    "binary": "0 or 1",
+    "boolean": "yes/no",
+    "date": "date, as 2024-12-31",
+    "time": "time of day, in days",
+    "duration": "duration, in days",
+    "ordinal": "name in the order of the schema",
+}
 SCORED_AT_ONCE, MOST_REQUESTS = 4, 32  # admitted requests beyond 4 wait
 
 
@@ -83,6 +92,10 @@ def make_app(
     async def schema() -> dict[str, Any]:
         """Columns that a row must have, what they hold, and what the model answers."""
         return described
+
+    @app.get("/", response_class=RedirectResponse, include_in_schema=False)
+    async def home() -> str:
+        return "/docs"
 
     @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
     async def docs() -> str:
@@ -143,11 +156,15 @@ async def _body(request: Request, most_bytes: int) -> bytes:
     return bytes(body)
 
 
+def _composed(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {composed(name): value for name, value in pairs}
+
+
 def _rows(body: bytes, most_rows: int) -> tuple[list[dict[str, Any]], bool]:
     """The rows of a body, and whether it is a single row."""
     rule = 'body must be a row, an object by column names, or {"rows": [row, ...]}'
     try:
-        document = json.loads(text := body.decode())
+        document = json.loads(text := body.decode(), object_pairs_hook=_composed)
         if "\\u" in text:
             json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -178,12 +195,18 @@ def _body_schema(described: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row_schema(described: dict[str, Any]) -> dict[str, Any]:
-    types = {"number": ["number", "boolean", "string", "null"], "base margin": ["number"]}
-    category = ["string", "number", "null"]
-    columns = described["columns"]
-    properties = {
-        column["name"]: {"type": types.get(column["kind"], category)} for column in columns
+    types = {
+        "number": ["number", "null"],
+        "binary": ["number", "boolean", "null"],
+        "boolean": ["boolean", "string", "number", "null"],
+        "date": ["string", "null"],
+        "time": ["number", "null"],
+        "duration": ["number", "null"],
+        "base margin": ["number"],
     }
+    names = ["string", "number", "null"]
+    columns = described["columns"]
+    properties = {column["name"]: {"type": types.get(column["kind"], names)} for column in columns}
     return {
         "type": "object",
         "properties": properties,
@@ -197,7 +220,8 @@ def docs_page(described: dict[str, Any], most_rows: int, most_bytes: int) -> str
     rows = []
     for column in described["columns"]:
         names = column.get("categories")
-        values = column["kind"] if names is None else f"one of {first(names, MOST_NAMES)}"
+        values = HELD.get(column["kind"], column["kind"])
+        values = values if names is None else f"one of {first(names, MOST_NAMES)}"
         rows.append([column["name"], values, "yes" if column["missing_allowed"] else "no"])
     heads = ["column", "holds", "may be missing"]
     requests = Markup(
@@ -206,16 +230,9 @@ def docs_page(described: dict[str, Any], most_rows: int, most_bytes: int) -> str
         "that a value is missing. <code>GET /schema</code> has the columns as JSON, "
         "<code>GET /health</code> says whether the model is loaded, "
         '<a href="/openapi.json">/openapi.json</a> is the OpenAPI document.</p><pre>{}</pre>'
-    ).format(most_rows, most_bytes, _example(described))
+    ).format(most_rows, most_bytes, json.dumps(described["example"], indent=1, ensure_ascii=False))
     return page(
         "fedapp serve",
         f"{described['model']} · {described['objective']}",
         {"Requests": requests, "Columns": table(heads, rows, len(heads))},
     )
-
-
-def _example(described: dict[str, Any]) -> str:
-    """A row with missing values for its first columns."""
-    names = [column["name"] for column in described["columns"]]
-    text = json.dumps(dict.fromkeys(names[:3]))
-    return text[:-1] + ", ...}" if len(names) > 3 else text

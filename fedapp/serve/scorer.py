@@ -1,22 +1,25 @@
 """Score rows from JSON by a run's model, as ``fedapp predict`` scores a file.
 
-A value is a number, true or false, a text, or null for a missing value. In a numeric column a text
-must be an ISO date or a boolean, as in a table. In a categorical column it is a name; an unknown
-name counts as missing and is reported. `Scorer` has a whole model in memory.
+A value is of the kind that its column had in training: a number; true, false, "yes" or "no"; an ISO
+date as a text; the name of a category. null is missing, and so is an unknown name, which is
+reported. Times of day and durations are numbers of days. `Scorer` has a whole model in memory.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from fedapp.data.columns import Columns
+from fedapp.data.columns import BOOLEANS, EPOCH, Columns, in_words, is_date
+from fedapp.data.csv_errors import quoted
 from fedapp.data.predictions import by_class, columns_of_frame, named_predictions
-from fedapp.data.schema import Roles
+from fedapp.data.schema import Reader, Roles
 from fedapp.errors import ConfigError, DataError, did_you_mean, did_you_mean_path
 from fedapp.home import RUNS, display_path
 from fedapp.runs.predict import (
@@ -26,13 +29,16 @@ from fedapp.runs.predict import (
     parts_of,
     read_as_trained,
     summary_of,
+    thresholds,
 )
-from fedapp.trees.categories import Categories, names_of
+from fedapp.trees.categories import names_of
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import Array
 
 Row = Mapping[str, Any]
-NUMBERS = {bool, int, float}
+BITS = (0, 1)
+DAYS = {"time": pa.time64("us"), "duration": pa.duration("us")}
+DAY = timedelta(days=1) // timedelta(microseconds=1)
 
 
 class RowError(DataError):
@@ -51,6 +57,7 @@ class Scorer:
         reader = read_as_trained(run_dir, "rows.parquet")["reader"]
         coding = self.model.categories, reader, self.model.kinds
         self._features = Columns.of_model(self.model.columns, *coding)
+        self._reader = reader
         self.margin = self.model.margin_column if isinstance(self.model, Ensemble) else ""
         self.name, self.threshold = model_facts(run_dir)
 
@@ -66,7 +73,8 @@ class Scorer:
             "model": self.name,
             **answers_of(self.model),
             "threshold": self.threshold,
-            "columns": describe_columns(self.model.columns, self.model.categories, self.margin),
+            "columns": describe_columns(self.model, self._features.trained, self.margin),
+            "example": example_row(self.model, self._features.trained, self._reader, self.margin),
         }
 
     def answer(self, rows: Sequence[Row]) -> dict[str, Any]:
@@ -77,7 +85,8 @@ class Scorer:
         DataError if a column is missing or unknown, or a value has the wrong type; a ``RowError``
         if a single row or column is at fault.
         """
-        frame = as_frame(rows, self.columns)
+        kinds = (*self._features.trained, *(["number"] if self.margin else []))
+        frame = as_frame(rows, dict(zip(self.columns, kinds, strict=True)))
         table = columns_of_frame(frame, self._features, Roles(base_margin=self.margin))
         predictions = np.asarray(self._predict(self.model, table.values, table.base_margins))
         named = named_predictions(self.model.classes, self.model.n_outputs, predictions)
@@ -103,20 +112,34 @@ def answers_of(model: Model) -> dict[str, Any]:
     }
 
 
-def describe_columns(
-    names: Sequence[str], categories: Categories, margin: str
-) -> list[dict[str, Any]]:
-    """Names and types of columns, the base margin's last; `margin` is empty for none."""
+def describe_columns(model: Model, kinds: Sequence[str], margin: str) -> list[dict[str, Any]]:
+    """Names and kinds of columns, the base margin's last; `margin` is empty for none."""
     columns: list[dict[str, Any]] = []
-    for column_id, name in enumerate(names):
-        categories_of_column = names_of(categories, column_id)
-        column = {"name": name, "kind": "number", "missing_allowed": True}
-        if categories_of_column is not None:
-            column |= {"kind": "category", "categories": list(categories_of_column)}
-        columns.append(column)
+    for column_id, (name, kind) in enumerate(zip(model.columns, kinds, strict=True)):
+        of_column = names_of(model.categories, column_id)
+        column = {"name": name, "kind": kind.partition(":")[0] or "number", "missing_allowed": True}
+        columns.append(column if of_column is None else column | {"categories": list(of_column)})
     if margin:
         columns.append({"name": margin, "kind": "base margin", "missing_allowed": False})
     return columns
+
+
+def example_row(model: Model, kinds: Sequence[str], reader: Reader, margin: str) -> dict[str, Any]:
+    """A row that can be scored: the model's middle thresholds, and names that it knows."""
+    points, row = thresholds(model), dict[str, Any]()
+    for place, (name, kind) in enumerate(zip(model.columns, kinds, strict=True)):
+        known = names_of(model.categories, place) or reader.of_feature(name).categories
+        middle = float(np.median(points[place])) if place in points else 0.0
+        row[name] = float(f"{middle:.6g}")
+        if kind == "date":
+            row[name] = str((EPOCH + timedelta(days=int(middle))).date())
+        elif kind == "boolean":
+            row[name] = "yes"
+        elif kind == "binary":
+            row[name] = 1
+        elif known:
+            row[name] = known[0]
+    return row | ({margin: 0.0} if margin else {})
 
 
 def scored_rows(named: Mapping[str, Array], classes: Sequence[str]) -> list[dict[str, Any]]:
@@ -132,10 +155,10 @@ def scored_rows(named: Mapping[str, Array], classes: Sequence[str]) -> list[dict
     return answers
 
 
-def as_frame(rows: Sequence[Row], columns: Sequence[str]) -> Any:
-    """The rows as a pyarrow.Table.
+def as_frame(rows: Sequence[Row], columns: Mapping[str, str]) -> Any:
+    """The rows as a pyarrow.Table; `columns` are the kinds by name.
 
-    RowError if a row has other columns, or a column has values of several types.
+    RowError if a row has other columns, or a value is not of its column's kind.
     """
     expected = set(columns)
     for number, row in enumerate(rows):
@@ -144,29 +167,51 @@ def as_frame(rows: Sequence[Row], columns: Sequence[str]) -> Any:
         for name in row:
             if name not in columns:
                 rule = f"row {number} must have only columns of the model, got {name!r}"
-                raise RowError(rule + did_you_mean(name, columns), name, number)
+                raise RowError(rule + did_you_mean(name, list(columns)), name, number)
         name = next(name for name in columns if name not in row)
         rule = f"row {number} must have all columns of the model (null: missing), lacks {name!r}"
         raise RowError(rule, name, number)
-    return pa.table({name: _column(name, [row[name] for row in rows]) for name in columns})
+    return pa.table(
+        {name: _column(name, kind, [row[name] for row in rows]) for name, kind in columns.items()}
+    )
 
 
-def _column(name: str, values: list[Any]) -> Any:
-    kinds = {type(value) for value in values} - {type(None)}
-    if not (kinds <= NUMBERS or kinds == {str}):
-        present = [(row, value) for row, value in enumerate(values) if value is not None]
-        expected = {str} if isinstance(present[0][1], str) else NUMBERS
-        row, value = next((row, value) for row, value in present if type(value) not in expected)
-        rule = "must be a number, true or false, a text or null, of one type in all rows"
-        got = type(value).__name__
-        raise RowError(f"column {name!r} {rule}, got {got} in row {row}", name, row)
-    if len(kinds) > 1:
+def _fits(kind: str, value: Any) -> bool:
+    """Whether a value of a request is of a kind."""
+    if isinstance(value, str):
+        is_known = value.lower() in BOOLEANS if kind == "boolean" else is_date(value.strip())
+        return is_known if kind in ("boolean", "date") else kind[:7] in ("categor", "ordinal", "")
+    if isinstance(value, bool):
+        return kind in ("boolean", "binary", "category", "")
+    is_number = isinstance(value, int | float)
+    return is_number and (kind != "boolean" or value in BITS) and kind != "date"
+
+
+def _column(name: str, kind: str, values: list[Any]) -> Any:
+    for row, value in enumerate(values):
+        if value is not None and not _fits(kind, value):
+            rule = f"column {name!r} must hold {in_words(kind or 'number')} or null"
+            got = quoted(value) if isinstance(value, str) else json.dumps(value)[:40]
+            raise RowError(f"{rule}, got {got} in row {row}", name, row)
+    types = {type(value) for value in values} - {type(None)}
+    if kind in ("category", "") and len(types) > 1:
+        values = [None if value is None else str(value) for value in values]
+    elif kind == "boolean" and len(types) > 1:
+        values = [value if value is None else _is_yes(value) for value in values]
+    elif kind in DAYS:
+        spans = [None if value is None else round(value * DAY) for value in values]
+        return pa.array(spans, pa.int64()).cast(DAYS[kind])
+    elif len(types) > 1:
         values = [None if value is None else float(value) for value in values]
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError):
         rule = "must hold numbers below 2^63 or texts"
         raise RowError(f"column {name!r} {rule}", name) from None
+
+
+def _is_yes(value: Any) -> bool:
+    return bool(BOOLEANS[value.lower()] if isinstance(value, str) else value)
 
 
 def open_scorer(run_dir: Path) -> Scorer:

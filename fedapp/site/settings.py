@@ -29,7 +29,15 @@ from fedapp.data.datasets import (
     party_name,
     party_sources,
 )
-from fedapp.data.schema import PLAIN, Reader, Roles, Schema, check_encoding, read_schema
+from fedapp.data.schema import (
+    PLAIN,
+    Reader,
+    Roles,
+    Schema,
+    check_encoding,
+    composed,
+    read_schema,
+)
 from fedapp.errors import ConfigError, DataError, did_you_mean, listed
 from fedapp.home import read_toml
 from fedapp.messages.fields import Message, Request, method_of, senders_of
@@ -79,7 +87,7 @@ def _words(text: object) -> object:
 
 
 def _columns(text: object) -> object:
-    return listed(text) if isinstance(text, str) else text
+    return listed(composed(text)) if isinstance(text, str) else text
 
 
 def _methods(text: object) -> object:
@@ -145,7 +153,8 @@ def _constraints(parse: Callable[[str], object]) -> AfterValidator:
     return AfterValidator(check_all)
 
 
-Text = Annotated[str, BeforeValidator(str)]  # a column may be called 54
+Text = Annotated[str, BeforeValidator(str)]
+Name = Annotated[Text, AfterValidator(composed)]  # a column may be called 54
 Switch = Annotated[bool, _either("true or false", "true")]
 Whole = Annotated[int, Field(ge=0)]
 FewestParties = Annotated[
@@ -172,13 +181,13 @@ class SiteConfig:
     """The site's name, unique in the federation."""
     data: Text
     """The site's table."""
-    label: Text = ""
+    label: Name = ""
     """Column of labels; without one a site is a passive party."""
-    id_column: Annotated[Text, key("id")] = ""
+    id_column: Annotated[Name, key("id")] = ""
     """Column that names the rows."""
-    weight: Text = ""
+    weight: Name = ""
     """Column of sample weights."""
-    base_margin: Text = ""
+    base_margin: Name = ""
     """Column of the margin that each row starts from, beside the label."""
     drops_unlabelled: Annotated[
         bool, _either("refuse or drop", "drop"), key("missing-label", default="refuse")
@@ -194,7 +203,7 @@ class SiteConfig:
     """Decimal point or comma of a CSV file."""
     encoding: Annotated[str, key("encoding", default="utf-8")] = ""
     """Encoding of a CSV file."""
-    positive_label: Annotated[Text, key("positive-label", default="the later class")] = ""
+    positive_label: Annotated[Name, key("positive-label", default="the later class")] = ""
     """Of two classes, the one that counts as 1; sites with the same columns must agree."""
     predict_data: Annotated[Text, key("predict-data", "new.csv", "data")] = ""
     """The table that `fedapp predict` predicts."""

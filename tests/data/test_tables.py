@@ -123,8 +123,8 @@ READ: dict[str, tuple[str | bytes, dict[str, Any]]] = {
                 "spaces around the names of columns are removed: 'b'",
                 "feature column 'c' has yes or no, read as 1 or 0",
                 "feature column 'b' has spaces around values, removed",
-                "feature column 'b' has one of NA, N/A, nan, NaN, null, ? in 1 rows, read as "
-                "missing: a schema that lists such a word among the categories makes it a name",
+                "feature column 'b' has ? in 1 rows, read as missing: among the categories of a "
+                "schema it is a name",
                 CONSTANT,
             ],
         },

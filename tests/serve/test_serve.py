@@ -82,7 +82,7 @@ class Client:
         }
         await self.app(scope, receive, send)
         found = b"".join(message.get("body", b"") for message in sent)
-        is_json = dict(sent[0]["headers"])[b"content-type"] == b"application/json"
+        is_json = dict(sent[0]["headers"]).get(b"content-type") == b"application/json"
         return sent[0]["status"], json.loads(found) if is_json else found.decode()
 
     def predict(self, content: Any) -> tuple[int, Any]:
@@ -171,9 +171,13 @@ def test_health_schema_and_openapi_describe_the_model(client: Client) -> None:
     _, schema = client.ask("GET", "/schema")
     kinds = {column["name"]: column["kind"] for column in schema["columns"]}
     assert kinds == {
-        **dict.fromkeys(("a", "b", "count", "flag", "day"), "number"),
+        **dict.fromkeys(("a", "b", "count"), "number"),
+        "flag": "boolean",
+        "day": "date",
         "town": "category",
     }
+    status, scored = client.predict(schema["example"])
+    assert (status, scored["warnings"]) == (200, [])
     assert schema["columns"][-1]["categories"] == ["Bern", "Oslo", "Rome"]
     assert all(column["missing_allowed"] for column in schema["columns"])
     assert (schema["objective"], schema["classes"]) == ("binary:logistic", ["0", "1"])
@@ -184,7 +188,8 @@ def test_health_schema_and_openapi_describe_the_model(client: Client) -> None:
     assert one["required"] == list(kinds)
     status, page = client.ask("GET", "/docs")
     assert status == 200
-    assert "town" in page
+    assert all(f"<td>{text}</td>" in page for text in ("town", "yes/no", "date, as 2024-12-31"))
+    assert client.ask("GET", "/")[0] == 307  # to this page
     assert "//" not in page.replace("http://www.w3.org", "")  # nothing comes from elsewhere
 
 
@@ -193,9 +198,13 @@ def test_health_schema_and_openapi_describe_the_model(client: Client) -> None:
     [
         ({"twon": "Rome"}, "row 0 must have only columns of the model, got 'twon'; did", "twon"),
         ({"a": ...}, "row 0 must have all columns of the model (null: missing), lacks 'a'", "a"),
-        ({"a": [1]}, "column 'a' must be a number, true or false, a text or null, of one", "a"),
-        ({"a": "high"}, "feature column 'a' must be numbers", None),
-        ({"a": "1.5"}, "feature column 'a' must be numbers", None),
+        ({"a": [1]}, "column 'a' must hold numbers or null, got [1] in row 0", "a"),
+        ({"a": "high"}, "column 'a' must hold numbers or null, got 'high' in row 0", "a"),
+        ({"a": "1.5"}, "column 'a' must hold numbers or null, got '1.5' in row 0", "a"),
+        ({"a": True}, "column 'a' must hold numbers or null, got true in row 0", "a"),
+        ({"flag": 2}, "column 'flag' must hold yes or no or null, got 2 in row 0", "flag"),
+        ({"day": 20241231}, "column 'day' must hold dates or null, got 20241231 in row 0", "day"),
+        ({"day": "1.2.2024"}, "column 'day' must hold dates or null, got '1.2.2024' in", "day"),
         ({"a": 1e300}, "feature columns must be finite as float32, got 1 in 'a' inf", None),
         ({"a": 10**30}, "column 'a' must hold numbers below 2^63 or texts", "a"),
     ],

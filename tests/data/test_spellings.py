@@ -1,0 +1,547 @@
+"""The same table in two spellings, one at each party: equal codes, or a refusal that names both.
+
+``SPELLINGS`` has what a column means and how it may be written. Trees are functions of the codes
+that are compared here, so a thousand pairs of tables can be tried; some are trained with.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import unicodedata
+from collections.abc import Callable, Sequence
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedapp
+from fedapp.data.labels import label_texts
+from fedapp.data.predictions import read_columns_of
+from fedapp.data.read import load_table
+from fedapp.data.schema import Declared, Reader, Roles
+from fedapp.errors import ConfigError, DataError, FedappError
+from fedapp.runs.tables import check_tables, stacked_tables
+from fedapp.serve.app import _rows as rows_of_body
+from fedapp.serve.scorer import open_scorer
+from fedapp.settings import load_settings
+
+N_ROWS = 24
+FIRST_DAY = date(2019, 1, 1)
+OTHERS = np.random.default_rng(3).normal(size=2 * N_ROWS).round(3)
+
+
+class Spelling(NamedTuple):
+    """How values of one meaning are written: as text of a CSV file, or typed in a Parquet file."""
+
+    of: Callable[[Any], Any]
+    type: pa.DataType | None = None  # None: a CSV file
+    suffix: str = ""
+    cast: bool = False  # whether Arrow must convert values to the type
+
+    def column(self, values: Sequence[Any]) -> list[Any]:
+        return [None if value is None else self.of(value) for value in values]
+
+
+def composed(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+def decomposed(text: str) -> str:
+    return unicodedata.normalize("NFD", text)
+
+
+def day(number: int) -> date:
+    return FIRST_DAY + timedelta(days=number)
+
+
+SPELLINGS: dict[str, dict[str, Spelling]] = {
+    "whole": {
+        "plain": Spelling(str),
+        "decimal": Spelling(lambda n: f"{n}.0"),
+        "padded": Spelling(lambda n: f"{n:05d}"),
+        "blanks": Spelling(lambda n: f" {n} "),
+        "thousands": Spelling(lambda n: f'"{n:,}"'),
+        "power": Spelling(lambda n: f"{n}e0"),
+        "int64": Spelling(int, pa.int64()),
+        "float64": Spelling(float, pa.float64()),
+        "decimal128": Spelling(str, pa.decimal128(9, 2), cast=True),
+        "text": Spelling(str, pa.string()),
+        "padded text": Spelling(lambda n: f"{n:05d}", pa.string()),
+        "libsvm": Spelling(str, suffix=".libsvm"),
+    },
+    "flag": {
+        "yes": Spelling(lambda is_one: "yes" if is_one else "no"),
+        "Y": Spelling(lambda is_one: "Y" if is_one else "N"),
+        "true": Spelling(lambda is_one: str(is_one).lower()),
+        "1 or 0": Spelling(lambda is_one: str(int(is_one))),
+        "1.0 or 0.0": Spelling(lambda is_one: str(float(is_one))),
+        "1 or 2": Spelling(lambda is_one: "1" if is_one else "2"),
+        "bool": Spelling(bool, pa.bool_()),
+        "int8": Spelling(int, pa.int8()),
+        "text": Spelling(lambda is_one: "yes" if is_one else "no", pa.string()),
+        "2 of text": Spelling(lambda is_one: "1" if is_one else "2", pa.string()),
+    },
+    "day": {
+        "ISO": Spelling(lambda n: day(n).isoformat()),
+        "yyyymmdd": Spelling(lambda n: day(n).strftime("%Y%m%d")),
+        "Excel": Spelling(lambda n: str((day(n) - date(1899, 12, 30)).days)),
+        "German": Spelling(lambda n: day(n).strftime("%d.%m.%Y")),
+        "date32": Spelling(day, pa.date32()),
+        "timestamp": Spelling(day, pa.timestamp("us"), cast=True),
+        "text": Spelling(lambda n: day(n).isoformat(), pa.string()),
+        "duration": Spelling(lambda n: timedelta(days=n), pa.duration("s")),
+    },
+    "name": {
+        "plain": Spelling(composed),
+        "NFD": Spelling(decomposed),
+        "blanks": Spelling(lambda name: f" {name}"),
+        "text": Spelling(composed, pa.string()),
+        "NFD text": Spelling(decomposed, pa.large_string()),
+        "coded": Spelling(composed, pa.dictionary(pa.int8(), pa.string())),
+    },
+}
+DRAWN: dict[str, st.SearchStrategy[Any]] = {
+    "whole": st.integers(0, 3) | st.integers(998, 1003) | st.sampled_from([4672, 10**5]),
+    "flag": st.booleans(),
+    "day": st.integers(0, 2000),
+    "name": st.sampled_from(["café", "Zürich", "tea", "Ångström", "NA", "null"]),
+}
+# No table tells apart two kinds of numbers: days, or 0 and 1 beside 1 and 2. Names of categories
+# are any texts, so what they mean is known of numbers and of Unicode's forms only.
+NUMBERED = [
+    {"yyyymmdd", "Excel"},
+    *({"1 or 2", other} for other in ("1 or 0", "1.0 or 0.0", "int8")),
+]
+PAIRS = [
+    (meaning, role, a, b)
+    for meaning, ways in SPELLINGS.items()
+    for role in ("feature", "label", *(["category"] if meaning in ("whole", "name") else []))
+    for a in ways
+    for b in ways
+    if role != "feature" or {a, b} not in NUMBERED
+]
+
+
+def write(path: Path, way: Spelling, role: str, values: Sequence[Any], others: Any) -> Path:
+    """Write a table whose column f1, or other column of the role, is written in one way."""
+    column, n_rows = way.column(values), len(values)
+    labels = [str(row % 2) for row in range(n_rows)]
+    names = {"feature": "f1", "category": "f1", "label": "label", "id": "id"}
+    if way.suffix:
+        y = column if role == "label" else labels
+        f1 = range(n_rows) if role == "label" else column
+        rows = zip(y, f1, others, strict=True)
+        path = path.with_suffix(way.suffix)
+        path.write_text("".join(f"{a} 1:{b} 2:{c}\n" for a, b, c in rows))
+        return path
+    columns = {
+        "label": labels,
+        "f1": [str(row) for row in range(n_rows)],
+        "f2": [str(other) for other in others],
+    }
+    columns |= {"id": [f"row {row}" for row in range(n_rows)]} if role == "id" else {}
+    if way.type is None:
+        columns[names[role]] = ["" if value is None else value for value in column]
+        lines = [",".join(columns), *map(",".join, zip(*columns.values(), strict=True))]
+        path = path.with_suffix(".csv")
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return path
+    typed: dict[str, Any] = {
+        "label": pa.array(map(int, labels)),
+        "f1": pa.array(range(n_rows)),
+        "f2": pa.array(others),
+    }
+    typed |= {"id": pa.array(columns["id"])} if role == "id" else {}
+    typed[names[role]] = pa.array(column, None if way.cast else way.type).cast(way.type)
+    path = path.with_suffix(".parquet")
+    pq.write_table(pa.table(typed), path)
+    return path
+
+
+class Outcome(NamedTuple):
+    """What both parties' rows become, or why they do not."""
+
+    values: Any
+    labels: Any
+    notes: tuple[str, ...]
+    error: str = ""
+
+
+def outcome(folder: Path, ways: Sequence[Spelling], role: str, parts: Sequence[Any]) -> Outcome:
+    """The codes of two parties whose tables are written in two ways."""
+    paths = [
+        write(folder / f"p{number}-{hash(way)}", way, role, values, OTHERS[at : at + N_ROWS])
+        for number, (way, values, at) in enumerate(zip(ways, parts, (0, N_ROWS), strict=True), 1)
+    ]
+    given: dict[str, Any] = {"data": f"p1={paths[0]},p2={paths[1]}", "label": "label"}
+    given |= {"strategy": "pax", "parties": "2", "test-fraction": "0"}
+    given |= {"valid-fraction": "0"}
+    if role == "category":
+        schema = '[columns.f1]\ntype = "category"\n'
+        if names := {value for values in parts for value in values if isinstance(value, str)}:
+            schema += f"categories = {sorted(names)}\n"
+        (folder / "schema.toml").write_text(schema, encoding="utf-8")
+        given["schema"] = str(folder / "schema.toml")
+    try:
+        run = load_settings(given)
+        notes = check_tables(run)
+        table, _ = stacked_tables(run)
+    except (ConfigError, DataError) as error:
+        return Outcome(None, None, (), str(error))
+    assert table.labels is not None
+    names = [] if not table.categories else [n or () for n in table.categories]
+    values = [
+        [names[at][int(code)] if names and names[at] and code == code else code for code in row]
+        for at, row in enumerate(table.values.T.tolist())
+    ]
+    return Outcome(values, label_texts(table.labels).tolist(), tuple(notes))
+
+
+@pytest.fixture(scope="module")
+def folder() -> Any:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@given(pair=st.sampled_from(PAIRS), data=st.data())
+@settings(max_examples=1000, deadline=None)
+def test_two_spellings_are_the_same_table_or_are_refused(
+    folder: Path, pair: tuple[str, str, str, str], data: st.DataObject
+) -> None:
+    meaning, role, *names = pair
+    first, second = (SPELLINGS[meaning][name] for name in names)
+    values = DRAWN[meaning] if role == "label" else DRAWN[meaning] | st.none()
+    if role != "category":  # only a schema makes these names in a CSV file
+        values = values.filter(lambda value: value not in ("NA", "null"))
+    pool = data.draw(st.lists(values, min_size=2, max_size=4, unique=True))
+    parts = [
+        (pool + data.draw(st.lists(st.sampled_from(pool), min_size=N_ROWS, max_size=N_ROWS)))[
+            :N_ROWS
+        ]
+        for _ in range(2)
+    ]
+    same = outcome(folder, [first, first], role, parts)
+    found = outcome(folder, [first, second], role, parts)
+    if found.error:
+        name = "label" if role == "label" else "f1"
+        is_told = name in found.error and "p2" in found.error
+        assert is_told or same.error or outcome(folder, [second] * 2, role, parts).error
+    elif not same.error:
+        assert str(found.values) == str(same.values)
+        assert found.labels == same.labels
+
+
+@given(pair=st.sampled_from([pair for pair in PAIRS if pair[1] != "label"]), data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_table_to_predict_is_read_as_in_training_or_is_refused(
+    folder: Path, pair: tuple[str, str, str, str], data: st.DataObject
+) -> None:
+    meaning, role, *names = pair
+    pool = data.draw(st.lists(DRAWN[meaning], min_size=2, max_size=4, unique=True))
+    values = (pool * N_ROWS)[:N_ROWS]
+    one, names_of = Declared("f1"), tuple(sorted(map(composed, pool))) if meaning == "name" else ()
+    if role == "category":
+        one = Declared("f1", type="category", categories=names_of)
+    reader, roles = Reader(declared=(one,)), Roles(label="label")
+    paths = [
+        write(folder / f"predict-{number}", SPELLINGS[meaning][name], role, values, OTHERS[:N_ROWS])
+        for number, name in enumerate(names)
+    ]
+    try:
+        trained = load_table(paths[0], roles, reader)
+        load_table(paths[1], roles, reader)
+    except DataError:
+        return  # refused whatever the model
+    model = trained.columns, roles, "", reader, trained.categories, trained.kinds
+    error, found = "", None
+    try:
+        found = read_columns_of(str(paths[1]), *model)
+    except DataError as refused:
+        error = str(refused)
+    if found is None:
+        assert "'f1'" in error
+        return
+    is_told = any("no category of the model" in note.rule for note in found.notes)
+    assert is_told or np.array_equal(found.values, trained.values, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [(a, b) for a in SPELLINGS["whole"] for b in SPELLINGS["whole"]]
+)
+def test_ids_in_two_spellings_match_or_are_told(tmp_path: Path, a: str, b: str) -> None:
+    ways = [SPELLINGS["whole"][name] for name in (a, b)]
+    if any(way.suffix for way in ways):
+        pytest.skip("a LIBSVM file has no ids")
+    numbers = [7, 21, 300, *range(1000, 1000 + N_ROWS)]
+    others = np.arange(len(numbers)) / 8
+    tables = [
+        load_table(write(tmp_path / str(at), way, "id", numbers, others), Roles("label", "id"))
+        for at, way in enumerate(ways)
+    ]
+    ids = [set() if table.ids is None else set(table.ids.tolist()) for table in tables]
+    notes = [note.text(True) for table in tables for note in table.notes]
+    told = any("zeros before the number" in note for note in notes)
+    # Of what no number is written like, few rows match, which the run tells.
+    is_text = {a, b} & {"thousands", "power"}
+    assert ids[0] == ids[1] or told or is_text
+
+
+# Some are trained with, and predicted with.
+
+HORIZONTAL = ("pax", "bagging", "cyclic", "fedavg-linear", "fedxgbllr")
+KEY = {"key_bits": 512, "insecure_small_key": True}
+OF_METHOD: dict[str, dict[str, Any]] = {
+    "pax": {"num_boost_round": 2, "max_depth": 2},
+    "bagging": {"num_boost_round": 2, "max_depth": 2},
+    "cyclic": {"num_boost_round": 2, "max_depth": 2},
+    "fedavg-linear": {"fedavg_linear": {"rounds": 2}},
+    "fedxgbllr": {"fedxgbllr": {"rounds": 1, "trees": 2}},
+    "secureboost": {"num_boost_round": 2, "max_depth": 2, "secureboost": KEY},
+    "federated-forest": {"federated_forest": {"trees": 2, "max_depth": 3}},
+}
+POOLS: dict[str, list[Any]] = {
+    "flag": [True, False],
+    "day": [3, 500, 1900],
+    "name": ["café", "tea", "Zürich"],
+}
+
+
+def tables(folder: Path, ways: Sequence[str], meaning: str) -> dict[str, Path]:
+    """A table of each party whose column f1 is written in its way."""
+    rng, found = np.random.default_rng(5), {}
+    for number, name in enumerate(ways):
+        values = [POOLS[meaning][at] for at in rng.integers(0, len(POOLS[meaning]), N_ROWS)]
+        others = OTHERS[number * N_ROWS :][:N_ROWS]
+        path = folder / f"p{number + 1}-{'-'.join(ways)}"
+        found[f"p{number + 1}"] = write(path, SPELLINGS[meaning][name], "feature", values, others)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "meaning", "a", "b"),
+    [
+        *(("pax", "flag", "yes", other) for other in ("bool", "1 or 0", "true", "text")),
+        *(("pax", "day", "ISO", other) for other in ("date32", "timestamp", "text")),
+        *((method, "name", "plain", "NFD text") for method in HORIZONTAL),
+    ],
+)
+def test_models_of_two_spellings_are_equal_and_predict_alike(
+    tmp_path: Path, method: str, meaning: str, a: str, b: str
+) -> None:
+    if method == "fedxgbllr":
+        pytest.importorskip("torch")
+    data = [tables(tmp_path, ways, meaning) for ways in ((a, a), (a, b))]
+    runs = [fedapp.run(method, data=each, label="label", **OF_METHOD[method]) for each in data]
+    texts = [(run.path / "model.json").read_text() for run in runs]
+    assert texts[0] == texts[1]
+    scores = [runs[0].predict_proba(each["p2"]) for each in data]
+    assert np.array_equal(*scores)
+
+
+@pytest.mark.parametrize(
+    ("meaning", "a", "b", "kinds"),
+    [
+        ("flag", "yes", "1 or 2", ("yes or no", "numbers")),
+        ("flag", "bool", "1 or 2", ("yes or no", "numbers")),
+        ("day", "ISO", "yyyymmdd", ("dates", "numbers")),
+        ("day", "date32", "Excel", ("dates", "numbers")),
+        ("day", "timestamp", "duration", ("dates", "durations")),
+    ],
+)
+def test_other_kinds_are_refused_in_training_prediction_and_requests(
+    tmp_path: Path, meaning: str, a: str, b: str, kinds: tuple[str, str]
+) -> None:
+    same, other = (tables(tmp_path, ways, meaning) for ways in ((a, a), (a, b)))
+    given = {"label": "label", **OF_METHOD["pax"]}
+    rule = f"column 'f1' must be of one kind at all parties, got {kinds[0]} at p1, {kinds[1]} at p2"
+    with pytest.raises(DataError, match=rule):
+        fedapp.run("pax", data=other, **given)
+    run = fedapp.run("pax", data=same, **given)
+    with pytest.raises(
+        DataError, match=f"'f1' must be {kinds[0]}, as in the model, got {kinds[1]}"
+    ):
+        run.predict(other["p2"])
+    value = SPELLINGS[meaning][b].of(POOLS[meaning][-1])
+    number = int(value) if isinstance(value, str) else value.total_seconds()
+    with pytest.raises(DataError, match=rf"'f1' must hold {kinds[0]} or null, got {number}\b"):
+        open_scorer(run.path).answer([{"f1": number, "f2": 0.5}])
+    initial = fedapp.run("pax", data=dict.fromkeys(same, other["p2"]), **given)
+    with pytest.raises(
+        ConfigError, match=f"'f1' must be {kinds[1]}, as in init.model, got {kinds[0]}"
+    ):
+        fedapp.run("pax", data=same, init_model=initial.path, **given)
+
+
+@pytest.mark.parametrize("method", ["secureboost", "federated-forest"])
+def test_a_part_keeps_the_kinds_of_its_columns(tmp_path: Path, method: str) -> None:
+    rows = np.arange(60)
+    ids = {"id": [f"c{row}" for row in rows]}
+    labels = pa.table({**ids, "y": rows % 2})
+    days = pa.array([day(int(row)) for row in rows * 7 % 60], pa.date32())
+    bank = pa.table({**ids, "since": days, "x": rows % 7})
+    data = {"clinic": labels, "bank": bank}  # a party may have the labels alone
+    run = fedapp.run(method, data=data, label="y", id="id", **OF_METHOD[method])
+    assert len(run.predict_proba(data, id="id")) == 60
+    numbers = bank.set_column(1, "since", days.cast(pa.int32()))
+    with pytest.raises(FedappError, match="must be dates, as in the model, got numbers"):
+        run.predict_proba({"clinic": labels, "bank": numbers}, id="id")
+
+
+@pytest.mark.parametrize("method", ["secureboost", "federated-forest"])
+def test_the_model_of_a_party_with_labels_alone_is_that_of_one_with_a_constant_column(
+    tmp_path: Path, method: str
+) -> None:
+    rng, rows = np.random.default_rng(7), np.arange(80)
+    shop = pa.table({"id": rows, "a": rng.normal(size=80), "b": rng.normal(size=80)})
+    labels = {"id": rows, "y": (shop["a"].to_numpy() + rng.normal(size=80) / 2 > 0) * 1}
+    runs = [
+        fedapp.run(
+            method,
+            data={"clinic": pa.table({**labels, **more}), "shop": shop},
+            label="y",
+            id="id",
+            **OF_METHOD[method],
+        )
+        for more in ({}, {"none": np.zeros(80)})
+    ]
+    scores = [run.summary["metrics"]["test"] for run in runs]
+    assert method == "federated-forest" or scores[0] == scores[1]  # forests draw by column
+    assert set(scores[0]) == set(scores[1])
+
+
+# The inputs of which people reported that they are read in two ways
+
+
+def classes_of(*columns: Sequence[str]) -> Any:
+    """Classes of a run on tables whose label has these names; they follow from one feature."""
+    frames = {}
+    for number, names in enumerate(columns):
+        x = np.arange(90) % len(names)
+        frames[f"p{number}"] = pa.table(
+            {"x": x + OTHERS[0] / 9, "y": pa.array(list(names)).take(x)}
+        )
+    run = fedapp.run("pax", data=frames, label="y", test_fraction=0.3, **OF_METHOD["pax"])
+    assert run.summary["metrics"]["test"]["accuracy"] == 1
+    return run.summary["classes"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["01", "1", "2"],
+        [str(10**16 + last) for last in (40, 41, 47)],
+        ["10E4", "1E5"],
+        ["café", "milk", "tea"],
+    ],
+)
+def test_classes_have_the_names_of_the_file(tmp_path: Path, names: list[str]) -> None:
+    path, x = tmp_path / "rows.csv", [row % len(names) for row in range(90)]
+    lines = [f"{at},{names[at]}" for at in x]
+    path.write_text("\n".join(["x,y", *lines]) + "\n", encoding="utf-8")
+    run = fedapp.run("pax", data=path, label="y", parties=2, **OF_METHOD["pax"])
+    assert run.summary["classes"] == names
+    assert classes_of(names, list(map(decomposed, names))) == names
+    if all(name.isdigit() and name[0] != "0" for name in names):
+        frame = pa.table({"x": x, "y": [int(names[at]) for at in x]})
+        assert fedapp.run("pax", data=frame, label="y", parties=2).summary["classes"] == names
+
+
+def test_classes_whose_numbers_are_written_otherwise_are_refused() -> None:
+    rule = "label must be spelled alike at all parties, got names that differ only in how they are"
+    with pytest.raises(DataError, match=rule):
+        classes_of(["01", "02", "10"], ["1", "2", "10"])
+
+
+def test_ids_that_are_floats_beyond_two_to_the_53_are_refused() -> None:
+    ids = np.arange(40) * 2 + 2**53 + 2
+    data = {
+        "a": pa.table({"id": ids, "x": OTHERS[:40], "y": ids // 2 % 2}),
+        "b": pa.table({"id": ids.astype(float), "z": OTHERS[:40]}),
+    }
+    rule = (
+        "b: id column 'id' must be whole numbers or text, got floats beyond 2.53, which are not e"
+    )
+    with pytest.raises(DataError, match=rule):
+        fedapp.run("secureboost", data=data, label="y", id="id", **OF_METHOD["secureboost"])
+
+
+def test_codes_of_a_category_are_one_as_1_and_as_1_0(tmp_path: Path) -> None:
+    codes, rows = [1, 2, 3, 4, 5], range(100)
+    (tmp_path / "k.toml").write_text('[columns.k]\ntype = "category"\n')
+    texts = [[str(codes[row % 5]) for row in rows], [f"{codes[row % 5]}.0" for row in rows]]
+    texts[1][:9] = [""] * 9
+    data = {}
+    for number, column in enumerate(texts):
+        data[f"p{number}"] = tmp_path / f"p{number}.csv"
+        lines = [f"{name},{row % 7},{row % 2}" for row, name in zip(rows, column, strict=True)]
+        data[f"p{number}"].write_text("\n".join(["k,x,y", *lines]) + "\n")
+    run = fedapp.run("pax", data=data, label="y", schema=tmp_path / "k.toml", **OF_METHOD["pax"])
+    assert run.summary["categories"]["k"]["names"] == 5
+
+
+COUNTRIES = ["DE", "NA", ""] * 30
+
+
+@pytest.mark.parametrize("by", ["schema", "text", "frame"])
+def test_na_is_a_name_where_a_schema_or_a_frame_says_so(tmp_path: Path, by: str) -> None:
+    path, schema = tmp_path / "k.csv", tmp_path / "k.toml"
+    lines = [f"{name},{row % 7},{int(name == 'NA')}" for row, name in enumerate(COUNTRIES)]
+    path.write_text("\n".join(["k,x,y", *lines]) + "\n")
+    schema.write_text('[columns.k]\ntype = "category"\ncategories = ["DE", "NA"]\n')
+    given: dict[str, Any] = {"data": path, "label": "y", "parties": 2, **OF_METHOD["pax"]}
+    if by == "schema":
+        given["schema"] = schema
+    if by == "frame":
+        names = [name or None for name in COUNTRIES]
+        y = [int(name == "NA") for name in COUNTRIES]
+        given["data"] = pa.table({"k": names, "x": [row % 7 for row in range(90)], "y": y})
+    run = fedapp.run("pax", **given)
+    note = "feature column 'k' has NA in 30 rows, read as missing: among the categories of a schema"
+    assert any(each.startswith(note) for each in run.summary["warnings"]) == (by == "text")
+    assert (run.summary["metrics"]["test"]["auc"] == 1) == (by != "text")
+
+
+def test_a_name_typed_in_another_form_of_unicode_is_the_same_column(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    lines = [f"{row},{row % 3},{row % 2}" for row in range(40)]
+    path.write_text("\n".join([decomposed("größe,übrig,y"), *lines]) + "\n", encoding="utf-8")
+    given = {"label": decomposed("y"), "drop_columns": composed("übrig"), **OF_METHOD["pax"]}
+    run = fedapp.run("pax", data=path, parties=2, **given)
+    assert run.model.columns == ("größe",)
+    row = {decomposed("größe"): 3}
+    path.write_text(json.dumps({"rows": [row]}), encoding="utf-8")
+    assert rows_of_body(path.read_bytes(), 5) == ([{"größe": 3}], False)
+
+
+# Notes where a value silently becomes something else
+
+NOTED: dict[str, tuple[list[Any], str]] = {
+    "marked": (["$1,200", "$800", "$2,400"] * 20, "has numbers with marks, as in $1,200, 12% or"),
+    "per cent": (["12%", "7%", "30%"] * 20, "has numbers with marks"),
+    "underscores": (["1_000", "2_000", "3_500"] * 20, "has numbers with marks"),
+    "times": (
+        [f"2024-03-0{1 + n % 9}T10:{n:02d}:30" for n in range(60)],
+        "has times of day that float32 moves by up to 3 minutes",
+    ),
+    "a code": ([-999] * 15 + [n / 9 for n in range(45)], "the value -999 in 15 rows, far from all"),
+}
+
+
+@pytest.mark.parametrize("case", NOTED)
+def test_a_value_that_becomes_something_else_is_noted(tmp_path: Path, case: str) -> None:
+    values, note = NOTED[case]
+    path = tmp_path / "rows.csv"
+    lines = [f'"{value}",{row % 2}' for row, value in enumerate(values)]
+    path.write_text("\n".join(["a,y", *lines]) + "\n")
+    told = [one.text(True) for one in load_table(path, Roles(label="y")).notes]
+    assert any(note in each for each in told), told
+    plain = [f"{row % 11},{row % 2}" for row in range(60)]
+    path.write_text("\n".join(["a,y", *plain]) + "\n")
+    assert load_table(path, Roles(label="y")).notes == ()
