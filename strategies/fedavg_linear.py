@@ -54,6 +54,7 @@ from strategies.scoring import (
     ask_to_score,
     check_scores,
     label_spread,
+    n_test_rows,
     score_summary,
     shares,
 )
@@ -200,7 +201,8 @@ class FedAvgLinear(HorizontalStrategy):
             ),
         )
         yield from self._record_scores(scored)
-        summary = score_summary(model, scored, spread, self.settings.eval_metrics)
+        of_test = n_test_rows(parties), spread, self.settings.eval_metrics
+        summary = score_summary(model, scored, *of_test)
         return {**summary, "importance": {}, "trees": 0, "best_round": best_round}
 
     def _checkpoint(self) -> Checkpoint:

@@ -3,12 +3,14 @@
 Scores from sums and from pooled rows agree (``fedapp.metrics``). Of two classes a threshold is
 chosen by the best F1 on rows that are not test rows; a row is called positive where its probability
 is at or above it. With histograms it is the lower edge of a bin, and the scores at it are exact.
+Sampling intervals come from the same sums and histograms, so that parties send nothing for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import NormalDist
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,6 +29,7 @@ from fedapp.metrics.sums import (
     confusion,
     extra_sums,
     margin_edges,
+    margin_middles,
     multi_sums,
     score_of,
     summed,
@@ -40,6 +43,10 @@ _ROUNDING = 1e-14  # relative intercepts up to this count as 0
 BINARY = "binary:logistic"
 N_GROUPS = 10  # of rows with similar probabilities, for the calibration
 N_SCORE_BINS = 25
+N_DRAWS, SEED = 500, 7  # of the bootstrap
+NOT_DRAWN = ("auc", "ks")  # DeLong's is quicker; draws overestimate a maximum of differences
+NORMAL: Final = NormalDist()
+TWO_SIDED = NORMAL.inv_cdf(0.975)
 
 
 def scores(objective: str, statistics: Statistics, extra: Sequence[str] = ()) -> dict[str, float]:
@@ -376,6 +383,116 @@ def pooled_subsets(
     return scores
 
 
+# Sampling intervals
+
+
+def intervals(
+    objective: str,
+    statistics: Statistics,
+    n_rows: int,
+    center: float = 0.0,
+    residual_range: float = 1.0,
+    extra: Sequence[str] = (),
+) -> dict[str, tuple[float, float]]:
+    """95 % intervals of scores over samples of ``n_rows`` rows; arguments as for ``curves``.
+
+    ``auc`` has DeLong's interval on the logit scale, from the histogram, whose bins are ties.
+    ``auc_ovr`` has the widest that its classes allow, as their correlation is unknown. Others are
+    bootstrapped: cells of the histogram or the confusion matrix are drawn again, each with the
+    value in its middle, and percentiles are corrected for bias. ``r2`` has no interval, as the sums
+    do not relate labels to residuals, nor has ``ks``, which draws overestimate, nor a score that is
+    the same in every draw, nor any score of weighted or noised rows.
+
+    Sources: DeLong et al. 1988, "Comparing the areas under two or more correlated ROC curves";
+    Efron 1981, "Nonparametric standard errors and confidence intervals".
+    """
+    exact, histogram = scores(objective, statistics, extra), statistics.histogram
+    if not n_rows or statistics.sums[0] != n_rows or (histogram != np.rint(histogram)).any():
+        return {}
+    if objective == "multi:softprob":
+        odds = margin_middles(histogram.shape[1]) - np.log(len(histogram) // 2 - 1)
+        losses = np.logaddexp(0.0, -odds) / n_rows
+
+        def class_scores(counts: Array) -> dict[str, float]:
+            return multi_scores(np.concatenate(([n_rows, np.nan], counts.ravel())), ())
+
+        return {
+            **_bootstrap(exact, histogram[1::2], lambda c: {"mlogloss": float((c @ losses).sum())}),
+            **_bootstrap(exact, confusion(statistics.sums), class_scores),
+            **_delong("auc_ovr", exact, _by_class(statistics)),
+        }
+    used = histogram.any(axis=0)
+    cells = histogram[:, used]
+    if objective == BINARY:
+        margins = center + margin_middles(used.size)[used]
+        losses = np.logaddexp(0.0, [margins, -margins])
+        sides = np.stack([margins < 0, margins >= 0], axis=1)
+
+        def class_scores(counts: Array) -> dict[str, float]:
+            (_, alarms), (misses, hits) = counts @ sides
+            sums = np.array([n_rows, (counts * losses).sum(), hits, misses, alarms])
+            return with_extra(objective, binary_scores(sums, counts), sums, extra, counts)
+
+        return {**_bootstrap(exact, cells, class_scores), **_delong("auc", exact, [cells])}
+    edges = np.linspace(-residual_range, residual_range, used.size + 1)
+    errors = np.abs(edges[1:] + edges[:-1])[used] / 2.0
+
+    def number_scores(counts: Array) -> dict[str, float]:
+        squares, absolutes = counts[0] @ errors**2, counts[0] @ errors
+        return {"rmse": float(np.sqrt(squares / n_rows)), "mae": float(absolutes / n_rows)}
+
+    return _bootstrap(exact, cells, number_scores)
+
+
+def _bootstrap(
+    exact: Mapping[str, float], counts: Array, score: Callable[[Array], dict[str, float]]
+) -> dict[str, tuple[float, float]]:
+    """Bias-corrected percentiles of scores of drawn counts, moved by what binning moves a score."""
+    used = np.nonzero(counts)
+    n_rows = int(counts.sum())
+    draws = np.random.default_rng(SEED).multinomial(n_rows, counts[used] / n_rows, N_DRAWS)
+
+    def scored(drawn: Array) -> dict[str, float]:
+        cells = np.zeros_like(counts)
+        cells[used] = drawn
+        return score(cells)
+
+    binned, drawn_scores = scored(counts[used]), [scored(drawn) for drawn in draws]
+    spans = {}
+    for name, value in binned.items():
+        values = np.array([each[name] for each in drawn_scores])
+        values = values[~np.isnan(values)]
+        if name in NOT_DRAWN or np.isnan(value) or not values.size or not np.ptp(values):
+            continue
+        below = (np.mean(values < value) + np.mean(values <= value)) / 2.0
+        bias = NORMAL.inv_cdf(min(max(float(below), 1.0 / N_DRAWS), 1.0 - 1.0 / N_DRAWS))
+        levels = [NORMAL.cdf(2.0 * bias + side) for side in (-TWO_SIDED, TWO_SIDED)]
+        low, high = np.quantile(values, levels) + exact[name] - value
+        spans[name] = float(low), float(high)
+    return spans
+
+
+def _delong(
+    name: str, exact: Mapping[str, float], histograms: Sequence[Array] | Array
+) -> dict[str, tuple[float, float]]:
+    """Interval of a mean of areas; empty if it is 0 or 1, or a class has one row only."""
+    errors = []
+    for negatives, positives in histograms:
+        n_negatives, n_positives = negatives.sum(), positives.sum()
+        above = (np.cumsum(negatives) - negatives / 2.0) / n_negatives
+        below = (n_positives - np.cumsum(positives) + positives / 2.0) / n_positives
+        area = positives @ above / n_positives
+        variance = ratio(positives @ (above - area) ** 2, n_positives * (n_positives - 1.0))
+        variance += ratio(negatives @ (below - area) ** 2, n_negatives * (n_negatives - 1.0))
+        errors.append(np.sqrt(variance))
+    area, error = exact[name], float(np.mean(errors))
+    if not error > 0 or not 0 < area < 1:
+        return {}
+    logit, reach = np.log(area / (1.0 - area)), TWO_SIDED * error / (area * (1.0 - area))
+    low, high = sigmoid(np.array([logit - reach, logit + reach]))
+    return {name: (float(low), float(high))}
+
+
 # Curves of a report
 
 
@@ -429,10 +546,7 @@ def _binary_curves(
     if not rates["fpr"].size:
         return {"roc": _lists(rates)}
     steps = dict(zip(("recall", "precision"), _precisions(histogram, n_points), strict=True))
-    # Probability at the middle of each bin; the outer bins have no middle and take their edge.
-    edges = margin_edges(histogram.shape[1])
-    ends = np.concatenate((edges[:1], edges, edges[-1:]))
-    probabilities = sigmoid(center + (ends[1:] + ends[:-1]) / 2.0)
+    probabilities = sigmoid(center + margin_middles(histogram.shape[1]))
     score_edges = np.linspace(0.0, 1.0, N_SCORE_BINS + 1)
     negatives, positives = (
         np.histogram(probabilities, score_edges, weights=weights)[0] for weights in histogram

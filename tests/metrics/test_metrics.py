@@ -20,6 +20,7 @@ from fedapp.metrics.names import default_metric
 BINARY, MULTI, REGRESSION = "binary:logistic", "multi:softprob", "reg:squarederror"
 OBJECTIVES = (BINARY, MULTI, REGRESSION)
 N_BINS = 64
+CENTERS = {BINARY: -1.5, MULTI: 0.0, REGRESSION: 0.0}
 
 seeds = st.integers(0, 2**32 - 1)
 n_rows_drawn = st.integers(2, 300)
@@ -493,3 +494,69 @@ def test_the_largest_cells_that_are_taken_give_scores():
     assert all(0 <= scores[name] <= 1 for name in ("auc", "aucpr", "f1_at_threshold"))
     assert metrics.best_bin(huge) == 0
     assert np.isfinite(metrics.auc_error(huge))
+
+
+# Sampling intervals
+
+
+def sample(objective: str, n_rows: int, rng: np.random.Generator):
+    """Statistics of rows that are drawn from one distribution."""
+    margins = rng.normal(size=(n_rows, 3 if objective == MULTI else 1))
+    if objective == BINARY:
+        labels = rng.random(n_rows) < 0.2
+        margins[:, 0] += 1.2 * labels - 1.5
+    elif objective == MULTI:
+        labels = rng.choice(3, n_rows, p=[0.6, 0.3, 0.1])
+        margins[np.arange(n_rows), labels] += 1.5
+    else:
+        labels = rng.normal(size=n_rows)
+    arrays = margins.astype(np.float32), labels.astype(np.float32), np.ones(n_rows, np.float32)
+    return metrics.statistics(objective, *arrays, 2**12, 8.0, CENTERS[objective])
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_intervals_cover_the_scores_of_all_rows_as_often_as_they_say(objective):
+    rng, n_rows, n_samples = np.random.default_rng(5), 200, 60
+    truth = metrics.scores(objective, sample(objective, 300_000, rng))
+    covered: dict[str, list[bool]] = {}
+    for _ in range(n_samples):
+        drawn = sample(objective, n_rows, rng)
+        spans = metrics.intervals(objective, drawn, n_rows, CENTERS[objective], 8.0)
+        for name, (low, high) in spans.items():
+            covered.setdefault(name, []).append(low <= truth[name] <= high)
+    assert set(covered) == set(truth) - {"ks", "r2"}
+    # Of 60 intervals of 95 %, fewer than 50 cover with a probability of 0.0003.
+    assert {name: sum(each) for name, each in covered.items() if sum(each) < 50} == {}
+    assert all(len(each) == n_samples for each in covered.values())
+
+
+def test_the_interval_of_an_auc_is_delongs_on_the_logit_scale():
+    margins = np.array([[-1.0], [0.5], [0.2], [1.0], [2.0]], np.float32)
+    labels, weights = np.array([0, 0, 1, 1, 1], np.float32), np.ones(5, np.float32)
+    drawn = metrics.statistics(BINARY, margins, labels, weights, 2**12)
+    # Placements of positives: 1/2, 1, 1; of negatives: 1, 2/3.
+    area = 5 / 6
+    error = math.sqrt(np.var([0.5, 1, 1], ddof=1) / 3 + np.var([1, 2 / 3], ddof=1) / 2)
+    logit, reach = math.log(area / (1 - area)), 1.959964 * error / (area * (1 - area))
+    expected = [1 / (1 + math.exp(-each)) for each in (logit - reach, logit + reach)]
+    assert metrics.intervals(BINARY, drawn, 5)["auc"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_intervals_are_of_rows_that_count_as_one_each():
+    margins, labels, _ = rows(BINARY, 100, 3)
+    drawn = metrics.statistics(BINARY, margins, labels, np.ones(100, np.float32), N_BINS)
+    assert metrics.intervals(BINARY, drawn, 100) == metrics.intervals(BINARY, drawn, 100)
+    for weight in (2.0, 0.5):
+        weighted = metrics.statistics(
+            BINARY, margins, labels, np.full(100, weight, np.float32), N_BINS
+        )
+        assert metrics.intervals(BINARY, weighted, 100) == {}
+    noised = metrics.Statistics(drawn.sums, drawn.histogram + 0.25)
+    assert metrics.intervals(BINARY, noised, 100) == {}
+
+
+def test_a_score_that_no_draw_changes_has_no_interval():
+    margins, labels = np.array([[-1.0], [1.0]] * 20, np.float32), np.tile([0, 1], 20)
+    arrays = margins, labels.astype(np.float32), np.ones(40, np.float32)
+    spans = metrics.intervals(BINARY, metrics.statistics(BINARY, *arrays, N_BINS), 40)
+    assert not {"auc", "accuracy", "f1", "pr_auc"} & set(spans)
