@@ -22,8 +22,10 @@ from fedapp.report.summary import (
     Run,
     drawn_metrics,
     fact_lines,
+    headline,
     human_bytes,
     human_seconds,
+    interval_cells,
     metric_of,
     resolved_facts,
     score_names,
@@ -31,6 +33,7 @@ from fedapp.report.summary import (
     score_rows,
     score_text,
     scores_by_party,
+    threshold_text,
     warning_lines,
 )
 from fedapp.report.template import STYLE, elements, page_template
@@ -74,6 +77,7 @@ def page(
     sections: Mapping[str, str],
     warnings: Sequence[str] = (),
     numbers: Mapping[str, str] | None = None,
+    lead: str = "",
 ) -> str:
     """A whole page; sections without a body are omitted, and texts that are no markup escaped."""
     return page_template.render(
@@ -83,6 +87,7 @@ def page(
         sections={name: body for name, body in sections.items() if body},
         warnings=warnings,
         numbers=numbers,
+        lead=lead,
     )
 
 
@@ -128,7 +133,7 @@ def run_page(run: Run) -> str:
     }
     title = f"{summary['strategy']} on {summary['data']}"
     subtitle = " · ".join(f"{k} {v}" for k, v in facts.items() if v is not None)
-    return page(title, subtitle, sections, warnings, _key_numbers(summary))
+    return page(title, subtitle, sections, warnings, _key_numbers(summary), headline(summary))
 
 
 def _key_numbers(summary: Fields) -> dict[str, str]:
@@ -217,6 +222,8 @@ def _scores(summary: Fields) -> str:
         texts = [named(model), split, *(score_text(values.get(name)) for name in names)]
         ours = (model, split) == ("federated", "test")
         cells.append([strong(text) for text in texts] if ours else texts)
+        if ours and (spans := summary.get("intervals")):
+            cells.append(interval_cells(spans, names))
     has_test = bool(summary["metrics"].get("test"))
     notes = [
         "pooled: trained on what all parties have, in one place. alone: on what that party has."
@@ -303,7 +310,7 @@ def _confusions(summary: Fields, curves: Fields) -> str:
     text = f"Test rows by true and predicted class: {classes[1]} from probability 0.5 on"
     tables = confusion_table(counts, classes, text)
     if at := curves.get("confusion_at_threshold"):
-        value = score_text(summary["threshold"]["value"])
+        value = threshold_text(summary["threshold"]["value"])
         text = f"The same from the chosen threshold on, probability {value}"
         tables += confusion_table(at, classes, text)
     return Markup('<div class="figures">{}</div>').format(tables)

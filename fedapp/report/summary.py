@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from html import escape as escape_html
 from numbers import Real
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,7 +22,7 @@ from rich.table import Table
 
 from fedapp.data.datasets import party_sources
 from fedapp.data.table import FACT
-from fedapp.errors import ConfigError, DataError, did_you_mean_path
+from fedapp.errors import ConfigError, DataError, as_plain, did_you_mean_path
 from fedapp.home import RUNS, display_path, read_toml
 from fedapp.messages.fields import all_methods
 from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, larger_is_better, watched_metric
@@ -33,7 +33,14 @@ Fields: TypeAlias = dict[str, Any]
 Scores: TypeAlias = Mapping[str, float | None]
 
 DEPLOYMENT = "deployment"  # engine whose sites bring their tables
+LONGEST = 40  # characters of a name in a sentence
 MOST_SCORES = 6  # of a run in a notebook
+COUNTED = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
+PLAIN = ("auc", "accuracy", "rmse")  # scores that a sentence for everyone can state
+METHODS = {  # of intervals that are not bootstrapped
+    "auc": "auc by DeLong's method on bins of the scores, others",
+    "auc_ovr": "auc_ovr by DeLong's method, the widest that its classes allow, others",
+}
 COMMON = ("logloss", "mlogloss", "accuracy", "rmse", "mae")  # shown beside the watched score
 # Fields that a report requires; a run may write more.
 _SUMMARY: dict[str, type] = {
@@ -110,17 +117,90 @@ def print_warning(console: Console, text: str) -> None:
 
 
 def print_summary(summary: Mapping[str, Any], console: Console, path: Path | None = None) -> None:
-    """Print a run's results and costs; `path` is its folder."""
+    """Print a run's results and costs; `path` is its folder, whose report is named last."""
     console.print()
     strategy, data = escape(summary["strategy"]), escape(summary["data"])
     console.rule(f"[bold]{strategy}[/] on [bold]{data}[/]", style="dim")
+    if sentence := headline(summary):
+        console.print(escape(sentence), style="bold", highlight=False)
+        console.print()
     console.print(_facts(summary, path))
     console.print()
     console.print(score_table(score_rows(summary)))
+    if spans := summary.get("intervals"):
+        names = [name for name in summary["metrics"]["test"] if name in spans]
+        cells = zip(names, interval_cells(spans, names)[2:], strict=True)
+        line = ", ".join(" ".join(cell) for cell in cells)
+        console.print(f"95 % intervals, test: {line}", highlight=False, soft_wrap=True)
     for line in (*score_notes(summary), *fact_lines(summary)):
         console.print(escape(line), style="dim", highlight=False, soft_wrap=True)
     for line in warning_lines(summary):
         print_warning(console, line)
+    if path is not None and (page := path / "report.html").is_file():
+        console.print(
+            f"report: {display_path(page)}", markup=False, highlight=False, soft_wrap=True
+        )
+
+
+def headline(summary: Mapping[str, Any]) -> str:
+    """The result in a sentence for everyone, beside baselines; empty without test scores."""
+    test, baselines = summary["metrics"].get("test") or {}, summary.get("baselines") or {}
+    metric = next((name for name in PLAIN if is_defined(test.get(name))), "")
+    if not metric:
+        return ""
+    parties = baselines.get("alone") or {}
+    alone = [each[metric] for each in parties.values() if is_defined(each.get(metric))]
+    pooled = [value for value in [(baselines.get("pooled") or {}).get(metric)] if is_defined(value)]
+    span = (summary.get("intervals") or {}).get(metric) or []
+    # Near 100 of 100, whole numbers would be equal.
+    digits = 1 if max([test[metric], *alone, *pooled]) > 0.985 else 0
+
+    def shown(*values: float) -> str:
+        if metric == "rmse":
+            texts = [f"{value:,.4g}" for value in values]
+        else:
+            texts = [f"{100 * value:.{digits}f}" for value in values]
+        return " to ".join(dict.fromkeys(texts))
+
+    interval = f"95 % interval {shown(*span)}" if span else ""
+    clauses = [_claim(summary, metric, shown(test[metric]), interval)]
+    counts = [sum(row) for row in (summary.get("curves") or {}).get("confusion") or []]
+    if metric == "accuracy" and any(counts):
+        most = shown(max(counts) / sum(counts))
+        clauses.append(f"always naming the most frequent class is right for {most}")
+    if metric == "rmse" and is_defined(r2 := test.get("r2")) and r2 < 1:
+        mean = test[metric] / math.sqrt(1 - r2)  # r2 compares with the mean of the test rows
+        clauses.append(f"always answering the mean is off by {shown(mean)}")
+    if alone:
+        who = "alone they reach" if len(parties) > 1 else f"{next(iter(parties))} alone reaches"
+        clauses.append(f"{who} {shown(*sorted({min(alone), max(alone)}))}")
+    clauses += [f"with all data in one place {shown(*pooled)}"] if pooled else []
+    n_parties = len(summary["parties"])
+    number = COUNTED[n_parties] if n_parties < len(COUNTED) else f"{n_parties:,}"
+    together = "organisation" if n_parties == 1 else "organisations together"
+    return f"{number} {together}: {'; '.join(clauses)}."
+
+
+def _claim(summary: Mapping[str, Any], metric: str, result: str, interval: str) -> str:
+    """What the model does, for ``headline``, with the names of label and classes if recorded."""
+    label = as_plain(summary.get("label") or "", LONGEST)
+    classes: Sequence[str] = [as_plain(str(name), LONGEST) for name in summary.get("classes") or ()]
+    if metric == "rmse":
+        how = "root mean squared error" + (f"; {interval}" if interval else "")
+        return f"predictions of {label or 'the label'} are typically off by {result} ({how})"
+    after = f" ({interval})" if interval else ""
+    if metric == "accuracy":
+        return f"the model names the right {label or 'class'} for {result} of 100 rows{after}"
+    sides = "positive row above a negative one"
+    if len(classes) == 2:
+        kind = f"with {label} =" if label else "of class"
+        sides = f"row {kind} {classes[1]} above one {kind.partition(' ')[0]} {classes[0]}"
+    return f"the model ranks a {sides} in {result} of 100 pairs{after}"
+
+
+def is_defined(value: float | None) -> TypeGuard[float]:
+    """Whether a score exists and is not NaN."""
+    return value is not None and not math.isnan(value)
 
 
 def score_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, Scores]]:
@@ -145,17 +225,32 @@ def score_notes(summary: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"trees: XGBoost's on the joined table, {same[0]:,} of {same[1]:,} nodes equal"
         )
+    if spans := summary.get("intervals"):
+        how = ", ".join(text for name, text in METHODS.items() if name in spans)
+        lines.append(
+            f"95 % intervals are over samples of as many test rows, {how or 'all'} by bootstrap of "
+            "the sums; models are scored on the same rows, so their differences are known better"
+        )
+    if not chosen and summary["metrics"].get("test", {}).get("threshold") == 0:
+        lines.append(
+            "no threshold is proposed: none has a better F1 than calling all rows positive"
+        )
     if chosen:
         rows = {"valid": "validation", "train": "training"}[chosen["rows"]]
         subset = "test" if summary["metrics"].get("test") else chosen["rows"]
         scores = f"{subset} {at_threshold(summary['metrics'][subset])}"
         lines.append(
-            f"threshold {score_text(chosen['value'])}, of the best F1 on the {rows} rows; scores "
-            f"at it: {scores}. accuracy, f1, precision and recall are at 0.5"
+            f"threshold {threshold_text(chosen['value'])}, of the best F1 on the {rows} rows; "
+            f"scores at it: {scores}. accuracy, f1, precision and recall are at 0.5"
         )
     if weight := summary.get("weight"):
         lines.append(f"scores are weighted by the column {weight!r}, as training is")
     return lines
+
+
+def threshold_text(value: float | None) -> str:
+    """A probability to four decimals, or to two digits where these would be zeros."""
+    return f"{value:.2g}" if value and value < 0.001 else score_text(value)
 
 
 def at_threshold(scores: Scores) -> str:
@@ -321,6 +416,12 @@ def score_table(rows: Sequence[tuple[str, str, Scores]]) -> Table:
         cells = (score_text(scores.get(name)) for name in names)
         table.add_row(escape(model), split, *cells, style=style)
     return table
+
+
+def interval_cells(intervals: Mapping[str, Sequence[float]], names: Sequence[str]) -> list[str]:
+    """Cells of the line below the test scores: its title, and the interval of each score."""
+    texts = {n: [score_text(end, 3) for end in ends] for n, ends in intervals.items()}
+    return ["95 % interval", "", *("–".join(texts.get(name, ())) for name in names)]  # noqa: RUF001
 
 
 def _text(run_dir: Path, name: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,14 +49,18 @@ class Training:
         watcher = self.watcher
         watcher.begin("reading the settings")
         settings = self._checked()
-        check_tables(settings, self.engine, watcher)
+        warnings = check_tables(settings, self.engine, watcher)
         settings = settings.model_copy(update={"run_dir": run_dir_of(settings, self.engine)})
         self.folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
         watcher.tell(describe_engine(self.engine))
         saved = self.folder.saved_state if self.folder else None
         earlier = saved.seconds[0] if saved else 0.0  # of earlier attempts of a resumed run
         with self._logged(settings) as logs:
-            folder = carry_out(settings, self.engine, watcher, logs.before(self.on_round))
+            try:
+                folder = carry_out(settings, self.engine, watcher, logs.before(self.on_round))
+            except BaseException:
+                tell_all(warnings, watcher)  # no result lists them
+                raise
             if folder is None or not (folder.path / "summary.json").exists():
                 watcher.tell("The run has finished; its folder is where the ServerApp runs.")
                 return None
@@ -158,8 +162,14 @@ def check_method(settings: Settings, engine: str, given: Collection[str] = ()) -
         check_packages(settings.logs)
 
 
-def check_tables(settings: Settings, engine: str, watcher: Watcher) -> None:
-    """Check the tables of a simulated run before it starts, and show warnings."""
+def tell_all(warnings: Iterable[str], watcher: Watcher) -> None:
+    """Show warnings about tables."""
+    for text in warnings:
+        watcher.tell(f"! {text}")
+
+
+def check_tables(settings: Settings, engine: str, watcher: Watcher) -> list[str]:
+    """Check the tables of a simulated run before it starts; the warnings that it will list."""
     if engine in SIMULATED:
         from fedapp.kernels import load_ahead
         from fedapp.runs.tables import check_tables
@@ -178,8 +188,8 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher) -> None:
                 modules += ["xgboost"]
                 unused = ("fedapp.trees.forest",)
             load_ahead(modules, unused)
-        for text in check_tables(settings):
-            watcher.tell(f"! {text}")
+        return check_tables(settings)
+    return []
 
 
 def carry_out(

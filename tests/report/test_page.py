@@ -327,3 +327,32 @@ def test_a_whole_model_of_equal_column_names_is_explained_and_held_against_its_b
     columns = {"bank.size", "shop.size"}
     assert set(summary["contributions"]["mean"]) == columns
     assert set(summary["baselines"]["importance"]["pooled"]["total_gain"]) == columns
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_warning_is_printed_once_after_the_result_and_before_the_reports_path(
+    tmp_path, write_table
+):
+    data = write_table("flat", 60, flat=[1] * 60)
+    more = [f"data={data}", "label=y", "parties=2", "num-boost-round=9"]
+
+    def command(*given: str):
+        words = [word for pair in (*more, *given) for word in ("-c", pair)]
+        return CliRunner().invoke(cli, ["run", "pax", *words])
+
+    done, warning = command(f"run-dir={tmp_path / 'run'}"), "has the same value in every row"
+    assert done.exit_code == 0, done.output
+    assert done.output.count(warning) == 1
+    *_, warned, last = done.output.splitlines()
+    assert warned == f"! feature column 'flat' {warning}"
+    assert last.startswith("report: ")
+    failed = command(f"run-dir={tmp_path / 'failed'}", "eta=1e30")
+    assert failed.exit_code
+    assert failed.output.count(warning) == 1
+
+
+def test_every_message_of_the_traffic_names_its_party(binary):
+    lines = [json.loads(line) for line in (binary / "ledger.jsonl").read_text().splitlines()]
+    names = {line[end] for line in lines for end in ("from", "to")}
+    assert names == {"server", "party-1", "party-2"}
+    assert "node " not in sections(page_of(binary))["Traffic"].partition("Bytes by party")[2]
