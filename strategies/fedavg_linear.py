@@ -54,7 +54,6 @@ from strategies.scoring import (
     ask_to_score,
     check_scores,
     label_spread,
-    n_test_rows,
     score_summary,
     shares,
 )
@@ -201,8 +200,7 @@ class FedAvgLinear(HorizontalStrategy):
             ),
         )
         yield from self._record_scores(scored)
-        of_test = n_test_rows(parties), spread, self.settings.eval_metrics
-        summary = score_summary(model, scored, *of_test)
+        summary = score_summary(model, scored, spread, self.settings.eval_metrics)
         return {**summary, "importance": {}, "trees": 0, "best_round": best_round}
 
     def _checkpoint(self) -> Checkpoint:

@@ -64,14 +64,7 @@ from fedapp.trees.stacked import (
 from strategies.base import TREE_SETTINGS, Summary
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalStrategy, mean_label, parties_without_class
-from strategies.scoring import (
-    FINAL_BINS,
-    ROUND_BINS,
-    History,
-    boosted_summary,
-    check_scores,
-    n_test_rows,
-)
+from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
 
 TREES_OF_ALL = 500  # section 4.1: divided among the parties
 WIDEST_RESIDUAL = 3.0  # of the report's histogram, in standard deviations of the labels
@@ -281,9 +274,8 @@ class FedXGBllr(HorizontalStrategy):
         yield from self._record_scores(scored, model)
         n_rows = [parties[party].n_train for party in scored]
         rates = np.average([reply.rates for reply in scored.values()], axis=0, weights=n_rows)
-        of_test = n_test_rows(parties), widest, best_round, eval_metrics
         return {
-            **boosted_summary(model.bare, scored, *of_test),
+            **boosted_summary(model.bare, scored, widest, best_round, eval_metrics),
             "head": {"kind": shape.kind, "parameters": shape.n_weights},
             "learning_rates": rates_by_party(model, self.names, rates),
         }

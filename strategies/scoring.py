@@ -217,27 +217,19 @@ def evaluate(
             party, reply, model.objective, model.n_outputs, eval_metrics
         ),
     )
-    return replies, boosted_summary(
-        model, replies, n_test_rows(parties), spread, best_round, eval_metrics
-    )
-
-
-def n_test_rows(parties: Mapping[str, HelloReply]) -> int:
-    """Number of test rows of all parties."""
-    return sum(hello.n_test for hello in parties.values())
+    return replies, boosted_summary(model, replies, spread, best_round, eval_metrics)
 
 
 def boosted_summary(
     model: Ensemble,
     replies: Mapping[str, Reply],
-    n_test: int,
     residual_range: float,
     best_round: int | None,
     eval_metrics: Sequence[str] = (),
 ) -> Summary:
     """A boosted model's part of the summary; ``best_round`` is what it was cut back to, or None."""
     return {
-        **score_summary(model, replies, n_test, residual_range, eval_metrics),
+        **score_summary(model, replies, residual_range, eval_metrics),
         "importance": importance(model),
         "trees": len(model.trees),
         "best_round": best_round,
@@ -247,15 +239,14 @@ def boosted_summary(
 def score_summary(
     model: Scored,
     replies: Mapping[str, Reply],
-    n_test: int,
     residual_range: float,
     eval_metrics: Sequence[str] = (),
 ) -> Summary:
     """Scores of a finished model of any kind, by subset and party.
 
     Scores of single parties come from the sums that each has sent; a sum over all parties has
-    none. ``residual_range`` is as in ``EvaluateRequest``; without weights and noise the sums are
-    those of ``n_test`` rows, and scores of test rows have intervals.
+    none. ``residual_range`` is as in ``EvaluateRequest``. Intervals of scores of test rows are
+    those of ``test_weight`` unweighted rows.
     """
     objective, center = model.objective, float(model.base_margin[0])
     pooled = {subset: pooled_statistics(replies.values(), subset) for subset in SUBSETS}
@@ -286,10 +277,10 @@ def score_summary(
     return {
         "classes": list(model.classes),
         "metrics": {**overall, "by_party": by_party},
-        "intervals": metrics.intervals(objective, test, n_test, extra=eval_metrics, **scale),
+        "test_weight": float(test.sums[0]),
+        "intervals": metrics.intervals(objective, test, extra=eval_metrics, **scale),
         "threshold": threshold_note(overall, rows),
         "curves": curves,
-        "auc_error": metrics.auc_error(test) if objective == "binary:logistic" else None,
         "score_errors": metrics.score_errors(objective, test),
     }
 

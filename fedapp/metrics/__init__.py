@@ -36,7 +36,6 @@ from fedapp.metrics.names import (
     watched_metric,
 )
 from fedapp.metrics.scores import (
-    auc_error,
     best_bin,
     curves,
     intervals,
@@ -54,7 +53,6 @@ __all__ = [
     "AT_THRESHOLD",
     "OBJECTIVES",
     "Statistics",
-    "auc_error",
     "best_bin",
     "check_metrics",
     "check_statistics",

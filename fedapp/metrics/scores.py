@@ -113,12 +113,6 @@ def score_errors(objective: str, statistics: Statistics) -> dict[str, float]:
     return {}
 
 
-def auc_error(statistics: Statistics) -> float:
-    """The bound on ``auc`` of binary:logistic; see ``score_errors``."""
-    check_statistics(BINARY, statistics)
-    return _auc_error(statistics.histogram)
-
-
 def _auc_error(histogram: Array) -> float:
     negatives, positives = histogram
     return ratio(negatives @ positives, 2.0 * negatives.sum() * positives.sum())
@@ -389,57 +383,53 @@ def pooled_subsets(
 def intervals(
     objective: str,
     statistics: Statistics,
-    n_rows: int,
     center: float = 0.0,
     residual_range: float = 1.0,
     extra: Sequence[str] = (),
 ) -> dict[str, tuple[float, float]]:
-    """95 % intervals of scores over samples of ``n_rows`` rows; arguments as for ``curves``.
+    """95 % intervals of scores over samples of as many unweighted rows; arguments as for `curves`.
 
     ``auc`` has DeLong's interval on the logit scale, from the histogram, whose bins are ties.
-    ``auc_ovr`` has the widest that its classes allow, as their correlation is unknown. Others are
-    bootstrapped: cells of the histogram or the confusion matrix are drawn again, each with the
-    value in its middle, and percentiles are corrected for bias. ``r2`` has no interval, as the sums
-    do not relate labels to residuals, nor has ``ks``, which draws overestimate, nor a score that is
-    the same in every draw, nor any score of weighted or noised rows.
+    Others are bootstrapped: cells of the histogram or the confusion matrix are drawn again, each
+    with the value in its middle. Without interval are ``r2`` and ``auc_ovr``, as the sums do not
+    relate labels to residuals and classes to each other; ``ks``, which draws overestimate; a score
+    that is the same in every draw; and all scores of cells that are no whole numbers of rows.
 
     Sources: DeLong et al. 1988, "Comparing the areas under two or more correlated ROC curves";
     Efron 1981, "Nonparametric standard errors and confidence intervals".
     """
     exact, histogram = scores(objective, statistics, extra), statistics.histogram
-    if not n_rows or statistics.sums[0] != n_rows or (histogram != np.rint(histogram)).any():
+    n_rows = statistics.sums[0]
+    if not n_rows or (histogram != np.rint(histogram)).any():
         return {}
     if objective == "multi:softprob":
         odds = margin_middles(histogram.shape[1]) - np.log(len(histogram) // 2 - 1)
-        losses = np.logaddexp(0.0, -odds) / n_rows
-
-        def class_scores(counts: Array) -> dict[str, float]:
-            return multi_scores(np.concatenate(([n_rows, np.nan], counts.ravel())), ())
-
+        losses, counts = np.logaddexp(0.0, -odds) / n_rows, confusion(statistics.sums)
         return {
             **_bootstrap(exact, histogram[1::2], lambda c: {"mlogloss": float((c @ losses).sum())}),
-            **_bootstrap(exact, confusion(statistics.sums), class_scores),
-            **_delong("auc_ovr", exact, _by_class(statistics)),
+            **_bootstrap(
+                exact, counts, lambda c: multi_scores(np.array([n_rows, np.nan, *c.flat]), ())
+            ),
         }
     used = histogram.any(axis=0)
     cells = histogram[:, used]
     if objective == BINARY:
         margins = center + margin_middles(used.size)[used]
         losses = np.logaddexp(0.0, [margins, -margins])
-        sides = np.stack([margins < 0, margins >= 0], axis=1)
 
         def class_scores(counts: Array) -> dict[str, float]:
-            (_, alarms), (misses, hits) = counts @ sides
-            sums = np.array([n_rows, (counts * losses).sum(), hits, misses, alarms])
+            alarms, hits = counts @ (margins >= 0)
+            terms = (counts * losses).sum(), hits, counts[1].sum() - hits, alarms
+            sums = np.array([n_rows, *terms])
             return with_extra(objective, binary_scores(sums, counts), sums, extra, counts)
 
-        return {**_bootstrap(exact, cells, class_scores), **_delong("auc", exact, [cells])}
+        return {**_delong(exact["auc"], *cells), **_bootstrap(exact, cells, class_scores)}
     edges = np.linspace(-residual_range, residual_range, used.size + 1)
     errors = np.abs(edges[1:] + edges[:-1])[used] / 2.0
 
     def number_scores(counts: Array) -> dict[str, float]:
-        squares, absolutes = counts[0] @ errors**2, counts[0] @ errors
-        return {"rmse": float(np.sqrt(squares / n_rows)), "mae": float(absolutes / n_rows)}
+        squares, absolutes = (float(counts[0] @ each) for each in (errors**2, errors))
+        return {"rmse": (squares / n_rows) ** 0.5, "mae": absolutes / n_rows}
 
     return _bootstrap(exact, cells, number_scores)
 
@@ -448,51 +438,44 @@ def _bootstrap(
     exact: Mapping[str, float], counts: Array, score: Callable[[Array], dict[str, float]]
 ) -> dict[str, tuple[float, float]]:
     """Bias-corrected percentiles of scores of drawn counts, moved by what binning moves a score."""
-    used = np.nonzero(counts)
-    n_rows = int(counts.sum())
-    draws = np.random.default_rng(SEED).multinomial(n_rows, counts[used] / n_rows, N_DRAWS)
+    used, drawn_cells = np.nonzero(counts), np.zeros_like(counts)
+    shares = counts[used] / counts.sum()
 
     def scored(drawn: Array) -> dict[str, float]:
-        cells = np.zeros_like(counts)
-        cells[used] = drawn
-        return score(cells)
+        drawn_cells[used] = drawn
+        return score(drawn_cells)
 
-    binned, drawn_scores = scored(counts[used]), [scored(drawn) for drawn in draws]
-    spans = {}
+    draws = np.random.default_rng(SEED).multinomial(int(counts.sum()), shares, N_DRAWS)
+    spans: dict[str, tuple[float, float]] = {}
+    binned, drawn_scores = scored(counts[used]), list(map(scored, draws))
     for name, value in binned.items():
         values = np.array([each[name] for each in drawn_scores])
         values = values[~np.isnan(values)]
-        if name in NOT_DRAWN or np.isnan(value) or not values.size or not np.ptp(values):
+        if name in NOT_DRAWN or np.isnan(value) or not np.ptp(values):
             continue
-        below = (np.mean(values < value) + np.mean(values <= value)) / 2.0
-        bias = NORMAL.inv_cdf(min(max(float(below), 1.0 / N_DRAWS), 1.0 - 1.0 / N_DRAWS))
+        below = float(np.mean(values < value) + np.mean(values <= value)) / 2.0
+        bias = NORMAL.inv_cdf(min(max(below, 1.0 / N_DRAWS), 1.0 - 1.0 / N_DRAWS))
         levels = [NORMAL.cdf(2.0 * bias + side) for side in (-TWO_SIDED, TWO_SIDED)]
         low, high = np.quantile(values, levels) + exact[name] - value
         spans[name] = float(low), float(high)
     return spans
 
 
-def _delong(
-    name: str, exact: Mapping[str, float], histograms: Sequence[Array] | Array
-) -> dict[str, tuple[float, float]]:
-    """Interval of a mean of areas; empty if it is 0 or 1, or a class has one row only."""
-    errors = []
-    for negatives, positives in histograms:
-        n_negatives, n_positives = negatives.sum(), positives.sum()
-        above = (np.cumsum(negatives) - negatives / 2.0) / n_negatives
-        below = (n_positives - np.cumsum(positives) + positives / 2.0) / n_positives
-        area = positives @ above / n_positives
-        variance = ratio(positives @ (above - area) ** 2, n_positives * (n_positives - 1.0))
-        variance += ratio(negatives @ (below - area) ** 2, n_negatives * (n_negatives - 1.0))
-        errors.append(np.sqrt(variance))
-    area, error = exact[name], float(np.mean(errors))
-    if not error > 0 or not 0 < area < 1:
+def _delong(area: float, negatives: Array, positives: Array) -> dict[str, tuple[float, float]]:
+    """Interval of ``auc``; empty if it is undefined, 0 or 1, or a class has one row only."""
+    n_negatives, n_positives = float(negatives.sum()), float(positives.sum())
+    if not 0 < area < 1 or min(n_negatives, n_positives) < 2:
         return {}
-    logit, reach = np.log(area / (1.0 - area)), TWO_SIDED * error / (area * (1.0 - area))
-    low, high = sigmoid(np.array([logit - reach, logit + reach]))
-    return {name: (float(low), float(high))}
+    above = (np.cumsum(negatives) - negatives / 2.0) / n_negatives
+    below = (n_positives - np.cumsum(positives) + positives / 2.0) / n_positives
+    variance = positives @ (above - area) ** 2 / (n_positives * (n_positives - 1.0))
+    variance += negatives @ (below - area) ** 2 / (n_negatives * (n_negatives - 1.0))
+    logit, reach = np.log(area / (1.0 - area)), TWO_SIDED * np.sqrt(variance) / (area - area**2)
+    low, high = sigmoid(np.array([logit - reach, logit + reach])).tolist()
+    return {"auc": (low, high)}
 
 
+# Curves of a report
 # Curves of a report
 
 

@@ -37,10 +37,6 @@ LONGEST = 40  # characters of a name in a sentence
 MOST_SCORES = 6  # of a run in a notebook
 COUNTED = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
 PLAIN = ("auc", "accuracy", "rmse")  # scores that a sentence for everyone can state
-METHODS = {  # of intervals that are not bootstrapped
-    "auc": "auc by DeLong's method on bins of the scores, others",
-    "auc_ovr": "auc_ovr by DeLong's method, the widest that its classes allow, others",
-}
 COMMON = ("logloss", "mlogloss", "accuracy", "rmse", "mae")  # shown beside the watched score
 # Fields that a report requires; a run may write more.
 _SUMMARY: dict[str, type] = {
@@ -226,10 +222,10 @@ def score_notes(summary: Mapping[str, Any]) -> list[str]:
             f"trees: XGBoost's on the joined table, {same[0]:,} of {same[1]:,} nodes equal"
         )
     if spans := summary.get("intervals"):
-        how = ", ".join(text for name, text in METHODS.items() if name in spans)
+        delong = "auc by DeLong's method on bins of the scores, others" if "auc" in spans else "all"
         lines.append(
-            f"95 % intervals are over samples of as many test rows, {how or 'all'} by bootstrap of "
-            "the sums; models are scored on the same rows, so their differences are known better"
+            f"95 % intervals are over samples of as many test rows, {delong} by bootstrap of the "
+            "sums; models are scored on the same rows, so their differences are known better"
         )
     if not chosen and summary["metrics"].get("test", {}).get("threshold") == 0:
         lines.append(

@@ -45,7 +45,7 @@ from fedapp.runs.baselines import (
 from fedapp.runs.clean import CLAIM, COMPARISON, FOLDS, delete_run
 from fedapp.runs.engines import SIMULATED
 from fedapp.runs.run import PAGE
-from fedapp.runs.session import Training, check_method, check_tables, tell_all
+from fedapp.runs.session import Training, check_method, check_tables
 from fedapp.runs.tables import resolve_objective
 from fedapp.settings import (
     Settings,
@@ -99,7 +99,7 @@ def carry_out(
         session.check_method(without_unread(settings), engine)
     check_comparable(runs, n_seeds)
     for settings in runs:
-        session.tell_all(session.check_tables(settings, engine, watcher), watcher)
+        session.check_tables(settings, engine, watcher)
     folder = output or default_folder(runs[0], engine)
     comparison = compare(strategies, overrides, n_seeds, folder, run, engine, watcher)
     watcher.begin("writing the pages")
@@ -521,7 +521,7 @@ class CrossValidation:
         named = settings_named(self.given, self.strategy)
         first = load_settings({**named, "strategy": self.strategy, "fold": 1})
         _check(first, self.engine, named)
-        tell_all(check_tables(first, self.engine, self.watcher), self.watcher)
+        check_tables(first, self.engine, self.watcher)
         first = resolve_objective(first)
         path = Path(first.run_dir or new_run_dir(f"{self.strategy}-folds", RUNS)).resolve()
         self.folder = RunFolder(path)

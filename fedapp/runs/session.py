@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,18 +49,14 @@ class Training:
         watcher = self.watcher
         watcher.begin("reading the settings")
         settings = self._checked()
-        warnings = check_tables(settings, self.engine, watcher)
+        check_tables(settings, self.engine, watcher, tells=False)  # the summary has the warnings
         settings = settings.model_copy(update={"run_dir": run_dir_of(settings, self.engine)})
         self.folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
         watcher.tell(describe_engine(self.engine))
         saved = self.folder.saved_state if self.folder else None
         earlier = saved.seconds[0] if saved else 0.0  # of earlier attempts of a resumed run
         with self._logged(settings) as logs:
-            try:
-                folder = carry_out(settings, self.engine, watcher, logs.before(self.on_round))
-            except BaseException:
-                tell_all(warnings, watcher)  # no result lists them
-                raise
+            folder = carry_out(settings, self.engine, watcher, logs.before(self.on_round))
             if folder is None or not (folder.path / "summary.json").exists():
                 watcher.tell("The run has finished; its folder is where the ServerApp runs.")
                 return None
@@ -162,14 +158,8 @@ def check_method(settings: Settings, engine: str, given: Collection[str] = ()) -
         check_packages(settings.logs)
 
 
-def tell_all(warnings: Iterable[str], watcher: Watcher) -> None:
-    """Show warnings about tables."""
-    for text in warnings:
-        watcher.tell(f"! {text}")
-
-
-def check_tables(settings: Settings, engine: str, watcher: Watcher) -> list[str]:
-    """Check the tables of a simulated run before it starts; the warnings that it will list."""
+def check_tables(settings: Settings, engine: str, watcher: Watcher, tells: bool = True) -> None:
+    """Check the tables of a simulated run before it starts; show warnings if it ``tells``."""
     if engine in SIMULATED:
         from fedapp.kernels import load_ahead
         from fedapp.runs.tables import check_tables
@@ -188,8 +178,9 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher) -> list[str]
                 modules += ["xgboost"]
                 unused = ("fedapp.trees.forest",)
             load_ahead(modules, unused)
-        return check_tables(settings)
-    return []
+        for text in check_tables(settings):
+            if tells:
+                watcher.tell(f"! {text}")
 
 
 def carry_out(
@@ -260,7 +251,7 @@ def predict_jointly(
     settings: Settings, parts: Mapping[str, Any], output: str, engine: str, watcher: Watcher
 ) -> JointPrediction:
     """Run a joint prediction; a note on a FedappError names the run's folder, which is kept."""
-    check_tables(settings, engine, watcher)
+    check_tables(settings, engine, watcher, tells=False)
     place = run_dir_of(settings, engine, predictions_folder())
     with delete_when_done(place, stays=bool(settings.run_dir)):
         run = settings.model_copy(update={"run_dir": place})

@@ -27,7 +27,7 @@ from fedapp.runs.clean import SEARCH, delete_run, forget_model
 from fedapp.runs.compare import Series, default_folder
 from fedapp.runs.engines import SIMULATED
 from fedapp.runs.run import BEST, TRIALS, best_of, read_trials
-from fedapp.runs.session import Training, check_method, check_tables, tell_all
+from fedapp.runs.session import Training, check_method, check_tables
 from fedapp.runs.tables import resolve_objective
 from fedapp.settings import (
     Settings,
@@ -142,7 +142,7 @@ class Tuning:
         _check(first, self.engine, self.given)
         check_search(self.search)
         space = space_of(first, self.given, self.asked)
-        tell_all(check_tables(first, self.engine, self.watcher), self.watcher)
+        check_tables(first, self.engine, self.watcher)
         first = resolve_objective(first)
         metric = first.watched_metric
         draw = trial_draw(self.search, space, first.seed, larger_is_better(metric))
