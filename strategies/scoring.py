@@ -279,6 +279,13 @@ def score_summary(
         "metrics": {**overall, "by_party": by_party},
         "test_weight": float(test.sums[0]),
         "intervals": metrics.intervals(objective, test, extra=eval_metrics, **scale),
+        "class_weights": {
+            name: metrics.class_weights(
+                objective,
+                sum((party_statistics(reply, s) for s in WATCHED), party_statistics(reply, "test")),
+            )
+            for name, reply in replies.items()
+        },
         "threshold": threshold_note(overall, rows),
         "curves": curves,
         "score_errors": metrics.score_errors(objective, test),

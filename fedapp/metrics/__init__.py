@@ -37,6 +37,7 @@ from fedapp.metrics.names import (
 )
 from fedapp.metrics.scores import (
     best_bin,
+    class_weights,
     curves,
     intervals,
     pooled,
@@ -56,6 +57,7 @@ __all__ = [
     "best_bin",
     "check_metrics",
     "check_statistics",
+    "class_weights",
     "curves",
     "intervals",
     "is_custom",

@@ -96,6 +96,15 @@ def with_extra(
     return by_name
 
 
+def class_weights(objective: str, statistics: Statistics) -> list[float]:
+    """Weight of the rows of each class; empty for a regression."""
+    check_statistics(objective, statistics)
+    if objective == "multi:softprob":
+        return [float(weight) for weight in confusion(statistics.sums).sum(axis=1)]
+    weight, _, hits, misses, _ = map(float, statistics.sums[:N_BASE_SUMS])
+    return [weight - hits - misses, hits + misses] if objective == BINARY else []
+
+
 def score_errors(objective: str, statistics: Statistics) -> dict[str, float]:
     """Bounds on ``|scores()[name] - exact score|`` of scores from histograms, nan where these are.
 

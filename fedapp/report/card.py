@@ -7,7 +7,7 @@ module whose messages were sent), the settings and the versions.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from fedapp.errors import as_plain
@@ -19,7 +19,6 @@ from fedapp.report.summary import (
     headline,
     human_bytes,
     human_seconds,
-    interval_cells,
     row_counts,
     score_names,
     score_notes,
@@ -42,7 +41,6 @@ def model_card(run: Run) -> str:
     totals = f"\n\nRows of all parties: {counts}." if counts else ""
     models = score_rows(summary)
     subset, by_party = scores_by_party(summary)
-    intervals = summary.get("intervals") or {}
     parts = [
         f"# {_plain(summary['strategy'])} on {_plain(summary['data'])}",
         _plain(headline(summary)),
@@ -52,7 +50,7 @@ def model_card(run: Run) -> str:
         *_list("What the run warned of:", warning_lines(summary)),
         *_list("How the tables were read:", fact_lines(summary)),
         "## Scores",
-        _score_table(["model", "rows"], [(names, scores) for *names, scores in models], intervals),
+        _score_table(["model", "rows"], [(names, scores) for *names, scores in models]),
         f"By party, on its {subset} rows:" if by_party else "",
         _score_table(["party"], [([n], s) for n, s in by_party.items()]) if by_party else "",
         *(_plain(line) for line in score_notes(summary)),
@@ -88,15 +86,9 @@ def _list(heading: str, lines: Sequence[str]) -> list[str]:
     return [heading, "\n".join(f"- {_plain(line)}" for line in lines)] if lines else []
 
 
-def _score_table(
-    head: Sequence[str],
-    rows: Sequence[tuple[Sequence[str], Scores]],
-    intervals: Mapping[str, Sequence[float]] | None = None,
-) -> str:
+def _score_table(head: Sequence[str], rows: Sequence[tuple[Sequence[str], Scores]]) -> str:
     names = score_names([scores for _, scores in rows])
-    cells = [[*texts, *(score_text(scores.get(n)) for n in names)] for texts, scores in rows]
-    if intervals:  # of the first line
-        cells.insert(1, interval_cells(intervals, names))
+    cells = ((*texts, *(score_text(scores.get(n)) for n in names)) for texts, scores in rows)
     return _table([*head, *names], cells)
 
 

@@ -64,7 +64,8 @@ def comparison_page(runs: Sequence[Run]) -> str:
     }
     rocs = {name: (run.summary.get("curves") or {}).get("roc") for name, run in by_name.items()}
     drawn = {name: roc for name, roc in rocs.items() if roc and roc["fpr"]}
-    roc_figures = {"ROC curves": plots.roc(drawn, legend_below=True)} if drawn else {}
+    rates = plots.curves(drawn, ("fpr", "tpr"), plots.RATES, legend_below=True) if drawn else ""
+    roc_figures = {"ROC curves": rates} if drawn else {}
     sections = {
         "Scores on test rows": _scores(by_name),
         "What is compared": _facts(by_name),

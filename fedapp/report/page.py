@@ -25,7 +25,6 @@ from fedapp.report.summary import (
     headline,
     human_bytes,
     human_seconds,
-    interval_cells,
     metric_of,
     resolved_facts,
     score_names,
@@ -59,6 +58,7 @@ _LONGEST_NAME = 18
 _MOST_NAMES = 4  # categories in a box
 _ROUNDING = 1e-6  # leaves below this share of the largest are shown as 0
 LEVEL = "level"
+CALLED = "share of the rows, highest probability first"
 HEADED = {"strategy", "run-dir", "resume"}  # in the page's title, or its location
 # Settings of the table that a simulation splits among parties; sites bring their tables.
 OF_SIMULATED_TABLES = {"data", "label", "id", "weight", "drop-columns", "partition", "columns"}
@@ -124,7 +124,9 @@ def run_page(run: Run) -> str:
     chosen = [f"{k}: {v}" for k, v in resolved_facts(summary).items() if k != "boosting"]
     sections = {
         "Scores": _scores(summary),
-        "How the tables were read": elements.listed([*chosen, *fact_lines(summary)]),
+        "How the tables were read": elements.listed([*chosen, *fact_lines(summary)])
+        + _rows_by_class(summary)
+        + _missing_values(summary.get("missing") or {}),
         "Predictions": _predictions(summary),
         "What the model rests on": _foundations(run),
         "Training": figures(_training(run)),
@@ -222,8 +224,6 @@ def _scores(summary: Fields) -> str:
         texts = [named(model), split, *(score_text(values.get(name)) for name in names)]
         ours = (model, split) == ("federated", "test")
         cells.append([strong(text) for text in texts] if ours else texts)
-        if ours and (spans := summary.get("intervals")):
-            cells.append(interval_cells(spans, names))
     has_test = bool(summary["metrics"].get("test"))
     notes = [
         "pooled: trained on what all parties have, in one place. alone: on what that party has."
@@ -247,23 +247,60 @@ def _scores(summary: Fields) -> str:
     return whole + headed(title, table(["party", *map(arrow, names)], lines))
 
 
+def _rows_by_class(summary: Fields) -> Markup:
+    """Rows of each class at each party that has sent their sums, weighted as training is."""
+    of_parties = {name: each for name, each in (summary.get("class_weights") or {}).items() if each}
+    if not of_parties or max(map(len, of_parties.values())) > _MOST_CLASSES:
+        return Markup("")
+    totals = [sum(each) for each in zip(*of_parties.values(), strict=True)]
+    lines = of_parties | ({"all": totals} if len(of_parties) > 1 else {})
+    rows = [
+        [named(name), *(f"{weight:,.0f} ({weight / (sum(each) or 1):.1%})" for weight in each)]
+        for name, each in lines.items()
+    ]
+    return headed("Rows by class", table(["party", *_classes(summary, len(totals))], rows))
+
+
+def _missing_values(shares: Mapping[str, float]) -> Markup:
+    """Columns with missing values; of a simulation, whose rows are on this machine."""
+    rows = [[named(name), f"{share:.1%}"] for name, share in shares.items()]
+    return headed("Missing values", table(["column", "rows without a value"], rows) if rows else "")
+
+
 def _predictions(summary: Fields) -> str:
     """Figures of the model's predictions of test rows, beside the baselines'."""
     curves = summary.get("curves") or {}
     images: dict[str, str] = {}
     rocs = _of_models(summary, "roc", "auc")
     if (curves.get("roc") or {}).get("fpr"):
-        images["ROC curve on test rows"] = plots.roc(rocs)
+        images["ROC curve on test rows"] = plots.curves(rocs, ("fpr", "tpr"), plots.RATES)
     if curves.get("pr"):
         (negatives, alarms), (misses, hits) = curves["confusion"]
         share = (misses + hits) / (negatives + alarms + misses + hits)
-        classes = _classes(summary, 2)
+        classes, gains = _classes(summary, 2), _gains(rocs, share)
         images |= {
             f"Precision and recall of class {classes[1]}; dotted: its share of the rows": (
-                plots.precision_recall(_of_models(summary, "pr", "pr_auc"), share)
+                plots.curves(
+                    _of_models(summary, "pr", "pr_auc"),
+                    ("recall", "precision"),
+                    ("recall", "precision"),
+                    (share, share),
+                )
+            ),
+            f"Gains: share of class {classes[1]} among the rows with the highest probability": (
+                plots.curves(gains, ("called", "found"), (CALLED, f"share of {classes[1]} found"))
+            ),
+            f"Lift: how many times as frequent class {classes[1]} is among them": (
+                plots.curves(gains, ("called", "lift"), (CALLED, "lift"), (1.0, 1.0))
             ),
             f"Calibration: how often rows are of class {classes[1]}, by tenths of the rows": (
-                plots.calibration(_of_models(summary, "calibration", "logloss", alone=False))
+                plots.curves(
+                    _of_models(summary, "calibration", "logloss", alone=False),
+                    ("predicted", "observed"),
+                    ("predicted probability, mean of a group", "share of positives"),
+                    marker="o",
+                    markersize=4,
+                )
             ),
             f"Predicted probability of class {classes[1]}, by class": plots.score_histogram(
                 curves["histogram"], classes
@@ -274,6 +311,16 @@ def _predictions(summary: Fields) -> str:
         models = _of_models(summary, "residuals", "rmse", alone=False)
         images[caption] = plots.residuals(models)
     return figures(images) + _confusions(summary, curves)
+
+
+def _gains(rocs: Mapping[str, Fields], share: float) -> dict[str, Fields]:
+    """Positives found by rows called positive, of ROC curves; `share` of the rows are positive."""
+    gains: dict[str, Fields] = {}
+    for name, rates in rocs.items():
+        found, alarms = (np.array(rates[axis][1:]) for axis in ("tpr", "fpr"))
+        called = share * found + (1 - share) * alarms
+        gains[name] = {"called": called, "found": found, "lift": found / called}
+    return gains
 
 
 def _of_models(summary: Fields, curve: str, metric: str, alone: bool = True) -> dict[str, Any]:

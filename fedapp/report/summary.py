@@ -123,11 +123,6 @@ def print_summary(summary: Mapping[str, Any], console: Console, path: Path | Non
     console.print(_facts(summary, path))
     console.print()
     console.print(score_table(score_rows(summary)))
-    if spans := summary.get("intervals"):
-        names = [name for name in summary["metrics"]["test"] if name in spans]
-        cells = zip(names, interval_cells(spans, names)[2:], strict=True)
-        line = ", ".join(" ".join(cell) for cell in cells)
-        console.print(f"95 % intervals, test: {line}", highlight=False, soft_wrap=True)
     for line in (*score_notes(summary), *fact_lines(summary)):
         console.print(escape(line), style="dim", highlight=False, soft_wrap=True)
     for line in warning_lines(summary):
@@ -222,10 +217,14 @@ def score_notes(summary: Mapping[str, Any]) -> list[str]:
             f"trees: XGBoost's on the joined table, {same[0]:,} of {same[1]:,} nodes equal"
         )
     if spans := summary.get("intervals"):
-        delong = "auc by DeLong's method on bins of the scores, others" if "auc" in spans else "all"
+        ends = [
+            f"{name} {score_text(a, 3)} to {score_text(b, 3)}" for name, (a, b) in spans.items()
+        ]
+        method = "auc by DeLong's method on bins of scores, others" if "auc" in spans else "all"
         lines.append(
-            f"95 % intervals are over samples of as many test rows, {delong} by bootstrap of the "
-            "sums; models are scored on the same rows, so their differences are known better"
+            f"95 % intervals, test: {', '.join(ends)}; over samples of as many rows, {method} by "
+            "bootstrap of the sums. Models are scored on the same rows, so their differences are "
+            "known better"
         )
     if not chosen and summary["metrics"].get("test", {}).get("threshold") == 0:
         lines.append(
@@ -412,12 +411,6 @@ def score_table(rows: Sequence[tuple[str, str, Scores]]) -> Table:
         cells = (score_text(scores.get(name)) for name in names)
         table.add_row(escape(model), split, *cells, style=style)
     return table
-
-
-def interval_cells(intervals: Mapping[str, Sequence[float]], names: Sequence[str]) -> list[str]:
-    """Cells of the line below the test scores: its title, and the interval of each score."""
-    texts = {n: [score_text(end, 3) for end in ends] for n, ends in intervals.items()}
-    return ["95 % interval", "", *("–".join(texts.get(name, ())) for name in names)]  # noqa: RUF001
 
 
 def _text(run_dir: Path, name: str) -> str:

@@ -109,10 +109,10 @@ class Training:
             warnings = [*summary["warnings"], *worse_than_alone(summary, scores["alone"])]
             folder.add_to_summary({"baselines": scores, "warnings": warnings})
         if self.with_page and self.engine in SIMULATED:
-            from fedapp.runs.baselines import contributions
+            from fedapp.runs.baselines import table_facts
 
             self.watcher.begin("explaining the model on test rows")
-            folder.add_to_summary({"contributions": contributions(settings, folder.path)})
+            folder.add_to_summary(table_facts(settings, folder.path))
         if drop_frames(folder.path):
             folder.add_to_summary({"data": named_frames(settings.data, folder.path)})
 

@@ -526,11 +526,9 @@ def test_the_headline_and_intervals_are_on_every_form_of_a_result(tmp_path) -> N
     assert sentence in " ".join(text.split())
     assert sentence in card
     assert f'<p class="lead">{sentence}</p>' in page
-    assert "95 % intervals, test: auc 0.800–0.825\n" in text  # noqa: RUF001
-    assert ["95 % interval", "", "0.800–0.825", "", ""] in cells(page)  # noqa: RUF001
-    assert "| 95 % interval |  | 0.800–0.825 |" in card  # noqa: RUF001
-    for one in (text, page, card):
-        assert "DeLong" in one.replace("&#39;", "'")
+    for one in (text, card, page):
+        assert "95 % intervals, test: auc 0.800 to 0.825; over" in one
+        assert "DeLong" in one
 
 
 def test_the_printed_result_ends_with_its_warnings_and_the_report(tmp_path) -> None:
