@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,12 @@ TIES = (
     "same seeds and folds; tie: the mean is within two standard errors of 0."
 )
 OFF_AXIS = " An arrow stands for a score beyond the axis, which is written beside it."
+MOST_ALONE = 4  # lines of parties alone; with more, their mean, best and worst are shown
+CSV, LATEX = "comparison.csv", "comparison.tex"  # the table, beside the page
+IN_LATEX = str.maketrans(
+    {letter: f"\\{letter}" for letter in "&%$#_{}"}
+    | {"↑": "$\\uparrow$", "↓": "$\\downarrow$", "±": "$\\pm$", "–": "--"}  # noqa: RUF001
+)
 Named = Mapping[str, Run]
 # A run's location, and settings that the table of runs shows.
 STATED = {"run-dir", "resume", "strategy", "data", "parties", "seed"}
@@ -186,6 +194,7 @@ class Line:
     n_bytes: float | None = None  # both ways
     others: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # all test scores
     runs: tuple[str, ...] = ()  # names of the runs' folders, by seed and fold
+    alone: str = ""  # what a party has alone, and the model; empty for all other lines
 
     @property
     def mean(self) -> float:
@@ -196,6 +205,12 @@ class Line:
     def spread(self) -> float:
         """Standard deviation of the score over seeds and folds; nan for one run."""
         return float(np.std(self.scores, ddof=1)) if len(self.scores) > 1 else float("nan")
+
+
+def best_first(lines: Iterable[Line], metric: str) -> tuple[Line, ...]:
+    """Lines by mean score, those without a score last."""
+    sign = -1 if larger_is_better(metric) else 1
+    return tuple(sorted(lines, key=lambda line: (np.isnan(line.mean), sign * line.mean)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +230,28 @@ class Comparison:
     unread: Mapping[str, tuple[str, ...]]  # method -> changed settings that it does not read
     folds: int = 0  # 0: no cross-validation
     orders: tuple[float, float] | None = None  # range of pooled XGBoost's scores, see N_ORDERS
+
+    @property
+    def folded(self) -> Comparison:
+        """With mean, best and worst in place of more than ``MOST_ALONE`` parties' lines."""
+        groups: dict[str, list[Line]] = {}
+        for line in self.lines:
+            groups.setdefault(line.alone, []).append(line)
+        lines = groups.pop("", [])
+        for alone, group in groups.items():
+            if (n_parties := len(group)) <= MOST_ALONE:
+                lines += group
+                continue
+            scores = {
+                name: tuple(np.mean([line.others[name] for line in group], axis=0).tolist())
+                for name in group[0].others
+            }
+            lines.append(Line(f"{alone}, mean of {n_parties}", scores[self.metric], others=scores))
+            lines += [
+                replace(line, name=f"{line.name}, {rank} of {n_parties}")
+                for line, rank in ((group[0], "best"), (group[-1], "worst"))
+            ]
+        return replace(self, lines=best_first(lines, self.metric))
 
     @property
     def metrics(self) -> list[str]:
@@ -284,6 +321,7 @@ class Comparison:
 
 def score_table(comparison: Comparison) -> Table:
     """The lines as a table for a terminal."""
+    comparison = comparison.folded
     grid = Table(*_header(comparison))
     for column in grid.columns[1:]:
         column.justify = "right"
@@ -294,6 +332,7 @@ def score_table(comparison: Comparison) -> Table:
 
 def tradeoff_page(comparison: Comparison) -> str:
     """The comparison as HTML: tables, and figures of scores against costs."""
+    comparison = comparison.folded
     best, *others = _rows(comparison)
     rows = [[strong(cell) for cell in best], *others]
     facts = list(comparison.facts.items())
@@ -306,13 +345,37 @@ def tradeoff_page(comparison: Comparison) -> str:
     head = ["run", *map(arrow, comparison.metrics)]
     costs = cost_figures(comparison.lines, comparison.metric, "strategy")
     sections = {
-        "Test scores and cost": table(_header(comparison), rows) + quiet(ONE_PLACE) + quiet(ties),
+        "Test scores and cost": table(_header(comparison), rows)
+        + elements.files([CSV, LATEX])
+        + quiet(ONE_PLACE)
+        + quiet(ties),
         "Every run": table(head, run_rows) if run_rows else "",
         "What is compared": table(["", "of every line, or of a method"], facts, 2),
         "Trade-offs": figures(costs),
     }
     title = f"{sum(map(len, comparison.methods.values()))} strategies compared"
     return page(title, f"{comparison.data} · {comparison.n_rows['test']:,} test rows", sections)
+
+
+def as_csv(comparison: Comparison) -> str:
+    """All lines, also those that the page folds, with unrounded numbers."""
+    buffer, records = io.StringIO(), comparison.records
+    writer = csv.DictWriter(buffer, records[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return buffer.getvalue()
+
+
+def as_latex(comparison: Comparison) -> str:
+    """The page's table as a tabular."""
+    comparison = comparison.folded
+    header, *rows = (
+        " & ".join(cell.translate(IN_LATEX) for cell in cells) + r" \\"
+        for cells in (_header(comparison), *_rows(comparison))
+    )
+    columns = "r" * (len(_header(comparison)) - 1)
+    lines = (rf"\begin{{tabular}}{{l{columns}}}", header, r"\hline", *rows, r"\end{tabular}")
+    return "\n".join(lines) + "\n"
 
 
 def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, str]:

@@ -58,7 +58,7 @@ _LONGEST_NAME = 18
 _MOST_NAMES = 4  # categories in a box
 _ROUNDING = 1e-6  # leaves below this share of the largest are shown as 0
 LEVEL = "level"
-CALLED = "share of the rows, highest probability first"
+CALLED = "share of the rows, highest scores first"
 HEADED = {"strategy", "run-dir", "resume"}  # in the page's title, or its location
 # Settings of the table that a simulation splits among parties; sites bring their tables.
 OF_SIMULATED_TABLES = {"data", "label", "id", "weight", "drop-columns", "partition", "columns"}
@@ -287,7 +287,7 @@ def _predictions(summary: Fields) -> str:
                     (share, share),
                 )
             ),
-            f"Gains: share of class {classes[1]} among the rows with the highest probability": (
+            f"Gains: how much of class {classes[1]} is among the rows with the highest scores": (
                 plots.curves(gains, ("called", "found"), (CALLED, f"share of {classes[1]} found"))
             ),
             f"Lift: how many times as frequent class {classes[1]} is among them": (
@@ -317,9 +317,9 @@ def _gains(rocs: Mapping[str, Fields], share: float) -> dict[str, Fields]:
     """Positives found by rows called positive, of ROC curves; `share` of the rows are positive."""
     gains: dict[str, Fields] = {}
     for name, rates in rocs.items():
-        found, alarms = (np.array(rates[axis][1:]) for axis in ("tpr", "fpr"))
-        called = share * found + (1 - share) * alarms
-        gains[name] = {"called": called, "found": found, "lift": found / called}
+        hits, alarms = (np.array(rates[axis][1:]) for axis in ("tpr", "fpr"))
+        called = share * hits + (1 - share) * alarms
+        gains[name] = {"called": called, "found": hits, "lift": hits / called}
     return gains
 
 
