@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +25,7 @@ from fedapp.report.summary import (
     COMMON,
     Run,
     Scores,
+    defined,
     drawn_metrics,
     human_bytes,
     human_seconds,
@@ -117,9 +117,9 @@ def _scores(runs: Named) -> str:
     names = [name for name in score_names(list(tests.values())) if name not in AT_THRESHOLD]
     best = {}  # the best value of each metric, as shown
     for name in filter(is_metric, names):
-        defined = [score for each in tests.values() if (score := _defined(each, name)) is not None]
-        if defined:
-            best[name] = score_text(max(defined) if larger_is_better(name) else min(defined))
+        scores = [score for each in tests.values() for score in defined(each, name)]
+        if scores:
+            best[name] = score_text(max(scores) if larger_is_better(name) else min(scores))
     rows = []
     for run_name, run in runs.items():
         texts = {name: score_text(tests[run_name].get(name)) for name in names}
@@ -150,22 +150,15 @@ def _trade_offs(runs: Named) -> dict[str, str]:
     lines = []
     for name, run in runs.items():
         summary, pooled = run.summary, (run.summary.get("baselines") or {}).get("pooled") or {}
-        if (score := _defined(summary["metrics"].get("test") or {}, metric)) is not None:
+        for score in defined(summary["metrics"].get("test") or {}, metric):
             seconds = summary["seconds"].get("train", summary["seconds"]["total"])
             costs = seconds, summary["exchanges"], sum(summary["bytes"].values())
             lines.append(Line(name, (score,), *costs))
-        if (score := _defined(pooled, metric)) is not None:
-            lines.append(Line(f"{name}, pooled", (score,)))
+        lines += [Line(f"{name}, pooled", (score,)) for score in defined(pooled, metric)]
     if sum(line.n_bytes is not None for line in lines) < 2:
         return {}
     lines.sort(key=lambda line: line.mean, reverse=larger_is_better(metric))
     return cost_figures(lines, metric, "run")
-
-
-def _defined(scores: Scores, metric: str) -> float | None:
-    """A score, or None if it is absent or undefined."""
-    value = scores.get(metric)
-    return None if value is None or math.isnan(value) else value
 
 
 def _differences(runs: Named) -> str:

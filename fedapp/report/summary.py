@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from html import escape as escape_html
 from numbers import Real
 from pathlib import Path
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.markup import escape
@@ -118,8 +118,7 @@ def print_summary(summary: Mapping[str, Any], console: Console, path: Path | Non
     strategy, data = escape(summary["strategy"]), escape(summary["data"])
     console.rule(f"[bold]{strategy}[/] on [bold]{data}[/]", style="dim")
     if sentence := headline(summary):
-        console.print(escape(sentence), style="bold", highlight=False)
-        console.print()
+        console.print(f"[bold]{escape(sentence)}[/]\n", highlight=False)
     console.print(_facts(summary, path))
     console.print()
     console.print(score_table(score_rows(summary)))
@@ -128,20 +127,18 @@ def print_summary(summary: Mapping[str, Any], console: Console, path: Path | Non
     for line in warning_lines(summary):
         print_warning(console, line)
     if path is not None and (page := path / "report.html").is_file():
-        console.print(
-            f"report: {display_path(page)}", markup=False, highlight=False, soft_wrap=True
-        )
+        console.print(f"report: {escape(display_path(page))}", highlight=False, soft_wrap=True)
 
 
 def headline(summary: Mapping[str, Any]) -> str:
     """The result in a sentence for everyone, beside baselines; empty without test scores."""
     test, baselines = summary["metrics"].get("test") or {}, summary.get("baselines") or {}
-    metric = next((name for name in PLAIN if is_defined(test.get(name))), "")
+    metric = next((name for name in PLAIN if defined(test, name)), "")
     if not metric:
         return ""
     parties = baselines.get("alone") or {}
-    alone = [each[metric] for each in parties.values() if is_defined(each.get(metric))]
-    pooled = [value for value in [(baselines.get("pooled") or {}).get(metric)] if is_defined(value)]
+    alone = [score for each in parties.values() for score in defined(each, metric)]
+    pooled = defined(baselines.get("pooled") or {}, metric)
     span = (summary.get("intervals") or {}).get(metric) or []
     # Near 100 of 100, whole numbers would be equal.
     digits = 1 if max([test[metric], *alone, *pooled]) > 0.985 else 0
@@ -153,14 +150,14 @@ def headline(summary: Mapping[str, Any]) -> str:
             texts = [f"{100 * value:.{digits}f}" for value in values]
         return " to ".join(dict.fromkeys(texts))
 
-    interval = f"95 % interval {shown(*span)}" if span else ""
-    clauses = [_claim(summary, metric, shown(test[metric]), interval)]
+    clauses = [_claim(summary, metric, shown(test[metric]))]
+    clauses[0] += f" (95 % interval {shown(*span)})" if span else ""
     counts = [sum(row) for row in (summary.get("curves") or {}).get("confusion") or []]
     if metric == "accuracy" and any(counts):
         most = shown(max(counts) / sum(counts))
         clauses.append(f"always naming the most frequent class is right for {most}")
-    if metric == "rmse" and is_defined(r2 := test.get("r2")) and r2 < 1:
-        mean = test[metric] / math.sqrt(1 - r2)  # r2 compares with the mean of the test rows
+    for r2 in defined(test, "r2"):  # compares with the mean of the test rows
+        mean = test[metric] / max(1 - r2, 1e-12) ** 0.5
         clauses.append(f"always answering the mean is off by {shown(mean)}")
     if alone:
         who = "alone they reach" if len(parties) > 1 else f"{next(iter(parties))} alone reaches"
@@ -172,26 +169,25 @@ def headline(summary: Mapping[str, Any]) -> str:
     return f"{number} {together}: {'; '.join(clauses)}."
 
 
-def _claim(summary: Mapping[str, Any], metric: str, result: str, interval: str) -> str:
+def _claim(summary: Mapping[str, Any], metric: str, result: str) -> str:
     """What the model does, for ``headline``, with the names of label and classes if recorded."""
-    label = as_plain(summary.get("label") or "", LONGEST)
-    classes: Sequence[str] = [as_plain(str(name), LONGEST) for name in summary.get("classes") or ()]
+    names = [summary.get("label") or "", *(summary.get("classes") or ())]
+    label, *classes = (as_plain(str(name), LONGEST) for name in names)
     if metric == "rmse":
-        how = "root mean squared error" + (f"; {interval}" if interval else "")
-        return f"predictions of {label or 'the label'} are typically off by {result} ({how})"
-    after = f" ({interval})" if interval else ""
+        return f"predictions of {label or 'the label'} are typically off by {result}"
     if metric == "accuracy":
-        return f"the model names the right {label or 'class'} for {result} of 100 rows{after}"
+        return f"the model names the right {label or 'class'} for {result} of 100 rows"
     sides = "positive row above a negative one"
     if len(classes) == 2:
-        kind = f"with {label} =" if label else "of class"
-        sides = f"row {kind} {classes[1]} above one {kind.partition(' ')[0]} {classes[0]}"
-    return f"the model ranks a {sides} in {result} of 100 pairs{after}"
+        kind, one = (f"with {label} =", "with") if label else ("of class", "of")
+        sides = f"row {kind} {classes[1]} above one {one} {classes[0]}"
+    return f"the model ranks a {sides} in {result} of 100 pairs"
 
 
-def is_defined(value: float | None) -> TypeGuard[float]:
-    """Whether a score exists and is not NaN."""
-    return value is not None and not math.isnan(value)
+def defined(scores: Scores, metric: str) -> list[float]:
+    """The score, unless it is absent or undefined."""
+    value = scores.get(metric)
+    return [] if value is None or math.isnan(value) else [value]
 
 
 def score_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, Scores]]:
@@ -217,9 +213,7 @@ def score_notes(summary: Mapping[str, Any]) -> list[str]:
             f"trees: XGBoost's on the joined table, {same[0]:,} of {same[1]:,} nodes equal"
         )
     if spans := summary.get("intervals"):
-        ends = [
-            f"{name} {score_text(a, 3)} to {score_text(b, 3)}" for name, (a, b) in spans.items()
-        ]
+        ends = (f"{name} {' to '.join(map(score_text, span))}" for name, span in spans.items())
         method = "auc by DeLong's method on bins of scores, others" if "auc" in spans else "all"
         lines.append(
             f"95 % intervals, test: {', '.join(ends)}; over samples of as many rows, {method} by "
@@ -227,9 +221,7 @@ def score_notes(summary: Mapping[str, Any]) -> list[str]:
             "known better"
         )
     if not chosen and summary["metrics"].get("test", {}).get("threshold") == 0:
-        lines.append(
-            "no threshold is proposed: none has a better F1 than calling all rows positive"
-        )
+        lines.append("no threshold is proposed: calling all rows positive has the best F1")
     if chosen:
         rows = {"valid": "validation", "train": "training"}[chosen["rows"]]
         subset = "test" if summary["metrics"].get("test") else chosen["rows"]

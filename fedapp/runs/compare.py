@@ -239,10 +239,8 @@ def _baselines(
                 alone[line := f"{party}'s {what}"] = what
                 of_kind.setdefault(line, []).append(values)
         scores |= of_kind
-    return [
-        replace(_scored_line(name, tests, metric), alone=alone.get(name, ""))
-        for name, tests in scores.items()
-    ]
+    lines = (_scored_line(name, tests, metric) for name, tests in scores.items())
+    return [replace(line, alone=alone.get(line.name, "")) for line in lines]
 
 
 def _scored(kind: BaselineKind, run: Settings, series: Series, watcher: Watcher) -> dict[str, Any]:

@@ -507,8 +507,8 @@ def test_the_headline_of_classes_compares_with_the_most_frequent_one() -> None:
 def test_the_headline_of_numbers_compares_with_the_mean_in_the_labels_units() -> None:
     scores = {"test": {"rmse": 6.0, "mae": 4.0, "r2": 0.64}}
     assert in_a_sentence(REGRESSION, label="price", metrics=scores) == (
-        "Two organisations together: predictions of price are typically off by 6 (root mean "
-        "squared error); always answering the mean is off by 10."
+        "Two organisations together: predictions of price are typically off by 6; always "
+        "answering the mean is off by 10."
     )
 
 
@@ -527,7 +527,7 @@ def test_the_headline_and_intervals_are_on_every_form_of_a_result(tmp_path) -> N
     assert sentence in card
     assert f'<p class="lead">{sentence}</p>' in page
     for one in (text, card, page):
-        assert "95 % intervals, test: auc 0.800 to 0.825; over" in one
+        assert "95 % intervals, test: auc 0.8000 to 0.8250; over" in one
         assert "DeLong" in one
 
 
@@ -546,4 +546,4 @@ def test_a_small_threshold_has_digits_and_one_of_all_rows_is_not_proposed() -> N
     assert "threshold 3.1e-05, of the best F1 on" in printed({**summary_of(BINARY), **chosen})
     none = {"threshold": {}, "metrics": {"test": {**scores, "threshold": 0.0}}}
     text = printed({**summary_of(BINARY), **none})
-    assert "no threshold is proposed: none has a better F1 than calling all rows positive" in text
+    assert "no threshold is proposed: calling all rows positive has the best F1" in text
