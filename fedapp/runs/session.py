@@ -112,7 +112,8 @@ class Training:
             from fedapp.runs.baselines import table_facts
 
             self.watcher.begin("explaining the model on test rows")
-            folder.add_to_summary(table_facts(settings, folder.path))
+            resolved = settings.model_copy(update={"objective": folder.summary["objective"]})
+            folder.add_to_summary(table_facts(resolved, folder.path))
         if drop_frames(folder.path):
             folder.add_to_summary({"data": named_frames(settings.data, folder.path)})
 
