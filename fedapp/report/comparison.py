@@ -237,7 +237,7 @@ class Comparison:
                 continue
             scores = {
                 name: tuple(np.mean([line.others[name] for line in group], axis=0).tolist())
-                for name in group[0].others
+                for name in set.intersection(*(set(line.others) for line in group))
             }
             lines.append(Line(f"{alone}, mean of {n_parties}", scores[self.metric], others=scores))
             lines += [

@@ -122,11 +122,14 @@ def run_page(run: Run) -> str:
         done = run.rounds[-1]["round"]
         warnings.append(f"training ended early, after {done} of {n_rounds} rounds{scored}")
     chosen = [f"{k}: {v}" for k, v in resolved_facts(summary).items() if k != "boosting"]
+    # Of a simulation, whose rows are on this machine; largest first.
+    missing = list((summary.get("missing") or {}).items())[: plots.N_COLUMNS]
+    gaps = [[named(column), f"{share:.1%}"] for column, share in missing]
     sections = {
         "Scores": _scores(summary),
         "How the tables were read": elements.listed([*chosen, *fact_lines(summary)])
         + _rows_by_class(summary)
-        + _missing_values(summary.get("missing") or {}),
+        + headed("Missing values", table(["column", "rows without a value"], gaps) if gaps else ""),
         "Predictions": _predictions(summary),
         "What the model rests on": _foundations(run),
         "Training": figures(_training(run)),
@@ -250,7 +253,8 @@ def _scores(summary: Fields) -> str:
 def _rows_by_class(summary: Fields) -> Markup:
     """Rows of each class at each party that has sent their sums, weighted as training is."""
     of_parties = {name: each for name, each in (summary.get("class_weights") or {}).items() if each}
-    if not of_parties or max(map(len, of_parties.values())) > _MOST_CLASSES:
+    is_noised = bool(summary.get("privacy"))
+    if is_noised or not of_parties or max(map(len, of_parties.values())) > _MOST_CLASSES:
         return Markup("")
     totals = [sum(each) for each in zip(*of_parties.values(), strict=True)]
     lines = of_parties | ({"all": totals} if len(of_parties) > 1 else {})
@@ -259,12 +263,6 @@ def _rows_by_class(summary: Fields) -> Markup:
         for name, each in lines.items()
     ]
     return headed("Rows by class", table(["party", *_classes(summary, len(totals))], rows))
-
-
-def _missing_values(shares: Mapping[str, float]) -> Markup:
-    """Columns with missing values; of a simulation, whose rows are on this machine."""
-    rows = [[named(name), f"{share:.1%}"] for name, share in shares.items()]
-    return headed("Missing values", table(["column", "rows without a value"], rows) if rows else "")
 
 
 def _predictions(summary: Fields) -> str:
