@@ -632,6 +632,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         if not self._state.keys:
             members = parties_by_name(greeted.values())
             self._note(keys={name: reply.fingerprint for name, reply in members.items()})
+        self.ledger.flush({node: reply.name for node, reply in greeted.items()})
         openings = dict.fromkeys((node for node in greetings if node in greeted), self.greeting())
         n_lost -= len(greetings) - len(greeted)
         replies = yield from ask(openings, self.introduction, may_fail=n_lost)

@@ -12,6 +12,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fedapp.conversation import Checkpoint
+from fedapp.data.datasets import dataset_names, find_dataset
 from fedapp.errors import ConfigError, alias, did_you_mean, in_words
 from fedapp.messages.fields import all_methods, module_of_group
 from fedapp.process import versions
@@ -168,19 +169,28 @@ def engine_name(grid: Grid) -> str:
     return ENGINES.get(type(grid).__name__, "deployment")
 
 
+def label_of(settings: Settings) -> str:
+    """Name of the label column, also of a data set's."""
+    named = settings.data in dataset_names()
+    return find_dataset(settings.data).label if named else settings.label
+
+
 def summarise(
     strategy: TreeStrategy[Any], engine: str, warnings: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Content of ``summary.json``."""
     settings, state = strategy.settings, strategy.state
     assert strategy.outcome is not None
-    read = strategy.settings_read(settings)
+    read, rows, outcome = strategy.settings_read(settings), strategy.row_counts(), strategy.outcome
+    if rows.get("test") != outcome.get("test_weight"):  # rows with weights have no intervals
+        outcome = {**outcome, "intervals": {}}
     return {
         "strategy": settings.strategy,
         "engine": engine,
         "data": settings.data if strategy.simulated else "the parties' own tables",
         "objective": settings.objective,
         **({"objective_reason": strategy.objective_reason} if strategy.objective_reason else {}),
+        "label": label_of(settings) if strategy.simulated else "",
         **({"positive_label": settings.positive_label} if settings.positive_label else {}),
         "eval_metrics": settings.eval_metrics,
         "weight": settings.weight if strategy.simulated else "",
@@ -192,11 +202,11 @@ def summarise(
         "parties": [
             {"name": name, "rows": hello.n_rows} for name, hello in strategy.parties.items()
         ],
-        "rows": strategy.row_counts(),
+        "rows": rows,
         **strategy.table_facts(),
         "left_out": state.left_out,
         "warnings": [*state.warnings, *warnings],
-        **strategy.outcome,
+        **outcome,
         "exchanges": state.exchanges,
         "bytes": dict(zip(("to_parties", "to_server"), state.bytes, strict=True)),
         "seconds": {

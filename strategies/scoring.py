@@ -244,7 +244,8 @@ def score_summary(
     """Scores of a finished model of any kind, by subset and party.
 
     Scores of single parties come from the sums that each has sent; a sum over all parties has
-    none. ``residual_range`` is as in ``EvaluateRequest``.
+    none. ``residual_range`` is as in ``EvaluateRequest``. Intervals of scores of test rows are
+    those of ``test_weight`` unweighted rows.
     """
     objective, center = model.objective, float(model.base_margin[0])
     pooled = {subset: pooled_statistics(replies.values(), subset) for subset in SUBSETS}
@@ -268,25 +269,32 @@ def score_summary(
     }
     overall, test = scored(pooled), pooled["test"]
     curves: dict[str, Any] = {}
+    scale: dict[str, Any] = {"residual_range": residual_range, "center": center}
     if overall["test"]:
-        curves = metrics.curves(
-            objective,
-            test,
-            residual_range=residual_range,
-            center=center,
-            threshold_bin=threshold_bin,
-        )
+        # No threshold is proposed that calls every row positive.
+        curves = metrics.curves(objective, test, threshold_bin=threshold_bin or None, **scale)
     return {
         "classes": list(model.classes),
         "metrics": {**overall, "by_party": by_party},
+        "test_weight": float(test.sums[0]),
+        "intervals": metrics.intervals(objective, test, extra=eval_metrics, **scale),
+        "class_weights": {
+            name: metrics.class_weights(
+                objective,
+                sum((party_statistics(reply, s) for s in WATCHED), party_statistics(reply, "test")),
+            )
+            for name, reply in replies.items()
+        },
         "threshold": threshold_note(overall, rows),
         "curves": curves,
-        "auc_error": metrics.auc_error(test) if objective == "binary:logistic" else None,
         "score_errors": metrics.score_errors(objective, test),
     }
 
 
 def threshold_note(scores: Mapping[str, Scores], rows: str) -> dict[str, Any]:
-    """Where the threshold of two classes comes from: ``rows`` is the subset that chose it."""
+    """Where the threshold of two classes comes from: ``rows`` is the subset that chose it.
+
+    Empty without one, and for 0: calling every row positive is no proposal.
+    """
     value = scores[rows].get("threshold")
-    return {} if value is None else {"value": value, "best": "f1", "rows": rows}
+    return {"value": value, "best": "f1", "rows": rows} if value else {}

@@ -169,7 +169,7 @@ class Active(Forest):
             "splits": [records.tolist() for records in ids],
             # Only the owner of a split is known, so each party counts as one column.
             "n_columns": dict.fromkeys(self.peers, 1),
-            "threshold": scores["train"].get("threshold"),
+            "threshold": scores["train"].get("threshold") or None,  # 0 is no proposal
         }
         write_part(self.folder, part)
         names, gains, counts = self._importance(letters)

@@ -687,7 +687,7 @@ class Active(Party):
         part = {
             **self.lookup.to_json(self.columns, self.quantiles, self.categories, self.kinds),
             "active": True,
-            "threshold": scores["train"].get("threshold"),
+            "threshold": scores["train"].get("threshold") or None,  # 0 is no proposal
             "name": self.name,
             "parts": {n: mail.one(PartKept, n).digest.tobytes().hex() for n in self.others},
             "model": to_json(model),

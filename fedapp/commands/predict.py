@@ -184,10 +184,8 @@ def _fields(predicted: Predicted | None, output: str) -> dict[str, Any]:
 def _show(predicted: Predicted, output: str, folder: Path | None, as_json: bool) -> None:
     """Print the tables read, the number of rows written, and their scores."""
     from fedapp.data.predictions import unmatched_note
-    from fedapp.report.summary import at_threshold, score_table, score_text
+    from fedapp.report.summary import at_threshold, score_table, threshold_text
 
-    for line in predicted.warnings:
-        print_warning(console, line)
     if predicted.tables:
         read = []
         for name, table in predicted.tables.items():
@@ -203,8 +201,10 @@ def _show(predicted: Predicted, output: str, folder: Path | None, as_json: bool)
     if scores and not as_json:
         console.print(score_table([("federated", "predicted", scores)]))
     if "threshold" in scores:
-        threshold = score_text(scores["threshold"])
+        threshold = threshold_text(scores["threshold"])
         say(f"at the run's threshold, {threshold}: {at_threshold(scores)}")
+    for line in predicted.warnings:
+        print_warning(console, line)
 
 
 def _say_rows(ids: Sequence[str], text: str, folder: Path | None) -> None:

@@ -11,7 +11,8 @@ Reveals: the model, and how its scores are distributed over each party's rows.
 - For regression it is the weight per bin of the residual.
 - A metric of ``eval-metric`` may add one more sum.
 - A bin may contain one row; rows with the same score cannot be distinguished.
-- The run's summary contains the scores of each party that follow from these sums.
+- The run's summary contains the scores and the class weights of each party that follow from these
+  sums.
 - Under masks (``SumScoresRequest``, see ``secure``) the server learns all of this only for all
   parties together, and no scores of single ones.
 

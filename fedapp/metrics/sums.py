@@ -245,6 +245,14 @@ def margin_edges(n_bins: int) -> Array:
     return edges
 
 
+def margin_middles(n_bins: int) -> Array:
+    """Middles of a histogram's bins; the outer bins have none and take their edge."""
+    edges = margin_edges(n_bins)
+    ends = np.concatenate((edges[:1], edges, edges[-1:]))
+    middles: Array = (ends[1:] + ends[:-1]) / 2.0
+    return middles
+
+
 def class_margins(margins: Array) -> Array:
     """Log odds of each class: they order rows as probabilities do, but none rounds to 1."""
     places, best = np.arange(len(margins)), margins.argmax(axis=1)

@@ -16,6 +16,7 @@ from fedapp.report.summary import (
     Run,
     Scores,
     fact_lines,
+    headline,
     human_bytes,
     human_seconds,
     row_counts,
@@ -42,6 +43,7 @@ def model_card(run: Run) -> str:
     subset, by_party = scores_by_party(summary)
     parts = [
         f"# {_plain(summary['strategy'])} on {_plain(summary['data'])}",
+        _plain(headline(summary)),
         _model(summary),
         "## Data",
         _table(["party", "rows"], rows) + totals,

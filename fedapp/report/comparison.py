@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+import csv
+import io
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from fedapp.report.summary import (
     COMMON,
     Run,
     Scores,
+    defined,
     drawn_metrics,
     human_bytes,
     human_seconds,
@@ -46,6 +48,12 @@ TIES = (
     "same seeds and folds; tie: the mean is within two standard errors of 0."
 )
 OFF_AXIS = " An arrow stands for a score beyond the axis, which is written beside it."
+MOST_ALONE = 4  # lines of parties alone; with more, their mean, best and worst are shown
+CSV, LATEX = "comparison.csv", "comparison.tex"  # the table, beside the page
+IN_LATEX = str.maketrans(
+    {letter: f"\\{letter}" for letter in "&%$#_{}"}
+    | {"↑": "$\\uparrow$", "↓": "$\\downarrow$", "±": "$\\pm$", "–": "--"}  # noqa: RUF001
+)
 Named = Mapping[str, Run]
 # A run's location, and settings that the table of runs shows.
 STATED = {"run-dir", "resume", "strategy", "data", "parties", "seed"}
@@ -64,7 +72,8 @@ def comparison_page(runs: Sequence[Run]) -> str:
     }
     rocs = {name: (run.summary.get("curves") or {}).get("roc") for name, run in by_name.items()}
     drawn = {name: roc for name, roc in rocs.items() if roc and roc["fpr"]}
-    roc_figures = {"ROC curves": plots.roc(drawn, legend_below=True)} if drawn else {}
+    rates = plots.curves(drawn, ("fpr", "tpr"), plots.RATES, legend_below=True) if drawn else ""
+    roc_figures = {"ROC curves": rates} if drawn else {}
     sections = {
         "Scores on test rows": _scores(by_name),
         "What is compared": _facts(by_name),
@@ -108,9 +117,9 @@ def _scores(runs: Named) -> str:
     names = [name for name in score_names(list(tests.values())) if name not in AT_THRESHOLD]
     best = {}  # the best value of each metric, as shown
     for name in filter(is_metric, names):
-        defined = [score for each in tests.values() if (score := _defined(each, name)) is not None]
-        if defined:
-            best[name] = score_text(max(defined) if larger_is_better(name) else min(defined))
+        scores = [score for each in tests.values() for score in defined(each, name)]
+        if scores:
+            best[name] = score_text(max(scores) if larger_is_better(name) else min(scores))
     rows = []
     for run_name, run in runs.items():
         texts = {name: score_text(tests[run_name].get(name)) for name in names}
@@ -141,22 +150,15 @@ def _trade_offs(runs: Named) -> dict[str, str]:
     lines = []
     for name, run in runs.items():
         summary, pooled = run.summary, (run.summary.get("baselines") or {}).get("pooled") or {}
-        if (score := _defined(summary["metrics"].get("test") or {}, metric)) is not None:
+        for score in defined(summary["metrics"].get("test") or {}, metric):
             seconds = summary["seconds"].get("train", summary["seconds"]["total"])
             costs = seconds, summary["exchanges"], sum(summary["bytes"].values())
             lines.append(Line(name, (score,), *costs))
-        if (score := _defined(pooled, metric)) is not None:
-            lines.append(Line(f"{name}, pooled", (score,)))
+        lines += [Line(f"{name}, pooled", (score,)) for score in defined(pooled, metric)]
     if sum(line.n_bytes is not None for line in lines) < 2:
         return {}
     lines.sort(key=lambda line: line.mean, reverse=larger_is_better(metric))
     return cost_figures(lines, metric, "run")
-
-
-def _defined(scores: Scores, metric: str) -> float | None:
-    """A score, or None if it is absent or undefined."""
-    value = scores.get(metric)
-    return None if value is None or math.isnan(value) else value
 
 
 def _differences(runs: Named) -> str:
@@ -185,6 +187,7 @@ class Line:
     n_bytes: float | None = None  # both ways
     others: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # all test scores
     runs: tuple[str, ...] = ()  # names of the runs' folders, by seed and fold
+    alone: str = ""  # what a party has alone, and the model; empty for all other lines
 
     @property
     def mean(self) -> float:
@@ -195,6 +198,12 @@ class Line:
     def spread(self) -> float:
         """Standard deviation of the score over seeds and folds; nan for one run."""
         return float(np.std(self.scores, ddof=1)) if len(self.scores) > 1 else float("nan")
+
+
+def best_first(lines: Iterable[Line], metric: str) -> tuple[Line, ...]:
+    """Lines by mean score, those without a score last."""
+    sign = -1 if larger_is_better(metric) else 1
+    return tuple(sorted(lines, key=lambda line: (np.isnan(line.mean), sign * line.mean)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +223,28 @@ class Comparison:
     unread: Mapping[str, tuple[str, ...]]  # method -> changed settings that it does not read
     folds: int = 0  # 0: no cross-validation
     orders: tuple[float, float] | None = None  # range of pooled XGBoost's scores, see N_ORDERS
+
+    @property
+    def folded(self) -> Comparison:
+        """With mean, best and worst in place of more than ``MOST_ALONE`` parties' lines."""
+        groups: dict[str, list[Line]] = {}
+        for line in self.lines:
+            groups.setdefault(line.alone, []).append(line)
+        lines = groups.pop("", [])
+        for alone, group in groups.items():
+            if (n_parties := len(group)) <= MOST_ALONE:
+                lines += group
+                continue
+            scores = {
+                name: tuple(np.mean([line.others[name] for line in group], axis=0).tolist())
+                for name in set.intersection(*(set(line.others) for line in group))
+            }
+            lines.append(Line(f"{alone}, mean of {n_parties}", scores[self.metric], others=scores))
+            lines += [
+                replace(line, name=f"{line.name}, {rank} of {n_parties}")
+                for line, rank in ((group[0], "best"), (group[-1], "worst"))
+            ]
+        return replace(self, lines=best_first(lines, self.metric))
 
     @property
     def metrics(self) -> list[str]:
@@ -283,6 +314,7 @@ class Comparison:
 
 def score_table(comparison: Comparison) -> Table:
     """The lines as a table for a terminal."""
+    comparison = comparison.folded
     grid = Table(*_header(comparison))
     for column in grid.columns[1:]:
         column.justify = "right"
@@ -293,6 +325,7 @@ def score_table(comparison: Comparison) -> Table:
 
 def tradeoff_page(comparison: Comparison) -> str:
     """The comparison as HTML: tables, and figures of scores against costs."""
+    comparison = comparison.folded
     best, *others = _rows(comparison)
     rows = [[strong(cell) for cell in best], *others]
     facts = list(comparison.facts.items())
@@ -305,13 +338,37 @@ def tradeoff_page(comparison: Comparison) -> str:
     head = ["run", *map(arrow, comparison.metrics)]
     costs = cost_figures(comparison.lines, comparison.metric, "strategy")
     sections = {
-        "Test scores and cost": table(_header(comparison), rows) + quiet(ONE_PLACE) + quiet(ties),
+        "Test scores and cost": table(_header(comparison), rows)
+        + elements.files([CSV, LATEX])
+        + quiet(ONE_PLACE)
+        + quiet(ties),
         "Every run": table(head, run_rows) if run_rows else "",
         "What is compared": table(["", "of every line, or of a method"], facts, 2),
         "Trade-offs": figures(costs),
     }
     title = f"{sum(map(len, comparison.methods.values()))} strategies compared"
     return page(title, f"{comparison.data} · {comparison.n_rows['test']:,} test rows", sections)
+
+
+def as_csv(comparison: Comparison) -> str:
+    """All lines, also those that the page folds, with unrounded numbers."""
+    buffer, records = io.StringIO(), comparison.records
+    writer = csv.DictWriter(buffer, records[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return buffer.getvalue()
+
+
+def as_latex(comparison: Comparison) -> str:
+    """The page's table as a tabular."""
+    comparison = comparison.folded
+    header, *rows = (
+        " & ".join(cell.translate(IN_LATEX) for cell in cells) + r" \\"
+        for cells in (_header(comparison), *_rows(comparison))
+    )
+    columns = "r" * (len(_header(comparison)) - 1)
+    lines = (rf"\begin{{tabular}}{{l{columns}}}", header, r"\hline", *rows, r"\end{tabular}")
+    return "\n".join(lines) + "\n"
 
 
 def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, str]:

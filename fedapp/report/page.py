@@ -22,6 +22,7 @@ from fedapp.report.summary import (
     Run,
     drawn_metrics,
     fact_lines,
+    headline,
     human_bytes,
     human_seconds,
     metric_of,
@@ -31,6 +32,7 @@ from fedapp.report.summary import (
     score_rows,
     score_text,
     scores_by_party,
+    threshold_text,
     warning_lines,
 )
 from fedapp.report.template import STYLE, elements, page_template
@@ -56,6 +58,7 @@ _LONGEST_NAME = 18
 _MOST_NAMES = 4  # categories in a box
 _ROUNDING = 1e-6  # leaves below this share of the largest are shown as 0
 LEVEL = "level"
+CALLED = "share of the rows, highest scores first"
 HEADED = {"strategy", "run-dir", "resume"}  # in the page's title, or its location
 # Settings of the table that a simulation splits among parties; sites bring their tables.
 OF_SIMULATED_TABLES = {"data", "label", "id", "weight", "drop-columns", "partition", "columns"}
@@ -74,6 +77,7 @@ def page(
     sections: Mapping[str, str],
     warnings: Sequence[str] = (),
     numbers: Mapping[str, str] | None = None,
+    lead: str = "",
 ) -> str:
     """A whole page; sections without a body are omitted, and texts that are no markup escaped."""
     return page_template.render(
@@ -83,6 +87,7 @@ def page(
         sections={name: body for name, body in sections.items() if body},
         warnings=warnings,
         numbers=numbers,
+        lead=lead,
     )
 
 
@@ -117,9 +122,14 @@ def run_page(run: Run) -> str:
         done = run.rounds[-1]["round"]
         warnings.append(f"training ended early, after {done} of {n_rounds} rounds{scored}")
     chosen = [f"{k}: {v}" for k, v in resolved_facts(summary).items() if k != "boosting"]
+    # Of a simulation, whose rows are on this machine; largest first.
+    missing = list((summary.get("missing") or {}).items())[: plots.N_COLUMNS]
+    gaps = [[named(column), f"{share:.1%}"] for column, share in missing]
     sections = {
         "Scores": _scores(summary),
-        "How the tables were read": elements.listed([*chosen, *fact_lines(summary)]),
+        "How the tables were read": elements.listed([*chosen, *fact_lines(summary)])
+        + _rows_by_class(summary)
+        + headed("Missing values", table(["column", "rows without a value"], gaps) if gaps else ""),
         "Predictions": _predictions(summary),
         "What the model rests on": _foundations(run),
         "Training": figures(_training(run)),
@@ -128,7 +138,7 @@ def run_page(run: Run) -> str:
     }
     title = f"{summary['strategy']} on {summary['data']}"
     subtitle = " · ".join(f"{k} {v}" for k, v in facts.items() if v is not None)
-    return page(title, subtitle, sections, warnings, _key_numbers(summary))
+    return page(title, subtitle, sections, warnings, _key_numbers(summary), headline(summary))
 
 
 def _key_numbers(summary: Fields) -> dict[str, str]:
@@ -240,23 +250,55 @@ def _scores(summary: Fields) -> str:
     return whole + headed(title, table(["party", *map(arrow, names)], lines))
 
 
+def _rows_by_class(summary: Fields) -> Markup:
+    """Rows of each class at each party that has sent their sums, weighted as training is."""
+    of_parties = {name: each for name, each in (summary.get("class_weights") or {}).items() if each}
+    is_noised = bool(summary.get("privacy"))
+    if is_noised or not of_parties or max(map(len, of_parties.values())) > _MOST_CLASSES:
+        return Markup("")
+    totals = [sum(each) for each in zip(*of_parties.values(), strict=True)]
+    lines = of_parties | ({"all": totals} if len(of_parties) > 1 else {})
+    rows = [
+        [named(name), *(f"{weight:,.0f} ({weight / (sum(each) or 1):.1%})" for weight in each)]
+        for name, each in lines.items()
+    ]
+    return headed("Rows by class", table(["party", *_classes(summary, len(totals))], rows))
+
+
 def _predictions(summary: Fields) -> str:
     """Figures of the model's predictions of test rows, beside the baselines'."""
     curves = summary.get("curves") or {}
     images: dict[str, str] = {}
     rocs = _of_models(summary, "roc", "auc")
     if (curves.get("roc") or {}).get("fpr"):
-        images["ROC curve on test rows"] = plots.roc(rocs)
+        images["ROC curve on test rows"] = plots.curves(rocs, ("fpr", "tpr"), plots.RATES)
     if curves.get("pr"):
         (negatives, alarms), (misses, hits) = curves["confusion"]
         share = (misses + hits) / (negatives + alarms + misses + hits)
-        classes = _classes(summary, 2)
+        classes, gains = _classes(summary, 2), _gains(rocs, share)
         images |= {
             f"Precision and recall of class {classes[1]}; dotted: its share of the rows": (
-                plots.precision_recall(_of_models(summary, "pr", "pr_auc"), share)
+                plots.curves(
+                    _of_models(summary, "pr", "pr_auc"),
+                    ("recall", "precision"),
+                    ("recall", "precision"),
+                    (share, share),
+                )
+            ),
+            f"Gains: how much of class {classes[1]} is among the rows with the highest scores": (
+                plots.curves(gains, ("called", "found"), (CALLED, f"share of {classes[1]} found"))
+            ),
+            f"Lift: how many times as frequent class {classes[1]} is among them": (
+                plots.curves(gains, ("called", "lift"), (CALLED, "lift"), (1.0, 1.0))
             ),
             f"Calibration: how often rows are of class {classes[1]}, by tenths of the rows": (
-                plots.calibration(_of_models(summary, "calibration", "logloss", alone=False))
+                plots.curves(
+                    _of_models(summary, "calibration", "logloss", alone=False),
+                    ("predicted", "observed"),
+                    ("predicted probability, mean of a group", "share of positives"),
+                    marker="o",
+                    markersize=4,
+                )
             ),
             f"Predicted probability of class {classes[1]}, by class": plots.score_histogram(
                 curves["histogram"], classes
@@ -267,6 +309,16 @@ def _predictions(summary: Fields) -> str:
         models = _of_models(summary, "residuals", "rmse", alone=False)
         images[caption] = plots.residuals(models)
     return figures(images) + _confusions(summary, curves)
+
+
+def _gains(rocs: Mapping[str, Fields], share: float) -> dict[str, Fields]:
+    """Positives found by rows called positive, of ROC curves; `share` of the rows are positive."""
+    gains: dict[str, Fields] = {}
+    for name, rates in rocs.items():
+        hits, alarms = (np.array(rates[axis][1:]) for axis in ("tpr", "fpr"))
+        called = share * hits + (1 - share) * alarms
+        gains[name] = {"called": called, "found": hits, "lift": hits / called}
+    return gains
 
 
 def _of_models(summary: Fields, curve: str, metric: str, alone: bool = True) -> dict[str, Any]:
@@ -303,7 +355,7 @@ def _confusions(summary: Fields, curves: Fields) -> str:
     text = f"Test rows by true and predicted class: {classes[1]} from probability 0.5 on"
     tables = confusion_table(counts, classes, text)
     if at := curves.get("confusion_at_threshold"):
-        value = score_text(summary["threshold"]["value"])
+        value = threshold_text(summary["threshold"]["value"])
         text = f"The same from the chosen threshold on, probability {value}"
         tables += confusion_table(at, classes, text)
     return Markup('<div class="figures">{}</div>').format(tables)

@@ -32,6 +32,7 @@ Curves: TypeAlias = Mapping[str, Mapping[str, Sequence[float]]]  # model -> axis
 
 ROUND = "boosting round"
 N_COLUMNS = 20
+RATES = ("false positive rate", "true positive rate")
 
 # Okabe and Ito's palette, safe for colour-blind readers; dashes distinguish lines in print.
 BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
@@ -205,32 +206,29 @@ def _edges(rounds: Rounds) -> Array:
     return np.append(trees - 0.5, trees[-1] + 0.5)
 
 
-def roc(models: Curves, legend_below: bool = False) -> str:
-    """ROC curves: each with fpr and tpr."""
+def curves(
+    models: Curves,
+    axes: tuple[str, str],
+    labels: tuple[str, str],
+    guess: tuple[float, float] = (0.0, 1.0),
+    legend_below: bool = False,
+    **style: Any,
+) -> str:
+    """A line per model; `axes` are its keys of x and y, `guess` a guesser's y at x = 0 and 1."""
     figure, ax = new_canvas(*_SQUARE)
-    ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
-    _draw(ax, models, "fpr", "tpr", with_legend=not legend_below)
+    ax.plot([0, 1], guess, color=GREY, linewidth=1, linestyle=":")
+    pens = zip(models.items(), new_pens(), strict=False)
+    for place, ((name, curve), (color, dash)) in enumerate(pens):
+        width = 1.4 if place else 2.2  # the first model is the run's
+        x, y = (curve[axis] for axis in axes)
+        ax.plot(x, y, dash, color=color, linewidth=width, label=plain(name), **style)
     if legend_below:
         add_legend_below(figure)
-    ax.set(xlabel="false positive rate", ylabel="true positive rate")
-    return to_svg(figure)
-
-
-def precision_recall(models: Curves, positive_share: float) -> str:
-    """Precision by recall; the share of positives is what guessing achieves."""
-    figure, ax = new_canvas(*_SQUARE)
-    ax.axhline(positive_share, color=GREY, linewidth=1, linestyle=":")
-    _draw(ax, models, "recall", "precision")
-    ax.set(xlabel="recall", ylabel="precision")
-    return to_svg(figure)
-
-
-def calibration(models: Curves) -> str:
-    """Share of positives by predicted probability; the diagonal is perfect calibration."""
-    figure, ax = new_canvas(*_SQUARE)
-    ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
-    _draw(ax, models, "predicted", "observed", marker="o", markersize=4)
-    ax.set(xlabel="predicted probability, mean of a group", ylabel="share of positives")
+    elif len(models) > 1:
+        add_legend(ax)
+    ax.set(xlabel=labels[0], ylabel=labels[1], xlim=(-0.01, 1.01))
+    if ax.get_ylim()[1] < 1.1:  # shares, unlike lifts
+        ax.set(ylim=(-0.01, 1.01), aspect="equal")
     return to_svg(figure)
 
 
@@ -275,19 +273,6 @@ def residuals(models: Curves) -> str:
     if len(models) > 1:
         add_legend(ax, above=True)
     return to_svg(figure)
-
-
-def _draw(ax: Any, models: Curves, x: str, y: str, with_legend: bool = True, **style: Any) -> None:
-    """A line per model; the first is the run's and is thicker."""
-    for place, ((name, curve), (color, dash)) in enumerate(
-        zip(models.items(), new_pens(), strict=False)
-    ):
-        width = 1.4 if place else 2.2
-        label = plain(name)
-        ax.plot(curve[x], curve[y], dash, color=color, linewidth=width, label=label, **style)
-    if with_legend and len(models) > 1:
-        add_legend(ax)
-    ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
 
 
 def tradeoff(

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from fedapp.data.datasets import party_sources
 from fedapp.data.table import FACT
-from fedapp.errors import ConfigError, DataError, did_you_mean_path
+from fedapp.errors import ConfigError, DataError, as_plain, did_you_mean_path
 from fedapp.home import RUNS, display_path, read_toml
 from fedapp.messages.fields import all_methods
 from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, larger_is_better, watched_metric
@@ -33,7 +33,10 @@ Fields: TypeAlias = dict[str, Any]
 Scores: TypeAlias = Mapping[str, float | None]
 
 DEPLOYMENT = "deployment"  # engine whose sites bring their tables
+LONGEST = 40  # characters of a name in a sentence
 MOST_SCORES = 6  # of a run in a notebook
+COUNTED = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
+PLAIN = ("auc", "accuracy", "rmse")  # scores that a sentence for everyone can state
 COMMON = ("logloss", "mlogloss", "accuracy", "rmse", "mae")  # shown beside the watched score
 # Fields that a report requires; a run may write more.
 _SUMMARY: dict[str, type] = {
@@ -110,10 +113,12 @@ def print_warning(console: Console, text: str) -> None:
 
 
 def print_summary(summary: Mapping[str, Any], console: Console, path: Path | None = None) -> None:
-    """Print a run's results and costs; `path` is its folder."""
+    """Print a run's results and costs; `path` is its folder, whose report is named last."""
     console.print()
     strategy, data = escape(summary["strategy"]), escape(summary["data"])
     console.rule(f"[bold]{strategy}[/] on [bold]{data}[/]", style="dim")
+    if sentence := headline(summary):
+        console.print(f"[bold]{escape(sentence)}[/]\n", highlight=False)
     console.print(_facts(summary, path))
     console.print()
     console.print(score_table(score_rows(summary)))
@@ -121,6 +126,68 @@ def print_summary(summary: Mapping[str, Any], console: Console, path: Path | Non
         console.print(escape(line), style="dim", highlight=False, soft_wrap=True)
     for line in warning_lines(summary):
         print_warning(console, line)
+    if path is not None and (page := path / "report.html").is_file():
+        console.print(f"report: {escape(display_path(page))}", highlight=False, soft_wrap=True)
+
+
+def headline(summary: Mapping[str, Any]) -> str:
+    """The result in a sentence for everyone, beside baselines; empty without test scores."""
+    test, baselines = summary["metrics"].get("test") or {}, summary.get("baselines") or {}
+    metric = next((name for name in PLAIN if defined(test, name)), "")
+    if not metric:
+        return ""
+    parties = baselines.get("alone") or {}
+    alone = [score for each in parties.values() for score in defined(each, metric)]
+    pooled = defined(baselines.get("pooled") or {}, metric)
+    span = (summary.get("intervals") or {}).get(metric) or []
+    # Near 100 of 100, whole numbers would be equal.
+    digits = 1 if max([test[metric], *alone, *pooled]) > 0.985 else 0
+
+    def shown(*values: float) -> str:
+        if metric == "rmse":
+            texts = [f"{value:,.4g}" for value in values]
+        else:
+            texts = [f"{100 * value:.{digits}f}" for value in values]
+        return " to ".join(dict.fromkeys(texts))
+
+    clauses = [_claim(summary, metric, shown(test[metric]))]
+    clauses[0] += f" (95 % interval {shown(*span)})" if span else ""
+    counts = [sum(row) for row in (summary.get("curves") or {}).get("confusion") or []]
+    if metric == "accuracy" and any(counts):
+        most = shown(max(counts) / sum(counts))
+        clauses.append(f"always naming the most frequent class is right for {most}")
+    for r2 in defined(test, "r2"):  # compares with the mean of the test rows
+        mean = test[metric] / max(1 - r2, 1e-12) ** 0.5
+        clauses.append(f"always answering the mean is off by {shown(mean)}")
+    if alone:
+        who = "alone they reach" if len(parties) > 1 else f"{next(iter(parties))} alone reaches"
+        clauses.append(f"{who} {shown(*sorted({min(alone), max(alone)}))}")
+    clauses += [f"with all data in one place {shown(*pooled)}"] if pooled else []
+    n_parties = len(summary["parties"])
+    number = COUNTED[n_parties] if n_parties < len(COUNTED) else f"{n_parties:,}"
+    together = "organisation" if n_parties == 1 else "organisations together"
+    return f"{number} {together}: {'; '.join(clauses)}."
+
+
+def _claim(summary: Mapping[str, Any], metric: str, result: str) -> str:
+    """What the model does, for ``headline``, with the names of label and classes if recorded."""
+    names = [summary.get("label") or "", *(summary.get("classes") or ())]
+    label, *classes = (as_plain(str(name), LONGEST) for name in names)
+    if metric == "rmse":
+        return f"predictions of {label or 'the label'} are typically off by {result}"
+    if metric == "accuracy":
+        return f"the model names the right {label or 'class'} for {result} of 100 rows"
+    sides = "positive row above a negative one"
+    if len(classes) == 2:
+        kind, one = (f"with {label} =", "with") if label else ("of class", "of")
+        sides = f"row {kind} {classes[1]} above one {one} {classes[0]}"
+    return f"the model ranks a {sides} in {result} of 100 pairs"
+
+
+def defined(scores: Scores, metric: str) -> list[float]:
+    """The score, unless it is absent or undefined."""
+    value = scores.get(metric)
+    return [] if value is None or math.isnan(value) else [value]
 
 
 def score_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, Scores]]:
@@ -145,17 +212,32 @@ def score_notes(summary: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"trees: XGBoost's on the joined table, {same[0]:,} of {same[1]:,} nodes equal"
         )
+    if spans := summary.get("intervals"):
+        ends = (f"{name} {' to '.join(map(score_text, span))}" for name, span in spans.items())
+        method = "auc by DeLong's method on bins of scores, others" if "auc" in spans else "all"
+        lines.append(
+            f"95 % intervals, test: {', '.join(ends)}; over samples of as many rows, {method} by "
+            "bootstrap of the sums. Models are scored on the same rows, so their differences are "
+            "known better"
+        )
+    if not chosen and summary["metrics"].get("test", {}).get("threshold") == 0:
+        lines.append("no threshold is proposed: calling all rows positive has the best F1")
     if chosen:
         rows = {"valid": "validation", "train": "training"}[chosen["rows"]]
         subset = "test" if summary["metrics"].get("test") else chosen["rows"]
         scores = f"{subset} {at_threshold(summary['metrics'][subset])}"
         lines.append(
-            f"threshold {score_text(chosen['value'])}, of the best F1 on the {rows} rows; scores "
-            f"at it: {scores}. accuracy, f1, precision and recall are at 0.5"
+            f"threshold {threshold_text(chosen['value'])}, of the best F1 on the {rows} rows; "
+            f"scores at it: {scores}. accuracy, f1, precision and recall are at 0.5"
         )
     if weight := summary.get("weight"):
         lines.append(f"scores are weighted by the column {weight!r}, as training is")
     return lines
+
+
+def threshold_text(value: float | None) -> str:
+    """A probability to four decimals, or to two digits where these would be zeros."""
+    return f"{value:.2g}" if value and value < 0.001 else score_text(value)
 
 
 def at_threshold(scores: Scores) -> str:

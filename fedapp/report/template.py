@@ -31,6 +31,7 @@ h2 { font-size: 1.15rem; margin: 2.25rem 0 .75rem; padding-bottom: .3rem;
   border-bottom: 1px solid var(--grid); }
 h3 { font-size: 1rem; margin: 1.5rem 0 .5rem; }
 p { margin: .5rem 0; }
+.lead { font-size: 1.1rem; font-weight: 600; margin: 1rem 0; overflow-wrap: anywhere; }
 nav { margin: .75rem 0; }
 a { color: var(--blue); }
 .quiet, figcaption { color: var(--quiet); font-size: .875rem; }
@@ -125,6 +126,9 @@ PAGE = """\
 <body>
 <h1>{{ title }}</h1>
 <p class="quiet">{{ subtitle }}</p>
+{% if lead %}
+<p class="lead">{{ lead }}</p>
+{% endif %}
 {% if sections %}
 <nav>{% for name in sections %}<a href="#{{ name | anchor }}">{{ name }}</a>
 {%- if not loop.last %} · {% endif %}{% endfor %}</nav>
@@ -208,6 +212,10 @@ ELEMENTS = """\
 {% endmacro %}
 
 {% macro link(run) %}<a href="{{ run }}/report.html">{{ run }}</a>{% endmacro %}
+
+{% macro files(names) %}
+<p class="quiet">{% for name in names %}<a href="{{ name }}">{{ name }}</a> {% endfor %}</p>
+{% endmacro %}
 
 {% macro node(box) %}
 <li>{% if box.branch %}<span class="branch">{{ box.branch }}</span>{% endif %}

@@ -415,19 +415,33 @@ def _constraints(settings: Settings, columns: Sequence[str]) -> dict[str, Any]:
 
 
 # They need all tables in one place: a coordinator has no rows, and asks no party for any.
-def contributions(settings: Settings, run_dir: Path) -> dict[str, Any]:
-    """Mean absolute contribution of each column to the margin of a test row.
+def table_facts(settings: Settings, run_dir: Path) -> dict[str, Any]:
+    """``missing``: share of missing values by column with some, largest first; ``contributions``.
 
-    Contributions to several classes are added up. Returns ``{"rows": number of rows, "mean":
-    {column: mean}}``, largest first; empty without an XGBoost model or test rows.
+    These are mean absolute contributions of each column to the margin of a test row, of several
+    classes added up: ``{"rows": number of rows, "mean": {column: mean}}``, largest first; empty
+    without an XGBoost model or test rows.
     """
+    if all_methods()[settings.strategy].family == "vertical":
+        rows = join_tables(settings)[0]
+    else:
+        table, parts = stacked_tables(settings)
+        test = np.concatenate([part["test"] for part in parts.values()])
+        rows = _pooled(settings, table, Split(test[:0], test[:0], test))
+    shares = np.isnan(rows.values).mean(axis=0)
+    order = [c for c in np.argsort(-shares, kind="stable") if shares[c]]
+    missing = {rows.columns[c]: float(shares[c]) for c in order}
+    return {"missing": missing, "contributions": _contributions(settings, run_dir, rows)}
+
+
+def _contributions(settings: Settings, run_dir: Path, rows: Pooled) -> dict[str, Any]:
     import xgboost
 
     path = run_dir / "model.xgb.json"
     if not path.is_file():
         return {}
     model = load_model(run_dir / "model.json")
-    columns, values = model.columns, _test_rows(settings, model)
+    columns, values = model.columns, _test_rows(settings, model, rows)
     if not len(values):
         return {}
     booster = xgboost.Booster(model_file=path)
@@ -440,22 +454,15 @@ def contributions(settings: Settings, run_dir: Path) -> dict[str, Any]:
     return {"rows": len(values), "mean": {columns[c]: float(means[c]) for c in order}}
 
 
-def _test_rows(settings: Settings, model: Ensemble) -> Floats:
+def _test_rows(settings: Settings, model: Ensemble, rows: Pooled) -> Floats:
     """At most ``MOST_ROWS`` test rows, drawn by the run's seed, with the model's columns."""
-    if all_methods()[settings.strategy].family == "vertical":
-        joined, _, _ = join_tables(settings)
-        values, names, test = joined.values, joined.columns, joined.split.test
-        categories = joined.categories
-    else:
-        table, shares = stacked_tables(settings)
-        values, names, categories = table.values, table.columns, table.categories
-        test = np.concatenate([rows["test"] for rows in shares.values()])
+    test = rows.split.test
     if len(test) > MOST_ROWS:
         test = np.random.default_rng(settings.seed).choice(test, MOST_ROWS, replace=False)
-    places = {name: place for place, name in enumerate(names)}
+    places = {name: place for place, name in enumerate(rows.columns)}
     taken = [places[name] for name in model.columns]
-    dictionaries = chosen(categories, taken)
-    return recoded(values[test][:, taken], dictionaries, model.categories, model.columns)[0]
+    dictionaries = chosen(rows.categories, taken)
+    return recoded(rows.values[test][:, taken], dictionaries, model.categories, model.columns)[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,10 +25,19 @@ from fedapp.data.datasets import by_party, drop_frames, named_frames, party_sour
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError
 from fedapp.home import RUNS, private_folder
-from fedapp.metrics import larger_is_better
 from fedapp.process import versions
 from fedapp.report import write_report
-from fedapp.report.comparison import N_ORDERS, Comparison, Line, tradeoff_page
+from fedapp.report.comparison import (
+    CSV,
+    LATEX,
+    N_ORDERS,
+    Comparison,
+    Line,
+    as_csv,
+    as_latex,
+    best_first,
+    tradeoff_page,
+)
 from fedapp.report.summary import read_run, score_names, score_rows
 from fedapp.run_folder import INPUTS_FILE, OnRound, RunFolder, Silent, State, Watcher, new_run_dir
 from fedapp.runs import session
@@ -108,7 +117,8 @@ def carry_out(
         cell.add_to_summary({"data": comparison.data})
     for path in (cell.path for cell in cells if not (cell.path / "report.html").is_file()):
         write_report([path])
-    RunFolder(folder).write(PAGE, tradeoff_page(comparison))
+    for name, write in ((PAGE, tradeoff_page), (CSV, as_csv), (LATEX, as_latex)):
+        RunFolder(folder).write(name, write(comparison))
     return folder, comparison
 
 
@@ -157,11 +167,9 @@ def compare(
     for strategy in strategies:
         split_by = baselines_of(strategy).split_by
         methods[split_by] = (*methods.get(split_by, ()), strategy)
-    # Best first, lines without a score last.
-    sign = -1 if larger_is_better(metric) else 1
     comparison = Comparison(
         metric,
-        tuple(sorted(lines, key=lambda line: (np.isnan(line.mean), sign * line.mean))),
+        best_first(lines, metric),
         named_frames(first.data, output),
         first.objective,
         engine_name,
@@ -220,16 +228,19 @@ def _baselines(
     """Baselines on the same rows; those with equal names share a line."""
     kinds = {baselines_of(run.strategy): run for run in reversed(runs)}
     scores: dict[str, list[Mapping[str, Any]]] = {}
+    alone: dict[str, str] = {}
     for kind, run in sorted(kinds.items(), key=lambda item: item[0].name):
         of_kind: dict[str, list[Mapping[str, Any]]] = {}
+        what = f"{kind.split_by} alone, {kind.short}"
         for draw in draws:
             trained = _scored(kind, run.model_copy(update=dict(draw)), series, watcher)
             of_kind.setdefault(f"pooled {kind.model}", []).append(trained["pooled"])
             for party, values in trained["alone"].items():
-                line = f"{party}'s {kind.split_by} alone, {kind.short}"
+                alone[line := f"{party}'s {what}"] = what
                 of_kind.setdefault(line, []).append(values)
         scores |= of_kind
-    return [_scored_line(name, tests, metric) for name, tests in scores.items()]
+    lines = (_scored_line(name, tests, metric) for name, tests in scores.items())
+    return [replace(line, alone=alone.get(line.name, "")) for line in lines]
 
 
 def _scored(kind: BaselineKind, run: Settings, series: Series, watcher: Watcher) -> dict[str, Any]:

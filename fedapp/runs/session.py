@@ -49,7 +49,7 @@ class Training:
         watcher = self.watcher
         watcher.begin("reading the settings")
         settings = self._checked()
-        check_tables(settings, self.engine, watcher)
+        check_tables(settings, self.engine, watcher, tells=False)  # the summary has the warnings
         settings = settings.model_copy(update={"run_dir": run_dir_of(settings, self.engine)})
         self.folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
         watcher.tell(describe_engine(self.engine))
@@ -109,10 +109,11 @@ class Training:
             warnings = [*summary["warnings"], *worse_than_alone(summary, scores["alone"])]
             folder.add_to_summary({"baselines": scores, "warnings": warnings})
         if self.with_page and self.engine in SIMULATED:
-            from fedapp.runs.baselines import contributions
+            from fedapp.runs.baselines import table_facts
 
             self.watcher.begin("explaining the model on test rows")
-            folder.add_to_summary({"contributions": contributions(settings, folder.path)})
+            resolved = settings.model_copy(update={"objective": folder.summary["objective"]})
+            folder.add_to_summary(table_facts(resolved, folder.path))
         if drop_frames(folder.path):
             folder.add_to_summary({"data": named_frames(settings.data, folder.path)})
 
@@ -158,8 +159,8 @@ def check_method(settings: Settings, engine: str, given: Collection[str] = ()) -
         check_packages(settings.logs)
 
 
-def check_tables(settings: Settings, engine: str, watcher: Watcher) -> None:
-    """Check the tables of a simulated run before it starts, and show warnings."""
+def check_tables(settings: Settings, engine: str, watcher: Watcher, tells: bool = True) -> None:
+    """Check the tables of a simulated run before it starts; show warnings if it ``tells``."""
     if engine in SIMULATED:
         from fedapp.kernels import load_ahead
         from fedapp.runs.tables import check_tables
@@ -179,7 +180,8 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher) -> None:
                 unused = ("fedapp.trees.forest",)
             load_ahead(modules, unused)
         for text in check_tables(settings):
-            watcher.tell(f"! {text}")
+            if tells:
+                watcher.tell(f"! {text}")
 
 
 def carry_out(
@@ -250,7 +252,7 @@ def predict_jointly(
     settings: Settings, parts: Mapping[str, Any], output: str, engine: str, watcher: Watcher
 ) -> JointPrediction:
     """Run a joint prediction; a note on a FedappError names the run's folder, which is kept."""
-    check_tables(settings, engine, watcher)
+    check_tables(settings, engine, watcher, tells=False)
     place = run_dir_of(settings, engine, predictions_folder())
     with delete_when_done(place, stays=bool(settings.run_dir)):
         run = settings.model_copy(update={"run_dir": place})

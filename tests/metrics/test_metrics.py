@@ -20,6 +20,7 @@ from fedapp.metrics.names import default_metric
 BINARY, MULTI, REGRESSION = "binary:logistic", "multi:softprob", "reg:squarederror"
 OBJECTIVES = (BINARY, MULTI, REGRESSION)
 N_BINS = 64
+CENTERS = {BINARY: -1.5, MULTI: 0.0, REGRESSION: 0.0}
 
 seeds = st.integers(0, 2**32 - 1)
 n_rows_drawn = st.integers(2, 300)
@@ -77,7 +78,7 @@ def test_auc_lies_within_its_bound_and_ks_below_the_exact_one(n_rows, seed, half
     arrays = rows(BINARY, n_rows, seed)
     exact = metrics.pooled(BINARY, *arrays)
     sums = metrics.statistics(BINARY, *arrays, 2 * half_bins)
-    got, bound = metrics.scores(BINARY, sums), metrics.auc_error(sums)
+    got, bound = metrics.scores(BINARY, sums), metrics.score_errors(BINARY, sums)["auc"]
     if np.isnan(exact["auc"]):
         assert np.isnan([got["auc"], got["ks"], bound]).all()
     else:
@@ -243,9 +244,9 @@ def test_bins_are_narrowest_around_the_centre():
     close = np.float32([[2.0], [2.0001], [2.0002], [2.0003]])
     around = metrics.statistics(BINARY, close, labels, weights, 512, center=2.0)
     away = metrics.statistics(BINARY, close, labels, weights, 512)
-    assert metrics.auc_error(around) == 0
+    assert metrics.score_errors(BINARY, around)["auc"] == 0
     assert metrics.scores(BINARY, around)["auc"] == 0.75
-    assert metrics.auc_error(away) > 0
+    assert metrics.score_errors(BINARY, away)["auc"] > 0
 
 
 def test_the_auc_of_a_rare_class_is_seen_after_the_first_tree():
@@ -303,7 +304,7 @@ def test_one_class_alone_has_no_auc_but_a_log_loss(label):
         assert np.isnan(got["recall"]) == (label == 0)
         assert np.isfinite([got["logloss"], got["accuracy"]]).all()
     assert metrics.curves(BINARY, sums) == {"roc": {"fpr": [], "tpr": []}}
-    assert np.isnan(metrics.auc_error(sums))
+    assert np.isnan(metrics.score_errors(BINARY, sums)["auc"])
 
 
 def test_a_constant_target_has_no_r2():
@@ -399,7 +400,7 @@ def test_negative_and_infinite_statistics_are_refused():
     for cell in (-1.0, np.inf):
         bad = metrics.Statistics(np.zeros(5), np.full((2, 8), cell))
         with pytest.raises(ValueError, match=r"histogram's cells must be 0 to"):
-            metrics.auc_error(bad)
+            metrics.score_errors(BINARY, bad)["auc"]
 
 
 ASKED = {
@@ -492,4 +493,65 @@ def test_the_largest_cells_that_are_taken_give_scores():
     scores = metrics.scores(BINARY, huge, ("aucpr",)) | metrics.scores_from_bin(huge, 3)
     assert all(0 <= scores[name] <= 1 for name in ("auc", "aucpr", "f1_at_threshold"))
     assert metrics.best_bin(huge) == 0
-    assert np.isfinite(metrics.auc_error(huge))
+    assert np.isfinite(metrics.score_errors(BINARY, huge)["auc"])
+
+
+# Sampling intervals
+
+
+def sample(objective: str, n_rows: int, rng: np.random.Generator):
+    """Statistics of rows that are drawn from one distribution."""
+    margins = rng.normal(size=(n_rows, 3 if objective == MULTI else 1))
+    if objective == BINARY:
+        labels = rng.random(n_rows) < 0.2
+        margins[:, 0] += 1.2 * labels - 1.5
+    elif objective == MULTI:
+        labels = rng.choice(3, n_rows, p=[0.6, 0.3, 0.1])
+        margins[np.arange(n_rows), labels] += 1.5
+    else:
+        labels = rng.normal(size=n_rows)
+    arrays = margins.astype(np.float32), labels.astype(np.float32), np.ones(n_rows, np.float32)
+    return metrics.statistics(objective, *arrays, 2**12, 8.0, CENTERS[objective])
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_intervals_cover_the_scores_of_all_rows_as_often_as_they_say(objective):
+    rng, n_rows, n_samples = np.random.default_rng(5), 200, 60
+    truth = metrics.scores(objective, sample(objective, 300_000, rng))
+    covered: dict[str, list[bool]] = {}
+    for _ in range(n_samples):
+        drawn = sample(objective, n_rows, rng)
+        spans = metrics.intervals(objective, drawn, CENTERS[objective], 8.0)
+        for name, (low, high) in spans.items():
+            covered.setdefault(name, []).append(low <= truth[name] <= high)
+    assert set(covered) == set(truth) - {"auc_ovr", "ks", "r2"}
+    # Of 60 intervals of 95 %, fewer than 50 cover with a probability of 0.0003.
+    assert {name: sum(each) for name, each in covered.items() if sum(each) < 50} == {}
+    assert all(len(each) == n_samples for each in covered.values())
+
+
+def test_the_interval_of_an_auc_is_delongs_on_the_logit_scale():
+    margins = np.array([[-1.0], [0.5], [0.2], [1.0], [2.0]], np.float32)
+    labels, weights = np.array([0, 0, 1, 1, 1], np.float32), np.ones(5, np.float32)
+    drawn = metrics.statistics(BINARY, margins, labels, weights, 2**12)
+    # Placements of positives: 1/2, 1, 1; of negatives: 1, 2/3.
+    area = 5 / 6
+    error = math.sqrt(np.var([0.5, 1, 1], ddof=1) / 3 + np.var([1, 2 / 3], ddof=1) / 2)
+    logit, reach = math.log(area / (1 - area)), 1.959964 * error / (area * (1 - area))
+    expected = [1 / (1 + math.exp(-each)) for each in (logit - reach, logit + reach)]
+    assert metrics.intervals(BINARY, drawn)["auc"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_intervals_are_of_whole_numbers_of_rows_and_the_same_each_time():
+    margins, labels, _ = rows(BINARY, 100, 3)
+    drawn = metrics.statistics(BINARY, margins, labels, np.ones(100, np.float32), N_BINS)
+    assert metrics.intervals(BINARY, drawn) == metrics.intervals(BINARY, drawn) != {}
+    noised = metrics.Statistics(drawn.sums, drawn.histogram + 0.25)
+    assert metrics.intervals(BINARY, noised) == {}
+
+
+def test_a_score_that_no_draw_changes_has_no_interval():
+    margins, labels = np.array([[-1.0], [1.0]] * 20, np.float32), np.tile([0, 1], 20)
+    arrays = margins, labels.astype(np.float32), np.ones(40, np.float32)
+    spans = metrics.intervals(BINARY, metrics.statistics(BINARY, *arrays, N_BINS))
+    assert not {"auc", "accuracy", "f1", "pr_auc"} & set(spans)

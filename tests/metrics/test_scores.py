@@ -129,3 +129,30 @@ def test_the_printed_scores_say_their_threshold_and_weights(
     assert f"scores at it: test f1 {test['f1_at_threshold']:.4f}, precision" in text
     assert "scores are weighted by the column 'w', as training is" in text
     assert "_at_threshold" not in text
+
+
+@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
+def test_a_model_that_cannot_tell_rows_apart_proposes_no_threshold(
+    settings: MakeSettings, vertical: MakeSettings, write_table: Callable[..., Path], strategy: str
+) -> None:
+    data = write_table("rare", 300, y=[int(place % 10 == 0) for place in range(300)])
+    given = {"data": str(data), "label": "y", "parties": 2, "gamma": 1000.0, "num_boost_round": 1}
+    make = vertical if strategy == "secureboost" else settings
+    summary = summary_of(run_local(make(strategy=strategy, **given)))
+    assert summary["metrics"]["test"]["threshold"] == 0
+    assert summary["threshold"] == {}
+    assert "confusion_at_threshold" not in summary.get("curves", {})
+
+
+@pytest.mark.parametrize("strategy", ["pax", "bagging", "fedavg-linear"])
+def test_intervals_of_a_run_hold_its_scores_unless_rows_are_weighted(
+    settings: MakeSettings, write_table: Callable[..., Path], strategy: str
+) -> None:
+    data = write_table("weighted", 200, w=[1 + place % 2 for place in range(200)])
+    given = {"data": str(data), "label": "y", "parties": 2, "strategy": strategy}
+    summary = summary_of(run_local(settings(**given, drop_columns="w")))
+    spans, scores = summary["intervals"], summary["metrics"]["test"]
+    assert {"auc", "logloss", "accuracy", "pr_auc"} <= set(spans)
+    assert all(low < scores[name] < high for name, (low, high) in spans.items())
+    assert summary["label"] == "y"
+    assert summary_of(run_local(settings(**given, weight="w")))["intervals"] == {}

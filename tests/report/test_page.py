@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from fedapp.commands import cli
 from fedapp.data.table import DROPPED
 from fedapp.report import write_report
-from fedapp.report.page import DEEPEST, first_tree, tree_html
+from fedapp.report.page import DEEPEST, _gains, first_tree, tree_html
 from fedapp.run_folder import RunFolder
 from fedapp.runs.tables import stacked_tables
 from fedapp.settings import load_settings
@@ -106,7 +106,7 @@ def test_the_model_comes_first_then_training_traffic_and_settings(binary):
 @pytest.mark.parametrize(
     ("strategy", "settings", "absent"),
     [
-        ("pax", {"data": "wine", "objective": "multi:softprob"}, {FACTS}),
+        ("pax", {"data": "wine", "objective": "multi:softprob"}, set()),
         ("pax", {"data": "diabetes", "objective": "reg:squarederror"}, {FACTS}),
         ("pax", {"test-fraction": 0}, {"Predictions"}),
         ("fedavg-linear", {"fedavg-linear.rounds": 3}, set()),
@@ -153,7 +153,7 @@ def test_the_area_under_a_drawn_roc_curve_is_the_auc_of_the_scores(binary, name)
         curves, scores = summary["baselines"]["curves"][kind], summary["baselines"][kind]
         curves, scores = (curves[party], scores[party]) if party else (curves, scores)
     area = np.trapezoid(curves["roc"]["tpr"], curves["roc"]["fpr"])
-    assert abs(area - scores["auc"]) <= max(summary["auc_error"], 1e-9)
+    assert abs(area - scores["auc"]) <= max(summary["score_errors"]["auc"], 1e-9)
     assert f"{name}, auc {scores['auc']:.3f}" in page_of(binary)
 
 
@@ -327,3 +327,64 @@ def test_a_whole_model_of_equal_column_names_is_explained_and_held_against_its_b
     columns = {"bank.size", "shop.size"}
     assert set(summary["contributions"]["mean"]) == columns
     assert set(summary["baselines"]["importance"]["pooled"]["total_gain"]) == columns
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_warning_is_printed_once_after_the_result_and_before_the_reports_path(
+    tmp_path, write_table
+):
+    data = write_table("flat", 60, flat=[1] * 60)
+    more = [f"data={data}", "label=y", "parties=2", f"run-dir={tmp_path / 'run'}"]
+
+    words = [word for pair in more for word in ("-c", pair)]
+    done = CliRunner().invoke(cli, ["run", "pax", *words])
+    warning = "has the same value in every row"
+    assert done.exit_code == 0, done.output
+    assert done.output.count(warning) == 1
+    *_, warned, last = done.output.splitlines()
+    assert warned == f"! feature column 'flat' {warning}"
+    assert last.startswith("report: ")
+
+
+def test_every_message_of_the_traffic_names_its_party(binary):
+    lines = [json.loads(line) for line in (binary / "ledger.jsonl").read_text().splitlines()]
+    names = {line[end] for line in lines for end in ("from", "to")}
+    assert names == {"server", "party-1", "party-2"}
+    assert "node " not in sections(page_of(binary))["Traffic"].partition("Bytes by party")[2]
+
+
+def test_gains_and_lift_follow_from_the_rows_called_positive():
+    rates = {"tpr": [0, 0.5, 1.0, 1.0], "fpr": [0, 0.0, 0.5, 1.0]}  # 2 of 8 rows are positive
+    gains = _gains({"pax": rates}, 0.25)["pax"]
+    assert gains["called"] == pytest.approx([1 / 8, 5 / 8, 1.0])
+    assert gains["found"] == pytest.approx([0.5, 1.0, 1.0])
+    assert gains["lift"] == pytest.approx([4.0, 1.6, 1.0])
+
+
+def test_the_page_has_gains_lift_rows_by_class_and_missing_values(tmp_path, write_table):
+    income = ["" if row % 4 == 0 else row % 7 for row in range(200)]
+    data = write_table("gaps", 200, income=income)
+    path = run(tmp_path / "run", "pax", data=data, label="y")
+    found, summary = sections(page_of(path)), summary_of(path)
+    captions = re.findall("<figcaption>(.*?)</figcaption>", found["Predictions"])
+    assert any(caption.startswith("Gains") for caption in captions)
+    assert any(caption.startswith("Lift") for caption in captions)
+    assert summary["missing"] == {"income": 0.25}
+    assert '<td>income</td><td class="n">25.0%</td>' in found[FACTS]
+    labels = [line.rsplit(",", 2)[1] for line in data.read_text().splitlines()[1:]]
+    weights = summary["class_weights"]
+    assert list(weights) == ["party-1", "party-2"]
+    totals = [sum(each) for each in zip(*weights.values(), strict=True)]
+    assert totals == [labels.count("0"), labels.count("1")]
+    assert f"<td>all</td>{''.join(_cell(each, 200) for each in totals)}" in found[FACTS]
+
+
+def _cell(count: float, n_rows: int) -> str:
+    return f'<td class="n">{count:,.0f} ({count / n_rows:.1%})</td>'
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_rows_by_class_are_those_of_all_parties_where_only_sums_leave(tmp_path):
+    secure = {"pax.aggregation": "secure", "parties": 3, "data": "wine", "num-boost-round": 1}
+    path = run(tmp_path / "run", "pax", **secure)
+    assert summary_of(path)["class_weights"] == {"all parties": [59, 71, 48]}

@@ -469,3 +469,81 @@ def test_the_class_that_counts_as_positive_is_said_where_classes_have_names() ->
     assert "as positive" not in printed({**facts, "classes": ["0", "1"]})
     unnamed = {**facts, "classes": [], "positive_label": "bad"}
     assert "scores take bad as positive" in printed(unnamed)
+
+
+# The sentence for everyone
+
+
+def in_a_sentence(objective: str, **changes: object) -> str:
+    return summary.headline({**summary_of(objective), **changes})
+
+
+def test_the_headline_of_two_classes_counts_pairs_beside_the_baselines() -> None:
+    facts = {"label": "default", "classes": ["no", "yes"], "intervals": {"auc": [0.794, 0.8301]}}
+    alone = {"a": {"auc": 0.781}, "b": {"auc": 0.79}}
+    baselines = {"pooled": {"auc": 0.8149}, "alone": alone}
+    assert in_a_sentence(BINARY, **facts, baselines=baselines) == (
+        "Two organisations together: the model ranks a row with default = yes above one with no in "
+        "81 of 100 pairs (95 % interval 79 to 83); alone they reach 78 to 79; with all data in one "
+        "place 81."
+    )
+    assert in_a_sentence(BINARY) == (
+        "Two organisations together: the model ranks a positive row above a negative one in 81 of "
+        "100 pairs."
+    )
+    one = {"alone": {"bank": {"auc": 0.99}}}
+    assert in_a_sentence(BINARY, baselines=one).endswith(
+        "in 81.2 of 100 pairs; bank alone reaches 99.0."
+    )
+
+
+def test_the_headline_of_classes_compares_with_the_most_frequent_one() -> None:
+    assert in_a_sentence(MULTI, label="wine") == (
+        "Two organisations together: the model names the right wine for 81 of 100 rows; always "
+        "naming the most frequent class is right for 60."
+    )
+
+
+def test_the_headline_of_numbers_compares_with_the_mean_in_the_labels_units() -> None:
+    scores = {"test": {"rmse": 6.0, "mae": 4.0, "r2": 0.64}}
+    assert in_a_sentence(REGRESSION, label="price", metrics=scores) == (
+        "Two organisations together: predictions of price are typically off by 6; always "
+        "answering the mean is off by 10."
+    )
+
+
+def test_without_scores_of_test_rows_there_is_no_headline(tmp_path) -> None:
+    assert in_a_sentence(BINARY, metrics={"test": {}, "train": {"auc": 0.9}}) == ""
+    assert in_a_sentence(BINARY, metrics={"test": {"auc": math.nan}}) == ""
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_headline_and_intervals_are_on_every_form_of_a_result(tmp_path) -> None:
+    path = make_run(tmp_path / "run", intervals={"auc": [0.8, 0.825]})
+    page = page_of(path)
+    sentence = in_a_sentence(BINARY, intervals={"auc": [0.8, 0.825]})
+    text, card = printed(summary.read_run(path).summary), (path / "model-card.md").read_text()
+    assert sentence in " ".join(text.split())
+    assert sentence in card
+    assert f'<p class="lead">{sentence}</p>' in page
+    for one in (text, card, page):
+        assert "95 % intervals, test: auc 0.8000 to 0.8250; over" in one
+        assert "DeLong" in one
+
+
+def test_the_printed_result_ends_with_its_warnings_and_the_report(tmp_path) -> None:
+    path = make_run(tmp_path / "run", warnings=["only 16 bins"])
+    write_report([path])
+    *_, warning, last = printed(summary.read_run(path).summary, path=path).splitlines()
+    assert warning == "! only 16 bins"
+    assert last.startswith("report: ")
+    assert last.endswith("report.html")
+
+
+def test_a_small_threshold_has_digits_and_one_of_all_rows_is_not_proposed() -> None:
+    scores = dict.fromkeys(metrics.AT_THRESHOLD, 0.5)
+    chosen = {"threshold": {"value": 3.14e-5, "rows": "valid"}, "metrics": {"test": scores}}
+    assert "threshold 3.1e-05, of the best F1 on" in printed({**summary_of(BINARY), **chosen})
+    none = {"threshold": {}, "metrics": {"test": {**scores, "threshold": 0.0}}}
+    text = printed({**summary_of(BINARY), **none})
+    assert "no threshold is proposed: calling all rows positive has the best F1" in text

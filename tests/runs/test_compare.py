@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import re
@@ -16,7 +17,14 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, StoppedError
-from fedapp.report.comparison import Comparison, Line, score_table, tradeoff_page
+from fedapp.report.comparison import (
+    Comparison,
+    Line,
+    as_csv,
+    as_latex,
+    score_table,
+    tradeoff_page,
+)
 from fedapp.report.plots import compared_scores, near_range, spread_out, tradeoff
 from fedapp.report.summary import fact_grid, read_run
 from fedapp.run_folder import RunFolder, Silent
@@ -281,17 +289,65 @@ def test_a_comparison_has_the_page_of_every_run_and_more_than_one_score(tmp_path
     done = CliRunner().invoke(cli, [*words, *settings])
     assert done.exit_code == 0, done.output
     page = (tmp_path / "out" / "comparison.html").read_text()
-    links = re.findall(r'<a href="([^#"]+)">(.*?)</a>', page)
+    links = re.findall(r'<a href="([^#"]+/report.html)">(.*?)</a>', page)
     assert {name for _, name in links} == {"pax-42", "pax-43", "bagging-42", "bagging-43"}
     for link, name in links:
         own = (tmp_path / "out" / link).read_text()
         assert f"<title>{name.partition('-')[0]} on breast-cancer" in own
+    for name in ("comparison.csv", "comparison.tex"):
+        assert f'<a href="{name}">{name}</a>' in page
+        assert (tmp_path / "out" / name).read_text().count("\n") > 5
     summary = json.loads((tmp_path / "out" / "pax-43" / "summary.json").read_text())
     own = summary["metrics"]["test"]
     shown = [f'<td class="n">{own[name]:.4f}</td>' for name in ("auc", "logloss", "accuracy")]
     assert "".join(shown) in page
     for name in ("auc ↑", "logloss ↓", "accuracy ↑"):
         assert name in done.output
+
+
+def with_alone(n_parties: int) -> Comparison:
+    """Two runs of a method, and the rows of parties alone, the first of which are best."""
+    alone = [
+        Line(
+            f"p{party}'s rows alone, XGBoost",
+            (0.9 - party / 100, 0.8),
+            others={
+                "auc": (0.9 - party / 100, 0.8),
+                "logloss": (0.1 * party, 0.5),
+                **({"threshold": (0.4, 0.5)} if party > 1 else {}),  # not every party chooses one
+            },
+            alone="rows alone, XGBoost",
+        )
+        for party in range(1, n_parties + 1)
+    ]
+    scores = {"auc": (0.95, 0.97), "logloss": (0.2, 0.3)}
+    return made(2, lines=(Line("pax", (0.95, 0.97), 2.0, 30.0, 1e6, others=scores), *alone))
+
+
+def test_many_parties_alone_are_shown_as_mean_best_and_worst() -> None:
+    names = [line.name for line in with_alone(6).folded.lines]
+    best, worst = "p1's rows alone, XGBoost, best of 6", "p6's rows alone, XGBoost, worst of 6"
+    assert names == ["pax", best, "rows alone, XGBoost, mean of 6", worst]
+    mean = with_alone(6).folded.lines[2]
+    assert mean.scores == pytest.approx((0.865, 0.8))
+    assert mean.others["logloss"] == pytest.approx((0.35, 0.5))
+    assert set(mean.others) == {"auc", "logloss"}
+    for text in (tradeoff_page(with_alone(6)), text_of(score_table(with_alone(6)))):
+        assert "p3" not in text
+        assert "mean of 6" in text
+    assert with_alone(4).folded.lines == with_alone(4).lines
+
+
+def test_the_table_of_a_comparison_is_also_csv_of_all_lines_and_latex_of_those_shown() -> None:
+    rows = list(csv.DictReader(io.StringIO(as_csv(with_alone(6)))))
+    assert [row["strategy"] for row in rows] == [line.name for line in with_alone(6).lines]
+    assert [float(row["auc"]) for row in rows] == [line.mean for line in with_alone(6).lines]
+    text = as_latex(with_alone(6))
+    assert text.startswith("\\begin{tabular}{lrrrrrrr}\nstrategy & auc $\\uparrow$ & $\\pm$ & ")
+    assert text.count("\\\\\n") == 1 + 4
+    assert "pax & 0.9600 & 0.0141 & best & 0.2500 & 2.00 s & 30 & 1.0 MB \\\\\n" in text
+    odd = as_latex(made(lines=(Line("a_b & 100%", (0.9,), 2.0, 3.0, 1.0),)))
+    assert "a\\_b \\& 100\\% & 0.9000" in odd
 
 
 def test_a_score_far_from_all_others_does_not_set_the_axis() -> None:

@@ -23,7 +23,7 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
-from fedapp.runs.baselines import contributions
+from fedapp.runs.baselines import table_facts
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.site.table import check_range, quantiles, read_joined, unlike_columns
@@ -290,7 +290,7 @@ def test_an_exported_model_of_equal_column_names_predicts_as_its_parties_do(
 def test_the_report_explains_an_exported_model_of_equal_column_names(train, tables) -> None:
     folder = train(allow_export=True)
     run = load_settings(tomllib.loads((folder.path / "config.toml").read_text()))
-    found = contributions(run, folder.path)
+    found = table_facts(run, folder.path)["contributions"]
     assert set(found["mean"]) == {"bank.a", "bank.b", "insurer.a", "insurer.b"}
 
 
