@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -281,6 +283,34 @@ class Comparison:
         return ", ".join(f"{name}={self.changed[name]}" for name in self.changed if name in names)
 
 
+def read_comparison(content: Mapping[str, Any]) -> Comparison:
+    """The comparison of a ``comparison.json``, in which null is NaN."""
+
+    def with_nan(scores: Sequence[float | None]) -> tuple[float, ...]:
+        return tuple(math.nan if score is None else score for score in scores)
+
+    lines = []
+    for line in content["lines"]:
+        others = {name: with_nan(scores) for name, scores in line["others"].items()}
+        lines.append(Line(**{**line, "scores": with_nan(line["scores"]), "others": others}))
+    fields = {name: value for name, value in content.items() if name != "table"}
+    return Comparison(**{**fields, "lines": tuple(lines)})
+
+
+def score_text_table(comparison: Comparison) -> str:
+    """The lines as a table of plain text."""
+    console = Console(file=StringIO(), width=200, color_system=None, force_jupyter=False)
+    with console.capture() as captured:
+        console.print(score_table(comparison))
+    return captured.get().rstrip()
+
+
+def score_html(comparison: Comparison) -> str:
+    """The lines as a table of HTML; the best one is bold."""
+    best, *others = _rows(comparison)
+    return table(_header(comparison), [[strong(cell) for cell in best], *others])
+
+
 def score_table(comparison: Comparison) -> Table:
     """The lines as a table for a terminal."""
     grid = Table(*_header(comparison))
@@ -293,8 +323,6 @@ def score_table(comparison: Comparison) -> Table:
 
 def tradeoff_page(comparison: Comparison) -> str:
     """The comparison as HTML: tables, and figures of scores against costs."""
-    best, *others = _rows(comparison)
-    rows = [[strong(cell) for cell in best], *others]
     facts = list(comparison.facts.items())
     ties = TIES if len(comparison.lines[0].scores) > 1 else ""
     run_rows = [
@@ -305,7 +333,7 @@ def tradeoff_page(comparison: Comparison) -> str:
     head = ["run", *map(arrow, comparison.metrics)]
     costs = cost_figures(comparison.lines, comparison.metric, "strategy")
     sections = {
-        "Test scores and cost": table(_header(comparison), rows) + quiet(ONE_PLACE) + quiet(ties),
+        "Test scores and cost": score_html(comparison) + quiet(ONE_PLACE) + quiet(ties),
         "Every run": table(head, run_rows) if run_rows else "",
         "What is compared": table(["", "of every line, or of a method"], facts, 2),
         "Trade-offs": figures(costs),

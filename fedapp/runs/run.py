@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from html import escape
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -451,7 +452,9 @@ def _check_rows(unmatched: Sequence[str], notes: Sequence[str]) -> None:
 class Compared(Finished):
     """A finished comparison of methods: runs on the same rows, and their scores.
 
-    Its folder ``path`` has the page, ``comparison.html``.
+    It prints the table of ``fedapp compare``, also in a notebook. Its folder ``path`` has the page,
+    ``comparison.html``.
+
     Examples
     --------
     >>> import fedapp
@@ -473,6 +476,17 @@ class Compared(Finished):
         """The runs of each method, in the order of seeds and folds."""
         named = {line["name"]: line["runs"] for line in self.summary["lines"] if line["runs"]}
         return {name: [Run(self.path / run) for run in runs] for name, runs in named.items()}
+
+    def __repr__(self) -> str:
+        from fedapp.report.comparison import read_comparison, score_text_table
+
+        return f"{super().__repr__()}\n{score_text_table(read_comparison(self.summary))}"
+
+    def _repr_html_(self) -> str:
+        from fedapp.report.comparison import read_comparison, score_html
+
+        folder = f"<small>{escape(display_path(self.path))}</small>"
+        return f"<div>{score_html(read_comparison(self.summary))}{folder}</div>"
 
 
 class Folds(Finished):

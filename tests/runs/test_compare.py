@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, StoppedError
+from fedapp.home import display_path
 from fedapp.report.comparison import Comparison, Line, score_table, tradeoff_page
 from fedapp.report.plots import compared_scores, near_range, spread_out, tradeoff
 from fedapp.report.summary import fact_grid, read_run
@@ -23,6 +25,7 @@ from fedapp.run_folder import RunFolder, Silent
 from fedapp.runs.baselines import run_baselines
 from fedapp.runs.compare import compare, default_folder, same_rows
 from fedapp.runs.local import run_local
+from fedapp.runs.run import Compared
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.site.store import Store
 from strategies.inference import InferenceStrategy
@@ -273,6 +276,24 @@ def test_differences_are_paired_and_those_within_two_standard_errors_tie() -> No
     assert "-0.0233 ± 0.0058 tie" not in printed
     assert {each["ties"] for each in made(1).records} == {None}
     assert "less the best" not in text_of(score_table(made(1))) + tradeoff_page(made(1))
+
+
+@pytest.mark.parametrize("n_seeds", [1, 2])
+def test_a_comparison_in_python_shows_the_table_of_the_command(
+    tmp_path: Path, n_seeds: int
+) -> None:
+    lines = (*made(n_seeds).lines, Line("<b>no score</b>", (float("nan"),) * n_seeds))
+    comparison = made(n_seeds, lines=lines)
+    fields = asdict(comparison) | {"table": comparison.records}
+    RunFolder(tmp_path).write_json("comparison.json", fields)
+    compared = Compared(tmp_path)
+    first, *rest = repr(compared).splitlines()
+    assert first == f"Compared('{display_path(tmp_path)}')"
+    assert [line.rstrip() for line in rest] == text_of(score_table(comparison)).splitlines()
+    html = compared._repr_html_()
+    assert html.count("<tr>") == 1 + len(lines)
+    assert "<td>&lt;b&gt;no score&lt;/b&gt;</td>" in html
+    assert ("less the best" in html) == (n_seeds > 1)
 
 
 def test_a_comparison_has_the_page_of_every_run_and_more_than_one_score(tmp_path: Path) -> None:
