@@ -270,7 +270,7 @@ class Federated(BaseEstimator):
             raise ValueError(
                 f"{type(self).__name__} requires y to be passed, but the target y is None"
             )
-        with self._as_value_error():
+        with self._as_value_error(), following(self.progress) as watcher:
             table = self._read(X, reset=True)
             names = table.column_names
             labels, of_labels = self._targets(y)
@@ -310,12 +310,7 @@ class Federated(BaseEstimator):
             patience = arguments.pop("early-stopping-rounds", 0) if eval_set else 0
             functions = functions_of(self.get_params())[1]
             check_functions(functions, self.engine)
-            with (
-                functions_in_use(functions),
-                _warned_once(),
-                following(self.progress) as watcher,
-                self._folder() as place,
-            ):
+            with functions_in_use(functions), _warned_once(), self._folder() as place:
                 arguments |= {"data": write_tables(tables, place), "run-dir": str(place)}
                 has_page = self.run_dir is not None
                 options = self.engine, False, watcher

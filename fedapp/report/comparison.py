@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from io import StringIO
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -21,7 +19,7 @@ from fedapp.errors import DataError
 from fedapp.metrics import AT_THRESHOLD, is_metric, larger_is_better
 from fedapp.report import plots
 from fedapp.report.page import arrow, figures, named, page, quiet, strong, table
-from fedapp.report.plots import compared_scores, near_range, ranking, tradeoff
+from fedapp.report.plots import Drawing, compared_scores, near_range, ranking, tradeoff
 from fedapp.report.summary import (
     COMMON,
     Run,
@@ -49,6 +47,7 @@ TIES = (
 )
 OFF_AXIS = " An arrow stands for a score beyond the axis, which is written beside it."
 Named = Mapping[str, Run]
+Records = Sequence[Mapping[str, Any]]  # as of `Comparison.records`
 # A run's location, and settings that the table of runs shows.
 STATED = {"run-dir", "resume", "strategy", "data", "parties", "seed"}
 
@@ -137,7 +136,7 @@ def _costs(runs: Named) -> str:
     return table(header, rows)
 
 
-def _trade_offs(runs: Named) -> dict[str, str]:
+def _trade_offs(runs: Named) -> dict[str, Drawing]:
     """Scores of the early-stopping metric against costs; empty if fewer than two runs have it."""
     metric = metric_of(next(iter(runs.values())).summary)
     lines = []
@@ -155,7 +154,7 @@ def _trade_offs(runs: Named) -> dict[str, str]:
     return cost_figures(lines, metric, "run")
 
 
-def _defined(scores: Scores, metric: str) -> float | None:
+def _defined(scores: Mapping[str, Any], metric: str) -> float | None:
     """A score, or None if it is absent or undefined."""
     value = scores.get(metric)
     return None if value is None or math.isnan(value) else value
@@ -283,42 +282,21 @@ class Comparison:
         return ", ".join(f"{name}={self.changed[name]}" for name in self.changed if name in names)
 
 
-def read_comparison(content: Mapping[str, Any]) -> Comparison:
-    """The comparison of a ``comparison.json``, in which null is NaN."""
-
-    def with_nan(scores: Sequence[float | None]) -> tuple[float, ...]:
-        return tuple(math.nan if score is None else score for score in scores)
-
-    lines = []
-    for line in content["lines"]:
-        others = {name: with_nan(scores) for name, scores in line["others"].items()}
-        lines.append(Line(**{**line, "scores": with_nan(line["scores"]), "others": others}))
-    fields = {name: value for name, value in content.items() if name != "table"}
-    return Comparison(**{**fields, "lines": tuple(lines)})
-
-
-def score_text_table(comparison: Comparison) -> str:
-    """The lines as a table of plain text."""
-    console = Console(file=StringIO(), width=200, color_system=None, force_jupyter=False)
-    with console.capture() as captured:
-        console.print(score_table(comparison))
-    return captured.get().rstrip()
-
-
-def score_html(comparison: Comparison) -> str:
-    """The lines as a table of HTML; the best one is bold."""
-    best, *others = _rows(comparison)
-    return table(_header(comparison), [[strong(cell) for cell in best], *others])
-
-
-def score_table(comparison: Comparison) -> Table:
+def score_table(records: Records) -> Table:
     """The lines as a table for a terminal."""
-    grid = Table(*_header(comparison))
+    header, *rows = _cells(records)
+    grid = Table(*header)
     for column in grid.columns[1:]:
         column.justify = "right"
-    for name, *cells in _rows(comparison):
+    for name, *cells in rows:
         grid.add_row(escape(name), *cells)
     return grid
+
+
+def score_html(records: Records) -> str:
+    """The lines as a table of a page; the best one is bold."""
+    header, best, *others = _cells(records)
+    return table(header, [[strong(cell) for cell in best], *others])
 
 
 def tradeoff_page(comparison: Comparison) -> str:
@@ -333,7 +311,7 @@ def tradeoff_page(comparison: Comparison) -> str:
     head = ["run", *map(arrow, comparison.metrics)]
     costs = cost_figures(comparison.lines, comparison.metric, "strategy")
     sections = {
-        "Test scores and cost": score_html(comparison) + quiet(ONE_PLACE) + quiet(ties),
+        "Test scores and cost": score_html(comparison.records) + quiet(ONE_PLACE) + quiet(ties),
         "Every run": table(head, run_rows) if run_rows else "",
         "What is compared": table(["", "of every line, or of a method"], facts, 2),
         "Trade-offs": figures(costs),
@@ -342,7 +320,7 @@ def tradeoff_page(comparison: Comparison) -> str:
     return page(title, f"{comparison.data} · {comparison.n_rows['test']:,} test rows", sections)
 
 
-def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, str]:
+def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, Drawing]:
     """Figures of scores against costs, and a ranking, by caption; `what` names a line."""
     federated = [line for line in lines if line.n_bytes is not None]
     off_axis = OFF_AXIS if _has_far(federated) else ""
@@ -377,22 +355,21 @@ def _has_far(lines: Sequence[Line]) -> bool:
     return any(not low <= mean <= high for mean in means)
 
 
-def _header(comparison: Comparison) -> list[str]:
-    metric, *others = map(arrow, comparison.metrics)
-    pairs = ["less the best"] if len(comparison.lines[0].scores) > 1 else []
-    return ["strategy", metric, "±", *pairs, *others, "train", "exchanges", "bytes"]
-
-
-def _rows(comparison: Comparison) -> list[list[str]]:
-    rows = []
-    for record in comparison.records:
+def _cells(records: Records) -> list[list[str]]:
+    """The header of the table, and a row for each record; NaN may be None, as in JSON."""
+    _, metric, _, *names = records[0]
+    others = names[: names.index("difference")]
+    is_several = any(_defined(record, "sd") is not None for record in records)
+    pairs = ["less the best"] if is_several else []
+    costs = ["train", "exchanges", "bytes"]
+    rows = [["strategy", arrow(metric), "±", *pairs, *map(arrow, others), *costs]]
+    for record in records:
         mark = " tie" if record["ties"] else ""
-        pairs = f"{record['difference']:+.4f} ± {score_text(record['difference_sd'])}{mark}"
-        row = [record["strategy"], score_text(record[comparison.metric]), score_text(record["sd"])]
-        row += (
-            ["best" if record["is_best"] else pairs] if len(comparison.lines[0].scores) > 1 else []
-        )
-        row += [score_text(record[name]) for name in comparison.metrics[1:]]
+        difference = math.nan if record["difference"] is None else record["difference"]
+        pairs = [f"{difference:+.4f} ± {score_text(record['difference_sd'])}{mark}"]
+        row = [record["strategy"], score_text(record[metric]), score_text(record["sd"])]
+        row += ["best"] if record["is_best"] and is_several else pairs if is_several else []
+        row += [score_text(record[name]) for name in others]
         costs = ["", "", ""]
         if record["bytes"] is not None:
             costs = [human_seconds(record["seconds"]), f"{record['exchanges']:g}"]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from html import escape
+from io import StringIO
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from rich.console import Console
 
 from fedapp.data.datasets import Data, Source, write_tables
 from fedapp.data.predictions import by_class
@@ -38,6 +40,9 @@ from fedapp.trees.categories import entries_of
 from fedapp.trees.divided import model_of
 from fedapp.trees.forest.model import BaggedForest, to_sklearn
 from fedapp.trees.model import Ensemble, class_values, json_of, model_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Array = npt.NDArray[Any]
 # The page of a comparison; trials of a search, and the folder of its best run.
@@ -66,6 +71,31 @@ class Finished:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({display_path(self.path)!r})"
+
+
+def _plot(name: str, shows: str, run: str = 'fedapp.load("runs/one")') -> Callable[[Run], Figure]:
+    """A method that draws a figure of the report; ``run`` has one, for the example."""
+
+    def plot(self: Run) -> Figure:
+        from fedapp.report.page import drawings
+        from fedapp.report.summary import read_run
+
+        images = {one.name: one for one in reversed(drawings(read_run(self.path)))}
+        if name not in images:
+            rule = f"plot_{name} must be of a run whose report has this figure"
+            raise ConfigError(f"{rule}, got one with {', '.join(sorted(images)) or 'none'}")
+        return images[name]
+
+    plot.__name__ = f"plot_{name}"
+    plot.__doc__ = f"""Draw {shows}, as in the report; returns a matplotlib figure.
+
+        Examples
+        --------
+        >>> import fedapp
+        >>> run = {run}
+        >>> figure = run.plot_{name}()
+        """
+    return plot
 
 
 class Run(Finished):
@@ -357,6 +387,20 @@ class Run(Finished):
 
         return write_report([self.path])
 
+    plot_importance = _plot("importance", "the columns' shares of the total gain")
+    plot_contributions = _plot("contributions", "the columns' mean absolute SHAP values")
+    plot_learning_curve = _plot("learning_curve", "the score of early stopping by round")
+    plot_traffic = _plot("traffic", "the bytes sent in each round")
+    plot_roc = _plot("roc", "ROC curves on test rows, also of the baselines")
+    plot_precision_recall = _plot("precision_recall", "precision by recall on test rows")
+    plot_calibration = _plot("calibration", "the share of positives by predicted probability")
+    plot_probabilities = _plot("probabilities", "histograms of predictions, by class")
+    plot_residuals = _plot(
+        "residuals",
+        "a histogram of label minus prediction on test rows",
+        'fedapp.run("pax", data="diabetes", num_boost_round=2)',
+    )
+
     def _repr_html_(self) -> str:
         """Method, scores and folder, for a notebook."""
         from fedapp.report.summary import run_html
@@ -478,15 +522,18 @@ class Compared(Finished):
         return {name: [Run(self.path / run) for run in runs] for name, runs in named.items()}
 
     def __repr__(self) -> str:
-        from fedapp.report.comparison import read_comparison, score_text_table
+        from fedapp.report.comparison import score_table
 
-        return f"{super().__repr__()}\n{score_text_table(read_comparison(self.summary))}"
+        text = StringIO()
+        console = Console(file=text, width=200, color_system=None, force_jupyter=False)
+        console.print(score_table(self.summary["table"]))
+        return f"{super().__repr__()}\n{text.getvalue().rstrip()}"
 
     def _repr_html_(self) -> str:
-        from fedapp.report.comparison import read_comparison, score_html
+        from fedapp.report.comparison import score_html
 
-        folder = f"<small>{escape(display_path(self.path))}</small>"
-        return f"<div>{score_html(read_comparison(self.summary))}{folder}</div>"
+        place = escape(display_path(self.path))
+        return f"{score_html(self.summary['table'])}<small>{place}</small>"
 
 
 class Folds(Finished):
