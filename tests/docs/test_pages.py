@@ -108,7 +108,10 @@ def passed(app: Path, *words: str) -> int:
 
 @pytest.mark.skipif(not METHOD.is_file(), reason="a wheel has no documentation")
 def test_a_method_as_the_page_adds_it_is_one(app_with_method: Path) -> None:
-    """Its layout, its own test, and the contract's on exactness, exchanges and fields."""
+    """Its style and layout, its own test, and the contract's on exactness, messages and rows."""
+    ruff = [sys.executable, "-m", "ruff"]
+    for words in (["check"], ["format", "--check"]):
+        subprocess.run([*ruff, *words, *files_in(METHOD)], cwd=app_with_method, check=True)
     assert passed(app_with_method, "tests/test_layout.py") > 50
     assert passed(app_with_method, "tests/strategies/test_equal_bagging.py") == 2
     which = "pooled_reference or is_known_for or declared_fields or nothing_of_rows"
