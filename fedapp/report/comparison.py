@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,12 @@ TIES = (
     "same seeds and folds; tie: the mean is within two standard errors of 0."
 )
 OFF_AXIS = " An arrow stands for a score beyond the axis, which is written beside it."
+# What a line costs: label and words of a figure, field of `Line`, and how a number is written.
+COSTS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
+    ("bytes sent", "the bytes it sends", "n_bytes", human_bytes),
+    ("train time", "its training time", "seconds", human_seconds),
+    ("exchanges", "its exchanges, which cost seconds in a deployment", "exchanges", "{:g}".format),
+)
 Named = Mapping[str, Run]
 Records = Sequence[Mapping[str, Any]]  # as of `Comparison.records`
 # A run's location, and settings that the table of runs shows.
@@ -324,9 +330,6 @@ def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, Dra
     """Figures of scores against costs, and a ranking, by caption; `what` names a line."""
     federated = [line for line in lines if line.n_bytes is not None]
     off_axis = OFF_AXIS if _has_far(federated) else ""
-    by_bytes = [(line.name, line.n_bytes or 0.0, line.mean) for line in federated]
-    by_seconds = [(line.name, line.seconds or 0.0, line.mean) for line in federated]
-    by_exchanges = [(line.name, line.exchanges or 0.0, line.mean) for line in federated]
     points = [(line.name, line.mean, line.spread, line.n_bytes is None) for line in lines]
     several = any(len(line.scores) > 1 for line in lines)
     bars = ", with the standard deviation over the runs" if several else ""
@@ -334,19 +337,13 @@ def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, Dra
     if len(federated) < len(lines):
         kinds += " (dark) and of the baselines (pale)"
     all_off_axis = OFF_AXIS if _has_far(lines) else ""
-    return {
-        f"Test {arrow(metric)} of every {what} against the bytes it sends, on a logarithmic "
-        f"scale.{off_axis}": tradeoff(by_bytes, "bytes sent", metric, human_bytes),
-        f"Test {arrow(metric)} of every {what} against its training time, on a logarithmic "
-        f"scale.{off_axis}": tradeoff(by_seconds, "train time", metric, human_seconds),
-        f"Test {arrow(metric)} of every {what} against its exchanges with the parties, each of "
-        f"which costs seconds in a deployment.{off_axis}": tradeoff(
-            by_exchanges, "exchanges", metric, "{:g}".format
-        ),
-        f"Test {arrow(metric)} of {kinds}, best first{bars}.{all_off_axis}": ranking(
-            points, metric
-        ),
-    }
+    images = {}
+    for cost, words, name, show in COSTS:
+        spent = [(line.name, getattr(line, name) or 0.0, line.mean) for line in federated]
+        caption = f"Test {arrow(metric)} of every {what} against {words}, on a logarithmic scale."
+        images[caption + off_axis] = tradeoff(spent, cost, metric, show)
+    caption = f"Test {arrow(metric)} of {kinds}, best first{bars}.{all_off_axis}"
+    return images | {caption: ranking(points, metric)}
 
 
 def _has_far(lines: Sequence[Line]) -> bool:
@@ -361,14 +358,15 @@ def _cells(records: Records) -> list[list[str]]:
     others = names[: names.index("difference")]
     is_several = any(_defined(record, "sd") is not None for record in records)
     pairs = ["less the best"] if is_several else []
-    costs = ["train", "exchanges", "bytes"]
-    rows = [["strategy", arrow(metric), "±", *pairs, *map(arrow, others), *costs]]
+    head = ["strategy", arrow(metric), "±", *pairs, *map(arrow, others)]
+    rows = [[*head, "train", "exchanges", "bytes"]]
     for record in records:
-        mark = " tie" if record["ties"] else ""
-        difference = math.nan if record["difference"] is None else record["difference"]
-        pairs = [f"{difference:+.4f} ± {score_text(record['difference_sd'])}{mark}"]
         row = [record["strategy"], score_text(record[metric]), score_text(record["sd"])]
-        row += ["best"] if record["is_best"] and is_several else pairs if is_several else []
+        if is_several:
+            mark = " tie" if record["ties"] else ""
+            difference = math.nan if record["difference"] is None else record["difference"]
+            pair = f"{difference:+.4f} ± {score_text(record['difference_sd'])}{mark}"
+            row.append("best" if record["is_best"] else pair)
         row += [score_text(record[name]) for name in others]
         costs = ["", "", ""]
         if record["bytes"] is not None:

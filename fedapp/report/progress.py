@@ -129,11 +129,11 @@ def following(progress: bool | Watcher | None) -> Iterator[Watcher]:
     if progress is not None and not isinstance(progress, bool):
         yield progress
         return
-    stream = next((each for each in (sys.stderr, sys.stdout) if each.isatty()), sys.stderr)
-    console = Console(file=stream)
+    terminals = [each for each in (sys.stderr, sys.stdout) if each and each.isatty()]
+    console = Console(file=terminals[0] if terminals else sys.stderr)
     # Threads and the workers of scikit-learn's searches would write over each other's lines.
     is_alone = threading.current_thread() is threading.main_thread() and parent_process() is None
-    if progress or (progress is None and is_alone and (stream.isatty() or console.is_jupyter)):
+    if progress or (progress is None and is_alone and (terminals or console.is_jupyter)):
         with Follower(console).alive() as follower:
             yield follower
     else:
