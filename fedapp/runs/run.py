@@ -23,8 +23,8 @@ from fedapp.data.predictions import by_class
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, check_package, did_you_mean_path
 from fedapp.home import RUNS, display_path, home, write_atomically
+from fedapp.report.progress import following
 from fedapp.report.summary import Trial, ranked
-from fedapp.run_folder import Silent
 from fedapp.runs.clean import COMPARISON, FOLDS, SEARCH
 from fedapp.runs.predict import (
     Model,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Array = npt.NDArray[Any]
+Given = Mapping[str, Any]  # settings as Python names them
 # The page of a comparison; trials of a search, and the folder of its best run.
 PAGE, TRIALS, BEST = "comparison.html", "trials.jsonl", "best"
 
@@ -181,6 +182,7 @@ class Run(Finished):
         *,
         id: str = "",
         inference: str = "interactive",
+        progress: bool | None = None,
         **settings: Any,
     ) -> Array:
         """Predict classes or numbers for the rows of a table.
@@ -192,6 +194,7 @@ class Run(Finished):
         id : column by which the rows of several tables are matched; by default that of the run.
         inference : how parties predict with a divided model: "interactive", "one-round" (forests)
             or "eini" (encrypted), by the local engine.
+        progress : whether to show the parties' progress, as for `run`.
         **settings : of such a prediction, as for `run`.
 
         Returns
@@ -212,7 +215,7 @@ class Run(Finished):
         >>> run.predict("breast-cancer")[:3]
         array([0, 0, 0])
         """
-        predictions = self._predicted(data, id, inference, settings)
+        predictions = self._predicted(data, id, inference, progress, settings)
         if not self.classes:
             return np.asarray(predictions[:, 0])
         return np.asarray(class_values(self.classes)[by_class(predictions).argmax(axis=1)])
@@ -223,6 +226,7 @@ class Run(Finished):
         *,
         id: str = "",
         inference: str = "interactive",
+        progress: bool | None = None,
         **settings: Any,
     ) -> Array:
         """Probability of each class, shape (n_rows, n_classes); see `predict`.
@@ -235,7 +239,7 @@ class Run(Finished):
         """
         if not self.classes:
             raise ConfigError("predict_proba must be of a model of classes, got a regression")
-        return by_class(self._predicted(data, id, inference, settings))
+        return by_class(self._predicted(data, id, inference, progress, settings))
 
     def explain(
         self,
@@ -244,6 +248,7 @@ class Run(Finished):
         *,
         id: str = "",
         inference: str = "interactive",
+        progress: bool | None = None,
         **settings: Any,
     ) -> Any:
         """Explain the predictions of rows.
@@ -275,7 +280,7 @@ class Run(Finished):
             if not ids:
                 raise ConfigError("ids must name rows where parties predict together, got none")
             settings = {**settings, "explain": ",".join(map(str, ids))}
-            return self._jointly(data, id, inference, settings)[1]
+            return self._jointly(data, id, inference, progress, settings)[1]
         if len(ids):
             raise ConfigError(f"ids must be omitted for a whole model, got {len(ids)}")
         import xgboost
@@ -408,11 +413,11 @@ class Run(Finished):
         return run_html(self.summary, display_path(self.path))
 
     def _predicted(
-        self, data: Data, id_column: str, inference: str, settings: Mapping[str, Any]
+        self, data: Data, id_column: str, inference: str, progress: bool | None, settings: Given
     ) -> Array:
         """Raw predictions, shape (n_rows, n_outputs)."""
         if self._parts:
-            return self._jointly(data, id_column, inference, settings)[0]
+            return self._jointly(data, id_column, inference, progress, settings)[0]
         if settings:
             name = next(iter(settings))
             raise ConfigError(f"{name} must be omitted for a whole model, got {settings[name]!r}")
@@ -435,7 +440,7 @@ class Run(Finished):
             yield text, id_column or default
 
     def _jointly(
-        self, data: Data, id_column: str, inference: str, settings: Mapping[str, Any]
+        self, data: Data, id_column: str, inference: str, progress: bool | None, settings: Given
     ) -> tuple[Array, Mapping[str, Any]]:
         """Predictions of a divided model, and the parties' explanations."""
         from pyarrow import parquet
@@ -449,7 +454,8 @@ class Run(Finished):
             named = {"data": text, "id": ids, **named, "strategy": inference}
             output = str(Path(folder) / "predictions.parquet")
             run = settings_to_predict(self.path, parts, named, output, "local")
-            result = predict_jointly(run, parts, output, "local", Silent())
+            with following(progress) as watcher:
+                result = predict_jointly(run, parts, output, "local", watcher)
             frame = parquet.read_table(output)
         assert result.predicted is not None
         _check_rows(result.predicted.unmatched, result.predicted.warnings)

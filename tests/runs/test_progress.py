@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from rich.console import Console
 from rich.text import Text
@@ -553,4 +554,20 @@ def test_a_run_in_python_shows_its_rounds(
     fedapp.PAXClassifier(n_estimators=2, max_depth=2, parties=2, progress=False).fit(X, y)
     assert terminal.getvalue() == ""
     fedapp.PAXClassifier(n_estimators=2, max_depth=2, parties=2).fit(X, y)
-    assert "reading" in terminal.getvalue()
+    assert "writing the report" in terminal.getvalue()
+
+
+def test_parties_that_predict_together_show_it(
+    monkeypatch: pytest.MonkeyPatch, own_folder: None
+) -> None:
+    ids = [f"p{row}" for row in range(40)]
+    a, b = np.arange(80.0).reshape(2, 40)
+    bank = pa.table({"id": ids, "a": a, "y": np.arange(40) % 2})
+    tables = {"bank": bank, "shop": pa.table({"id": ids, "b": b})}
+    forest = {"trees": 2, "max_depth": 2}
+    run = fedapp.run("federated-forest", data=tables, label="y", id="id", federated_forest=forest)
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    scores = run.predict_proba(tables, progress=False)
+    assert terminal.getvalue() == ""
+    assert np.array_equal(run.predict_proba(tables), scores)
+    assert "━" in terminal.getvalue()  # the line's bar
