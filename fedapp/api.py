@@ -14,7 +14,8 @@ from typing import Any, Literal, overload
 from fedapp.data.datasets import Data, drop_frames, has_frames, write_tables
 from fedapp.errors import ConfigError
 from fedapp.home import RUNS, display_path, private_folder
-from fedapp.run_folder import OnRound, RunFolder, Silent, Watcher, new_run_dir
+from fedapp.report.progress import following
+from fedapp.run_folder import OnRound, RunFolder, Watcher, new_run_dir
 from fedapp.runs.run import Compared, Folds, Run, Tuned
 from fedapp.runs.session import Training
 from fedapp.settings import check_functions, functions_of, naming_python_keywords, settings_of
@@ -36,7 +37,7 @@ def run(
     engine: str = "local",
     baselines: bool = False,
     on_round: OnRound | None = None,
-    watcher: Watcher | None = None,
+    progress: bool | Watcher | None = None,
     folds: int = 0,
     **settings: Any,
 ) -> Run | Folds:
@@ -59,7 +60,8 @@ def run(
     on_round : called with a `RoundInfo` after every round, in order. The local engine calls it in
         this thread, the simulation in another one. If it returns False the run stops and can be
         resumed; a simulation may stop some rounds later.
-    watcher : shows progress; by default nothing is shown.
+    progress : whether to show progress; by default on a terminal and in a notebook. A `Watcher`
+        shows it in its own way.
     folds : number of folds of a cross-validation; each run holds one back. With ``fold``, only that
         fold is run.
     **settings : all other settings, with underscores. ``reg_lambda`` is lambda, ``reg_alpha``
@@ -105,8 +107,9 @@ def run(
     check_functions(functions, engine, baselines)
     named = {**named, "label": label or None, "folds": folds or None}
     overrides: dict[str, Any] = settings_of(strategy, {**named, "parties": parties})
-    arguments = strategy, overrides, engine, baselines, watcher or Silent(), on_round
     with ExitStack() as stack:
+        watcher = stack.enter_context(following(progress))
+        arguments = strategy, overrides, engine, baselines, watcher, on_round
         stack.enter_context(naming_python_keywords())
         stack.enter_context(functions_in_use(functions))
         if folds and "fold" not in overrides:
@@ -137,7 +140,7 @@ def tune(
     exchanges: int | None = None,
     bytes: int | None = None,
     output: str | PathLike[str] | None = None,
-    watcher: Watcher | None = None,
+    progress: bool | Watcher | None = None,
     **settings: Any,
 ) -> Tuned:
     """Search for the best settings of a method, like ``fedapp tune``.
@@ -147,7 +150,7 @@ def tune(
 
     Parameters
     ----------
-    strategy, data, label, parties, engine, watcher : as for `run`; "local" or "simulation".
+    strategy, data, label, parties, engine, progress : as for `run`; "local" or "simulation".
     space : by setting, ``"log:0.01:0.5"``, ``"uniform:0.5:1"``, ``"int:3:8"`` or a list of values;
         added to the method's default space. Settings that are given are not searched.
     search : "random", or "optuna" (its TPE sampler); both need the package optuna.
@@ -179,8 +182,8 @@ def tune(
         domains = {name: str(text) for name, text in settings_of(strategy, space or {}).items()}
         budget = Budget(runs, exchanges, bytes)
         folder = _folder(f"tune-{strategy}", data, output)
-        with _placing(strategy, data, overrides, folder):
-            arguments = domains, search, budget, engine, watcher or Silent(), folder
+        with following(progress) as watcher, _placing(strategy, data, overrides, folder):
+            arguments = domains, search, budget, engine, watcher, folder
             return Tuned(Tuning(strategy, overrides, *arguments).carry_out().path)
 
 
@@ -194,7 +197,7 @@ def compare(
     seeds: int = 1,
     folds: int = 0,
     output: str | PathLike[str] | None = None,
-    watcher: Watcher | None = None,
+    progress: bool | Watcher | None = None,
     **settings: Any,
 ) -> Compared:
     """Run several methods on the same rows, like ``fedapp compare``.
@@ -202,7 +205,7 @@ def compare(
     Parameters
     ----------
     strategies : methods, each once.
-    data, label, parties, engine, output, watcher, **settings : as for `tune`; finished runs in
+    data, label, parties, engine, output, progress, **settings : as for `tune`; finished runs in
         ``output`` are not repeated.
     seeds : number of runs of each method.
     folds : number of folds of a cross-validation with each seed; 0: none.
@@ -227,9 +230,9 @@ def compare(
     more = {"label": label or None, "parties": parties}
     overrides: dict[str, Any] = settings_of("", {**settings, **folded, **more})
     folder = _folder("compare", data, output)
-    with naming_python_keywords(), _placing("compare", data, overrides, folder):
-        arguments = seeds, engine, watcher or Silent(), folder
-        return Compared(carry_out(strategies, overrides, *arguments)[0])
+    placing = _placing("compare", data, overrides, folder)
+    with following(progress) as watcher, naming_python_keywords(), placing:
+        return Compared(carry_out(strategies, overrides, seeds, engine, watcher, folder)[0])
 
 
 @contextmanager

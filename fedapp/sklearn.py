@@ -49,6 +49,7 @@ from fedapp.data.datasets import (
 from fedapp.data.predictions import by_class
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import private_folder, write_atomically
+from fedapp.report.progress import following
 from fedapp.run_folder import RunFolder
 from fedapp.runs.clean import forget_model
 from fedapp.runs.predict import PredictedRows, predicted_rows
@@ -124,6 +125,7 @@ ABOUT = {
     "random_state": "Seed of all random draws.",
     "run_dir": "New folder for the run; by default one that is deleted with the estimator.",
     "log": "Tools that also log the run: mlflow, wandb, and with run_dir tensorboard.",
+    "progress": "Whether `fit` shows progress; None: on a terminal and in a notebook.",
     "settings": 'Other settings of the run, as for fedapp.run: {"privacy": {"epsilon": 1}}.',
     "objective": "Loss by XGBoost's name, or a function (fedapp.run); reg:squarederror by default.",
     "class_weight": "`balanced`, or a weight by class; multiplies the rows' weights.",
@@ -179,6 +181,7 @@ class Federated(BaseEstimator):
     random_state: RandomState = None
     run_dir: str | PathLike[str] | None = None
     log: str | Sequence[str] | None = None
+    progress: bool | None = None
     settings: Mapping[str, Any] | None = None
 
     if TYPE_CHECKING:
@@ -267,7 +270,7 @@ class Federated(BaseEstimator):
             raise ValueError(
                 f"{type(self).__name__} requires y to be passed, but the target y is None"
             )
-        with self._as_value_error():
+        with self._as_value_error(), following(self.progress) as watcher:
             table = self._read(X, reset=True)
             names = table.column_names
             labels, of_labels = self._targets(y)
@@ -310,7 +313,8 @@ class Federated(BaseEstimator):
             with functions_in_use(functions), _warned_once(), self._folder() as place:
                 arguments |= {"data": write_tables(tables, place), "run-dir": str(place)}
                 has_page = self.run_dir is not None
-                Training(self.method, arguments, self.engine, with_page=has_page).carry_out()
+                options = self.engine, False, watcher
+                Training(self.method, arguments, *options, with_page=has_page).carry_out()
                 self._margin = arguments.get("base-margin", "")
                 self._keep(names, RunFolder(place), eval_set or (), patience)
                 if has_page and patience:
@@ -359,6 +363,7 @@ class Federated(BaseEstimator):
     def _settings(self) -> dict[str, Any]:
         """Settings from the parameters that are not None."""
         no_settings = {"columns", "engine", "run_dir", "random_state", "class_weight", "settings"}
+        no_settings |= {"progress"}
         arguments = {}
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)

@@ -332,7 +332,7 @@ def check_report(
         raise ProtocolError(party, name, "sizes", f"must be at most {most} nodes a tree")
 
 
-def mean_step(boosted: BoostedModel, replies: Mapping[str, BagReply]) -> Grown:
+def mean_step(boosted: BoostedModel, replies: Mapping[str, BoostReport]) -> Grown:
     """Trees whose sum is the weighted mean of the parties' steps.
 
     The parties come in the order of their names, each with whole rounds of one tree an output, so

@@ -17,3 +17,11 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 def commands_in(text: str) -> list[str]:
     """The commands of a console's block, without what they print."""
     return re.findall(r"^\$ (.*)$", text.replace("\\\n", ""), re.MULTILINE)
+
+
+def files_in(page: Path) -> dict[str, str]:
+    """The Python files that a page shows, each by the path that the paragraph before it names."""
+    parts = re.split(r"^```python\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    paragraphs = [text.strip().rpartition("\n\n")[2] for text in parts[:-1:2]]
+    named = [re.findall(r"`([\w/]+/\w+\.py)`", text) for text in paragraphs]
+    return {paths[0]: code for paths, code in zip(named, parts[1::2], strict=True) if paths}

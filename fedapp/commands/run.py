@@ -176,7 +176,7 @@ def compare(
         print_json(folder=folder, summary=Compared(folder).summary)
     else:
         console.print(fact_grid(comparison.facts))
-        console.print(score_table(comparison))
+        console.print(score_table(comparison.folded.records))
     console.print(f"{folder / PAGE}", soft_wrap=True)
     if warning := other_code(folder):
         print_warning(console, warning)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedapp.errors import DataError
 from fedapp.metrics import AT_THRESHOLD, is_metric, larger_is_better
 from fedapp.report import plots
 from fedapp.report.page import arrow, figures, named, page, quiet, strong, table
-from fedapp.report.plots import compared_scores, near_range, ranking, tradeoff
+from fedapp.report.plots import Drawing, compared_scores, near_range, ranking, tradeoff
 from fedapp.report.summary import (
     COMMON,
     Run,
@@ -54,7 +55,14 @@ IN_LATEX = str.maketrans(
     {letter: f"\\{letter}" for letter in "&%$#_{}"}
     | {"↑": "$\\uparrow$", "↓": "$\\downarrow$", "±": "$\\pm$", "–": "--"}  # noqa: RUF001
 )
+# What a line costs: label and words of a figure, field of `Line`, and how a number is written.
+COSTS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
+    ("bytes sent", "the bytes it sends", "n_bytes", human_bytes),
+    ("train time", "its training time", "seconds", human_seconds),
+    ("exchanges", "its exchanges, which cost seconds in a deployment", "exchanges", "{:g}".format),
+)
 Named = Mapping[str, Run]
+Records = Sequence[Mapping[str, Any]]  # as of `Comparison.records`
 # A run's location, and settings that the table of runs shows.
 STATED = {"run-dir", "resume", "strategy", "data", "parties", "seed"}
 
@@ -72,8 +80,10 @@ def comparison_page(runs: Sequence[Run]) -> str:
     }
     rocs = {name: (run.summary.get("curves") or {}).get("roc") for name, run in by_name.items()}
     drawn = {name: roc for name, roc in rocs.items() if roc and roc["fpr"]}
-    rates = plots.curves(drawn, ("fpr", "tpr"), plots.RATES, legend_below=True) if drawn else ""
-    roc_figures = {"ROC curves": rates} if drawn else {}
+    roc_figures = {}
+    if drawn:
+        rates = plots.curves("roc", drawn, ("fpr", "tpr"), plots.RATES, legend_below=True)
+        roc_figures["ROC curves"] = rates
     sections = {
         "Scores on test rows": _scores(by_name),
         "What is compared": _facts(by_name),
@@ -144,7 +154,7 @@ def _costs(runs: Named) -> str:
     return table(header, rows)
 
 
-def _trade_offs(runs: Named) -> dict[str, str]:
+def _trade_offs(runs: Named) -> dict[str, Drawing]:
     """Scores of the early-stopping metric against costs; empty if fewer than two runs have it."""
     metric = metric_of(next(iter(runs.values())).summary)
     lines = []
@@ -159,6 +169,12 @@ def _trade_offs(runs: Named) -> dict[str, str]:
         return {}
     lines.sort(key=lambda line: line.mean, reverse=larger_is_better(metric))
     return cost_figures(lines, metric, "run")
+
+
+def _defined(scores: Mapping[str, Any], metric: str) -> float | None:
+    """A score, or None if it is absent or undefined."""
+    value = scores.get(metric)
+    return None if value is None or math.isnan(value) else value
 
 
 def _differences(runs: Named) -> str:
@@ -312,22 +328,25 @@ class Comparison:
         return ", ".join(f"{name}={self.changed[name]}" for name in self.changed if name in names)
 
 
-def score_table(comparison: Comparison) -> Table:
+def score_table(records: Records) -> Table:
     """The lines as a table for a terminal."""
-    comparison = comparison.folded
-    grid = Table(*_header(comparison))
+    header, *rows = _cells(records)
+    grid = Table(*header)
     for column in grid.columns[1:]:
         column.justify = "right"
-    for name, *cells in _rows(comparison):
+    for name, *cells in rows:
         grid.add_row(escape(name), *cells)
     return grid
 
 
+def score_html(records: Records) -> str:
+    """The lines as a table of a page; the best one is bold."""
+    header, best, *others = _cells(records)
+    return table(header, [[strong(cell) for cell in best], *others])
+
+
 def tradeoff_page(comparison: Comparison) -> str:
     """The comparison as HTML: tables, and figures of scores against costs."""
-    comparison = comparison.folded
-    best, *others = _rows(comparison)
-    rows = [[strong(cell) for cell in best], *others]
     facts = list(comparison.facts.items())
     ties = TIES if len(comparison.lines[0].scores) > 1 else ""
     run_rows = [
@@ -338,7 +357,7 @@ def tradeoff_page(comparison: Comparison) -> str:
     head = ["run", *map(arrow, comparison.metrics)]
     costs = cost_figures(comparison.lines, comparison.metric, "strategy")
     sections = {
-        "Test scores and cost": table(_header(comparison), rows)
+        "Test scores and cost": score_html(comparison.folded.records)
         + elements.files([CSV, LATEX])
         + quiet(ONE_PLACE)
         + quiet(ties),
@@ -361,23 +380,17 @@ def as_csv(comparison: Comparison) -> str:
 
 def as_latex(comparison: Comparison) -> str:
     """The page's table as a tabular."""
-    comparison = comparison.folded
-    header, *rows = (
-        " & ".join(cell.translate(IN_LATEX) for cell in cells) + r" \\"
-        for cells in (_header(comparison), *_rows(comparison))
-    )
-    columns = "r" * (len(_header(comparison)) - 1)
+    cells = _cells(comparison.folded.records)
+    columns = "r" * (len(cells[0]) - 1)
+    header, *rows = (" & ".join(cell.translate(IN_LATEX) for cell in row) + r" \\" for row in cells)
     lines = (rf"\begin{{tabular}}{{l{columns}}}", header, r"\hline", *rows, r"\end{tabular}")
     return "\n".join(lines) + "\n"
 
 
-def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, str]:
+def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, Drawing]:
     """Figures of scores against costs, and a ranking, by caption; `what` names a line."""
     federated = [line for line in lines if line.n_bytes is not None]
     off_axis = OFF_AXIS if _has_far(federated) else ""
-    by_bytes = [(line.name, line.n_bytes or 0.0, line.mean) for line in federated]
-    by_seconds = [(line.name, line.seconds or 0.0, line.mean) for line in federated]
-    by_exchanges = [(line.name, line.exchanges or 0.0, line.mean) for line in federated]
     points = [(line.name, line.mean, line.spread, line.n_bytes is None) for line in lines]
     several = any(len(line.scores) > 1 for line in lines)
     bars = ", with the standard deviation over the runs" if several else ""
@@ -385,19 +398,13 @@ def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, str
     if len(federated) < len(lines):
         kinds += " (dark) and of the baselines (pale)"
     all_off_axis = OFF_AXIS if _has_far(lines) else ""
-    return {
-        f"Test {arrow(metric)} of every {what} against the bytes it sends, on a logarithmic "
-        f"scale.{off_axis}": tradeoff(by_bytes, "bytes sent", metric, human_bytes),
-        f"Test {arrow(metric)} of every {what} against its training time, on a logarithmic "
-        f"scale.{off_axis}": tradeoff(by_seconds, "train time", metric, human_seconds),
-        f"Test {arrow(metric)} of every {what} against its exchanges with the parties, each of "
-        f"which costs seconds in a deployment.{off_axis}": tradeoff(
-            by_exchanges, "exchanges", metric, "{:g}".format
-        ),
-        f"Test {arrow(metric)} of {kinds}, best first{bars}.{all_off_axis}": ranking(
-            points, metric
-        ),
-    }
+    images = {}
+    for cost, words, name, show in COSTS:
+        spent = [(line.name, getattr(line, name) or 0.0, line.mean) for line in federated]
+        caption = f"Test {arrow(metric)} of every {what} against {words}, on a logarithmic scale."
+        images[caption + off_axis] = tradeoff(spent, cost, metric, show)
+    caption = f"Test {arrow(metric)} of {kinds}, best first{bars}.{all_off_axis}"
+    return images | {caption: ranking(points, metric)}
 
 
 def _has_far(lines: Sequence[Line]) -> bool:
@@ -406,22 +413,22 @@ def _has_far(lines: Sequence[Line]) -> bool:
     return any(not low <= mean <= high for mean in means)
 
 
-def _header(comparison: Comparison) -> list[str]:
-    metric, *others = map(arrow, comparison.metrics)
-    pairs = ["less the best"] if len(comparison.lines[0].scores) > 1 else []
-    return ["strategy", metric, "±", *pairs, *others, "train", "exchanges", "bytes"]
-
-
-def _rows(comparison: Comparison) -> list[list[str]]:
-    rows = []
-    for record in comparison.records:
-        mark = " tie" if record["ties"] else ""
-        pairs = f"{record['difference']:+.4f} ± {score_text(record['difference_sd'])}{mark}"
-        row = [record["strategy"], score_text(record[comparison.metric]), score_text(record["sd"])]
-        row += (
-            ["best" if record["is_best"] else pairs] if len(comparison.lines[0].scores) > 1 else []
-        )
-        row += [score_text(record[name]) for name in comparison.metrics[1:]]
+def _cells(records: Records) -> list[list[str]]:
+    """The header of the table, and a row for each record; NaN may be None, as in JSON."""
+    _, metric, _, *names = records[0]
+    others = names[: names.index("difference")]
+    is_several = any(_defined(record, "sd") is not None for record in records)
+    pairs = ["less the best"] if is_several else []
+    head = ["strategy", arrow(metric), "±", *pairs, *map(arrow, others)]
+    rows = [[*head, "train", "exchanges", "bytes"]]
+    for record in records:
+        row = [record["strategy"], score_text(record[metric]), score_text(record["sd"])]
+        if is_several:
+            mark = " tie" if record["ties"] else ""
+            difference = math.nan if record["difference"] is None else record["difference"]
+            pair = f"{difference:+.4f} ± {score_text(record['difference_sd'])}{mark}"
+            row.append("best" if record["is_best"] else pair)
+        row += [score_text(record[name]) for name in others]
         costs = ["", "", ""]
         if record["bytes"] is not None:
             costs = [human_seconds(record["seconds"]), f"{record['exchanges']:g}"]

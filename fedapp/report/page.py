@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from fedapp.metrics import AT_THRESHOLD, is_metric, larger_is_better
 from fedapp.report import plots
-from fedapp.report.plots import plain
+from fedapp.report.plots import Drawing, plain
 from fedapp.report.summary import (
     DEPLOYMENT,
     Run,
@@ -49,6 +49,7 @@ from fedapp.trees.objective import LOG, LOGIT, LOSSES
 from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets
 
 Fields = Mapping[str, Any]
+Images = Mapping[str, Drawing]  # by caption
 Leaf = Callable[[int], tuple[str, float]]  # node -> text; sign, or -1 to 1, for its colour
 _MOST_CLASSES = 30  # in a confusion matrix; with more, only the most confused pairs are listed
 _MOST_PAIRS = 20
@@ -65,7 +66,7 @@ OF_SIMULATED_TABLES = {"data", "label", "id", "weight", "drop-columns", "partiti
 
 # Elements of a page, from plain texts; see ``template``.
 table: Callable[..., Markup] = elements.table  # header, rows, n_texts=1: the rest are numbers
-figures: Callable[[Mapping[str, str]], Markup] = elements.figures  # captions -> SVG
+figures: Callable[[Images], Markup] = elements.figures
 quiet: Callable[[str], Markup] = elements.quiet  # a small paragraph; empty for an empty text
 folded: Callable[[str, Markup], Markup] = elements.folded  # opens when its title is clicked
 headed: Callable[[str, str], Markup] = elements.headed  # a small heading; empty without a body
@@ -130,7 +131,7 @@ def run_page(run: Run) -> str:
         "How the tables were read": elements.listed([*chosen, *fact_lines(summary)])
         + _rows_by_class(summary)
         + headed("Missing values", table(["column", "rows without a value"], gaps) if gaps else ""),
-        "Predictions": _predictions(summary),
+        "Predictions": figures(_predictions(summary)) + _confusions(summary),
         "What the model rests on": _foundations(run),
         "Training": figures(_training(run)),
         "Traffic": _traffic(run.ledger),
@@ -155,7 +156,12 @@ def _key_numbers(summary: Fields) -> dict[str, str]:
     return values | {f"time, {name}": human_seconds(s) for name, s in summary["seconds"].items()}
 
 
-def _training(run: Run) -> dict[str, str]:
+def drawings(run: Run) -> list[Drawing]:
+    """The figures of the run's page."""
+    return [*(_predictions(run.summary) | _importances(run) | _training(run)).values()]
+
+
+def _training(run: Run) -> dict[str, Drawing]:
     if not run.rounds:
         return {}
     name, best = _round_name(run.summary), run.summary.get("best_round")
@@ -265,13 +271,13 @@ def _rows_by_class(summary: Fields) -> Markup:
     return headed("Rows by class", table(["party", *_classes(summary, len(totals))], rows))
 
 
-def _predictions(summary: Fields) -> str:
+def _predictions(summary: Fields) -> dict[str, Drawing]:
     """Figures of the model's predictions of test rows, beside the baselines'."""
     curves = summary.get("curves") or {}
-    images: dict[str, str] = {}
+    images: dict[str, Drawing] = {}
     rocs = _of_models(summary, "roc", "auc")
     if (curves.get("roc") or {}).get("fpr"):
-        images["ROC curve on test rows"] = plots.curves(rocs, ("fpr", "tpr"), plots.RATES)
+        images["ROC curve on test rows"] = plots.curves("roc", rocs, ("fpr", "tpr"), plots.RATES)
     if curves.get("pr"):
         (negatives, alarms), (misses, hits) = curves["confusion"]
         share = (misses + hits) / (negatives + alarms + misses + hits)
@@ -279,6 +285,7 @@ def _predictions(summary: Fields) -> str:
         images |= {
             f"Precision and recall of class {classes[1]}; dotted: its share of the rows": (
                 plots.curves(
+                    "precision_recall",
                     _of_models(summary, "pr", "pr_auc"),
                     ("recall", "precision"),
                     ("recall", "precision"),
@@ -286,13 +293,16 @@ def _predictions(summary: Fields) -> str:
                 )
             ),
             f"Gains: how much of class {classes[1]} is among the rows with the highest scores": (
-                plots.curves(gains, ("called", "found"), (CALLED, f"share of {classes[1]} found"))
+                plots.curves(
+                    "gains", gains, ("called", "found"), (CALLED, f"share of {classes[1]} found")
+                )
             ),
             f"Lift: how many times as frequent class {classes[1]} is among them": (
-                plots.curves(gains, ("called", "lift"), (CALLED, "lift"), (1.0, 1.0))
+                plots.curves("lift", gains, ("called", "lift"), (CALLED, "lift"), (1.0, 1.0))
             ),
             f"Calibration: how often rows are of class {classes[1]}, by tenths of the rows": (
                 plots.curves(
+                    "calibration",
                     _of_models(summary, "calibration", "logloss", alone=False),
                     ("predicted", "observed"),
                     ("predicted probability, mean of a group", "share of positives"),
@@ -308,7 +318,7 @@ def _predictions(summary: Fields) -> str:
         caption = "Residuals on test rows; the outer bars hold all that lies beyond"
         models = _of_models(summary, "residuals", "rmse", alone=False)
         images[caption] = plots.residuals(models)
-    return figures(images) + _confusions(summary, curves)
+    return images
 
 
 def _gains(rocs: Mapping[str, Fields], share: float) -> dict[str, Fields]:
@@ -345,7 +355,8 @@ def _classes(summary: Fields, n_classes: int) -> list[str]:
     return summary.get("classes") or [str(number) for number in range(n_classes)]
 
 
-def _confusions(summary: Fields, curves: Fields) -> str:
+def _confusions(summary: Fields) -> str:
+    curves = summary.get("curves") or {}
     if not curves.get("confusion"):
         return ""
     counts = curves["confusion"]
@@ -389,17 +400,25 @@ def _pairs(counts: Sequence[Sequence[float]], classes: Sequence[str], caption: s
 
 def _foundations(run: Run) -> str:
     """Importance, one tree, contributions, and what a method reports of its model."""
-    summary, path = run.summary, run.path / "model.json"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    summary, text = run.summary, _model_text(run)
     gains = _total_gains(summary.get("importance"))
-    images = _importance(summary, gains) | _weights(text) | _learned(summary)
     tree = first_tree(text) if text and kind_of(text) not in (DIVIDED, LINEAR) else None
     return (
-        figures(images)
+        figures(_importances(run))
         + (_columns(summary, gains) if gains else "")
         + quiet(_missing(run, text))
         + headed("One tree", tree_html(tree) if tree else "")
     )
+
+
+def _model_text(run: Run) -> str:
+    path = run.path / "model.json"
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _importances(run: Run) -> dict[str, Drawing]:
+    gains = _total_gains(run.summary.get("importance"))
+    return _importance(run.summary, gains) | _weights(_model_text(run)) | _learned(run.summary)
 
 
 def _total_gains(importance: Fields | None) -> Mapping[str, float]:
@@ -409,7 +428,7 @@ def _total_gains(importance: Fields | None) -> Mapping[str, float]:
     return gains
 
 
-def _importance(summary: Fields, gains: Mapping[str, float]) -> dict[str, str]:
+def _importance(summary: Fields, gains: Mapping[str, float]) -> dict[str, Drawing]:
     if not gains:
         return {}
     pooled = _total_gains(((summary.get("baselines") or {}).get("importance") or {}).get("pooled"))
@@ -435,7 +454,7 @@ def _columns(summary: Fields, gains: Mapping[str, float]) -> str:
     return folded("Every column in numbers", table(header, rows))
 
 
-def _weights(text: str) -> dict[str, str]:
+def _weights(text: str) -> dict[str, Drawing]:
     """Weights of a linear model: margin per standard deviation of an input."""
     if not text or kind_of(text) != LINEAR:
         return {}
@@ -445,7 +464,7 @@ def _weights(text: str) -> dict[str, str]:
     values = dict(zip(model.inputs, sizes.tolist(), strict=True))
     label = "weight" if one else "mean |weight| over the classes"
     caption = f"Weights of the standardised columns, {_shown(values)}"
-    return {caption: plots.column_bars(values, label)}
+    return {caption: plots.column_bars("weights", values, label)}
 
 
 def _missing(run: Run, text: str) -> str:
@@ -464,14 +483,15 @@ def _missing(run: Run, text: str) -> str:
     return ""
 
 
-def _learned(summary: Fields) -> dict[str, str]:
+def _learned(summary: Fields) -> dict[str, Drawing]:
     """Figures of SHAP values, learned rates and leaf purity, if the run has them."""
     images = {}
     contributions = summary.get("contributions") or {}
     if any((contributions.get("mean") or {}).values()):
         rows = f"{contributions['rows']:,} test rows"
         caption = f"SHAP summary: how far a column moves the margin, mean over {rows}"
-        images[caption] = plots.column_bars(contributions["mean"], "mean |contribution|")
+        means = contributions["mean"]
+        images[caption] = plots.column_bars("contributions", means, "mean |contribution|")
     if rates := summary.get("learning_rates"):
         caption = "Learned rate of each tree; Z is the mean of a party"
         images[caption] = plots.learning_rates(rates["trees"], rates["parties"])

@@ -1,4 +1,4 @@
-"""Figures of a report: plain data in, an SVG element out.
+"""Figures of a report: plain data in, a matplotlib figure out.
 
 First the figures of a run by round and column, then those of its predictions, then those of a
 comparison; at last the canvas that all share. Colours become CSS variables of the page.
@@ -59,9 +59,9 @@ _FEWEST_NEAR = 3
 
 def scores_by_round(
     rounds: Rounds, metric: str, best_round: int | None = None, round_name: str = ROUND
-) -> str:
+) -> Drawing:
     """A metric of one run by round, on training and validation rows."""
-    figure, ax = new_canvas()
+    figure, ax = new_canvas("learning_curve")
     trees = [entry["round"] for entry in rounds]
     for split, color, dash in (("train", ORANGE, "--"), ("valid", BLUE, "-")):
         values = round_values(rounds, split, metric)
@@ -71,13 +71,14 @@ def scores_by_round(
         ax.axvline(best_round, color=GREY, linewidth=1, linestyle=":", label="best round")
     label_rounds(ax, metric, round_name)
     add_legend(ax)
-    return to_svg(figure)
+    return figure
 
 
-def importance(gains: Mapping[str, float], baseline: Mapping[str, float] | None = None) -> str:
+def importance(gains: Mapping[str, float], baseline: Mapping[str, float] | None = None) -> Drawing:
     """Shares of the total gain of the 20 columns with the largest; gains are by column."""
     best = _largest(gains)
-    figure, ax = new_canvas(height=0.9 + (0.32 if baseline else 0.22) * len(best))
+    figure, ax = new_canvas("importance", height=0.9 + (0.32 if baseline else 0.22) * len(best))
+    figure.names = best
     models = {"federated": (gains, BLUE)} | ({"pooled": (baseline, ORANGE)} if baseline else {})
     height = 0.76 / len(models)
     for place, (name, (of_model, color)) in enumerate(models.items()):
@@ -90,24 +91,25 @@ def importance(gains: Mapping[str, float], baseline: Mapping[str, float] | None 
     ax.set(xlabel="share of the total gain")
     if baseline:
         add_legend(ax, above=True)
-    return to_svg(figure, best)
+    return figure
 
 
-def column_bars(values: Mapping[str, float], label: str) -> str:
+def column_bars(name: str, values: Mapping[str, float], label: str) -> Drawing:
     """Values by column, for the 20 largest absolute values."""
     best = _largest(values)
-    figure, ax = new_canvas(height=0.8 + 0.22 * len(best))
+    figure, ax = new_canvas(name, height=0.8 + 0.22 * len(best))
+    figure.names = best
     ax.barh(range(len(best)), [values[name] for name in best], color=BLUE, height=0.7)
     if min(values.values()) < 0:
         ax.axvline(0, color=BLACK, linewidth=1)
     _name_bars(ax, best)
     ax.set(xlabel=label)
-    return to_svg(figure, best)
+    return figure
 
 
-def learning_rates(rates: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> str:
+def learning_rates(rates: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> Drawing:
     """Learned rate of each tree, one line per party, labelled with the party's weight."""
-    figure, ax = new_canvas()
+    figure, ax = new_canvas("learning_rates")
     for (name, values), (color, dash) in zip(rates.items(), new_pens(), strict=False):
         label = f"{plain(name)}, Z {weights[name]:.3g}"
         trees = np.arange(1, len(values) + 1)
@@ -115,23 +117,23 @@ def learning_rates(rates: Mapping[str, Sequence[float]], weights: Mapping[str, f
     ax.axhline(0.0, color=GREY, linewidth=1)
     ax.set(xlabel="tree of the party", ylabel="learned rate")
     add_legend(ax)
-    return to_svg(figure)
+    return figure
 
 
-def purity(shares: Mapping[str, Sequence[float]]) -> str:
+def purity(shares: Mapping[str, Sequence[float]]) -> Drawing:
     """Leaf purity by round, one line per view."""
-    figure, ax = new_canvas()
+    figure, ax = new_canvas("purity")
     for (name, values), (color, dash) in zip(shares.items(), new_pens(), strict=False):
         trees = list(range(1, len(values) + 1))
         ax.plot(trees, values, dash, color=color, label=plain(name), **line_style(trees))
     label_rounds(ax, "purity")
     add_legend(ax)
-    return to_svg(figure)
+    return figure
 
 
-def traffic_by_round(rounds: Rounds, round_name: str) -> str:
+def traffic_by_round(rounds: Rounds, round_name: str) -> Drawing:
     """Bytes of each round, those to the server on top of those to the parties."""
-    figure, ax = new_canvas()
+    figure, ax = new_canvas("traffic")
     edges = _edges(rounds)
     ways = ("to_parties", "to_server")
     down, up = (np.array([entry["bytes"][way] for entry in rounds], np.float64) for way in ways)
@@ -140,12 +142,13 @@ def traffic_by_round(rounds: Rounds, round_name: str) -> str:
     ax.yaxis.set_major_formatter(EngFormatter(unit="B"))
     label_rounds(ax, "size of messages", round_name)
     add_legend(ax, above=True)
-    return to_svg(figure)
+    return figure
 
 
-def traffic_by_party(sizes: Mapping[str, Sequence[int]]) -> str:
+def traffic_by_party(sizes: Mapping[str, Sequence[int]]) -> Drawing:
     """Bytes of the whole run by party: (to the party, from the party)."""
-    figure, ax = new_canvas(height=1.4 + 0.25 * len(sizes))
+    figure, ax = new_canvas("traffic_by_party", height=1.4 + 0.25 * len(sizes))
+    figure.names = list(sizes)
     places = np.arange(len(sizes))
     down, up = np.asarray(list(sizes.values()), dtype=np.float64).reshape(-1, 2).T
     ax.barh(places, down, color=ORANGE, height=0.7, label="to the party")
@@ -154,12 +157,12 @@ def traffic_by_party(sizes: Mapping[str, Sequence[int]]) -> str:
     ax.xaxis.set_major_formatter(EngFormatter(unit="B"))
     ax.set(xlabel="size of messages")
     add_legend(ax, above=True)
-    return to_svg(figure, list(sizes))
+    return figure
 
 
-def effort_by_round(rounds: Rounds, round_name: str) -> str:
+def effort_by_round(rounds: Rounds, round_name: str) -> Drawing:
     """Exchanges (above) and seconds (below) of each round."""
-    figure, upper = new_canvas(rows=2)
+    figure, upper = new_canvas("effort_by_round", rows=2)
     edges, lower = _edges(rounds), figure.axes[1]
     totals = np.asarray([entry["exchanges"] for entry in rounds], dtype=np.float64)
     upper.stairs(np.diff(totals, prepend=0.0), edges, fill=True, color=GREEN)
@@ -170,7 +173,7 @@ def effort_by_round(rounds: Rounds, round_name: str) -> str:
     upper.set_ylabel("exchanges")
     upper.tick_params(labelbottom=False)
     label_rounds(lower, "seconds", round_name)
-    return to_svg(figure)
+    return figure
 
 
 def _largest(values: Mapping[str, float]) -> list[str]:
@@ -207,21 +210,22 @@ def _edges(rounds: Rounds) -> Array:
 
 
 def curves(
+    name: str,
     models: Curves,
     axes: tuple[str, str],
     labels: tuple[str, str],
     guess: tuple[float, float] = (0.0, 1.0),
     legend_below: bool = False,
     **style: Any,
-) -> str:
+) -> Drawing:
     """A line per model; `axes` are its keys of x and y, `guess` a guesser's y at x = 0 and 1."""
-    figure, ax = new_canvas(*_SQUARE)
+    figure, ax = new_canvas(name, *_SQUARE)
     ax.plot([0, 1], guess, color=GREY, linewidth=1, linestyle=":")
     pens = zip(models.items(), new_pens(), strict=False)
-    for place, ((name, curve), (color, dash)) in enumerate(pens):
+    for place, ((model, curve), (color, dash)) in enumerate(pens):
         width = 1.4 if place else 2.2  # the first model is the run's
         x, y = (curve[axis] for axis in axes)
-        ax.plot(x, y, dash, color=color, linewidth=width, label=plain(name), **style)
+        ax.plot(x, y, dash, color=color, linewidth=width, label=plain(model), **style)
     if legend_below:
         add_legend_below(figure)
     elif len(models) > 1:
@@ -229,12 +233,13 @@ def curves(
     ax.set(xlabel=labels[0], ylabel=labels[1], xlim=(-0.01, 1.01))
     if ax.get_ylim()[1] < 1.1:  # shares, unlike lifts
         ax.set(ylim=(-0.01, 1.01), aspect="equal")
-    return to_svg(figure)
+    return figure
 
 
-def score_histogram(histogram: Mapping[str, Sequence[float]], classes: Sequence[str]) -> str:
+def score_histogram(histogram: Mapping[str, Sequence[float]], classes: Sequence[str]) -> Drawing:
     """Predicted probability of the second class, by true class; each adds up to 1."""
-    figure, ax = new_canvas(*_SQUARE)
+    figure, ax = new_canvas("probabilities", *_SQUARE)
+    figure.names = classes
     for name, key, color in zip(
         classes, ("negatives", "positives"), (BLUE, VERMILION), strict=True
     ):
@@ -246,13 +251,13 @@ def score_histogram(histogram: Mapping[str, Sequence[float]], classes: Sequence[
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     ax.set(xlim=(0, 1), xlabel="predicted probability", ylabel="share of the class's rows")
     add_legend(ax, above=True)
-    return to_svg(figure, classes)
+    return figure
 
 
-def residuals(models: Curves) -> str:
+def residuals(models: Curves) -> Drawing:
     """Histograms of label minus prediction over the non-empty bins, in 30 bars."""
     # Each model has edges and counts; the first model's histogram is filled.
-    figure, ax = new_canvas()
+    figure, ax = new_canvas("residuals")
     edges = [np.asarray(histogram["edges"], dtype=np.float64) for histogram in models.values()]
     weights = [np.asarray(histogram["counts"], dtype=np.float64) for histogram in models.values()]
     used = [
@@ -272,14 +277,14 @@ def residuals(models: Curves) -> str:
     ax.set(xlabel="residual: label - prediction (units of the label)", ylabel="rows (weighted)")
     if len(models) > 1:
         add_legend(ax, above=True)
-    return to_svg(figure)
+    return figure
 
 
 def tradeoff(
     points: Sequence[tuple[str, float, float]], cost: str, metric: str, show: Callable[[float], str]
-) -> str:
+) -> Drawing:
     """A metric against a cost on a logarithmic scale; `points` are (name, cost, score)."""
-    figure, ax = new_canvas()
+    figure, ax = new_canvas("tradeoff")
     drawn = sorted((point for point in points if np.isfinite(point[2])), key=lambda point: point[2])
     low, high = near_range([score for *_, score in drawn])
     bottom, top = _limits(low, high)
@@ -299,12 +304,12 @@ def tradeoff(
     ax.xaxis.set_major_formatter(lambda spent, _: show(spent))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.tick_params(axis="x", rotation=30)
-    return to_svg(figure)
+    return figure
 
 
-def compared_scores(runs: Mapping[str, Rounds], metric: str) -> str:
+def compared_scores(runs: Mapping[str, Rounds], metric: str) -> Drawing:
     """A metric of several runs by round, on validation rows or else on training rows."""
-    figure, ax = new_canvas()
+    figure, ax = new_canvas("compared_scores")
     drawn: dict[str, tuple[list[int], Array]] = {}
     for name, rounds in runs.items():
         splits = {split: round_values(rounds, split, metric) for split in ("valid", "train")}
@@ -325,13 +330,13 @@ def compared_scores(runs: Mapping[str, Rounds], metric: str) -> str:
     label_rounds(ax, metric)
     ax.set(ylim=(bottom, top))
     _name_beside(ax, ends)
-    return to_svg(figure)
+    return figure
 
 
-def ranking(points: Sequence[tuple[str, float, float, bool]], metric: str) -> str:
+def ranking(points: Sequence[tuple[str, float, float, bool]], metric: str) -> Drawing:
     """A metric with its spread, one line per point; baselines are paler than strategies."""
     # points: (name, mean, spread or nan, whether it is a baseline), in order
-    figure, ax = new_canvas(height=max(2.2, 0.27 * len(points) + 0.8))
+    figure, ax = new_canvas("ranking", height=max(2.2, 0.27 * len(points) + 0.8))
     low, high = near_range([mean for _, mean, _, _ in points if np.isfinite(mean)])
     spreads = [(m, s if np.isfinite(s) else 0.0) for _, m, s, _ in points if low <= m <= high]
     left, right = _limits(
@@ -356,7 +361,7 @@ def ranking(points: Sequence[tuple[str, float, float, bool]], metric: str) -> st
     ax.tick_params(axis="y", labelsize=9)
     ax.set(xlabel=metric, xlim=(left, right))
     ax.xaxis.set_major_locator(MaxNLocator(nbins=4))
-    return to_svg(figure)
+    return figure
 
 
 def _name_beside(ax: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
@@ -427,11 +432,44 @@ def _marker(score: float, low: float, high: float, beyond: str) -> str:
 # The canvas of every figure, and how it becomes SVG.
 
 
+class Drawing(Figure):
+    """A figure that a notebook shows; `names` are those in it, in full and in order."""
+
+    name: str
+    names: Sequence[str] = ()
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=_DPI / 2)
+        return buffer.getvalue()
+
+    def to_svg(self) -> str:
+        """An SVG element that takes colours and font from the page around it.
+
+        Text stays text, ids are unique on the page, and shortened names get a title.
+        """
+        buffer = io.StringIO()
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        style = rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedapp"})
+        with style, warnings.catch_warnings():
+            # Column names may use a script that the font lacks; the page's font shows them.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            self.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+        text = buffer.getvalue()
+        text = text[text.index("<svg") :].strip()
+        text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
+        text = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", text)
+        for color, name in VARIABLES.items():
+            text = re.sub(color, f"var(--{name})", text, flags=re.IGNORECASE)
+        return re.sub(r"\n\s*", "\n", _titled(_with_unique_ids(text), self.names))
+
+
 def new_canvas(
-    width: float = _WIDTH, height: float = _HEIGHT, rows: int = 1
-) -> tuple[Figure, Axes]:
+    name: str, width: float = _WIDTH, height: float = _HEIGHT, rows: int = 1
+) -> tuple[Drawing, Axes]:
     """A figure with a light grid, and the topmost of its axes."""
-    figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
+    figure = Drawing(figsize=(width, height), dpi=_DPI, layout="constrained")
+    figure.name = name
     FigureCanvasAgg(figure)
     all_axes = [figure.add_subplot(rows, 1, row + 1) for row in range(rows)]
     for ax in all_axes:
@@ -444,28 +482,6 @@ def new_canvas(
         for label in (ax.xaxis.label, ax.yaxis.label):
             label.set(fontsize=11, color=BLACK)
     return figure, all_axes[0]
-
-
-def to_svg(figure: Figure, names: Sequence[str] = ()) -> str:
-    """The figure as an SVG element that takes colours and font from the page around it.
-
-    Text stays text, and ids are unique on the page. `names` are the figure's names in order; those
-    that ``plain`` has shortened get a title.
-    """
-    buffer = io.StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    style = rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedapp"})
-    with style, warnings.catch_warnings():
-        # Column names may use a script that the font lacks; the page's font shows them.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :].strip()
-    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
-    text = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", text)
-    for color, name in VARIABLES.items():
-        text = re.sub(color, f"var(--{name})", text, flags=re.IGNORECASE)
-    return re.sub(r"\n\s*", "\n", _titled(_with_unique_ids(text), names))
 
 
 def new_pens() -> Any:

@@ -1,12 +1,14 @@
-"""Progress of a command: one live line on a terminal, plain lines in a log."""
+"""Progress of a command or a call: one live line where a person looks, plain lines in a log."""
 
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +18,7 @@ from rich.table import Column
 
 from fedapp.errors import DataError
 from fedapp.report.summary import Scores, human_bytes, human_seconds, score_text
-from fedapp.run_folder import RoundInfo, RunFolder, RunState, Stage
+from fedapp.run_folder import RoundInfo, RunFolder, RunState, Silent, Stage, Watcher
 
 _TICK_SECONDS = 0.2
 HEARTBEAT_SECONDS = 4.0  # so that a log has a line every 5 s even on a busy machine
@@ -31,7 +33,8 @@ class Follower:
         self, console: Console, began: float | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self._clock, self._began = clock, clock() if began is None else began
-        self._view = (_Live if console.is_terminal else _Plain)(console, self._began)
+        view = _Notebook if console.is_jupyter else _Live if console.is_terminal else _Plain
+        self._view = view(console, self._began)
         self._command: Stage | None = None
         self._run: Stage | None = None
         self._folder: RunFolder | None = None
@@ -118,6 +121,23 @@ class Follower:
             finally:
                 ended.set()
                 thread.join()
+
+
+@contextmanager
+def following(progress: bool | Watcher | None) -> Iterator[Watcher]:
+    """The watcher of a call in Python; see `fedapp.run` for ``progress``."""
+    if progress is not None and not isinstance(progress, bool):
+        yield progress
+        return
+    terminals = [each for each in (sys.stderr, sys.stdout) if each and each.isatty()]
+    console = Console(file=terminals[0] if terminals else sys.stderr)
+    # Threads and the workers of scikit-learn's searches would write over each other's lines.
+    is_alone = threading.current_thread() is threading.main_thread() and parent_process() is None
+    if progress or (progress is None and is_alone and (terminals or console.is_jupyter)):
+        with Follower(console).alive() as follower:
+            yield follower
+    else:
+        yield Silent()
 
 
 def checkpoint_text(state: RunState) -> str:
@@ -221,10 +241,12 @@ class _Live:
             console=console,
             expand=True,
             transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # what a file or a pipe gets stays there
+            redirect_stderr=sys.stderr.isatty(),
         )
         self._task = self._progress.add_task("", total=None, score="", left="")
 
-    def shown(self) -> Progress:
+    def shown(self) -> AbstractContextManager[object]:
         return self._progress
 
     def say(self, text: str, now: float) -> None:
@@ -246,6 +268,24 @@ class _Live:
 
     def add(self, entry: RoundInfo, metric: str, now: float) -> None:
         self._progress.update(self._task, score=_score(entry, [metric]))
+
+
+class _Notebook(_Live):
+    """The line as an output of the notebook's cell; rich's own needs the package ipywidgets."""
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        from IPython.display import display
+
+        self._output = display(self._progress, display_id=True)
+        try:
+            yield
+        finally:
+            self._output.update({"text/html": "", "text/plain": ""}, raw=True)
+
+    def show(self, stage: Stage, now: float) -> None:
+        super().show(stage, now)
+        self._output.update(self._progress)
 
 
 def _where(stage: Stage) -> str:

@@ -531,20 +531,16 @@ def repeat_command(search: Mapping[str, Any]) -> str:
 
 def run_html(summary: Mapping[str, Any], folder: str) -> str:
     """Method, scores and folder of a run, from the content of its ``summary.json``."""
+    from fedapp.report.template import elements  # jinja2 takes a while to import
+
     metrics = summary["metrics"]
     scores = {name: metrics[name] for name in ("test", "valid", "train") if metrics.get(name)}
     names = list(dict.fromkeys(name for values in scores.values() for name in values))[:MOST_SCORES]
-    head = "".join(f"<th>{escape_html(name)}</th>" for name in ("rows", *names))
-    body = "".join(
-        f"<tr><td>{escape_html(rows)}</td>"
-        + "".join(f"<td>{escape_html(score_text(values.get(name)))}</td>" for name in names)
-        + "</tr>"
-        for rows, values in scores.items()
-    )
+    rows = [[subset, *(score_text(scores[subset].get(n)) for n in names)] for subset in scores]
     title = f"{summary['strategy']} on {Path(str(summary['data'])).name}"
     facts = f"{len(summary['parties'])} parties, {summary['trees']} trees, {folder}"
     return (
-        f"<div><b>{escape_html(title)}</b><table><tr>{head}</tr>{body}</table>"
+        f"<div><b>{escape_html(title)}</b>{elements.table(['rows', *names], rows)}"
         f"<small>{escape_html(facts)}</small></div>"
     )
 

@@ -167,8 +167,8 @@ ELEMENTS = """\
 {% macro figures(images) %}
 {% if images %}
 <div class="figures">
-{% for caption, svg in images.items() %}
-<figure><svg role="img" aria-label="{{ caption }}"{{ svg[4:] | safe -}}
+{% for caption, drawing in images.items() %}
+<figure><svg role="img" aria-label="{{ caption }}"{{ drawing.to_svg()[4:] | safe -}}
 <figcaption>{{ caption }}</figcaption></figure>
 {% endfor %}
 </div>

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from html import escape
+from io import StringIO
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from rich.console import Console
 
 from fedapp.data.datasets import Data, Source, write_tables
 from fedapp.data.predictions import by_class
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, check_package, did_you_mean_path
 from fedapp.home import RUNS, display_path, home, write_atomically
+from fedapp.report.progress import following
 from fedapp.report.summary import Trial, ranked
-from fedapp.run_folder import Silent
 from fedapp.runs.clean import COMPARISON, FOLDS, SEARCH
 from fedapp.runs.predict import (
     Model,
@@ -38,7 +41,11 @@ from fedapp.trees.divided import model_of
 from fedapp.trees.forest.model import BaggedForest, to_sklearn
 from fedapp.trees.model import Ensemble, class_values, json_of, model_text
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Array = npt.NDArray[Any]
+Given = Mapping[str, Any]  # settings as Python names them
 # The page of a comparison; trials of a search, and the folder of its best run.
 PAGE, TRIALS, BEST = "comparison.html", "trials.jsonl", "best"
 
@@ -65,6 +72,31 @@ class Finished:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({display_path(self.path)!r})"
+
+
+def _plot(name: str, shows: str, run: str = 'fedapp.load("runs/one")') -> Callable[[Run], Figure]:
+    """A method that draws a figure of the report; ``run`` has one, for the example."""
+
+    def plot(self: Run) -> Figure:
+        from fedapp.report.page import drawings
+        from fedapp.report.summary import read_run
+
+        images = {one.name: one for one in reversed(drawings(read_run(self.path)))}
+        if name not in images:
+            rule = f"plot_{name} must be of a run whose report has this figure"
+            raise ConfigError(f"{rule}, got one with {', '.join(sorted(images)) or 'none'}")
+        return images[name]
+
+    plot.__name__ = f"plot_{name}"
+    plot.__doc__ = f"""Draw {shows}, as in the report; returns a matplotlib figure.
+
+        Examples
+        --------
+        >>> import fedapp
+        >>> run = {run}
+        >>> figure = run.plot_{name}()
+        """
+    return plot
 
 
 class Run(Finished):
@@ -150,6 +182,7 @@ class Run(Finished):
         *,
         id: str = "",
         inference: str = "interactive",
+        progress: bool | None = None,
         **settings: Any,
     ) -> Array:
         """Predict classes or numbers for the rows of a table.
@@ -161,6 +194,7 @@ class Run(Finished):
         id : column by which the rows of several tables are matched; by default that of the run.
         inference : how parties predict with a divided model: "interactive", "one-round" (forests)
             or "eini" (encrypted), by the local engine.
+        progress : whether to show the parties' progress, as for `run`.
         **settings : of such a prediction, as for `run`.
 
         Returns
@@ -181,7 +215,7 @@ class Run(Finished):
         >>> run.predict("breast-cancer")[:3]
         array([0, 0, 0])
         """
-        predictions = self._predicted(data, id, inference, settings)
+        predictions = self._predicted(data, id, inference, progress, settings)
         if not self.classes:
             return np.asarray(predictions[:, 0])
         return np.asarray(class_values(self.classes)[by_class(predictions).argmax(axis=1)])
@@ -192,6 +226,7 @@ class Run(Finished):
         *,
         id: str = "",
         inference: str = "interactive",
+        progress: bool | None = None,
         **settings: Any,
     ) -> Array:
         """Probability of each class, shape (n_rows, n_classes); see `predict`.
@@ -204,7 +239,7 @@ class Run(Finished):
         """
         if not self.classes:
             raise ConfigError("predict_proba must be of a model of classes, got a regression")
-        return by_class(self._predicted(data, id, inference, settings))
+        return by_class(self._predicted(data, id, inference, progress, settings))
 
     def explain(
         self,
@@ -213,6 +248,7 @@ class Run(Finished):
         *,
         id: str = "",
         inference: str = "interactive",
+        progress: bool | None = None,
         **settings: Any,
     ) -> Any:
         """Explain the predictions of rows.
@@ -244,7 +280,7 @@ class Run(Finished):
             if not ids:
                 raise ConfigError("ids must name rows where parties predict together, got none")
             settings = {**settings, "explain": ",".join(map(str, ids))}
-            return self._jointly(data, id, inference, settings)[1]
+            return self._jointly(data, id, inference, progress, settings)[1]
         if len(ids):
             raise ConfigError(f"ids must be omitted for a whole model, got {len(ids)}")
         import xgboost
@@ -356,6 +392,20 @@ class Run(Finished):
 
         return write_report([self.path])
 
+    plot_importance = _plot("importance", "the columns' shares of the total gain")
+    plot_contributions = _plot("contributions", "the columns' mean absolute SHAP values")
+    plot_learning_curve = _plot("learning_curve", "the score of early stopping by round")
+    plot_traffic = _plot("traffic", "the bytes sent in each round")
+    plot_roc = _plot("roc", "ROC curves on test rows, also of the baselines")
+    plot_precision_recall = _plot("precision_recall", "precision by recall on test rows")
+    plot_calibration = _plot("calibration", "the share of positives by predicted probability")
+    plot_probabilities = _plot("probabilities", "histograms of predictions, by class")
+    plot_residuals = _plot(
+        "residuals",
+        "a histogram of label minus prediction on test rows",
+        'fedapp.run("pax", data="diabetes", num_boost_round=2)',
+    )
+
     def _repr_html_(self) -> str:
         """Method, scores and folder, for a notebook."""
         from fedapp.report.summary import run_html
@@ -363,11 +413,11 @@ class Run(Finished):
         return run_html(self.summary, display_path(self.path))
 
     def _predicted(
-        self, data: Data, id_column: str, inference: str, settings: Mapping[str, Any]
+        self, data: Data, id_column: str, inference: str, progress: bool | None, settings: Given
     ) -> Array:
         """Raw predictions, shape (n_rows, n_outputs)."""
         if self._parts:
-            return self._jointly(data, id_column, inference, settings)[0]
+            return self._jointly(data, id_column, inference, progress, settings)[0]
         if settings:
             name = next(iter(settings))
             raise ConfigError(f"{name} must be omitted for a whole model, got {settings[name]!r}")
@@ -390,7 +440,7 @@ class Run(Finished):
             yield text, id_column or default
 
     def _jointly(
-        self, data: Data, id_column: str, inference: str, settings: Mapping[str, Any]
+        self, data: Data, id_column: str, inference: str, progress: bool | None, settings: Given
     ) -> tuple[Array, Mapping[str, Any]]:
         """Predictions of a divided model, and the parties' explanations."""
         from pyarrow import parquet
@@ -404,7 +454,8 @@ class Run(Finished):
             named = {"data": text, "id": ids, **named, "strategy": inference}
             output = str(Path(folder) / "predictions.parquet")
             run = settings_to_predict(self.path, parts, named, output, "local")
-            result = predict_jointly(run, parts, output, "local", Silent())
+            with following(progress) as watcher:
+                result = predict_jointly(run, parts, output, "local", watcher)
             frame = parquet.read_table(output)
         assert result.predicted is not None
         _check_rows(result.predicted.unmatched, result.predicted.warnings)
@@ -451,7 +502,9 @@ def _check_rows(unmatched: Sequence[str], notes: Sequence[str]) -> None:
 class Compared(Finished):
     """A finished comparison of methods: runs on the same rows, and their scores.
 
-    Its folder ``path`` has the page, ``comparison.html``.
+    It prints the table of ``fedapp compare``, also in a notebook. Its folder ``path`` has the page,
+    ``comparison.html``.
+
     Examples
     --------
     >>> import fedapp
@@ -473,6 +526,20 @@ class Compared(Finished):
         """The runs of each method, in the order of seeds and folds."""
         named = {line["name"]: line["runs"] for line in self.summary["lines"] if line["runs"]}
         return {name: [Run(self.path / run) for run in runs] for name, runs in named.items()}
+
+    def __repr__(self) -> str:
+        from fedapp.report.comparison import score_table
+
+        text = StringIO()
+        console = Console(file=text, width=200, color_system=None, force_jupyter=False)
+        console.print(score_table(self.summary["table"]))
+        return f"{super().__repr__()}\n{text.getvalue().rstrip()}"
+
+    def _repr_html_(self) -> str:
+        from fedapp.report.comparison import score_html
+
+        place = escape(display_path(self.path))
+        return f"{score_html(self.summary['table'])}<small>{place}</small>"
 
 
 class Folds(Finished):

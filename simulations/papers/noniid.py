@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from fedapp.data.datasets import dataset_names, source_frame
 from fedapp.report.page import arrow, figures, page, quiet, strong, table
+from fedapp.report.plots import Drawing, add_legend_below, line_style, new_canvas, new_pens, plain
 from fedapp.report.summary import human_bytes, human_seconds, score_text
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import run_and_load, run_baselines
@@ -167,7 +168,7 @@ def _costs(rows: Sequence[Row], methods: Sequence[str]) -> str:
     return table(["data", "rows", "parties", "method", *COSTS], lines_of, n_texts=4)
 
 
-def _figures(rows: Sequence[Row], methods: Sequence[str]) -> dict[str, str]:
+def _figures(rows: Sequence[Row], methods: Sequence[str]) -> dict[str, Drawing]:
     """Scores by how unlike the parties are; scores and costs by the number of parties."""
     by_count = [row for row in rows if row["partition"] == "iid"]
     usual = max(row["parties"] for row in rows if row["partition"] != "iid")
@@ -194,27 +195,18 @@ def _lines(
     methods: Sequence[str],
     labels: tuple[str, str],
     in_words: Callable[[float], str] | None = None,
-) -> str:
-    """An SVG element with a line a method: means over the seeds, by category.
+) -> Drawing:
+    """A line a method: means over the seeds, by category.
 
     ``labels`` are of the axes; ``in_words`` formats a value on a logarithmic scale.
     """
     from matplotlib.ticker import NullFormatter
 
-    from fedapp.report.plots import (
-        add_legend_below,
-        line_style,
-        new_canvas,
-        new_pens,
-        plain,
-        to_svg,
-    )
-
     field = "score" if in_words is None else labels[1]
     categories = [place for (place,) in grouped(rows, across)]
     if across == "parties":
         categories.sort()
-    groups, (figure, ax) = grouped(rows, "method", across), new_canvas()
+    groups, (figure, ax) = grouped(rows, "method", across), new_canvas(across)
     for method, (color, dash) in zip(methods, new_pens(), strict=False):
         means = [mean_of(groups[method, place], field) for place in categories]
         style = {"color": color, "label": plain(method), **line_style(means)}
@@ -231,7 +223,7 @@ def _lines(
         ax.yaxis.set_major_formatter(lambda value, _: to_text(value))
         ax.yaxis.set_minor_formatter(NullFormatter())
     add_legend_below(figure)
-    return to_svg(figure)
+    return figure
 
 
 # What the defaults give on every data set at hand, beside 50 rounds at XGBoost's own eta.

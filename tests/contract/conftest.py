@@ -15,6 +15,7 @@ from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings, load_settings
 from fedapp.site import sums
+from strategies.run import load_strategy
 from tests.conftest import TrainOnce
 from tests.contract.methods import METHODS, ROUNDS, Method, Result
 from tests.network import run
@@ -89,9 +90,11 @@ def settings_of(
         depth = None
     else:
         given |= {"label": "y", "objective": objective}
-    reads = method.strategy in ("pax", "bagging", "cyclic", "secureboost")
-    given |= {"num_boost_round": ROUNDS, "eta": 0.3, "max_bin": 16} if reads else {}
-    given |= {"early_stopping_rounds": 0} if reads or method.may_lose else {}
+    unchanged = load_settings({"strategy": method.strategy})
+    read = load_strategy(method.strategy).settings_read(unchanged)
+    if "num-boost-round" in read:
+        given |= {"num_boost_round": ROUNDS, "eta": 0.3, "max_bin": 16}
+    given |= {"early_stopping_rounds": 0} if "early-stopping-rounds" in read else {}
     given |= {method.depth: depth} if method.depth and depth else {}
     given |= {**method.settings, **more}
     if objective != "reg:squarederror":  # whose gradients alone have no bound

@@ -17,6 +17,7 @@ from fedapp.data.labels import class_ids, class_names
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, FedappError, PartyError
 from fedapp.home import LOCK, home
+from fedapp.messages.fields import all_methods
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
@@ -46,6 +47,10 @@ every_method = methods()
 trains = methods(lambda row: not row.trained)
 predicts = methods(lambda row: row.trained)
 horizontal = methods(lambda row: not row.is_vertical)
+
+
+def test_every_method_has_a_row() -> None:
+    assert {row.strategy for row in METHODS.values()} == all_methods().keys()
 
 
 # What it computes
@@ -437,7 +442,9 @@ def test_a_value_that_a_method_does_not_take_is_refused(
     assert str(caught.value).startswith(f"{strategy}.{name} {rule}")
 
 
-@pytest.mark.parametrize("strategy", ["interactive", "one-round", "eini"])
+@pytest.mark.parametrize(
+    "strategy", [name for name, method in all_methods().items() if not method.trains]
+)
 def test_a_prediction_without_a_model_is_refused(settings: MakeSettings, strategy: str) -> None:
     with pytest.raises(ConfigError, match="model must be the id of a trained model"):
         all_strategies()[strategy].section_settings(settings(strategy=strategy))

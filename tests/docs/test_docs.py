@@ -16,6 +16,7 @@ import typer.main
 from fedapp.commands import cli
 from fedapp.commands.data import data_app
 from fedapp.commands.site import app_app, federation_app, site_app
+from fedapp.messages.fields import all_methods
 from fedapp.settings import app_folder, declared, defaults
 from fedapp.site.settings import SiteConfig
 from tests.pages import blocks, commands_in
@@ -145,3 +146,22 @@ def prose(page: Path) -> str:
     """Text of a page without code, printed output and what has no letters."""
     text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     return " ".join(word for word in text.split() if re.search("[A-Za-z]", word))
+
+
+def test_the_first_page_shows_the_report_the_commands_python_and_the_methods() -> None:
+    """Parts of other pages that it includes, between texts that those have."""
+    page = DOCS / "index.md"
+    text = page.read_text()
+    shown = re.findall(r"\]\((_static/\S+)\)", text)
+    for target, after, before in re.findall(
+        r'^```{include} (\S+)\n:start-after: "(.+)"\n:end-before: "(.+)"$', text, re.MULTILINE
+    ):
+        part = (page.parent / target).read_text().partition(f"{after}\n")[2].partition(before)
+        assert part[1] == before, f"{target} must have {after!r} and then {before!r}"
+        shown.append(part[0])
+    picture, commands, python, methods = shown
+    assert (DOCS / picture).is_file()
+    assert commands.count("\n$ make ") == 2
+    assert len(python.split("```")[1].splitlines()) - 2 <= 6 + 1  # of a blank line
+    table = {name for name in all_methods() if f"`{name}`" in methods}
+    assert len(table) == 4

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +22,12 @@ from fedapp.site.settings import (
     parse_node_config,
     site_config,
 )
+from tests.pages import files_in
 
 HOSPITAL = Path(__file__).parent / "hospital.toml"
-THREATS = app_folder() / "docs" / "explanation" / "threat-model.md"
+DOCS = app_folder() / "docs"
+THREATS = DOCS / "explanation" / "threat-model.md"
+METHOD = DOCS / "how-to" / "add-a-method.md"
 PARTIES = ("clinic", "hospital", "lab")
 
 
@@ -73,3 +80,46 @@ def test_epsilon_under_colluders_is_what_the_page_says(
     exec(code[1], {})
     computed = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert computed == [list(row) for row in shown]
+
+
+# A method of one's own: a copy of the app with the files of the page.
+
+
+@pytest.fixture(scope="module")
+def app_with_method(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The app, with what is compiled of it, its tests, and the files that the page shows."""
+    app = tmp_path_factory.mktemp("copied") / "app"
+    others = shutil.ignore_patterns(".*", "_build", "gallery", "*.egg-info")
+    shutil.copytree(app_folder(), app, ignore=others)
+    for path, code in files_in(METHOD).items():
+        before = (app / path).read_text() if (app / path).exists() else ""
+        (app / path).write_text(before + code)
+    return app
+
+
+def passed(app: Path, *words: str) -> int:
+    """Run pytest there; returns how many tests have passed."""
+    where = {**os.environ, "PYTHONPATH": str(app)}
+    command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", *words]
+    done = subprocess.run(command, cwd=app, env=where, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    return int(re.findall(r"(\d+) passed", done.stdout)[0])
+
+
+@pytest.mark.skipif(not METHOD.is_file(), reason="a wheel has no documentation")
+def test_a_method_as_the_page_adds_it_is_one(app_with_method: Path) -> None:
+    """Its style and layout, its own test, and the contract's on exactness, messages and rows."""
+    ruff = [sys.executable, "-m", "ruff"]
+    for words in (["check"], ["format", "--check"]):
+        subprocess.run([*ruff, *words, *files_in(METHOD)], cwd=app_with_method, check=True)
+    assert passed(app_with_method, "tests/test_layout.py") > 50
+    assert passed(app_with_method, "tests/strategies/test_equal_bagging.py") == 2
+    which = "pooled_reference or is_known_for or declared_fields or nothing_of_rows"
+    chosen = f"every_method_has or (equal-bagging and ({which}))"
+    assert passed(app_with_method, "tests/contract", "-k", chosen) == 1 + 3 + 2 + 1 + 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not METHOD.is_file(), reason="a wheel has no documentation")
+def test_a_method_as_the_page_adds_it_passes_the_whole_contract(app_with_method: Path) -> None:
+    assert passed(app_with_method, "tests/contract", "-k", "equal-bagging", "-m", "") > 30

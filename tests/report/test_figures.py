@@ -6,7 +6,9 @@ import re
 from xml.etree import ElementTree
 
 import numpy as np
+import pytest
 
+import fedapp
 from fedapp.report import plots
 from fedapp.report.page import confusion_table
 
@@ -28,18 +30,18 @@ def rounds_of(**scores: object) -> list[dict]:
 
 def test_undefined_scores_leave_a_gap_in_the_curve():
     rounds = rounds_of(train={"auc": None})
-    assert plots.scores_by_round(rounds, "auc").startswith("<svg")
-    assert plots.compared_scores({"_a": rounds, "$b^{$": rounds}, "auc").startswith("<svg")
+    assert plots.scores_by_round(rounds, "auc").to_svg().startswith("<svg")
+    assert plots.compared_scores({"_a": rounds, "$b^{$": rounds}, "auc").to_svg().startswith("<svg")
 
 
 def test_names_no_font_can_draw_are_drawn_without_a_warning():
     gains = {"身份": 3.0, "a$^{$b": 2.0, "line\nbreak\x00": 1.0, "x" * 500: 0.0}
-    names = texts(plots.importance(gains))
+    names = texts(plots.importance(gains).to_svg())
     assert {"身份", "a$^{$b", "line break", "x" * 31 + "…"} <= set(names)
 
 
 def test_a_figure_takes_the_colours_of_its_page_and_shares_no_id_with_another():
-    first, second = (plots.importance({"a": 1.0, name: 2.0}) for name in "bc")
+    first, second = (plots.importance({"a": 1.0, name: 2.0}).to_svg() for name in "bc")
     assert "fill: var(--blue)" in first
     assert not re.findall("(?:fill|stroke|color)[:= ]+#", first)
     ids = [set(re.findall(r' id="([^"]+)"', svg)) for svg in (first, second)]
@@ -50,14 +52,17 @@ def test_a_figure_takes_the_colours_of_its_page_and_shares_no_id_with_another():
 
 def test_a_cut_name_has_the_whole_as_its_title():
     names = ["a" * 40 + str(i) for i in range(3)]
-    for svg in (plots.importance(dict.fromkeys(names, 1.0)), plots.column_bars({names[0]: 1}, "")):
+    one, all_of_them = {names[0]: 1.0}, dict.fromkeys(names, 1.0)
+    for drawing in (plots.importance(all_of_them), plots.column_bars("weights", one, "")):
+        svg = drawing.to_svg()
         shown = [text for text in texts(svg) if text.startswith("aa")]
         assert shown == ["a" * 31 + "…"] * len(shown)
         assert titles(svg) == names[: len(shown)]
 
 
 def test_names_with_markup_are_texts_in_a_figure():
-    svg = plots.column_bars({"<script>alert(1)</script>" * 3: 1.0, "&amp;": 2.0}, "size")
+    sizes = {"<script>alert(1)</script>" * 3: 1.0, "&amp;": 2.0}
+    svg = plots.column_bars("weights", sizes, "size").to_svg()
     assert "&amp;" in texts(svg)
     assert titles(svg) == ["<script>alert(1)</script>" * 3]
     assert "<script" not in svg
@@ -66,11 +71,11 @@ def test_names_with_markup_are_texts_in_a_figure():
 def test_residuals_without_rows_are_drawn():
     edges = np.linspace(-1, 1, 1001).tolist()
     of_model = {"federated": {"edges": edges, "counts": [0.0] * 1000}}
-    assert plots.residuals(of_model).startswith("<svg")
+    assert plots.residuals(of_model).to_svg().startswith("<svg")
 
 
 def test_importance_is_drawn_as_shares_of_the_models_own_gain():
-    svg = plots.importance({"a": 3.0, "b": 1.0}, {"a": 10.0, "c": 30.0})
+    svg = plots.importance({"a": 3.0, "b": 1.0}, {"a": 10.0, "c": 30.0}).to_svg()
     assert {"federated", "pooled", "share of the total gain"} <= set(texts(svg))
     widths = bar_widths(svg)
     assert widths["blue"] == [0.75, 0.25]
@@ -109,3 +114,24 @@ def test_of_many_classes_the_pairs_that_are_confused_most_are_listed():
     assert rows == [("c1", "c2", "4"), ("c7", "c9", "3")]
     assert "of 40 classes" in html
     assert confusion_table(np.eye(40).tolist(), [str(i) for i in range(40)], "") == ""
+
+
+def test_a_run_draws_the_figures_of_its_report(own_folder):
+    classes = fedapp.run("pax", parties=2, num_boost_round=2, max_depth=2, baselines=True)
+    numbers = fedapp.run("pax", data="diabetes", num_boost_round=2, max_depth=2, parties=2)
+    roc, curve = classes.plot_roc(), classes.plot_learning_curve()
+    (axes,) = roc.axes
+    assert [line.get_label().partition(",")[0] for line in axes.get_lines()[1:3]] == [
+        "federated",
+        "pooled",
+    ]
+    assert curve.axes[0].get_ylabel() == "auc"
+    assert roc._repr_png_().startswith(b"\x89PNG")  # as a notebook shows it
+    assert numbers.plot_residuals().axes[0].get_xlabel().startswith("residual")
+    report = classes.report().read_text()
+    for name in ("importance", "contributions", "precision_recall", "calibration", "traffic"):
+        figure = getattr(classes, f"plot_{name}")()
+        assert f">{figure.axes[0].get_xlabel()}</text>" in report
+    rule = r"^plot_roc must be of a run whose report has this figure, got one with .*residuals"
+    with pytest.raises(fedapp.ConfigError, match=rule):
+        numbers.plot_roc()

@@ -610,6 +610,7 @@ def distance(labels: np.ndarray, predictions: np.ndarray) -> float:
 
 own = fedapp.run("pax", objective=squares, eval_metric=["mae", distance], log="mlflow,tensorboard")
 own.to_sklearn().predict(np.ones((3, 2)))
+own.plot_roc().savefig("roc.png")
 numbers = fedapp.PAXRegressor(objective=squares, eval_metric=distance, log=["wandb"])
 """
 WRONG = """

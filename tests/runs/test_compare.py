@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, StoppedError
+from fedapp.home import display_path
 from fedapp.report.comparison import (
     Comparison,
     Line,
@@ -31,6 +33,7 @@ from fedapp.run_folder import RunFolder, Silent
 from fedapp.runs.baselines import run_baselines
 from fedapp.runs.compare import compare, default_folder, same_rows
 from fedapp.runs.local import run_local
+from fedapp.runs.run import Compared
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.site.store import Store
 from strategies.inference import InferenceStrategy
@@ -246,7 +249,7 @@ def test_what_is_compared_stands_with_the_table_and_on_the_page() -> None:
 
 def test_a_spread_over_one_seed_is_a_dash() -> None:
     assert np.isnan(Line("pax", (0.9,)).spread)
-    one, several = text_of(score_table(made())), text_of(score_table(made(2)))
+    one, several = text_of(score_table(made().records)), text_of(score_table(made(2).records))
     assert "0.0000" not in one
     assert one.count("–") == 4  # noqa: RUF001
     assert several.count("0.0000") == 4 + 3  # of the lines, and of their differences
@@ -260,7 +263,7 @@ def test_the_page_and_the_table_hold_every_line(tmp_path: Path) -> None:
         assert line.name.replace("'", "&#39;") in page
         assert f"{line.mean:.4f}" in page
     assert page.count("<svg ") == page.count('role="img" aria-label="Test auc') == 4
-    assert score_table(found).row_count == len(found.lines)
+    assert score_table(found.records).row_count == len(found.lines)
 
 
 def test_differences_are_paired_and_those_within_two_standard_errors_tie() -> None:
@@ -274,13 +277,31 @@ def test_differences_are_paired_and_those_within_two_standard_errors_tie() -> No
     assert tied["difference_sd"] == pytest.approx(np.std([0.01, 0, 0.01], ddof=1))
     ties = [each["ties"] for each in found.records]
     assert ties == [True, True, False, True]  # 0.0067 <= 2 * 0.0058 / sqrt(3) < 0.0233
-    printed, page = text_of(score_table(found)), tradeoff_page(found)
+    printed, page = text_of(score_table(found.records)), tradeoff_page(found)
     for text in ("best", "-0.0067 ± 0.0058 tie", "-0.0233 ± 0.0058", "+0.0000 ± 0.1732 tie"):
         assert text in printed
         assert text in page
     assert "-0.0233 ± 0.0058 tie" not in printed
     assert {each["ties"] for each in made(1).records} == {None}
-    assert "less the best" not in text_of(score_table(made(1))) + tradeoff_page(made(1))
+    assert "less the best" not in text_of(score_table(made(1).records)) + tradeoff_page(made(1))
+
+
+@pytest.mark.parametrize("n_seeds", [1, 2])
+def test_a_comparison_in_python_shows_the_table_of_the_command(
+    tmp_path: Path, n_seeds: int
+) -> None:
+    lines = (*made(n_seeds).lines, Line("<b>no score</b>", (float("nan"),) * n_seeds))
+    comparison = made(n_seeds, lines=lines)
+    fields = asdict(comparison) | {"table": comparison.records}
+    RunFolder(tmp_path).write_json("comparison.json", fields)
+    compared = Compared(tmp_path)
+    first, *rest = repr(compared).splitlines()
+    assert first == f"Compared('{display_path(tmp_path)}')"
+    assert [line.rstrip() for line in rest] == text_of(score_table(comparison.records)).splitlines()
+    html = compared._repr_html_()
+    assert html.count("<tr>") == 1 + len(lines)
+    assert "<td>&lt;b&gt;no score&lt;/b&gt;</td>" in html
+    assert ("less the best" in html) == (n_seeds > 1)
 
 
 def test_a_comparison_has_the_page_of_every_run_and_more_than_one_score(tmp_path: Path) -> None:
@@ -332,7 +353,7 @@ def test_many_parties_alone_are_shown_as_mean_best_and_worst() -> None:
     assert mean.scores == pytest.approx((0.865, 0.8))
     assert mean.others["logloss"] == pytest.approx((0.35, 0.5))
     assert set(mean.others) == {"auc", "logloss"}
-    for text in (tradeoff_page(with_alone(6)), text_of(score_table(with_alone(6)))):
+    for text in (tradeoff_page(with_alone(6)), text_of(score_table(with_alone(6).folded.records))):
         assert "p3" not in text
         assert "mean of 6" in text
     assert with_alone(4).folded.lines == with_alone(4).lines
@@ -362,7 +383,7 @@ def test_a_score_far_from_all_others_does_not_set_the_axis() -> None:
 
 def test_a_score_beyond_the_axis_is_written_beside_its_name() -> None:
     points = [("a", 1.0, 0.95), ("b", 2.0, 0.96), ("c", 3.0, 0.97), ("d", 4.0, 0.2)]
-    drawn = tradeoff(points, "bytes", "auc", str)
+    drawn = tradeoff(points, "bytes", "auc", str).to_svg()
     assert ">d: 0.2000<" in drawn
     assert ">c<" in drawn
     assert "beyond the axis" in tradeoff_page(made())
@@ -374,7 +395,7 @@ def test_a_run_far_from_all_others_does_not_set_the_axis_of_the_rounds() -> None
         return [{"round": k, "valid": {"auc": score + k / 100}, "train": {}} for k in (1, 2, 3)]
 
     near = {name: rounds(0.9 + k / 100) for k, name in enumerate("abcd")}
-    drawn = compared_scores({**near, "far": rounds(0.1)}, "auc")
+    drawn = compared_scores({**near, "far": rounds(0.1)}, "auc").to_svg()
     assert ">far, valid: 0.1300<" in drawn
     assert ">a, valid<" in drawn
     ticks = [float(text) for text in re.findall(r">(0\.\d+)</text>", drawn)]

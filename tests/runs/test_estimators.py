@@ -446,7 +446,7 @@ def test_every_parameter_is_told_and_has_a_setting(name: str) -> None:
     told = cls.__doc__ or ""
     for parameter in cls().get_params():
         assert f"\n    {parameter} : " in told
-    unset = {"columns", "run_dir", "engine", "settings"}
+    unset = {"columns", "run_dir", "engine", "settings", "progress"}
     given = {key: 1 for key in cls().get_params() if key not in unset}
     assert cls(**given)._settings()
 

@@ -11,20 +11,25 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from rich.console import Console
+from rich.text import Text
 
+import fedapp
 import fedapp.messages
 from fedapp.conversation import Checkpoint
 from fedapp.errors import ConfigError
 from fedapp.messages.fields import Request
 from fedapp.messages.pax import GrowRequest, SketchRequest
 from fedapp.messages.vertical import MaskRequest, MatchRequest
-from fedapp.report.progress import HEARTBEAT_SECONDS, Follower
-from fedapp.run_folder import RunFolder, RunState, Stage, Stages
+from fedapp.report.progress import HEARTBEAT_SECONDS, Follower, following
+from fedapp.run_folder import RunFolder, RunState, Silent, Stage, Stages
 from fedapp.runs.local import run_local, simulated_contexts
 from strategies.handshake import find_nodes, site_names
 from strategies.run import all_strategies
@@ -437,3 +442,132 @@ def test_a_command_says_something_before_what_trains_is_loaded() -> None:
     code = f"import sys, fedapp.commands; print(*{heavy} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == []
+
+
+# Calls in Python
+
+
+class Terminal(io.StringIO):
+    """A stream at which a person looks."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+SEEN = ("", "sys.stderr", "sys.stdout")
+
+
+@pytest.mark.parametrize("seen", SEEN)
+def test_a_call_shows_progress_where_a_person_looks(
+    seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    if seen:
+        monkeypatch.setattr(seen, terminal)
+    with following(None) as watcher:
+        watcher.begin("reading the settings")
+        watcher.tell("! a column is empty")
+    assert isinstance(watcher, Follower if seen else Silent)
+    assert ("reading the settings" in terminal.getvalue()) == bool(seen)
+    assert ("! a column is empty" in terminal.getvalue()) == bool(seen)
+    with following(False) as watcher:
+        assert isinstance(watcher, Silent)
+
+
+def test_a_call_writes_lines_into_a_pipe_only_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    with following(True) as watcher:
+        watcher.begin("reading the settings")
+    assert capsys.readouterr() == ("", "0:00  reading the settings\n")
+    with following(watcher) as same:
+        assert same is watcher
+
+
+def test_threads_and_other_processes_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", Terminal())
+    watchers = []
+
+    def call() -> None:
+        with following(None) as watcher:
+            watchers.append(watcher)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    monkeypatch.setattr("fedapp.report.progress.parent_process", object)
+    call()
+    assert [type(watcher) for watcher in watchers] == [Silent, Silent]
+
+
+def test_what_a_callback_prints_into_a_pipe_stays_out_of_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with following(None):
+        print("round 1")
+    assert capsys.readouterr().out == "round 1\n"
+    assert "round 1" not in terminal.getvalue()
+
+
+def test_a_notebook_has_one_output_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As IPython has it: a display with an id is updated in place."""
+    shown: list[str] = []
+
+    class Output:
+        def update(self, content: object, raw: bool = False) -> None:
+            text = content if raw else content._repr_mimebundle_((), ())  # type: ignore[attr-defined]
+            shown.append(text["text/plain"])  # type: ignore[index]
+
+    def display(content: object, display_id: bool = False) -> Output | None:
+        output = Output()
+        output.update(content)
+        return output if display_id else None
+
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    with following(None) as watcher:
+        watcher.begin("reading the settings")
+        watcher.tell("! a column is empty")
+        watcher.begin("scoring")
+    lines = [Text.from_ansi(text).plain.split("━")[0].strip() for text in shown]
+    assert [line for line, _ in groupby(lines)] == [
+        "",
+        "reading the settings",
+        "! a column is empty",
+        "scoring",
+        "",
+    ]
+
+
+def test_a_run_in_python_shows_its_rounds(
+    monkeypatch: pytest.MonkeyPatch, own_folder: None
+) -> None:
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    short = {"num_boost_round": 2, "max_depth": 2, "parties": 2}
+    fedapp.run("pax", **short, progress=False)
+    assert terminal.getvalue() == ""
+    fedapp.run("pax", **short)
+    assert "writing the report" in terminal.getvalue()
+    X, y = np.arange(40.0).reshape(20, 2), np.arange(20) % 2
+    terminal.truncate(0)
+    fedapp.PAXClassifier(n_estimators=2, max_depth=2, parties=2, progress=False).fit(X, y)
+    assert terminal.getvalue() == ""
+    fedapp.PAXClassifier(n_estimators=2, max_depth=2, parties=2).fit(X, y)
+    assert "writing the report" in terminal.getvalue()
+
+
+def test_parties_that_predict_together_show_it(
+    monkeypatch: pytest.MonkeyPatch, own_folder: None
+) -> None:
+    ids = [f"p{row}" for row in range(40)]
+    a, b = np.arange(80.0).reshape(2, 40)
+    bank = pa.table({"id": ids, "a": a, "y": np.arange(40) % 2})
+    tables = {"bank": bank, "shop": pa.table({"id": ids, "b": b})}
+    forest = {"trees": 2, "max_depth": 2}
+    run = fedapp.run("federated-forest", data=tables, label="y", id="id", federated_forest=forest)
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    scores = run.predict_proba(tables, progress=False)
+    assert terminal.getvalue() == ""
+    assert np.array_equal(run.predict_proba(tables), scores)
+    assert "━" in terminal.getvalue()  # the line's bar
