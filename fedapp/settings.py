@@ -624,14 +624,13 @@ def _rule(kind: str, context: Mapping[str, Any]) -> str:
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:
-    """Read ``key=value`` pairs, each key once; a value that is no TOML is a text."""
+    """Read ``key=value`` pairs, each key with one value; a value that is no TOML is a text."""
     overrides: dict[str, Value] = {}
     for pair in pairs:
         written, equals, text = pair.partition("=")
         if not equals:
             raise ConfigError(f"a setting must be written as key=value, got {pair}")
-        if (name := written.strip().replace("_", "-")) in overrides:
-            raise ConfigError(f"{name} must be given once, got {overrides[name]} and {text}")
+        name = written.strip().replace("_", "-")
         try:
             value = read_toml(f"value = {text}", "value")["value"]
         except ConfigError:
@@ -639,7 +638,9 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:
         default = defaults().get(name)
         if isinstance(default, str) and default != AUTO and not isinstance(value, str):
             value = text.strip()  # a column may be called 54
-        overrides[name] = value if isinstance(value, bool | int | float) else str(value)
+        value = value if isinstance(value, bool | int | float) else str(value)
+        if overrides.setdefault(name, value) != value:
+            raise ConfigError(f"{name} must be given once, got {overrides[name]} and {text}")
     return overrides
 
 
