@@ -139,7 +139,8 @@ class RunSettings(Section):
     strategy: str
     """The method."""
     asked_parties: Annotated[int, Field(ge=0, alias="parties")]
-    """Number of parties; 0: all nodes of Flower, and simulated ones by the tables, or 3 of one."""
+    """Number of parties; 0: all nodes of Flower, and simulated ones by the tables, or by the values
+    of `partition=column:NAME`, or 3 of one table."""
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     """Of all random draws of the run; rows are drawn before a table is split."""
     run_dir: str
@@ -202,7 +203,8 @@ class HorizontalSettings(Section):
     """Parties with the same columns of different rows."""
 
     partition: str
-    """How a table's rows are split: `iid`, `dirichlet:0.3`, `sizes:0.9,0.1` or `column:NAME`."""
+    """How a table's rows are split: `iid`, `dirichlet:0.3`, `sizes:0.9,0.1` or `column:NAME`, a
+    party for each value or, with `parties`, for several."""
     min_parties: Annotated[int, Field(ge=0)]
     """Fewest parties with which a run continues after losses; 0: all are needed."""
 

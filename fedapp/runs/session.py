@@ -49,7 +49,7 @@ class Training:
         watcher = self.watcher
         watcher.begin("reading the settings")
         settings = self._checked()
-        check_tables(settings, self.engine, watcher)
+        settings = check_tables(settings, self.engine, watcher)
         settings = settings.model_copy(update={"run_dir": run_dir_of(settings, self.engine)})
         self.folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
         watcher.tell(describe_engine(self.engine))
@@ -158,11 +158,14 @@ def check_method(settings: Settings, engine: str, given: Collection[str] = ()) -
         check_packages(settings.logs)
 
 
-def check_tables(settings: Settings, engine: str, watcher: Watcher) -> None:
-    """Check the tables of a simulated run before it starts, and show warnings."""
+def check_tables(settings: Settings, engine: str, watcher: Watcher) -> Settings:
+    """Check the tables of a simulated run before it starts, and show warnings.
+
+    Returns the settings, with the number of parties where a column of the table says it.
+    """
     if engine in SIMULATED:
         from fedapp.kernels import load_ahead
-        from fedapp.runs.tables import check_tables
+        from fedapp.runs.tables import check_tables, natural_parties
         from strategies.run import load_strategy
 
         watcher.begin("reading and checking the tables")
@@ -178,8 +181,12 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher) -> None:
                 modules += ["xgboost"]
                 unused = ("fedapp.trees.forest",)
             load_ahead(modules, unused)
+        if n_parties := natural_parties(settings):
+            settings = settings.with_parties(n_parties)
+            watcher.tell(f"{n_parties} parties, one for each value of '{settings.group}'")
         for text in check_tables(settings):
             watcher.tell(f"! {text}")
+    return settings
 
 
 def carry_out(
