@@ -88,7 +88,8 @@ def run_settings() -> Iterator[str]:
         for section in sections:
             for about_setting in declared(section).values():
                 one = LISTED[f"{section.table}.{about_setting.name}".removeprefix(".")]
-                only = f" *Read by {', '.join(one.readers)}.*" if one.readers else ""
+                is_shared = "." in one.name or len(one.methods) == len(LISTED["seed"].methods)
+                only = "" if is_shared else f" *Read by {', '.join(one.methods)}.*"
                 default = in_words(one.default)
                 yield f"| `{one.name}` | {default} | {one.values} | {one.text}{only} |"
 

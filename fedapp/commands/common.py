@@ -24,7 +24,7 @@ from fedapp.errors import ConfigError, setting_of
 from fedapp.process import INTERRUPTED
 from fedapp.report.progress import Follower
 from fedapp.run_folder import without_nan
-from fedapp.settings import Value, defaults
+from fedapp.settings import Value, about_settings, defaults
 
 ENGINES = (
     "local (the parties are simulated in this process), simulation (in Flower's own runtime), or "
@@ -34,20 +34,12 @@ ENGINES = (
 console = Console() if sys.stdout.isatty() else Console(width=120)
 
 # Short options of settings.
-SHORT = {
-    "data": "Table, or one for each party",
-    "label": "Label column",
-    "id": "Column that names the rows",
-    "parties": "How many",
-}
+SHORT = ("data", "label", "id", "parties")
 
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--config",
-        "-c",
-        metavar="KEY=VALUE",
-        help="A setting (fedapp settings METHOD lists them); may be repeated.",
+        "--config", "-c", metavar="KEY=VALUE", help="One of fedapp settings; may be repeated."
     ),
 ]
 Folds = Annotated[
@@ -132,8 +124,8 @@ class TrainingCommand(Command):
 
     def __init__(self, *words: Any, **named: Any) -> None:
         super().__init__(*words, **named)
-        for name, what in SHORT.items():
-            text = f"{what}, short for -c {name}=."
+        for name in SHORT:
+            text = f"{about_settings()[name].text} Short for -c {name}=."
             self.params.append(TyperOption(param_decls=[f"--{name}"], multiple=True, help=text))
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:

@@ -44,7 +44,7 @@ from fedapp.settings import (
     Section,
     Settings,
     Value,
-    declared,
+    about_settings,
     defaults,
     parse_overrides,
 )
@@ -279,12 +279,12 @@ def settings(
     if as_json:
         print_json(settings=[asdict(one) for one in shown], methods=methods)
         return
-    grid = Table("setting", "default", "values", "what it does", box=None, padding=(0, 1, 0, 0))
-    for column in grid.columns[:2]:
-        column.no_wrap = True
+    grid = Table("setting", "default", "values", "what it does", box=None)
+    grid.columns[0].no_wrap = True
     for one in shown:
-        only = f" Read by {', '.join(one.readers)}." if one.readers and not method else ""
-        cells = (one.name, in_words(one.default), one.values, one.text + only)
+        is_shared = method or len(one.methods) == len(methods)
+        text = one.text if is_shared else f"{one.text} Read by {', '.join(one.methods)}."
+        cells = (one.name, in_words(one.default), one.values, text)
         grid.add_row(*(escape(cell.replace("`", "")) for cell in cells))
     console.print(grid)
     if not method:
@@ -300,7 +300,6 @@ class Listed:
     values: str  # type and range, or the values in backquotes
     text: str
     methods: tuple[str, ...]  # that read it
-    readers: tuple[str, ...]  # the same; none if all do, or if the name says so
 
 
 def in_words(value: Any) -> str:
@@ -316,17 +315,13 @@ def list_settings() -> dict[str, Listed]:
 
     strategies = all_strategies()  # imports the methods, which declare their sections
     sections: tuple[type[Section], ...] = Settings, *SECTIONS.values()
+    schemas = {section.table: section.model_json_schema()["properties"] for section in sections}
     listed = {}
-    for section in sections:
-        schemas = section.model_json_schema()["properties"]
-        for about in declared(section).values():
-            name, rule = (
-                f"{section.table}.{about.name}".removeprefix("."),
-                _rule(schemas[about.name]),
-            )
-            methods = tuple(one for one, each in strategies.items() if each.reads_setting(name))
-            readers = () if section.table or len(methods) in (0, len(strategies)) else methods
-            listed[name] = Listed(name, defaults()[name], rule, about.text, methods, readers)
+    for name, about in about_settings().items():
+        table, _, key = name.rpartition(".")
+        methods = tuple(method for method, each in strategies.items() if each.takes(name))
+        rule = _rule(schemas[table][key])
+        listed[name] = Listed(name, defaults()[name], rule, about.text, methods)
     return listed
 
 

@@ -216,7 +216,6 @@ def test_the_settings_of_a_method_are_those_that_it_reads() -> None:
         "values": "whole number >= 0, < 2^63",
         "text": about_settings()["seed"].text,
         "methods": sorted(all_methods()),
-        "readers": [],
     }
 
 
