@@ -297,8 +297,13 @@ class BoostingSettings(TreeSettings):
     100 validation rows or more, 0 where a run cannot stop early."""
     eval_metric: str
     """Metrics, separated by commas; early stopping watches the first, without any the loss."""
-    scale_pos_weight: Annotated[float, Field(gt=0, le=1e38)]
-    """Factor of the weight of positive rows; for `binary:logistic`."""
+    asked_scale_pos_weight: Annotated[
+        Annotated[float, Field(gt=0, le=1e38)] | Literal["balanced"],
+        AsNumber,
+        Field(alias="scale-pos-weight"),
+    ]
+    """Factor of the weight of positive rows, for `binary:logistic`; `balanced`: the weight of all
+    parties' negative training rows over that of their positive ones."""
     preset: Literal["", "xgboost"]
     """`xgboost`: its defaults for what is `auto` (eta 0.3, 100 rounds, no early stopping)."""
 
@@ -335,6 +340,9 @@ class Settings(
         if self.folds and self.test_fraction != defaults()["test-fraction"]:
             rule = "must be omitted with folds, of which one is held back"
             raise ValueError(f"test-fraction {rule}, got {self.test_fraction}")
+        if self.init_model and not self.scale_pos_weight:
+            rule = "must be a number with init-model, as in the summary of the run it continues"
+            raise ValueError(f"scale-pos-weight {rule}, got balanced")
         if self.asked_parties and self.min_parties > self.parties:
             rule = f"must be <= parties ({self.parties}), got {self.min_parties}"
             raise ValueError(f"min-parties {rule}")
@@ -352,10 +360,11 @@ class Settings(
         """Raise ValueError if a setting or a metric does not fit the objective."""
         if self.objective == AUTO:
             return
-        if self.scale_pos_weight != 1 and "scale_pos_weight" not in LOSSES[self.objective].reads:
+        scale = self.asked_scale_pos_weight
+        if scale != 1 and "scale_pos_weight" not in LOSSES[self.objective].reads:
             raise ValueError(
                 f"scale-pos-weight must be 1 for {self.objective}, which has no positive rows, "
-                f"got {self.scale_pos_weight:g}; it is for binary:logistic"
+                f"got {scale}; it is for binary:logistic"
             )
         if self.objective == CUSTOM and self.early_stopping_rounds and not self.eval_metrics:
             rule = "must name what early stopping watches, where objective is a function"
@@ -430,6 +439,16 @@ class Settings(
         if self.asked_delta_step == "auto":
             return POISSON_DELTA_STEP if self.objective == "count:poisson" else 0.0
         return self.asked_delta_step
+
+    @property
+    def scale_pos_weight(self) -> float:
+        """Factor of the weight of positive rows; 0: ``balanced``, which their labels resolve."""
+        scale = self.asked_scale_pos_weight
+        return 0.0 if scale == "balanced" else scale
+
+    def with_scale(self, scale_pos_weight: float) -> Settings:
+        """Fill in the number that ``scale-pos-weight=balanced`` is by the labels."""
+        return self.model_copy(update={"asked_scale_pos_weight": scale_pos_weight})
 
     @property
     def eval_metrics(self) -> tuple[str, ...]:
@@ -619,7 +638,7 @@ def _rule(kind: str, context: Mapping[str, Any]) -> str:
         return f"{SIGNS[kind]} {next(iter(context.values()))}"
     if kind == "literal_error":
         expected = context["expected"]
-        return f"one of {expected}" if expected != repr(AUTO) else expected
+        return f"one of {expected}" if " or " in expected else expected
     if kind == "string_pattern_mismatch":
         return f"a text that matches {context['pattern']}"
     return next((rule for begin, rule in TYPES.items() if kind.startswith(begin)), "a setting")

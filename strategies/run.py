@@ -28,7 +28,8 @@ from fedapp.settings import Settings, flatten
 from strategies.base import REMEDIES, Callbacks, TreeStrategy
 from strategies.handshake import ENGINES, shared_rows
 
-BOOSTING = ("num_boost_round", "eta", "early_stopping_rounds")  # settings that can be ``auto``
+# Settings that a run may resolve.
+BOOSTING = ("num_boost_round", "eta", "early_stopping_rounds", "scale_pos_weight")
 
 
 log = logging.getLogger("fedapp")
