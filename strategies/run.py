@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from fedapp.conversation import Checkpoint
 from fedapp.errors import ConfigError, alias, did_you_mean, in_words
 from fedapp.messages.fields import all_methods, module_of_group
+from fedapp.metrics import few_of_class
 from fedapp.process import versions
 from fedapp.run_folder import (
     OnRound,
@@ -175,7 +176,9 @@ def summarise(
     """Content of ``summary.json``."""
     settings, state = strategy.settings, strategy.state
     assert strategy.outcome is not None
-    read = strategy.settings_read(settings)
+    read, counts = strategy.settings_read(settings), strategy.row_counts()
+    share = strategy.outcome.get("threshold", {}).get("rarer_class")
+    few = "" if share is None else few_of_class(share, counts.get("valid", 0))
     return {
         "strategy": settings.strategy,
         "engine": engine,
@@ -193,10 +196,10 @@ def summarise(
         "parties": [
             {"name": name, "rows": hello.n_rows} for name, hello in strategy.parties.items()
         ],
-        "rows": strategy.row_counts(),
+        "rows": counts,
         **strategy.table_facts(),
         "left_out": state.left_out,
-        "warnings": [*state.warnings, *warnings],
+        "warnings": [*state.warnings, *warnings, *filter(None, [few])],
         **strategy.outcome,
         "exchanges": state.exchanges,
         "bytes": dict(zip(("to_parties", "to_server"), state.bytes, strict=True)),
