@@ -230,8 +230,8 @@ def score_arrays(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
 def compare_with_local(
     rows: Aligned, labels: Array, objective: str, margins: Array, loss: LossParameters = PLAIN
 ) -> None:
-    """Warn in the site's log if few rows validate a class, or its columns only predict better;
-    margins are of test rows."""
+    """Warn in the site's log of few validation rows of a class, and if its columns only predict
+    better; margins are of test rows."""
     valid = labels[rows.rows_of("valid")]
     share = float(valid.mean()) if objective == "binary:logistic" and len(valid) else 1 / 2
     if few := metrics.few_of_class(min(share, 1 - share), len(valid)):

@@ -446,10 +446,6 @@ class Settings(
         scale = self.asked_scale_pos_weight
         return 0.0 if scale == "balanced" else scale
 
-    def with_scale(self, scale_pos_weight: float) -> Settings:
-        """Fill in the number that ``scale-pos-weight=balanced`` is by the labels."""
-        return self.model_copy(update={"asked_scale_pos_weight": scale_pos_weight})
-
     @property
     def eval_metrics(self) -> tuple[str, ...]:
         """Metrics of every round, beside the objective's default scores."""

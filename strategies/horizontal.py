@@ -238,7 +238,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
             yield from ask(parties.all(request), BalanceReply)
 
     def _set_scale(self, scale: float) -> None:
-        self.settings = self.settings.with_scale(scale)
+        self.settings = self.settings.model_copy(update={"asked_scale_pos_weight": scale})
         self.table = replace(self.table, scale_pos_weight=scale)
 
 

@@ -29,8 +29,7 @@ from fedapp.settings import Settings, flatten
 from strategies.base import REMEDIES, Callbacks, TreeStrategy
 from strategies.handshake import ENGINES, shared_rows
 
-# Settings that a run may resolve.
-BOOSTING = ("num_boost_round", "eta", "early_stopping_rounds", "scale_pos_weight")
+BOOSTING = ("num_boost_round", "eta", "early_stopping_rounds", "scale_pos_weight")  # resolved
 
 
 log = logging.getLogger("fedapp")

@@ -261,7 +261,8 @@ class SecureBoost(VerticalStrategy):
         finishing = mailbox.relay(FinishRequest, [active], FinishReply, best_round=n_rounds)
         reply = (yield from finishing)[active]
         if not self.settings.scale_pos_weight:
-            self.settings = self.settings.with_scale(reply.scale_pos_weight)
+            resolved = {"asked_scale_pos_weight": reply.scale_pos_weight}
+            self.settings = self.settings.model_copy(update=resolved)
             log.info("scale-pos-weight balanced: %r", reply.scale_pos_weight)
         if len(reply.model):  # all parties allow the export of the whole model
             model = from_json(reply.model.tobytes().decode())

@@ -159,10 +159,7 @@ def check_method(settings: Settings, engine: str, given: Collection[str] = ()) -
 
 
 def check_tables(settings: Settings, engine: str, watcher: Watcher) -> Settings:
-    """Check the tables of a simulated run before it starts, and show warnings.
-
-    Returns the settings, with the number of parties where a column of the table says it.
-    """
+    """Check a simulated run's tables, show warnings, and return settings that count its parties."""
     if engine in SIMULATED:
         from fedapp.kernels import load_ahead
         from fedapp.runs.tables import check_tables, natural_parties

@@ -76,11 +76,8 @@ def natural_parties(settings: Settings) -> int:
         return 0
     n_values = len(np.unique(cast(Any, read_table(config).groups)))
     if n_values > MOST_NATURAL_PARTIES:
-        rule = f"must be set with partition={settings.partition}, where each value is a party"
-        way = "parties=10 deals them out to 10"
-        raise ConfigError(
-            f"parties {rule}: of {MOST_NATURAL_PARTIES} at most, got {n_values}; {way}"
-        )
+        rule = f"must be set where {settings.partition} has over {MOST_NATURAL_PARTIES} values"
+        raise ConfigError(f"parties {rule}, got {n_values}; parties=10 deals them out to 10")
     return n_values
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context
 
 from fedapp.conversation import ask
 from fedapp.crypto.noise import Budget
@@ -260,6 +262,18 @@ def test_a_balanced_run_has_the_model_of_its_number(
     plain = run_local(rare(way))
     assert (balanced.path / "model.json").read_bytes() != (plain.path / "model.json").read_bytes()
     assert plain.summary["boosting"]["scale_pos_weight"] == 1
+
+
+@pytest.mark.parametrize("way", ["plain", "secure", "cyclic"])
+def test_sites_take_the_number_that_balances_all_their_rows(
+    rare: MakeSettings, three: Callable[..., list[Context]], way: str
+) -> None:
+    given = {"data": "breast-cancer", "label": "", "weight": "", "parties": 3}
+    balanced = run_local(rare(way, **given, scale_pos_weight="balanced"), three())
+    number = balanced.summary["boosting"]["scale_pos_weight"]
+    assert number != 1
+    said = run_local(rare(way, **given, scale_pos_weight=number), three())
+    assert (balanced.path / "model.json").read_bytes() == (said.path / "model.json").read_bytes()
 
 
 @pytest.mark.parametrize("way", ["plain", "secureboost"])
