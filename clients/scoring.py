@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -24,6 +24,8 @@ from fedapp.histograms.sketch import surrogates
 from fedapp.home import write_atomically
 from fedapp.messages.fields import Array, Reply
 from fedapp.messages.scoring import (
+    BalanceReply,
+    BalanceRequest,
     EvaluateReply,
     EvaluateRequest,
     SumScoresRequest,
@@ -92,10 +94,18 @@ class Binned:
 class Scored(Coded):
     """State of a horizontal party whose rows are scored; roles of methods extend it."""
 
-    order = Order({}, any_time={EvaluateRequest, SumScoresRequest})
+    order = Order({}, any_time={BalanceRequest, EvaluateRequest, SumScoresRequest})
     binned: Binned | None = None  # once the training rows have bins
     # (n_rows, n_outputs) by subset, without test rows: of the model so far
     margins: Mapping[str, Floats] = {}
+
+    def balance(self, request: BalanceRequest) -> BalanceReply:
+        """Set the factor of positive rows, which follows from the labels of all parties."""
+        if not self.is_coded or self.loss.scale_pos_weight:
+            rule = "must be sent once, after the labels were summed without it"
+            raise ProtocolError(self.name, "BalanceRequest", "scale_pos_weight", rule)
+        self.loss = replace(self.loss, scale_pos_weight=request.scale_pos_weight)
+        return BalanceReply()
 
     def evaluate(self, request: EvaluateRequest) -> Reply | Sums:
         """Sums and score histograms of the train, validation and test rows."""
@@ -220,7 +230,12 @@ def score_arrays(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
 def compare_with_local(
     rows: Aligned, labels: Array, objective: str, margins: Array, loss: LossParameters = PLAIN
 ) -> None:
-    """Warn in the site's log if its columns only predict better; margins are of test rows."""
+    """Warn in the site's log of few validation rows of a class, and if its columns only predict
+    better; margins are of test rows."""
+    valid = labels[rows.rows_of("valid")]
+    share = float(valid.mean()) if objective == "binary:logistic" and len(valid) else 1 / 2
+    if few := metrics.few_of_class(min(share, 1 - share), len(valid)):
+        log.warning("%s: %s", rows.name, few)
     if not rows.config.simulated and rows.values.shape[1]:
         train, test = (
             [each[rows.rows_of(subset)] for each in (rows.values, labels, rows.weights)]

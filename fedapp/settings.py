@@ -145,7 +145,8 @@ class RunSettings(Section):
     strategy: str
     """The method."""
     asked_parties: Annotated[int, Field(ge=0, alias="parties")]
-    """Number of parties; 0: all nodes of Flower, and simulated ones by the tables, or 3 of one."""
+    """Number of parties; 0: all nodes of Flower, and simulated ones by the tables, or by the values
+    of `partition=column:NAME`, or 3 of one table."""
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     """Of all random draws of the run; rows are drawn before a table is split."""
     run_dir: str
@@ -208,7 +209,8 @@ class HorizontalSettings(Section):
     """Parties with the same columns of different rows."""
 
     partition: str
-    """How a table's rows are split: `iid`, `dirichlet:0.3`, `sizes:0.9,0.1` or `column:NAME`."""
+    """How a table's rows are split: `iid`, `dirichlet:0.3`, `sizes:0.9,0.1` or `column:NAME`, a
+    party for each value or, with `parties`, for several."""
     min_parties: Annotated[int, Field(ge=0)]
     """Fewest parties with which a run continues after losses; 0: all are needed."""
 
@@ -301,8 +303,13 @@ class BoostingSettings(TreeSettings):
     100 validation rows or more, 0 where a run cannot stop early."""
     eval_metric: str
     """Metrics, separated by commas; early stopping watches the first, without any the loss."""
-    scale_pos_weight: Annotated[float, Field(gt=0, le=1e38)]
-    """Factor of the weight of positive rows; for `binary:logistic`."""
+    asked_scale_pos_weight: Annotated[
+        Annotated[float, Field(gt=0, le=1e38)] | Literal["balanced"],
+        AsNumber,
+        Field(alias="scale-pos-weight"),
+    ]
+    """Factor of the weight of positive rows, for `binary:logistic`; `balanced`: the weight of all
+    parties' negative training rows over that of their positive ones."""
     preset: Literal["", "xgboost"]
     """`xgboost`: its defaults for what is `auto` (eta 0.3, 100 rounds, no early stopping)."""
 
@@ -339,6 +346,9 @@ class Settings(
         if self.folds and self.test_fraction != defaults()["test-fraction"]:
             rule = "must be omitted with folds, of which one is held back"
             raise ValueError(f"test-fraction {rule}, got {self.test_fraction}")
+        if self.init_model and not self.scale_pos_weight:
+            rule = "must be a number with init-model, as in the summary of the run it continues"
+            raise ValueError(f"scale-pos-weight {rule}, got balanced")
         if self.asked_parties and self.min_parties > self.parties:
             rule = f"must be <= parties ({self.parties}), got {self.min_parties}"
             raise ValueError(f"min-parties {rule}")
@@ -356,10 +366,11 @@ class Settings(
         """Raise ValueError if a setting or a metric does not fit the objective."""
         if self.objective == AUTO:
             return
-        if self.scale_pos_weight != 1 and "scale_pos_weight" not in LOSSES[self.objective].reads:
+        scale = self.asked_scale_pos_weight
+        if scale != 1 and "scale_pos_weight" not in LOSSES[self.objective].reads:
             raise ValueError(
                 f"scale-pos-weight must be 1 for {self.objective}, which has no positive rows, "
-                f"got {self.scale_pos_weight:g}; it is for binary:logistic"
+                f"got {scale}; it is for binary:logistic"
             )
         if self.objective == CUSTOM and self.early_stopping_rounds and not self.eval_metrics:
             rule = "must name what early stopping watches, where objective is a function"
@@ -434,6 +445,12 @@ class Settings(
         if self.asked_delta_step == "auto":
             return POISSON_DELTA_STEP if self.objective == "count:poisson" else 0.0
         return self.asked_delta_step
+
+    @property
+    def scale_pos_weight(self) -> float:
+        """Factor of the weight of positive rows; 0: ``balanced``, which their labels resolve."""
+        scale = self.asked_scale_pos_weight
+        return 0.0 if scale == "balanced" else scale
 
     @property
     def eval_metrics(self) -> tuple[str, ...]:
@@ -623,21 +640,20 @@ def _rule(kind: str, context: Mapping[str, Any]) -> str:
         return f"{SIGNS[kind]} {next(iter(context.values()))}"
     if kind == "literal_error":
         expected = context["expected"]
-        return f"one of {expected}" if expected != repr(AUTO) else expected
+        return f"one of {expected}" if " or " in expected else expected
     if kind == "string_pattern_mismatch":
         return f"a text that matches {context['pattern']}"
     return next((rule for begin, rule in TYPES.items() if kind.startswith(begin)), "a setting")
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:
-    """Read ``key=value`` pairs, each key once; a value that is no TOML is a text."""
+    """Read ``key=value`` pairs, each key with one value; a value that is no TOML is a text."""
     overrides: dict[str, Value] = {}
     for pair in pairs:
         written, equals, text = pair.partition("=")
         if not equals:
             raise ConfigError(f"a setting must be written as key=value, got {pair}")
-        if (name := written.strip().replace("_", "-")) in overrides:
-            raise ConfigError(f"{name} must be given once, got {overrides[name]} and {text}")
+        name = written.strip().replace("_", "-")
         try:
             value = read_toml(f"value = {text}", "value")["value"]
         except ConfigError:
@@ -645,7 +661,9 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:
         default = defaults().get(name)
         if isinstance(default, str) and default != AUTO and not isinstance(value, str):
             value = text.strip()  # a column may be called 54
-        overrides[name] = value if isinstance(value, bool | int | float) else str(value)
+        value = value if isinstance(value, bool | int | float) else str(value)
+        if overrides.setdefault(name, value) != value:
+            raise ConfigError(f"{name} must be given once, got {overrides[name]} and {text}")
     return overrides
 
 

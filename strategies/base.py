@@ -134,7 +134,7 @@ class ReadsSettings:
             return
         about, lines, parameters = about_settings(), [], {}
         for name, value in defaults().items():
-            if cls._reads(name) and name not in OF_APP | OF_TABLES:
+            if cls.takes(name) and name not in OF_APP | OF_TABLES:
                 keyword = cls._keyword(name)
                 lines += [f"    {keyword} : {about[name].text}"] * (keyword not in parameters)
                 parameters[keyword] = Parameter(keyword, Parameter.KEYWORD_ONLY, default=value)
@@ -143,7 +143,8 @@ class ReadsSettings:
         cls.__doc__ = "\n".join([text, "", "    Parameters", "    ----------", *lines, "    "])
 
     @classmethod
-    def _reads(cls, name: str) -> bool:
+    def takes(cls, name: str) -> bool:
+        """Whether the method reads a setting, by its full name."""
         section, dot, _ = name.partition(".")
         if dot:
             return section in {cls.method, *cls.sections}
@@ -157,21 +158,21 @@ class ReadsSettings:
     def of_run(cls, settings: Settings) -> Self:
         """A strategy with those of the app's settings that it reads."""
         config = flatten(settings.as_config())
-        names = [name for name in config if name not in OF_APP and cls._reads(name)]
+        names = [name for name in config if name not in OF_APP and cls.takes(name)]
         return cls(**{name: config[name] for name in names})
 
     @classmethod
     def constructor_settings(cls, given: Mapping[str, Any]) -> Settings:
         """Settings from a constructor's arguments, see ``TreeStrategy``."""
         section_names = {
-            cls._keyword(name): name for name in defaults() if "." in name and cls._reads(name)
+            cls._keyword(name): name for name in defaults() if "." in name and cls.takes(name)
         }
         with naming_python_keywords({name: keyword for keyword, name in section_names.items()}):
             # A name such as max_depth may be a setting of the method's section and a general one.
             named: dict[str, Value] = {}
             for name, value in flatten(given).items():
                 general = name.replace("_", "-")
-                if (keyword := name.replace("-", "_")) not in section_names or cls._reads(general):
+                if (keyword := name.replace("-", "_")) not in section_names or cls.takes(general):
                     named[name] = value
                 elif section_names[keyword] not in given:
                     named[section_names[keyword]] = value
@@ -189,7 +190,7 @@ class ReadsSettings:
                     rule = "must be set where the tables are read, at the parties"
                 elif name in OF_APP - {"strategy"}:
                     rule = "must be omitted: fedapp's own ServerApp keeps run folders"
-                elif not cls._reads(name):
+                elif not cls.takes(name):
                     rule = f"must be omitted for {cls.method}, which does not read it"
                 else:
                     continue

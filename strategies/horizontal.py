@@ -40,12 +40,14 @@ from fedapp.messages.handshake import (
     pack_categories,
     read_categories,
 )
+from fedapp.messages.scoring import BalanceReply, BalanceRequest
 from fedapp.settings import HorizontalSettings, Settings, setting_names
 from fedapp.trees.categories import MOST_CATEGORIES, Categories, joint_categories, names_of
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import (
     LossParameters,
     Objective,
+    balance,
     base_score,
     check_base_margin,
     is_regression,
@@ -76,6 +78,7 @@ class CommonTable:
     base_margin: str = ""  # column of the margins that rows start from
     n_valid: int = 0
     kinds: Names = ()  # of the columns, see ``fedapp.data.columns``
+    scale_pos_weight: float = 0.0  # of ``balanced``, once the labels are summed
 
     @property
     def category_counts(self) -> Ints:
@@ -102,7 +105,7 @@ class CommonTable:
 
     def facts(self) -> dict[str, Any]:
         """Fields for a checkpoint; they do not depend on who is present in a resumed run."""
-        names = ("classes", "categories", "unseen", "n_valid", "kinds")
+        names = ("classes", "categories", "unseen", "n_valid", "kinds", "scale_pos_weight")
         return {name: getattr(self, name) for name in names}
 
 
@@ -175,6 +178,8 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         self.check_classes(is_open=False)
         self.table = common_table(parties, self.settings, saved)
         self.settings = self.settings.watching(self.table.n_valid)
+        if saved is not None and (scale := saved.facts["scale_pos_weight"]):
+            self._set_scale(scale)
         for text in similar_names(parties, self.table.columns):
             self.warn_once(text)
         for text in self.callbacks.warnings(self.simulated):
@@ -230,7 +235,21 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
             ),
         )
         self.store_unseen(replies)
+        yield from self.balance(parties, replies)
         return replies
+
+    def balance(self, parties: Hellos, replies: Mapping[str, LabelsReply]) -> Conversation[None]:
+        """Resolve ``scale-pos-weight=balanced`` by the sums of the labels, and send the factor."""
+        if not self.settings.scale_pos_weight:
+            (positives,), weight = label_sums(replies, len(self.table.classes))
+            self._set_scale(balance(float(positives), weight))
+            log.info("scale-pos-weight balanced: %r", self.settings.scale_pos_weight)
+            request = BalanceRequest(self.settings.scale_pos_weight)
+            yield from ask(parties.all(request), BalanceReply)
+
+    def _set_scale(self, scale: float) -> None:
+        self.settings = self.settings.model_copy(update={"asked_scale_pos_weight": scale})
+        self.table = replace(self.table, scale_pos_weight=scale)
 
 
 def common_table(

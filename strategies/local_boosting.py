@@ -240,12 +240,11 @@ def begin(
     ``trees_a_round`` is the number of trees that a round adds to each output.
     """
     strategy.agree(parties, saved)
-    settings = strategy.settings
     if saved is not None:
         return _restore(strategy, saved)
     init_model = strategy.load_initial_model(trees_a_round)
     replies = yield from strategy.ask_for_labels(parties)
-    table = strategy.table
+    table, settings = strategy.table, strategy.settings
     mean = mean_label(replies, len(table.classes), settings)
     weights = {party: reply.weight_sum for party, reply in replies.items()}
     boosted = BoostedModel(

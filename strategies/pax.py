@@ -143,6 +143,8 @@ class PAX(HorizontalStrategy):
         init_model = self.load_initial_model(trees_a_round=1)
         labels, cuts = yield from self.totals.begin(parties, self.terms())
         self.store_unseen(labels)
+        yield from self.balance(parties, labels)
+        self.totals.settings = self.settings
         mean = mean_label(labels, len(self.table.classes), self.settings)
         if self.private.epsilon:
             mean = hide_class_shares(mean)

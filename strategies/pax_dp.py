@@ -139,7 +139,7 @@ class NoisedTotals(MaskedTotals):
 
     def _open(self, parties: Hellos, terms: Mapping[str, Any]) -> Conversation[Opening]:
         """Exchange keys; the parties sum labels and weights."""
-        settings, table, private = self._settings, self._table, self._private
+        settings, table, private = self.settings, self._table, self._private
         self._check_enough(parties, self._row_bounds())
         if (n_over := len(table.columns) - settings.num_boost_round) > 0:
             self._warn(
@@ -171,7 +171,7 @@ class NoisedTotals(MaskedTotals):
 
     def _read_opening(self, sums: Sequence[Whole]) -> tuple[LabelsReply, Ints]:
         """Label sums, clipped to what labels can have; no unseen values or class shares."""
-        objective, n_classes = self._settings.objective, len(self._table.classes)
+        objective, n_classes = self.settings.objective, len(self._table.classes)
         power = label_power(objective, n_classes, self.bounds)
         exponents = np.array([self.bounds.exponent(power), self.bounds.exponent(0)])
         *label_sums, weight_sum = from_fixed(sums[0], exponents[-len(sums[0]) :]).tolist()
@@ -196,7 +196,7 @@ class NoisedTotals(MaskedTotals):
 
     def add_round(self, parties: Hellos, boosting: Boosting) -> Conversation[Progress]:
         """Draw a round's trees, and sum their leaves."""
-        settings, row, n_rounds = self._settings, self._row_bounds(), boosting.n_rounds
+        settings, row, n_rounds = self.settings, self._row_bounds(), boosting.n_rounds
         values = [tree["value"][tree["left"] == LEAF] for tree in boosting.last_trees]
         allowed = boosting.growth().allowed
         grown = draw_trees(boosting.cuts, allowed, settings.max_depth, settings.seed, n_rounds)
@@ -232,7 +232,7 @@ class NoisedTotals(MaskedTotals):
         nothing = form.sums * 0.0, form.histogram * 0.0
         scores = list(nothing)  # of training rows
         for subset, sums, cells in zip(HELD_OUT, summed[::2], summed[1::2], strict=True):
-            likely = make_plausible(self._settings.objective, Statistics(sums, cells))
+            likely = make_plausible(self.settings.objective, Statistics(sums, cells))
             has_rows = any(getattr(hello, f"n_{subset}") for hello in parties.values())
             scores += (likely.sums, likely.histogram) if has_rows else nothing
         reply = EvaluateReply(*scores)
@@ -267,7 +267,7 @@ class NoisedTotals(MaskedTotals):
         return ClippedNumbers(self.bounds, power_above(clip) if clip else 0)
 
     def _row_bounds(self) -> RowBounds:
-        settings = self._settings
+        settings = self.settings
         try:
             return row_bounds(settings.objective, LossParameters.of(settings), self._private.clip)
         except ValueError as error:
@@ -280,7 +280,7 @@ class NoisedTotals(MaskedTotals):
 
     def _check_enough(self, parties: Hellos, row: RowBounds) -> None:
         """Check that the leaves of a tree stand out from noise."""
-        settings, n_rows = self._settings, sum(hello.n_train for hello in parties.values())
+        settings, n_rows = self.settings, sum(hello.n_train for hello in parties.values())
         if self._private.delta * n_rows >= 1:
             raise ConfigError(
                 f"privacy.delta must be below 1 / {n_rows}, the number of training rows, so that "

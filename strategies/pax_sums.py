@@ -51,7 +51,6 @@ from fedapp.messages.secagg import EVERYONE, LeftReply, LeftRequest
 from fedapp.metrics.sums import WholeNumbers, read_sums
 from fedapp.settings import Section, Settings
 from fedapp.trees.objective import (
-    LossParameters,
     gradient_exponents,
     is_regression,
     label_power,
@@ -94,7 +93,7 @@ class PlainTotals:
         section: PaxSettings,
         warn: Callable[[str], None],
     ) -> None:
-        self._settings, self._table, self._warn = settings, table, warn
+        self.settings, self._table, self._warn = settings, table, warn
         self._fusion, self._bins = section.fusion, section.bins
         self.places: dict[str, Ints] = {}  # common bin of each bin of a reply, by party
         self.weights: dict[str, Doubles] = {}  # of a party's bins and all its rows, for the checks
@@ -109,7 +108,7 @@ class PlainTotals:
         """
         if self._bins == "auto":
             self._bins = "equal" if len(parties) >= MANY_PARTIES else "share"
-        table, objective, max_bin = self._table, self._settings.objective, self._settings.max_bin
+        table, objective, max_bin = self._table, self.settings.objective, self.settings.max_bin
         n_bins = dict.fromkeys(parties, max_bin)  # of a column, at most
         if self._bins == "share":
             n_bins = share_bins(max_bin, {name: hello.n_train for name, hello in parties.items()})
@@ -217,7 +216,7 @@ class MaskedTotals:
     restarts_rounds = False
 
     def __init__(self, settings: Settings, table: CommonTable, warn: Callable[[str], None]) -> None:
-        self._settings, self._table, self._warn = settings, table, warn
+        self.settings, self._table, self._warn = settings, table, warn
         self._width = n_outputs(settings.objective, len(table.classes))
         self.bounds = Bounds(1)  # of the rows of all parties
         self.sums = MaskedSums()  # over the parties that are still present
@@ -231,7 +230,7 @@ class MaskedTotals:
         """Exchange keys, sum the labels, and find the quantiles of every column digit by digit."""
         categories = self._table.category_counts
         opening = yield from self._open(parties, terms)
-        descent = Descent(categories == 0, self._settings.max_bin, opening.lightest)
+        descent = Descent(categories == 0, self.settings.max_bin, opening.lightest)
         shapes = *opening.shapes, (int((categories == 0).sum()), BASE)
         # Counts refine the earlier ones: a party that is lost here ends the run.
         *sums, counts = yield from self.sums.ask(parties, opening.request, *shapes, may_fail=0)
@@ -258,7 +257,7 @@ class MaskedTotals:
                 f"{SETTING}=secure hides little among {len(parties)}: the coordinator and "
                 "all parties but one see what that one sends; three or more hide it better"
             )
-        threshold = self._settings.min_parties
+        threshold = self.settings.min_parties
         roster, self.bounds, weighted = yield from exchange_keys(parties, threshold)
         self.sums = MaskedSums(roster["names"], threshold)
         # The fewest bytes that can count whole rows, or weights to WEIGHT_BITS.
@@ -277,7 +276,7 @@ class MaskedTotals:
     def _read_opening(self, sums: Sequence[Whole]) -> tuple[LabelsReply, Ints]:
         """Sums of the labels, and how many categories of each column occur."""
         labels, unseen, by_category = sums
-        power = label_power(self._settings.objective, len(self._table.classes), self.bounds)
+        power = label_power(self.settings.objective, len(self._table.classes), self.bounds)
         label_sums = from_fixed(labels[:-1], self.bounds.exponent(power))
         (weight_sum,) = from_fixed(labels[-1:], self.bounds.exponent(0)).tolist()
         # Up to the highest that occurs.
@@ -310,8 +309,8 @@ class MaskedTotals:
         if not summed:
             return {}
         histograms, missing, root_sums, *of_scores = summed
-        parameters = LossParameters.of(self._settings)
-        exponents = np.array(gradient_exponents(boosting.objective, self.bounds, parameters))
+        loss = boosting.objective, self.bounds, boosting.parameters
+        exponents = np.array(gradient_exponents(*loss))
         reply = GrowReply(
             from_fixed(histograms, exponents),
             missing.astype(np.int32),
@@ -337,8 +336,8 @@ class MaskedTotals:
     def _score_form(self, adder: WholeNumbers, n_bins: int = 2) -> metrics.Statistics:
         """Statistics of no rows, whose shapes are those of any; the adder learns its units."""
         nothing = np.empty((0, self._width), np.float32), *(np.empty(0, np.float32),) * 2
-        extra = self._settings.eval_metrics
-        objective = self._settings.objective
+        extra = self.settings.eval_metrics
+        objective = self.settings.objective
         return metrics.statistics(objective, *nothing, n_bins, extra=extra, adder=adder)
 
     def _score_shapes(self, subsets: Sequence[str], n_bins: int) -> list[tuple[int, ...]]:

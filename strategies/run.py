@@ -15,6 +15,7 @@ from fedapp.conversation import Checkpoint
 from fedapp.data.datasets import dataset_names, find_dataset
 from fedapp.errors import ConfigError, alias, did_you_mean, in_words
 from fedapp.messages.fields import all_methods, module_of_group
+from fedapp.metrics import few_of_class
 from fedapp.process import versions
 from fedapp.run_folder import (
     OnRound,
@@ -29,7 +30,7 @@ from fedapp.settings import Settings, flatten
 from strategies.base import REMEDIES, Callbacks, TreeStrategy
 from strategies.handshake import ENGINES, shared_rows
 
-BOOSTING = ("num_boost_round", "eta", "early_stopping_rounds")  # settings that can be ``auto``
+BOOSTING = ("num_boost_round", "eta", "early_stopping_rounds", "scale_pos_weight")  # resolved
 
 
 log = logging.getLogger("fedapp")
@@ -181,9 +182,15 @@ def summarise(
     """Content of ``summary.json``."""
     settings, state = strategy.settings, strategy.state
     assert strategy.outcome is not None
-    read, rows, outcome = strategy.settings_read(settings), strategy.row_counts(), strategy.outcome
-    if rows.get("test") != outcome.get("test_weight"):  # rows with weights have no intervals
+    read, counts, outcome = (
+        strategy.settings_read(settings),
+        strategy.row_counts(),
+        strategy.outcome,
+    )
+    if counts.get("test") != outcome.get("test_weight"):  # rows with weights have no intervals
         outcome = {**outcome, "intervals": {}}
+    share = outcome.get("threshold", {}).get("rarer_class")
+    few = "" if share is None else few_of_class(share, counts.get("valid", 0))
     return {
         "strategy": settings.strategy,
         "engine": engine,
@@ -202,10 +209,10 @@ def summarise(
         "parties": [
             {"name": name, "rows": hello.n_rows} for name, hello in strategy.parties.items()
         ],
-        "rows": rows,
+        "rows": counts,
         **strategy.table_facts(),
         "left_out": state.left_out,
-        "warnings": [*state.warnings, *warnings],
+        "warnings": [*state.warnings, *warnings, *filter(None, [few])],
         **outcome,
         "exchanges": state.exchanges,
         "bytes": dict(zip(("to_parties", "to_server"), state.bytes, strict=True)),

@@ -253,6 +253,10 @@ def score_summary(
     rows, threshold_bin = metrics.threshold_rows(pooled["valid"].sums[0] > 0), None
     if objective == "binary:logistic":
         threshold_bin = metrics.best_bin(pooled[rows])
+    rarer = dict[str, float]()  # share of the rarer class in the weight of these rows
+    if threshold_bin is not None:
+        by_class = pooled[rows].histogram.sum(axis=1)
+        rarer["rarer_class"] = float(by_class.min() / by_class.sum())
 
     def scored(statistics: Mapping[str, metrics.Statistics]) -> dict[str, Scores]:
         by_subset = {}
@@ -285,7 +289,7 @@ def score_summary(
             )
             for name, reply in replies.items()
         },
-        "threshold": threshold_note(overall, rows),
+        "threshold": threshold_note(overall, rows) | rarer,
         "curves": curves,
         "score_errors": metrics.score_errors(objective, test),
     }

@@ -16,6 +16,7 @@ more for each further block: while the passive parties check one, the active par
 
 from __future__ import annotations
 
+import logging
 from dataclasses import astuple
 from typing import Annotated, Any
 
@@ -69,6 +70,7 @@ from strategies.vertical import (
     parts_file,
 )
 
+log = logging.getLogger("fedapp")
 Rate = Annotated[float, Field(gt=0, lt=1)]
 # With more sums of each bin than this share of the training rows, the bins of nearly all rows can
 # be solved for (``simulations attacks solved_bins``).
@@ -258,6 +260,10 @@ class SecureBoost(VerticalStrategy):
         n_rounds = self.initial.n_rounds + (best or len(self.history))
         finishing = mailbox.relay(FinishRequest, [active], FinishReply, best_round=n_rounds)
         reply = (yield from finishing)[active]
+        if not self.settings.scale_pos_weight:
+            resolved = {"asked_scale_pos_weight": reply.scale_pos_weight}
+            self.settings = self.settings.model_copy(update=resolved)
+            log.info("scale-pos-weight balanced: %r", reply.scale_pos_weight)
         if len(reply.model):  # all parties allow the export of the whole model
             model = from_json(reply.model.tobytes().decode())
             with as_protocol_error(active, "FinishReply", "model"):

@@ -81,6 +81,7 @@ from fedapp.trees.model import Ensemble, check_range, importance, split_trees, s
 from fedapp.trees.objective import (
     LossParameters,
     Objective,
+    balance,
     base_margin,
     base_score,
     check_base_margin,
@@ -228,6 +229,9 @@ class Active(Party):
         check_weights(weights)
         sums = label_sums(objective, self.numbers[:n_train], weights, len(self.classes))
         weight_sum = float(weights.sum(dtype=np.float64))
+        if not self.settings.scale_pos_weight:
+            scale = balance(float(sums[0]), weight_sum)
+            self.settings = replace(self.settings, scale_pos_weight=scale)
         self.base_score = base_score(objective, sums, weight_sum, self.parameters)
         check_mean(objective, self.base_score)
         self.trees, self.offsets = stack_trees(())
@@ -705,6 +709,7 @@ class Active(Party):
             column_gains=np.array(list(by_column["total_gain"].values()), dtype=np.float64),
             column_counts=np.array(list(by_column["count"].values()), dtype=np.int64),
             model=self._whole(mail, model, records),
+            scale_pos_weight=self.parameters.scale_pos_weight,
         )
         self.end()
         return reply, []

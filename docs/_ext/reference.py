@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import click
 import typer.main
-from pydantic import TypeAdapter
 from sphinx.application import Sphinx
 
 from fedapp import settings as of_run
 from fedapp.commands import cli
 from fedapp.commands.data import data_app
+from fedapp.commands.run import in_words, list_settings
 from fedapp.commands.site import app_app, federation_app, site_app
 from fedapp.messages.fields import Form, Message, OneOf, Range, Reply, Request
-from fedapp.settings import SECTIONS, declared, defaults
+from fedapp.settings import SECTIONS, declared
 from fedapp.site.settings import SiteConfig
-from strategies.run import all_strategies
 
-LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-KINDS = {"integer": "whole number", "number": "number", "boolean": "true or false"}
 TYPES = {str: "text", tuple: "texts", bool: "true or false", int: "whole number", float: "number"}
 MESSAGES = {
     "handshake": "Opening of a run",
@@ -59,7 +55,7 @@ learns what from it: [What each method reveals](../explanation/what-each-method-
 from the messages of each method, and what a server that breaks the rules could learn or cause. It
 is the text at the head of each module in `fedapp/messages`.""",
 }
-STRATEGIES = all_strategies()  # imports the methods, which declare their sections
+LISTED = list_settings()  # imports the methods, which declare their sections
 GROUPS: dict[str, tuple[str, tuple[type[Any], ...]]] = {
     "Run": ("What is run, and where its results go.", (of_run.RunSettings,)),
     "Table": ("How tables are read.", (of_run.TableSettings,)),
@@ -84,49 +80,18 @@ def head_of(title: str) -> Iterator[str]:
     yield f"# {title}\n\n{INTROS[title]}\n"
 
 
-def in_words(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:,}" if isinstance(value, int) else str("none" if value == "" else value)
-
-
-def rule_of(schema: dict[str, Any]) -> str:
-    """The rule of a JSON schema in words."""
-    if "anyOf" in schema:
-        return " or ".join(map(rule_of, schema["anyOf"]))
-    if "const" in schema or "enum" in schema:
-        return ", ".join(f"`{one}`" for one in schema.get("enum", [schema.get("const")]) if one)
-    limits = [f"{sign} {limit(schema[key])}" for key, sign in LIMITS.items() if key in schema]
-    return " ".join([KINDS.get(schema["type"], "text"), ", ".join(limits)]).strip()
-
-
-def limit(number: float) -> str:
-    """A limit of a setting, short: 2^63 rather than 9.22337e+18."""
-    is_power = number >= 2**16 and math.log2(number).is_integer()
-    return f"2^{math.log2(number):.0f}" if is_power else f"{number:g}"
-
-
-def readers_of(name: str) -> str:
-    """Methods that read a setting, or nothing if all do."""
-    readers = [method for method, strategy in STRATEGIES.items() if strategy._reads(name)]
-    return "" if len(readers) in (0, len(STRATEGIES)) else ", ".join(readers)
-
-
 def run_settings() -> Iterator[str]:
     yield from head_of("Run settings")
     for title, (about, sections) in GROUPS.items():
         yield f"\n## {title}\n\n{about}\n"
         yield "| setting | default | values | what it does |\n|---|---|---|---|"
         for section in sections:
-            for field, about_field in declared(section).items():
-                info = section.model_fields[field]
-                kind = Annotated[(info.annotation, *info.metadata, "")]  # type: ignore[valid-type]
-                name = f"{section.table}.{about_field.name}".removeprefix(".")
-                rule = rule_of(TypeAdapter(kind).json_schema())
-                readers = readers_of(name)
-                only = f" *Read by {readers}.*" if readers and "." not in name else ""
-                default = in_words(defaults()[name])
-                yield f"| `{name}` | {default} | {rule} | {about_field.text}{only} |"
+            for about_setting in declared(section).values():
+                one = LISTED[f"{section.table}.{about_setting.name}".removeprefix(".")]
+                is_shared = "." in one.name or len(one.methods) == len(LISTED["seed"].methods)
+                only = "" if is_shared else f" *Read by {', '.join(one.methods)}.*"
+                default = in_words(one.default)
+                yield f"| `{one.name}` | {default} | {one.values} | {one.text}{only} |"
 
 
 def node_config() -> Iterator[str]:

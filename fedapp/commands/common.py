@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -18,11 +20,11 @@ from rich.panel import Panel
 from rich.table import Table as Grid
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, setting_of
 from fedapp.process import INTERRUPTED
 from fedapp.report.progress import Follower
 from fedapp.run_folder import without_nan
-from fedapp.settings import Value
+from fedapp.settings import Value, about_settings, defaults
 
 ENGINES = (
     "local (the parties are simulated in this process), simulation (in Flower's own runtime), or "
@@ -32,12 +34,12 @@ ENGINES = (
 console = Console() if sys.stdout.isatty() else Console(width=120)
 
 # Short options of settings.
-SHORT = {"label": "Label column", "id": "Column that names the rows", "parties": "How many"}
+SHORT = ("data", "label", "id", "parties")
 
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--config", "-c", metavar="KEY=VALUE", help="Override a setting; may be repeated."
+        "--config", "-c", metavar="KEY=VALUE", help="One of fedapp settings; may be repeated."
     ),
 ]
 Folds = Annotated[
@@ -122,9 +124,30 @@ class TrainingCommand(Command):
 
     def __init__(self, *words: Any, **named: Any) -> None:
         super().__init__(*words, **named)
-        for name, what in SHORT.items():
-            text = f"{what}, short for -c {name}=."
+        for name in SHORT:
+            text = f"{about_settings()[name].text} Short for -c {name}=."
             self.params.append(TyperOption(param_decls=[f"--{name}"], multiple=True, help=text))
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; ConfigError for a setting that is written without ``-c``."""
+        parser = self.make_parser(context)
+        parser.ignore_unknown_options = True
+        options, rest, _ = parser.parse_args(list(args))
+        methods = options.get("strategies", options.get("strategy"))
+        methods = methods if isinstance(methods, tuple) else (methods,)
+        words = [word for word in (*methods, *rest) if isinstance(word, str)]
+        strays = dict[str, str]()  # what is written, and the setting as it should be
+        for word, following in pairwise([*words, ""]):
+            written, equals, value = word.removeprefix("--").partition("=")
+            setting = setting_of(written, defaults(), words[0])
+            if setting in defaults() and (equals or word.startswith("--")):
+                if not equals:
+                    value = "VALUE" if following[:2] in ("", "--") else following
+                strays[word] = shlex.join(("-c", f"{setting}={value}"))
+        if strays:
+            way = " ".join(strays.values())
+            raise ConfigError(f"settings must follow -c, got {', '.join(strays)}: write {way}")
+        return super().parse_args(context, args)
 
     def invoke(self, context: click.Context) -> Any:
         """Add the short options to the settings."""

@@ -1,10 +1,11 @@
-"""Commands that train: ``fedapp run``, ``fedapp compare``, ``fedapp tune``."""
+"""Commands that train, ``fedapp run``, ``compare`` and ``tune``; their settings, ``settings``."""
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,7 +39,15 @@ from fedapp.report.summary import (
     score_text,
 )
 from fedapp.runs.engines import SIMULATED
-from fedapp.settings import defaults, parse_overrides
+from fedapp.settings import (
+    SECTIONS,
+    Section,
+    Settings,
+    Value,
+    about_settings,
+    defaults,
+    parse_overrides,
+)
 
 if TYPE_CHECKING:
     from fedapp.runs.session import Training
@@ -46,6 +55,8 @@ if TYPE_CHECKING:
 NOTHING_SAVED = "nothing was saved yet; run the same command again"
 FINISHED_CELLS = "finished cells are saved; the same command continues with the others"
 TRIALS_SAVED = "finished trials are saved; the same command continues after them"
+LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+KINDS = {"integer": "whole number", "number": "number", "boolean": "true or false"}
 
 
 def run(
@@ -250,3 +261,81 @@ def _domains(pairs: list[str], method: str) -> dict[str, str]:
             raise ConfigError(f"--space must name {setting} once, got {space[setting]} and {text}")
         space[setting] = text.strip()
     return space
+
+
+def settings(
+    method: Annotated[str, typer.Argument(help="Only what this method reads.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the settings of -c, those of a method or those that several share."""
+    from fedapp.messages.fields import all_methods
+    from strategies.run import load_strategy
+
+    if method:
+        load_strategy(method)  # raises a ConfigError unless there is one
+    listed = list_settings().values()
+    shown = [one for one in listed if (method in one.methods if method else "." not in one.name)]
+    methods = list(all_methods())
+    if as_json:
+        print_json(settings=[asdict(one) for one in shown], methods=methods)
+        return
+    grid = Table("setting", "default", "values", "what it does", box=None)
+    grid.columns[0].no_wrap = True
+    for one in shown:
+        is_shared = method or len(one.methods) == len(methods)
+        text = one.text if is_shared else f"{one.text} Read by {', '.join(one.methods)}."
+        cells = (one.name, in_words(one.default), one.values, text)
+        grid.add_row(*(escape(cell.replace("`", "")) for cell in cells))
+    console.print(grid)
+    if not method:
+        say(f"each method has more: fedapp settings METHOD, one of {', '.join(methods)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A setting in words."""
+
+    name: str  # as in files, with its section
+    default: Value
+    values: str  # type and range, or the values in backquotes
+    text: str
+    methods: tuple[str, ...]  # that read it
+
+
+def in_words(value: Any) -> str:
+    """A default as text: digits in groups, none for an empty text."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,}" if isinstance(value, int) else str("none" if value == "" else value)
+
+
+def list_settings() -> dict[str, Listed]:
+    """Every setting by its name, section by section."""
+    from strategies.run import all_strategies
+
+    strategies = all_strategies()  # imports the methods, which declare their sections
+    sections: tuple[type[Section], ...] = Settings, *SECTIONS.values()
+    schemas = {section.table: section.model_json_schema()["properties"] for section in sections}
+    listed = {}
+    for name, about in about_settings().items():
+        table, _, key = name.rpartition(".")
+        methods = tuple(method for method, each in strategies.items() if each.takes(name))
+        rule = _rule(schemas[table][key])
+        listed[name] = Listed(name, defaults()[name], rule, about.text, methods)
+    return listed
+
+
+def _rule(schema: dict[str, Any]) -> str:
+    """The rule of a JSON schema in words."""
+    if "anyOf" in schema:
+        return " or ".join(map(_rule, schema["anyOf"]))
+    if "const" in schema or "enum" in schema:
+        return ", ".join(f"`{one}`" for one in schema.get("enum", [schema.get("const")]) if one)
+    limits = [f"{sign} {_limit(schema[key])}" for key, sign in LIMITS.items() if key in schema]
+    return " ".join([KINDS.get(schema["type"], "text"), ", ".join(limits)]).strip()
+
+
+def _limit(number: float) -> str:
+    """A limit of a setting, short: 2^63 rather than 9.22337e+18."""
+    is_power = number >= 2**16 and math.log2(number).is_integer()
+    return f"2^{math.log2(number):.0f}" if is_power else f"{number:g}"

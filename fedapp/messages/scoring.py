@@ -15,6 +15,8 @@ Reveals: the model, and how its scores are distributed over each party's rows.
   sums.
 - Under masks (``SumScoresRequest``, see ``secure``) the server learns all of this only for all
   parties together, and no scores of single ones.
+- With ``scale-pos-weight=balanced`` a party gets, before the first tree, the weight of all parties'
+  negative training rows over that of the positive ones.
 
 Trees in a message have the layout of ``fedapp.trees.model``: 6 bytes a node and 5 a split, and one
 bit a category where a split is by categories. What they reveal is said by the methods whose
@@ -47,6 +49,18 @@ GROUPS = {"scoring": frozenset({"horizontal"})}
 Sums = Annotated[Array, Form("float64", "n_sums")]
 Scores = Annotated[Array, Form("float64", "n_score_rows", "n_score_bins", low=0)]
 GETS = {"": "each party's trees; a leaf may be a single row"}
+
+
+@request("train.scoring_balance", "balancing the classes", leaves="nothing")
+class BalanceRequest(Request):
+    """Set the ``scale_pos_weight``, which was 0 until the labels were summed."""
+
+    scale_pos_weight: Annotated[float, Range(0, 1e38)]
+
+
+@message
+class BalanceReply(Reply):
+    """It is set."""
 
 
 @request("evaluate.scoring_scores", "scoring")

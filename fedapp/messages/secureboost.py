@@ -13,6 +13,8 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   had splits to make), and the scores and leaf purities of every round. Of two classes it learns at
   the end also a threshold, half way between the margins of two validation rows, and the scores at
   it. It learns nothing else, except as follows.
+- With ``scale-pos-weight=balanced`` the server also learns the weight of negative training rows
+  over that of positive ones, which follows from their scores, too.
 - With ``share-column-names`` of all parties the server also learns the importance of the columns.
 - With ``allow-export`` of all parties the server also learns the whole model with the kinds of its
   columns and the names of all their categories, including those that only held-out rows have (of a
@@ -251,6 +253,7 @@ class FinishReply(FinalScores, Reply, letters=True):
 
     n_trees: Annotated[int, Range(0, 10**9)]
     model: Annotated[Array, Form("uint8", "n_model_bytes")]  # JSON of fedapp's format, or nothing
+    scale_pos_weight: Annotated[float, Range(0, 1e38)]  # what it is if the run had 0
 
 
 @message

@@ -41,6 +41,7 @@ from fedapp.trees.objective import exact_predictions
 _MIN_SPREAD = 1e-12
 _ROUNDING = 1e-14  # relative intercepts up to this count as 0
 BINARY = "binary:logistic"
+FEWEST_OF_CLASS = 30  # validation rows, for a score to mean much
 N_GROUPS = 10  # of rows with similar probabilities, for the calibration
 N_SCORE_BINS = 25
 N_DRAWS, SEED = 500, 7  # of the bootstrap
@@ -297,6 +298,16 @@ def sigmoid(margins: Array) -> Array:
 def threshold_rows(has_valid: bool) -> str:
     """The subset that the threshold is chosen on: never the test rows."""
     return "valid" if has_valid else "train"
+
+
+def few_of_class(share: float, n_valid: int) -> str:
+    """A warning if few of the validation rows are of the rarer of two classes, which has this
+    ``share`` of their weight; empty if there are enough, or none at all."""
+    n_rows = round(share * n_valid)
+    if not n_valid or n_rows >= FEWEST_OF_CLASS:
+        return ""
+    few = f"only some {n_rows} of {n_valid:,} validation rows are of the rarer class"
+    return f"{few}: the threshold and early stopping rest on them; a larger valid-fraction has more"
 
 
 def best_bin(statistics: Statistics) -> int | None:

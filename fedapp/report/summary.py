@@ -310,6 +310,8 @@ def resolved_facts(summary: Mapping[str, Any]) -> dict[str, str]:
         n_rounds, patience = how["num_boost_round"], how["early_stopping_rounds"]
         stops = f"after {patience} rounds without a better score" if patience else "off"
         facts["boosting"] = f"{n_rounds} rounds, eta {how['eta']:g}, early stopping {stops}"
+        if (scale := how.get("scale_pos_weight", 1)) != 1:
+            facts["boosting"] += f", scale-pos-weight {scale:g}"
     return facts
 
 

@@ -36,6 +36,7 @@ from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import (
     REGRESSION,
     LossParameters,
+    balance,
     base_margin,
     base_score,
     label_sums,
@@ -391,6 +392,8 @@ def xgboost_parameters(
     if width == 1:
         total = float(weights.sum(dtype=np.float64))
         sums = label_sums(settings.objective, drawn, weights, n_classes)
+        if not loss.scale_pos_weight:  # each baseline balances its own training rows
+            loss = replace(loss, scale_pos_weight=balance(float(sums[0]), total))
         start["base_score"] = float(base_score(settings.objective, sums, total, loss)[0])
     return {
         **for_xgboost(settings.objective, width, parameters_of(settings), loss),

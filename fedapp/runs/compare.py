@@ -107,8 +107,8 @@ def carry_out(
     for settings in runs:
         session.check_method(without_unread(settings), engine)
     check_comparable(runs, n_seeds)
-    for settings in runs:
-        session.check_tables(settings, engine, watcher)
+    runs = [session.check_tables(settings, engine, watcher) for settings in runs]
+    overrides = {**overrides, "parties": runs[0].asked_parties}
     folder = output or default_folder(runs[0], engine)
     comparison = compare(strategies, overrides, n_seeds, folder, run, engine, watcher)
     watcher.begin("writing the pages")
@@ -532,8 +532,7 @@ class CrossValidation:
         named = settings_named(self.given, self.strategy)
         first = load_settings({**named, "strategy": self.strategy, "fold": 1})
         _check(first, self.engine, named)
-        check_tables(first, self.engine, self.watcher)
-        first = resolve_objective(first)
+        first = resolve_objective(check_tables(first, self.engine, self.watcher))
         path = Path(first.run_dir or new_run_dir(f"{self.strategy}-folds", RUNS)).resolve()
         self.folder = RunFolder(path)
         self.folder.check_new()

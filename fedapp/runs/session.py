@@ -49,7 +49,8 @@ class Training:
         watcher = self.watcher
         watcher.begin("reading the settings")
         settings = self._checked()
-        check_tables(settings, self.engine, watcher, tells=False)  # the summary has the warnings
+        # The summary has the warnings.
+        settings = check_tables(settings, self.engine, watcher, tells=False)
         settings = settings.model_copy(update={"run_dir": run_dir_of(settings, self.engine)})
         self.folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
         if self.with_page:  # not for each of many folds or fits
@@ -160,11 +161,14 @@ def check_method(settings: Settings, engine: str, given: Collection[str] = ()) -
         check_packages(settings.logs)
 
 
-def check_tables(settings: Settings, engine: str, watcher: Watcher, tells: bool = True) -> None:
-    """Check the tables of a simulated run before it starts; show warnings if it ``tells``."""
+def check_tables(settings: Settings, engine: str, watcher: Watcher, tells: bool = True) -> Settings:
+    """Check a simulated run's tables; return settings that count its parties.
+
+    Warnings are shown if it ``tells``.
+    """
     if engine in SIMULATED:
         from fedapp.kernels import load_ahead
-        from fedapp.runs.tables import check_tables
+        from fedapp.runs.tables import check_tables, natural_parties
         from strategies.run import load_strategy
 
         watcher.begin("reading and checking the tables")
@@ -180,9 +184,13 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher, tells: bool 
                 modules += ["xgboost"]
                 unused = ("fedapp.trees.forest",)
             load_ahead(modules, unused)
+        if n_parties := natural_parties(settings):
+            settings = settings.with_parties(n_parties)
+            watcher.tell(f"{n_parties} parties, one for each value of '{settings.group}'")
         for text in check_tables(settings):
             if tells:
                 watcher.tell(f"! {text}")
+    return settings
 
 
 def carry_out(

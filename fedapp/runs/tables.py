@@ -41,6 +41,7 @@ from strategies.handshake import parties_by_name, shared_rows, table_warnings
 from strategies.horizontal import check_same_columns, common_table, label_sums
 from strategies.run import load_strategy
 
+MOST_NATURAL_PARTIES = 100  # of a partition by column, where ``parties`` is not set
 Looked = tuple[Introduction, Any]  # a party's introduction, and its table
 PartRows = Mapping[str, Rows]  # row numbers by subset: train, valid, test
 
@@ -65,6 +66,19 @@ def check_tables(settings: Settings) -> list[str]:
             opened.warn_of_few_matched(n_matched)
     shared = shared_rows(settings) if method.family == "horizontal" else []
     return [*table_warnings(opened.parties), *opened.state.warnings, *shared]
+
+
+def natural_parties(settings: Settings) -> int:
+    """Number of parties of ``partition=column:NAME``, one a value; 0 if ``parties`` or ``data``
+    says how many. ConfigError for more than ``MOST_NATURAL_PARTIES``."""
+    config = party_configs(settings)[0]
+    if settings.asked_parties or not config.group or not config.is_share:
+        return 0
+    n_values = len(np.unique(cast(Any, read_table(config).groups)))
+    if n_values > MOST_NATURAL_PARTIES:
+        rule = f"must be set where {settings.partition} has over {MOST_NATURAL_PARTIES} values"
+        raise ConfigError(f"parties {rule}, got {n_values}; parties=10 deals them out to 10")
+    return n_values
 
 
 def _open(strategy: TreeStrategy[Any], configs: Sequence[SiteConfig]) -> dict[str, Looked]:

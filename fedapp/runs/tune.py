@@ -142,8 +142,7 @@ class Tuning:
         _check(first, self.engine, self.given)
         check_search(self.search)
         space = space_of(first, self.given, self.asked)
-        check_tables(first, self.engine, self.watcher)
-        first = resolve_objective(first)
+        first = resolve_objective(check_tables(first, self.engine, self.watcher))
         metric = first.watched_metric
         draw = trial_draw(self.search, space, first.seed, larger_is_better(metric))
         folder = RunFolder(self._claimed(first, space))

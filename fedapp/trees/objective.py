@@ -602,6 +602,12 @@ def base_score(
     return (label_sums / weight_sum).astype(np.float32)
 
 
+def balance(positives: float, weight: float) -> float:
+    """The ``scale_pos_weight`` that balances two classes, by the weights of positive and of all
+    rows: that of the negative over the positive ones; 1 where a class has none."""
+    return (weight - positives) / positives if 0 < positives < weight else 1.0
+
+
 def hide_class_shares(scores: Array) -> Array:
     """A base score that discloses nothing about class shares; unchanged for one output."""
     return scores if len(scores) == 1 else np.full_like(scores, EQUAL_MARGIN)

@@ -35,6 +35,7 @@ COMMANDS = [
     (("compare", "pax", "bagging", *SHORT, *ROWS), {"folder", "summary"}),
     (("tune", "pax", "--runs", "1", *SHORT, *ROWS), {"folder", "summary", "trials"}),
     (("runs",), {"runs", "not_shown"}),
+    (("settings",), {"settings", "methods"}),
     (("data", "list"), {"data_sets"}),
     (
         ("data", "describe", "rows.csv", "--label", "y"),

@@ -140,9 +140,8 @@ def test_the_same_rows_and_shared_ids_of_two_parties_are_warned_of(
 ) -> None:
     def warned(**more: object) -> list[str]:
         given = own_files(num_boost_round=1, pax__bins="equal", **more)
-        found: list[str] = json.loads((run_local(given).path / "summary.json").read_text())[
-            "warnings"
-        ]
+        warnings = run_local(given).summary["warnings"]
+        found = [text for text in warnings if "rows are of the rarer class" not in text]
         assert check_tables(given) == found
         return found
 

@@ -15,7 +15,14 @@ from fedapp.commands.data import data_app
 from fedapp.errors import ALIASES, SYNONYMS, ConfigError, did_you_mean
 from fedapp.messages.fields import all_methods
 from fedapp.runs.engines import describe_engine
-from fedapp.settings import app_folder, defaults, load_settings, parse_overrides, settings_of
+from fedapp.settings import (
+    about_settings,
+    app_folder,
+    defaults,
+    load_settings,
+    parse_overrides,
+    settings_of,
+)
 from strategies.run import load_strategy
 
 TRAINING = [name for name, method in all_methods().items() if method.trains]
@@ -150,13 +157,15 @@ def test_the_version_is_that_of_all_that_matters() -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "run --folds=2", "compare", "tune"])
-def test_label_id_and_parties_are_short_for_settings(
+def test_data_label_id_and_parties_are_short_for_settings(
     command: str, write_table: Callable[..., Path]
 ) -> None:
     name, *more = command.split()
-    data = ["-c", f"data={write_table()}", "--id", "a"]
+    data = ["--data", str(write_table()), "--id", "a"]
     refused = [
         (["--parties", "3", "-c", "parties=2"], "parties must be given once, got 2 and 3"),
+        ([*data, "-c", "data=other.csv"], "data must be given once, got other.csv and .*"),
+        ([*data, "-c", f"data={data[1]}", "--label", "z"], "label column 'z' must be in .*"),
         (["--parties", "many"], "parties must be a whole number, got 'many'"),
         (["--label", "z", *data], "label column 'z' must be in the table, .*"),
         (["--label", "y", "--id", "z"], "id column 'z' must be in the table, .*"),
@@ -165,6 +174,58 @@ def test_label_id_and_parties_are_short_for_settings(
         words = [name, "pax", *given, *(data[:2] if "--id" in given[2:3] else []), *more]
         error = CliRunner().invoke(cli, words).exception
         assert re.search(f"{rule}$", str(error)), error
+
+
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        (["run", "pax", "data=loans.csv"], "-c data=loans.csv"),
+        (["run", "data=loans.csv", "pax"], "-c data=loans.csv"),
+        (["compare", "pax", "bagging", "data=my loans.csv"], "-c 'data=my loans.csv'"),
+        (["run", "pax", "--max-depth", "3"], "-c max-depth=3"),
+        (["tune", "pax", "--max_depth=3", "--space", "eta=0.1,0.2"], "-c max-depth=3"),
+        (["run", "pax", "--max-depth", "3", "--eta=0.1"], "-c max-depth=3 -c eta=0.1"),
+        (["run", "fedxgbllr", "--n-estimators", "5"], "-c fedxgbllr.trees=5"),
+        (["run", "pax", "--score-test", "--label", "y"], "-c score-test=VALUE"),
+    ],
+)
+def test_a_setting_without_its_option_is_answered_with_the_option(
+    words: list[str], way: str
+) -> None:
+    error = CliRunner().invoke(cli, words).exception
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith("settings must follow -c, got ")
+    assert str(error).endswith(f": write {way}")
+
+
+@pytest.mark.parametrize("words", [["--max-dept", "3"], ["loans.csv"], ["--x=1"], ["y=1"]])
+def test_other_unknown_words_are_errors_of_usage(words: list[str]) -> None:
+    done = CliRunner().invoke(cli, ["run", "pax", *words])
+    assert done.exit_code == 2
+    assert "No such option" in done.output or "unexpected extra argument" in done.output
+
+
+def test_the_settings_of_a_method_are_those_that_it_reads() -> None:
+    listed = json.loads(CliRunner().invoke(cli, ["settings", "pax", "--json"]).stdout)["settings"]
+    names = {one["name"] for one in listed}
+    assert {"max-depth", "pax.bins", "privacy.epsilon", "partition"} <= names
+    assert not {"columns", "bagging.local-rounds", "federated-forest.trees"} & names
+    assert next(one for one in listed if one["name"] == "seed") == {
+        "name": "seed",
+        "default": defaults()["seed"],
+        "values": "whole number >= 0, < 2^63",
+        "text": about_settings()["seed"].text,
+        "methods": sorted(all_methods()),
+    }
+
+
+def test_the_settings_of_all_methods_come_with_a_list_of_these() -> None:
+    done = CliRunner().invoke(cli, ["settings"])
+    words = done.output.split()
+    assert {name for name in defaults() if "." not in name} <= set(words)
+    assert set(all_methods()) <= {word.strip(",") for word in words}
+    error = CliRunner().invoke(cli, ["settings", "bagger"]).exception
+    assert re.match("strategy must be one of .*; did you mean bagging", str(error))
 
 
 def test_a_wrong_path_names_the_one_that_is_spelled_alike(

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from fedapp import metrics
+from fedapp.data.partition import Holdout
 from fedapp.metrics.scores import best_margin
+from fedapp.runs.local import run_local
+from tests.conftest import MakeSettings, WriteTable
 from tests.metrics.test_metrics import BINARY, parts, rows, seeds
 
 
@@ -80,3 +83,38 @@ def test_rows_that_a_model_cannot_tell_apart_are_all_called_positive():
     margin = best_margin(margins, labels, weights)
     found = metrics.scores_from_margin(margins, labels, weights, margin)
     assert list(found.values()) == pytest.approx(expected)
+
+
+def test_few_rows_of_a_class_are_warned_of():
+    assert metrics.few_of_class(0.25, 100).startswith("only some 25 of 100 validation rows are of")
+    assert metrics.few_of_class(0.3, 100) == metrics.few_of_class(0.0, 0) == ""
+
+
+@pytest.mark.parametrize("strategy", ["pax", "bagging", "fedavg-linear", "secureboost"])
+@pytest.mark.parametrize(("step", "n_rows"), [(10, 20), (3, 0)])
+def test_a_run_warns_of_few_validation_rows_of_a_class(
+    settings: MakeSettings,
+    vertical: MakeSettings,
+    write_table: WriteTable,
+    caplog: pytest.LogCaptureFixture,
+    strategy: str,
+    step: int,
+    n_rows: int,
+) -> None:
+    labels = [int(row % step == 0) for row in range(500)]
+    table = write_table(n_rows=500, y=labels, w=[0.001] * 500)
+    given = {"data": str(table), "label": "y", "weight": "w", "valid_fraction": 0.5, "parties": 2}
+    given |= {"num_boost_round": 1} if strategy != "fedavg-linear" else {}
+    make = vertical if strategy == "secureboost" else settings
+    summary = run_local(make(strategy=strategy, **given)).summary
+    told = summary["warnings"] if strategy != "secureboost" else caplog.messages
+    found = [text for text in told if "validation rows are of the rarer class" in text]
+    assert len(found) == bool(n_rows)
+    if n_rows:
+        n_few = sum(labels[row] for row in Holdout(0.2, 0.5, 42).split(500).valid)
+        assert n_few < 30
+        assert f"only some {n_few} of 200 validation rows" in found[0]
+    if strategy != "secureboost":
+        assert summary["threshold"]["rarer_class"] == pytest.approx(
+            0.1 if n_rows else 1 / 3, abs=0.05
+        )

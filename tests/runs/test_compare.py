@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, StoppedError
-from fedapp.home import display_path
+from fedapp.home import display_path, read_toml
 from fedapp.report.comparison import (
     Comparison,
     Line,
@@ -34,6 +34,7 @@ from fedapp.runs.baselines import run_baselines
 from fedapp.runs.compare import compare, default_folder, same_rows
 from fedapp.runs.local import run_local
 from fedapp.runs.run import Compared
+from fedapp.runs.tables import natural_parties
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.site.store import Store
 from strategies.inference import InferenceStrategy
@@ -559,6 +560,45 @@ def test_parties_by_a_column_hold_back_the_same_rows(
     more = {"data": str(path), "label": "y", "partition": "column:shop"}
     runs = [load_settings({**SHORT, **more, "strategy": name}) for name in ("pax", "secureboost")]
     assert same_rows(runs) == {"train": 65, "valid": 7, "test": 18}
+
+
+@pytest.mark.usefixtures("own_folder", "undrawn")
+@pytest.mark.parametrize("command", ["run pax", "run pax --folds 2", "compare pax", "tune pax"])
+def test_each_value_of_a_column_is_a_party(command: str, write_table: Callable[..., Path]) -> None:
+    path = write_table(n_rows=150, shop=[f"s{row % 5}" for row in range(150)])
+    words = [*command.split(), "--json", "--data", str(path), "--label", "y"]
+    words += [
+        "-cpartition=column:shop",
+        "-cnum-boost-round=1",
+        "-cmax-depth=2",
+        "-cvalid-fraction=0.2",
+    ]
+    if "tune" in command:
+        words += ["--runs", "1"]
+    shown = CliRunner().invoke(cli, words)
+    assert "5 parties, one for each value of 'shop'" in shown.stderr
+    folder = Path(json.loads(shown.stdout)["folder"])
+    summary = json.loads(next(folder.rglob("summary.json")).read_text())
+    assert len(summary["parties"]) == 5
+    assert read_toml(next(folder.rglob("config.toml")).read_text(), "config")["parties"] == 5
+
+
+def test_the_number_of_parties_follows_a_column_unless_it_is_set(
+    write_table: Callable[..., Path],
+) -> None:
+    path = write_table(n_rows=120, shop=[f"s{row % 4}" for row in range(120)], c=range(120))
+    given = {"data": str(path), "label": "y"}
+
+    def natural(**more: Any) -> int:
+        return natural_parties(load_settings({**given, **more}))
+
+    assert natural(partition="column:shop") == 4
+    assert natural(partition="column:shop", parties=2) == 0  # it is set
+    assert natural() == 0
+    match = r"^parties must be set where column:c has over 100 values, got 120; parties=10 deals"
+    with pytest.raises(ConfigError, match=match):
+        natural(partition="column:c")
+    assert natural(partition="column:c", parties=7) == 0
 
 
 def test_ways_to_predict_and_superlinks_are_not_compared() -> None:

@@ -1,20 +1,28 @@
-"""An objective left open: chosen by the labels, the same model as when it is said."""
+"""What labels decide, an open objective and a balanced weight: the model is as if it were said."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context
 
+from fedapp.conversation import ask
+from fedapp.crypto.noise import Budget
 from fedapp.data.labels import AUTO, auto_objective, check_spelling, class_names
-from fedapp.errors import ConfigError, DataError
-from fedapp.runs.baselines import run_baselines
-from fedapp.runs.local import run_local
+from fedapp.errors import ConfigError, DataError, PartyError
+from fedapp.messages.scoring import BalanceReply, BalanceRequest
+from fedapp.runs.baselines import baseline_rows, run_baselines
+from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.runs.tables import check_tables
-from fedapp.settings import load_settings
+from fedapp.settings import Settings, load_settings
+from fedapp.site import sums
+from strategies.horizontal import HorizontalStrategy
 from tests.conftest import MakeSettings, WriteTable
+from tests.network import die, resumed, run
 
 BOOSTED = {"num-boost-round": 2, "max-depth": 2, "max-bin": 8}
 SMALL_KEY = {"key-bits": 512, "insecure-small-key": True}
@@ -207,3 +215,107 @@ def test_a_criterion_that_does_not_fit_the_chosen_objective_is_refused() -> None
     )
     with pytest.raises(ConfigError, match="criterion must be gini or entropy"):
         run_local(settings)
+
+
+# scale-pos-weight=balanced
+
+SECURE = {"strategy": "pax", "pax__aggregation": "secure"}
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {"strategy": "pax"},
+    "secure": SECURE,
+    "private": {**SECURE, "privacy__epsilon": 1000.0, "max_depth": 1},
+    "bagging": {"strategy": "bagging", "parties": 2},
+    "cyclic": {"strategy": "cyclic", "parties": 2},
+    "secureboost": {"parties": 2},
+}
+
+
+@pytest.fixture
+def rare(settings: MakeSettings, vertical: MakeSettings, write_table: WriteTable) -> MakeSettings:
+    """Settings of a run on weighted rows of which few are positive."""
+    rng = np.random.default_rng(5)
+    labels = (rng.random(160) < 0.2).astype(int)
+    table = write_table(n_rows=160, y=labels, w=rng.integers(1, 9, 160) / 4, seed=3)
+
+    def make(way: str = "plain", **more: Any) -> Settings:
+        given = {"data": str(table), "label": "y", "weight": "w", **WAYS[way], **more}
+        return (vertical if way == "secureboost" else settings)(**given)
+
+    return make
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_balanced_run_has_the_model_of_its_number(
+    rare: MakeSettings, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "discrete_gaussian", lambda v, n, _: np.zeros(n, np.int64))
+    monkeypatch.setattr(Budget, "deviation", lambda *_: 0.0)
+    balanced = run_local(rare(way, scale_pos_weight="balanced"))
+    rows, _ = baseline_rows(rare(way))
+    labels, weights = (each[rows.split.train] for each in (rows.labels, rows.weights))
+    number = balanced.summary["boosting"]["scale_pos_weight"]
+    assert number == pytest.approx(weights[labels == 0].sum() / weights[labels == 1].sum())
+    assert number > 2
+    said = run_local(rare(way, scale_pos_weight=number))
+    assert (balanced.path / "model.json").read_bytes() == (said.path / "model.json").read_bytes()
+    assert balanced.summary["metrics"] == said.summary["metrics"]
+    plain = run_local(rare(way))
+    assert (balanced.path / "model.json").read_bytes() != (plain.path / "model.json").read_bytes()
+    assert plain.summary["boosting"]["scale_pos_weight"] == 1
+
+
+@pytest.mark.parametrize("way", ["plain", "secure", "cyclic"])
+def test_sites_take_the_number_that_balances_all_their_rows(
+    rare: MakeSettings, three: Callable[..., list[Context]], way: str
+) -> None:
+    given = {"data": "breast-cancer", "label": "", "weight": "", "parties": 3}
+    balanced = run_local(rare(way, **given, scale_pos_weight="balanced"), three())
+    number = balanced.summary["boosting"]["scale_pos_weight"]
+    assert number != 1
+    said = run_local(rare(way, **given, scale_pos_weight=number), three())
+    assert (balanced.path / "model.json").read_bytes() == (said.path / "model.json").read_bytes()
+
+
+@pytest.mark.parametrize("way", ["plain", "secureboost"])
+def test_each_baseline_balances_its_own_rows(rare: MakeSettings, way: str) -> None:
+    pooled, alone = baseline_rows(rare(way))
+    found = run_baselines(rare(way, scale_pos_weight="balanced"))
+    for name, rows in [("pooled", pooled), *alone.items()]:
+        labels, weights = (each[rows.split.train] for each in (rows.labels, rows.weights))
+        number = float(weights[labels == 0].sum() / weights[labels == 1].sum())
+        said = run_baselines(rare(way, scale_pos_weight=number))
+        whose = [each if name == "pooled" else each["alone"] for each in (found, said)]
+        assert whose[0][name] == whose[1][name]
+
+
+@pytest.mark.parametrize("way", ["plain", "secure", "cyclic"])
+def test_a_balanced_run_that_is_resumed_keeps_its_number(rare: MakeSettings, way: str) -> None:
+    whole = run_local(rare(way, scale_pos_weight="balanced"))
+    last = whole.summary["exchanges"] - 2  # of the steps, which greetings are not
+    for step in range(3, last):
+        settings = rare(way, scale_pos_weight="balanced")
+        die(settings, dies_before_sending=step)
+        folder = run(resumed(settings), simulated_contexts(settings))
+        assert (folder.path / "model.json").read_bytes() == (whole.path / "model.json").read_bytes()
+        assert folder.summary["boosting"] == whole.summary["boosting"]
+
+
+def test_a_party_takes_the_weight_of_positive_rows_once(
+    rare: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def balance(strategy: Any, parties: Any, replies: Any) -> Any:
+        yield from ask(parties.all(BalanceRequest(2.0)), BalanceReply)
+
+    monkeypatch.setattr(HorizontalStrategy, "balance", balance)
+    with pytest.raises(PartyError, match=r"BalanceRequest.scale_pos_weight must be sent once, "):
+        run_local(rare(scale_pos_weight=3.0))
+
+
+def test_balanced_is_refused_where_it_means_nothing(rare: MakeSettings) -> None:
+    with pytest.raises(ConfigError, match=r"^scale-pos-weight must be a number or 'balanced', got"):
+        rare(scale_pos_weight="x")
+    with pytest.raises(ConfigError, match=r"^scale-pos-weight must be 1 for reg:g.*, got balanced"):
+        rare(scale_pos_weight="balanced", objective="reg:gamma")
+    with pytest.raises(ConfigError, match=r"^scale-pos-weight must be a number with init-model"):
+        rare(scale_pos_weight="balanced", init_model="runs/first")
+    assert rare(scale_pos_weight="2.5").scale_pos_weight == 2.5

@@ -173,7 +173,7 @@ def test_a_default_run_stops_by_the_loss_of_enough_validation_rows(
     losses = [line["valid"]["logloss"] for line in lines]
     assert summary["best_round"] == int(np.argmin(losses)) + 1 == len(lines) - 20
     boosting = {"num_boost_round": 300, "eta": 1.0, "early_stopping_rounds": 20}
-    assert summary["boosting"] == boosting
+    assert summary["boosting"] == {**boosting, "scale_pos_weight": 1.0}
 
 
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])

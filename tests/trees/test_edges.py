@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,13 +148,14 @@ def test_few_bins_are_told_of(settings: MakeSettings) -> None:
         "the fewest of any party are kept; pax.bins=equal, pax.fusion=finest or a larger max-bin "
         "gives"
     )
+    made = partial(settings, max_bin=64, parties=4, valid_fraction=0.0)
     for fusion, kept in ways.items():
-        few = summary_of(run_local(settings(max_bin=64, parties=4, pax__fusion=fusion)))
+        few = summary_of(run_local(made(pax__fusion=fusion)))
         assert few["warnings"] == [
             "only 16 bins a column are left of max-bin 64: the share rule divides them among the "
             f"parties, and {kept} more"
         ]
-    enough = summary_of(run_local(settings(max_bin=64, parties=4, pax__bins="equal")))
+    enough = summary_of(run_local(made(pax__bins="equal")))
     assert enough["warnings"] == []
 
 

@@ -245,7 +245,7 @@ def test_a_part_that_has_changed_is_not_gone_on_from(joined: MakeSettings) -> No
     ("change", "rule"),
     [
         ({"objective": "reg:logistic"}, "objective of init-model must be the run's at party-1"),
-        ({"scale_pos_weight": 2.0}, "parameters of init-model must be the run's at party-1"),
+        ({"asked_scale_pos_weight": 2.0}, "parameters of init-model must be the run's at party-1"),
         (
             {"asked_parties": 3},
             r"(parties must be those of init-model|must have a part|columns of init)",
