@@ -24,12 +24,13 @@ from fedapp.data.labels import (
     Labels,
     auto_objective,
     class_names,
+    note_on_measure,
     note_on_untrained,
     number_labels,
     untrained_classes,
 )
 from fedapp.data.partition import SUBSETS, Holdout
-from fedapp.data.table import Table, notes_on_leaks, notes_on_numbered_ids
+from fedapp.data.table import Note, Table, notes_on_leaks, notes_on_numbered_ids
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, fields_of, method_of
 from fedapp.messages.vertical import (
@@ -436,7 +437,11 @@ def look(
     shares_names = config.shares_names or config.simulated
     notes, suggested = table.notes, ""
     if request.asks_objective and table.labels is not None:
-        suggested = auto_objective([class_names(table.labels, AUTO)])[0]
+        classes = class_names(table.labels, AUTO)
+        suggested = auto_objective([classes])[0]
+        if doubt := note_on_measure(classes):
+            log.warning("%s: %s", config.name, doubt)  # labels stay here
+            notes += (Note(doubt),) if config.simulated else ()
     on_labels = [*notes_on_leaks(table), *notes_on_classes(config, table.labels)]
     for note in () if config.simulated or request.model else on_labels:
         log.warning("%s: %s", config.name, note.text(shares_names=True))  # labels stay here

@@ -16,11 +16,13 @@ from fedapp.conversation import Checkpoint, Conversation, ask
 from fedapp.data.columns import ALIKE, agreed, check_kinds, in_words
 from fedapp.data.datasets import party_sources
 from fedapp.data.labels import (
+    MULTI_CLASS,
     auto_objective,
     check_mean,
     check_spelling,
     format_classes,
     merge_classes,
+    note_on_measure,
     note_on_untrained,
     number_written,
     positive_last,
@@ -144,7 +146,10 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         return replace(self.greeting(), columns=first)
 
     def suggested_objective(self) -> tuple[Objective, str]:
-        suggestion = auto_objective([hello.classes for hello in self.parties.values()])
+        classes = [hello.classes for hello in self.parties.values()]
+        suggestion = auto_objective(classes)
+        if suggestion[0] == MULTI_CLASS and (note := note_on_measure(merge_classes(classes))):
+            self.warn_once(note)
         self.check_classes(is_open=not is_regression(suggestion[0]))
         return suggestion
 

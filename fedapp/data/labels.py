@@ -37,6 +37,7 @@ MOST_CLASSES = 1000
 # Whole numbers with more distinct values count as a measure, not as classes: grades and class codes
 # have fewer, and softmax grows a tree per class.
 FEW_VALUES = 20
+FEWEST_IN_DOUBT = 6  # whole numbers that may be a measure after all
 # Which labels suggest an objective.
 SUGGESTED: Final[dict[Objective, str]] = {
     TWO_CLASSES: "two values",
@@ -169,6 +170,14 @@ def auto_objective(classes: Sequence[Sequence[str]]) -> tuple[Objective, str]:
             return objective_of(2), f"the label has {SUGGESTED[TWO_CLASSES]}"
         return objective_of(len(names)), f"the label has {len(names)} values, {kind}"
     return REGRESSION, f"the label has {SUGGESTED[REGRESSION]}"
+
+
+def note_on_measure(classes: Sequence[str]) -> str:
+    """Warning about whole numbers that `auto` takes for classes; empty where they are none."""
+    if len(classes) < FEWEST_IN_DOUBT or not all(map(is_number, classes)):
+        return ""
+    rule = f"the {len(classes)} whole numbers of the label are trained as classes (objective=auto)"
+    return f"{rule}: if they are a measure, set objective={REGRESSION}"
 
 
 def check_spelling(classes: Mapping[str, Sequence[str]], is_open: bool) -> None:

@@ -81,7 +81,7 @@ class Note:
 
     rule: str  # text, with ``{}`` for the columns
     columns: str = ""  # their names; empty if it is about none
-    quotes_categories: bool = False  # whether names of categories are beside them
+    quotes_values: bool = False  # whether values, as names of categories, are beside them
 
     def text(self, shares_names: bool) -> str:
         """The text as plain printable characters; column names only with `shares_names`."""
@@ -284,7 +284,7 @@ def notes_on_types(columns: Sequence[Converted]) -> list[Note]:
         if (names := read.column.names) and read.column.inferred
     }
     words = notes_on_missing_words(inferred, "feature columns {} have")
-    notes += [replace(note, quotes_categories=True) for note in words]
+    notes += [replace(note, quotes_values=True) for note in words]
     equal = "equal a number declared as missing but are written otherwise"
     for field, are in (("n_outside", "are none of its categories"), ("n_equal", equal)):
         for read in columns:
@@ -436,9 +436,13 @@ def notes_on_features(
         (numbered, "the numbers of the rows, of no use for other rows: see drop-columns"),
     ]
     notes = [note_on(names, what) for names, what in groups if names]
-    for name, code, count in outliers:
-        what = f"the value {code:g} in {count:,} rows, far from all others: if it means no value, "
-        notes.append(note_on([name], f"{what}let a schema list it as missing"))
+    if outliers:
+        what = (
+            "one value in 10 rows or more, far from all others: if it means no value, let a schema "
+        )
+        shown = first([f"'{name}' ({code:g} in {count:,} rows)" for name, code, count in outliers])
+        note = Note(f"feature columns {{}} have {what}list it as missing", shown)
+        notes.append(replace(note, quotes_values=True))
     return notes
 
 

@@ -14,7 +14,8 @@ Reveals, with ``labels=encoded``:
 - The server learns how many columns each party has, and which are drawn, under numbers.
 - The server learns no label, no row of a node, no threshold of a split and no leaf value. With
   ``master-keeps-model``, to which every party must agree by ``allow-export``, it gets the whole
-  model at the end, with names of categories as an exported SecureBoost model has them.
+  model at the end, with the kinds of columns and the names of categories as an exported SecureBoost
+  model has them.
 - A seed of the server decides which rows a tree draws (``bootstrap``), because all parties must
   draw the same. The server knows them, and scores are exact: the scores of a tree of one leaf, or
   of few, are an equation of the labels of the rows drawn. A server that breaks the rules, and has

@@ -19,8 +19,9 @@ only what it was asked before (``fedapp.site.account``).
 ``hello`` opens every horizontal run.
 
 - The server learns each party's name, its numbers of rows, and the versions of its packages.
-- The server learns the column names in order, and which columns hold numbers, yes or no, dates,
-  categories or no value.
+- The server learns the column names in order, and which columns hold numbers, only the numbers 0
+  and 1 (not under differential privacy, as one row decides it), yes or no, dates, times, durations,
+  categories or no value; of an ordinal also a digest of its names.
 - The server learns the names of the categories that are in the party's table or that its schema
   gives. A site with ``share-categories = n`` sends only names that n rows or more of all its
   subsets have, or that its schema gives, and whether a column has others; their rows are of one
@@ -36,15 +37,19 @@ only what it was asked before (``fedapp.site.account``).
 - The server learns a fingerprint of the table that only the party itself can interpret.
 - The server learns warnings about the table's rows: how many have no label and are dropped, with
   the name of the label column; how many share their id with another; whether ids have spaces
-  around, and the name of that column; how many classes have fewer rows than ``share-categories``.
+  around, how many begin with zeros, and the name of that column; how many classes have fewer rows
+  than ``share-categories``.
 - The server learns warnings about columns: which features have one value or none, number the rows
   or are rounded as float32; which single features have an AUC above 0.99 for the labels of the
   training rows, and that AUC; which are written as dates, as yes and no or with spaces around;
-  which are marked as categories of numbers.
+  which are marked as categories of numbers, or look like numbers with marks; in which float32
+  moves times of day; which have a value of 10 rows or more far from all others, with the value (not
+  from a site that withholds names of categories).
 - The server learns warnings about values: which columns have names such as NULL that may mean no
   value, and these names (neither from a site that withholds names of categories); how many values
-  are not in the schema, or equal a number that the schema treats as missing but are written
-  differently; and what separates the fields of the file.
+  are such words and became missing, by word; how many values are not in the schema, or equal a
+  number that the schema treats as missing but are written differently; and what separates the
+  fields of the file.
 - Where only sums over all parties may leave a site (``rounded``), it sends the range of its labels
   rounded away from 0 to powers of two, and no warnings. It still sends its numbers of rows, and
   which classes none of them has.

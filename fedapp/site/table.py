@@ -135,7 +135,7 @@ def notes_on_classes(config: SiteConfig, labels: Labels | None) -> list[Note]:
 
 def text_for_others(config: SiteConfig, note: Note, shares_names: bool = True) -> str:
     """A note's text, without what the site withholds."""
-    shares = config.shares_categories is True or not note.quotes_categories
+    shares = config.shares_categories is True or not note.quotes_values
     return note.text(shares_names and shares)
 
 

@@ -530,7 +530,10 @@ NOTED: dict[str, tuple[list[Any], str]] = {
         [f"2024-03-0{1 + n % 9}T10:{n:02d}:30" for n in range(60)],
         "has times of day that float32 moves by up to 3 minutes",
     ),
-    "a code": ([-999] * 15 + [n / 9 for n in range(45)], "the value -999 in 15 rows, far from all"),
+    "a code": (
+        [-999] * 15 + [n / 9 for n in range(45)],
+        "columns 'a' (-999 in 15 rows) have one value in 10 rows or",
+    ),
 }
 
 
@@ -545,3 +548,15 @@ def test_a_value_that_becomes_something_else_is_noted(tmp_path: Path, case: str)
     plain = [f"{row % 11},{row % 2}" for row in range(60)]
     path.write_text("\n".join(["a,y", *plain]) + "\n")
     assert load_table(path, Roles(label="y")).notes == ()
+
+
+@pytest.mark.parametrize("method", ["pax", "secureboost"])
+@pytest.mark.parametrize("objective", ["auto", "multi:softprob"])
+def test_whole_numbers_that_become_classes_are_noted(method: str, objective: str) -> None:
+    rows = np.arange(160)
+    data: Any = pa.table({"id": rows, "x": rows % 9, "z": OTHERS[0] * rows, "y": rows % 16})
+    how = {"data": {"p1": data.drop("z"), "p2": data.select(["id", "z"])}, "id": "id"}
+    given = how if method == "secureboost" else {"data": data, "parties": 2, "drop_columns": "id"}
+    run = fedapp.run(method, label="y", objective=objective, **given, **OF_METHOD[method])
+    told = "the 16 whole numbers of the label are trained as classes"
+    assert any(told in each for each in run.summary["warnings"]) == (objective == "auto")
