@@ -624,20 +624,17 @@ def as_texts(
     names = {*known, *declared.categories, *(code for code, _ in declared.codes)}
     listed = {"", *reader.missing} - names | {*declared.missing}
     words = ({*MISSING} if is_written else set[str]()) - names - listed
-    is_word, is_listed = (
-        pc.is_in(texts, value_set=pa.array([*each], pa.string())) for each in (words, listed)
-    )
-    counts = {
-        count["values"]: count["counts"]
-        for count in pc.value_counts(texts.filter(is_word)).to_pylist()
-    }
-    absent = pc.or_(is_word, is_listed)
-    texts = pc.if_else(absent, pa.scalar(None, pa.string()), texts)
+    absent = pc.is_in(texts, value_set=pa.array([*words, *listed], pa.string()))
+    found: dict[str, int] = {}
+    if pc.any(absent).as_py():
+        counts = pc.value_counts(texts.filter(absent)).to_pylist()
+        found = {count["values"]: count["counts"] for count in counts}
+        texts = pc.if_else(absent, pa.scalar(None, pa.string()), texts)
     if declared.codes:
         indices = pc.index_in(texts, value_set=pa.array([code for code, _ in declared.codes]))
         named = pa.array([name for _, name in declared.codes]).take(indices.combine_chunks())
         texts = pa.chunked_array([pc.coalesce(named, texts.combine_chunks())])
-    return Texts(texts, trimmed, counts)
+    return Texts(texts, trimmed, {word: found[word] for word in words if word in found})
 
 
 def as_names(texts: Any) -> Any:
