@@ -26,8 +26,8 @@ from typing import IO, Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import pyarrow as pa
 
-from fedapp.data.csv_errors import opened
-from fedapp.data.read import load_table, read_frame
+from fedapp.data.csv_errors import TextFile, opened
+from fedapp.data.read import load_table, read_frame, text_file
 from fedapp.data.schema import (
     BUILT_IN,
     NO_ROLES,
@@ -82,8 +82,7 @@ def load_dataset(name: str, *, group: str = "") -> Table:
     ConfigError : there is no such data set.
     DataError : its file is missing or has another checksum, or `group` is not one of its columns.
     """
-    frame, roles, reader = _set_frame(name, Roles(group=group))
-    return build_table(frame, roles, reader=reader)
+    return build_table(*_set_frame(name, Roles(group=group)))
 
 
 def read_source(data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:
@@ -93,11 +92,10 @@ def read_source(data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> T
     Raises ConfigError if `data` names nothing or `roles.label` is not that of the set, and
     DataError as `load_table` and `load_dataset`.
     """
-    if data not in dataset_names():
-        _check_file(data)
-        return load_table(Path(data), roles, reader)
-    frame, roles, reader = _set_frame(data, roles)
-    return build_table(frame, roles, reader=reader)
+    if data in dataset_names():
+        return build_table(*_set_frame(data, roles))
+    _check_file(data)
+    return load_table(Path(data), roles, reader)
 
 
 def check_source(data: str) -> None:
@@ -114,12 +112,13 @@ def check_source(data: str) -> None:
 
 def source_frame(
     data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN
-) -> tuple[Any, Roles, Reader]:
-    """Read the columns of `data` as they are, with their roles and reader; see `read_source`."""
+) -> tuple[Any, Roles, TextFile | None, Reader]:
+    """Columns of `data` as they are, their roles, the CSV file, and the reader; see `read_source`."""
     if data in dataset_names():
         return _set_frame(data, roles)
     _check_file(data)
-    return read_frame(Path(data), roles, reader), roles, reader
+    frame = read_frame(Path(data), roles, reader)
+    return frame, roles, text_file(Path(data), reader), reader
 
 
 def _check_file(data: str) -> None:
@@ -164,14 +163,14 @@ def fetch(name: str, progress: Progress = lambda done, total: None) -> Path:
     return paths[0]
 
 
-def _set_frame(name: str, asked: Roles) -> tuple[Any, Roles, Reader]:
+def _set_frame(name: str, asked: Roles) -> tuple[Any, Roles, TextFile | None, Reader]:
     dataset = find_dataset(name)
     if asked.label not in ("", dataset.label):
         rule = f"label must be '{dataset.label}' or empty for the data set '{name}'"
         raise ConfigError(f"{rule}, got '{asked.label}'")
     roles = replace(asked, label=dataset.label, drop=(*dataset.drop, *asked.drop))
     if not dataset.files:
-        return _built_in_frame(name), roles, dataset.reader
+        return _built_in_frame(name), roles, None, dataset.reader
     file = dataset.files[0]
     path = locate(file)
     if path is None:
@@ -180,7 +179,8 @@ def _set_frame(name: str, asked: Roles) -> tuple[Any, Roles, Reader]:
         raise DataError(f"{rule}, got no file '{file.name}'; {hint}")
     _check(path, file)
     frame = read_frame(path, roles, dataset.reader)
-    return dataset.prepare(frame) if dataset.prepare else frame, roles, dataset.reader
+    frame = dataset.prepare(frame) if dataset.prepare else frame
+    return frame, roles, text_file(path, dataset.reader), dataset.reader
 
 
 def _built_in_frame(name: str) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,7 @@ import pyarrow.compute as pc
 import tomli_w
 
 from fedapp.data.columns import EPOCH, Column, Converted, UntypedError, convert, infer
-from fedapp.data.datasets import dataset_names, source_frame
-from fedapp.data.read import text_file
+from fedapp.data.datasets import source_frame
 from fedapp.data.schema import SEPARATORS, Declared, Reader, Roles
 from fedapp.data.table import (
     DROPPED,
@@ -81,8 +79,7 @@ class Description:
 
 def describe(source: str, roles: Roles, reader: Reader) -> Description:
     """Describe every column of what the setting ``data`` names (`source`)."""
-    frame, roles, reader = source_frame(source, roles, reader)
-    text = None if source in dataset_names() else text_file(Path(source), reader)
+    frame, roles, text, reader = source_frame(source, roles, reader)
     features: list[Converted] = []
     n_unlabelled, columns = 0, list[Described]()
     for place, name in enumerate(frame.column_names):

@@ -58,8 +58,9 @@ def read_columns_of(
     kinds : of the model's columns; a column of another is refused.
     """
     if data in dataset_names():
-        frame, roles, reader = source_frame(data, replace(roles, label=""))
-        return columns_of_frame(frame, Columns.of_model(columns, categories, reader, kinds), roles)
+        frame, roles, text, reader = source_frame(data, replace(roles, label=""))
+        model = Columns.of_model(columns, categories, reader, kinds)
+        return columns_of_frame(frame, model, roles, text)
     if roles.id_column in columns:
         raise DataError.naming("id must not be a feature of the model, got {}", roles.id_column)
     model = Columns.of_model(columns, categories, reader, kinds)

@@ -258,7 +258,7 @@ def defaults(
 
 def write_sample(data: str, most: int, folder: Path) -> Row:
     """Draw at most ``most`` rows of a set; the settings of their table."""
-    frame, roles, _ = source_frame(data)
+    frame, roles, *_ = source_frame(data)
     rows = np.random.default_rng(0).permutation(frame.num_rows)[:most]
     pq.write_table(frame.take(np.sort(rows)), folder / "rows.parquet")
     table = {"data": str(folder / "rows.parquet"), "label": roles.label}
