@@ -447,8 +447,8 @@ def joint_kinds(parties: Mapping[str, HelloReply]) -> Names:
     joint = []
     for column, entries in zip(columns, zip(*by_party.values(), strict=False), strict=False):
         if (of_all := agreed(entries)) is None:
-            found = {kind: party for party, kind in zip(by_party, entries, strict=True) if kind}
-            got = ", ".join(f"{in_words(kind)} at {party}" for kind, party in found.items())
+            users = {kind: party for party, kind in zip(by_party, entries, strict=True) if kind}
+            got = ", ".join(f"{in_words(kind)} at {party}" for kind, party in users.items())
             rule = f"column {listed([column])} must be of one kind at all parties, got {got}"
             raise DataError(f"{rule}: {ALIKE}")
         joint.append(of_all or "number")

@@ -230,10 +230,10 @@ def agreed(kinds: Iterable[str]) -> str | None:
 
     Numbers go with yes or no only where they are all 0 or 1.
     """
-    found = {*kinds} - {""}
-    if found == {"boolean", "binary"} or found == {"number", "binary"}:
-        found.remove("binary")
-    return min(found, default="") if len(found) <= 1 else None
+    of_values = {*kinds} - {""}
+    if of_values in ({"boolean", "binary"}, {"number", "binary"}):
+        of_values.remove("binary")
+    return min(of_values, default="") if len(of_values) <= 1 else None
 
 
 def in_words(kind: str) -> str:
@@ -345,8 +345,8 @@ def columns_json(columns: Sequence[str], kinds: Sequence[str], categories: Categ
 
 def check_kinds(kinds: Sequence[str], n_columns: int) -> None:
     """Check kinds as `kinds_of` gives them; none are those of numbers. Raises ValueError."""
-    known = {"", *KINDS}
-    if len(kinds) not in (0, n_columns) or {kind.partition(":")[0] for kind in kinds} - known:
+    others = {kind.partition(":")[0] for kind in kinds} - {"", *KINDS}
+    if len(kinds) not in (0, n_columns) or others:
         raise ValueError(f"kinds must be known ones, one a column of {n_columns}")
 
 
@@ -625,16 +625,16 @@ def as_texts(
     listed = {"", *reader.missing} - names | {*declared.missing}
     words = ({*MISSING} if is_written else set[str]()) - names - listed
     absent = pc.is_in(texts, value_set=pa.array([*words, *listed], pa.string()))
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     if pc.any(absent).as_py():
-        counts = pc.value_counts(texts.filter(absent)).to_pylist()
-        found = {count["values"]: count["counts"] for count in counts}
+        pairs = pc.value_counts(texts.filter(absent)).to_pylist()
+        counts = {pair["values"]: pair["counts"] for pair in pairs}
         texts = pc.if_else(absent, pa.scalar(None, pa.string()), texts)
     if declared.codes:
         indices = pc.index_in(texts, value_set=pa.array([code for code, _ in declared.codes]))
         named = pa.array([name for _, name in declared.codes]).take(indices.combine_chunks())
         texts = pa.chunked_array([pc.coalesce(named, texts.combine_chunks())])
-    return Texts(texts, trimmed, {word: found[word] for word in words if word in found})
+    return Texts(texts, trimmed, {word: counts[word] for word in words if word in counts})
 
 
 def as_names(texts: Any) -> Any:

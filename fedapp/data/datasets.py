@@ -113,7 +113,7 @@ def check_source(data: str) -> None:
 def source_frame(
     data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN
 ) -> tuple[Any, Roles, TextFile | None, Reader]:
-    """Columns of `data` as they are, their roles, the CSV file, and the reader; see `read_source`."""
+    """The columns of `data` as they are, roles, the CSV file, and the reader; see `read_source`."""
     if data in dataset_names():
         return _set_frame(data, roles)
     _check_file(data)

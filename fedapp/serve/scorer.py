@@ -128,7 +128,7 @@ def example_row(model: Model, kinds: Sequence[str], reader: Reader, margin: str)
     """A row that can be scored: the model's middle thresholds, and names that it knows."""
     points, row = thresholds(model), dict[str, Any]()
     for place, (name, kind) in enumerate(zip(model.columns, kinds, strict=True)):
-        known = names_of(model.categories, place) or reader.of_feature(name).categories
+        names = names_of(model.categories, place) or reader.of_feature(name).categories
         middle = float(np.median(points[place])) if place in points else 0.0
         row[name] = float(f"{middle:.6g}")
         if kind == "date":
@@ -137,8 +137,8 @@ def example_row(model: Model, kinds: Sequence[str], reader: Reader, margin: str)
             row[name] = "yes"
         elif kind == "binary":
             row[name] = 1
-        elif known:
-            row[name] = known[0]
+        elif names:
+            row[name] = names[0]
     return row | ({margin: 0.0} if margin else {})
 
 
