@@ -190,7 +190,7 @@ def _fits(kind: str, value: Any) -> bool:
 def _column(name: str, kind: str, values: list[Any]) -> Any:
     for row, value in enumerate(values):
         if value is not None and not _fits(kind, value):
-            rule = f"column {name!r} must hold {in_words(kind or 'number')} or null"
+            rule = f"column {name!r} must hold {in_words(kind or 'number')}, or null"
             got = quoted(value) if isinstance(value, str) else json.dumps(value)[:40]
             raise RowError(f"{rule}, got {got} in row {row}", name, row)
     types = {type(value) for value in values} - {type(None)}

@@ -370,7 +370,7 @@ def test_other_kinds_are_refused_in_training_prediction_and_requests(
         run.predict(other["p2"])
     value = SPELLINGS[meaning][b].of(POOLS[meaning][-1])
     number = int(value) if isinstance(value, str) else value.total_seconds()
-    with pytest.raises(DataError, match=rf"'f1' must hold {kinds[0]} or null, got {number}\b"):
+    with pytest.raises(DataError, match=rf"'f1' must hold {kinds[0]}, or null, got {number}\b"):
         open_scorer(run.path).answer([{"f1": number, "f2": 0.5}])
     initial = fedapp.run("pax", data=dict.fromkeys(same, other["p2"]), **given)
     with pytest.raises(
