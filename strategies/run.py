@@ -189,7 +189,7 @@ def summarise(
     )
     if counts.get("test") != outcome.get("test_weight"):  # rows with weights have no intervals
         outcome = {**outcome, "intervals": {}}
-    share = outcome.get("threshold", {}).get("rarer_class")
+    share = outcome.get("rarer_class")
     few = "" if share is None else few_of_class(share, counts.get("valid", 0))
     return {
         "strategy": settings.strategy,

@@ -289,7 +289,8 @@ def score_summary(
             )
             for name, reply in replies.items()
         },
-        "threshold": threshold_note(overall, rows) | rarer,
+        "threshold": threshold_note(overall, rows),
+        **rarer,
         "curves": curves,
         "score_errors": metrics.score_errors(objective, test),
     }

@@ -295,6 +295,12 @@ def test_ids_in_two_spellings_match_or_are_told(tmp_path: Path, a: str, b: str) 
 
 # Some are trained with, and predicted with.
 
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where runs go
+
+
 HORIZONTAL = ("pax", "bagging", "cyclic", "fedavg-linear", "fedxgbllr")
 KEY = {"key_bits": 512, "insecure_small_key": True}
 OF_METHOD: dict[str, dict[str, Any]] = {

@@ -115,6 +115,4 @@ def test_a_run_warns_of_few_validation_rows_of_a_class(
         assert n_few < 30
         assert f"only some {n_few} of 200 validation rows" in found[0]
     if strategy != "secureboost":
-        assert summary["threshold"]["rarer_class"] == pytest.approx(
-            0.1 if n_rows else 1 / 3, abs=0.05
-        )
+        assert summary["rarer_class"] == pytest.approx(0.1 if n_rows else 1 / 3, abs=0.05)
