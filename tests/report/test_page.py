@@ -335,7 +335,7 @@ def test_a_warning_is_printed_once_after_the_result_and_before_the_reports_path(
 ):
     data = write_table("flat", 60, flat=[1] * 60)
     more = [f"data={data}", "label=y", "parties=2", f"run-dir={tmp_path / 'run'}"]
-
+    more += ["valid-fraction=0"]
     words = [word for pair in more for word in ("-c", pair)]
     done = CliRunner().invoke(cli, ["run", "pax", *words])
     warning = "has the same value in every row"
