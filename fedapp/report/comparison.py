@@ -347,6 +347,7 @@ def score_html(records: Records) -> str:
 
 def tradeoff_page(comparison: Comparison) -> str:
     """The comparison as HTML: tables, and figures of scores against costs."""
+    comparison = comparison.folded
     facts = list(comparison.facts.items())
     ties = TIES if len(comparison.lines[0].scores) > 1 else ""
     run_rows = [
@@ -357,7 +358,7 @@ def tradeoff_page(comparison: Comparison) -> str:
     head = ["run", *map(arrow, comparison.metrics)]
     costs = cost_figures(comparison.lines, comparison.metric, "strategy")
     sections = {
-        "Test scores and cost": score_html(comparison.folded.records)
+        "Test scores and cost": score_html(comparison.records)
         + elements.files([CSV, LATEX])
         + quiet(ONE_PLACE)
         + quiet(ties),

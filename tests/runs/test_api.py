@@ -49,7 +49,7 @@ def mixed(write_table: WriteTable) -> Path:
         count=column(["1", "2", "30", ""]),
         flag=column(["true", "false", ""]),
         day=column(["2024-01-31", "2025-12-01", "2023-07-04", ""]),
-        town=column(["Oslo", "Rome", "Bern", "NA"]),
+        town=column(["Oslo", "Rome", "Bern", ""]),
     )
 
 
