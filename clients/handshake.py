@@ -257,7 +257,7 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         fingerprint=fingerprint(subsets, site_key(config.name)),
         versions=tuple(relevant_versions()),
         notes=notes,
-        **category_fields(config, subsets, request.epsilon > 0),
+        **category_fields(config, subsets, rounded or request.epsilon > 0),
         merges_bins=config.least_bin_rows > 0,
     )
     return reply, subsets
@@ -325,7 +325,7 @@ def category_fields(
 ) -> dict[str, Any]:
     """Category fields of a ``HelloReply``; raises a DataError if names may not be sent.
 
-    Under differential privacy (``is_private``) no kind says that all numbers are 0 or 1, which a
+    Where only sums may leave (``is_private``) no kind says that all numbers are 0 or 1, which a
     single row decides.
     """
     local, table = local_categories(subsets), subsets["train"]

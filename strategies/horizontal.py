@@ -421,6 +421,8 @@ def joint_dictionary(parties: Mapping[str, HelloReply]) -> Categories:
         for party in parties
     }
     for place, column in enumerate(columns):
+        if place in listed_names:  # as schemas say
+            continue
         _check_spelling(column, {party: table[place] or () for party, table in tables.items()})
     union = joint_categories(tables.values())
     joint = tuple(listed_names.get(place, names or None) for place, names in enumerate(union))
@@ -468,7 +470,7 @@ def _check_spelling(column: str, names: Mapping[str, Sequence[str]]) -> None:
         if len(spellings) > 1 and len({*users}) == len(users):
             got = " and ".join(f"{listed([name])} at {who[0]}" for name, who in spellings.items())
             rule = f"categories of column {listed([column])} must be written alike at all parties"
-            way = "write them alike, or map them by codes of the column in a schema"
+            way = "write them alike, map them by codes, or list them as categories in schemas"
             raise DataError(as_plain(f"{rule}, got {got}: {way}"))
 
 

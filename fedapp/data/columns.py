@@ -31,6 +31,7 @@ from fedapp.data.csv_errors import (
     THOUSANDS_WAY,
     WITH_THOUSANDS,
     TextFile,
+    is_finite,
     is_number,
     way_of_marks,
 )
@@ -62,6 +63,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "category": ("names of categories", {}),
 }
 EXACT_WAY = "store them as whole numbers or text"
+ONE_WAY = "write it in one way, or map it by codes of the column in a schema"
 ALIKE = "write it alike everywhere, or let the schema of a table say its type"
 DATE = re.compile(
     r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[-+]\d{2}(:?\d{2})?)?)?", re.ASCII
@@ -72,7 +74,7 @@ WHOLE = re.compile(r"[-+]?\d{1,20}", re.ASCII)  # 20 digits: the largest uint64
 TEXTS = ("string", "large_string", "string_view")  # pyarrow's names of text types
 SECONDS = 86_400.0  # per day
 DAYS = ("date", "time", "duration")
-LARGEST_EXACT = 2**53  # float64 represents every whole number up to here
+INEXACT = 2**53  # from here on a float64 stands for several whole numbers
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Text is not categorical if it has more than MANY_NAMES distinct values, in more than half of the
 # rows, ...
@@ -202,7 +204,8 @@ class Columns:
         for name, due, kind in zip(self.names, self.trained, kinds, strict=False):
             if agreed((due, kind)) is None:
                 rule = f"feature column {{}} must be {in_words(due)}, as in the model, got "
-                raise DataError.naming(f"{rule}{in_words(kind)}: {ALIKE}", f"'{name}'")
+                way = f"{ALIKE}; a model of an earlier version must be trained again"
+                raise DataError.naming(f"{rule}{in_words(kind)}: {way}", f"'{name}'")
         _check_finite(self.names, values, text)
         return values, every
 
@@ -237,8 +240,9 @@ def agreed(kinds: Iterable[str]) -> str | None:
 
 
 def in_words(kind: str) -> str:
-    """A kind as a plural noun."""
-    return KINDS[kind.partition(":")[0]][0]
+    """A kind as a plural noun; of an ordinal with the beginning of its digest."""
+    name, _, digest = kind.partition(":")
+    return KINDS.get(name, (name, {}))[0] + (f" ({digest[:4]})" if digest else "")
 
 
 def _each(
@@ -271,6 +275,10 @@ def _untyped(
     wanted = next((error.wanted for error in faults.values() if error.wanted), "")
     same_type = {name: error for name, error in faults.items() if error.wanted == wanted}
     if not wanted:
+        name, error = next(iter(same_type.items()))
+        if error.way:
+            rule = f"feature column {{}} must be read in one way, got {error.found}: {error.way}"
+            return DataError.naming(rule, f"'{name}'")
         return _free_text(frame, same_type)
     here, rule = "", "feature columns must be of one type each"
     if text is not None:
@@ -396,7 +404,7 @@ def _tests(type: Any, decimal: str) -> dict[str, Callable[[str], bool]]:
     """By kind, whether a text is one; `type` is that of the column before it became text."""
     point = "." if holds_numbers(type) else decimal
     return {
-        "number": lambda value: is_number(value, point),
+        "number": lambda value: value not in MISSING and is_number(value, point),
         "boolean": lambda value: value.lower() in BOOLEANS,
         "date": is_date,
     }
@@ -451,8 +459,11 @@ def convert(one: Column, column: Any, reader: Reader, is_written: bool = False) 
         return Converted(numbers, one, n_equal=n_equal)
     texts = as_texts(column, declared, reader, is_written, one.names or ())
     decimal = "." if holds_numbers(column.type) else reader.decimal
-    read = {"name": _of_name, "label": _of_label, "category": _of_category, "ordinal": _of_category}
-    converted = read.get(one.kind, _of_numbers)(one, texts.values, reader, decimal)
+    if one.kind == "label":
+        converted = _of_label(one, texts.values, reader, decimal, is_written)
+    else:
+        read = {"name": _of_name, "category": _of_category, "ordinal": _of_category}
+        converted = read.get(one.kind, _of_numbers)(one, texts.values, reader, decimal)
     return converted._replace(trimmed=texts.trimmed, words=texts.words)
 
 
@@ -460,13 +471,10 @@ def _of_name(one: Column, texts: Any, reader: Reader, decimal: str) -> Converted
     return Converted(as_names(texts), one)
 
 
-def _of_label(one: Column, texts: Any, reader: Reader, decimal: str) -> Converted:
+def _of_label(one: Column, texts: Any, reader: Reader, decimal: str, is_written: bool) -> Converted:
     """Labels as numbers where that changes no name of a class, otherwise as texts."""
-    names = texts
-    with suppress(UntypedError):  # of two spellings of a number both are names
-        names = as_names(texts)
     if one.declared.type == "category":
-        return Converted(names, one)
+        return Converted(as_names(texts), one)
     if decimal != ".":
         values = pc.unique(texts).drop_null().to_pylist()
         others = [value for value in values if not is_number(value, decimal)]
@@ -474,22 +482,29 @@ def _of_label(one: Column, texts: Any, reader: Reader, decimal: str) -> Converte
             is_one = _tests(texts.type, decimal)["number"]
             raise UntypedError("decimal points", "numbers", way_of_marks(others, decimal), is_one)
         if not others:
-            check_thousands(one.name, values)
-            names = pc.replace_substring(names, decimal, ".")
-    for type in (pa.float64(), pa.bool_()):
-        with suppress(pa.ArrowInvalid):
-            numbers, distinct = names.cast(type).cast(pa.float64()), pc.unique(names).drop_null()
-            if not pa.types.is_boolean(type) and len(distinct) <= MANY_NAMES:
-                is_kept = all(number_name(float(name)) == name for name in distinct.to_pylist())
-                numbers = numbers if is_kept else names
-            absent = (*reader.missing, *one.declared.missing)
-            return Converted(null_missing_codes(numbers, absent, "."), one)
+            if one.declared.type != "number":
+                check_thousands(one.name, values)
+            texts = pc.replace_substring(texts, decimal, ".")
+    names = texts
+    with suppress(UntypedError):  # a measure may write a number in two ways, classes may not
+        names = as_names(texts)
+    with suppress(pa.ArrowInvalid):
+        numbers, distinct = names.cast(pa.float64()), pc.unique(names).drop_null().to_pylist()
+        if len(distinct) <= MANY_NAMES:
+            are_kept = (number_name(float(name)) == name for name in distinct)
+            is_typed_name = not is_written and not all(map(is_finite, distinct))
+            numbers = names if is_typed_name or not all(are_kept) else numbers
+        absent = (*reader.missing, *one.declared.missing)
+        return Converted(null_missing_codes(numbers, absent, "."), one)
+    values = pc.unique(pc.utf8_lower(names)).drop_null().to_pylist()
+    if is_written and {*values} <= {"true", "false"}:
+        names = names.cast(pa.bool_()).cast(pa.float64())
     return Converted(names, one)
 
 
 def _of_category(one: Column, texts: Any, reader: Reader, decimal: str) -> Converted:
     """Codes of names, or their places in an order."""
-    declared, texts = one.declared, as_names(texts)
+    declared, texts = one.declared, _as_whole(texts)
     if one.kind == "category" and declared.categories not in ((), one.names):
         # Of a model's names, those that the table's schema does not list are missing.
         is_listed = pc.is_in(texts, value_set=pa.array(declared.categories))
@@ -525,7 +540,7 @@ def _parsed(texts: Any, kind: str, decimal: str) -> Any:
         return texts.cast(pa.float64())
     if kind == "boolean":
         numbers: Mapping[str, float] = BOOLEANS | BITS
-        texts = pc.utf8_lower(as_names(texts))
+        texts = pc.utf8_lower(_as_whole(texts))
     else:
         dates = filter(is_date, pc.unique(texts).drop_null().to_pylist())
         numbers = {date: _day(date) for date in dates}
@@ -611,6 +626,7 @@ def as_texts(
     column = null_missing_codes(column, (*reader.missing, *declared.missing), reader.decimal)
     if pa.types.is_floating(column.type):
         # 1.0 in a Parquet file must give the same name as 1 in a CSV file.
+        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
         if _is_beyond(column):
             raise UntypedError("floats beyond 2^53, which are not exact", way=EXACT_WAY)
         whole = column.cast(pa.int64(), safe=False)
@@ -624,14 +640,15 @@ def as_texts(
     names = {*known, *declared.categories, *(code for code, _ in declared.codes)}
     listed = {"", *reader.missing} - names | {*declared.missing}
     words = ({*MISSING} if is_written else set[str]()) - names - listed
-    absent = pc.is_in(texts, value_set=pa.array([*words, *listed], pa.string()))
+    plain = _as_whole(texts)  # as a schema's codes and missing values are
+    absent = pc.is_in(plain, value_set=pa.array([*words, *listed], pa.string()))
     counts: dict[str, int] = {}
     if pc.any(absent).as_py():
         pairs = pc.value_counts(texts.filter(absent)).to_pylist()
         counts = {pair["values"]: pair["counts"] for pair in pairs}
         texts = pc.if_else(absent, pa.scalar(None, pa.string()), texts)
     if declared.codes:
-        indices = pc.index_in(texts, value_set=pa.array([code for code, _ in declared.codes]))
+        indices = pc.index_in(plain, value_set=pa.array([code for code, _ in declared.codes]))
         named = pa.array([name for _, name in declared.codes]).take(indices.combine_chunks())
         texts = pa.chunked_array([pc.coalesce(named, texts.combine_chunks())])
     return Texts(texts, trimmed, {word: counts[word] for word in words if word in counts})
@@ -639,19 +656,24 @@ def as_texts(
 
 def as_names(texts: Any) -> Any:
     """Texts as names: 1 for 1.0; raises UntypedError if that makes two names one."""
+    names = _as_whole(texts)
+    if names is not texts and len(pc.unique(names)) < len(pc.unique(texts)):
+        raise UntypedError("one number written as 1 and as 1.0", way=ONE_WAY)
+    return names
+
+
+def _as_whole(texts: Any) -> Any:
+    """Texts with 1 for 1.0, as ``plain_text``."""
     if not pc.any(pc.match_substring(texts, ".0")).as_py():
         return texts
-    names = pc.replace_substring_regex(texts, f"^{WHOLE_DECIMAL.pattern}$", r"\1")
-    if len(pc.unique(names)) < len(pc.unique(texts)):
-        raise UntypedError("one number written as 1 and as 1.0")
-    return names
+    return pc.replace_substring_regex(texts, f"^{WHOLE_DECIMAL.pattern}$", r"\1")
 
 
 def _is_beyond(column: Any) -> bool:
     """Whether a float64 may stand for several whole numbers of a column."""
     ends = pc.min_max(column)
     low, high = ends["min"].as_py() or 0, ends["max"].as_py() or 0
-    return bool(max(-low, high) > LARGEST_EXACT)
+    return bool(max(-low, high) >= INEXACT)
 
 
 def number_name(value: float) -> str:

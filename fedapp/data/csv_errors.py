@@ -28,6 +28,7 @@ CHUNK_BYTES = 1 << 20
 NUMBER = re.compile(
     r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)", re.IGNORECASE | re.ASCII
 )
+FINITE = re.compile(r"([-+]?)(\d*)\.?(\d*)(?:e([-+]?\d{1,9}))?", re.IGNORECASE | re.ASCII)
 # The same with a decimal comma.
 COMMA_NUMBER = re.compile(NUMBER.pattern.replace(r"\.", ","), re.IGNORECASE | re.ASCII)
 # A number with commas or points as thousands separators, which no reader accepts.
@@ -200,6 +201,13 @@ def is_number(value: str, decimal: str = ".") -> bool:
     """Whether a field is a number or missing."""
     form = NUMBER if decimal == "." else COMMA_NUMBER
     return value in MISSING or form.fullmatch(value.strip(" \t")) is not None
+
+
+def is_finite(value: str) -> bool:
+    """Whether a name is a number with digits, none that is missing or infinite."""
+    return FINITE.fullmatch(value) is not None and any(
+        map(str.isdigit, value.lower().partition("e")[0])
+    )
 
 
 def is_number_somehow(value: str) -> bool:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
 from itertools import combinations
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.columns import LARGEST_EXACT, is_nearly_distinct, number_name
+from fedapp.data.columns import INEXACT, ONE_WAY, is_nearly_distinct, number_name
 from fedapp.data.csv_errors import (
+    FINITE,
     THOUSANDS_WAY,
     WITH_THOUSANDS,
+    is_finite,
     is_number,
     is_number_somehow,
     quoted,
 )
-from fedapp.data.schema import listed
+from fedapp.data.schema import listed, plain_text
 from fedapp.errors import DataError
 from fedapp.trees.objective import (
     AUTO,
@@ -66,7 +67,7 @@ def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
             raise DataError(f"{rule} text", here=f"{rule} {_not_numbers(labels)}{_way_out(labels)}")
         _check_numbers(numbers, objective)
         return ()
-    if labels.dtype.kind == "f" and np.abs(labels).max() > LARGEST_EXACT:
+    if labels.dtype.kind == "f" and np.abs(labels).max() >= INEXACT:
         rule = (
             "label must be texts or whole numbers where they name classes, got floats beyond 2^53"
         )
@@ -78,7 +79,11 @@ def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
         way = "set objective=multi:softprob or reg:squarederror"
         shown = ", ".join(repr(name) for name in _written(values[:MOST_SHOWN]))
         raise DataError(f"{rule}; {way}", here=f"{rule}, as {shown}; {way}")
-    return tuple(_written(values))
+    names = tuple(_written(values))
+    if len({*map(plain_text, names)}) < len(names):
+        rule = "label must name a class in one way, got one number written as 1 and as 1.0"
+        raise DataError(f"{rule}: {ONE_WAY}")
+    return names
 
 
 def numbers_of(labels: Labels) -> npt.NDArray[np.float64] | None:
@@ -86,7 +91,7 @@ def numbers_of(labels: Labels) -> npt.NDArray[np.float64] | None:
     if labels.dtype.kind != "U":
         return labels.astype(np.float64)
     names, places = np.unique(labels, return_inverse=True)
-    if not all(map(is_number, names.tolist())):
+    if not all(map(is_finite, names.tolist())):
         return None
     return names.astype(np.float64)[places]
 
@@ -161,7 +166,7 @@ def auto_objective(classes: Sequence[Sequence[str]]) -> tuple[Objective, str]:
     are text at one party and numbers of many values at another.
     """
     names = merge_classes(classes)
-    are_numbers = all(map(is_number, names)) and len({*map(float, names)}) == len(names)
+    are_numbers = all(map(is_finite, names)) and len({*map(float, names)}) == len(names)
     if not all(classes) and not are_numbers:
         raise DataError("label must be of one type at all parties, got text and numbers")
     if all(classes) and (not are_numbers or is_few(np.array([float(name) for name in names]))):
@@ -174,7 +179,7 @@ def auto_objective(classes: Sequence[Sequence[str]]) -> tuple[Objective, str]:
 
 def note_on_measure(classes: Sequence[str]) -> str:
     """Warning about whole numbers that `auto` takes for classes; empty where they are none."""
-    if len(classes) < FEWEST_IN_DOUBT or not all(map(is_number, classes)):
+    if len(classes) < FEWEST_IN_DOUBT or not all(map(is_finite, classes)):
         return ""
     rule = f"the {len(classes)} whole numbers of the label are trained as classes (objective=auto)"
     return f"{rule}: if they are a measure, set objective={REGRESSION}"
@@ -193,7 +198,7 @@ def check_spelling(classes: Mapping[str, Sequence[str]], is_open: bool) -> None:
         only = one - other, other - one
         names, other_names = ({*map(_sense, each)} for each in only)
         if names & other_names:
-            fault, is_open = "names that differ only in how they are written", False
+            fault, is_open = "names that differ only in case or spaces, or as 1 and 01", False
         elif is_open and len(one) == len(other) == 2 and not any(one | other <= s for s in sets):
             fault = "classes that overlap only in part"
     for each in sets:
@@ -210,16 +215,24 @@ def check_spelling(classes: Mapping[str, Sequence[str]], is_open: bool) -> None:
         raise DataError(rule + is_open * f"; if they do differ, set objective={objective}")
 
 
-def _sense(name: str) -> str | Decimal:
+def _sense(name: str) -> object:
     """What a name of a class means however it is written."""
     number = number_written(name)
     return " ".join(name.casefold().split()) if number is None else number
 
 
-def number_written(name: str) -> Decimal | None:
-    """The number that a name is, however it is written; None for others and infinity."""
+def number_written(name: str) -> tuple[str, str, int] | None:
+    """Sign, digits and exponent of the number that a name is, however it is written, or None."""
     plain = name.replace(",", "") if WITH_THOUSANDS.fullmatch(name) else name
-    return Decimal(plain).normalize() if is_number(plain) and plain[-1:].isdigit() else None
+    parts = FINITE.fullmatch(plain)
+    if parts is None or not is_finite(plain):
+        return None
+    sign, whole, fraction, exponent = parts.groups()
+    digits = (whole + fraction).lstrip("0")
+    if not (significant := digits.rstrip("0")):
+        return "", "0", 0
+    shift = int(exponent or 0) - len(fraction) + len(digits) - len(significant)
+    return sign.strip("+"), significant, shift
 
 
 def format_classes(classes: Mapping[str, Sequence[str]]) -> str:
@@ -322,10 +335,7 @@ def label_texts(labels: Labels) -> npt.NDArray[np.str_]:
 def merge_classes(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
     """Distinct class names, in numerical order if all are numbers, otherwise sorted as text."""
     merged = sorted({name for classes in names for name in classes})
-    try:
-        return tuple(sorted(merged, key=float))
-    except ValueError:
-        return tuple(merged)
+    return tuple(sorted(merged, key=float) if all(map(is_finite, merged)) else merged)
 
 
 def _written(values: npt.NDArray[Any]) -> list[str]:

@@ -281,7 +281,8 @@ def read_csv(path: Path, roles: Roles, reader: Reader) -> Any:
         _check_closed(path)
     if reader.has_header:
         _check_header(path, frame)
-    if reader.decimal == ",":
+    # The rows to predict may be few; the model knows what its columns hold.
+    if reader.decimal == "," and not reader.tolerant:
         _check_commas(path, roles, reader, frame)
     return frame
 
@@ -289,16 +290,21 @@ def read_csv(path: Path, roles: Roles, reader: Reader) -> Any:
 def _check_commas(path: Path, roles: Roles, reader: Reader, frame: Any) -> None:
     """Check the text of columns of numbers whose decimal commas may set off thousands."""
 
-    def may_be_thousands(name: str) -> bool:
-        if not pa.types.is_floating(frame[name].type) or reader.of_column(name).type == "number":
+    def may_be_thousands(name: str, column: Any) -> bool:
+        declared = reader.of_column(name)
+        is_used = (declared.rename or name) not in roles.drop and declared.type != "number"
+        if not is_used or not pa.types.is_floating(column.type):
             return False
-        scaled = pc.multiply(frame[name], 1000)
+        scaled = pc.multiply(column, 1000)
         away = pc.abs(pc.subtract(scaled, pc.round(scaled)))
         return pc.any(pc.greater(away, 1e-3)).as_py() is False
 
-    if names := [name for name in set(frame.column_names) if may_be_thousands(name)]:
+    written = frame.column_names
+    plain = dict(zip(written, with_names(written), strict=True))
+    names = [name for name in plain if written.count(name) == 1]
+    if names := [name for name in names if may_be_thousands(plain[name], frame[name])]:
         for name, column in zip(names, _csv_frame(path, roles, reader, True, names), strict=True):
-            check_thousands(name.strip(), pc.unique(pc.utf8_trim_whitespace(column)).to_pylist())
+            check_thousands(plain[name], pc.unique(pc.utf8_trim_whitespace(column)).to_pylist())
 
 
 def _check_header(path: Path, frame: Any) -> None:

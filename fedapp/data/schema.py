@@ -282,9 +282,9 @@ def _declared(name: str, column: ColumnSection) -> Declared:
         name,
         column.name,
         "" if column.type == "drop" else column.type,
-        tuple(column.missing),
+        tuple(map(plain_text, column.missing)),
         tuple(map(plain_text, column.order if column.type == "ordinal" else column.categories)),
-        tuple(column.codes.items()),
+        tuple((plain_text(code), name) for code, name in column.codes.items()),
     )
 
 

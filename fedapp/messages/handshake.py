@@ -20,7 +20,7 @@ only what it was asked before (``fedapp.site.account``).
 
 - The server learns each party's name, its numbers of rows, and the versions of its packages.
 - The server learns the column names in order, and which columns hold numbers, only the numbers 0
-  and 1 (not under differential privacy, as one row decides it), yes or no, dates, times, durations,
+  and 1 (not where only sums may leave a site), yes or no, dates, times, durations,
   categories or no value; of an ordinal also a digest of its names.
 - The server learns the names of the categories that are in the party's table or that its schema
   gives. A site with ``share-categories = n`` sends only names that n rows or more of all its

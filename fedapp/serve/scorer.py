@@ -38,6 +38,7 @@ from fedapp.trees.objective import Array
 Row = Mapping[str, Any]
 BITS = (0, 1)
 DAYS = {"time": pa.time64("us"), "duration": pa.duration("us")}
+MOST_DAYS = 10**6  # of a duration
 DAY = timedelta(days=1) // timedelta(microseconds=1)
 
 
@@ -179,12 +180,16 @@ def as_frame(rows: Sequence[Row], columns: Mapping[str, str]) -> Any:
 def _fits(kind: str, value: Any) -> bool:
     """Whether a value of a request is of a kind."""
     if isinstance(value, str):
-        is_known = value.lower() in BOOLEANS if kind == "boolean" else is_date(value.strip())
+        value = value.strip()
+        is_known = value.lower() in BOOLEANS if kind == "boolean" else is_date(value)
         return is_known if kind in ("boolean", "date") else kind[:7] in ("categor", "ordinal", "")
     if isinstance(value, bool):
         return kind in ("boolean", "binary", "category", "")
-    is_number = isinstance(value, int | float)
-    return is_number and (kind != "boolean" or value in BITS) and kind != "date"
+    if not isinstance(value, int | float) or kind == "date":
+        return False
+    if kind in DAYS:
+        return abs(value) < MOST_DAYS and (kind == "duration" or 0 <= value < 1)
+    return value in BITS if kind == "boolean" else kind == "number" or abs(value) < float("inf")
 
 
 def _column(name: str, kind: str, values: list[Any]) -> Any:
@@ -193,9 +198,17 @@ def _column(name: str, kind: str, values: list[Any]) -> Any:
             rule = f"column {name!r} must hold {in_words(kind or 'number')}, or null"
             got = quoted(value) if isinstance(value, str) else json.dumps(value)[:40]
             raise RowError(f"{rule}, got {got} in row {row}", name, row)
+    try:
+        return _array(kind, values)
+    except (pa.ArrowException, OverflowError):
+        rule = "must hold numbers below 2^63 or texts"
+        raise RowError(f"column {name!r} {rule}", name) from None
+
+
+def _array(kind: str, values: list[Any]) -> Any:
     types = {type(value) for value in values} - {type(None)}
     if kind in ("category", "") and len(types) > 1:
-        values = [None if value is None else str(value) for value in values]
+        values = [None if value is None else _text(value) for value in values]
     elif kind == "boolean" and len(types) > 1:
         values = [value if value is None else _is_yes(value) for value in values]
     elif kind in DAYS:
@@ -203,15 +216,15 @@ def _column(name: str, kind: str, values: list[Any]) -> Any:
         return pa.array(spans, pa.int64()).cast(DAYS[kind])
     elif len(types) > 1:
         values = [None if value is None else float(value) for value in values]
-    try:
-        return pa.array(values)
-    except (pa.ArrowException, OverflowError):
-        rule = "must hold numbers below 2^63 or texts"
-        raise RowError(f"column {name!r} {rule}", name) from None
+    return pa.array(values)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _is_yes(value: Any) -> bool:
-    return bool(BOOLEANS[value.lower()] if isinstance(value, str) else value)
+    return bool(BOOLEANS[value.strip().lower()] if isinstance(value, str) else value)
 
 
 def open_scorer(run_dir: Path) -> Scorer:

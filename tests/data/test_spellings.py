@@ -10,6 +10,7 @@ import json
 import tempfile
 import unicodedata
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedapp
-from fedapp.data.labels import label_texts
+from fedapp.data.labels import label_texts, number_written
 from fedapp.data.predictions import read_columns_of
-from fedapp.data.read import load_table
+from fedapp.data.read import load_table, table_of_frame
 from fedapp.data.schema import Declared, Reader, Roles
 from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.runs.tables import check_tables, stacked_tables
@@ -460,7 +461,7 @@ def test_classes_have_the_names_of_the_file(tmp_path: Path, names: list[str]) ->
 
 
 def test_classes_whose_numbers_are_written_otherwise_are_refused() -> None:
-    rule = "label must be spelled alike at all parties, got names that differ only in how they are"
+    rule = "label must be spelled alike at all parties, got names that differ only in case or spa"
     with pytest.raises(DataError, match=rule):
         classes_of(["01", "02", "10"], ["1", "2", "10"])
 
@@ -566,3 +567,132 @@ def test_whole_numbers_that_become_classes_are_noted(method: str, objective: str
     run = fedapp.run(method, label="y", objective=objective, **given, **OF_METHOD[method])
     told = "the 16 whole numbers of the label are trained as classes"
     assert any(told in each for each in run.summary["warnings"]) == (objective == "auto")
+
+
+# Found by trying
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (["true", "false"], ["false", "true"]),
+        (["NA", "1"], ["1", "NA"]),
+        (["nan", "1"], ["1", "nan"]),
+        (["inf", "1"], ["1", "inf"]),
+        (["1e4567890", "a"], ["1e4567890", "a"]),
+    ],
+)
+def test_texts_of_a_frame_are_names_whatever_they_look_like(
+    labels: list[str], classes: list[str]
+) -> None:
+    assert classes_of(labels, labels) == classes
+    assert number_written("1" * 30) != number_written("1" * 29 + "2")
+    frame = pa.table({"k": [*labels, "b", "c"] * 10, "x": range(40), "y": [0, 1] * 20})
+    run = fedapp.run("pax", data={"p1": frame, "p2": frame}, label="y", **OF_METHOD["pax"])
+    assert run.summary["categories"]["k"]["names"] == 4
+
+
+@pytest.mark.parametrize("decimal", [".", ","])
+def test_classes_that_are_one_number_in_two_ways_are_refused(tmp_path: Path, decimal: str) -> None:
+    names, path = ["1", f"1{decimal}0", "0"], tmp_path / "rows.csv"
+    path.write_text("x;y\n" + "".join(f"{row};{names[row % 3]}\n" for row in range(60)))
+    given = {"data": path, "label": "y", "decimal": decimal, **OF_METHOD["pax"]}
+    with pytest.raises(DataError, match="label must name a class in one way, got one number writ"):
+        fedapp.run("pax", parties=2, **given)
+    assert fedapp.run("pax", parties=2, objective="reg:squarederror", **given).summary["metrics"]
+    path.write_text(path.read_text().replace(";1\n", f";1{decimal}0\n"))
+    assert fedapp.run("pax", parties=2, **given).summary["classes"] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    "values", [["1.0", "2.0"], ["1", "2"], [1.0, 2.0], [1.0, 2.0, float("nan")]]
+)
+def test_codes_and_missing_values_of_a_schema_are_numbers_however_written(
+    tmp_path: Path, values: list[Any]
+) -> None:
+    codes = (("1", "A"), ("2", "B"))
+    reader = Reader(declared=(Declared("c", type="category", codes=codes, missing=("9",)),))
+    column = [*values, *(["9.0"] if isinstance(values[0], str) else [9.0])] * 3
+    if isinstance(values[0], str):
+        path = tmp_path / "rows.csv"
+        path.write_text("\n".join(["c,x", *(f"{v},{row}" for row, v in enumerate(column))]) + "\n")
+        table = load_table(path, reader=reader)
+    else:
+        frame = pa.table({"c": pa.array(column), "x": range(len(column))})
+        table = table_of_frame(frame, reader=reader)
+    assert table.categories == (("A", "B"), None)
+    assert np.isnan(table.values[:, 0]).sum() == 3 * (len(column) // 3 - 2)
+
+
+def test_a_float_of_two_to_the_53_names_nothing() -> None:
+    frame = pa.table({"id": [2.0**53, 1.0], "x": [1, 2]})
+    with pytest.raises(DataError, match=r"got floats beyond 2\^53"):
+        table_of_frame(frame, Roles(id_column="id"))
+    declared = Reader(declared=(Declared("id", type="category"),))
+    rule = "feature column 'id' must be read in one way, got floats beyond .*: store them as whole"
+    with pytest.raises(DataError, match=rule):
+        table_of_frame(frame, reader=declared)
+
+
+def test_a_number_in_two_ways_is_refused_with_a_way_out() -> None:
+    rule = "feature column 'v' must be read in one way, got one number written as 1 and as 1.0: wr"
+    with pytest.raises(DataError, match=rule):
+        table_of_frame(pa.table({"v": ["a", "1", "1.0"]}))
+
+
+@pytest.mark.parametrize(
+    ("header", "schema"),
+    [("x;c;y", ""), ("x; c;y", '[columns.c]\ntype = "number"\n'), ("x;c;y", "drop")],
+)
+def test_commas_are_thousands_only_where_a_column_is_used_and_not_declared(
+    tmp_path: Path, header: str, schema: str
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(header + "\n" + "".join(f"{n};1,{n};{n % 2}\n" for n in range(100, 150)))
+    declared = (Declared("c", type="number"),) if "number" in schema else ()
+    reader, roles = Reader(decimal=",", declared=declared), Roles(label="y")
+    if schema:
+        dropped = replace(roles, drop=("c",) if schema == "drop" else ())
+        table = load_table(path, dropped, reader)
+        assert schema == "drop" or table.values[0, 1] == np.float32(1.1)
+        return
+    with pytest.raises(DataError, match="'c' must have decimal commas"):
+        load_table(path, roles, reader)
+    found = read_columns_of(str(path), ["x", "c"], roles, reader=reader)  # of a model of both
+    assert found.values[0, 1] == np.float32(1.1)
+    path.write_text("x;x;y\n1;1,250;2\n")
+    with pytest.raises(DataError, match="column names must be distinct"):
+        load_table(path, roles, reader)
+
+
+def test_ordinals_in_another_order_are_of_another_kind(tmp_path: Path) -> None:
+    data, schemas = {}, []
+    for number, order in enumerate((["low", "mid", "high"], ["high", "mid", "low"]), 1):
+        data[f"p{number}"] = tmp_path / f"p{number}.csv"
+        lines = [f"{order[row % 3]},{row},{row % 2}" for row in range(60)]
+        data[f"p{number}"].write_text("\n".join(["k,x,y", *lines]) + "\n")
+        schema = tmp_path / f"p{number}.toml"
+        schema.write_text(f'[columns.k]\ntype = "ordinal"\norder = {json.dumps(order)}\n')
+        schemas.append(f"p{number}={schema}")
+    order = r"names in the order of a schema \(\w+\)"
+    rule = f"got {order} at p1, {order} at p2"
+    with pytest.raises(DataError, match=rule):
+        fedapp.run("pax", data=data, label="y", schema=",".join(schemas), **OF_METHOD["pax"])
+
+
+@pytest.mark.parametrize("privacy", [{}, {"epsilon": 50.0}])
+def test_sites_that_send_only_sums_do_not_tell_that_numbers_are_0_or_1(
+    tmp_path: Path, privacy: dict[str, float]
+) -> None:
+    ways = [("yes", "1 or 0"), ("yes", "yes")]
+    mixed, same = (tables(tmp_path, each, "flag") for each in ways)
+    given: dict[str, Any] = {"label": "label", "pax": {"aggregation": "secure"}, **OF_METHOD["pax"]}
+    given |= {"privacy": privacy} if privacy else {}
+    three = [{**each, "p3": each["p1"]} for each in (mixed, same)]
+    with pytest.raises(DataError, match="got yes or no at p3, numbers at p2: write it alike"):
+        fedapp.run("pax", data=three[0], **given)
+    schema = tmp_path / "flag.toml"
+    schema.write_text('[columns.f1]\ntype = "boolean"\n')
+    runs = [fedapp.run("pax", data=each, schema=schema, **given) for each in three]
+    if not privacy:  # noise differs
+        assert len({(run.path / "model.json").read_text() for run in runs}) == 1

@@ -71,7 +71,11 @@ def test_the_labels_of_all_parties_choose(labels: list[list[Any]], objective: st
         ([["no", "yes"], ["no", "yes"], ["0", "1"]], "'no', 'yes' at B; '0', '1' at C"),
         ([["a"], ["b"]], "no value in common.*set objective=binary:logistic"),
         ([["a", "b"], ["c", "d"], ["a", "c", "e"], ["f"]], "no value in common"),
-        ([["NO", "YES"], ["no", "yes"]], "differ only in case or spaces: 'NO', 'YES' at A; 'no'"),
+        (
+            [["NO", "YES"], ["no", "yes"]],
+            "only in case or spaces, or as 1 and 01: 'NO', 'YES' at A",
+        ),
+        ([["01", "1", "2"], ["1.50", "01", "02"]], "only in case or spaces, or as 1 and 01"),
         ([["no", "yes"], ["Yes", "no", "other"]], "differ only in case"),
         ([["up to  1", "more"], ["up to 1", "more"]], "differ only in case or spaces"),
         ([["0", "1"], ["1", "2"]], "overlap only in part: '0', '1' at A; '1', '2' at B"),
@@ -112,7 +116,7 @@ def test_an_explicit_objective_takes_classes_that_differ_but_for_their_case(
         run(["no", "yes"], [0, 1], objective=AUTO)
     found = run(["no", "yes"], [0, 1], objective="multi:softprob")
     assert found["objective"] == "multi:softprob"
-    with pytest.raises(DataError, match=r"differ only in case or spaces: .* in a schema$"):
+    with pytest.raises(DataError, match=r"differ only in case or spaces, .* in a schema$"):
         run(["no", "yes"], ["NO", "YES"], objective="multi:softprob")
     with pytest.raises(DataError, match=r"the parties have 4: .*'no', 'yes' at party-1; '0', '1'"):
         run(["no", "yes"], [0, 1], objective="binary:logistic")
@@ -140,7 +144,8 @@ def test_text_and_numbers_as_labels_do_not_fit_together() -> None:
             [*(f"{i}.5" for i in range(150)), "n/a"],
             "numbers and other text: 1 of 151.*'n/a'.*missing",
         ),
-        ([f"9,{i:03d}" for i in range(150)], "numbers with commas: .*decimal=,"),
+        ([f"9,{i:02d}" for i in range(150)], "numbers with commas: .*decimal=,"),
+        ([f"9,{i:03d}" for i in range(150)], "numbers with commas: .*; remove the marks that set"),
         ([f"9,{i:03d},000.5" for i in range(150)], "numbers with commas"),
         (["0", "1", "NULL"], "numbers and other text"),
         (["0", "1", *["NULL"] * 8], "numbers and other text"),
@@ -173,8 +178,12 @@ def test_names_of_classes_may_look_like_numbers_in_part(labels: list[str]) -> No
 def test_a_regression_says_what_to_do_about_text() -> None:
     with pytest.raises(DataError, match=r"1 of 2 that are none, as 'n/a'; .*missing-label=drop"):
         class_names(np.array(["1.5", "n/a"]), "reg:squarederror")
-    with pytest.raises(DataError, match="as '9,250'; set decimal=,"):
-        class_names(np.array(["9,250"]), "reg:squarederror")
+    for written, way in (
+        ("9,25", "set decimal=,"),
+        ("9,250", "remove the marks that set off thous"),
+    ):
+        with pytest.raises(DataError, match=f"as '{written}'; {way}"):
+            class_names(np.array([written]), "reg:squarederror")
 
 
 @pytest.mark.parametrize(

@@ -130,10 +130,15 @@ def told(*kinds: tuple[str, ...]) -> dict[str, HelloReply]:
     return {f"p{place}": replace(REPLY, kinds=each) for place, each in enumerate(kinds)}
 
 
-def test_a_column_that_is_numbers_at_some_parties_has_the_kind_of_the_others() -> None:
-    assert joint_kinds(told((), ("date",), ("",))) == ("date",)
+def test_a_column_has_the_kind_of_all_parties_that_have_values() -> None:
+    assert joint_kinds(told(("date",), ("date",), ("",))) == ("date",)
+    assert joint_kinds(told(("boolean",), ("binary",))) == ("boolean",)
+    assert joint_kinds(told(("number",), ("binary",))) == ("number",)
     assert joint_kinds(told((), ("",))) == ("number",)
-    with pytest.raises(fedapp.DataError, match=r"^column 'a' must be of one type at all parties"):
-        joint_kinds(told(("date",), ("boolean",)))
-    with pytest.raises(fedapp.FedappError, match=r"HelloReply\.kinds must be known kinds, one a"):
+    for other in ("boolean", "number", "binary", "duration"):
+        with pytest.raises(
+            fedapp.DataError, match=r"^column 'a' must be of one kind at all parties"
+        ):
+            joint_kinds(told(("date",), (other,)))
+    with pytest.raises(fedapp.FedappError, match=r"HelloReply\.kinds must be known ones, one a"):
         joint_kinds(told(("date", "date")))
