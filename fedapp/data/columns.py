@@ -640,7 +640,8 @@ def as_texts(
     names = {*known, *declared.categories, *(code for code, _ in declared.codes)}
     listed = {"", *reader.missing} - names | {*declared.missing}
     words = ({*MISSING} if is_written else set[str]()) - names - listed
-    plain = _as_whole(texts)  # as a schema's codes and missing values are
+    is_listed = bool(declared.codes or declared.missing or reader.missing)
+    plain = _as_whole(texts) if is_listed else texts  # as a schema's codes and missing values are
     absent = pc.is_in(plain, value_set=pa.array([*words, *listed], pa.string()))
     counts: dict[str, int] = {}
     if pc.any(absent).as_py():

@@ -496,7 +496,6 @@ def _delong(area: float, negatives: Array, positives: Array) -> dict[str, tuple[
 
 
 # Curves of a report
-# Curves of a report
 
 
 def curves(
