@@ -295,10 +295,8 @@ class Forest(Aligned):
         lookup = self.lookup if shared else Lookup.empty()
         cuts = {name: getattr(lookup, name) for name in Lookup.__slots__}
         categories = pack_categories(self.categories if shared else ())
-        named = (
-            {"names": self.columns, "kinds": self.kinds} if shared else {"names": (), "kinds": ()}
-        )
-        return {**cuts, **named, **categories}
+        names, kinds = (self.columns, self.kinds) if shared else ((), ())
+        return {**cuts, "names": names, "kinds": kinds, **categories}
 
     def lookup_json(self) -> dict[str, Any]:
         """Lookup table of the local splits, as a part has it."""

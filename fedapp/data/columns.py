@@ -74,6 +74,7 @@ WHOLE = re.compile(r"[-+]?\d{1,20}", re.ASCII)  # 20 digits: the largest uint64
 TEXTS = ("string", "large_string", "string_view")  # pyarrow's names of text types
 SECONDS = 86_400.0  # per day
 DAYS = ("date", "time", "duration")
+BY_TEXT = ("category", "ordinal", "date", "boolean")  # declared kinds whose values are texts first
 INEXACT = 2**53  # from here on a float64 stands for several whole numbers
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Text is not categorical if it has more than MANY_NAMES distinct values, in more than half of the
@@ -561,15 +562,13 @@ def check_thousands(name: str, values: Iterable[str]) -> None:
 
 def is_read_as_text(declared: Declared) -> bool:
     """Whether to read a CSV file's column as text."""
-    kinds = ("category", "ordinal", "date", "boolean")
-    return declared.type in kinds or bool(declared.codes or declared.missing)
+    return declared.type in BY_TEXT or bool(declared.codes or declared.missing)
 
 
 def goes_by_text(type: Any, declared: Declared) -> bool:
     """Whether to convert values of an Arrow type to text first."""
     if holds_numbers(type) and not pa.types.is_boolean(type):
-        kinds = ("category", "ordinal", "date", "boolean")
-        return declared.type in kinds or bool(declared.codes)
+        return declared.type in BY_TEXT or bool(declared.codes)
     return is_read_as_text(declared)
 
 

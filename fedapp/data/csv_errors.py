@@ -28,7 +28,7 @@ CHUNK_BYTES = 1 << 20
 NUMBER = re.compile(
     r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)", re.IGNORECASE | re.ASCII
 )
-FINITE = re.compile(r"([-+]?)(\d*)\.?(\d*)(?:e([-+]?\d{1,9}))?", re.IGNORECASE | re.ASCII)
+FINITE = re.compile(r"([-+]?)(?=\.?\d)(\d*)\.?(\d*)(?:e([-+]?\d{1,9}))?", re.IGNORECASE | re.ASCII)
 # The same with a decimal comma.
 COMMA_NUMBER = re.compile(NUMBER.pattern.replace(r"\.", ","), re.IGNORECASE | re.ASCII)
 # A number with commas or points as thousands separators, which no reader accepts.
@@ -205,9 +205,7 @@ def is_number(value: str, decimal: str = ".") -> bool:
 
 def is_finite(value: str) -> bool:
     """Whether a name is a number with digits, none that is missing or infinite."""
-    return FINITE.fullmatch(value) is not None and any(
-        map(str.isdigit, value.lower().partition("e")[0])
-    )
+    return FINITE.fullmatch(value) is not None
 
 
 def is_number_somehow(value: str) -> bool:

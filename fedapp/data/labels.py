@@ -224,8 +224,7 @@ def _sense(name: str) -> object:
 def number_written(name: str) -> tuple[str, str, int] | None:
     """Sign, digits and exponent of the number that a name is, however it is written, or None."""
     plain = name.replace(",", "") if WITH_THOUSANDS.fullmatch(name) else name
-    parts = FINITE.fullmatch(plain)
-    if parts is None or not is_finite(plain):
+    if (parts := FINITE.fullmatch(plain)) is None:
         return None
     sign, whole, fraction, exponent = parts.groups()
     digits = (whole + fraction).lstrip("0")

@@ -350,10 +350,8 @@ def _csv_frame(
     """The columns, or ``only`` some of them as text."""
     text = csv_text(path, reader)
     written = text.written_header()
-    names, texts = (
-        _renamed(with_names(written), reader),
-        {roles.label, roles.id_column, roles.group},
-    )
+    names = _renamed(with_names(written), reader)
+    texts = {roles.label, roles.id_column, roles.group}
     are_texts = [name in texts or is_read_as_text(reader.of_feature(name)) for name in names]
     types = {name: pa.string() for name, is_one in zip(written, are_texts, strict=True) if is_one}
     with _unpacked(path, text.reader) as stream:
