@@ -153,12 +153,21 @@ def is_held(folder: Path) -> bool:
         return True
 
 
-def check_free(folder: Path) -> None:
+def is_written(folder: Path) -> bool:
+    """Whether a process on this machine writes a folder; True if the file system has no locks."""
+    try:
+        check_free(folder, may_lack_locks=False)
+    except ConfigError:
+        return True
+    return False
+
+
+def check_free(folder: Path, may_lack_locks: bool = True) -> None:
     """Raise ConfigError if another process writes a folder."""
     with suppress(FileNotFoundError):
         descriptor = os.open(folder / LOCK, os.O_RDONLY)
         try:
-            _lock_alone(descriptor, folder, may_lack_locks=True)
+            _lock_alone(descriptor, folder, may_lack_locks)
         finally:
             os.close(descriptor)
 

@@ -190,6 +190,13 @@ class RunFolder:
         return locks.is_held(self.path)
 
     @property
+    def has_died(self) -> bool:
+        """Whether the run's process, on this machine, has ended without a word."""
+        if self.stage is None or locks.is_written(self.path):
+            return False
+        return not self.has_ended()
+
+    @property
     def state(self) -> State:
         """State of the run."""
         return State.RUNNING if self.is_held else self.state_of_files
@@ -439,10 +446,11 @@ class Stages:
 
         return end
 
-    def name_waiting(self, parties: Sequence[str]) -> None:
-        """Note the parties whose replies to the exchange are missing."""
+    def name_waiting(self, parties: Sequence[str], away: Sequence[str] = ()) -> None:
+        """Note the parties whose replies to the exchange are missing, and those not connected."""
         self._noted = ("", 0)  # the next exchange is noted, however brief
         doing = f"{self._stage.doing}; waiting for {', '.join(parties)}"
+        doing += f" ({', '.join(away)} not connected)" if away else ""
         self._note(replace(self._stage, doing=doing, waiting=parties))
 
 

@@ -602,9 +602,10 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             before, training = self._state.seconds
             self._note(seconds=(before, training + time.perf_counter() - start))
 
-    def _name_waiting(self, parties: Sequence[str]) -> None:
+    def _name_waiting(self, parties: Sequence[str], away: Sequence[str]) -> None:
         """Show whose replies are missing; an unnamed node by its registered site."""
-        self._stages.name_waiting([site_names().get(party, party) for party in parties])
+        names = {party: site_names().get(party, party) for party in parties}
+        self._stages.name_waiting([*names.values()], [names[party] for party in away])
 
     def _answers(self, courier: Courier, messages: Mapping[str, Message]) -> dict[str, Message]:
         """Replies by party; asks again while people have yet to approve the run."""

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,8 +42,10 @@ SERVER = "server"  # its name in the ledger
 # Flower's codes for a lost message or reply: unavailable message, reply or node, crashed app.
 LOST = frozenset({3, 4, 5, 8})
 SHORTEST_POLL, LONGEST_POLL = 0.001, 0.5  # seconds
-NAMED_AFTER = 5.0  # seconds without a reply, then name the parties that have not answered
+# Seconds without a reply, then name the parties that have not answered, and look at their nodes.
+NAMED_AFTER = 5.0
 LONGEST_REASON = 2000  # characters
+NO_HANDLER = "function registered with name"  # in Flower's error for a message without a handler
 NOTICED = 2.0  # seconds; a smaller difference of clocks does no harm
 RULE = (
     f"Flower refuses a site whose clock is {SYSTEM_TIME_TOLERANCE} s ahead of its SuperLink's, or "
@@ -108,6 +111,7 @@ class Outgoing:
     content: RecordDict
     sent_at: float | None = None
     asked: float = 0.0  # Unix time of the first copy
+    copied: float = 0.0  # and of the last
     message_ids: set[str] = field(default_factory=set)
 
 
@@ -115,14 +119,15 @@ class Outgoing:
 class Courier:
     """Carries the messages of one exchange at a time.
 
-    ``name_waiting`` is called with the parties whose replies are missing, as they become fewer.
-    ``clocks`` has the seconds by which each party's clock is ahead, as replies show.
+    ``name_waiting`` is called with the parties whose replies are missing and those of them whose
+    nodes are not connected, whenever either changes. ``clocks`` has the seconds by which each
+    party's clock is ahead, as replies show.
     """
 
     grid: Grid
     ledger: Ledger
     patience: Patience
-    name_waiting: Callable[[Sequence[str]], None]
+    name_waiting: Callable[[Sequence[str], Sequence[str]], None]
     clocks: dict[str, float] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
 
@@ -139,16 +144,19 @@ class Courier:
             for party, message in messages.items()
         }
         replies: dict[str, Message] = {}
-        reported: list[str] = []
+        reported, away, next_look = list[str](), list[str](), NAMED_AFTER
         while waiting and self.clock() - start < self.patience.deadline:
             self._send(waiting, step)
             new_replies = self._collect(waiting, step)
             replies.update(new_replies)
             if not new_replies:
                 waited = self.clock() - start
-                if waited >= NAMED_AFTER and reported != list(waiting):
-                    reported = list(waiting)
-                    self.name_waiting(reported)
+                if waited >= next_look or (reported and reported != list(waiting)):
+                    before = reported, away
+                    reported, away = list(waiting), self._away(waiting)
+                    next_look = waited + NAMED_AFTER
+                    if (reported, away) != before:
+                        self.name_waiting(reported, away)
                 time.sleep(min(LONGEST_POLL, max(SHORTEST_POLL, waited / 10)))
         return replies
 
@@ -160,6 +168,9 @@ class Courier:
             for outgoing in waiting.values()
             if outgoing.sent_at is None or now - outgoing.sent_at >= self.patience.resend_after
         ]
+        if any(outgoing.asked for outgoing in due):  # a copy for a node that is gone would be lost
+            nodes = self._connected()
+            due = [one for one in due if not one.asked or one.node_id in nodes]
         if not due:
             return
         copies = [Message(one.content, one.node_id, one.kind, group_id=str(step)) for one in due]
@@ -171,6 +182,7 @@ class Courier:
         for outgoing, copy, message_id in zip(due, copies, ids, strict=False):
             outgoing.sent_at = now
             outgoing.asked = outgoing.asked or copy.metadata.created_at
+            outgoing.copied = max(outgoing.copied, copy.metadata.created_at)
             if message_id:
                 outgoing.message_ids.add(message_id)
                 self.ledger.sent(
@@ -185,7 +197,7 @@ class Courier:
             for message_id in outgoing.message_ids
         }
         replies = {}
-        for reply in self.grid.pull_messages(list(owners)):
+        for reply in self.grid.pull_messages(list(owners)) if owners else ():
             outgoing = owners[reply.metadata.reply_to_message_id]
             if reply.has_error() and reply.error.code in LOST:
                 outgoing.message_ids.discard(reply.metadata.reply_to_message_id)
@@ -202,6 +214,24 @@ class Courier:
             self.ledger.received(step, outgoing.kind, outgoing.party, size)
             replies[outgoing.party] = reply
         return replies
+
+    def _connected(self) -> dict[int, float]:
+        """Since when (Unix time) each connected node is connected; 0 in a simulation."""
+        since = {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
+        return {
+            node: datetime.fromisoformat(text).timestamp() if text else 0.0
+            for node, text in since.items()
+        }
+
+    def _away(self, waiting: Mapping[str, Outgoing]) -> list[str]:
+        """Parties that are not connected; those that came back after they were asked become due."""
+        # A SuperNode that was killed has lost the message, and nothing reports that if it is back
+        # before the SuperLink has noticed. One that has it answers twice, which is harmless.
+        nodes = self._connected()
+        for outgoing in waiting.values():
+            if nodes.get(outgoing.node_id, 0.0) > outgoing.copied > 0.0:
+                outgoing.sent_at, outgoing.copied = None, nodes[outgoing.node_id]
+        return [party for party, one in waiting.items() if one.node_id not in nodes]
 
 
 def read_reply(
@@ -229,6 +259,8 @@ def _failure(error: Error, party: str, step: int) -> FedappError:
         return PartyError(name, step, reason, refused=error.code == REFUSED)
     # Flower's reason is a traceback; its last line is the error.
     last_line = (error.reason or "").strip().rpartition("\n")[2]
+    if NO_HANDLER in last_line:
+        last_line = "runs another ClientApp, must run fedapp's (fedapp.client_app:app)"
     text = as_plain(last_line, LONGEST_REASON) or f"error code {error.code}"
     return PartyError(party, step, text)
 

@@ -36,13 +36,14 @@ from fedapp.site.table import fingerprint, read_table
 from fedapp.trees.categories import Categories
 from fedapp.trees.model import Ensemble, load_model
 from fedapp.trees.objective import LossParameters
-from strategies.delivery import clock_text
+from strategies.delivery import RULE, clock_text
 
 Hellos = Parties[HelloReply]
 I = TypeVar("I", bound=Introduction | GreetReply)  # noqa: E741
 # Engines of simulations by their grids; their nodes are all made within moments.
 ENGINES = {"LocalGrid": "local", "InMemoryGrid": "simulation"}
 QUIET_SECONDS = 0.3  # seconds without a new node after which a simulation is complete
+EXPLAINED_AFTER = 10.0  # seconds after which sites that are not connected are said to have a cause
 
 
 def site_names() -> dict[str, str]:
@@ -72,8 +73,8 @@ def find_nodes(
     ``wait`` shows the user a text.
     """
     wanted = (parties or len(site_names()) or 1) - n_lost
-    is_simulated, last_change = type(grid).__name__ in ENGINES, time.monotonic()
-    end, nodes = last_change + deadline, list[int]()
+    is_simulated, start = type(grid).__name__ in ENGINES, time.monotonic()
+    last_change, end, nodes = start, start + deadline, list[int]()
     wait(text := f"waiting for {wanted} parties")
     while True:
         before, nodes = nodes, sorted(grid.get_node_ids())
@@ -83,6 +84,8 @@ def find_nodes(
             break
         present = {f"node {node}" for node in nodes}
         absent = ", ".join(name for node, name in site_names().items() if node not in present)
+        if absent and time.monotonic() > start + EXPLAINED_AFTER:
+            absent += f", not connected: the site's own log says why; {RULE}"
         if absent and text != (text := f"waiting for {absent}"):
             wait(text)
         if is_simulated and is_stable:

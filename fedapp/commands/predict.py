@@ -23,7 +23,7 @@ from fedapp.commands.common import (
 from fedapp.errors import ConfigError, FedappError, check_package, did_you_mean_path
 from fedapp.home import RUNS, open_private, write_atomically
 from fedapp.report.summary import print_warning
-from fedapp.runs.engines import SIMULATED
+from fedapp.runs.superlinks import SIMULATED
 from fedapp.settings import parse_overrides
 
 if TYPE_CHECKING:

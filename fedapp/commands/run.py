@@ -38,7 +38,7 @@ from fedapp.report.summary import (
     score_names,
     score_text,
 )
-from fedapp.runs.engines import SIMULATED
+from fedapp.runs.superlinks import SIMULATED
 from fedapp.settings import (
     SECTIONS,
     Section,

@@ -294,14 +294,17 @@ def _where(stage: Stage) -> str:
 
 
 def _times(stage: Stage, now: float) -> list[str]:
-    """``5 s of about 12 s`` for the stage, ``about 4 min 10 s left`` for all rounds."""
+    """``5 s of about 12 s`` for the stage, ``about 4 min 10 s left`` for all rounds.
+
+    No time is left to show while parties are waited for, or after it has passed.
+    """
     waited, expected = max(0.0, now - stage.since), stage.seconds or 0.0
     texts = []
     if waited >= 1 or expected >= 1:
         of = f" of about {_seconds_text(expected)}" if expected > waited else ""
         texts.append(f"{_seconds_text(waited)}{of}")
-    if stage.rounds_seconds is not None:
-        texts.append(f"about {_seconds_text(max(0.0, stage.rounds_seconds - waited))} left")
+    if not stage.waiting and (left := (stage.rounds_seconds or 0.0) - waited) > 0:
+        texts.append(f"about {_seconds_text(left)} left")
     return texts
 
 

@@ -52,9 +52,9 @@ from fedapp.runs.baselines import (
     run_baselines,
 )
 from fedapp.runs.clean import CLAIM, COMPARISON, FOLDS, delete_run
-from fedapp.runs.engines import SIMULATED
 from fedapp.runs.run import PAGE
 from fedapp.runs.session import Training, check_method, check_tables
+from fedapp.runs.superlinks import SIMULATED
 from fedapp.runs.tables import resolve_objective
 from fedapp.settings import (
     Settings,

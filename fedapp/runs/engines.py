@@ -6,40 +6,15 @@ in this process; otherwise Flower's ``flwr run`` starts the run and its status i
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 from fedapp.errors import ConfigError, RunFailedError, StoppedError, did_you_mean
-from fedapp.home import read_toml
 from fedapp.run_folder import OnRound, Report, RunFolder
+from fedapp.runs.superlinks import SIMULATED, flower_config, superlinks
 from fedapp.settings import Settings
-
-SIMULATED = ("local", "simulation")
-
-
-def flower_config() -> Path:
-    """Path of Flower's configuration; a coordinator's env.sh sets its folder, FLWR_HOME."""
-    return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / "config.toml"
-
-
-def superlinks() -> Mapping[str, Mapping[str, Any]]:
-    """The SuperLinks in Flower's configuration, by name."""
-    path = flower_config()
-    if not path.is_file():
-        return {}
-    try:
-        links = read_toml(path.read_text(), f"{path} must be TOML, got").get("superlink", {})
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} must be TOML, got: {error}") from None
-    return {
-        name: link
-        for name, link in links.items()
-        if isinstance(link, Mapping) and name not in SIMULATED
-    }
 
 
 def check_engine(name: str) -> None:

@@ -25,6 +25,7 @@ from fedapp.errors import ConfigError, RunFailedError
 from fedapp.home import home, open_private, private_folder
 from fedapp.kernels import n_cores
 from fedapp.run_folder import Report, RunFolder, State
+from fedapp.runs.superlinks import fault_of
 from fedapp.settings import Settings, flatten
 from fedapp.site.bundle import app_sources
 from strategies.delivery import RULE
@@ -34,9 +35,13 @@ from strategies.run import load_strategy
 SUPERLINK_START_SECONDS, STOP_SECONDS = 60, 10
 # A SuperLink that is killed and restarted answers after about 20 s, on a busy machine later.
 LONGEST_SILENCE = 120.0
+# Flower's commands wait for ever where a SuperLink accepts connections but does not answer.
+LONGEST_ANSWER = 60.0
+LONGEST_START = 600.0  # a coordinator's ServerApp may start on a busy machine
 # Asking for a run's status takes a process and a second of CPU, so it is done rarely.
 STATUS_POLL_SECONDS, ENDING_POLL_SECONDS, LOCAL_POLL_SECONDS = 6.0, 1.0, 20.0
 COMPLETED = "finished:completed"
+STARTING = ("pending", "starting")
 LOCAL = "local"  # Flower's name for a simulation on this machine
 UNKNOWN = "unknown"  # status of a run if the SuperLink does not answer
 STOPPED = {"SystemExit", "KeyboardInterrupt"}  # errors of a ServerApp stopped from outside
@@ -44,15 +49,13 @@ LOG_LINES = 20  # shown of a failed run's log
 # Patterns of Flower 1.41's output, and our texts; {name} is the SuperLink, {0} the first group.
 LOST_RUN = "Run ID not found"
 _USING = r"Using SuperLink: \S+ \((\S+)\)(?s:.*)"  # and the address
+UNREACHED = "the SuperLink '{name}' must answer at {0}, got "
 SENTENCES: Mapping[str, str] = {
     r"SuperLink connection '\S+' not found in the\s+Flower configuration file \((\S+)\)": (
         "engine must be a SuperLink in {0}, got '{name}'; a coordinator first sources its own: . "
         "FOLDER/env.sh"
     ),
-    f"{_USING}Connection to the SuperLink is unavailable": (
-        "the SuperLink '{name}' must answer at {0}, got no connection; at the coordinator: "
-        "FOLDER/start-superlink.sh"
-    ),
+    f"{_USING}Connection to the SuperLink is unavailable": UNREACHED,  # why: fault_of
     f"{_USING}Authentication failed": (
         "the SuperLink '{name}' at {0} must know the user, got a name or a password that it does "
         "not; at the coordinator: fedapp federation user FOLDER NAME"
@@ -83,6 +86,12 @@ GONE = (
     "s; started again, by FOLDER/start-superlink.sh at the coordinator, it resumes the run"
 )
 SILENT = "the SuperLink '{name}' gives no status of the run; it is asked again for {seconds:.0f} s"
+DIED = "the ServerApp has ended without a word, as one does that is killed or finds no memory"
+RESUME = "-c resume={} resumes the run"
+NEVER_STARTED = (
+    "the ServerApp must start within {seconds:.0f} s, the run is {status}; the log of the "
+    "coordinator's SuperExec says why; to stop it: flwr stop {run} {name}"
+)
 
 
 def _silent(doing: str, ends: bool = False) -> None:
@@ -146,10 +155,17 @@ def _not_connected(name: str, environment: dict[str, str]) -> list[str]:
     )
 
 
-def _flwr(environment: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["flwr", *words], env=environment, capture_output=True, text=True, check=False
-    )
+def _flwr(
+    environment: Mapping[str, str], *words: str, longest: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command; it is ended, and has printed nothing, after ``longest`` seconds."""
+    command = ["flwr", *words]
+    try:
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=longest
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", "")
 
 
 def _environment() -> dict[str, str]:
@@ -269,9 +285,11 @@ def _flwr_run(
         printed = started.stdout + started.stderr
         raise failed(printed, name, "flwr run could not start the run")
     folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
+    if folder:
+        folder.forget_stage()
     report("waiting for Flower to start the run")
     try:
-        status = _wait_for(run_id, name, environment, folder, report)
+        status, details = _wait_for(run_id, name, environment, folder, report)
     except KeyboardInterrupt:
         if federation:
             raise
@@ -290,7 +308,9 @@ def _flwr_run(
             match = re.fullmatch(r".*?\b(\w+Error): (.+)", line)
             if match and hasattr(errors, match[1]):
                 raise RunFailedError(match[2], [])
-        text = f"Flower says {status}"
+        text = f"Flower says {status}" + (f": {details}" if details else "")
+        if folder and folder.has_died:
+            text = f"{DIED} ({text}); {RESUME.format(folder.path)}"
         if status == UNKNOWN:
             text = GONE.format(name=name, seconds=LONGEST_SILENCE)
         raise RunFailedError(text, lines)
@@ -313,22 +333,30 @@ def _json_of(text: str) -> dict[str, Any]:
 
 def _wait_for(
     run_id: str, name: str, environment: dict[str, str], folder: RunFolder | None, report: Report
-) -> str:
-    """Poll a run's status until it has ended; show it while the run's folder shows nothing."""
-    shown, answered = "", time.monotonic()
+) -> tuple[str, str]:
+    """Poll a run's status until it has ended; show it while the run's folder shows nothing.
+
+    Returns the status, `UNKNOWN` if the SuperLink has been silent for too long, and its details.
+    """
+    shown, start = "", time.monotonic()
+    answered, is_silent = start, False
     while time.monotonic() - answered < LONGEST_SILENCE:
-        listed = _flwr(environment, "list", name, "--run-id", run_id, "--format", "json")
-        runs = _json_of(listed.stdout).get("runs") or [{}]
-        status = str(runs[0].get("status", UNKNOWN))
+        question = ("list", name, "--run-id", run_id, "--format", "json")
+        listed = _flwr(environment, *question, longest=LONGEST_ANSWER)
+        run = (_json_of(listed.stdout).get("runs") or [{}])[0]
+        status = str(run.get("status", UNKNOWN))
         if status.startswith("finished"):
-            return status
-        is_silent = status == UNKNOWN
+            return status, str(run.get("status-details") or "")
+        if status in STARTING and time.monotonic() - start > LONGEST_START:
+            values = {"seconds": LONGEST_START, "status": status, "run": run_id, "name": name}
+            raise RunFailedError(NEVER_STARTED.format(**values), [])
+        was_silent, is_silent = is_silent, status == UNKNOWN
         printed = without_passwords(listed.stdout + listed.stderr)
         if is_silent and LOST_RUN in printed:  # final: its database was replaced
             raise RunFailedError(sentence_for(printed, name), [])
         answered = answered if is_silent else time.monotonic()
         says_more = folder is not None and (folder.stage is not None or folder.has_ended())
-        if status != shown and not says_more:
+        if status != shown and (is_silent or was_silent or not says_more):
             fault = sentence_for(printed, name)
             silent = SILENT.format(name=name, seconds=LONGEST_SILENCE)
             silent = f"{fault}; {silent}" if fault else silent
@@ -336,28 +364,34 @@ def _wait_for(
             shown = status
         seldom = LOCAL_POLL_SECONDS if name == LOCAL and says_more else STATUS_POLL_SECONDS
         _pause(ENDING_POLL_SECONDS if is_silent else seldom, folder)
-        if folder and folder.has_ended() and shown != "ended":
-            report("waiting for Flower to end the run")
+        if folder and _is_over(folder) and shown != "ended":
+            died = f"{DIED}; " if folder.has_died else ""
+            report(f"{died}waiting for Flower to end the run", ends=bool(died))
             shown = "ended"
-    return UNKNOWN
+    return UNKNOWN, ""
+
+
+def _is_over(folder: RunFolder | None) -> bool:
+    """Whether a run on this machine has ended, with a word or without."""
+    return folder is not None and (folder.has_ended() or folder.has_died)
 
 
 def _pause(longest: float, folder: RunFolder | None) -> None:
     """Wait ``longest`` seconds, or one if the run's folder shows that it has ended."""
     began = time.monotonic()
     time.sleep(ENDING_POLL_SECONDS)
-    while time.monotonic() - began < longest and not (folder and folder.has_ended()):
+    while time.monotonic() - began < longest and not _is_over(folder):
         time.sleep(0.1)
 
 
 def _cause(folder: RunFolder | None) -> str:
-    """Why a run failed, from its folder; empty if that is on another machine."""
+    """Why a run failed, from its folder; empty if that is on another machine, or does not say."""
     if folder is None:
         return ""
     path = folder.path / "failure.json"
     failure = json.loads(path.read_text()) if path.exists() else {"error": "", "message": ""}
     if failure["error"] in STOPPED:
-        return f"the ServerApp was stopped; -c resume={folder.path} resumes the run"
+        return f"the ServerApp was stopped; {RESUME.format(folder.path)}"
     return str(failure["message"])
 
 
@@ -366,7 +400,8 @@ def sentence_for(printed: str, name: str) -> str:
     text = printed.replace("\\n", "\n")
     for pattern, sentence in SENTENCES.items():
         if match := re.search(pattern, text):
-            return sentence.format(*match.groups(), name=name)
+            fault = fault_of(match[1], name) if sentence == UNREACHED else ""
+            return sentence.format(*match.groups(), name=name) + fault
     return ""
 
 

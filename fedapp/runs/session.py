@@ -21,9 +21,10 @@ from fedapp.messages.fields import all_methods, check_extra
 from fedapp.report.summary import worse_than_alone
 from fedapp.run_folder import OnRound, RunFolder, Silent, Watcher, new_run_dir, resumed_settings
 from fedapp.runs.clean import predictions_folder
-from fedapp.runs.engines import SIMULATED, check_engine, describe_engine, engine_of
+from fedapp.runs.engines import check_engine, describe_engine, engine_of
 from fedapp.runs.logs import Logs, check_packages, logged
 from fedapp.runs.predict import Predicted, trained_settings
+from fedapp.runs.superlinks import SIMULATED
 from fedapp.settings import Settings, load_settings, settings_named
 
 

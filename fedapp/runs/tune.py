@@ -25,9 +25,9 @@ from fedapp.report.summary import Trial
 from fedapp.run_folder import OnRound, RoundInfo, RunFolder, Silent, Watcher
 from fedapp.runs.clean import SEARCH, delete_run, forget_model
 from fedapp.runs.compare import Series, default_folder
-from fedapp.runs.engines import SIMULATED
 from fedapp.runs.run import BEST, TRIALS, best_of, read_trials
 from fedapp.runs.session import Training, check_method, check_tables
+from fedapp.runs.superlinks import SIMULATED
 from fedapp.runs.tables import resolve_objective
 from fedapp.settings import (
     Settings,

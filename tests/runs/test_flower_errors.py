@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
+import ssl
 import subprocess
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
+from fedapp.deploy import certificates
 from fedapp.errors import ConfigError, RunFailedError
+from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs import flower as flower_runs
 from fedapp.runs.flower import check_programs, failed, sentence_for
 from tests.conftest import MakeSettings
@@ -141,7 +149,7 @@ def asked(
     monkeypatch.setattr(flower_runs, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(flower_runs, "_pause", lambda *given: clock.append(clock.pop() + pause))
     told: list[str] = []
-    status = flower_runs._wait_for(
+    status, _ = flower_runs._wait_for(
         "7", "hospitals", {}, None, lambda doing, ends=False: told.append(doing)
     )
     return status, told
@@ -164,6 +172,62 @@ def test_a_superlink_that_stays_silent_is_given_up_after_two_minutes(
     status, told = asked(monkeypatch, ["running"])
     assert status == flower_runs.UNKNOWN
     assert len(told) == 2
+
+
+def test_a_run_that_does_not_start_is_given_up_with_the_way_to_stop_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    statuses = ["pending", *["starting"] * 99]
+    rule = r"^the ServerApp must start within 600 s, the run is starting; .* flwr stop 7 hospitals$"
+    with pytest.raises(RunFailedError, match=rule):
+        asked(monkeypatch, statuses)
+    assert asked(monkeypatch, [*statuses[:50], "finished:completed"])[0] == flower_runs.COMPLETED
+
+
+def test_a_superlink_that_accepts_and_does_not_answer_is_not_called_gone(
+    nobody: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedapp.runs.superlinks.LONGEST_HANDSHAKE", 0.2)
+    config = Path(os.environ["FLWR_HOME"]) / "config.toml"
+    config.write_text(CONFIG.format(port=nobody).replace("insecure = true", ""))
+    printed = f"Using SuperLink: hospitals (127.0.0.1:{nobody})\nConnection to the SuperLink is "
+    rule = f"the SuperLink 'hospitals' must answer at 127.0.0.1:{nobody}, got "
+    with socket.create_server(("127.0.0.1", nobody)):
+        got = sentence_for(f"{printed}unavailable", "hospitals")
+        assert got.startswith(f"{rule}a connection without an answer: it is starting, stopped or")
+    assert sentence_for(f"{printed}unavailable", "hospitals").startswith(f"{rule}no connection; ")
+
+
+@pytest.mark.parametrize("fault", ["certificate has expired", "self-signed certificate"])
+def test_a_superlink_whose_certificate_is_refused_is_named_with_the_reason(
+    nobody: int, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "expired" in fault:
+        monkeypatch.setattr(certificates, "YEARS", -1)
+        monkeypatch.setattr(certificates, "CLOCK_SKEW", timedelta(days=400))
+    authority = certificates.new_authority("clinic")
+    server = certificates.server_certificate(authority, ["127.0.0.1"])
+    files = {"ca.crt": authority.files().public, "pair.pem": server.secret + server.public}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    link = f'root-certificates = "{tmp_path}/ca.crt"' if "expired" in fault else ""
+    config = CONFIG.format(port=nobody).replace("insecure = true", link)
+    (Path(os.environ["FLWR_HOME"]) / "config.toml").write_text(config)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "pair.pem")
+    printed = f"Using SuperLink: hospitals (127.0.0.1:{nobody})\nConnection to the SuperLink is "
+    with socket.create_server(("127.0.0.1", nobody)) as server_socket:
+
+        def refuse() -> None:
+            with suppress(OSError), context.wrap_socket(server_socket.accept()[0], True):
+                pass
+
+        (thread := Thread(target=refuse)).start()
+        got = sentence_for(f"{printed}unavailable", "hospitals")
+        thread.join()
+    assert "a certificate that is refused (" in got
+    assert got.endswith("; at the coordinator: fedapp federation renew FOLDER")
+    assert ("certificate has expired" in got) == ("expired" in fault)
 
 
 PRINTED = "Using SuperLink: hospitals (fed:9093)\\n Displaying ...\\n\\n"
@@ -235,3 +299,29 @@ def test_a_run_that_has_written_its_results_has_not_failed(
     flower_runs._flwr_run(asked_for, *run)
     said = f"Flower says {status}, but the run has written its results"
     assert (said in told) == (status != flower_runs.COMPLETED)
+
+
+def test_a_serverapp_that_dies_without_a_word_is_named_with_the_way_to_resume(
+    monkeypatch: pytest.MonkeyPatch, settings: MakeSettings, tmp_path: Path
+) -> None:
+    folder, told = RunFolder(tmp_path / "run"), list[str]()
+    failed = {"status": "finished:failed", "status-details": "killed by signal 9"}
+    statuses = iter([{"status": "running"}, failed])
+
+    def flwr(command: list[str], **how: object) -> subprocess.CompletedProcess[str]:
+        if command[1] == "run":
+            return subprocess.CompletedProcess(command, 0, '{"run-id": "7"}', "")
+        with folder.written():  # and dies
+            folder.note(Stage("growing trees", 0.0))
+            assert not folder.has_died
+        answer = {"runs": [next(statuses, failed)]}
+        return subprocess.CompletedProcess(command, 0, json.dumps(answer), "")
+
+    monkeypatch.setattr(flower_runs.subprocess, "run", flwr)
+    asked_for = settings(run_dir=str(folder.path))
+    rule = rf"^{flower_runs.DIED} \(Flower says finished:failed: killed by signal 9\); -c resume="
+    with pytest.raises(RunFailedError, match=rf"{rule}{folder.path} resumes the run$"):
+        flower_runs._flwr_run(
+            asked_for, "hospitals", {}, {}, lambda doing, ends=False: told.append(doing)
+        )
+    assert f"{flower_runs.DIED}; waiting for Flower to end the run" in told

@@ -31,6 +31,7 @@ from fedapp.messages.vertical import MaskRequest, MatchRequest
 from fedapp.report.progress import HEARTBEAT_SECONDS, Follower, following
 from fedapp.run_folder import RunFolder, RunState, Silent, Stage, Stages
 from fedapp.runs.local import run_local, simulated_contexts
+from strategies.delivery import RULE
 from strategies.handshake import find_nodes, site_names
 from strategies.run import all_strategies
 from tests.conftest import MakeSettings
@@ -229,8 +230,11 @@ def test_every_phase_is_a_line_and_lasting_ones_are_repeated_within_five_seconds
         assert watched.tick(4) == [
             "1:40  round 2/50: growing trees, 4 s, about 96 s left",
         ]
+        assert watched.tick(97) == ["3:17  round 2/50: growing trees, 1 min 41 s"]  # not 0 s left
+        watched.training(3, rounds_seconds=100, waiting=["bank"])
+        assert watched.tick(4) == ["3:21  round 3/50: growing trees, 4 s"]
         watched.follower.begin("writing the report")
-        assert watched.lines[-1] == "1:40  writing the report"
+        assert watched.lines[-1] == "3:21  writing the report"
 
 
 def test_what_ends_a_run_is_not_replaced_by_what_its_processes_still_say(watched: Watched) -> None:
@@ -352,6 +356,8 @@ def test_a_stage_names_the_parties_that_are_waited_for() -> None:
     timed.stages.name_waiting(["bank", "shop"])
     named = {"doing": "growing trees; waiting for bank, shop", "waiting": ["bank", "shop"]}
     assert timed.noted[-1] == replace(timed.noted[-2], **named)
+    timed.stages.name_waiting(["bank", "shop"], ["shop"])
+    assert timed.noted[-1].doing == "growing trees; waiting for bank, shop (shop not connected)"
     timed.exchange(GrowRequest, 1)  # brief, and noted nevertheless
     assert timed.noted[-1].doing == "growing trees"
 
@@ -368,6 +374,10 @@ def test_sites_that_are_not_connected_are_named(
     with pytest.raises(ConfigError, match=r"^parties must be 2, got 1 within 0 s"):
         find_nodes(SimpleNamespace(get_node_ids=lambda: [17]), 2, 0, 0.0, waits.append)
     assert waits == ["waiting for 2 parties", "waiting for shop"]
+    monkeypatch.setattr("strategies.handshake.EXPLAINED_AFTER", -1.0)
+    with pytest.raises(ConfigError, match=r"^parties must be 2"):
+        find_nodes(SimpleNamespace(get_node_ids=lambda: [17]), 2, 0, 0.0, waits.append)
+    assert waits[-1] == f"waiting for shop, not connected: the site's own log says why; {RULE}"
 
 
 def test_the_time_of_a_phase_goes_on_through_its_exchanges() -> None:

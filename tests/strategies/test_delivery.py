@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from flwr.app import Error, Message
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedapp.errors import PartyError
 from fedapp.messages.fields import loss_fields
 from fedapp.messages.pax import SketchReply, SketchRequest
 from fedapp.messages.wire import Envelope, n_bytes, to_content, to_records
 from fedapp.settings import load_settings
 from strategies import delivery
-from strategies.delivery import LONGEST_POLL, LOST, NAMED_AFTER, Courier, Ledger, Patience
+from strategies.delivery import (
+    LONGEST_POLL,
+    LOST,
+    NAMED_AFTER,
+    Courier,
+    Ledger,
+    Patience,
+    read_reply,
+)
 
 RESEND, DEADLINE = 10.0, 100.0
 ENVELOPE = Envelope("0123456789abcdef", 7)
@@ -40,6 +53,10 @@ class Network:
     pushed: list[tuple[float, Message]] = field(default_factory=list)
     due: list[tuple[float, str, Message]] = field(default_factory=list)
     n_broken: int = 0  # pushes in whose midst the SuperLink ends
+    # When the bank's node connected, and a time from which on it is not.
+    connected: Sequence[float] = (0.0,)
+    gone: tuple[float, float] = (DEADLINE, DEADLINE)
+    began: float = field(default_factory=time.time)
 
     def clock(self) -> float:
         return self.now
@@ -63,6 +80,13 @@ class Network:
             self.pushed.append((self.now, message))
             ids.append(message_id)
         return ids
+
+    def get_nodes(self) -> list[NodeInfo]:
+        is_gone = self.gone[0] <= self.now < self.gone[1]
+        since = self.began - 60 + max(at for at in self.connected if at <= self.now)
+        text = datetime.fromtimestamp(since, UTC).isoformat()
+        nodes = set(NODES.values()) - ({NODES["bank"]} if is_gone else set())
+        return [NodeInfo(node_id=node, last_activated_at=text) for node in sorted(nodes)]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         asked = set(message_ids)
@@ -109,7 +133,7 @@ class Found:
     network: Network
     replies: dict[str, Message]
     ledger: Ledger
-    named: list[tuple[float, list[str]]]
+    named: list[tuple[float, list[str], list[str]]]
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -121,16 +145,16 @@ class Found:
 def exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Found]:
     """Sends one request to each of two parties."""
 
-    def run(script: Script, n_broken: int = 0) -> Found:
+    def run(script: Script, **network_is: Any) -> Found:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, 1, 0
-        network = Network(script, n_broken=n_broken)
+        network = Network(script, **network_is)
         monkeypatch.setattr(delivery.time, "sleep", network.sleep)
         ledger = Ledger(tmp_path / "ledger.jsonl")
         patience = Patience(RESEND, DEADLINE)
-        named: list[tuple[float, list[str]]] = []
+        named: list[tuple[float, list[str], list[str]]] = []
 
-        def name_waiting(parties: Sequence[str]) -> None:
-            named.append((network.now, list(parties)))
+        def name_waiting(parties: Sequence[str], away: Sequence[str]) -> None:
+            named.append((network.now, list(parties), list(away)))
 
         courier = Courier(cast(Grid, network), ledger, patience, name_waiting, clock=network.clock)
         messages = {
@@ -173,9 +197,39 @@ def test_an_exchange_ends_with_the_last_reply(exchange: Exchange) -> None:
 
 def test_parties_that_do_not_answer_are_named_after_a_while(exchange: Exchange) -> None:
     assert not exchange(bank_is(lambda before: [(2.0, None)])).named
-    ((when, parties),) = exchange(bank_is(lambda before: [(9.0, None)])).named
+    ((when, parties, away),) = exchange(bank_is(lambda before: [(9.0, None)])).named
     assert NAMED_AFTER <= when <= NAMED_AFTER + LONGEST_POLL
-    assert parties == ["bank"]
+    assert (parties, away) == (["bank"], [])
+
+
+def test_a_party_that_is_not_connected_is_named_as_such_until_it_is_back(
+    exchange: Exchange,
+) -> None:
+    found = exchange(bank_is(lambda before: [(18.0, None)]), gone=(2.0, 12.0))
+    assert [(parties, away) for _, parties, away in found.named] == [
+        (["bank"], ["bank"]),
+        (["bank"], []),
+    ]
+
+
+def test_a_party_that_has_connected_since_it_was_asked_is_asked_again_soon_and_once(
+    exchange: Exchange,
+) -> None:
+    """A SuperNode that is killed, and is back at once, has lost the message without a word."""
+    script = bank_is(lambda before: [(8.0, None)] if before else [])
+    # Connected 60 s before the run by the network's clock, and again, 64 s later, during it.
+    found = exchange(script, connected=(0.0, 4.0), began=time.time() + 57)
+    first, second = found.network.sent_at("bank")
+    assert second - first < RESEND
+    assert len(found.network.sent_at("shop")) == 1
+
+
+def test_no_copy_is_sent_to_a_node_that_is_not_connected(exchange: Exchange) -> None:
+    script = bank_is(lambda before: [(1.0, None)] if before else [(1.0, 5)])
+    found = exchange(script, gone=(0.5, 40.0))
+    first, second = found.network.sent_at("bank")
+    assert 40.0 <= second - first <= 41.0
+    assert found.ledger.to_parties == 3 * n_bytes(request())
 
 
 def test_a_lost_message_is_sent_again_after_a_while_to_its_party_alone(exchange: Exchange) -> None:
@@ -297,3 +351,16 @@ def test_a_ledger_goes_on_where_its_file_ends(tmp_path: Path) -> None:
         ledger.flush()
     assert (ledger.to_parties, ledger.to_server) == (15, 26)
     assert len(ledger.path.read_text().splitlines()) == 4
+
+
+def test_a_node_that_runs_another_projects_clientapp_is_named_as_such() -> None:
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, 1, 0
+    message = Message(request(), NODES["bank"], SketchRequest.kind, group_id="7")
+    context = Context(0, NODES["bank"], {}, RecordDict(), {})
+    with pytest.raises(ValueError, match="registered") as caught:
+        ClientApp()(message, context)
+    reason = f"Traceback (most recent call last):\n...\nValueError: {caught.value}"
+    reply = Message(Error(2, reason), reply_to=message)
+    rule = r"^bank \(step 7\): runs another ClientApp, must run fedapp's \(fedapp.client_app:app\)$"
+    with pytest.raises(PartyError, match=rule):
+        read_reply(reply, "bank", SketchReply, ENVELOPE.model_id, 7)

@@ -13,8 +13,8 @@ import fedapp
 from fedapp.commands import cli
 from fedapp.data.schema import read_schema
 from fedapp.errors import ConfigError, DataError
-from fedapp.runs.engines import superlinks
 from fedapp.runs.predict import load_model, parts_of, trained_settings
+from fedapp.runs.superlinks import superlinks
 from fedapp.site.settings import parse_node_config
 from fedapp.site.trust import PINNED, pins_in
 from fedapp.trees.divided import DIVIDED
