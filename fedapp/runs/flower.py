@@ -42,6 +42,7 @@ LONGEST_START = 600.0  # a coordinator's ServerApp may start on a busy machine
 STATUS_POLL_SECONDS, ENDING_POLL_SECONDS, LOCAL_POLL_SECONDS = 6.0, 1.0, 20.0
 COMPLETED = "finished:completed"
 STARTING = ("pending", "starting")
+NO_DETAILS = "N/A"  # of a run's status
 LOCAL = "local"  # Flower's name for a simulation on this machine
 UNKNOWN = "unknown"  # status of a run if the SuperLink does not answer
 STOPPED = {"SystemExit", "KeyboardInterrupt"}  # errors of a ServerApp stopped from outside
@@ -346,7 +347,8 @@ def _wait_for(
         run = (_json_of(listed.stdout).get("runs") or [{}])[0]
         status = str(run.get("status", UNKNOWN))
         if status.startswith("finished"):
-            return status, str(run.get("status-details") or "")
+            details = str(run.get("status-details", NO_DETAILS))
+            return status, "" if details == NO_DETAILS else details
         if status in STARTING and time.monotonic() - start > LONGEST_START:
             values = {"seconds": LONGEST_START, "status": status, "run": run_id, "name": name}
             raise RunFailedError(NEVER_STARTED.format(**values), [])
