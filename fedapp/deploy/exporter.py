@@ -7,6 +7,7 @@ site's ``answers``. It shows names, counts and sizes; no row, label, id or key.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fedapp.deploy.certificates import days_left
-from fedapp.deploy.health import ALIVE
+from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.home import home
 from fedapp.run_folder import RunFolder, State
 from fedapp.site.answer import answers_file
@@ -34,6 +35,7 @@ METRICS: Mapping[str, tuple[str, Sequence[str]]] = {
     "run_waiting": ("1 for a party whose reply has been missing for 5 s", ["run", "party"]),
     "run_failed": ("1 for the error that has ended a run", ["run", "error"]),
     "superexec_idle_seconds": ("Since a site's SuperExec last asked for a task", []),
+    "superlink_reached_seconds": ("Since a site's SuperNode last reached its SuperLink", []),
     "site_answers_total": ("Messages, by what came of them", ["site", "outcome"]),
     "site_seconds_total": ("Spent on messages", ["site"]),
     "site_bytes_total": ("Received and sent", ["site", "direction"]),
@@ -60,8 +62,10 @@ class FolderCollector:
     def _values(self) -> Iterator[Value]:
         for path in sorted(home().parent.glob("*.crt")):
             yield "certificate_days", [path.name], days_left(path)
-        if (alive := home() / ALIVE).exists():
-            yield "superexec_idle_seconds", [], time.time() - alive.stat().st_mtime
+        reached = Path(os.environ.get("FLWR_HOME", "")) / REACHED
+        for name, path in (("superexec_idle", home() / ALIVE), ("superlink_reached", reached)):
+            if path.exists():
+                yield f"{name}_seconds", [], time.time() - path.stat().st_mtime
         configs = [path for folder in self._runs for path in folder.glob("*/config.toml")]
         for path in sorted(configs, key=lambda path: path.stat().st_mtime)[-MOST_RUNS:]:
             for name, label_values, value in _of_run(RunFolder(path.parent)):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedapp.deploy.health import ALIVE
+from fedapp.deploy.tasks import TaskExecutor
 from fedapp.deploy.warm import SITE, replace, version_error
 from fedapp.home import home
 from fedapp.process import leave_no_core, start_log
@@ -22,14 +23,14 @@ try:
     from flwr.supercore.cli import flower_superexec
     from flwr.supercore.constant import TaskType
     from flwr.supercore.superexec import run_superexec
-    from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult, SubprocessExecutor
+    from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 except ImportError as error:
     raise SystemExit(version_error(error)) from error
 
 log = logging.getLogger("fedapp")
 
 
-class SiteExecutor(SubprocessExecutor):
+class SiteExecutor(TaskExecutor):
     """Starts the site's ClientApp and refuses every other task."""
 
     def get_eligible_capacity(self, *args: Any, **kwargs: Any) -> tuple[set[TaskType], set[str]]:
@@ -41,24 +42,12 @@ class SiteExecutor(SubprocessExecutor):
         """Start answering a message."""
         if spec.task_type != TaskType.CLIENT_APP:
             return LaunchResult.failed(f"a site runs no {spec.task_type}, only its ClientApp")
-        self.answer(spec)
-        return LaunchResult.accepted()
+        return super().launch(spec)
 
-    def answer(self, spec: ExecutionSpec) -> None:
-        """Start :func:`answer_message` in a process."""
-        options = ["--token", spec.token, "--parent-pid", str(spec.parent_pid)]
-        options += ["--runtime-api-address", spec.runtime_api_address, *tls_options(spec)]
+    def program(self, spec: ExecutionSpec) -> list[str]:
+        """Command of :func:`answer_message`."""
         code = "from fedapp.deploy.superexec import answer_message; answer_message()"
-        subprocess.Popen([sys.executable, "-P", "-c", code, *options])
-
-
-def tls_options(spec: ExecutionSpec) -> list[str]:
-    """Command-line options of the connection to the SuperNode."""
-    if spec.insecure:
-        return ["--insecure"]
-    return (
-        ["--root-certificates", spec.root_certificates_path] if spec.root_certificates_path else []
-    )
+        return [sys.executable, "-P", "-c", code]
 
 
 class Bundle:

@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
+import threading
 from importlib.metadata import entry_points
 
 from fedapp.deploy.certificates import warn_of_expiry
 from fedapp.deploy.warm import SITE, PatchedFunctions
 from fedapp.process import leave_no_core, start_log
+
+log = logging.getLogger("fedapp")
 
 
 def run_flower(program: str, parts: PatchedFunctions) -> None:
@@ -25,9 +30,20 @@ def run_flower(program: str, parts: PatchedFunctions) -> None:
     main()
 
 
+def end(cause: object) -> None:
+    """End the process; its threads would keep it alive, and nothing would start it again."""
+    log.error("%s: this process ends, to be started again", cause)
+    os._exit(1)
+
+
 def main() -> None:
-    """Run a site's SuperNode."""
-    run_flower("supernode", SITE)
+    """Run a site's SuperNode, until it is stopped or gives up."""
+    threading.excepthook = lambda failed: end(failed.exc_value)
+    try:
+        run_flower("supernode", SITE)
+    except Exception as error:
+        end(error)
+    end("the SuperNode has given up")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from fedapp.deploy.health import ALIVE
+from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.settings import app_folder
 
 Texts = dict[str, tuple[str, int]]  # file name -> (content, mode)
@@ -115,6 +115,10 @@ class Site:
     def health(self) -> list[str]:
         """Command that checks the SuperNode's health, run beside it."""
         return [*HEALTH, f"http://{LOOPBACK}:{self.port}"]
+
+    def superlink_health(self, state: str) -> list[str]:
+        """Command that checks when the SuperNode last reached its SuperLink."""
+        return [*HEALTH, f"{state}/flower/{REACHED}"]
 
     def superexec_health(self, state: str) -> list[str]:
         """Command that checks when the SuperExec last asked for a task."""
@@ -467,7 +471,7 @@ def compose_site(machine: Machine, site: Site) -> Texts:
             _writable(flower),
         ],
         "command": _words(site.supernode(folder, listens="0.0.0.0")),
-        "healthcheck": _healthcheck(site.health()),
+        "healthcheck": _healthcheck(site.superlink_health(folder)),
     }
     files = (f"{folder}/superexec.secret", site.data)
     superexec = _compose_service(machine) | {

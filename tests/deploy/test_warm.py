@@ -6,14 +6,16 @@ import hashlib
 import re
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from email.utils import formatdate
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -59,8 +61,16 @@ from flwr.supernode.start_client_internal import _insert_message
 
 import fedapp
 from fedapp.deploy import warm
+from fedapp.deploy.health import REACHED
+from fedapp.deploy.tasks import Token
 from fedapp.deploy.warm import TICK, one_cpu, poll_often, slow_modes
-from fedapp.deploy.warm.executor import RunsWorker, Task, WarmExecutor, signed_request
+from fedapp.deploy.warm.executor import (
+    IDLE_SECONDS,
+    MOST_WORKERS,
+    RunsWorker,
+    WarmExecutor,
+    signed_request,
+)
 from fedapp.deploy.warm.superlink import (
     WAIT_SECONDS,
     LinkStateWithoutObjects,
@@ -71,15 +81,16 @@ from fedapp.deploy.warm.superlink import (
 )
 from fedapp.deploy.warm.supernode import (
     WANTED,
-    ClockNote,
     ObjectCarrier,
     PollTimer,
+    ReachedNote,
     WarmNodeState,
     add,
     added,
     attach_objects,
     contents_of,
     objects_in,
+    patient_retry,
     store_objects,
     wait_for_task,
 )
@@ -377,8 +388,10 @@ class Refusing(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-def test_a_site_whose_clock_is_off_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    server, note = HTTPServer(("127.0.0.1", 0), Refusing), ClockNote()
+def test_a_site_that_is_refused_for_its_clock_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, note = HTTPServer(("127.0.0.1", 0), Refusing), ReachedNote(tmp_path / REACHED)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         for _ in range(2):
@@ -388,6 +401,88 @@ def test_a_site_whose_clock_is_off_says_so_once(caplog: pytest.LogCaptureFixture
         server.server_close()
     (told,) = caplog.messages
     assert re.match(r"this machine's clock is (39\d|400) s behind the SuperLink's; Flower", told)
+    assert not (tmp_path / REACHED).exists()
+
+
+@pytest.mark.parametrize(
+    ("responses", "n_warnings"),
+    [
+        ([(30, -29), (0.1, -29.5), (0.1, 0), (3, -2), (0.1, 0)], 0),
+        ([(0.1, 400), (0.1, 400)], 0),
+        ([(0.1, 400), (5, 0), (0.1, 400), (0.1, 400)], 1),
+    ],
+    ids=["a SuperLink that was stopped", "off for a moment", "a clock that is off"],
+)
+def test_a_clock_is_off_if_it_is_so_for_seconds(
+    responses: list[tuple[float, float]],
+    n_warnings: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Responses by the seconds they take, and by which their date is ahead."""
+    now, note = 1e9, ReachedNote(tmp_path / REACHED)
+    monkeypatch.setattr("fedapp.deploy.warm.supernode.time.time", lambda: now)
+    for seconds, ahead in responses:
+
+        def respond(_: Any, seconds: float = seconds, ahead: float = ahead) -> httpx.Response:
+            nonlocal now
+            now += seconds
+            return httpx.Response(200, headers={"date": formatdate(now + ahead, usegmt=True)})
+
+        note.intercept(Any, respond)  # type: ignore[arg-type]
+    assert len(caplog.messages) == n_warnings
+    assert (tmp_path / REACHED).exists()
+
+
+class Accepting:
+    """A port whose TLS handshakes fail, as a proxy's do without its server."""
+
+    def __init__(self) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.n_accepted = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                with self.socket.accept()[0] as connection:
+                    connection.recv(1)
+                    connection.sendall(b"no TLS")
+                    self.n_accepted += 1
+
+
+def test_a_supernode_tries_again_where_a_tls_handshake_fails_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy, retry = Accepting(), patient_retry()
+    retry.wait_function = lambda _: None
+
+    def ask() -> int:
+        if proxy.n_accepted < 5:
+            httpx.get(f"https://127.0.0.1:{proxy.socket.getsockname()[1]}")
+        return 200
+
+    assert retry.invoke(ask) == 200
+    proxy.socket.close()
+    (warning,) = (one for one in caplog.messages if "no connection" in one)
+    assert "SSL" in warning
+
+
+@pytest.mark.parametrize(("status", "n_tries"), [(500, 3), (502, 3), (400, 1), (404, 1)])
+def test_a_supernode_tries_again_what_was_not_refused(status: int, n_tries: int) -> None:
+    retry, tries = patient_retry(), 0
+    retry.wait_function = lambda _: None
+
+    def ask() -> None:
+        nonlocal tries
+        tries += 1
+        if tries < n_tries or n_tries == 1:
+            httpx.Response(status, request=httpx.Request("POST", "https://a")).raise_for_status()
+
+    with suppress(httpx.HTTPStatusError):
+        retry.invoke(ask)
+    assert tries == n_tries
 
 
 # The SuperLink
@@ -757,7 +852,7 @@ def worker_of(answer: Callable[[int], Message], run_id: int) -> RunsWorker:
 
 
 def process_of(answer: Callable[[int], Message], run_id: int) -> psutil.Process:
-    return psutil.Process(worker_of(answer, run_id)._process.pid)
+    return psutil.Process(worker_of(answer, run_id).process.pid)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -796,7 +891,7 @@ def test_a_process_that_dies_costs_its_message_alone_and_an_idle_one_ends(
     assert process != dead
     answer.executor.reconcile()  # type: ignore[attr-defined]
     assert process.is_running()
-    monkeypatch.setattr("fedapp.deploy.warm.executor.IDLE_SECONDS", -1.0)
+    monkeypatch.setattr("fedapp.deploy.warm.executor.MOST_WORKERS", 0)
     deadline = time.monotonic() + LONG
     while process.is_running():  # as soon as it has said that it has answered
         assert time.monotonic() < deadline
@@ -807,7 +902,7 @@ def test_an_answer_that_is_noted_late_leaves_the_next_message_asked(
     node: Node, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process stands still between a reply and the word that it has replied."""
-    script = "input(); input(); print(flush=True); input()"
+    script = "a = input(); b = input(); print(b, flush=True); input()"
     start = partial(subprocess.Popen, [sys.executable, "-c", script])
     monkeypatch.setattr("subprocess.Popen", lambda command, **how: start(**how))
     node.begin(RUN)
@@ -817,11 +912,12 @@ def test_an_answer_that_is_noted_late_leaves_the_next_message_asked(
         ExecutionSpec(TaskType.CLIENT_APP, address, token, True, None, False, None, False, 1)
     )
     assert worker.ask("of the message before")
-    assert worker.ask(token)
-    wait_until(lambda: len(worker._asked) == 1)
+    wait_until(lambda: worker.tokens == {token})
     assert worker.idle_seconds() == 0
-    worker._process.kill()
-    assert reply_of(node).error.code == ErrorCode.CLIENT_APP_CRASHED
+    worker.process.kill()
+    error = reply_of(node).error
+    assert error.code == ErrorCode.CLIENT_APP_CRASHED
+    assert error.reason == "flwr-clientapp was killed by SIGKILL"
     worker._watch.join(LONG)
 
 
@@ -831,7 +927,7 @@ def test_a_process_that_dies_after_its_answer_leaves_the_executor_alone(
     node.begin(RUN)
     node.send(RUN)
     token, interrupted = claimed(node), list[int]()
-    with Task(token).client(address, True, None) as client:
+    with Token(token).client(address, True, None) as client:
         run_clientapp.push_task_output(client, None, SubStatus.FAILED, "done")
     before = signal.signal(signal.SIGINT, lambda number, frame: interrupted.append(number))
     try:
@@ -839,7 +935,7 @@ def test_a_process_that_dies_after_its_answer_leaves_the_executor_alone(
             ExecutionSpec(TaskType.CLIENT_APP, address, token, True, None, False, None, False, 1)
         )
         assert worker.ask(token)
-        worker._process.kill()
+        worker.process.kill()
         worker._watch.join(LONG)
         assert not worker._watch.is_alive()
     finally:
@@ -858,5 +954,108 @@ def test_an_unknown_bundle_is_refused_with_both_hashes_and_a_process_ends_with_i
     assert re.match(rule, reason)
     # As the system does when the executor is killed.
     process = process_of(answer, RUN)
-    answer.executor._workers[RUN]._process.stdin.close()  # type: ignore[attr-defined]
+    answer.executor._workers[RUN].process.stdin.close()  # type: ignore[attr-defined]
     process.wait(LONG)
+
+
+# Tokens, which live as long as the processes of their tasks
+
+
+def spec_of(node: Node, address: str) -> ExecutionSpec:
+    """A task of a message that has come."""
+    node.begin(RUN)
+    node.send(RUN)
+    return ExecutionSpec(
+        TaskType.CLIENT_APP, address, claimed(node), True, None, False, None, False, 1
+    )
+
+
+def sleeping(monkeypatch: pytest.MonkeyPatch, script: str = "input()") -> None:
+    """Every process that is started runs this script instead."""
+    start = partial(subprocess.Popen, [sys.executable, "-S", "-c", script])
+    monkeypatch.setattr("subprocess.Popen", lambda command, **how: start(**how))
+
+
+def test_a_token_lives_while_its_process_starts(
+    node: Node, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedapp.deploy.tasks.BEAT_SECONDS", 0.05)
+    sleeping(monkeypatch)
+    spec = spec_of(node, address)
+    (record,) = node.state.task_token_store.values()
+    claimed_until = record.active_until
+    worker = RunsWorker(spec)
+    wait_until(lambda: record.active_until > claimed_until)
+    worker.end("was closed")
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_task_that_comes_back_ends_the_process_that_has_not_started_it(
+    node: Node, address: str, monkeypatch: pytest.MonkeyPatch, is_given_up: bool
+) -> None:
+    monkeypatch.setattr("fedapp.deploy.tasks.START_SECONDS", 0.0 if is_given_up else 600.0)
+    sleeping(monkeypatch)
+    executor, spec = WarmExecutor(), spec_of(node, address)
+    executor.run_id = RUN
+    executor.launch(spec)
+    first = executor._workers[RUN]
+    (record,) = node.state.task_token_store.values()
+    record.active_until -= timedelta(hours=1)
+    executor.launch(replace(spec, token=claimed(node)))
+    assert first.process.wait(LONG) == -signal.SIGKILL
+    if is_given_up:
+        error = reply_of(node).error
+        assert error.code not in LOST
+        assert re.match("flwr-clientapp has not started within [0-9]+ s", error.reason)
+    else:
+        assert executor._workers[RUN] is not first
+        assert executor._workers[RUN].process.poll() is None
+    executor.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "reason", "is_lost"),
+    [
+        ("raise SystemExit(3)", "flwr-clientapp has not started: it ended with status 3", False),
+        ("print(flush=True); raise SystemExit(3)", "flwr-clientapp ended with status 3", True),
+        ("import os; os.kill(os.getpid(), 9)", "flwr-clientapp was killed by SIGKILL", True),
+        ("import os; os.kill(os.getpid(), 19)", "flwr-clientapp was stopped for 0 s", True),
+    ],
+    ids=["never starts", "exits", "is killed", "is stopped"],
+)
+def test_how_a_process_ended_is_the_reason_of_the_reply(
+    node: Node,
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    reason: str,
+    is_lost: bool,
+) -> None:
+    monkeypatch.setattr("fedapp.deploy.tasks.BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("fedapp.deploy.tasks.STOPPED_SECONDS", 0.2)
+    sleeping(monkeypatch, script)
+    RunsWorker(spec_of(node, address))
+    error = reply_of(node).error
+    assert (error.reason, error.code in LOST) == (reason, is_lost)
+
+
+def test_a_process_that_waits_for_its_run_stays_and_the_longest_idle_one_makes_room(
+    node: Node, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeping(monkeypatch, "while True: print(input(), flush=True)")
+    executor, spec = WarmExecutor(), spec_of(node, address)
+    for run_id in range(MOST_WORKERS + 1):
+        executor.run_id = run_id
+        executor.launch(replace(spec, task_id=run_id + 1, token=f"{run_id}"))
+        wait_until(lambda: not worker.tokens if (worker := executor._workers[run_id]) else False)
+        if run_id < MOST_WORKERS:
+            executor._workers[run_id].since -= IDLE_SECONDS - 60
+            executor.reconcile()
+    assert len(executor._workers) == MOST_WORKERS + 1
+    executor.reconcile()
+    executor.reconcile()
+    assert list(executor._workers) == list(range(1, MOST_WORKERS + 1))
+    executor._workers[3].since -= IDLE_SECONDS
+    executor.reconcile()
+    assert 3 not in executor._workers
+    executor.close()

@@ -9,18 +9,20 @@ ServerApp and ClientApp.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from copy import deepcopy
 from email.utils import parsedate_to_datetime
 from functools import partial
+from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Error, Message
-from flwr.common.constant import Status, SubStatus
+from flwr.common.constant import ErrorCode, Status, SubStatus
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
@@ -45,10 +47,17 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.object_store import ObjectStore
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
+from flwr.supercore.retry import (
+    RetryInvoker,
+    RetryState,
+    exponential,
+    make_simple_http_retry_invoker,
+)
+from flwr.supercore.utils import get_flwr_home
 from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate import NodeState, nodestate_factory
-from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR, InMemoryNodeState
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from flwr.supernode.servicer.runtime import runtime_handlers
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -57,6 +66,8 @@ from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 from httpx import Response
 
+from fedapp.deploy.health import REACHED
+from fedapp.deploy.tasks import NOT_STARTED
 from fedapp.deploy.warm import BACKOFF, replace
 from strategies.delivery import clock_text, seconds_ahead
 
@@ -64,6 +75,8 @@ log = logging.getLogger("fedapp")
 
 # Seconds. Flower's loop polls every 3 s for messages and every 0.5 s for replies.
 SOONEST = 0.05
+LONGEST_PAUSE = 5  # between two tries to reach the SuperLink; 20 in Flower
+QUICK = 1.0  # a response whose date is compared with the clock
 WAIT_SECONDS = 1.0  # a request for a task waits up to this long
 # Heartbeat interval: the smallest that a SuperLink accepts; 30 in Flower. The SuperLink refuses a
 # replacement for a SuperNode until two intervals after its last heartbeat.
@@ -139,7 +152,9 @@ class WarmNodeState(InMemoryNodeState):
         if finished and sub_status == SubStatus.FAILED:
             (task,) = self.get_tasks(task_ids=[task_id])
             if task.type == TaskType.CLIENT_APP:
-                self._store_error_replies({task.run_id}, CLIENT_APP_CRASHED_ERROR)
+                crashed, failed = ErrorCode.CLIENT_APP_CRASHED, ErrorCode.LOAD_CLIENT_APP_EXCEPTION
+                error = Error(failed if NOT_STARTED in details else crashed, details)
+                self._store_error_replies({task.run_id}, error)
         return finished
 
     def _store_error_replies(self, run_ids: set[int], error: Error) -> None:
@@ -173,25 +188,57 @@ def wait_for_task(
     return acquire(request, state)
 
 
-class ClockNote:
-    """Logs once how far this machine's clock is from the SuperLink's."""
+class ReachedNote:
+    """Notes in a file when the SuperLink was reached; warns once of a clock that is off."""
 
-    def __init__(self) -> None:
-        self._noted = False
+    def __init__(self, path: Path) -> None:
+        self._path, self._noted, self._off_since = path, False, math.inf
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> Response:
         """Send a request and compare its response's date, in whole seconds, with the clock."""
         sent_at = time.time()
         response = call_next(context)
         received_at, date = time.time(), response.headers.get("date", "")
+        if response.is_success:
+            self._path.touch()
         with suppress(ValueError):
             server_time = parsedate_to_datetime(date).timestamp()
             behind = seconds_ahead(sent_at, received_at, server_time, server_time + 1)
             text = clock_text("this machine's", -behind, "the SuperLink's")
-            if text and not self._noted:
+            # A SuperLink that was stopped for a while sends an old date, late or for a second.
+            if received_at - sent_at < QUICK:
+                self._off_since = min(self._off_since, sent_at) if text else math.inf
+            is_sure = response.is_error or sent_at - self._off_since > 2 * QUICK
+            if text and is_sure and not self._noted:
                 self._noted = True
                 log.warning("%s: set it, as timedatectl set-ntp true does", text)
         return response
+
+
+def patient_retry() -> RetryInvoker:
+    """Replaces ``make_simple_http_retry_invoker``: gives up what is refused, and nothing else.
+
+    Flower also gives up where a certificate has expired or a proxy fails, and forgets the reply.
+    """
+    retry = make_simple_http_retry_invoker()
+    is_refused = retry.should_giveup
+
+    def should_giveup(error: Exception) -> bool:
+        response = getattr(error, "response", None)
+        return bool(response and response.is_client_error and is_refused and is_refused(error))
+
+    def log_first(state: RetryState) -> None:
+        if state.tries == 1:
+            cause = str(state.exception).partition("\n")[0]
+            log.warning("no connection to the SuperLink, tried again until it works: %s", cause)
+
+    retry.should_giveup, retry.on_backoff, retry.wait_function = (
+        should_giveup,
+        log_first,
+        time.sleep,
+    )
+    retry.wait_gen_factory = partial(exponential, max_delay=LONGEST_PAUSE)
+    return retry
 
 
 def replace_parts() -> None:
@@ -206,13 +253,14 @@ def replace_parts() -> None:
     def warm_client(*args: Any, **kwargs: Any) -> FleetHttpClient:
         client = connect(*args, **kwargs)
         carrier.serve(client)
-        client._interceptors = (ClockNote(), *client._interceptors)
+        client._interceptors = (ReachedNote(get_flwr_home() / REACHED), *client._interceptors)
         return client
 
     replace(
         fleet_http_connection,
         FleetHttpClient=SimpleNamespace(from_server_address=warm_client),
         HEARTBEAT_DEFAULT_INTERVAL=HEARTBEAT,
+        make_simple_http_retry_invoker=patient_retry,
     )
     replace(heartbeat, HEARTBEAT_DEFAULT_INTERVAL=HEARTBEAT)
     replace(
