@@ -487,13 +487,16 @@ def user_command(
 def renew_command(
     folder: CoordinatorFolder,
 ) -> None:
-    """Write new certificates in place of those that end soon; keys of the sites stay."""
-    from fedapp.deploy.folders import renew_certificates
+    """Write new certificates in place of those that end soon, and restart the SuperLink."""
+    from fedapp.deploy.folders import end_superlink, renew_certificates
 
     ends = renew_certificates(folder)
     say(f"The certificates in {folder} are valid until {ends:%Y-%m-%d}. Next:")
-    say("  start the SuperLink and its SuperExec again")
-    say("  reload nginx, where it uses them")
+    if end_superlink(folder):
+        say("  the SuperLink starts again with them; runs continue")
+    else:
+        say("  restart the SuperLink, which does not run or is not yours; runs continue")
+    say("  reload nginx (nginx -s reload); restart the SuperExec between two runs")
     say(f"  give {folder}/ca.crt to every site; the one they have is good until it ends")
 
 

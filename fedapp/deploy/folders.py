@@ -12,10 +12,12 @@ import secrets
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
+import psutil
 import tomli_w
 
 from fedapp.data.datasets import NAME
@@ -173,6 +175,20 @@ def renew_certificates(folder: Path) -> datetime:
     write_atomically(paths["server.key"], server.secret, SECRET)
     write_atomically(paths["server.crt"], server.public, PUBLIC)
     return authority.certificate.not_valid_after_utc
+
+
+def end_superlink(folder: Path) -> bool:
+    """End the running SuperLink of a folder, which its script, unit or container starts again.
+
+    Returns whether there was one that this user may end. In process isolation runs survive that.
+    """
+    words = {"fedapp.deploy.superlink", f"{folder.resolve()}/server.crt"}
+    for process in psutil.process_iter(["cmdline"]):
+        if words <= {*(process.info["cmdline"] or ())}:
+            with suppress(psutil.Error):
+                process.terminate()
+                return True
+    return False
 
 
 def write_site(

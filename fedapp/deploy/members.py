@@ -42,8 +42,9 @@ def names_in(folder: Path) -> list[str]:
     """Names of a federation's sites; ConfigError if the folder is not a coordinator's."""
     if not (folder / "register-sites.sh").exists():
         raise ConfigError(f"folder must be one of fedapp federation init, got {folder}")
-    names = folder / "sites" / NAMES
-    return names.read_text().split() if names.exists() else []
+    names, sites = folder / "sites" / NAMES, sorted((folder / "sites").glob("*.pub"))
+    listed = names.read_text().split() if names.exists() else []
+    return [*dict.fromkeys([*listed, *(path.stem for path in sites)])]
 
 
 def add_sites(folder: Path, names: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
@@ -53,27 +54,26 @@ def add_sites(folder: Path, names: Sequence[str] = ()) -> Iterator[tuple[str, st
     Without `names` all sites of the federation are registered. ConfigError if a name or a key is
     invalid, or the SuperLink does not answer.
     """
+    known = names_in(folder)
     for name in names:
         if not NAME.fullmatch(name):
             raise ConfigError(f"name must be {NAME_RULE}, got {name!r}")
-    known = names_in(folder)
-    _write_names(folder, [*known, *(name for name in names if name not in known)])
-    keys = {name: folder / "sites" / f"{name}.pub" for name in names or known}
-    present = {name: path for name, path in keys.items() if path.exists()}
-    yield from ((name, "") for name in keys if name not in present)
-    if not present:
+    files = {name: folder / "sites" / f"{name}.pub" for name in names or known}
+    keys = {name: public_key_in(path) for name, path in files.items() if path.exists()}
+    _write_names(folder, dict.fromkeys((*known, *names)))
+    yield from ((name, "") for name in files if name not in keys)
+    if not keys:
         return
     with _superlink(folder) as superlink:
         nodes = superlink.ListNodes(ListNodesRequest()).nodes_info
-        for name, path in present.items():
-            key = public_key_in(path)
+        for name, key in keys.items():
             content = public_key_to_bytes(key)
-            node_id = _registered_as(name, path, content, nodes)
+            node_id = _registered_as(files[name], content, nodes)
             if not node_id:
                 _unregister(superlink, name, nodes)
                 request = RegisterNodeRequest(public_key=content, name=name)
                 node_id = superlink.RegisterNode(request).node_id
-            write_atomically(path.with_suffix(".node"), f"{node_id}\n".encode(), PUBLIC)
+            write_atomically(files[name].with_suffix(".node"), f"{node_id}\n".encode(), PUBLIC)
             yield name, key_fingerprint(key)
 
 
@@ -132,16 +132,16 @@ def _unregister(superlink: ControlHttpClient, name: str, nodes: Iterable[NodeInf
             superlink.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
 
 
-def _registered_as(name: str, path: Path, key: bytes, nodes: Iterable[NodeInfo]) -> int:
-    """Id by which the key in a file is registered, 0 if it is not; ConfigError if it may not be."""
+def _registered_as(path: Path, key: bytes, nodes: Iterable[NodeInfo]) -> int:
+    """Id by which a key, that of NAME.pub, is registered, or 0; ConfigError if it may not be."""
     node = next((node for node in nodes if node.public_key == key), None)
     if node is None:
         return 0
     if not _is_on(node):
         rule = f"{path} must be a new key, got one that was removed or replaced"
-        raise ConfigError(f"{rule}; at {name}: fedapp site rekey FOLDER")
-    if node.name != name:
-        raise ConfigError(f"{path} must be the key of {name}, got that of {node.name}")
+        raise ConfigError(f"{rule}; at {path.stem}: fedapp site rekey FOLDER")
+    if node.name != path.stem:
+        raise ConfigError(f"{path} must be the key of {path.stem}, got that of {node.name}")
     return int(node.node_id)
 
 
