@@ -179,6 +179,8 @@ def test_a_running_superlink_learns_of_a_new_site_of_its_new_key_and_of_its_end(
         invoke(federation_app, "add", str(folder), "late")  # changes nothing
         fingerprints.append(shown_sites(deployment)["late"]["fingerprint"])
     assert len({*fingerprints}) == 2
+    for name in SITES:
+        deployment.wait_for(name, "SuperNode ID:", 0)
     assert {name: site["status"] for name, site in shown_sites(deployment).items()} == {
         **dict.fromkeys(SITES, "online"),
         "late": "registered",
