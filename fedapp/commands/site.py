@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,6 +41,7 @@ READABLE = "the bins of {:,} rows a round, with crafted gradients"
 Target = Annotated[
     str, typer.Option(help="What starts the processes: scripts, compose or systemd.")
 ]
+CoordinatorFolder = Annotated[Path, typer.Argument(help="The coordinator's folder.")]
 site_app = typer.Typer(help="A site: write what it needs, check its table.", no_args_is_help=True)
 
 
@@ -86,6 +87,30 @@ def init_command(
     say(f"  fedapp site check --config {folder}/site.toml")
     say(f"  give {folder}/{name}.pub to the coordinator")
     say(f"  {how_started(target, folder, 'supernode')}")
+
+
+@site_app.command("rekey", cls=Command)
+def rekey_command(
+    folder: Annotated[Path, typer.Argument(help="The site's folder.")],
+    identity: Annotated[
+        bool, typer.Option("--identity", help="The key that the other sites trust.")
+    ] = False,
+) -> None:
+    """Draw a new key, between runs: the SuperNode's, which the coordinator registers."""
+    from fedapp.deploy.folders import name_of, renew_key
+    from fedapp.site.register import renew_identity
+
+    name = name_of(folder)
+    if identity:
+        fingerprint = renew_identity(folder / "home" / "sites" / name)
+        say(f"{name} has a new key, {fingerprint}; the old one is identity.key.old. Next:")
+        say(f"  at each other site: . env.sh; fedapp trust {name} {fingerprint}")
+        return
+    fingerprint = renew_key(folder)
+    say(f"{name}'s SuperNode has a new key, {fingerprint}; the old one is supernode.key.old. Next:")
+    say(f"  give {folder}/{name}.pub to the coordinator, who puts it into sites and runs:")
+    say(f"  fedapp federation add FOLDER {name}")
+    say("  then restart the SuperNode")
 
 
 @site_app.command("approve", cls=Command)
@@ -378,9 +403,73 @@ def federation_init_command(
     say(f"  . {folder}/env.sh; fedapp run pax --engine {name} -c parties={len(names)}")
 
 
+@federation_app.command("add", cls=Command)
+def add_command(
+    folder: CoordinatorFolder,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Of the sites; by default all of the folder.")
+    ] = None,
+) -> None:
+    """Register sites, or new keys of sites, at the running SuperLink; runs continue."""
+    from fedapp.deploy.members import add_sites
+
+    missing = []
+    for name, fingerprint in add_sites(folder, names or ()):
+        if fingerprint:
+            say(f"{name} is registered with {fingerprint} (at {name}: ssh-keygen -lf {name}.pub)")
+            continue
+        missing.append(name)
+        say(f"{folder}/sites/{name}.pub is missing. Next:")
+        say(f"  give {folder}/ca.crt, if other sites have it, to {name} for fedapp site init")
+        say(f"  put {name}.pub, which that writes, into {folder}/sites; then again:")
+        say(f"  fedapp federation add {folder} {name}")
+    if missing and not names:
+        raise typer.Exit(1)
+
+
+@federation_app.command("remove", cls=Command)
+def remove_command(
+    folder: CoordinatorFolder, name: Annotated[str, typer.Argument(help="Of the site.")]
+) -> None:
+    """Unregister a site at the running SuperLink, which then refuses it."""
+    from fedapp.deploy.members import remove_site
+
+    remove_site(folder, name)
+    say(f"{name} is refused from now on; its files in {folder}/sites end in .removed. Next:")
+    say(f"  the other sites delete {name} from home/trusted.toml")
+    say(f"  if {name} is to return, it needs a new key: fedapp site rekey FOLDER")
+
+
+@federation_app.command("list", cls=Command)
+def list_command(folder: CoordinatorFolder, as_json: AsJson = False) -> None:
+    """Show sites, users, and how long the certificates are valid."""
+    from fedapp.deploy.certificates import days_left, validity
+    from fedapp.deploy.members import members
+    from fedapp.report.summary import print_warning
+
+    sites, fault = members(folder)
+    users = [line.partition(":")[0] for line in (folder / "nginx.users").read_text().splitlines()]
+    certificates = sorted(folder.glob("*.crt"))
+    if as_json:
+        days = {path.name: round(days_left(path)) for path in certificates}
+        sites_fields = [asdict(site) for site in sites]
+        print_json(sites=sites_fields, users=users, certificate_days=days, fault=fault)
+        return
+    grid = Grid("site", "status", "since", "key")
+    for site in sites:
+        since = f"{site.since.astimezone():%Y-%m-%d %H:%M}" if site.since else ""
+        grid.add_row(site.name, site.status, since, site.fingerprint)
+    console.print(grid)
+    say(f"users: {', '.join(users) or 'none'}")
+    for path in certificates:
+        say(validity(path))
+    if fault:
+        print_warning(console, fault)
+
+
 @federation_app.command("user", cls=Command)
 def user_command(
-    folder: Annotated[Path, typer.Argument(help="The coordinator's folder.")],
+    folder: CoordinatorFolder,
     name: Annotated[str, typer.Argument(help="Of the user.")],
 ) -> None:
     """Let a user start runs from another machine; the password is drawn."""
@@ -396,15 +485,18 @@ def user_command(
 
 @federation_app.command("renew", cls=Command)
 def renew_command(
-    folder: Annotated[Path, typer.Argument(help="The coordinator's folder.")],
+    folder: CoordinatorFolder,
 ) -> None:
-    """Write new certificates in place of those that end soon; keys of the sites stay."""
-    from fedapp.deploy.folders import renew_certificates
+    """Write new certificates in place of those that end soon, and restart the SuperLink."""
+    from fedapp.deploy.folders import end_superlink, renew_certificates
 
     ends = renew_certificates(folder)
     say(f"The certificates in {folder} are valid until {ends:%Y-%m-%d}. Next:")
-    say("  start the SuperLink and its SuperExec again")
-    say("  reload nginx, where it uses them")
+    if end_superlink(folder):
+        say("  the SuperLink starts again with them; runs continue")
+    else:
+        say("  restart the SuperLink, which does not run or is not yours; runs continue")
+    say("  reload nginx (nginx -s reload); restart the SuperExec between two runs")
     say(f"  give {folder}/ca.crt to every site; the one they have is good until it ends")
 
 

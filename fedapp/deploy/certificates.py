@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 
 from cryptography import x509
@@ -23,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -147,6 +150,23 @@ def supernode_keys(name: str) -> KeyPair:
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     return KeyPair(secret, public + f" {name}\n".encode())
+
+
+def public_key_in(path: Path) -> ec.EllipticCurvePublicKey:
+    """The public key of a SuperNode in OpenSSH format; ConfigError if the file has another."""
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path} must be NAME.pub of a site's folder, got: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ConfigError(f"{path} must be an EC key, got {type(key).__name__}")
+    return key
+
+
+def key_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    """Fingerprint of a SuperNode's public key, as ``ssh-keygen -lf`` prints it."""
+    blob = b64decode(key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).split()[1])
+    return f"SHA256:{b64encode(sha256(blob).digest()).decode().rstrip('=')}"
 
 
 def _builder(

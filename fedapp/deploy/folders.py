@@ -12,10 +12,12 @@ import secrets
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
+import psutil
 import tomli_w
 
 from fedapp.data.datasets import NAME
@@ -23,7 +25,9 @@ from fedapp.deploy import targets
 from fedapp.deploy.certificates import (
     KeyPair,
     hosts_of,
+    key_fingerprint,
     new_authority,
+    public_key_in,
     renewed_authority,
     server_certificate,
     supernode_keys,
@@ -33,7 +37,7 @@ from fedapp.errors import ConfigError
 from fedapp.home import write_atomically, write_new
 from fedapp.messages.fields import Method, all_methods
 from fedapp.settings import Value, declared
-from fedapp.site.settings import SiteConfig
+from fedapp.site.settings import SiteConfig, parse_node_config
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?")
 PLAIN = re.compile(r"[A-Za-z0-9_/.+,@-]+")  # needs no quotes in scripts, units, configurations
@@ -86,6 +90,7 @@ POLICIES = {
         lambda _: True,
     ),
 }
+NAMES = "names.txt"  # in a coordinator's sites, one a line
 INSIDE_PORT = 9094  # a SuperNode's, inside a container network
 
 
@@ -113,13 +118,15 @@ def write_federation(folder: Path, federation: Federation, target: str = "script
     _write_superexec_secret(folder)
     for name in ("sites", "users", "flower", "home"):
         (folder / name).mkdir(mode=0o700)
+    names = "".join(f"{name}\n" for name in federation.sites)
+    write_new(folder / "sites" / NAMES, names.encode(), PUBLIC)
     root = "" if federation.certificate else f"{folder}/ca.crt"
     outside = _flower_config(federation, f"{federation.host}:{federation.users_port}", root)
     texts = {
         "user.toml": (outside, SECRET),
         "nginx.users": ("", PUBLIC),
         **targets.env_script(machine),
-        **targets.register_script(machine, federation),
+        **targets.register_script(machine),
         **FEDERATION_TEXTS[target](machine, federation),
     }
     _write_texts(folder, texts)
@@ -170,6 +177,20 @@ def renew_certificates(folder: Path) -> datetime:
     return authority.certificate.not_valid_after_utc
 
 
+def end_superlink(folder: Path) -> bool:
+    """End the running SuperLink of a folder, which its script, unit or container starts again.
+
+    Returns whether there was one that this user may end. In process isolation runs survive that.
+    """
+    words = {"fedapp.deploy.superlink", f"{folder.resolve()}/server.crt"}
+    for process in psutil.process_iter(["cmdline"]):
+        if words <= {*(process.info["cmdline"] or ())}:
+            with suppress(psutil.Error):
+                process.terminate()
+                return True
+    return False
+
+
 def write_site(
     folder: Path,
     site: SiteConfig,
@@ -211,6 +232,26 @@ def write_site(
     _write_texts(folder, targets.env_script(machine) | SITE_TEXTS[target](machine, processes))
 
 
+def name_of(folder: Path) -> str:
+    """Name of the site of a folder; ConfigError if the folder is not a site's."""
+    return str(parse_node_config(_existing(str(folder / "site.toml")))["name"])
+
+
+def renew_key(folder: Path) -> str:
+    """Draw a new key for a site's SuperNode; returns its fingerprint.
+
+    The one before stays as ``*.old``. ConfigError if the folder is not a site's.
+    """
+    name = name_of(folder)
+    keys = supernode_keys(name)
+    files = {"supernode.key": (keys.secret, SECRET), f"{name}.pub": (keys.public, PUBLIC)}
+    for path in map(folder.joinpath, files):
+        content, mode = files[path.name]
+        write_atomically(path.with_name(f"{path.name}.old"), path.read_bytes(), mode)
+        write_atomically(path, content, mode)
+    return key_fingerprint(public_key_in(folder / f"{name}.pub"))
+
+
 def _node_config(site: SiteConfig, data: str, policy: str) -> str:
     """A node config as TOML; other settings follow as comments."""
     values = {
@@ -243,7 +284,12 @@ def _machine(folder: Path, name: str) -> Machine:
     _check(PLAIN, str(folder), "letters, digits and _/.+,@-", "path")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if any(folder.iterdir()):
-        raise ConfigError(f"{folder} must be an empty folder or a new one")
+        ways = {
+            "register-sites.sh": f"; a site joins by fedapp federation add {folder} NAME",
+            "supernode.key": f"; a site gets a new key by fedapp site rekey {folder}",
+        }
+        way = "".join(way for file, way in ways.items() if (folder / file).exists())
+        raise ConfigError(f"{folder} must be an empty folder or a new one{way}")
     folder.chmod(0o700)
     return Machine(str(folder), programs, name)
 

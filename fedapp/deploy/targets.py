@@ -334,14 +334,9 @@ def env_script(machine: Machine) -> Texts:
     return {"env.sh": (fill("env.sh", values), SECRET)}
 
 
-def register_script(machine: Machine, federation: Federation) -> Texts:
+def register_script(machine: Machine) -> Texts:
     """Script that registers the sites' public keys with the SuperLink."""
-    values = {
-        "DIR": machine.folder,
-        "FEDERATION": federation.name,
-        "SITES": " ".join(federation.sites),
-    }
-    return {"register-sites.sh": (fill("register-sites.sh", values), SCRIPT)}
+    return {"register-sites.sh": (fill("register-sites.sh", {"DIR": machine.folder}), SCRIPT)}
 
 
 def _command(words: Sequence[str]) -> str:

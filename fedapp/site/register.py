@@ -45,7 +45,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.crypto.noise import Budget, composed_epsilon
-from fedapp.crypto.sealed import fingerprint_of, public_key
+from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
 from fedapp.errors import (
     ConfigError,
     DataError,
@@ -54,7 +54,7 @@ from fedapp.errors import (
     WaitingError,
     as_protocol_error,
 )
-from fedapp.home import home, secret_at, sync_folder, write_new
+from fedapp.home import home, secret_at, sync_folder, write_atomically, write_new
 from fedapp.messages.fields import Request, method_of
 from fedapp.messages.handshake import Plan
 from fedapp.site.account import opening_of
@@ -263,6 +263,20 @@ def approve(folder: Path, run: Run) -> None:
     values = run.digest, run.number
     with _transaction(folder) as register:
         register.execute("UPDATE runs SET approved = ? WHERE number = ?", values)
+
+
+def renew_identity(folder: Path) -> str:
+    """Draw a new key for a site, which keeps its register; returns the key's fingerprint.
+
+    The key before stays as ``identity.key.old``. Letters of runs under way can no longer be opened.
+    """
+    key = new_private_key()
+    with _transaction(folder) as register:
+        path, fingerprint = folder / IDENTITY, fingerprint_of(public_key(key))
+        write_atomically(path.with_name(f"{IDENTITY}.old"), path.read_bytes(), lasting=True)
+        write_atomically(path, key, lasting=True)
+        register.execute("UPDATE meta SET value = ? WHERE name = 'identity'", (fingerprint,))
+    return fingerprint
 
 
 def runs_of(folder: Path) -> list[Run]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -28,9 +30,10 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import parse_config_args
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+from typer.testing import CliRunner
 
-from fedapp.commands.site import federation_app
-from fedapp.deploy import certificates, folders
+from fedapp.commands.site import federation_app, site_app
+from fedapp.deploy import certificates, folders, members
 from fedapp.deploy.targets import Federation, fill
 from fedapp.errors import ConfigError
 from fedapp.settings import app_folder
@@ -43,7 +46,7 @@ Init = Callable[..., tuple[Path, str]]
 
 
 # All that others may read; the folder itself keeps them out.
-PUBLIC = {"ca.crt", "server.crt", "bank.pub", "nginx.conf", "nginx.users"}
+PUBLIC = {"ca.crt", "server.crt", "bank.pub", "nginx.conf", "nginx.users", "sites/names.txt"}
 SECRETS = ("ca.key", "server.key", "superexec.secret", "supernode.key")
 
 
@@ -108,7 +111,7 @@ def test_nothing_that_exists_is_overwritten(request: pytest.FixtureRequest, name
     init = request.getfixturevalue(name)
     folder, _ = init()
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match=r"must be an empty folder or a new one$"):
+    with pytest.raises(ConfigError, match="must be an empty folder or a new one"):
         init()
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -405,3 +408,87 @@ def test_the_app_that_sites_are_sent_holds_its_sources_and_nothing_else(tmp_path
         "strategies",
         "clients",
     }
+
+
+# Sites that join, leave, or have a new key; with a SuperLink: test_deployment.py
+
+
+def test_a_site_joins_by_name_and_its_key_is_asked_for(federation: Init) -> None:
+    folder, _ = federation()
+    shown = invoke(federation_app, "add", str(folder), "shop")
+    assert f"{folder}/sites/shop.pub is missing" in shown
+    assert members.names_in(folder) == ["bank", "insurer", "shop"]
+    failed = CliRunner().invoke(federation_app, ["add", str(folder)])  # as register-sites.sh
+    assert failed.exit_code == 1
+    assert re.findall(r"sites/(\w+)\.pub is missing", failed.output) == ["bank", "insurer", "shop"]
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (("add", "$(id)"), r"name must be .*, got '\$\(id\)'"),
+        (("add", "bank"), r"sites/bank\.pub must be NAME\.pub of a site's folder, got: "),
+        (("add", "insurer"), r"the SuperLink at 127\.0\.0\.1:8000 must answer, got: .*; start it"),
+        (("remove", "bnk"), r"name must be a site of .* \(bank, insurer\), got bnk; did you mean"),
+        (("remove", "bank"), r"the SuperLink at 127\.0\.0\.1:8000 must answer"),
+    ],
+)
+def test_a_change_of_sites_that_cannot_be_made_is_refused(
+    federation: Init, words: tuple[str, str], rule: str
+) -> None:
+    folder, _ = federation()
+    (folder / "sites" / "bank.pub").write_bytes((folder / "ca.crt").read_bytes())
+    (folder / "sites" / "insurer.pub").write_bytes(certificates.supernode_keys("insurer").public)
+    with pytest.raises(ConfigError, match=rule):
+        invoke(federation_app, words[0], str(folder), words[1])
+    assert members.names_in(folder) == ["bank", "insurer"]
+    with pytest.raises(ConfigError, match=r"^folder must be one of fedapp federation init, got "):
+        invoke(federation_app, words[0], str(folder / "sites"), words[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("federation", "a site joins by fedapp federation add"), ("site", "fedapp site rekey")],
+)
+def test_a_folder_that_exists_names_the_command_that_changes_it(
+    request: pytest.FixtureRequest, name: str, way: str
+) -> None:
+    init = request.getfixturevalue(name)
+    init()
+    with pytest.raises(ConfigError, match=f"must be an empty folder or a new one; .*{way}"):
+        init()
+
+
+def test_a_list_shows_what_the_folder_has_if_the_superlink_does_not_answer(
+    federation: Init,
+) -> None:
+    folder, _ = federation()
+    pair = certificates.supernode_keys("bank")
+    (folder / "sites" / "bank.pub").write_bytes(pair.public)
+    invoke(federation_app, "user", str(folder), "ann")
+    shown = json.loads(CliRunner().invoke(federation_app, ["list", str(folder), "--json"]).stdout)
+    sites = [(site["name"], site["status"]) for site in shown["sites"]]
+    assert sites == [("bank", "unknown"), ("insurer", "unknown")]
+    assert shown["users"] == ["ann"]
+    assert shown["certificate_days"] == dict.fromkeys(("ca.crt", "server.crt"), 1825)
+    assert "must answer" in shown["fault"]
+    keygen = ["ssh-keygen", "-lf", str(folder / "sites" / "bank.pub")]
+    if shutil.which("ssh-keygen"):
+        printed = subprocess.run(keygen, check=True, capture_output=True, text=True).stdout
+        assert printed.split()[1] == shown["sites"][0]["fingerprint"]
+
+
+def test_a_new_key_of_a_site_replaces_the_old_one_which_stays_as_a_file(site: Init) -> None:
+    folder, _ = site()
+    files = ("supernode.key", "bank.pub")
+    old = {name: (folder / name).read_bytes() for name in files}
+    shown = invoke(site_app, "rekey", str(folder))
+    assert old == {name: (folder / f"{name}.old").read_bytes() for name in files}
+    secret = load_ssh_private_key((folder / "supernode.key").read_bytes(), None)
+    public = load_ssh_public_key((folder / "bank.pub").read_bytes())
+    assert isinstance(secret, ec.EllipticCurvePrivateKey)
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    assert secret.public_key().public_numbers() == public.public_numbers()
+    assert certificates.key_fingerprint(public) in shown
+    assert (folder / "bank.pub").read_bytes() != old["bank.pub"]
+    assert modes(folder)["supernode.key"] == modes(folder)["supernode.key.old"] == 0o600

@@ -9,6 +9,8 @@ import csv
 import json
 import os
 import re
+import shutil
+import ssl
 import subprocess
 import sys
 import time
@@ -20,8 +22,12 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
+from fedapp.commands.site import federation_app, site_app
+from fedapp.deploy.certificates import supernode_keys
 from fedapp.errors import ConfigError
 from fedapp.home import home
+from fedapp.run_folder import RunFolder
+from fedapp.runs.flower import free_ports
 from fedapp.runs.local import run_local, site_contexts
 from fedapp.settings import load_settings
 from fedapp.site.store import PART_FILE
@@ -37,6 +43,7 @@ from simulations.study import (
     wait_for_output,
 )
 from strategies.handshake import registered_sites
+from tests.deploy_folders import invoke
 from tests.deployed import (
     CLASSES,
     CUSTOMER,
@@ -146,6 +153,95 @@ def test_a_prediction_that_cannot_be_made_says_why(
     error = CliRunner().invoke(cli, ["predict", str(tmp_path), *given]).exception
     assert isinstance(error, ConfigError)
     assert re.search(rule, str(error))
+
+
+# Sites that join, leave, or have a new key
+
+
+def shown_sites(deployment: Deployment) -> dict[str, dict[str, Any]]:
+    """What ``fedapp federation list`` shows, by name."""
+    words = ["list", str(deployment.coordinator), "--json"]
+    document = json.loads(CliRunner().invoke(federation_app, words).stdout)
+    assert not document["fault"]
+    return {site["name"]: site for site in document["sites"]}
+
+
+def test_a_running_superlink_learns_of_a_new_site_of_its_new_key_and_of_its_end(
+    deployment: Deployment,
+) -> None:
+    folder = deployment.coordinator
+    place = folder / "sites" / "late.pub"
+    keys = [supernode_keys("late").public for _ in range(2)]
+    fingerprints = []
+    for key in keys:
+        place.write_bytes(key)
+        assert "late is registered" in invoke(federation_app, "add", str(folder), "late")
+        invoke(federation_app, "add", str(folder), "late")  # changes nothing
+        fingerprints.append(shown_sites(deployment)["late"]["fingerprint"])
+    assert len({*fingerprints}) == 2
+    for name in SITES:
+        deployment.wait_for(name, "SuperNode ID:", 0)
+    assert {name: site["status"] for name, site in shown_sites(deployment).items()} == {
+        **dict.fromkeys(SITES, "online"),
+        "late": "registered",
+    }
+    place.write_bytes(keys[0])
+    with pytest.raises(ConfigError, match=r"late\.pub must be a new key, got one that was removed"):
+        invoke(federation_app, "add", str(folder), "late")
+    place.write_bytes((folder / "sites" / "bank.pub").read_bytes())
+    with pytest.raises(ConfigError, match=r"late\.pub must be the key of late, got that of bank$"):
+        invoke(federation_app, "add", str(folder), "late")
+    invoke(federation_app, "remove", str(folder), "late")
+    assert shown_sites(deployment).keys() == {*SITES}
+    assert sorted(registered_sites(folder / "flower").values()) == sorted(SITES)
+    assert (folder / "sites" / "late.pub.removed").exists()
+
+
+def certificate_of(deployment: Deployment) -> str:
+    """What the SuperLink presents, as a site sees it that has the first ``ca.crt``."""
+    host, _, port = deployment.superlink.rpartition(":")
+    ca = str(deployment.folder / "bank" / "ca.crt")
+    return ssl.get_server_certificate((host, int(port)), ca_certs=ca, timeout=RUN_SECONDS)
+
+
+@pytest.mark.slow
+def test_sites_and_keys_and_certificates_change_and_the_model_is_the_same(tmp_path: Path) -> None:
+    settings = {**PAX, "num-boost-round": 12, "resend-after": 15}
+    with started(tmp_path / "life") as deployment:
+        folder = deployment.coordinator
+        local = deployment.locally(tmp_path / "local", {**settings, "strategy": "pax"})
+
+        # During a run a fourth site joins, and the certificates are renewed.
+        run = begun(deployment, "pax", tmp_path / "across", settings)
+        while (stage := RunFolder(tmp_path / "across").stage) is None or not stage.round:
+            assert run.poll() is None
+            time.sleep(0.05)
+        before = certificate_of(deployment)
+        assert "the SuperLink starts again" in invoke(federation_app, "renew", str(folder))
+        (deployment.ports["late"],) = free_ports(1)
+        deployment.add_site("late", same_columns(tmp_path)["shop"])
+        shutil.copy(deployment.folder / "late" / "late.pub", folder / "sites")
+        deployment.register()
+        deployment.start("late")
+        wait_for_output(run)
+        assert model_in(tmp_path / "across") == model_in(local.path)
+        assert certificate_of(deployment) == (folder / "server.crt").read_text() != before
+        deployment.wait_for("late", "SuperNode ID:", 0)
+        assert shown_sites(deployment)["late"]["status"] == "online"
+
+        # The fourth site leaves, and another one has a new key.
+        invoke(federation_app, "remove", str(folder), "late")
+        invoke(site_app, "rekey", str(deployment.folder / "bank"))
+        shutil.copy(deployment.folder / "bank" / "bank.pub", folder / "sites")
+        invoke(federation_app, "add", str(folder), "bank")
+        deployment.stop("bank", "late")
+        size = deployment.size_of_log("late")
+        deployment.start("bank", "late")
+        deployment.wait_for("late", "Failed to activate SuperNode", size)
+        again = begun(deployment, "pax", tmp_path / "again", settings)
+        wait_for_output(again)
+        assert model_in(tmp_path / "again") == model_in(local.path)
+        assert shown_sites(deployment).keys() == {*SITES}
 
 
 # The same columns

@@ -159,6 +159,22 @@ def test_runs_that_were_admitted_stay_and_those_that_wait_go(
     assert ids() == ["a" * 16, "c" * 16]
 
 
+def test_a_site_keeps_its_runs_when_it_draws_a_new_key() -> None:
+    config, folder = site_config({**NODE, "runs-per-day": 1}, {}), home() / "sites" / "bank"
+    admit(config, "a" * 16, "pax", hello())
+    old = (folder / "identity.key").read_bytes()
+    assert register.renew_identity(folder) == site_fingerprint("bank")
+    assert (folder / "identity.key").read_bytes() != old
+    assert (folder / "identity.key.old").read_bytes() == old
+    assert stat.S_IMODE((folder / "identity.key").stat().st_mode) == 0o600
+    assert ids() == ["a" * 16]
+    with pytest.raises(ConfigError, match="runs-per-day must be <= 1"):
+        admit(config, "b" * 16, "pax", hello())
+    (folder / "identity.key").write_bytes(old)  # which the register does not accept any more
+    with pytest.raises(DataError, match="must be the register of the site"):
+        admit(config, "a" * 16, "pax", hello())
+
+
 def test_a_run_waits_until_it_is_approved_and_is_the_same_then(
     settings: MakeSettings,
     bank: Callable[..., list[Context]],
