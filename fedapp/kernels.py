@@ -1,19 +1,31 @@
-"""numba kernels: how they are compiled, cached on disk and loaded."""
+"""numba kernels: how they are compiled, cached on disk and loaded.
+
+numba caches beside a source file, and notices only a change of that file. Here all kernels of a
+user are in one folder, named by a digest of every source that may be part of a kernel, of the
+processor and of numba, so every environment with the same sources loads the same machine code.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import importlib
+import logging
 import os
+import shutil
+import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar, cast
 
+import llvmlite
 import numba
 import numpy.typing as npt
-from numba.core.caching import FunctionCache
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
+from numba.core.registry import cpu_target
 from numba.core.runtime.nrt import rtsys
 
 config: Any = numba.config  # numba has no types for it
@@ -22,23 +34,20 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 HERE = Path(__file__).parent
 ROOMS = ("crypto", "histograms", "trees")  # folders with kernels
-STAMP = "fedapp-kernels.sha256"
+VERSIONS_KEPT = 8  # folders of kernels, of 7 MB each
+log = logging.getLogger("fedapp")
 
 _unloaded: list[Any] = []  # kernels of the modules that are imported
 
 
 def kernel(function: Function) -> Function:
-    """Compile a function with numba, cached on disk; it runs without the GIL.
-
-    numba recompiles only when the function's own file changes, although the machine code includes
-    functions and constants of other files. :func:`_drop_outdated` covers those.
-    """
-    return cast(Function, _cached(numba.njit(cache=True, nogil=True)(function)))
+    """Compile a function with numba, cached on disk; it runs without the GIL."""
+    return cast(Function, _cached(numba.njit(nogil=True)(function)))
 
 
 def inlined(function: Function) -> Function:
     """A :func:`kernel` whose code is inlined at every call."""
-    return cast(Function, _cached(numba.njit(cache=True, nogil=True, inline="always")(function)))
+    return cast(Function, _cached(numba.njit(nogil=True, inline="always")(function)))
 
 
 def load_ahead(modules: Iterable[str], unused: tuple[str, ...] = ()) -> None:
@@ -69,14 +78,49 @@ def modules_with_kernels() -> list[str]:
     ]
 
 
-def complete_stamp(compiled: Any) -> tuple[Path, str]:
-    """Path and content of the file that marks all kernels as compiled for this processor.
+@functools.cache
+def cache_folder() -> Path | None:
+    """Folder of the compiled kernels of these sources, for this processor; made if it is missing.
 
-    `compiled` is any kernel: all share a folder.
+    Below ``NUMBA_CACHE_DIR``, else ``XDG_CACHE_HOME``, else ``~/.cache``. numba unpickles what is
+    there, so whoever can write it runs code in this process. With a warning, None if it cannot be
+    used, or is not private: each process then compiles its kernels.
     """
-    machine = [numba.__version__, *compiled.targetctx.codegen().magic_tuple()]
-    text = "\n".join([_sources(), *map(str, machine)])
-    return Path(compiled.stats.cache_path) / "fedapp-kernels.complete", text
+    versions = sys.implementation.cache_tag, numba.__version__, llvmlite.__version__
+    made_of = versions, cpu_target.target_context.codegen().magic_tuple(), _sources()
+    name = hashlib.sha256(repr(made_of).encode()).hexdigest()[:32]
+    try:
+        given = config.CACHE_DIR or os.environ.get("XDG_CACHE_HOME")
+        folder = (Path(given) if given else Path.home() / ".cache") / "fedapp" / "kernels" / name
+        if not folder.exists():
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+            _drop_oldest(folder.parent)
+        for path in (folder, *folder.parents[:2]):
+            status = path.stat()
+            # Volumes of Kubernetes are writable by a group, which is that of their processes only.
+            others = 0o002 if status.st_gid == os.getegid() else 0o022
+            if status.st_uid not in (0, os.geteuid()) or status.st_mode & others:
+                raise PermissionError(f"{path} must be a folder that only you can write")
+        list(folder.iterdir())
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+        _warn(f"each process compiles its kernels: {error}; NUMBA_CACHE_DIR may name a folder")
+        return None
+    with suppress(OSError):  # of an image, which may be read-only
+        os.utime(folder)
+    return folder
+
+
+@functools.cache  # once a process
+def _warn(text: str) -> None:
+    log.warning("%s", text)
+
+
+def _drop_oldest(parent: Path) -> None:
+    """Remove all but the folders that were used last."""
+    with suppress(OSError):  # another process may remove them too
+        folders = sorted(parent.iterdir(), key=lambda folder: folder.stat().st_mtime)
+        for folder in folders[:-VERSIONS_KEPT]:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def frozen(*arrays: npt.NDArray[Any]) -> Any:
@@ -88,22 +132,59 @@ def frozen(*arrays: npt.NDArray[Any]) -> Any:
 
 
 def _cached(compiled: Any) -> Any:
-    """Cache a compiled function on disk; a change of any source invalidates it."""
-    if not config.DISABLE_JIT:
+    """Cache a compiled function on disk."""
+    if not config.DISABLE_JIT and cache_folder():
         compiled._cache = cast(Any, _Disk)(compiled.py_func)
-        _drop_outdated(Path(compiled.stats.cache_path))
         _unloaded.append(compiled)
     return compiled
 
 
+class _Locator(_CacheLocator):
+    """A kernel's files in ``cache_folder``, by its module and line."""
+
+    def __init__(self, function: Any) -> None:
+        self.place = f"{function.__module__}-{function.__code__.co_firstlineno}"
+
+    @classmethod
+    def from_function(cls, py_func: Any, py_file: str) -> _Locator:
+        return cls(py_func)
+
+    def get_cache_path(self) -> str:
+        return str(cache_folder())
+
+    def ensure_cache_path(self) -> None:
+        pass  # done by ``cache_folder``
+
+    def get_source_stamp(self) -> str:
+        return _sources()
+
+    def get_disambiguator(self) -> str:
+        return self.place
+
+
+class _Located(CompileResultCacheImpl):
+    _locator_classes: Any = (_Locator,)
+
+
 class _Disk(FunctionCache):
     """Compiled kernels on disk, loaded without importing numba's compiler."""
+
+    _impl_class = _Located
 
     def load_overload(self: Any, sig: Any, target_context: Any) -> Any:
         # numba's own method imports all of the compiler first, in 0.5 s. To run a kernel only the
         # memory management is needed; numba imports the rest if it has to compile.
         rtsys.initialize(target_context)
         return self._load_overload(sig, target_context)
+
+    def save_overload(self: Any, sig: Any, data: Any) -> None:
+        # Two processes that save versions of a kernel would give both files one name.
+        try:
+            with (Path(self.cache_path) / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._save_overload(sig, data)
+        except OSError as error:  # a read-only image, a full disk, or no locks
+            _warn(f"kernels are not cached in {self.cache_path}: {error.strerror}")
 
     def load_all(self: Any, compiled: Any) -> None:
         """Load every version of a kernel that was compiled for this processor."""
@@ -114,21 +195,11 @@ class _Disk(FunctionCache):
 
 
 @functools.cache
-def _drop_outdated(folder: Path) -> None:
-    """Remove a folder's cache if it was compiled from other sources."""
-    stamp = folder / STAMP
-    if not stamp.exists() or stamp.read_text(encoding="ascii") != _sources():
-        for index in folder.glob("*.nbi"):
-            index.unlink(missing_ok=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        stamp.write_text(_sources(), encoding="ascii")
-
-
-@functools.cache
 def _sources() -> str:
     """SHA-256, in hex, of all sources that may be part of a kernel."""
     digest = hashlib.sha256()
-    for path in sorted(path for room in ROOMS for path in (HERE / room).rglob("*.py")):
+    paths = sorted(path for room in ROOMS for path in (HERE / room).rglob("*.py"))
+    for path in (Path(__file__), *paths):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 

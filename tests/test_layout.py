@@ -108,7 +108,7 @@ def test_kernels_are_where_a_change_of_their_sources_is_noticed() -> None:
     ]
     assert found
     assert not [source for source in found if not source.startswith(rooms)]
-    cached = [source for source, text in texts.items() if "cache=True" in text]
+    cached = [source for source, text in texts.items() if "njit(" in text]
     assert cached == ["fedapp/kernels.py"]
 
 

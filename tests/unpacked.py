@@ -21,8 +21,8 @@ def unpack_compiled(flower_home: Path) -> None:
 
 
 def copy_compiled(folder: Path, compiled: Path) -> None:
-    """Copy bytecode and numba's kernels of a folder to a copy of its sources: both are known by the
-    time and size of their source, and kernels take seconds to compile."""
+    """Copy bytecode of a folder to a copy of its sources; it is known by its source's time and
+    size."""
     for source in [*folder.rglob("*.py")]:
         mine = compiled / source.relative_to(folder)
         found = mine.stat()

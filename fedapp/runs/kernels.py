@@ -19,11 +19,10 @@ from unittest.mock import patch
 import numpy as np
 
 from fedapp.client_app import SiteApp
-from fedapp.kernels import complete_stamp, config
+from fedapp.kernels import cache_folder, config
 from fedapp.messages.fields import all_methods
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
-from fedapp.trees.predict import _add_outputs
 from strategies.run import load_strategy
 
 N_ROWS = 900
@@ -84,27 +83,20 @@ def compile_kernels(folder: Path) -> None:
 
 
 def main() -> None:
-    """Compile all kernels, unless their sources have not changed since the last time."""
-    if config.DISABLE_JIT:
+    """Compile all kernels, unless they are compiled."""
+    folder = None if config.DISABLE_JIT else cache_folder()
+    if not folder or (done := folder / "complete").exists():  # it may be read-only, as in an image
         return
-    stamp, text = complete_stamp(_add_outputs)
-    if is_written(stamp, text):  # the folder may be read-only, as in a container
-        return
-    with stamp.with_suffix(".lock").open("w") as lock:
+    with (folder / "compiling").open("w") as lock:
         with suppress(OSError):  # of a file system without locks
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if is_written(stamp, text):  # by a site that started at the same time
+        if done.exists():  # by a site that started at the same time
             return
         print("Compiling kernels, once: a minute at most", flush=True)
         logging.disable(logging.CRITICAL)
         with TemporaryDirectory() as name, patch.dict(os.environ, {"FEDAPP_HOME": f"{name}/home"}):
             compile_kernels(Path(name))
-        stamp.write_text(text, encoding="utf-8")
-
-
-def is_written(stamp: Path, text: str) -> bool:
-    """Whether a file has this text."""
-    return stamp.is_file() and stamp.read_text(encoding="utf-8") == text
+        done.touch()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +14,7 @@ import pytest
 
 from fedapp import kernels
 from fedapp.deploy import superexec
+from fedapp.runs.kernels import main
 
 CALLEE = """
 import numba
@@ -44,6 +46,7 @@ def test_a_kernel_is_compiled_again_when_a_function_of_another_file_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "HERE", tmp_path)
+    monkeypatch.setattr(kernels.config, "CACHE_DIR", str(tmp_path / "cache"))
     room = tmp_path / "trees"
     room.mkdir()
     (room / "caller.py").write_text(CALLER)
@@ -51,7 +54,7 @@ def test_a_kernel_is_compiled_again_when_a_function_of_another_file_changes(
     def call() -> tuple[int, int]:
         """In a fresh process, as it were: the answer, and how many kernels came from the disk."""
         kernels._sources.cache_clear()
-        kernels._drop_outdated.cache_clear()
+        kernels.cache_folder.cache_clear()
         monkeypatch.setitem(sys.modules, "callee", loaded(room / "callee.py"))
         caller = loaded(room / "caller.py").caller
         return caller(), sum(caller.stats.cache_hits.values())
@@ -60,13 +63,104 @@ def test_a_kernel_is_compiled_again_when_a_function_of_another_file_changes(
     assert [call(), call()] == [(1, 0), (1, 1)]
     (room / "callee.py").write_text(CALLEE.format(answer=23))
     assert [call(), call()] == [(23, 0), (23, 1)]
+    (room / "callee.py").write_text(CALLEE.format(answer=1))
+    assert call() == (1, 1)  # both versions are there
+    kernels.cache_folder.cache_clear()
 
 
-def run_code(code: str, tmp_path: Path, **environment: str) -> None:
-    """Run code in a process of its own, which imports this checkout and what is in the folder."""
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Where a new cache's folders are made."""
+    monkeypatch.setattr(kernels.config, "CACHE_DIR", str(tmp_path))
+    kernels.cache_folder.cache_clear()
+    kernels._warn.cache_clear()
+    yield tmp_path / "fedapp" / "kernels"
+    kernels.cache_folder.cache_clear()
+
+
+def test_only_folders_of_kernels_used_last_are_kept(cache: Path) -> None:
+    for age in range(20):
+        (folder := cache / f"{age}").mkdir(parents=True)
+        os.utime(folder, (1e9 - age, 1e9 - age))
+    latest = kernels.cache_folder()
+    assert latest
+    assert latest.stat().st_mode & 0o777 == 0o700
+    kept = {str(age) for age in range(kernels.VERSIONS_KEPT - 1)}
+    assert {path.name for path in cache.iterdir()} == {latest.name, *kept}
+
+
+def test_kernels_that_others_could_have_written_are_not_loaded(
+    cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = kernels.cache_folder()
+    assert folder
+    mode = folder.stat().st_mode
+    for shared in (folder, cache):
+        shared.chmod(0o777)
+        kernels.cache_folder.cache_clear()
+        assert kernels.cache_folder() is None
+        shared.chmod(mode)
+        assert f"{shared} must be a folder that only you can write" in caplog.text
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    kernels.cache_folder.cache_clear()
+    assert (kernels.cache_folder() is None) == bool(folder.stat().st_uid)  # root may write anyway
+    main()  # compiles nothing
+
+
+def test_kernels_run_where_none_can_be_cached(tmp_path: Path) -> None:
+    (tmp_path / "doubled.py").write_text(
+        "from fedapp.kernels import kernel\n\n"
+        "@kernel\ndef doubled(number):\n    return 2 * number\n"
+    )
+    (tmp_path / "file").touch()
+    code = """
+from fedapp.kernels import load_ahead
+load_ahead(["doubled"])
+join()
+from doubled import doubled
+assert doubled(2) == 4
+"""
+    ran = run_code(JOIN + code, tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "file"))
+    warned = "each process compiles its kernels: [Errno 20] Not a directory"
+    assert ran.stderr.count(warned) == 1
+
+
+def test_processes_that_compile_at_once_cache_every_version(tmp_path: Path) -> None:
+    (tmp_path / "doubled.py").write_text(
+        "from fedapp.kernels import kernel\n\n"
+        "@kernel\ndef doubled(number):\n    return 2 * number\n"
+    )
+    calls = [f"doubled(np.ones({n}, 'f{size}'))" for n in ("1", "(1, 1)") for size in (4, 8)]
+    start = "import numpy as np; from doubled import doubled; "
+    given = cached_in(tmp_path)
+    both = [
+        subprocess.Popen([sys.executable, "-c", start + "; ".join(order)], env=given)
+        for order in (calls, calls[::-1])
+    ]
+    assert [each.wait() for each in both] == [0, 0]
+    check = f"""
+import numpy as np
+from doubled import doubled
+for result in ({", ".join(calls)}):
+    assert (result == 2).all()
+assert sum(doubled.stats.cache_hits.values()) == {len(calls)}
+"""
+    run_code(check, tmp_path, NUMBA_CACHE_DIR=given["NUMBA_CACHE_DIR"])
+
+
+def cached_in(tmp_path: Path) -> dict[str, str]:
+    """Environment of a process that imports this checkout and what is in the folder, and caches
+    its kernels there."""
     paths = os.pathsep.join([str(tmp_path), *sys.path])
-    given = {**os.environ, "PYTHONPATH": paths, **environment}
-    subprocess.run([sys.executable, "-c", code], env=given, check=True, cwd=tmp_path)
+    return {**os.environ, "PYTHONPATH": paths, "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
+
+
+def run_code(code: str, tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own."""
+    given = {**cached_in(tmp_path), **environment}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=given, check=True, cwd=tmp_path, stderr=-1, text=True
+    )
 
 
 JOIN = """
