@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bz2
 import difflib
+import functools
 import hashlib
 import os
 import re
@@ -246,7 +247,8 @@ def _download(name: str, file: DataFile, progress: Progress) -> Path:
         return path.replace(target)
 
 
-def party_sources(data: str, n_parties: int) -> dict[str, str]:
+@functools.lru_cache(8)  # else each of n parties would parse the n tables
+def party_sources(data: str, n_parties: int) -> Mapping[str, str]:
     """Table of each party, by name and sorted by name; empty if there is one table to split.
 
     `data` is ``bank=a.csv,insurer=b.csv``, or ``a.csv,b.csv`` for party-1 and party-2; an entry is

@@ -170,8 +170,10 @@ def read_rows_to_predict(
         table = columns_of_frame(config.frame(), model, roles)
     else:
         how = tuple(columns), roles, foreign, config.reader, categories, tuple(kinds)
-        read = read_once if config.simulated else _read_held
-        table = read(read_columns_of, data, *how)
+        if config.simulated:
+            table = read_once(read_columns_of, data, *how, n_parties=config.n_shares)
+        else:
+            table = _read_held(read_columns_of, data, *how)
     return table if with_labels else replace(table, labels=None, weights=None)
 
 
@@ -288,10 +290,11 @@ def read_subsets(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
     return {subset: table.take(shares[subset][config.share]) for subset in SUBSETS}
 
 
+@lru_cache(8)  # else n parties of a process would deal out all rows n times
 def share_rows(
     table: Table, holdout: Holdout, partition: str, n_parties: int
-) -> dict[str, tuple[Rows, ...]]:
-    """Row numbers of every party, for each subset.
+) -> Mapping[str, tuple[Rows, ...]]:
+    """Row numbers of every party, for each subset; cached, not to be changed.
 
     The rule deals only training rows. Validation and test rows are dealt evenly, as scores are
     pooled; only a natural partition keeps the rows of a group together in all subsets.
@@ -329,7 +332,9 @@ def read_table(config: SiteConfig) -> Table:
     if config.frame is not None:
         return _read_to_train(config.frame(), config.roles, config.reader)
     how = config.data, config.roles, config.reader
-    return read_once(_read_to_train, *how) if config.simulated else _read_held(read_source, *how)
+    if config.simulated:
+        return read_once(_read_to_train, *how, n_parties=config.n_shares)
+    return _read_held(read_source, *how)
 
 
 def _read_to_train(source: Any, *how: Any) -> Table:
@@ -340,17 +345,19 @@ def _read_to_train(source: Any, *how: Any) -> Table:
 
 
 _READING = threading.Lock()
+_TABLES: dict[Any, Table] = {}  # of simulated parties, the last used at the end
+MOST_TABLES = 64
 
 
-def read_once(read: Callable[..., Table], data: str, *how: Any) -> Table:
+def read_once(read: Callable[..., Table], data: str, *how: Any, n_parties: int) -> Table:
     """Read a simulated table once per process, unless its file changes."""
+    key = file_version(data), read, data, how
     with _READING:  # else threads of several sites would read the same table
-        return _read_once(file_version(data), read, data, *how)
-
-
-@lru_cache(64)  # tables of the parties of a simulation, to train and to predict
-def _read_once(version: tuple[int, ...], read: Callable[..., Table], *how: Any) -> Table:
-    return read(*how)
+        _TABLES[key] = table = _TABLES.pop(key, None) or read(data, *how)
+        # Every party's table, to train and to predict: with fewer, each round would read all.
+        for oldest in list(_TABLES)[: -max(MOST_TABLES, 2 * n_parties)]:
+            del _TABLES[oldest]
+    return table
 
 
 def file_version(data: str) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fedapp.site import table
 from fedapp.site.settings import SiteConfig, site_config
 from tests.conftest import WriteTable
 from tests.crypto.test_masks import NAMES
@@ -17,3 +18,14 @@ def configs(write_table: WriteTable) -> dict[str, SiteConfig]:
         name: site_config({"name": name, "data": data, "label": "y", "allow": "pax"}, {})
         for name, data in tables.items()
     }
+
+
+@pytest.fixture
+def n_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tables that are read, as they are."""
+    reads: list[str] = []
+    read = table.read_source
+    monkeypatch.setattr(
+        table, "read_source", lambda data, *how: (reads.append(data), read(data, *how))[1]
+    )
+    return reads

@@ -153,13 +153,31 @@ def test_a_column_of_one_file_can_be_dropped(two_files: Callable[..., Settings])
 
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_a_table_that_was_checked_is_not_read_again(
-    vertical: MakeSettings, write_table: WriteTable, strategy: str
+    vertical: MakeSettings, write_table: WriteTable, n_read: list[str], strategy: str
 ) -> None:
     settings = vertical(strategy=strategy, data=str(write_table()), label="y", num_boost_round=1)
-    table._read_once.cache_clear()
     check_tables(settings)
     run_local(settings)
-    assert table._read_once.cache_info().misses == 1
+    assert n_read == [settings.data]
+
+
+def test_each_of_many_parties_has_its_table_read_once(
+    settings: MakeSettings, write_table: WriteTable, n_read: list[str]
+) -> None:
+    paths = [str(write_table(f"rows-{n}", seed=n)) for n in range(table.MOST_TABLES + 2)]
+    given = settings(data=",".join(paths), label="y", num_boost_round=1)
+    check_tables(given)
+    run_local(given)
+    assert sorted(n_read) == sorted(paths)
+
+
+def test_rows_are_dealt_out_once_for_all_parties(
+    settings: MakeSettings, write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deals, deal = [], table.partition_rows
+    monkeypatch.setattr(table, "partition_rows", lambda *how: (deals.append(1), deal(*how))[1])
+    check_tables(settings(data=str(write_table(seed=7)), label="y", parties=5))
+    assert len(deals) == 1
 
 
 def test_a_table_that_was_changed_is_read_again(

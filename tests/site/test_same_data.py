@@ -464,16 +464,6 @@ def test_a_simulated_site_has_no_register_and_can_become_a_real_one(
 # A table is read once
 
 
-@pytest.fixture
-def n_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    reads: list[str] = []
-    read = table.read_source
-    monkeypatch.setattr(
-        table, "read_source", lambda data, *how: (reads.append(data), read(data, *how))[1]
-    )
-    return reads
-
-
 def test_a_table_is_read_once_to_open_a_run(write_table: WriteTable, n_read: list[str]) -> None:
     ask(site(write_table("bank")), 1)
     assert len(n_read) == 1
