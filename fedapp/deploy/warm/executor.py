@@ -114,7 +114,7 @@ class RunsWorker(TaskProcess):
                 self.tokens.discard(line.strip())
                 if line.startswith("ended"):
                     break
-        self.process.kill()
+            self.process.kill()
 
 
 class RunNotingPlugin(AutoExecPlugin):
