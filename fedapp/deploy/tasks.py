@@ -97,7 +97,8 @@ class TaskProcess:
         """Kill the process and report its open tasks as failed."""
         self._why = why
         self.process.kill()
-        self._watch.join(1)  # longer where nobody answers
+        self.process.wait()
+        self._watch.join(1)  # the report takes longer where nobody answers
 
     def _keep_tokens(self, spec: ExecutionSpec) -> None:
         """Send heartbeats until the process has ended, then report its open tasks as failed."""
@@ -106,7 +107,8 @@ class TaskProcess:
         with token.client(*connection) as client:
             while status is None or self.tokens:
                 with suppress(subprocess.TimeoutExpired):
-                    status = self.process.wait(BEAT_SECONDS)
+                    if (status := self.process.wait(BEAT_SECONDS)) == 0:
+                        self.tokens.clear()  # it has reported by itself
                 if not self._is_stopped():
                     last_running = time.monotonic()
                 elif time.monotonic() - last_running > STOPPED_SECONDS:
@@ -119,6 +121,7 @@ class TaskProcess:
                             output = PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=why)
                             client.PushTaskOutput(output)
                             log.error("%s", why)
+                            self.tokens.discard(token.text)
                         elif self.start_seconds < START_SECONDS:
                             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
                     except httpx.HTTPStatusError:

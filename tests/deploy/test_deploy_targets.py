@@ -15,7 +15,7 @@ from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
 from fedapp.deploy import targets
-from fedapp.deploy.health import ALIVE
+from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.errors import ConfigError
 from fedapp.site.settings import parse_node_config
 from tests.conftest import WriteTable
@@ -139,7 +139,7 @@ def test_services_are_asked_for_their_health_where_they_listen(folders: Any) -> 
                 checks[folder.name, name] = words[4:]
     assert checks == {
         ("coordinator", "superlink"): ["https://localhost:8000", f"{coordinator}/ca.crt"],
-        ("bank", "supernode"): ["http://127.0.0.1:9094"],
+        ("bank", "supernode"): [f"{site}/flower/{REACHED}"],
         ("bank", "superexec"): [f"{site}/home/{ALIVE}"],
     }
 

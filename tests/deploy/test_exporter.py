@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import ssl
 import sys
 import threading
@@ -14,14 +15,14 @@ from typing import Any
 import pytest
 from fastapi.routing import APIRoute
 from flwr.app import Message, RecordDict
-from flwr.supercore.routers import health
+from flwr.supercore.routers import health as flowers
 from prometheus_client import CollectorRegistry, generate_latest
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.deploy.certificates import WARNED_DAYS, YEARS, days_left, validity, warn_of_expiry
 from fedapp.deploy.exporter import METRICS, FolderCollector
-from fedapp.deploy.health import ALIVE, STALE, is_alive
+from fedapp.deploy.health import ALIVE, REACHED, STALE, health
 from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.local import LocalGrid, run_local, site_contexts
@@ -127,16 +128,31 @@ def test_what_is_no_certificate_is_refused(tmp_path: Path) -> None:
         days_left(tmp_path / "ca.crt")
 
 
-def test_a_process_is_alive_while_it_touches_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "home" / ALIVE
-    assert not is_alive(str(path))
-    path.parent.mkdir()
+@pytest.mark.parametrize(
+    ("place", "metric", "event"),
+    [
+        (f"home/{ALIVE}", "fedapp_superexec_idle_seconds", "a task was asked for"),
+        (f"flower/{REACHED}", "fedapp_superlink_reached_seconds", "the SuperLink was reached"),
+    ],
+    ids=["SuperExec", "SuperNode"],
+)
+def test_a_process_is_alive_while_it_touches_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, metric: str, event: str
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    path = tmp_path / place
+    assert health(str(path)) == (False, f"{event} never")
+    path.parent.mkdir(exist_ok=True)
     path.touch()
-    assert is_alive(str(path))
+    is_healthy, sentence = health(str(path))
+    assert is_healthy
+    assert re.fullmatch(rf"{event} \d+ s ago", sentence)
     now = path.stat().st_mtime
     os.utime(path, (now - STALE - 60, now - STALE - 60))
-    assert not is_alive(str(path))
-    assert page(tmp_path)["fedapp_superexec_idle_seconds"] > STALE
+    is_healthy, sentence = health(str(path))
+    assert not is_healthy
+    assert re.fullmatch(rf"{event} \d+ s ago, not since", sentence)
+    assert page(tmp_path)[metric] > STALE
 
 
 class Health(BaseHTTPRequestHandler):
@@ -158,15 +174,18 @@ def test_a_server_is_alive_while_it_answers_by_its_certificate(tmp_path: Path) -
         server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         place = f"https://localhost:{server.server_port}"
-        assert is_alive(place, ca)
-        assert not is_alive(f"{place}/nowhere", ca)
-        assert not is_alive(place)  # by the system's certificates
+        for url in (place, f"{place}/health"):
+            assert health(url, ca) == (True, f"{place}/health answers 200")
+        assert "404" in health(f"{place}/nowhere", ca)[1]
+        assert "CERTIFICATE_VERIFY_FAILED" in health(place)[1]  # by the system's certificates
         server.shutdown()
-    assert not is_alive(place, ca)
+    is_healthy, sentence = health(place, ca)
+    assert not is_healthy
+    assert "refused" in sentence
 
 
 def test_flower_answers_health_where_it_is_asked() -> None:
-    assert {route.path for route in health.router.routes if isinstance(route, APIRoute)} == {
+    assert {route.path for route in flowers.router.routes if isinstance(route, APIRoute)} == {
         "/health"
     }
 

@@ -8,7 +8,7 @@ cd {DIR}
 pause=1 node=
 trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
 {KEEP}keep {SUPERLINK} &
-until {HEALTH}; do sleep 1; done
+until {HEALTH} > /dev/null; do sleep 1; done
 keep {SUPEREXEC} &
 [ -z "$FEDAPP_METRICS" ] || keep {METRICS} &
 wait

@@ -53,8 +53,8 @@ supernode.servicer.runtime.runtime_handlers: acquire_task=d11e03 pull_messages=4
 supernode.runtime.run_clientapp: run_clientapp=6ce095 pull_task_input=5607a2 push_message=07cb51
   push_task_output=920640
 supercore.corestate.in_memory_corestate:InMemoryCoreState. __init__=5f4491 finish_task=74802c
-  _cleanup_expired_task_tokens_locked=4d292b
-supercore.heartbeat: make_task_heartbeat_fn_http=a50247
+  _cleanup_expired_task_tokens_locked=4d292b acknowledge_task_heartbeat=e00234
+supercore.servicer.runtime.runtime_handlers: send_task_heartbeat=0664b5
 supercore.heartbeat:HeartbeatSender. __init__=1c966e start=888aef _run=b176ff _heartbeat=cc581b
 supercore.protobuf.client:ProtobufClient. from_server_address=786f4a _send=8841dc
 supercore.inflatable.inflatable_utils: pull_and_inflate_object_from_tree=139811
@@ -64,7 +64,9 @@ supercore.superexec.plugin.base_exec_plugin:BaseExecPlugin. launch_task=c968cd
   _build_execution_spec=b7d9e4
 supercore.interceptors:RuntimeVersionHttpInterceptor. intercept=5e42a4
 supercore.tls: validate_and_resolve_root_certificates=bc209e
-supercore.retry: make_simple_http_retry_invoker=49e123
+supercore.retry: make_simple_http_retry_invoker=49e123 exponential=f3b566
+supercore.retry:RetryInvoker. __init__=a6b392 invoke=14c826
+supercore.superexec.executor:SubprocessExecutor. launch=83abf3
 [site,superlink]
 supercore.corestate.in_memory_corestate: ObjectPushSession=86c9a4
 supercore.corestate.in_memory_corestate:InMemoryCoreState. start_session=232e93

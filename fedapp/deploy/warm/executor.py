@@ -96,7 +96,7 @@ class RunsWorker(TaskProcess):
         if self.process.poll() is not None:
             return False
         self.tokens.add(token)
-        with suppress(BrokenPipeError):  # it ends now, and its tasks are reported as failed
+        with suppress(BrokenPipeError, ValueError):  # it ends, and its tasks are reported as failed
             print(token, file=cast(IO[str], self.process.stdin), flush=True)
         return True
 
@@ -106,14 +106,15 @@ class RunsWorker(TaskProcess):
 
     def _read_answers(self) -> None:
         """Remove answered tasks; end the process after its run."""
-        with cast(IO[str], self.process.stdout) as lines:
-            for line in lines:
+        stdin, stdout = cast(IO[str], self.process.stdin), cast(IO[str], self.process.stdout)
+        with suppress(BrokenPipeError), stdin, stdout:
+            for line in stdout:
                 self.is_ready = True
                 self.since = time.monotonic()
                 self.tokens.discard(line.strip())
                 if line.startswith("ended"):
                     break
-        self.process.kill()
+            self.process.kill()
 
 
 class RunNotingPlugin(AutoExecPlugin):

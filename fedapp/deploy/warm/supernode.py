@@ -232,11 +232,8 @@ def patient_retry() -> RetryInvoker:
             cause = str(state.exception).partition("\n")[0]
             log.warning("no connection to the SuperLink, tried again until it works: %s", cause)
 
-    retry.should_giveup, retry.on_backoff, retry.wait_function = (
-        should_giveup,
-        log_first,
-        time.sleep,
-    )
+    retry.should_giveup, retry.on_backoff = should_giveup, log_first
+    retry.wait_function = time.sleep
     retry.wait_gen_factory = partial(exponential, max_delay=LONGEST_PAUSE)
     return retry
 
