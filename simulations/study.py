@@ -36,7 +36,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 from unittest.mock import patch
 
 import numpy as np
@@ -842,15 +842,19 @@ class Deployment:
     def register(self) -> None:
         """Register the sites as soon as the SuperLink answers."""
         deadline = time.monotonic() + START_SECONDS
-        while not self._is_listening() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        self.wait_until_listening()
         command = [str(self.coordinator / "register-sites.sh")]
         while (done := subprocess.run(command, capture_output=True, check=False)).returncode:
             if time.monotonic() > deadline:
                 raise AssertionError(done.stdout.decode() + done.stderr.decode())
 
+    def wait_until_listening(self) -> None:
+        """Wait until the SuperLink accepts connections; asking Flower would cost a process."""
+        deadline = time.monotonic() + START_SECONDS
+        while not self._is_listening() and time.monotonic() < deadline:
+            time.sleep(0.1)
+
     def _is_listening(self) -> bool:
-        """Whether the SuperLink accepts connections; asking Flower would cost a process."""
         host, _, port = self.superlink.rpartition(":")
         with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
             return True
@@ -924,12 +928,14 @@ class Deployment:
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
-    def begin(self, *words: str, app: Path | None = None) -> subprocess.Popen[str]:
+    def begin(
+        self, *words: str, app: Path | None = None, output: int | IO[str] = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
         """Start a ``fedapp`` command at the coordinator; ``app`` is another fedapp's folder."""
         command = shlex.join([f"{Path(sys.executable).parent}/fedapp", *words])
         return subprocess.Popen(
             ["bash", "-c", f". {self.coordinator}/env.sh; exec {command}"],
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, "COLUMNS": "200", **({"PYTHONPATH": str(app)} if app else {})},
