@@ -45,9 +45,12 @@ from simulations.study import (
 )
 
 SITE, COORDINATOR = SITES[0], "coordinator"
-SMALL: Row = {"parties": len(SITES), "num-boost-round": 3, "max-depth": 2, "max-bin": 16}
+SMALL: Row = {"parties": len(SITES), "num-boost-round": 3, "max-depth": 2}
 SMALL_KEY: Row = {"secureboost.key-bits": 512, "secureboost.insecure-small-key": "true"}
-METHODS: Mapping[str, Row] = {"pax": SMALL, "secureboost": SMALL | SMALL_KEY}
+METHODS: Mapping[str, Row] = {
+    "pax": SMALL | {"max-bin": 64},
+    "secureboost": SMALL | SMALL_KEY | {"max-bin": 16},
+}
 FAULTS_SEED = 1
 LIMIT = 300.0  # seconds that a run may take, and a resumed one again
 LOOK_SECONDS = 0.1
@@ -646,16 +649,19 @@ def disturbed(folder: Path, method: str, faults: Iterable[Fault]) -> Iterator[Ro
     """An undisturbed run, and one with each fault, a line each."""
     scene = Scene(folder, method)
     try:
-        with scene.running():
-            for number, fault in enumerate([replace(UNDISTURBED, method=method), *faults]):
-                line = tried(scene, fault, folder / f"run-{number}")
-                yield line
-                if fault.strike is nothing:
-                    scene.seconds = line["ended"]
-                if not all_good([line]):  # the next run shall not suffer from it
-                    scene.close()
-                    scene.start(COORDINATOR, *SITES)
+        scene.start(COORDINATOR)
+        scene.register()
+        scene.start(*SITES)  # a site that was not registered yet would end
+        for number, fault in enumerate([replace(UNDISTURBED, method=method), *faults]):
+            line = tried(scene, fault, folder / f"run-{number}")
+            yield line
+            if fault.strike is nothing:
+                scene.seconds = line["ended"]
+            if not all_good([line]):  # the next run shall not suffer from it
+                scene.close()
+                scene.start(COORDINATOR, *SITES)
     finally:
+        scene.close()
         scene.proxy.close()
 
 
