@@ -138,8 +138,9 @@ class Scene(Deployment):
             return self.wait(phase * self.seconds)
         deadline = time.monotonic() + LIMIT
         while not PHASES[phase](RunFolder(self.run_dir).stage):
-            if self.run.poll() is not None or time.monotonic() > deadline:
-                raise NotTriedError(f"the run did not come to its {phase}")
+            assert time.monotonic() < deadline, f"no {phase} within {LIMIT:.0f} s"
+            if self.run.poll() is not None:
+                raise NotTriedError(f"the run ended before its {phase}")
             time.sleep(0.02)
         return None
 
@@ -494,6 +495,7 @@ def link_down(_: Scene) -> Iterator[None]:
 
 
 Strike = Callable[[Scene], AbstractContextManager[None]]
+AT_SITE = rf"waiting for.*\b{SITE}\b|\b{SITE}\b.*(ended|SuperLink|not connected)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,7 +505,7 @@ class Fault:
     name: str
     phase: str | float  # of `PHASES`, `BEFORE` the command, or a share of an undisturbed run's time
     strike: Strike
-    named: str = rf"\b{SITE}\b"
+    named: str = AT_SITE
     seconds: float = 0.0  # that it lasts, at most until the run's end
     given: Strike = nothing  # around the run
     method: str = "pax"
@@ -512,10 +514,10 @@ class Fault:
 
 PROCESSES: Mapping[str, tuple[str, str, str]] = {
     "superlink": (COORDINATOR, SUPERLINK, r"SuperLink|superlink: ended"),
-    "supernode": (SITE, SUPERNODE, rf"\b{SITE}\b"),
+    "supernode": (SITE, SUPERNODE, AT_SITE),
     "serverapp": (COORDINATOR, "flwr-serverapp", "ServerApp|flwr-serverapp"),
-    "superexec": (SITE, SUPEREXEC, rf"\b{SITE}\b"),
-    "worker": (SITE, WORKER, rf"\b{SITE}\b"),
+    "superexec": (SITE, SUPEREXEC, AT_SITE),
+    "worker": (SITE, WORKER, AT_SITE),
     "coordinator": (COORDINATOR, "fedapp.deploy.coordinator", "ServerApp|coordinator: ended"),
 }
 
@@ -533,7 +535,6 @@ def of_processes(name: str, strike: Callable[..., AbstractContextManager[None]])
                 yield replace(fault, method="secureboost")
 
 
-SUPERNODES = PROCESSES["superlink"][2]
 UNDISTURBED = Fault("none", START, nothing)
 FAULTS = (
     *of_processes("kill", killed),
@@ -561,7 +562,7 @@ FAULTS = (
         "nginx",
         ROUND,
         partial(killed, place=COORDINATOR, program=SUPERLINK),
-        SUPERNODES,
+        PROCESSES["superlink"][2],
         given=behind_nginx,
     ),
     Fault("link-down", ROUND, link_down, seconds=AWAY, given=own_network),
@@ -574,7 +575,7 @@ def random_kill(rng: random.Random) -> Fault:
     """SIGKILL of one of a run's processes, of any site, at any moment."""
     place, program, named = rng.choice([*PROCESSES.values()])
     place = place if place == COORDINATOR else rng.choice(SITES)
-    named = named if place == COORDINATOR else rf"\b{place}\b"
+    named = named.replace(SITE, place)
     return Fault(RANDOM, rng.random(), partial(killed, place=place, program=program), named)
 
 
@@ -694,7 +695,7 @@ def tried(scene: Scene, fault: Fault, run_dir: Path) -> Row:
     except NotTriedError as error:
         outcome = f"{NOT_TRIED}: {error}"
         scene.wait(LIMIT)
-    except AssertionError as error:  # a script did not end
+    except AssertionError as error:  # as of a script that does not end
         outcome = f"failed: {error}"
     finally:
         scene.run.kill()
