@@ -770,15 +770,17 @@ def digest_of(path: Path) -> str:
 class Deployment:
     """A coordinator and sites that trust each other's keys, in subfolders of a new folder.
 
-    ``nodes`` are the node configs of the sites, by name.
+    ``nodes`` are the node configs of the sites, by name; ``host`` is a name of the SuperLink.
     """
 
-    def __init__(self, folder: Path, nodes: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self, folder: Path, nodes: Mapping[str, Mapping[str, Any]], host: str = "localhost"
+    ) -> None:
         self.folder, self.coordinator = folder, folder / "coordinator"
         port, *ports = free_ports(1 + len(nodes))
         self.superlink = f"localhost:{port}"
         write_federation(
-            self.coordinator, Federation("federation", "localhost", 9092, 9093, port, list(nodes))
+            self.coordinator, Federation("federation", host, 9092, 9093, port, list(nodes))
         )
         self.ports = dict(zip(nodes, ports, strict=True))
         self._scripts: dict[str, subprocess.Popen[bytes]] = {}

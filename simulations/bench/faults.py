@@ -1,33 +1,34 @@
-"""Faults of a deployment as a table: what names them, after how long, and how the run ends.
+"""Faults of a deployment as a table: what names each, after how long, and how the run ends.
 
-``FAULTS`` is the table, a row a fault and the phase of a run in which it strikes; ``faults`` is the
-bench. A fault is a context: it strikes when the block begins, and is undone when the block ends.
+``FAULTS`` is the table. A fault strikes by a function of the `Scene`, which also registers how it
+is undone; ``faults`` is the bench.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import re
-import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGSTOP
+from socket import create_connection, socket
+from socketserver import ThreadingTCPServer
+from threading import Thread
 from unittest.mock import patch
 
 import psutil
 
 from fedapp.deploy import certificates
+from fedapp.deploy.folders import renew_certificates
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.flower import free_ports
 from simulations.bench.exchange import SITES, write_tables
@@ -51,13 +52,11 @@ METHODS: Mapping[str, Row] = {
     "pax": SMALL | {"max-bin": 64},
     "secureboost": SMALL | SMALL_KEY | {"max-bin": 16},
 }
-FAULTS_SEED = 1
-LIMIT = 300.0  # seconds that a run may take, and a resumed one again
+LIMIT = 300.0  # seconds by which a fault may delay a run
+LATE, CORES = 70.0, 0.1  # seconds that a start takes longer, and cores of a slow site
 LOOK_SECONDS = 0.1
-STOPPED, AWAY, LATE = 30.0, 40.0, 70.0  # seconds
-CORES = 0.1  # of a slow site
 # When a fault strikes, as the run's folder shows.
-BEFORE, START, FIRST, ROUND, LAST = "before", "start", "first exchange", "round 2", "last round"
+START, FIRST, ROUND, LAST = "start", "first exchange", "round 2", "last round"
 PHASES: Mapping[str, Callable[[Stage | None], bool]] = {
     START: lambda stage: True,  # of the command
     FIRST: lambda stage: stage is not None and not stage.doing.startswith("waiting for"),
@@ -68,17 +67,52 @@ SAME, NAMED, NOT_TRIED = "same model", "named error", "not tried"
 GOOD = {SAME, f"{NAMED}; resumed: {SAME}", f"{NAMED}; restarted: {SAME}"}
 COMPLAINT = re.compile(r"\S+Z (?:WARNING|ERROR) (.*)")  # in a log
 CLOCK = re.compile(r"(?<!whose )clock is")
+# The network of a site: a namespace, and the addresses of its link.
+NETWORK, GATEWAY, ADDRESS = "fedapp-faults", "10.123.98.1", "10.123.98.2"
 
 
 class NotTriedError(Exception):
     """This machine does not allow the fault, or the run had ended before it."""
 
 
-# Three sites, and the run that a fault disturbs
+class Proxy(ThreadingTCPServer):
+    """A TCP proxy; ``mode`` is what happens to bytes from now on.
+
+    "pass"; "stall": they wait until the mode changes; "drop": they are lost, and their connection
+    stays open; "delay": each piece takes a second; "fail": they end their connection.
+    """
+
+    allow_reuse_address = daemon_threads = True
+
+    def __init__(self, server: int, host: str = "127.0.0.1") -> None:
+        self.mode, self.server = "pass", server
+        super().__init__((host, 0), socket)
+        self.address = f"{host}:{self.server_address[1]}"
+        Thread(target=self.serve_forever, daemon=True).start()
+
+    def finish_request(self, request: object, client_address: object) -> None:
+        """Forward a connection; where the server is gone, it is accepted and then ended."""
+        assert isinstance(request, socket)
+        with suppress(OSError), create_connection(("127.0.0.1", self.server)) as server:
+            Thread(target=self._forward, args=(server, request), daemon=True).start()
+            self._forward(request, server)
+
+    def _forward(self, source: socket, sink: socket) -> None:
+        is_lost = False
+        with suppress(OSError):
+            while (data := source.recv(2**16)) and self.mode != "fail":
+                while self.mode == "stall":
+                    time.sleep(LOOK_SECONDS)
+                time.sleep(self.mode == "delay")
+                is_lost = is_lost or self.mode == "drop"
+                sink.sendall(b"" if is_lost else data)
+        for each in (source, sink):
+            with suppress(OSError):
+                each.shutdown(2)
 
 
 class Scene(Deployment):
-    """Three sites, the first of them behind a TCP proxy."""
+    """Three sites, the first of them behind a proxy, and the run that a fault disturbs."""
 
     run: subprocess.Popen[str]
     run_dir: Path
@@ -89,32 +123,24 @@ class Scene(Deployment):
         self.settings = {"strategy": method, **METHODS[method]}
         more = {"runs-per-day": "1000", "allow-insecure": "true"}
         nodes = write_tables(folder, by_columns=method == "secureboost")
-        super().__init__(folder / "sites", {name: node | more for name, node in nodes.items()})
-        self.sign()
-        self.proxy = Proxy(self.superlink)
+        nodes = {name: node | more for name, node in nodes.items()}
+        super().__init__(folder / "sites", nodes, host=GATEWAY)
+        self.proxy = Proxy(self.port)
         self.script = self.folder / SITE / "start-supernode.sh"
-        text = self.script.read_text().replace(self.superlink, f"localhost:{self.proxy.port}")
-        self.script.write_text(text)
+        self.script.write_text(self.script.read_text().replace(self.superlink, self.proxy.address))
         run = self.locally(folder / "local", self.settings)
         self.model = (run.path / "model.json").read_bytes()
-        self.seconds = LIMIT  # of an undisturbed run
+        self.seconds = LIMIT  # of an undisturbed run, once it has ended
 
-    def start(self, *names: str) -> None:
-        """Start scripts whose processes import the folder's hooks."""
-        path = os.pathsep.join([str(self.hooks), os.environ.get("PYTHONPATH", "")])
-        with patch.dict(os.environ, {"PYTHONPATH": path}):
-            super().start(*names)
+    @property
+    def port(self) -> int:
+        """Of the SuperLink."""
+        return int(self.superlink.rpartition(":")[2])
 
-    def sign(self) -> None:
-        """Sign a new certificate of the SuperLink, valid for `certificates.YEARS`."""
-        key, crt, *server = (
-            self.coordinator / name for name in ("ca.key", "ca.crt", "server.key", "server.crt")
-        )
-        ca = certificates.KeyPair(key.read_bytes(), crt.read_bytes())
-        authority = certificates.renewed_authority(ca)
-        pair = certificates.server_certificate(authority, ["localhost", "127.0.0.1", GATEWAY])
-        for path, content in zip(server, (pair.secret, pair.public), strict=True):
-            path.write_bytes(content)
+    @property
+    def limit(self) -> float:
+        """Seconds after which a run is given up."""
+        return LIMIT + 2 * self.seconds
 
     @property
     def output(self) -> Path:
@@ -123,7 +149,7 @@ class Scene(Deployment):
 
     def command(self, settings: Mapping[str, object]) -> None:
         """Start the run's command."""
-        words = ("run", self.settings["strategy"], "--engine", "federation")
+        words = ("run", str(self.settings["strategy"]), "--engine", "federation")
         with self.output.open("a") as output:
             self.run = self.begin(*words, *settings_of(settings), output=output)
 
@@ -136,27 +162,29 @@ class Scene(Deployment):
         """Wait until a run is in a phase, or has lasted a share of an undisturbed one's time."""
         if isinstance(phase, float):
             return self.wait(phase * self.seconds)
-        deadline = time.monotonic() + LIMIT
+        deadline = time.monotonic() + self.limit
         while not PHASES[phase](RunFolder(self.run_dir).stage):
-            assert time.monotonic() < deadline, f"no {phase} within {LIMIT:.0f} s"
-            if self.run.poll() is not None:
-                raise NotTriedError(f"the run ended before its {phase}")
-            time.sleep(0.02)
+            assert time.monotonic() < deadline, f"no {phase} within {self.limit:.0f} s"
+            self.check_running(phase)
         return None
 
     def running_process(self, place: str, program: str) -> psutil.Process:
         """A process of a script, as soon as there is one."""
         while (process := self.process(place, program)) is None:
-            if self.run.poll() is not None:
-                raise NotTriedError(f"the run ended without {program}")
-            time.sleep(0.02)
+            self.check_running(program)
         return process
+
+    def check_running(self, awaited: str) -> None:
+        """Raise NotTriedError if the run has ended."""
+        if self.run.poll() is not None:
+            raise NotTriedError(f"the run ended before its {awaited}")
+        time.sleep(0.02)
 
     def outcome(self, named: str) -> str:
         """How the command ends; an error is named if its last line matches."""
-        self.wait(LIMIT)
+        self.wait(self.limit)
         if self.run.poll() is None:
-            return f"not done in {LIMIT:.0f} s"
+            return f"not done in {self.limit:.0f} s"
         if self.run.returncode == 0:
             model = (self.run_dir / "model.json").read_bytes()
             return SAME if model == self.model else "another model"
@@ -177,9 +205,7 @@ class Witness:
     def look(self) -> None:
         """Read the lines that are new."""
         for path, start in self._read.items():
-            with path.open("rb") as file:
-                file.seek(start)
-                lines, newline, _ = file.read().rpartition(b"\n")
+            lines, newline, _ = path.read_bytes()[start:].rpartition(b"\n")
             self._read[path] = start + len(lines + newline)
             for line in lines.decode(errors="replace").splitlines():
                 complaint = COMPLAINT.match(line)
@@ -193,52 +219,31 @@ class Witness:
             self.wrong = self.wrong or line
 
 
-# What strikes: each is a context, given the scene
+# What strikes
 
 
-def nothing(_: Scene) -> AbstractContextManager[None]:
+def nothing(scene: Scene, undo: ExitStack) -> None:
     """No fault."""
-    return nullcontext()
 
 
-@contextmanager
-def killed(scene: Scene, place: str, program: str) -> Iterator[None]:
-    """SIGKILL."""
-    scene.running_process(place, program).kill()
-    yield
-
-
-@contextmanager
-def stopped(scene: Scene, place: str, program: str) -> Iterator[None]:
-    """SIGSTOP, then SIGCONT."""
+def signalled(scene: Scene, undo: ExitStack, place: str, program: str, number: int) -> None:
+    """Send a signal, and SIGCONT later."""
     process = scene.running_process(place, program)
-    process.suspend()
-    try:
-        yield
-    finally:
-        with suppress(psutil.NoSuchProcess):
-            process.resume()
+    process.send_signal(number)
+    undo.enter_context(suppress(psutil.NoSuchProcess))
+    undo.callback(process.send_signal, SIGCONT)
 
 
-@contextmanager
-def without_database(scene: Scene) -> Iterator[None]:
+def without_database(scene: Scene, undo: ExitStack) -> None:
     """The SuperLink dies and comes back without its database, which then is put back."""
-    superlink = partial(scene.running_process, COORDINATOR, SUPERLINK)
-    files = [path.rename(path.with_name(f"away-{path.name}")) for path in _database(scene)]
-    superlink().kill()
-    try:
-        yield
-    finally:
-        with suppress(NotTriedError):
-            superlink().kill()
-        for path in _database(scene):
-            path.unlink()
-        for path in files:
-            path.rename(path.with_name(path.name.removeprefix("away-")))
-
-
-def _database(scene: Scene) -> list[Path]:
-    return [*scene.coordinator.glob("superlink.db*")]
+    database = [*scene.coordinator.glob("superlink.db*")]
+    kill = partial(scene.kill, COORDINATOR, SUPERLINK)
+    for path in database:
+        undo.callback(path.with_name(f"away-{path.name}").replace, path)
+        path.rename(path.with_name(f"away-{path.name}"))
+    undo.callback(lambda: [path.unlink() for path in scene.coordinator.glob("superlink.db*")])
+    undo.callback(kill)
+    kill()
 
 
 # Python imports a module of this name when it starts.
@@ -250,262 +255,132 @@ if os.environ.get("FEDAPP_NAME") in {places} and "{program}" in words:
 """
 
 
-@contextmanager
-def late(scene: Scene, places: tuple[str, ...], program: str) -> Iterator[None]:
+def late(scene: Scene, undo: ExitStack, places: tuple[str, ...], program: str) -> None:
     """A program takes `LATE` seconds longer to start."""
     hook = scene.hooks / "sitecustomize.py"
     hook.write_text(HOOK.format(places=places, program=program, seconds=LATE))
-    try:
-        yield
-    finally:
-        hook.unlink()
+    undo.callback(hook.unlink)
 
 
-@contextmanager
-def slow(scene: Scene) -> Iterator[None]:
+def slow(scene: Scene, undo: ExitStack) -> None:
     """A site's processes run for a share of each second."""
 
-    def send(number: signal.Signals) -> None:
-        for process in scene.family(SITE):
-            with suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
-
     def pause() -> None:
-        send(signal.SIGSTOP)
-        time.sleep(1 - CORES)
-        send(signal.SIGCONT)
+        for number, seconds in ((SIGSTOP, 1 - CORES), (SIGCONT, 0)):
+            for process in scene.family(SITE):
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+            time.sleep(seconds)
 
-    with looking(pause, CORES):
-        yield
-
-
-@contextmanager
-def small_disk(scene: Scene) -> Iterator[None]:
-    """A site's home is on a disk of its own, of 2 MiB."""
-    home = scene.folder / SITE / "home"
-    command = ("mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", str(home))
-    _as_root(command)
-    try:
-        yield
-    finally:
-        _as_root(("umount", "--lazy", str(home)))
+    undo.enter_context(looking(pause, CORES))
 
 
-@contextmanager
-def full_disk(scene: Scene) -> Iterator[None]:
-    """A file takes what is left of a site's disk."""
-    filler = scene.folder / SITE / "home" / "filler"
-    with filler.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    try:
-        yield
-    finally:
-        filler.unlink()
+def scripted(scene: Scene, undo: ExitStack, do: str, then: str) -> None:
+    """Run a script, and another one later; NotTriedError if this machine does not allow it."""
 
-
-def _as_root(*commands: Iterable[str]) -> None:
-    for command in commands:
-        try:
-            done = subprocess.run([*command], capture_output=True, text=True, check=False)
-        except FileNotFoundError as error:
-            raise NotTriedError(f"needs {error.filename}") from None
+    def run(script: str) -> None:
+        command = ["bash", "-ec", script.format(home=scene.home(SITE), hooks=scene.hooks)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise NotTriedError(f"needs the right to {shlex.join(command)}: {done.stderr.strip()}")
+            raise NotTriedError(done.stderr.strip())
+
+    undo.callback(run, then)
+    run(do)
 
 
-@contextmanager
-def restarted(scene: Scene, path: Path, text: str) -> Iterator[None]:
-    """A site runs with another text of a file of its folder, and later with the first again."""
-    before = path.read_text()
+def restarted(scene: Scene, undo: ExitStack, path: Path, text: str) -> None:
+    """A site runs with another text of a file of its folder."""
 
     def restart(content: str) -> None:
         scene.stop(SITE)
         path.write_text(content)
         scene.start(SITE)
 
+    undo.callback(restart, path.read_text())
     restart(text)
-    try:
-        yield
-    finally:
-        restart(before)
 
 
-@contextmanager
-def clock_ahead(scene: Scene) -> Iterator[None]:
+def clock_ahead(scene: Scene, undo: ExitStack) -> None:
     """A site's clock is an hour ahead."""
     library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
     if library is None:
         raise NotTriedError("needs libfaketime")
-    fake = f"export LD_PRELOAD={library} FAKETIME=+1h FAKETIME_DONT_FAKE_MONOTONIC=1\n"
     path = scene.folder / SITE / "env.sh"
-    with restarted(scene, path, path.read_text() + fake):
-        yield
+    fake = f"export LD_PRELOAD={library} FAKETIME=+1h FAKETIME_DONT_FAKE_MONOTONIC=1\n"
+    restarted(scene, undo, path, path.read_text() + fake)
 
 
-@contextmanager
-def expired(scene: Scene) -> Iterator[None]:
-    """The SuperLink's certificate has expired, and then is renewed."""
-    try:
-        with patch.object(certificates, "YEARS", 0):
-            scene.sign()
-        scene.running_process(COORDINATOR, SUPERLINK).kill()
-        yield
-    finally:
-        scene.sign()
-        scene.running_process(COORDINATOR, SUPERLINK).kill()
+def expired(scene: Scene, undo: ExitStack) -> None:
+    """The coordinator's certificates have expired, and then are renewed."""
+    undo.callback(scene.kill, COORDINATOR, SUPERLINK)
+    undo.callback(renew_certificates, scene.coordinator)
+    with patch.object(certificates, "YEARS", 0):
+        renew_certificates(scene.coordinator)
+    scene.kill(COORDINATOR, SUPERLINK)
 
 
-# The network
-
-
-class Proxy:
-    """A TCP proxy; ``mode`` is what happens to bytes from now on.
-
-    "pass"; "stall": they wait until the mode changes; "drop": they are lost, and the connection
-    stays open; "delay": each piece takes a second; "fail": they end their connection.
-    """
-
-    def __init__(self, server: str, host: str = "127.0.0.1") -> None:
-        self.mode, self.host, (self.port,) = "pass", host, free_ports(1)
-        self._server = server.rpartition(":")[2]
-        self.open()
-
-    def open(self) -> None:
-        """Listen."""
-        is_open = threading.Event()
-        self._thread = threading.Thread(target=asyncio.run, args=(self._listen(is_open),))
-        self._thread.start()
-        is_open.wait()
-
-    def close(self) -> None:
-        """Stop listening, and end all connections."""
-        self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join()
-
-    async def _listen(self, is_open: threading.Event) -> None:
-        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._serve, self.host, self.port)
-        is_open.set()
-        await self._end.wait()
-        server.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers = [writer]
-        # As a proxy before a server that is gone: it accepts the connection, and ends it.
-        with suppress(OSError, asyncio.CancelledError):
-            answers, requests = await asyncio.open_connection("127.0.0.1", self._server)
-            writers.append(requests)
-            pipes = (self._pipe(reader, requests), self._pipe(answers, writer))
-            await asyncio.wait(map(asyncio.ensure_future, pipes), return_when="FIRST_COMPLETED")
-        for each in writers:
-            each.close()
-
-    async def _pipe(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        is_lost = False
-        with suppress(OSError):
-            while data := await source.read(2**16):
-                while self.mode == "stall":
-                    await asyncio.sleep(0.1)
-                await asyncio.sleep(self.mode == "delay")
-                if self.mode == "fail":
-                    return
-                is_lost = is_lost or self.mode == "drop"
-                if not is_lost:
-                    sink.write(data)
-                    await sink.drain()
-
-
-@contextmanager
-def proxied(scene: Scene, mode: str) -> Iterator[None]:
+def proxied(scene: Scene, undo: ExitStack, mode: str) -> None:
     """A site's proxy does this with its bytes."""
+    undo.callback(setattr, scene.proxy, "mode", "pass")
     scene.proxy.mode = mode
-    try:
-        yield
-    finally:
-        scene.proxy.mode = "pass"
 
 
 NGINX = """
 load_module modules/ngx_stream_module.so;
-daemon off; pid {folder}/nginx.pid; error_log {folder}/nginx.log; events {{ }}
+pid {hooks}/nginx.pid; error_log {hooks}/nginx.log; events {{ }}
 stream {{ server {{ listen 127.0.0.1:{port}; proxy_pass 127.0.0.1:{server}; }} }}
 """
 
 
-@contextmanager
-def behind_nginx(scene: Scene) -> Iterator[None]:
-    """nginx, which forwards TCP, in place of a site's proxy."""
-    config, server = scene.hooks / "nginx.conf", scene.superlink.rpartition(":")[2]
-    config.write_text(NGINX.format(folder=scene.hooks, port=scene.proxy.port, server=server))
-    command = ("/usr/sbin/nginx", "-c", str(config))
-    _as_root((*command, "-t"))
-    scene.proxy.close()
-    nginx = subprocess.Popen(command)
-    try:
-        yield
-    finally:
-        nginx.terminate()
-        nginx.wait()
-        scene.proxy.open()
+def behind_nginx(scene: Scene, undo: ExitStack) -> None:
+    """nginx, which forwards TCP, is between a site's proxy and the SuperLink."""
+    (port,) = free_ports(1)
+    text = NGINX.format(hooks=scene.hooks, port=port, server=scene.port)
+    (scene.hooks / "nginx.conf").write_text(text)
+    nginx = "PATH=$PATH:/usr/sbin nginx -c {hooks}/nginx.conf"
+    scripted(scene, undo, nginx, f"{nginx} -s stop")
+    undo.callback(setattr, scene.proxy, "server", scene.port)
+    scene.proxy.server = port
 
 
-NETWORK, GATEWAY, ADDRESS = "fedapp-faults", "10.123.98.1", "10.123.98.2"
+OWN_NETWORK = f"""
+ip netns add {NETWORK}
+ip link add {NETWORK} type veth peer name eth0 netns {NETWORK}
+ip address add {GATEWAY}/24 dev {NETWORK}
+ip link set {NETWORK} up
+ip -n {NETWORK} address add {ADDRESS}/24 dev eth0
+ip -n {NETWORK} link set eth0 up
+ip -n {NETWORK} link set lo up
+"""
 
 
-@contextmanager
-def own_network(scene: Scene) -> Iterator[None]:
+def own_network(scene: Scene, undo: ExitStack) -> None:
     """A site's processes are in a network namespace, whose link leads to a proxy."""
-    link = f"ip link add {NETWORK} type veth peer name eth0 netns {NETWORK}"
-    inside = f"ip -n {NETWORK}"
-    try:
-        _as_root(
-            f"ip netns add {NETWORK}".split(),
-            link.split(),
-            f"ip address add {GATEWAY}/24 dev {NETWORK}".split(),
-            f"ip link set {NETWORK} up".split(),
-            f"{inside} address add {ADDRESS}/24 dev eth0".split(),
-            f"{inside} link set eth0 up".split(),
-            f"{inside} link set lo up".split(),
-        )
-        proxy = Proxy(scene.superlink, GATEWAY)
-        enter = f'[ "$(ip netns identify)" ] || exec ip netns exec {NETWORK} "$0"'
-        first, rest = scene.script.read_text().split("\n", 1)
-        rest = rest.replace(f"localhost:{scene.proxy.port}", f"{GATEWAY}:{proxy.port}")
-        try:
-            with restarted(scene, scene.script, f"{first}\n{enter}\n{rest}"):
-                yield
-        finally:
-            proxy.close()
-    finally:
-        subprocess.run(["ip", "netns", "delete", NETWORK], check=False)
-
-
-@contextmanager
-def link_down(_: Scene) -> Iterator[None]:
-    """The link of `own_network` is down."""
-    _as_root(f"ip link set {NETWORK} down".split())
-    try:
-        yield
-    finally:
-        _as_root(f"ip link set {NETWORK} up".split())
+    scripted(scene, undo, OWN_NETWORK, f"ip netns delete {NETWORK}")
+    proxy = Proxy(scene.port, GATEWAY)
+    undo.callback(proxy.server_close)
+    undo.callback(proxy.shutdown)
+    first, rest = scene.script.read_text().split("\n", 1)
+    enter = f'[ "$(ip netns identify)" ] || exec ip netns exec {NETWORK} "$0"'
+    rest = rest.replace(scene.proxy.address, proxy.address)
+    restarted(scene, undo, scene.script, f"{first}\n{enter}\n{rest}")
 
 
 # The table
 
-
-Strike = Callable[[Scene], AbstractContextManager[None]]
 AT_SITE = rf"waiting for.*\b{SITE}\b|\b{SITE}\b.*(ended|SuperLink|not connected)"
+EXPIRED = "certificate.*expired|expired.*certificate"
+Strike = Callable[[Scene, ExitStack], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A row of the table; ``named`` is the pattern of a line that names the site and the cause."""
+    """A row; ``phase`` may be a share of an undisturbed run's time."""
 
     name: str
-    phase: str | float  # of `PHASES`, `BEFORE` the command, or a share of an undisturbed run's time
+    phase: str | float
     strike: Strike
-    named: str = AT_SITE
+    named: str = AT_SITE  # pattern of a line that names place or cause
     seconds: float = 0.0  # that it lasts, at most until the run's end
     given: Strike = nothing  # around the run
     method: str = "pax"
@@ -522,50 +397,60 @@ PROCESSES: Mapping[str, tuple[str, str, str]] = {
 }
 
 
-def of_processes(name: str, strike: Callable[..., AbstractContextManager[None]]) -> Iterator[Fault]:
-    """SIGKILL or SIGSTOP of every process in every phase; thinned, in round 2 and one other."""
-    seconds = STOPPED if strike is stopped else 0.0
-    for number, (process, (place, program, named)) in enumerate(PROCESSES.items()):
+def of_processes(name: str, number: int, seconds: float) -> Iterator[Fault]:
+    """A signal to each process, in each phase; thinned, in round 2 and SIGKILL in one other."""
+    for n, (process, (place, program, named)) in enumerate(PROCESSES.items()):
         for phase in PHASES:
-            is_thin = phase == ROUND or (phase == [START, FIRST, LAST][number % 3] and not seconds)
-            disturb = partial(strike, place=place, program=program)
-            fault = Fault(f"{name}-{process}", phase, disturb, named, seconds, is_thin=is_thin)
-            yield fault
+            strike = partial(signalled, place=place, program=program, number=number)
+            is_thin = phase == ROUND or (number == SIGKILL and phase == [START, FIRST, LAST][n % 3])
+            row = Fault(f"{name}-{process}", phase, strike, named, seconds, is_thin=is_thin)
+            yield row
             if phase == ROUND and process in ("supernode", "worker", "serverapp"):
-                yield replace(fault, method="secureboost")
+                yield replace(row, method="secureboost")
 
 
-UNDISTURBED = Fault("none", START, nothing)
+SERVERAPP = PROCESSES["serverapp"]
 FAULTS = (
-    *of_processes("kill", killed),
-    *of_processes("stop", stopped),
-    Fault("no-database", ROUND, without_database, "database", 10.0),
+    *of_processes("kill", SIGKILL, 0),
+    *of_processes("stop", SIGSTOP, 30),
+    Fault("no-database", ROUND, without_database, "database", 10),
     Fault("late-worker", START, partial(late, places=(SITE,), program=WORKER), seconds=LIMIT),
     Fault("late-workers", START, partial(late, places=SITES, program=WORKER), seconds=LIMIT),
     Fault(
         "late-serverapp",
         START,
-        partial(late, places=(COORDINATOR,), program="flwr-serverapp"),
-        "ServerApp",
+        partial(late, places=SERVERAPP[:1], program=SERVERAPP[1]),
+        SERVERAPP[2],
         LIMIT,
     ),
     Fault("slow-site", START, slow, seconds=LIMIT),
-    Fault("full-disk", ROUND, full_disk, "No space left", LIMIT, small_disk),
-    Fault("clock", BEFORE, clock_ahead, rf"{SITE}.*clock", LIMIT),
-    Fault("certificate", ROUND, expired, "certificate.*expired|expired.*certificate", 20.0),
-    Fault("certificate", START, expired, "certificate.*expired|expired.*certificate", 20.0),
+    Fault(
+        "full-disk",
+        ROUND,
+        # The file takes what is left of the disk.
+        partial(scripted, do="cat /dev/zero > {home}/filler || true", then="rm {home}/filler"),
+        "No space left",
+        LIMIT,
+        given=partial(
+            scripted,
+            do="mount -t tmpfs -o size=2m,mode=700 tmpfs {home}",
+            then="umount --lazy {home}",
+        ),
+    ),
+    Fault("clock", START, clock_ahead, rf"{SITE}.*clock", LIMIT),
+    *(Fault("certificate", phase, expired, EXPIRED, 20) for phase in (START, ROUND)),
     *(
-        Fault(f"proxy-{mode}", ROUND, partial(proxied, mode=mode), seconds=AWAY)
+        Fault(f"proxy-{mode}", ROUND, partial(proxied, mode=mode), seconds=40)
         for mode in ("stall", "drop", "delay", "fail")
     ),
+    replace(next(of_processes("kill", SIGKILL, 0)), name="nginx", phase=ROUND, given=behind_nginx),
     Fault(
-        "nginx",
+        "link-down",
         ROUND,
-        partial(killed, place=COORDINATOR, program=SUPERLINK),
-        PROCESSES["superlink"][2],
-        given=behind_nginx,
+        partial(scripted, do=f"ip link set {NETWORK} down", then=f"ip link set {NETWORK} up"),
+        seconds=40,
+        given=own_network,
     ),
-    Fault("link-down", ROUND, link_down, seconds=AWAY, given=own_network),
 )
 RANDOM = "kill-random"
 NAMES = tuple(dict.fromkeys([*(fault.name for fault in FAULTS), RANDOM]))
@@ -575,21 +460,17 @@ def random_kill(rng: random.Random) -> Fault:
     """SIGKILL of one of a run's processes, of any site, at any moment."""
     place, program, named = rng.choice([*PROCESSES.values()])
     place = place if place == COORDINATOR else rng.choice(SITES)
-    named = named.replace(SITE, place)
-    return Fault(RANDOM, rng.random(), partial(killed, place=place, program=program), named)
+    strike = partial(signalled, place=place, program=program, number=SIGKILL)
+    return Fault(RANDOM, rng.random(), strike, named.replace(SITE, place))
 
 
 # The bench
 
 
 def faults(
-    only: tuple[str, ...] = NAMES,
-    all: bool = False,
-    load: int = 0,
-    n: int = 3,
-    seed: int = FAULTS_SEED,
+    only: tuple[str, ...] = NAMES, all: bool = False, load: int = 0, n: int = 3, seed: int = 1
 ) -> Iterator[Row]:
-    """Disturb runs across three sites, one fault a run, and see what names it and how they end.
+    """Disturb runs across three sites, one fault a run; see what names it and how the run ends.
 
     ``python -m simulations bench faults`` kills, stops, delays and starves processes of a
     deployment on this machine, fills a site's disk, sets its clock wrong, lets certificates expire
@@ -598,32 +479,30 @@ def faults(
     process at a random moment, of ``--seed``. ``--load`` processes keep the machine busy meanwhile.
 
     A run ends well with the model of an undisturbed one, byte for byte, or with an error whose last
-    line names the place or cause, after which it ends with that model as it is resumed. Times count
-    from the fault: until a line of the command or a warning in a log names it, and until the run
-    has ended, resumed or not. Prints a JSON line a run, then the table; the exit status is 1 if a
-    run ended in another way, or if a clock was blamed wrongly. Faults that this machine does not
-    allow are said not to have been tried.
+    line names the place or the cause, if it ends with that model once it is resumed. Seconds count
+    from the fault: until the command or a log's warning names it, and until the run, resumed or
+    not, has ended. Prints a JSON line a run, then the table; the exit status is 1 if a run ended in
+    another way, or if a clock was blamed wrongly. The table says which faults were not tried here.
     """
     check_names("only", only, NAMES)
     # What ends the command ends what it has started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    rng = random.Random(seed)
+    rng, lines = random.Random(seed), list[Row]()
     chosen = [fault for fault in FAULTS if fault.name in only and (all or fault.is_thin)]
     chosen += [random_kill(rng) for _ in range(n if RANDOM in only else 0)]
-    lines: list[Row] = []
-    with busy(load), tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as ends:
+        for _ in range(load):
+            busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            ends.callback(busy.wait)
+            ends.callback(busy.kill)
         os.environ["FEDAPP_HOME"] = f"{name}/home"
-        for method in METHODS:
-            mine = [fault for fault in chosen if fault.method == method]
-            for line in disturbed(Path(name) / method, method, mine) if mine else ():
-                lines.append(line)
-                yield line
-    columns = "fault; phase; method; outcome; named by=shown; named after=named:.0f; "
-    columns += "ended after=ended:.0f"
-    shown = [line | {"shown": line["line"][:60]} for line in lines]
-    show("one fault a run; seconds since the fault", shown, columns, n_texts=5)
-    tally = Counter(line["outcome"].partition(":")[0] for line in lines)
-    yield {"runs": len(lines), "load": load, **tally}
+        for method in dict.fromkeys(fault.method for fault in chosen):
+            of_method = [fault for fault in chosen if fault.method == method]
+            for line in disturbed(Path(name) / method, method, of_method):
+                lines.append(line | {"says": line["line"][:60]})
+                yield line | {"load": load}
+    columns = "fault; phase; method; outcome; named by=says; named after=named:.0f; "
+    show("seconds since the fault", lines, columns + "ended after=ended:.0f", n_texts=5)
     if not all_good(lines):
         raise SystemExit(1)
 
@@ -633,79 +512,59 @@ def all_good(lines: Iterable[Row]) -> bool:
     return all(line["outcome"] in GOOD or line["outcome"].startswith(NOT_TRIED) for line in lines)
 
 
-@contextmanager
-def busy(n: int) -> Iterator[None]:
-    """Keep a machine busy with ``n`` processes."""
-    code = "while True: pass"
-    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(n)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
 def disturbed(folder: Path, method: str, faults: Iterable[Fault]) -> Iterator[Row]:
-    """An undisturbed run, and one with each fault, a line each."""
-    scene = Scene(folder, method)
-    try:
-        scene.start(COORDINATOR)
-        scene.register()
-        scene.start(*SITES)  # a site that was not registered yet would end
-        for number, fault in enumerate([replace(UNDISTURBED, method=method), *faults]):
-            line = tried(scene, fault, folder / f"run-{number}")
-            yield line
-            if fault.strike is nothing:
-                scene.seconds = line["ended"]
-            if not all_good([line]):  # the next run shall not suffer from it
-                scene.close()
-                scene.start(COORDINATOR, *SITES)
-    finally:
-        scene.close()
-        scene.proxy.close()
+    """An undisturbed run, and one with each fault; a line each."""
+    scene, path = Scene(folder, method), os.environ.get("PYTHONPATH", "")
+    with patch.dict(os.environ, {"PYTHONPATH": f"{scene.hooks}{os.pathsep}{path}"}):
+        try:
+            scene.start(COORDINATOR)
+            scene.register()
+            scene.start(*SITES)  # a site that was not registered yet would end
+            for number, fault in enumerate([Fault("none", START, nothing, method=method), *faults]):
+                line = tried(scene, fault, folder / f"run-{number}")
+                yield line
+                if not number:
+                    scene.seconds = line["ended"]
+                if not all_good([line]):  # the next run shall not suffer from it
+                    scene.close()
+                    scene.start(COORDINATOR, *SITES)
+        finally:
+            scene.close()
+            scene.proxy.shutdown()
+            scene.proxy.server_close()
 
 
 def tried(scene: Scene, fault: Fault, run_dir: Path) -> Row:
     """Disturb one run, resume it if it has ended in an error, and return what was seen."""
-    scene.run_dir, start = run_dir, time.monotonic()
+    scene.run_dir, start, witness = run_dir, time.monotonic(), None
     begin = partial(scene.command, {**scene.settings, "run-dir": run_dir})
-    witness: Witness | None = None
     try:
-        with fault.given(scene), ExitStack() as strike:
-            if fault.phase == BEFORE:
-                strike.enter_context(fault.strike(scene))
+        with ExitStack() as after, ExitStack() as undo:
+            fault.given(scene, after)
             begin()
-            if fault.phase != BEFORE:
-                scene.wait_for_phase(fault.phase)
+            scene.wait_for_phase(fault.phase)
             witness, start = Witness(scene, fault.named), time.monotonic()
             with looking(witness.look, LOOK_SECONDS):
-                if fault.phase != BEFORE:
-                    strike.enter_context(fault.strike(scene))
+                fault.strike(scene, undo)
                 scene.wait(fault.seconds)
-                strike.close()
+                undo.close()
                 outcome = scene.outcome(fault.named)
                 if scene.run.returncode:
                     is_begun = (run_dir / "config.toml").exists()
-                    again = partial(scene.command, {"resume": run_dir}) if is_begun else begin
                     scene.wait_until_listening()
-                    again()
+                    (partial(scene.command, {"resume": run_dir}) if is_begun else begin)()
                     outcome += f"; {'resumed' if is_begun else 'restarted'}: "
                     outcome += scene.outcome(fault.named)
     except NotTriedError as error:
         outcome = f"{NOT_TRIED}: {error}"
-        scene.wait(LIMIT)
+        scene.wait(scene.limit)
     except AssertionError as error:  # as of a script that does not end
         outcome = f"failed: {error}"
     finally:
         scene.run.kill()
+    if witness and witness.wrong:
+        outcome += f", but blamed on {witness.wrong!r}"
     line: Row = {"fault": fault.name, "phase": fault.phase, "method": fault.method}
     line |= {"outcome": outcome, "ended": round(time.monotonic() - start, 1)}
-    line |= {"named": None, "line": ""}
-    if witness:
-        line |= {"named": witness.seconds, "line": witness.line}
-        if witness.wrong:
-            line |= {"outcome": f"{outcome}, a clock is blamed", "wrong": witness.wrong}
-    if not all_good([line]):
-        line["shown"] = scene.output.read_text()[-1000:]
-    return line
+    line |= {"named": witness and witness.seconds, "line": witness.line if witness else ""}
+    return line if all_good([line]) else line | {"shown": scene.output.read_text()[-1000:]}
