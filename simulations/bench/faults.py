@@ -21,8 +21,9 @@ from functools import partial
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 from socket import create_connection, socket
-from socketserver import ThreadingTCPServer
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Thread
+from typing import TypeVar
 from unittest.mock import patch
 
 import psutil
@@ -33,6 +34,7 @@ from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.flower import free_ports
 from simulations.bench.exchange import SITES, write_tables
 from simulations.study import (
+    RUN_SECONDS,
     SUPEREXEC,
     SUPERLINK,
     SUPERNODE,
@@ -45,13 +47,11 @@ from simulations.study import (
     show,
 )
 
+T = TypeVar("T")
 SITE, COORDINATOR = SITES[0], "coordinator"
-SMALL: Row = {"parties": len(SITES), "num-boost-round": 3, "max-depth": 2}
+SMALL: Row = {"parties": len(SITES), "num-boost-round": 3, "max-depth": 2, "max-bin": 32}
 SMALL_KEY: Row = {"secureboost.key-bits": 512, "secureboost.insecure-small-key": "true"}
-METHODS: Mapping[str, Row] = {
-    "pax": SMALL | {"max-bin": 64},
-    "secureboost": SMALL | SMALL_KEY | {"max-bin": 16},
-}
+METHODS: Mapping[str, Row] = {"pax": SMALL, "secureboost": SMALL | SMALL_KEY}
 LIMIT = 300.0  # seconds by which a fault may delay a run
 LATE, CORES = 70.0, 0.1  # seconds that a start takes longer, and cores of a slow site
 LOOK_SECONDS = 0.1
@@ -65,7 +65,7 @@ PHASES: Mapping[str, Callable[[Stage | None], bool]] = {
 }
 SAME, NAMED, NOT_TRIED = "same model", "named error", "not tried"
 GOOD = {SAME, f"{NAMED}; resumed: {SAME}", f"{NAMED}; restarted: {SAME}"}
-COMPLAINT = re.compile(r"\S+Z (?:WARNING|ERROR) (.*)")  # in a log
+COMPLAINT = re.compile(r"^\S+Z (?:WARNING|ERROR) (.*)", re.MULTILINE)  # in a log
 CLOCK = re.compile(r"(?<!whose )clock is")
 # The network of a site: a namespace, and the addresses of its link.
 NETWORK, GATEWAY, ADDRESS = "fedapp-faults", "10.123.98.1", "10.123.98.2"
@@ -86,7 +86,7 @@ class Proxy(ThreadingTCPServer):
 
     def __init__(self, server: int, host: str = "127.0.0.1") -> None:
         self.mode, self.server = "pass", server
-        super().__init__((host, 0), socket)
+        super().__init__((host, 0), BaseRequestHandler)
         self.address = f"{host}:{self.server_address[1]}"
         Thread(target=self.serve_forever, daemon=True).start()
 
@@ -116,6 +116,7 @@ class Scene(Deployment):
 
     run: subprocess.Popen[str]
     run_dir: Path
+    output: Path  # what the command has printed
 
     def __init__(self, folder: Path, method: str) -> None:
         self.hooks = folder / "hooks"  # on the path of all processes
@@ -130,22 +131,12 @@ class Scene(Deployment):
         self.script.write_text(self.script.read_text().replace(self.superlink, self.proxy.address))
         run = self.locally(folder / "local", self.settings)
         self.model = (run.path / "model.json").read_bytes()
-        self.seconds = LIMIT  # of an undisturbed run, once it has ended
+        self.seconds = self.limit = float(RUN_SECONDS)  # of an undisturbed run, and of each
 
     @property
     def port(self) -> int:
         """Of the SuperLink."""
         return int(self.superlink.rpartition(":")[2])
-
-    @property
-    def limit(self) -> float:
-        """Seconds after which a run is given up."""
-        return LIMIT + 2 * self.seconds
-
-    @property
-    def output(self) -> Path:
-        """What the command has printed."""
-        return self.run_dir.with_suffix(".txt")
 
     def command(self, settings: Mapping[str, object]) -> None:
         """Start the run's command."""
@@ -158,27 +149,15 @@ class Scene(Deployment):
         with suppress(subprocess.TimeoutExpired):
             self.run.wait(seconds)
 
-    def wait_for_phase(self, phase: str | float) -> None:
-        """Wait until a run is in a phase, or has lasted a share of an undisturbed one's time."""
-        if isinstance(phase, float):
-            return self.wait(phase * self.seconds)
+    def found(self, look: Callable[[], T], what: str) -> T:
+        """The first true result of ``look``; NotTriedError if the run ends before."""
         deadline = time.monotonic() + self.limit
-        while not PHASES[phase](RunFolder(self.run_dir).stage):
-            assert time.monotonic() < deadline, f"no {phase} within {self.limit:.0f} s"
-            self.check_running(phase)
-        return None
-
-    def running_process(self, place: str, program: str) -> psutil.Process:
-        """A process of a script, as soon as there is one."""
-        while (process := self.process(place, program)) is None:
-            self.check_running(program)
-        return process
-
-    def check_running(self, awaited: str) -> None:
-        """Raise NotTriedError if the run has ended."""
-        if self.run.poll() is not None:
-            raise NotTriedError(f"the run ended before its {awaited}")
-        time.sleep(0.02)
+        while not (result := look()):
+            assert time.monotonic() < deadline, f"no {what} within {self.limit:.0f} s"
+            if self.run.poll() is not None:
+                raise NotTriedError(f"the run ended before its {what}")
+            time.sleep(0.02)
+        return result
 
     def outcome(self, named: str) -> str:
         """How the command ends; an error is named if its last line matches."""
@@ -207,16 +186,13 @@ class Witness:
         for path, start in self._read.items():
             lines, newline, _ = path.read_bytes()[start:].rpartition(b"\n")
             self._read[path] = start + len(lines + newline)
-            for line in lines.decode(errors="replace").splitlines():
-                complaint = COMPLAINT.match(line)
-                if path.suffix != ".log" or complaint:
-                    self._hear(complaint[1] if complaint else f"fedapp run: {line}")
-
-    def _hear(self, line: str) -> None:
-        if self.seconds is None and re.search(self._named, line):
-            self.line, self.seconds = line, round(time.monotonic() - self._start, 1)
-        if CLOCK.search(line) and "clock" not in self._named:
-            self.wrong = self.wrong or line
+            text = lines.decode(errors="replace")
+            said = COMPLAINT.findall(text) if path.suffix == ".log" else text.splitlines()
+            for line in said:
+                if self.seconds is None and re.search(self._named, line):
+                    self.line, self.seconds = line, round(time.monotonic() - self._start, 1)
+                if CLOCK.search(line) and "clock" not in self._named:
+                    self.wrong = self.wrong or line
 
 
 # What strikes
@@ -228,7 +204,8 @@ def nothing(scene: Scene, undo: ExitStack) -> None:
 
 def signalled(scene: Scene, undo: ExitStack, place: str, program: str, number: int) -> None:
     """Send a signal, and SIGCONT later."""
-    process = scene.running_process(place, program)
+    process = scene.found(lambda: scene.process(place, program), program)
+    assert process
     process.send_signal(number)
     undo.enter_context(suppress(psutil.NoSuchProcess))
     undo.callback(process.send_signal, SIGCONT)
@@ -236,14 +213,12 @@ def signalled(scene: Scene, undo: ExitStack, place: str, program: str, number: i
 
 def without_database(scene: Scene, undo: ExitStack) -> None:
     """The SuperLink dies and comes back without its database, which then is put back."""
-    database = [*scene.coordinator.glob("superlink.db*")]
-    kill = partial(scene.kill, COORDINATOR, SUPERLINK)
-    for path in database:
-        undo.callback(path.with_name(f"away-{path.name}").replace, path)
-        path.rename(path.with_name(f"away-{path.name}"))
-    undo.callback(lambda: [path.unlink() for path in scene.coordinator.glob("superlink.db*")])
-    undo.callback(kill)
-    kill()
+    path = f"{scene.coordinator}/superlink.db"
+    away = f"mkdir {path}-away; mv {path} {path}-shm {path}-wal {path}-away || true"
+    back = f"rm -f {path} {path}-shm {path}-wal; mv {path}-away/* {scene.coordinator}"
+    scripted(scene, undo, away, f"{back}; rmdir {path}-away")
+    undo.callback(scene.kill, COORDINATOR, SUPERLINK)
+    scene.kill(COORDINATOR, SUPERLINK)
 
 
 # Python imports a module of this name when it starts.
@@ -284,8 +259,8 @@ def scripted(scene: Scene, undo: ExitStack, do: str, then: str) -> None:
         if done.returncode:
             raise NotTriedError(done.stderr.strip())
 
-    undo.callback(run, then)
     run(do)
+    undo.callback(run, then)
 
 
 def restarted(scene: Scene, undo: ExitStack, path: Path, text: str) -> None:
@@ -344,6 +319,7 @@ def behind_nginx(scene: Scene, undo: ExitStack) -> None:
 
 
 OWN_NETWORK = f"""
+ip netns delete {NETWORK} 2> /dev/null || true
 ip netns add {NETWORK}
 ip link add {NETWORK} type veth peer name eth0 netns {NETWORK}
 ip address add {GATEWAY}/24 dev {NETWORK}
@@ -369,8 +345,11 @@ def own_network(scene: Scene, undo: ExitStack) -> None:
 # The table
 
 AT_SITE = rf"waiting for.*\b{SITE}\b|\b{SITE}\b.*(ended|SuperLink|not connected)"
+MOUNT = "mount -t tmpfs -o size=2m,mode=700 tmpfs {home}"
 EXPIRED = "certificate.*expired|expired.*certificate"
 Strike = Callable[[Scene, ExitStack], None]
+LINK = f"ip link set {NETWORK} "
+LINK_DOWN = partial(scripted, do=f"{LINK} down", then=f"{LINK} up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,11 +410,7 @@ FAULTS = (
         partial(scripted, do="cat /dev/zero > {home}/filler || true", then="rm {home}/filler"),
         "No space left",
         LIMIT,
-        given=partial(
-            scripted,
-            do="mount -t tmpfs -o size=2m,mode=700 tmpfs {home}",
-            then="umount --lazy {home}",
-        ),
+        partial(scripted, do=MOUNT, then="umount --lazy {home}"),
     ),
     Fault("clock", START, clock_ahead, rf"{SITE}.*clock", LIMIT),
     *(Fault("certificate", phase, expired, EXPIRED, 20) for phase in (START, ROUND)),
@@ -444,13 +419,7 @@ FAULTS = (
         for mode in ("stall", "drop", "delay", "fail")
     ),
     replace(next(of_processes("kill", SIGKILL, 0)), name="nginx", phase=ROUND, given=behind_nginx),
-    Fault(
-        "link-down",
-        ROUND,
-        partial(scripted, do=f"ip link set {NETWORK} down", then=f"ip link set {NETWORK} up"),
-        seconds=40,
-        given=own_network,
-    ),
+    Fault("link-down", ROUND, LINK_DOWN, seconds=40, given=own_network),
 )
 RANDOM = "kill-random"
 NAMES = tuple(dict.fromkeys([*(fault.name for fault in FAULTS), RANDOM]))
@@ -472,9 +441,8 @@ def faults(
 ) -> Iterator[Row]:
     """Disturb runs across three sites, one fault a run; see what names it and how the run ends.
 
-    ``python -m simulations bench faults`` kills, stops, delays and starves processes of a
-    deployment on this machine, fills a site's disk, sets its clock wrong, lets certificates expire
-    and disturbs the network, each in one or two phases of a PAX run, and a few in SecureBoost;
+    ``python -m simulations bench faults`` disturbs processes, disk, clock, certificates and network
+    of a deployment on this machine, each in one or two phases of a PAX run, a few in SecureBoost;
     ``--all`` strikes in every phase, ``--only NAME ...`` chooses faults. ``--n`` runs lose a random
     process at a random moment, of ``--seed``. ``--load`` processes keep the machine busy meanwhile.
 
@@ -524,7 +492,7 @@ def disturbed(folder: Path, method: str, faults: Iterable[Fault]) -> Iterator[Ro
                 line = tried(scene, fault, folder / f"run-{number}")
                 yield line
                 if not number:
-                    scene.seconds = line["ended"]
+                    scene.seconds, scene.limit = line["ended"], LIMIT + 2 * line["ended"]
                 if not all_good([line]):  # the next run shall not suffer from it
                     scene.close()
                     scene.start(COORDINATOR, *SITES)
@@ -536,13 +504,18 @@ def disturbed(folder: Path, method: str, faults: Iterable[Fault]) -> Iterator[Ro
 
 def tried(scene: Scene, fault: Fault, run_dir: Path) -> Row:
     """Disturb one run, resume it if it has ended in an error, and return what was seen."""
-    scene.run_dir, start, witness = run_dir, time.monotonic(), None
+    scene.run_dir, scene.output = run_dir, run_dir.with_suffix(".txt")
+    start, witness = time.monotonic(), None
     begin = partial(scene.command, {**scene.settings, "run-dir": run_dir})
     try:
         with ExitStack() as after, ExitStack() as undo:
             fault.given(scene, after)
             begin()
-            scene.wait_for_phase(fault.phase)
+            if isinstance(fault.phase, float):
+                scene.wait(fault.phase * scene.seconds)
+            else:
+                is_there = PHASES[fault.phase]
+                scene.found(lambda: is_there(RunFolder(run_dir).stage), fault.phase)
             witness, start = Witness(scene, fault.named), time.monotonic()
             with looking(witness.look, LOOK_SECONDS):
                 fault.strike(scene, undo)
