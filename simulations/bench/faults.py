@@ -30,6 +30,7 @@ import psutil
 
 from fedapp.deploy import certificates
 from fedapp.deploy.folders import renew_certificates
+from fedapp.home import write_atomically
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.flower import free_ports
 from simulations.bench.exchange import SITES, write_tables
@@ -126,17 +127,13 @@ class Scene(Deployment):
         nodes = write_tables(folder, by_columns=method == "secureboost")
         nodes = {name: node | more for name, node in nodes.items()}
         super().__init__(folder / "sites", nodes, host=GATEWAY)
+        self.port = int(self.superlink.rpartition(":")[2])
         self.proxy = Proxy(self.port)
         self.script = self.folder / SITE / "start-supernode.sh"
         self.script.write_text(self.script.read_text().replace(self.superlink, self.proxy.address))
         run = self.locally(folder / "local", self.settings)
         self.model = (run.path / "model.json").read_bytes()
         self.seconds = self.limit = float(RUN_SECONDS)  # of an undisturbed run, and of each
-
-    @property
-    def port(self) -> int:
-        """Of the SuperLink."""
-        return int(self.superlink.rpartition(":")[2])
 
     def command(self, settings: Mapping[str, object]) -> None:
         """Start the run's command."""
@@ -267,8 +264,8 @@ def restarted(scene: Scene, undo: ExitStack, path: Path, text: str) -> None:
     """A site runs with another text of a file of its folder."""
 
     def restart(content: str) -> None:
+        write_atomically(path, content.encode(), 0o700)  # a shell may still read the other
         scene.stop(SITE)
-        path.write_text(content)
         scene.start(SITE)
 
     undo.callback(restart, path.read_text())
@@ -505,6 +502,7 @@ def disturbed(folder: Path, method: str, faults: Iterable[Fault]) -> Iterator[Ro
 def tried(scene: Scene, fault: Fault, run_dir: Path) -> Row:
     """Disturb one run, resume it if it has ended in an error, and return what was seen."""
     scene.run_dir, scene.output = run_dir, run_dir.with_suffix(".txt")
+    scene.output.touch()
     start, witness = time.monotonic(), None
     begin = partial(scene.command, {**scene.settings, "run-dir": run_dir})
     try:
@@ -528,10 +526,10 @@ def tried(scene: Scene, fault: Fault, run_dir: Path) -> Row:
                     (partial(scene.command, {"resume": run_dir}) if is_begun else begin)()
                     outcome += f"; {'resumed' if is_begun else 'restarted'}: "
                     outcome += scene.outcome(fault.named)
-    except NotTriedError as error:
+    except (NotTriedError, psutil.NoSuchProcess) as error:
         outcome = f"{NOT_TRIED}: {error}"
         scene.wait(scene.limit)
-    except AssertionError as error:  # as of a script that does not end
+    except (AssertionError, subprocess.TimeoutExpired) as error:  # a script does not end
         outcome = f"failed: {error}"
     finally:
         scene.run.kill()
