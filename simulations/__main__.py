@@ -54,7 +54,8 @@ BENCH_MODULES = {
     "trees": "pax_speed pax_memory pax_secure pax_floor privacy rows federated_forest "
     "fedxgbllr_epoch",
     "encryption": "secureboost paillier",
-    "exchange": "exchange across faults serve parties",
+    "exchange": "exchange across serve parties",
+    "faults": "faults",
 }
 ATTACK_MODULES = {
     "vertical": "shared_nodes reverse_sums solved_bins eini_paths label_groups forest_nodes",
@@ -173,6 +174,7 @@ BENCHES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "serve": ([""], ["--seconds 2 --rounds 10"]),
     "exchange": ([""], ["--rounds 3"]),
     "across": ([""], []),
+    "faults": ([""], []),
 }
 
 

@@ -36,7 +36,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 from unittest.mock import patch
 
 import numpy as np
@@ -770,15 +770,17 @@ def digest_of(path: Path) -> str:
 class Deployment:
     """A coordinator and sites that trust each other's keys, in subfolders of a new folder.
 
-    ``nodes`` are the node configs of the sites, by name.
+    ``nodes`` are the node configs of the sites, by name; ``host`` is a name of the SuperLink.
     """
 
-    def __init__(self, folder: Path, nodes: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self, folder: Path, nodes: Mapping[str, Mapping[str, Any]], host: str = "localhost"
+    ) -> None:
         self.folder, self.coordinator = folder, folder / "coordinator"
         port, *ports = free_ports(1 + len(nodes))
         self.superlink = f"localhost:{port}"
         write_federation(
-            self.coordinator, Federation("federation", "localhost", 9092, 9093, port, list(nodes))
+            self.coordinator, Federation("federation", host, 9092, 9093, port, list(nodes))
         )
         self.ports = dict(zip(nodes, ports, strict=True))
         self._scripts: dict[str, subprocess.Popen[bytes]] = {}
@@ -842,15 +844,19 @@ class Deployment:
     def register(self) -> None:
         """Register the sites as soon as the SuperLink answers."""
         deadline = time.monotonic() + START_SECONDS
-        while not self._is_listening() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        self.wait_until_listening()
         command = [str(self.coordinator / "register-sites.sh")]
         while (done := subprocess.run(command, capture_output=True, check=False)).returncode:
             if time.monotonic() > deadline:
                 raise AssertionError(done.stdout.decode() + done.stderr.decode())
 
+    def wait_until_listening(self) -> None:
+        """Wait until the SuperLink accepts connections; asking Flower would cost a process."""
+        deadline = time.monotonic() + START_SECONDS
+        while not self._is_listening() and time.monotonic() < deadline:
+            time.sleep(0.1)
+
     def _is_listening(self) -> bool:
-        """Whether the SuperLink accepts connections; asking Flower would cost a process."""
         host, _, port = self.superlink.rpartition(":")
         with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
             return True
@@ -924,12 +930,14 @@ class Deployment:
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
-    def begin(self, *words: str, app: Path | None = None) -> subprocess.Popen[str]:
+    def begin(
+        self, *words: str, app: Path | None = None, output: int | IO[str] = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
         """Start a ``fedapp`` command at the coordinator; ``app`` is another fedapp's folder."""
         command = shlex.join([f"{Path(sys.executable).parent}/fedapp", *words])
         return subprocess.Popen(
             ["bash", "-c", f". {self.coordinator}/env.sh; exec {command}"],
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, "COLUMNS": "200", **({"PYTHONPATH": str(app)} if app else {})},

@@ -1,4 +1,4 @@
-"""What messages cost: exchanges between real processes, faults, serving, and more parties.
+"""What messages cost: exchanges between real processes, serving, and more parties.
 
 Each bench is the function of its name (``python -m simulations bench NAME``), whose docstring says
 what it measures.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import random
 import re
 import signal
 import sqlite3
@@ -41,11 +40,6 @@ from simulations.bench.trees import run_once, write_numbers
 from simulations.study import (
     BINARY,
     DRAWS,
-    RUN_SECONDS,
-    SUPEREXEC,
-    SUPERLINK,
-    SUPERNODE,
-    WORKER,
     Deployment,
     Row,
     check_names,
@@ -54,7 +48,6 @@ from simulations.study import (
     growth,
     looking,
     repeated,
-    settings_of,
     show,
     write_rows,
 )
@@ -343,112 +336,6 @@ def write_tables(folder: Path, by_columns: bool) -> dict[str, dict[str, str]]:
         nodes[name] = {"data": path, "id": "id", "allow-export": "true", **DRAWS}
         nodes[name] |= {"allow": ",".join(ACROSS_METHODS), "label": "y" if has_label else ""}
     return nodes
-
-
-# faults
-
-FAULTS_SEED = 1
-SETTINGS = {
-    "strategy": "pax",
-    "parties": len(SITES),
-    "num-boost-round": 2,
-    "max-depth": 2,
-    "max-bin": 32,
-    "resend-after": 15,
-    "exchange-deadline": 300,
-}
-FAULTS = (
-    *((site, program) for site in SITES for program in (SUPERNODE, SUPEREXEC, WORKER)),
-    ("coordinator", SUPERLINK),
-    ("coordinator", "fedapp.deploy.coordinator"),
-    ("coordinator", "flwr-serverapp"),
-)
-RUN = ("run", "pax", "--engine", "federation")
-SAME, UNDISTURBED = "same model", "nothing killed"
-GOOD = {SAME, f"{SAME}, resumed", f"{SAME}, restarted", "names a party", UNDISTURBED}
-
-
-def faults(n: int = 10, seed: int = FAULTS_SEED) -> Iterator[Row]:
-    """Kill processes of a deployment at random moments, and count how the runs end.
-
-    ``python -m simulations bench faults --n 50`` trains PAX through three SuperNodes on this
-    machine, one fault a run, and compares every model with that of an undisturbed run in one
-    process; ``--seed`` is that of the moments and the victims. A run ends well with the same model,
-    at once or after it was resumed (or restarted, if it had not begun), or with an error that names
-    a party. Prints a JSON line a run, then the tally, in which runs that ended before their fault
-    are counted separately; the exit status is 1 if a run ended in any other way.
-    """
-    # What ends the command ends what it has started.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    rng, tally = random.Random(seed), Counter[str]()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        os.environ["FEDAPP_HOME"] = str(folder / "home")
-        # A run that is restarted counts twice.
-        limit = {"runs-per-day": 2 * n + 1}
-        nodes = example_nodes(folder, SITES, ROWS)
-        deployment = Deployment(folder, {name: {**node, **limit} for name, node in nodes.items()})
-        expected = (deployment.locally(folder / "local", SETTINGS).path / "model.json").read_bytes()
-        with deployment.running():
-            start = time.monotonic()
-            deployment.train(folder / "undisturbed", SETTINGS)
-            seconds = time.monotonic() - start
-            for number in range(n):
-                run_dir, start = folder / f"run-{number}", time.monotonic()
-                line = _disturbed(deployment, run_dir, rng, seconds, expected)
-                yield line
-                tally[outcome := line["outcome"]] += 1
-                if outcome == UNDISTURBED:  # the load of the machine may have changed
-                    seconds = time.monotonic() - start
-    yield {"runs": n, "seconds undisturbed": round(seconds, 1), **tally}
-    if not GOOD.issuperset(tally):
-        raise SystemExit(1)
-
-
-def _disturbed(
-    deployment: Deployment, run_dir: Path, rng: random.Random, seconds: float, expected: bytes
-) -> Row:
-    """Kill a process during a run, and return how it ended."""
-    place, program = rng.choice(FAULTS)
-    moment, start = rng.uniform(0, seconds), time.monotonic()
-    run = deployment.begin(*RUN, *(arguments := settings_of({**SETTINGS, "run-dir": run_dir})))
-    with suppress(subprocess.TimeoutExpired):
-        run.wait(moment)
-    killed = False  # stays so if the run ends before the process is there
-    while not killed and run.poll() is None:
-        if process := deployment.process(place, program):
-            process.kill()
-            killed = True
-        else:
-            time.sleep(0.02)
-    outcome, shown = _outcome(run, run_dir / "model.json", expected)
-    if outcome not in GOOD and place == "coordinator" and run.returncode:
-        has_begun = (run_dir / "config.toml").exists()
-        again = settings_of({"resume": run_dir}) if has_begun else arguments
-        run = deployment.begin(*RUN, *again)
-        outcome, shown = _outcome(run, run_dir / "model.json", expected)
-        outcome += ", resumed" if has_begun else ", restarted"
-    if outcome == SAME and not killed:
-        outcome = UNDISTURBED
-    line: dict[str, Any] = {"place": place, "program": program, "killed": killed}
-    line |= {"after": round(moment, 1), "seconds": round(time.monotonic() - start, 1)}
-    line |= {"outcome": outcome}
-    if outcome not in GOOD:
-        line["shown"] = shown[-1000:]
-    return line
-
-
-def _outcome(run: subprocess.Popen[str], model: Path, expected: bytes) -> tuple[str, str]:
-    """How a run ends, and what it has printed."""
-    try:
-        shown, _ = run.communicate(timeout=RUN_SECONDS)
-    except subprocess.TimeoutExpired:
-        run.kill()
-        return f"not done in {RUN_SECONDS} s", run.communicate()[0]
-    if run.returncode == 0:
-        return (SAME if model.read_bytes() == expected else "another model"), shown
-    last = shown.splitlines()[-1] if shown else ""
-    return ("names a party" if any(site in last for site in SITES) else "unclear error"), shown
 
 
 # serve

@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,11 @@ import pytest
 
 from fedapp.deploy.certificates import new_authority, supernode_keys
 from fedapp.run_folder import RunFolder
+from simulations.bench import faults
 from simulations.study import (
     RUN_SECONDS,
     START_SECONDS,
     SUPEREXEC,
-    SUPERLINK,
     SUPERNODE,
     WORKER,
     Deployment,
@@ -72,11 +70,6 @@ def growing(deployment: Deployment, run_dir: Path) -> subprocess.Popen[str]:
     return run
 
 
-def resume(deployment: Deployment, run_dir: Path) -> None:
-    given = settings_of({"resume": run_dir})
-    deployment.fedapp("run", "pax", "--engine", "federation", *given)
-
-
 def last_words(run: subprocess.Popen[str]) -> str:
     """The last line of a run that must fail."""
     try:
@@ -90,22 +83,17 @@ def last_words(run: subprocess.Popen[str]) -> str:
 # Processes that die
 
 
-@pytest.mark.parametrize(
-    ("place", "program"),
-    [
-        ("bank", WORKER),
-        ("bank", SUPEREXEC),
-        ("bank", SUPERNODE),
-        ("coordinator", SUPERLINK),
-    ],
-)
-def test_a_run_survives_the_death_of_a_process(
-    deployment: Deployment, local_model: bytes, tmp_path: Path, place: str, program: str
+def test_a_run_with_a_fault_ends_in_the_same_model_or_names_it_and_is_resumed(
+    tmp_path: Path,
 ) -> None:
-    run = growing(deployment, tmp_path / "across")
-    assert deployment.kill(place, program)
-    wait_for_output(run)
-    assert model_in(tmp_path / "across") == local_model
+    # The quickest; ``python -m simulations bench faults`` has all.
+    names = {"kill-superlink", "kill-serverapp", "kill-coordinator", "kill-worker", "full-disk"}
+    chosen = [each for each in faults.FAULTS if each.name in names and each.phase == faults.ROUND]
+    lines = list(faults.disturbed(tmp_path, "pax", [one for one in chosen if one.method == "pax"]))
+    tried = [line for line in lines if not line["outcome"].startswith(faults.NOT_TRIED)]
+    assert [line for line in tried if line["outcome"] not in faults.GOOD] == []
+    # Only a full disk needs a right that not everybody has.
+    assert {line["fault"] for line in tried} >= {"none", *names} - {"full-disk"}
 
 
 def test_a_superexec_that_dies_leaves_its_supernode_as_it_is(
@@ -116,17 +104,6 @@ def test_a_superexec_that_dies_leaves_its_supernode_as_it_is(
     assert deployment.kill("bank", SUPEREXEC)
     wait_for_output(run)
     assert deployment.process("bank", SUPERNODE) == supernode
-
-
-@pytest.mark.parametrize("program", ["fedapp.deploy.coordinator", "flwr-serverapp"])
-def test_a_run_whose_server_dies_is_resumed_to_the_same_model(
-    deployment: Deployment, local_model: bytes, tmp_path: Path, program: str
-) -> None:
-    run = growing(deployment, tmp_path / "across")
-    assert deployment.kill("coordinator", program)
-    last_words(run)
-    resume(deployment, tmp_path / "across")
-    assert model_in(tmp_path / "across") == local_model
 
 
 # Sites that are slow, or late
@@ -213,41 +190,3 @@ def test_a_site_with_a_wrong_key_or_certificate_is_refused_and_the_run_names_it(
         deployment.wait_for("shop", "SuperNode ID:", before)
     rule = "parties must be 3, got 2 within 10 s (start-deadline); not connected: shop"
     assert last.endswith(f"{rule}, whose own log says why; {RULE}")
-
-
-# A disk that is full
-
-
-@contextmanager
-def small_disk(folder: Path) -> Iterator[None]:
-    """A disk of its own for a folder, of 2 MiB."""
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"needs the right to mount a small disk: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(path: Path) -> None:
-    """Write a file that takes what is left of its disk."""
-    with path.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(os.urandom(4096))
-
-
-def test_a_full_disk_ends_the_run_by_name_and_it_is_resumed_once_there_is_room(
-    deployment: Deployment, local_model: bytes, tmp_path: Path
-) -> None:
-    home, run_dir = deployment.folder / "bank" / "home", tmp_path / "across"
-    with small_disk(home):
-        run = growing(deployment, run_dir)
-        fill(home / "filler")
-        last = last_words(run)
-        assert "bank (step " in last
-        assert "No space left on device" in last
-        (home / "filler").unlink()
-        resume(deployment, run_dir)
-    assert model_in(run_dir) == local_model

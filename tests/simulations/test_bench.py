@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,11 +27,12 @@ import xgboost
 from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError
 from fedapp.runs.baselines import Scored, join_tables
+from fedapp.runs.flower import free_ports
 from fedapp.settings import app_folder
 from fedapp.trees.forest.model import from_json
 from simulations import __main__ as every
 from simulations import study
-from simulations.bench import encryption, exchange, trees
+from simulations.bench import encryption, exchange, faults, trees
 from simulations.study import command, growth, peak_bytes, pooled_forest
 
 SMALL_KEY = ["--key-bits", "512"]
@@ -367,3 +375,114 @@ def test_scores_are_those_of_sklearn() -> None:
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^align must be of ordered, psi, got 'x'$"):
         trees.federated_forest(align="x")
+
+
+# Faults
+
+
+class Echo(StreamRequestHandler):
+    def handle(self) -> None:
+        for line in self.rfile:
+            self.wfile.write(line)
+
+
+@pytest.fixture
+def proxy() -> Iterator[faults.Proxy]:
+    """A proxy before a server that sends each line back."""
+    with ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
+        server.daemon_threads = True
+        Thread(target=server.serve_forever, daemon=True).start()
+        with faults.Proxy(server.server_address[1]) as proxy:
+            yield proxy
+            proxy.shutdown()
+        server.shutdown()
+
+
+def connected(proxy: faults.Proxy) -> socket.socket:
+    return socket.create_connection(proxy.server_address[:2])
+
+
+def echoed(client: socket.socket, line: bytes, seconds: float | None = None) -> bytes:
+    client.settimeout(seconds)
+    client.sendall(line)
+    return client.recv(100)
+
+
+def test_a_proxy_passes_bytes_keeps_them_loses_them_or_ends_their_connection(
+    proxy: faults.Proxy,
+) -> None:
+    with connected(proxy) as client, connected(proxy) as other:
+        assert echoed(client, b"1\n") == b"1\n"
+        proxy.mode = "stall"
+        with pytest.raises(TimeoutError):
+            echoed(client, b"2\n", 0.3)
+        proxy.mode = "pass"
+        client.settimeout(None)
+        assert client.recv(100) == b"2\n"
+        proxy.mode = "drop"
+        with pytest.raises(TimeoutError):
+            echoed(client, b"3\n", 0.3)
+        proxy.mode = "pass"
+        with pytest.raises(TimeoutError):  # for ever
+            echoed(client, b"4\n", 0.3)
+        assert echoed(other, b"5\n") == b"5\n"
+        proxy.mode = "fail"
+        assert echoed(other, b"6\n") == b""
+        proxy.mode = "pass"
+    with connected(proxy) as client:
+        assert echoed(client, b"7\n") == b"7\n"
+    proxy.server = free_ports(1)[0]  # where nobody listens
+    with connected(proxy) as client:
+        assert client.recv(100) == b""
+
+
+def test_a_program_starts_late_at_the_named_places_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starts(place: str, program: str, seconds: float | None = None) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "FEDAPP_NAME": place}
+        command = [sys.executable, "-P", "-m", program]
+        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=seconds)
+
+    monkeypatch.setattr(faults, "LATE", 1000.0)
+    scene: Any = SimpleNamespace(hooks=tmp_path)
+    with ExitStack() as undo:
+        faults.late(scene, undo, ("bank",), "platform")
+        starts("shop", "platform")
+        starts("bank", "this")
+        with pytest.raises(subprocess.TimeoutExpired):
+            starts("bank", "platform", 2)
+    starts("bank", "platform")
+
+
+def test_the_first_line_that_names_a_fault_is_found_and_a_wrong_cause(tmp_path: Path) -> None:
+    scene: Any = SimpleNamespace(
+        output=tmp_path / "run.txt", log=lambda name: tmp_path / f"{name}.log"
+    )
+    logs = [tmp_path / f"{name}.log" for name in (faults.COORDINATOR, *exchange.SITES)]
+    for path in (scene.output, *logs):
+        path.write_text("1T2Z ERROR bank before\n")
+    witness = faults.Witness(scene, r"\bbank\b")
+    with logs[1].open("a") as file:
+        print("1T3Z INFO bank worker: quiet\n    bank: a line of a traceback", file=file)
+        file.flush()
+        witness.look()
+        assert (witness.line, witness.seconds) == ("", None)
+        print("1T4Z ERROR bank worker: no room\n1T5Z ERROR bank worker: later", file=file)
+    with scene.output.open("a") as file:
+        print(
+            "bank's clock is 40 s ahead; Flower refuses a site whose clock is 5 s ahead", file=file
+        )
+        file.write("shop's clock is")  # a line of which the rest is not written yet
+    witness.look()
+    assert witness.seconds is not None
+    assert "bank's clock is" in witness.wrong
+    assert witness.line == witness.wrong
+
+
+def test_each_fault_is_tried_by_default_and_in_all_phases_with_all() -> None:
+    thin = {fault.name for fault in faults.FAULTS if fault.is_thin}
+    assert thin | {faults.RANDOM} == set(faults.NAMES)
+    for name in ("kill-serverapp", "stop-superlink"):
+        phases = [each.phase for each in faults.FAULTS if (each.name, each.method) == (name, "pax")]
+        assert phases == [*faults.PHASES]

@@ -1,0 +1,541 @@
+"""Faults of a deployment as a table: what names each, after how long, and how the run ends.
+
+``FAULTS`` is the table. A fault strikes by a function of the `Scene`, which also registers how it
+is undone; ``faults`` is the bench.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGSTOP
+from socket import create_connection, socket
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from threading import Thread
+from typing import TypeVar
+from unittest.mock import patch
+
+import psutil
+
+from fedapp.deploy import certificates
+from fedapp.deploy.folders import renew_certificates
+from fedapp.home import write_atomically
+from fedapp.run_folder import RunFolder, Stage
+from fedapp.runs.flower import free_ports
+from simulations.bench.exchange import SITES, write_tables
+from simulations.study import (
+    RUN_SECONDS,
+    SUPEREXEC,
+    SUPERLINK,
+    SUPERNODE,
+    WORKER,
+    Deployment,
+    Row,
+    check_names,
+    looking,
+    settings_of,
+    show,
+)
+
+T = TypeVar("T")
+SITE, COORDINATOR = SITES[0], "coordinator"
+SMALL: Row = {"parties": len(SITES), "num-boost-round": 3, "max-depth": 2, "max-bin": 32}
+SMALL_KEY: Row = {"secureboost.key-bits": 512, "secureboost.insecure-small-key": "true"}
+METHODS: Mapping[str, Row] = {"pax": SMALL, "secureboost": SMALL | SMALL_KEY}
+LIMIT = 300.0  # seconds by which a fault may delay a run
+LATE, CORES = 70.0, 0.1  # seconds that a start takes longer, and cores of a slow site
+LOOK_SECONDS = 0.1
+# When a fault strikes, as the run's folder shows.
+START, FIRST, ROUND, LAST = "start", "first exchange", "round 2", "last round"
+PHASES: Mapping[str, Callable[[Stage | None], bool]] = {
+    START: lambda stage: True,  # of the command
+    FIRST: lambda stage: stage is not None and not stage.doing.startswith("waiting for"),
+    ROUND: lambda stage: stage is not None and stage.round >= 2,
+    LAST: lambda stage: stage is not None and stage.round == stage.rounds > 0,
+}
+SAME, NAMED, NOT_TRIED = "same model", "named error", "not tried"
+GOOD = {SAME, f"{NAMED}; resumed: {SAME}", f"{NAMED}; restarted: {SAME}"}
+COMPLAINT = re.compile(r"^\S+Z (?:WARNING|ERROR) (.*)", re.MULTILINE)  # in a log
+CLOCK = re.compile(r"(?<!whose )clock is")
+# The network of a site: a namespace, and the addresses of its link.
+NETWORK, GATEWAY, ADDRESS = "fedapp-faults", "10.123.98.1", "10.123.98.2"
+
+
+class NotTriedError(Exception):
+    """This machine does not allow the fault, or the run had ended before it."""
+
+
+class Proxy(ThreadingTCPServer):
+    """A TCP proxy; ``mode`` is what happens to bytes from now on.
+
+    "pass"; "stall": they wait until the mode changes; "drop": they are lost, and their connection
+    stays open; "delay": each piece takes a second; "fail": they end their connection.
+    """
+
+    allow_reuse_address = daemon_threads = True
+
+    def __init__(self, server: int, host: str = "127.0.0.1") -> None:
+        self.mode, self.server = "pass", server
+        super().__init__((host, 0), BaseRequestHandler)
+        self.address = f"{host}:{self.server_address[1]}"
+        Thread(target=self.serve_forever, daemon=True).start()
+
+    def finish_request(self, request: object, client_address: object) -> None:
+        """Forward a connection; where the server is gone, it is accepted and then ended."""
+        assert isinstance(request, socket)
+        with suppress(OSError), create_connection(("127.0.0.1", self.server)) as server:
+            Thread(target=self._forward, args=(server, request), daemon=True).start()
+            self._forward(request, server)
+
+    def _forward(self, source: socket, sink: socket) -> None:
+        is_lost = False
+        with suppress(OSError):
+            while (data := source.recv(2**16)) and self.mode != "fail":
+                while self.mode == "stall":
+                    time.sleep(LOOK_SECONDS)
+                time.sleep(self.mode == "delay")
+                is_lost = is_lost or self.mode == "drop"
+                sink.sendall(b"" if is_lost else data)
+        for each in (source, sink):
+            with suppress(OSError):
+                each.shutdown(2)
+
+
+class Scene(Deployment):
+    """Three sites, the first of them behind a proxy, and the run that a fault disturbs."""
+
+    run: subprocess.Popen[str]
+    run_dir: Path
+    output: Path  # what the command has printed
+
+    def __init__(self, folder: Path, method: str) -> None:
+        self.hooks = folder / "hooks"  # on the path of all processes
+        self.hooks.mkdir(parents=True)
+        self.settings = {"strategy": method, **METHODS[method]}
+        more = {"runs-per-day": "1000", "allow-insecure": "true"}
+        nodes = write_tables(folder, by_columns=method == "secureboost")
+        nodes = {name: node | more for name, node in nodes.items()}
+        super().__init__(folder / "sites", nodes, host=GATEWAY)
+        self.port = int(self.superlink.rpartition(":")[2])
+        self.proxy = Proxy(self.port)
+        self.script = self.folder / SITE / "start-supernode.sh"
+        self.script.write_text(self.script.read_text().replace(self.superlink, self.proxy.address))
+        run = self.locally(folder / "local", self.settings)
+        self.model = (run.path / "model.json").read_bytes()
+        self.seconds = self.limit = float(RUN_SECONDS)  # of an undisturbed run, and of each
+
+    def command(self, settings: Mapping[str, object]) -> None:
+        """Start the run's command."""
+        words = ("run", str(self.settings["strategy"]), "--engine", "federation")
+        with self.output.open("a") as output:
+            self.run = self.begin(*words, *settings_of(settings), output=output)
+
+    def wait(self, seconds: float) -> None:
+        """Wait, but not beyond the run's end."""
+        with suppress(subprocess.TimeoutExpired):
+            self.run.wait(seconds)
+
+    def found(self, look: Callable[[], T], what: str) -> T:
+        """The first true result of ``look``; NotTriedError if the run ends before."""
+        deadline = time.monotonic() + self.limit
+        while not (result := look()):
+            assert time.monotonic() < deadline, f"no {what} within {self.limit:.0f} s"
+            if self.run.poll() is not None:
+                raise NotTriedError(f"the run ended before its {what}")
+            time.sleep(0.02)
+        return result
+
+    def outcome(self, named: str) -> str:
+        """How the command ends; an error is named if its last line matches."""
+        self.wait(self.limit)
+        if self.run.poll() is None:
+            return f"not done in {self.limit:.0f} s"
+        if self.run.returncode == 0:
+            model = (self.run_dir / "model.json").read_bytes()
+            return SAME if model == self.model else "another model"
+        last = self.output.read_text().rstrip().rpartition("\n")[2]
+        return NAMED if re.search(named, last) else "unclear error"
+
+
+class Witness:
+    """Finds the first line that names a fault, in what the command prints or in a log."""
+
+    def __init__(self, scene: Scene, named: str) -> None:
+        self._named, self._start = named, time.monotonic()
+        paths = [scene.output, *map(scene.log, (COORDINATOR, *SITES))]
+        self._read = {path: path.stat().st_size for path in paths}
+        self.line = self.wrong = ""
+        self.seconds: float | None = None
+
+    def look(self) -> None:
+        """Read the lines that are new."""
+        for path, start in self._read.items():
+            lines, newline, _ = path.read_bytes()[start:].rpartition(b"\n")
+            self._read[path] = start + len(lines + newline)
+            text = lines.decode(errors="replace")
+            said = COMPLAINT.findall(text) if path.suffix == ".log" else text.splitlines()
+            for line in said:
+                if self.seconds is None and re.search(self._named, line):
+                    self.line, self.seconds = line, round(time.monotonic() - self._start, 1)
+                if CLOCK.search(line) and "clock" not in self._named:
+                    self.wrong = self.wrong or line
+
+
+# What strikes
+
+
+def nothing(scene: Scene, undo: ExitStack) -> None:
+    """No fault."""
+
+
+def signalled(scene: Scene, undo: ExitStack, place: str, program: str, number: int) -> None:
+    """Send a signal, and SIGCONT later."""
+    process = scene.found(lambda: scene.process(place, program), program)
+    assert process
+    process.send_signal(number)
+    undo.enter_context(suppress(psutil.NoSuchProcess))
+    undo.callback(process.send_signal, SIGCONT)
+
+
+def without_database(scene: Scene, undo: ExitStack) -> None:
+    """The SuperLink dies and comes back without its database, which then is put back."""
+    path = f"{scene.coordinator}/superlink.db"
+    away = f"mkdir {path}-away; mv {path} {path}-shm {path}-wal {path}-away || true"
+    back = f"rm -f {path} {path}-shm {path}-wal; mv {path}-away/* {scene.coordinator}"
+    scripted(scene, undo, away, f"{back}; rmdir {path}-away")
+    undo.callback(scene.kill, COORDINATOR, SUPERLINK)
+    scene.kill(COORDINATOR, SUPERLINK)
+
+
+# Python imports a module of this name when it starts.
+HOOK = """
+import os, sys, time
+words = map(os.path.basename, sys.orig_argv[:5])
+if os.environ.get("FEDAPP_NAME") in {places} and "{program}" in words:
+    time.sleep({seconds})
+"""
+
+
+def late(scene: Scene, undo: ExitStack, places: tuple[str, ...], program: str) -> None:
+    """A program takes `LATE` seconds longer to start."""
+    hook = scene.hooks / "sitecustomize.py"
+    hook.write_text(HOOK.format(places=places, program=program, seconds=LATE))
+    undo.callback(hook.unlink)
+
+
+def slow(scene: Scene, undo: ExitStack) -> None:
+    """A site's processes run for a share of each second."""
+
+    def pause() -> None:
+        for number, seconds in ((SIGSTOP, 1 - CORES), (SIGCONT, 0)):
+            for process in scene.family(SITE):
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+            time.sleep(seconds)
+
+    undo.enter_context(looking(pause, CORES))
+
+
+def scripted(scene: Scene, undo: ExitStack, do: str, then: str) -> None:
+    """Run a script, and another one later; NotTriedError if this machine does not allow it."""
+
+    def run(script: str) -> None:
+        command = ["bash", "-ec", script.format(home=scene.home(SITE), hooks=scene.hooks)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise NotTriedError(done.stderr.strip())
+
+    run(do)
+    undo.callback(run, then)
+
+
+def restarted(scene: Scene, undo: ExitStack, path: Path, text: str) -> None:
+    """A site runs with another text of a file of its folder."""
+
+    def restart(content: str) -> None:
+        write_atomically(path, content.encode(), 0o700)  # a shell may still read the other
+        scene.stop(SITE)
+        scene.start(SITE)
+
+    undo.callback(restart, path.read_text())
+    restart(text)
+
+
+def clock_ahead(scene: Scene, undo: ExitStack) -> None:
+    """A site's clock is an hour ahead."""
+    library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+    if library is None:
+        raise NotTriedError("needs libfaketime")
+    path = scene.folder / SITE / "env.sh"
+    fake = f"export LD_PRELOAD={library} FAKETIME=+1h FAKETIME_DONT_FAKE_MONOTONIC=1\n"
+    restarted(scene, undo, path, path.read_text() + fake)
+
+
+def expired(scene: Scene, undo: ExitStack) -> None:
+    """The coordinator's certificates have expired, and then are renewed."""
+    undo.callback(scene.kill, COORDINATOR, SUPERLINK)
+    undo.callback(renew_certificates, scene.coordinator)
+    with patch.object(certificates, "YEARS", 0):
+        renew_certificates(scene.coordinator)
+    scene.kill(COORDINATOR, SUPERLINK)
+
+
+def proxied(scene: Scene, undo: ExitStack, mode: str) -> None:
+    """A site's proxy does this with its bytes."""
+    undo.callback(setattr, scene.proxy, "mode", "pass")
+    scene.proxy.mode = mode
+
+
+NGINX = """
+load_module modules/ngx_stream_module.so;
+pid {hooks}/nginx.pid; error_log {hooks}/nginx.log; events {{ }}
+stream {{ server {{ listen 127.0.0.1:{port}; proxy_pass 127.0.0.1:{server}; }} }}
+"""
+
+
+def behind_nginx(scene: Scene, undo: ExitStack) -> None:
+    """nginx, which forwards TCP, is between a site's proxy and the SuperLink."""
+    (port,) = free_ports(1)
+    text = NGINX.format(hooks=scene.hooks, port=port, server=scene.port)
+    (scene.hooks / "nginx.conf").write_text(text)
+    nginx = "PATH=$PATH:/usr/sbin nginx -c {hooks}/nginx.conf"
+    scripted(scene, undo, nginx, f"{nginx} -s stop")
+    undo.callback(setattr, scene.proxy, "server", scene.port)
+    scene.proxy.server = port
+
+
+OWN_NETWORK = f"""
+ip netns delete {NETWORK} 2> /dev/null || true
+ip netns add {NETWORK}
+ip link add {NETWORK} type veth peer name eth0 netns {NETWORK}
+ip address add {GATEWAY}/24 dev {NETWORK}
+ip link set {NETWORK} up
+ip -n {NETWORK} address add {ADDRESS}/24 dev eth0
+ip -n {NETWORK} link set eth0 up
+ip -n {NETWORK} link set lo up
+"""
+
+
+def own_network(scene: Scene, undo: ExitStack) -> None:
+    """A site's processes are in a network namespace, whose link leads to a proxy."""
+    scripted(scene, undo, OWN_NETWORK, f"ip netns delete {NETWORK}")
+    proxy = Proxy(scene.port, GATEWAY)
+    undo.callback(proxy.server_close)
+    undo.callback(proxy.shutdown)
+    first, rest = scene.script.read_text().split("\n", 1)
+    enter = f'[ "$(ip netns identify)" ] || exec ip netns exec {NETWORK} "$0"'
+    rest = rest.replace(scene.proxy.address, proxy.address)
+    restarted(scene, undo, scene.script, f"{first}\n{enter}\n{rest}")
+
+
+# The table
+
+AT_SITE = rf"waiting for.*\b{SITE}\b|\b{SITE}\b.*(ended|SuperLink|not connected)"
+MOUNT = "mount -t tmpfs -o size=2m,mode=700 tmpfs {home}"
+EXPIRED = "certificate.*expired|expired.*certificate"
+Strike = Callable[[Scene, ExitStack], None]
+LINK = f"ip link set {NETWORK} "
+LINK_DOWN = partial(scripted, do=f"{LINK} down", then=f"{LINK} up")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A row; ``phase`` may be a share of an undisturbed run's time."""
+
+    name: str
+    phase: str | float
+    strike: Strike
+    named: str = AT_SITE  # pattern of a line that names place or cause
+    seconds: float = 0.0  # that it lasts, at most until the run's end
+    given: Strike = nothing  # around the run
+    method: str = "pax"
+    is_thin: bool = True  # whether it is tried without --all
+
+
+PROCESSES: Mapping[str, tuple[str, str, str]] = {
+    "superlink": (COORDINATOR, SUPERLINK, r"SuperLink|superlink: ended"),
+    "supernode": (SITE, SUPERNODE, AT_SITE),
+    "serverapp": (COORDINATOR, "flwr-serverapp", "ServerApp|flwr-serverapp"),
+    "superexec": (SITE, SUPEREXEC, AT_SITE),
+    "worker": (SITE, WORKER, AT_SITE),
+    "coordinator": (COORDINATOR, "fedapp.deploy.coordinator", "ServerApp|coordinator: ended"),
+}
+
+
+def of_processes(name: str, number: int, seconds: float) -> Iterator[Fault]:
+    """A signal to each process, in each phase; thinned, in round 2 and SIGKILL in one other."""
+    for n, (process, (place, program, named)) in enumerate(PROCESSES.items()):
+        for phase in PHASES:
+            strike = partial(signalled, place=place, program=program, number=number)
+            is_thin = phase == ROUND or (number == SIGKILL and phase == [START, FIRST, LAST][n % 3])
+            row = Fault(f"{name}-{process}", phase, strike, named, seconds, is_thin=is_thin)
+            yield row
+            if phase == ROUND and process in ("supernode", "worker", "serverapp"):
+                yield replace(row, method="secureboost")
+
+
+SERVERAPP = PROCESSES["serverapp"]
+FAULTS = (
+    *of_processes("kill", SIGKILL, 0),
+    *of_processes("stop", SIGSTOP, 30),
+    Fault("no-database", ROUND, without_database, "database", 10),
+    Fault("late-worker", START, partial(late, places=(SITE,), program=WORKER), seconds=LIMIT),
+    Fault("late-workers", START, partial(late, places=SITES, program=WORKER), seconds=LIMIT),
+    Fault(
+        "late-serverapp",
+        START,
+        partial(late, places=SERVERAPP[:1], program=SERVERAPP[1]),
+        SERVERAPP[2],
+        LIMIT,
+    ),
+    Fault("slow-site", START, slow, seconds=LIMIT),
+    Fault(
+        "full-disk",
+        ROUND,
+        # The file takes what is left of the disk.
+        partial(scripted, do="cat /dev/zero > {home}/filler || true", then="rm {home}/filler"),
+        "No space left",
+        LIMIT,
+        partial(scripted, do=MOUNT, then="umount --lazy {home}"),
+    ),
+    Fault("clock", START, clock_ahead, rf"{SITE}.*clock", LIMIT),
+    *(Fault("certificate", phase, expired, EXPIRED, 20) for phase in (START, ROUND)),
+    *(
+        Fault(f"proxy-{mode}", ROUND, partial(proxied, mode=mode), seconds=40)
+        for mode in ("stall", "drop", "delay", "fail")
+    ),
+    replace(next(of_processes("kill", SIGKILL, 0)), name="nginx", phase=ROUND, given=behind_nginx),
+    Fault("link-down", ROUND, LINK_DOWN, seconds=40, given=own_network),
+)
+RANDOM = "kill-random"
+NAMES = tuple(dict.fromkeys([*(fault.name for fault in FAULTS), RANDOM]))
+
+
+def random_kill(rng: random.Random) -> Fault:
+    """SIGKILL of one of a run's processes, of any site, at any moment."""
+    place, program, named = rng.choice([*PROCESSES.values()])
+    place = place if place == COORDINATOR else rng.choice(SITES)
+    strike = partial(signalled, place=place, program=program, number=SIGKILL)
+    return Fault(RANDOM, rng.random(), strike, named.replace(SITE, place))
+
+
+# The bench
+
+
+def faults(
+    only: tuple[str, ...] = NAMES, all: bool = False, load: int = 0, n: int = 3, seed: int = 1
+) -> Iterator[Row]:
+    """Disturb runs across three sites, one fault a run; see what names it and how the run ends.
+
+    ``python -m simulations bench faults`` disturbs processes, disk, clock, certificates and network
+    of a deployment on this machine, each in one or two phases of a PAX run, a few in SecureBoost;
+    ``--all`` strikes in every phase, ``--only NAME ...`` chooses faults. ``--n`` runs lose a random
+    process at a random moment, of ``--seed``. ``--load`` processes keep the machine busy meanwhile.
+
+    A run ends well with the model of an undisturbed one, byte for byte, or with an error whose last
+    line names the place or the cause, if it ends with that model once it is resumed. Seconds count
+    from the fault: until the command or a log's warning names it, and until the run, resumed or
+    not, has ended. Prints a JSON line a run, then the table; the exit status is 1 if a run ended in
+    another way, or if a clock was blamed wrongly. The table says which faults were not tried here.
+    """
+    check_names("only", only, NAMES)
+    # What ends the command ends what it has started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    rng, lines = random.Random(seed), list[Row]()
+    chosen = [fault for fault in FAULTS if fault.name in only and (all or fault.is_thin)]
+    chosen += [random_kill(rng) for _ in range(n if RANDOM in only else 0)]
+    with tempfile.TemporaryDirectory() as name, ExitStack() as ends:
+        for _ in range(load):
+            busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            ends.callback(busy.wait)
+            ends.callback(busy.kill)
+        os.environ["FEDAPP_HOME"] = f"{name}/home"
+        for method in dict.fromkeys(fault.method for fault in chosen):
+            of_method = [fault for fault in chosen if fault.method == method]
+            for line in disturbed(Path(name) / method, method, of_method):
+                lines.append(line | {"says": line["line"][:60]})
+                yield line | {"load": load}
+    columns = "fault; phase; method; outcome; named by=says; named after=named:.0f; "
+    show("seconds since the fault", lines, columns + "ended after=ended:.0f", n_texts=5)
+    if not all_good(lines):
+        raise SystemExit(1)
+
+
+def all_good(lines: Iterable[Row]) -> bool:
+    """Whether every run ended well, or its fault could not be tried."""
+    return all(line["outcome"] in GOOD or line["outcome"].startswith(NOT_TRIED) for line in lines)
+
+
+def disturbed(folder: Path, method: str, faults: Iterable[Fault]) -> Iterator[Row]:
+    """An undisturbed run, and one with each fault; a line each."""
+    scene, path = Scene(folder, method), os.environ.get("PYTHONPATH", "")
+    with patch.dict(os.environ, {"PYTHONPATH": f"{scene.hooks}{os.pathsep}{path}"}):
+        try:
+            scene.start(COORDINATOR)
+            scene.register()
+            scene.start(*SITES)  # a site that was not registered yet would end
+            for number, fault in enumerate([Fault("none", START, nothing, method=method), *faults]):
+                line = tried(scene, fault, folder / f"run-{number}")
+                yield line
+                if not number:
+                    scene.seconds, scene.limit = line["ended"], LIMIT + 2 * line["ended"]
+                if not all_good([line]):  # the next run shall not suffer from it
+                    scene.close()
+                    scene.start(COORDINATOR, *SITES)
+        finally:
+            scene.close()
+            scene.proxy.shutdown()
+            scene.proxy.server_close()
+
+
+def tried(scene: Scene, fault: Fault, run_dir: Path) -> Row:
+    """Disturb one run, resume it if it has ended in an error, and return what was seen."""
+    scene.run_dir, scene.output = run_dir, run_dir.with_suffix(".txt")
+    scene.output.touch()
+    start, witness = time.monotonic(), None
+    begin = partial(scene.command, {**scene.settings, "run-dir": run_dir})
+    try:
+        with ExitStack() as after, ExitStack() as undo:
+            fault.given(scene, after)
+            begin()
+            if isinstance(fault.phase, float):
+                scene.wait(fault.phase * scene.seconds)
+            else:
+                is_there = PHASES[fault.phase]
+                scene.found(lambda: is_there(RunFolder(run_dir).stage), fault.phase)
+            witness, start = Witness(scene, fault.named), time.monotonic()
+            with looking(witness.look, LOOK_SECONDS):
+                fault.strike(scene, undo)
+                scene.wait(fault.seconds)
+                undo.close()
+                outcome = scene.outcome(fault.named)
+                if scene.run.returncode:
+                    is_begun = (run_dir / "config.toml").exists()
+                    scene.wait_until_listening()
+                    (partial(scene.command, {"resume": run_dir}) if is_begun else begin)()
+                    outcome += f"; {'resumed' if is_begun else 'restarted'}: "
+                    outcome += scene.outcome(fault.named)
+    except (NotTriedError, psutil.NoSuchProcess) as error:
+        outcome = f"{NOT_TRIED}: {error}"
+        scene.wait(scene.limit)
+    except (AssertionError, subprocess.TimeoutExpired) as error:  # a script does not end
+        outcome = f"failed: {error}"
+    finally:
+        scene.run.kill()
+    if witness and witness.wrong:
+        outcome += f", but blamed on {witness.wrong!r}"
+    line: Row = {"fault": fault.name, "phase": fault.phase, "method": fault.method}
+    line |= {"outcome": outcome, "ended": round(time.monotonic() - start, 1)}
+    line |= {"named": witness and witness.seconds, "line": witness.line if witness else ""}
+    return line if all_good([line]) else line | {"shown": scene.output.read_text()[-1000:]}
