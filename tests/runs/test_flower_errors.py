@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ from fedapp.commands import cli
 from fedapp.errors import ConfigError, RunFailedError
 from fedapp.runs import flower as flower_runs
 from fedapp.runs.flower import check_programs, failed, sentence_for
+from fedapp.runs.local import run_local
 from tests.conftest import MakeSettings
 
 CONFIG = """\
@@ -235,3 +237,19 @@ def test_a_run_that_has_written_its_results_has_not_failed(
     flower_runs._flwr_run(asked_for, *run)
     said = f"Flower says {status}, but the run has written its results"
     assert (said in told) == (status != flower_runs.COMPLETED)
+
+
+@pytest.mark.slow
+def test_a_simulation_whose_process_takes_40_s_to_start_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: MakeSettings
+) -> None:
+    """Flower's own SuperExec lets the task expire after 30 s and starts it again, for ever."""
+    late = (
+        "import sys, time\nif 'flwr-simulation' in ' '.join(sys.orig_argv):\n    time.sleep(40)\n"
+    )
+    (tmp_path / "sitecustomize.py").write_text(late)
+    path = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), path))))
+    run = flower_runs.run_simulation(settings(parties=2, run_dir=str(tmp_path / "late")))
+    local = run_local(settings(parties=2, run_dir=str(tmp_path / "local")))
+    assert (run.path / "model.json").read_bytes() == (local.path / "model.json").read_bytes()
