@@ -54,13 +54,13 @@ def add_sites(folder: Path, names: Sequence[str] = ()) -> Iterator[tuple[str, st
     Without `names` all sites of the federation are registered. ConfigError if a name or a key is
     invalid, or the SuperLink does not answer.
     """
-    known = names_in(folder)
+    before = names_in(folder)
     for name in names:
         if not NAME.fullmatch(name):
             raise ConfigError(f"name must be {NAME_RULE}, got {name!r}")
-    files = {name: folder / "sites" / f"{name}.pub" for name in names or known}
+    files = {name: folder / "sites" / f"{name}.pub" for name in names or before}
     keys = {name: public_key_in(path) for name, path in files.items() if path.exists()}
-    _write_names(folder, dict.fromkeys((*known, *names)))
+    _write_names(folder, dict.fromkeys((*before, *names)))
     yield from ((name, "") for name in files if name not in keys)
     if not keys:
         return
@@ -82,16 +82,16 @@ def remove_site(folder: Path, name: str) -> None:
 
     ConfigError if it is not one of the federation, or the SuperLink does not answer.
     """
-    known = names_in(folder)
-    if name not in known:
-        rule = f"name must be a site of {folder} ({', '.join(known) or 'none'}), got {name}"
-        raise ConfigError(f"{rule}{did_you_mean(name, known)}")
+    names = names_in(folder)
+    if name not in names:
+        rule = f"name must be a site of {folder} ({', '.join(names) or 'none'}), got {name}"
+        raise ConfigError(f"{rule}{did_you_mean(name, names)}")
     with _superlink(folder) as superlink:
         _unregister(superlink, name, superlink.ListNodes(ListNodesRequest()).nodes_info)
     for path in (folder / "sites" / f"{name}.pub", folder / "sites" / f"{name}.node"):
         if path.exists():
             path.rename(f"{path}.removed")
-    _write_names(folder, [each for each in known if each != name])
+    _write_names(folder, [each for each in names if each != name])
 
 
 def members(folder: Path) -> tuple[list[Member], str]:
@@ -102,13 +102,13 @@ def members(folder: Path) -> tuple[list[Member], str]:
             nodes = [*superlink.ListNodes(ListNodesRequest()).nodes_info]
     except ConfigError as error:
         status, fault = "unknown", str(error)
-    found = []
+    sites = []
     for name in dict.fromkeys([*names_in(folder), *(node.name for node in nodes if _is_on(node))]):
         path = folder / "sites" / f"{name}.pub"
         key = key_fingerprint(public_key_in(path)) if path.exists() else ""
         registered = [_member(node) for node in nodes if node.name == name and _is_on(node)]
-        found += registered or [Member(name, status, None, key)]
-    return found, fault
+        sites += registered or [Member(name, status, None, key)]
+    return sites, fault
 
 
 def _member(node: NodeInfo) -> Member:

@@ -245,7 +245,7 @@ def units_site(machine: Machine, site: Site) -> Texts:
             site.superexec(folder),
             (
                 f"ReadWritePaths={folder}/flower {folder}/home",
-                f"InaccessiblePaths={folder}/supernode.key",
+                f"InaccessiblePaths={folder}/supernode.key -{folder}/supernode.key.old",
                 *_NO_WAY_OUT,
             ),
         ),

@@ -205,12 +205,18 @@ def superlink(report: Report = _silent) -> Iterator[dict[str, str]]:
         "RAY_worker_niceness": "0",
     }
     log = flower_home / f"superlink-{http_port}.log"
-    command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
+    command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "process"]
     command += ["--host", "127.0.0.1", "--port", str(http_port)]
     command += ["--control-api-address", f"127.0.0.1:{control_port}"]
+    # Flower's own lets a simulation expire whose process takes 30 s to start.
+    superexec = [sys.executable, "-P", "-m", "fedapp.deploy.coordinator", "--insecure"]
+    superexec += ["--runtime-api-address", f"127.0.0.1:{http_port}"]
     with open_private(log, "wb") as output:
-        process = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=output, start_new_session=True
+        process, starter = (
+            subprocess.Popen(
+                words, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+            for words in (command, superexec)
         )
     try:
         if not is_healthy(process, http_port, SUPERLINK_START_SECONDS):
@@ -219,6 +225,7 @@ def superlink(report: Report = _silent) -> Iterator[dict[str, str]]:
         yield environment
     finally:
         report("ending Flower", ends=True)
+        _stop(starter)
         _stop(process)
         log.unlink(missing_ok=True)
 

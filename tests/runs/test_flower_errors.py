@@ -22,6 +22,7 @@ from fedapp.errors import ConfigError, RunFailedError
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs import flower as flower_runs
 from fedapp.runs.flower import check_programs, failed, sentence_for
+from fedapp.runs.local import run_local
 from tests.conftest import MakeSettings
 
 CONFIG = """\
@@ -325,3 +326,19 @@ def test_a_serverapp_that_dies_without_a_word_is_named_with_the_way_to_resume(
             asked_for, "hospitals", {}, {}, lambda doing, ends=False: told.append(doing)
         )
     assert f"{flower_runs.DIED}; waiting for Flower to end the run" in told
+
+
+@pytest.mark.slow
+def test_a_simulation_whose_process_takes_40_s_to_start_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: MakeSettings
+) -> None:
+    """Flower's own SuperExec lets the task expire after 30 s and starts it again, for ever."""
+    late = (
+        "import sys, time\nif 'flwr-simulation' in ' '.join(sys.orig_argv):\n    time.sleep(40)\n"
+    )
+    (tmp_path / "sitecustomize.py").write_text(late)
+    path = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), path))))
+    run = flower_runs.run_simulation(settings(parties=2, run_dir=str(tmp_path / "late")))
+    local = run_local(settings(parties=2, run_dir=str(tmp_path / "local")))
+    assert (run.path / "model.json").read_bytes() == (local.path / "model.json").read_bytes()
