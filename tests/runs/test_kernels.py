@@ -206,7 +206,7 @@ join()
 assert not _unloaded
 assert {"clients.pax", "xgboost"} <= sys.modules.keys()
 """
-    run_code(JOIN + code, tmp_path)
+    run_code(JOIN + code, tmp_path, NUMBA_CACHE_DIR="")
 
 
 def test_a_site_compiles_its_kernels_before_it_asks_for_tasks(
