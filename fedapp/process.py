@@ -35,6 +35,7 @@ _CHATTER = re.compile(
     r"|\[Fleet\.(PushMessages|GetRun|GetFab)|(FastAPI l|SuperLinkL)ifespan|Start `flwr-"
 )
 _RUN = re.compile(r"\brun(?:_id=| ID | )`?(\d{6,})")
+UNKNOWN = "unknown"  # version of a package that is not installed
 SHOWN = ("fedapp", "flwr", "xgboost", "numpy")
 # XGBoost's CPU build has the same modules under another name.
 DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {"xgboost": ("xgboost-cpu", "xgboost")}
@@ -147,7 +148,7 @@ def log_run(run: int | str) -> None:
 
 
 def versions(packages: Iterable[str] = SHOWN) -> dict[str, str]:
-    """The installed version of each package, or ``unknown``."""
+    """The installed version of each package, or ``UNKNOWN``."""
     return {package: _version(package) for package in packages}
 
 
@@ -160,4 +161,4 @@ def _version(package: str) -> str:
             return version(name)
         except PackageNotFoundError:
             continue
-    return "unknown"
+    return UNKNOWN

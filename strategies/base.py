@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import logging
 import secrets
+import sys
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from inspect import Parameter, Signature
 from itertools import count
+from types import FrameType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
@@ -108,6 +110,31 @@ NO_WRAP = (
     "as it is: a wrapper that reads or changes weights, such as Flower's differential privacy, "
     "cannot serve trees (PAX has epsilon)"
 )
+# Arguments of FedAvg that no method takes, and why or what to use.
+SCORED = "training replies have the scores of all parties"
+OF_FEDAVG: Mapping[str, str] = {
+    "fraction_train": "a round takes all parties' rows; subsample draws from the rows of each",
+    "fraction_evaluate": SCORED,
+    "min_train_nodes": "min_parties is the number that a run continues with if others are lost",
+    "min_evaluate_nodes": SCORED,
+    "min_available_nodes": "parties is the number that a run waits for",
+    "weighted_by_key": "each row counts once, or by the column that weight names at its party",
+    "arrayrecord_key": "a method's messages have records of their own",
+    "configrecord_key": "a method's messages have records of their own",
+    "train_metrics_aggr_fn": "eval_metric names scores, which are computed over all rows",
+    "evaluate_metrics_aggr_fn": "eval_metric names scores, which are computed over all rows",
+    **dict.fromkeys(
+        (
+            "initial_arrays",
+            "num_rounds",
+            "timeout",
+            "train_config",
+            "evaluate_config",
+            "evaluate_fn",
+        ),
+        "it is an argument of start",
+    ),
+}
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 I = TypeVar("I", bound=Introduction)  # noqa: E741
@@ -164,6 +191,8 @@ class ReadsSettings:
     @classmethod
     def constructor_settings(cls, given: Mapping[str, Any]) -> Settings:
         """Settings from a constructor's arguments, see ``TreeStrategy``."""
+        for name in OF_FEDAVG.keys() & given.keys():
+            raise ConfigError(f"{name} must be omitted: {OF_FEDAVG[name]}, got {given[name]!r}")
         section_names = {
             cls._keyword(name): name for name in defaults() if "." in name and cls.takes(name)
         }
@@ -381,12 +410,11 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
         Raises
         ------
-        ConfigError : ``arrays`` is not the last model, replies have not been aggregated, or the
-            number of nodes is not that of the parties.
+        ConfigError : ``arrays`` is not the last model, replies have not been aggregated, the
+            number of nodes is not that of the parties, or Flower's ``start`` has fewer rounds
+            than ``num_rounds``.
         """
-        if len(config):
-            rule = "must be empty, settings are arguments of the strategy"
-            raise ConfigError(f"config {rule}, got {', '.join(config)}")
+        _check_empty("config", config)
         if self._is_asked:
             raise ConfigError(f"aggregate_train must be given the replies of each round {NO_WRAP}")
         if arrays is not self._arrays and _bytes_of(arrays) != _bytes_of(self._arrays):
@@ -394,6 +422,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
             remedy = "init_model continues a model" if is_first else f"the last model {NO_WRAP}"
             raise ConfigError(f"arrays must be {'empty; ' if is_first else ''}{remedy}")
         if self._conversation is None:
+            self._check_rounds(_rounds_of_flowers_start())
             wait, n_lost = self._stages.wait, len(self._state.left_out)
             n_asked = self.settings.asked_parties
             nodes = find_nodes(grid, n_asked, n_lost, self.settings.start_deadline, wait)
@@ -482,7 +511,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nothing: the training replies carry the scores."""
+        """Nothing: the training replies carry the scores. ConfigError if there is a config."""
+        _check_empty("evaluate_config", config)
         return ()
 
     def aggregate_evaluate(
@@ -534,7 +564,10 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         ConfigError : an argument cannot be served.
         FedappError : the run cannot continue, or a callback has stopped it.
         """
-        self._check_arguments(num_rounds, evaluate_config)
+        self._check_rounds(num_rounds)
+        _check_empty("evaluate_config", evaluate_config or {})
+        if self._conversation is not None:
+            raise ConfigError("strategy must be a new one for each run, got one that has run")
         self.summary()
         patience = Patience(self.settings.resend_after, timeout or self.settings.exchange_deadline)
         courier = Courier(grid, self.ledger, patience, self._name_waiting, self._clocks)
@@ -572,21 +605,12 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         result.arrays = self._model_so_far()
         return result
 
-    def _check_arguments(
-        self, num_rounds: int | None, evaluate_config: ConfigRecord | None
-    ) -> None:
-        """Refuse arguments of Flower's ``start`` that would be ignored."""
+    def _check_rounds(self, num_rounds: int | None) -> None:
+        """Refuse a number of exchanges with which the run might end without a model."""
         if num_rounds is not None and num_rounds < self.num_rounds:
             rule = f"must be >= {self.num_rounds} (strategy.num_rounds), as each is one exchange"
             remedy = "the strategy's own arguments say how much is trained"
             raise ConfigError(f"num_rounds {rule}, got {num_rounds}; {remedy}")
-        if evaluate_config:
-            raise ConfigError(
-                f"evaluate_config must be empty, settings are arguments of the strategy, "
-                f"got {', '.join(evaluate_config)}"
-            )
-        if self._conversation is not None:
-            raise ConfigError("strategy must be a new one for each run, got one that has run")
 
     def _exchange(
         self, pending: Exchange, messages: Iterable[Message], courier: Courier, start: float
@@ -796,6 +820,22 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 def _named(subset: str, scores: Mapping[str, float]) -> MetricRecord:
     """Scores as Flower's metrics, such as ``valid_auc``."""
     return MetricRecord({f"{subset}_{name}": float(value) for name, value in scores.items()})
+
+
+def _check_empty(name: str, config: Mapping[str, Any]) -> None:
+    """Refuse a config of a round, which no method reads."""
+    if config:
+        rule = "must be empty, settings are arguments of the strategy"
+        raise ConfigError(f"{name} {rule}, got {', '.join(config)}")
+
+
+def _rounds_of_flowers_start() -> int | None:
+    """``num_rounds`` of the ``Strategy.start`` that calls, also through a wrapper; None outside."""
+    # Flower's loop passes its number of rounds to no hook.
+    frame: FrameType | None = sys._getframe()
+    while frame and frame.f_code is not Strategy.start.__code__:
+        frame = frame.f_back
+    return frame.f_locals["num_rounds"] if frame else None
 
 
 def _bytes_of(arrays: ArrayRecord) -> dict[str, bytes]:

@@ -61,6 +61,16 @@ def pinned() -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in pins}
 
 
+def test_flowers_environments_get_the_versions_of_the_constraints() -> None:
+    with (app_folder() / "pyproject.toml").open("rb") as file:
+        made = tomllib.load(file)
+    given = dict(pin.split("==") for pin in made["tool"]["uv"]["constraint-dependencies"])
+    pins = {"xgboost": pinned()["xgboost-cpu"], **pinned()}
+    assert given == {name: pins[name] for name in given}
+    needed = {re.split(r"[\[<>=; ]", one)[0] for one in made["project"]["dependencies"]}
+    assert given.keys() == needed - {"flwr"} | {"llvmlite"}
+
+
 def test_the_lock_has_the_versions_of_the_constraints_with_hashes() -> None:
     lock, pins = locked(), pinned()
     on_windows = {name for name, (_, marker, _) in lock.items() if marker.endswith("== 'win32'")}

@@ -217,10 +217,16 @@ def grid_of(settings: Any, name: str) -> Iterator[Any]:
     ids=["deployment", "deployment on one machine", "simulation that a command waits for"],
 )
 def test_between_organisations_the_serverapp_logs(
-    settings: MakeSettings, fakes: SimpleNamespace, grid_name: str, is_held: bool, expected: int
+    settings: MakeSettings,
+    fakes: SimpleNamespace,
+    grid_name: str,
+    is_held: bool,
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = settings(log="mlflow", parties=2)
     folder = RunFolder(Path(given.run_dir))
+    monkeypatch.setattr(server_app, "untested_versions", lambda: ["numpy differs"])
     with grid_of(given, grid_name) as grid:
         if is_held:
             with folder.held():
@@ -228,6 +234,7 @@ def test_between_organisations_the_serverapp_logs(
         else:
             server_app.train_alone(grid, given)
     assert len(fakes.made) == expected
+    assert "numpy differs" in json.loads((folder.path / "summary.json").read_text())["warnings"]
     if expected:
         assert [told[0] for told in fakes.made[0].told] == ["round", "round", "end"]
         assert (folder.path / "report.html").exists()

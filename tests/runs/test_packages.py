@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from fedapp import server_app
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, PartyError
 from fedapp.messages.fields import all_methods
@@ -140,3 +141,15 @@ def test_versions_are_those_of_the_modules() -> None:
     found = versions(("xgboost", "numpy", "no-such-package"))
     assert found["xgboost"] == xgboost.__version__
     assert found["no-such-package"] == "unknown"
+
+
+def test_a_run_warns_of_packages_that_it_was_not_tested_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pins = ["numpy==1.0", f"scipy=={versions(['scipy'])['scipy']}", "no-such-package==1"]
+    (tmp_path / "pyproject.toml").write_text(f"[tool.uv]\nconstraint-dependencies = {pins}")
+    monkeypatch.setattr(server_app, "app_folder", lambda: tmp_path)
+    (warning,) = server_app.untested_versions()
+    assert warning.endswith(f"in brackets: numpy {versions()['numpy']} (1.0)")
+    (tmp_path / "pyproject.toml").write_text(f"[tool.uv]\nconstraint-dependencies = {pins[1:]}")
+    assert server_app.untested_versions() == []

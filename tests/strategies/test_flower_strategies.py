@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -14,9 +15,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
+    FedAvg,
     Result,
     Strategy,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 import strategies
 from fedapp.errors import ConfigError, StoppedError
@@ -27,6 +31,7 @@ from fedapp.trees.model import Ensemble, from_json
 from strategies import PAX
 from strategies.base import Callbacks, TreeStrategy
 
+NO_GRID = cast(Grid, SimpleNamespace(send_and_receive=None))  # cannot be called
 QUICK = {"num_boost_round": 2, "max_depth": 2}
 SMALL_KEY = {"key_bits": 512, "insecure_small_key": True}
 # By class: arguments, and settings that parties read in the run config.
@@ -202,9 +207,40 @@ def test_a_wrapper_that_changes_weights_is_refused(privacy: str) -> None:
         ({"evaluate_config": ConfigRecord({"lr": 0.1})}, "evaluate_config must be empty, .* lr"),
     ],
 )
-def test_arguments_that_cannot_be_served_are_refused(given: dict[str, Any], expected: str) -> None:
+@pytest.mark.parametrize("start", [PAX.start, Strategy.start])
+def test_arguments_that_cannot_be_served_are_refused(
+    start: Callable[..., Result], given: dict[str, Any], expected: str
+) -> None:
+    strategy = PAX(**QUICK)
+    arguments = {"initial_arrays": ArrayRecord(), "num_rounds": strategy.num_rounds, **given}
     with grid_of() as grid, pytest.raises(ConfigError, match=expected):
-        PAX(**QUICK).start(grid, **given)
+        start(strategy, grid, **arguments)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_too_few_rounds_are_refused_before_anything_is_sent(name: str, share: float) -> None:
+    strategy = getattr(strategies, name)(**METHODS[name][0])
+    n_rounds = max(1, int(share * strategy.num_rounds))  # Flower's loop does nothing without one
+    for wrapper in (
+        strategy,
+        Counting(strategy),
+        DifferentialPrivacyServerSideFixedClipping(strategy, 1.0, 1.0, 2),
+    ):
+        with pytest.raises(ConfigError, match=rf"^num_rounds .*strategy.num_rounds.*{n_rounds};"):
+            Strategy.start(wrapper, NO_GRID, ArrayRecord(), num_rounds=n_rounds)
+
+
+@pytest.mark.parametrize("name", inspect.signature(FedAvg).parameters)
+def test_arguments_of_fedavg_are_refused_with_a_reason(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must be omitted: .*, got 1"):
+        PAX(**{name: 1})
+
+
+@pytest.mark.parametrize("name", list(inspect.signature(Strategy.start).parameters)[2:])
+def test_arguments_of_start_are_named_as_such(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must be omitted: it is an argument of start"):
+        PAX(**{name: 1})
 
 
 def test_hooks_out_of_order_are_refused() -> None:
