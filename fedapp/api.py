@@ -196,6 +196,7 @@ def compare(
     engine: str = "local",
     seeds: int = 1,
     folds: int = 0,
+    on: str = "",
     output: str | PathLike[str] | None = None,
     progress: bool | Watcher | None = None,
     **settings: Any,
@@ -209,6 +210,7 @@ def compare(
         ``output`` are not repeated.
     seeds : number of runs of each method.
     folds : number of folds of a cross-validation with each seed; 0: none.
+    on : "ray": every run is a task of the Ray cluster that ``RAY_ADDRESS`` names.
 
     Raises
     ------
@@ -232,7 +234,8 @@ def compare(
     folder = _folder("compare", data, output)
     placing = _placing("compare", data, overrides, folder)
     with following(progress) as watcher, naming_python_keywords(), placing:
-        return Compared(carry_out(strategies, overrides, seeds, engine, watcher, folder)[0])
+        arguments = strategies, overrides, seeds, engine, watcher, folder, on
+        return Compared(carry_out(*arguments)[0])
 
 
 @contextmanager

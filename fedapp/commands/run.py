@@ -172,6 +172,13 @@ def compare(
             "that follows from the table and the settings."
         ),
     ] = None,
+    on: Annotated[
+        str,
+        typer.Option(
+            help="ray: every run is a task of the Ray cluster that RAY_ADDRESS names, without one "
+            "of Ray on this machine."
+        ),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Run several methods on the same rows, and set them side by side."""
@@ -182,7 +189,7 @@ def compare(
     overrides = with_first_fold(parse_overrides(config or []), folds)
     follower = new_follower()
     with interruptible(lambda: FINISHED_CELLS), follower.alive():
-        folder, comparison = carry_out(strategies, overrides, seeds, engine, follower, output)
+        folder, comparison = carry_out(strategies, overrides, seeds, engine, follower, output, on)
     if as_json:
         print_json(folder=folder, summary=Compared(folder).summary)
     else:
