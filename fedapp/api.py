@@ -139,6 +139,7 @@ def tune(
     runs: int | None = None,
     exchanges: int | None = None,
     bytes: int | None = None,
+    on: str = "",
     output: str | PathLike[str] | None = None,
     progress: bool | Watcher | None = None,
     **settings: Any,
@@ -157,6 +158,7 @@ def tune(
     runs : most trials; 20 if no budget is given.
     exchanges, bytes : most of all trials and the last run together; a trial that would exceed them
         is stopped.
+    on : "ray": every trial is a task of the Ray cluster that ``RAY_ADDRESS`` names.
     output : folder of the search; an unfinished search in it is resumed. By default a new one for
         frames, else one that follows from the table, the settings and the space.
     **settings : all other settings, as for `run`.
@@ -183,7 +185,7 @@ def tune(
         budget = Budget(runs, exchanges, bytes)
         folder = _folder(f"tune-{strategy}", data, output)
         with following(progress) as watcher, _placing(strategy, data, overrides, folder):
-            arguments = domains, search, budget, engine, watcher, folder
+            arguments = domains, search, budget, engine, watcher, folder, on
             return Tuned(Tuning(strategy, overrides, *arguments).carry_out().path)
 
 

@@ -28,6 +28,13 @@ def ray_address() -> str:
     return os.environ.get("RAY_ADDRESS", "")
 
 
+def check_on(on: str, engine: str) -> None:
+    """Check where runs are to be made: on Ray with the local engine, or here."""
+    if on not in ("", "ray") or (on and engine != "local"):
+        rule = "must be ray, with the local engine, or omitted"
+        raise ConfigError(f"on {rule}, got {on} with engine={engine}")
+
+
 def variables() -> dict[str, str]:
     """Environment of processes at other nodes, which inherit that of ``ray start`` there."""
     data = {"FEDAPP_DATA": os.environ["FEDAPP_DATA"]} if os.environ.get("FEDAPP_DATA") else {}

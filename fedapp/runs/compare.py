@@ -52,7 +52,7 @@ from fedapp.runs.baselines import (
     run_baselines,
 )
 from fedapp.runs.clean import CLAIM, COMPARISON, FOLDS, delete_run
-from fedapp.runs.cluster import carried_out
+from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.engines import SIMULATED
 from fedapp.runs.run import PAGE
 from fedapp.runs.session import Training, check_method, check_tables
@@ -106,9 +106,7 @@ def carry_out(
     watcher.begin("reading the settings")
     if engine not in SIMULATED:
         raise ConfigError(f"--engine must be local or simulation to compare, got {engine}")
-    if on not in ("", "ray") or (on and engine != "local"):
-        rule = "must be ray, with the local engine, or omitted"
-        raise ConfigError(f"--on {rule}, got {on} with --engine {engine}")
+    check_on(on, engine)
     runs = settings_of_all(strategies, overrides)
     for settings in runs:
         session.check_method(without_unread(settings), engine)

@@ -15,10 +15,13 @@ import pytest
 
 from fedapp.errors import ConfigError
 from fedapp.home import home
+from fedapp.report.summary import Trial
 from fedapp.runs import cluster
 from fedapp.runs.compare import compare
 from fedapp.runs.flower import free_ports, run_simulation
 from fedapp.runs.local import run_local
+from fedapp.runs.run import BEST, read_trials
+from fedapp.runs.tune import Budget, Tuning
 from tests.conftest import MakeSettings, WriteTable
 
 START_SECONDS = 300
@@ -95,6 +98,27 @@ def test_runs_on_two_nodes_are_those_of_one_process(
     assert len(models) == 4
     for model in models:
         assert (remote / model).read_bytes() == (local / model).read_bytes()
+
+
+@pytest.mark.slow
+def test_trials_on_two_nodes_are_those_of_one_process(
+    write_table: WriteTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_nodes: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", two_nodes)
+    given = {"data": str(write_table(n_rows=80)), "label": "y", "num-boost-round": 2}
+
+    def search(on: str) -> tuple[list[Trial], bytes]:
+        options: dict[str, Any] = {
+            "budget": Budget(runs=3),
+            "output": tmp_path / (on or "here"),
+            "on": on,
+        }
+        folder = Tuning("pax", given, {"max-depth": "int:1:4"}, **options).carry_out().path
+        assert not list(folder.glob("trial-*"))
+        trials = [replace(trial, seconds=0.0) for trial in read_trials(folder)]
+        return trials, (folder / BEST / "model.json").read_bytes()
+
+    assert search("ray") == search("")
 
 
 @pytest.mark.slow
