@@ -139,6 +139,7 @@ def tune(
     runs: int | None = None,
     exchanges: int | None = None,
     bytes: int | None = None,
+    on: str = "",
     output: str | PathLike[str] | None = None,
     progress: bool | Watcher | None = None,
     **settings: Any,
@@ -157,6 +158,7 @@ def tune(
     runs : most trials; 20 if no budget is given.
     exchanges, bytes : most of all trials and the last run together; a trial that would exceed them
         is stopped.
+    on : "ray": every trial is a task of the Ray cluster that ``RAY_ADDRESS`` names.
     output : folder of the search; an unfinished search in it is resumed. By default a new one for
         frames, else one that follows from the table, the settings and the space.
     **settings : all other settings, as for `run`.
@@ -183,7 +185,7 @@ def tune(
         budget = Budget(runs, exchanges, bytes)
         folder = _folder(f"tune-{strategy}", data, output)
         with following(progress) as watcher, _placing(strategy, data, overrides, folder):
-            arguments = domains, search, budget, engine, watcher, folder
+            arguments = domains, search, budget, engine, watcher, folder, on
             return Tuned(Tuning(strategy, overrides, *arguments).carry_out().path)
 
 
@@ -196,6 +198,7 @@ def compare(
     engine: str = "local",
     seeds: int = 1,
     folds: int = 0,
+    on: str = "",
     output: str | PathLike[str] | None = None,
     progress: bool | Watcher | None = None,
     **settings: Any,
@@ -209,6 +212,7 @@ def compare(
         ``output`` are not repeated.
     seeds : number of runs of each method.
     folds : number of folds of a cross-validation with each seed; 0: none.
+    on : "ray": every run is a task of the Ray cluster that ``RAY_ADDRESS`` names.
 
     Raises
     ------
@@ -232,7 +236,8 @@ def compare(
     folder = _folder("compare", data, output)
     placing = _placing("compare", data, overrides, folder)
     with following(progress) as watcher, naming_python_keywords(), placing:
-        return Compared(carry_out(strategies, overrides, seeds, engine, watcher, folder)[0])
+        arguments = strategies, overrides, seeds, engine, watcher, folder, on
+        return Compared(carry_out(*arguments)[0])
 
 
 @contextmanager

@@ -48,6 +48,13 @@ Folds = Annotated[
 
 RunDir = Annotated[Path, typer.Argument(help="Folder of a run.")]
 Engine = Annotated[str, typer.Option(help="local, or simulation.")]
+On = Annotated[
+    str,
+    typer.Option(
+        help="ray: every run is a task of the Ray cluster that RAY_ADDRESS names, without one of "
+        "Ray on this machine."
+    ),
+]
 Id = Annotated[str, typer.Option("--id", help="Column that names the rows.")]
 
 

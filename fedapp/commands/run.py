@@ -18,6 +18,7 @@ from fedapp.commands.common import (
     AsJson,
     Engine,
     Folds,
+    On,
     Overrides,
     console,
     interruptible,
@@ -172,6 +173,7 @@ def compare(
             "that follows from the table and the settings."
         ),
     ] = None,
+    on: On = "",
     as_json: AsJson = False,
 ) -> None:
     """Run several methods on the same rows, and set them side by side."""
@@ -182,7 +184,7 @@ def compare(
     overrides = with_first_fold(parse_overrides(config or []), folds)
     follower = new_follower()
     with interruptible(lambda: FINISHED_CELLS), follower.alive():
-        folder, comparison = carry_out(strategies, overrides, seeds, engine, follower, output)
+        folder, comparison = carry_out(strategies, overrides, seeds, engine, follower, output, on)
     if as_json:
         print_json(folder=folder, summary=Compared(folder).summary)
     else:
@@ -223,6 +225,7 @@ def tune(
             "runs/ that follows from the table, the settings and the space."
         ),
     ] = None,
+    on: On = "",
     as_json: AsJson = False,
 ) -> None:
     """Search for the settings with the best validation score, then score its test rows once."""
@@ -234,8 +237,8 @@ def tune(
     with interruptible(lambda: TRIALS_SAVED), follower.alive():
         overrides, domains = parse_overrides(config or []), _domains(space or [], strategy)
         budget = Budget(runs, exchanges, bytes_)
-        tuning = Tuning(strategy, overrides, domains, search, budget, engine, follower, output)
-        folder = tuning.carry_out().path
+        options = search, budget, engine, follower, output, on
+        folder = Tuning(strategy, overrides, domains, *options).carry_out().path
     summary, trials = Tuned(folder).summary, read_trials(folder)
     if as_json:
         records = [asdict(trial) for trial in ranked(trials, summary["metric"])]

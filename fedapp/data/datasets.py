@@ -277,13 +277,22 @@ def by_party(files: str) -> dict[str, str]:
     return {name: file for name, file in named if name is not None}
 
 
+def absolute_paths(data: str) -> str:
+    """The setting ``data`` or ``schema`` with absolute paths of its files."""
+    named = [_name_and_source(entry.strip()) for entry in data.split(",")]
+    return ",".join(
+        (f"{name}=" if name else "") + (os.path.abspath(path) if os.path.isfile(path) else path)
+        for name, path in named
+    )
+
+
 def file_of_party(files: str, party: str) -> str:
     """The file of a party; empty if it has none."""
     by_name = by_party(files)
     return by_name.get(party, by_name.get("", ""))
 
 
-def sources_to_predict(data: str, parties: Collection[str], may_be_one: bool) -> dict[str, str]:
+def sources_to_predict(data: str, parties: Collection[str], may_be_one: bool) -> Mapping[str, str]:
     """Table of each party of a model, sorted by name; empty if there is one table.
 
     `data` is ``bank=a.csv,insurer=b.csv``; several tables must have names, as their order does not

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.data.datasets import by_party, drop_frames, named_frames, party_sources
+from fedapp.data.datasets import drop_frames, named_frames, party_sources
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError
 from fedapp.home import RUNS, private_folder
@@ -52,10 +52,11 @@ from fedapp.runs.baselines import (
     run_baselines,
 )
 from fedapp.runs.clean import CLAIM, COMPARISON, FOLDS, delete_run
+from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.run import PAGE
 from fedapp.runs.session import Training, check_method, check_tables
 from fedapp.runs.superlinks import SIMULATED
-from fedapp.runs.tables import resolve_objective
+from fedapp.runs.tables import resolve_objective, table_files
 from fedapp.settings import (
     Settings,
     Value,
@@ -89,10 +90,12 @@ def carry_out(
     engine: str,
     watcher: Watcher,
     output: Path | None = None,
+    on: str = "",
 ) -> tuple[Path, Comparison]:
     """Check the settings, `compare`, and write the reports of all runs and the comparison's page.
 
     ``output`` is by default a folder below runs/ that follows from the table and the settings.
+    With ``on="ray"`` every run of the local engine is a Ray task.
     """
 
     def run(settings: Settings) -> RunFolder:
@@ -103,6 +106,7 @@ def carry_out(
     watcher.begin("reading the settings")
     if engine not in SIMULATED:
         raise ConfigError(f"--engine must be local or simulation to compare, got {engine}")
+    check_on(on, engine)
     runs = settings_of_all(strategies, overrides)
     for settings in runs:
         session.check_method(without_unread(settings), engine)
@@ -110,7 +114,7 @@ def carry_out(
     runs = [session.check_tables(settings, engine, watcher) for settings in runs]
     overrides = {**overrides, "parties": runs[0].asked_parties}
     folder = output or default_folder(runs[0], engine)
-    comparison = compare(strategies, overrides, n_seeds, folder, run, engine, watcher)
+    comparison = compare(strategies, overrides, n_seeds, folder, run, engine, watcher, bool(on))
     watcher.begin("writing the pages")
     cells = [RunFolder(folder / name) for line in comparison.lines for name in line.runs]
     for cell in cells if drop_frames(folder) else []:
@@ -130,6 +134,7 @@ def compare(
     engine: Engine,
     engine_name: str = "local",
     watcher: Watcher | None = None,
+    on_ray: bool = False,
 ) -> Comparison:
     """Run every strategy with every seed and fold, and the baselines, on the same rows.
 
@@ -148,6 +153,8 @@ def compare(
     seeds = tuple(range(first.seed, first.seed + n_seeds))
     draws = [draw for seed in seeds for draw in draws_of_seed(first, seed)]  # a run of each method
     metric, lines = first.watched_metric, []
+    if on_ray:
+        series = _run_on_ray(runs, draws, series, watcher)
     for place, run in enumerate(runs):
         cells = [without_unread(run).model_copy(update=draw) for draw in draws]
         summaries = []
@@ -184,6 +191,31 @@ def compare(
     )
     RunFolder(output).write_json(COMPARISON, asdict(comparison) | {"table": comparison.records})
     return comparison
+
+
+def _run_on_ray(
+    runs: Sequence[Settings], draws: Sequence[Mapping[str, int]], series: Series, watcher: Watcher
+) -> Series:
+    """Make all unfinished runs and baselines as Ray tasks; returns the series that reads them."""
+    from fedapp.runs.local import run_local
+
+    apart = Series(series.folder.resolve(), Silent().tell)
+    kinds = {baselines_of(run.strategy): run for run in reversed(runs)}
+    calls: dict[str, Callable[[], Any]] = {}
+    for draw in map(dict, draws):
+        for run in runs:
+            cell = without_unread(run).model_copy(update=draw)
+            calls[name_of(cell)] = functools.partial(apart.run, cell, run_local)
+        for kind, run in kinds.items():
+            cell = run.model_copy(update=draw)
+            name = name_of(cell, f"baselines-{kind.name}")
+            calls[name] = functools.partial(_scored, kind, cell, apart, Silent())
+    results = carried_out(calls, apart.folder, table_files(runs[0]))
+    watcher.begin(f"{len(calls)} tasks on Ray")
+    for number, (name, _) in enumerate(results, start=1):
+        watcher.tell(f"{name}: done")
+        watcher.begin(f"{len(calls)} tasks on Ray, {number} done")
+    return apart
 
 
 def draws_of_seed(settings: Settings, seed: int) -> list[dict[str, int]]:
@@ -488,10 +520,7 @@ def other_code(folder: Path) -> str:
 
 def table_digest(settings: Settings) -> str:
     """Digests of the files that ``data`` and ``schema`` name; empty for a data set's name."""
-    sources = party_sources(settings.data, settings.parties).values() or [settings.data]
-    names = (*sources, *by_party(settings.schema_file).values())
-    files = [Path(name).resolve() for name in names if Path(name).is_file()]
-    stats = [(file, file.stat()) for file in files]
+    stats = [(file, file.stat()) for file in table_files(settings)]
     return "".join(_content_digest(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats)
 
 

@@ -21,11 +21,14 @@ from typing import Any
 import psutil
 
 from fedapp import errors
-from fedapp.errors import ConfigError, RunFailedError
+from fedapp.data.datasets import absolute_paths
+from fedapp.errors import RunFailedError
 from fedapp.home import home, open_private, private_folder
 from fedapp.kernels import n_cores
 from fedapp.run_folder import Report, RunFolder, State
+from fedapp.runs.cluster import check_nodes, connected, job_variables, ray_address
 from fedapp.runs.superlinks import fault_of
+from fedapp.runs.tables import table_files
 from fedapp.settings import Settings, flatten
 from fedapp.site.bundle import app_sources
 from strategies.delivery import RULE
@@ -101,6 +104,15 @@ def _silent(doing: str, ends: bool = False) -> None:
 
 def run_simulation(settings: Settings, report: Report = _silent) -> RunFolder:
     """Train in Flower's simulation, on a SuperLink that is started for this run."""
+    if ray_address():
+        report("checking the nodes of the Ray cluster")
+        settings = settings.model_copy(
+            update={
+                name: absolute_paths(getattr(settings, name)) for name in ("data", "schema_file")
+            }
+        )
+        with connected() as ray:
+            check_nodes(ray, [home(), Path(settings.run_dir)], table_files(settings))
     with superlink(report) as environment:
         return run_simulated(settings, environment, report)
 
@@ -187,15 +199,14 @@ def superlink(report: Report = _silent) -> Iterator[dict[str, str]]:
     Flower's managed SuperLink would outlive its runs and keep its first environment.
     """
     check_programs(_environment(), "flwr", "flower-superlink")
-    if cluster := os.environ.get("RAY_ADDRESS"):
-        rule = "must be unset: parties of a simulation keep their states on one machine"
-        raise ConfigError(f"RAY_ADDRESS {rule}, got {cluster}")
     report("starting Flower")
     flower_home = home() / "flower"
     private_folder(flower_home)
     http_port, control_port = free_ports(2)
     environment = {
         **_environment(),
+        **(job_variables() if ray_address() else {}),
+        **_bytecode(flower_home / "bytecode"),
         "FLWR_HOME": str(flower_home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http_port),
         "FLWR_LOCAL_CONTROL_API_PORT": str(control_port),
@@ -228,6 +239,14 @@ def superlink(report: Report = _silent) -> Iterator[dict[str, str]]:
         _stop(starter)
         _stop(process)
         log.unlink(missing_ok=True)
+
+
+def _bytecode(folder: Path) -> dict[str, str]:
+    """Environment that caches bytecode in a folder, where it may not be beside the sources: else
+    each of the dozen processes of a simulation compiles all of Flower and Ray for seconds."""
+    if not sys.dont_write_bytecode:
+        return {}
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder)}
 
 
 def free_ports(n: int) -> list[int]:

@@ -15,7 +15,7 @@ import numpy as np
 from clients import handshake, vertical
 from clients.handshake import code_labels, weights_of
 from clients.vertical import check_common
-from fedapp.data.datasets import check_source
+from fedapp.data.datasets import by_party, check_source, party_sources
 from fedapp.data.labels import (
     Labels,
     auto_objective,
@@ -169,6 +169,13 @@ def _check_rows(
     number_labels(table.labels[order], settings.objective, len(split.train), positive)
     check_weights(weights_of(table)[split.train])
     return len(rows)
+
+
+def table_files(settings: Settings) -> list[Path]:
+    """Files that ``data`` and ``schema`` name; none for a data set's name."""
+    sources = party_sources(settings.data, settings.parties).values() or [settings.data]
+    names = (*sources, *by_party(settings.schema_file).values())
+    return [Path(name).resolve() for name in names if Path(name).is_file()]
 
 
 def party_configs(settings: Settings) -> list[SiteConfig]:

@@ -24,11 +24,12 @@ from fedapp.metrics import larger_is_better
 from fedapp.report.summary import Trial
 from fedapp.run_folder import OnRound, RoundInfo, RunFolder, Silent, Watcher
 from fedapp.runs.clean import SEARCH, delete_run, forget_model
+from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.compare import Series, default_folder
 from fedapp.runs.run import BEST, TRIALS, best_of, read_trials
 from fedapp.runs.session import Training, check_method, check_tables
 from fedapp.runs.superlinks import SIMULATED
-from fedapp.runs.tables import resolve_objective
+from fedapp.runs.tables import resolve_objective, table_files
 from fedapp.settings import (
     Settings,
     Value,
@@ -129,6 +130,7 @@ class Tuning:
     engine: str = "local"
     watcher: Watcher = field(default_factory=Silent)
     output: Path | None = None  # None: a folder that follows from the table and the settings
+    on: str = ""  # ray: trials are Ray tasks
 
     def carry_out(self) -> RunFolder:
         """Run trials until the budget is spent, then the best settings with their test scores.
@@ -141,6 +143,10 @@ class Tuning:
         first = load_settings({**self.given, "strategy": self.strategy})
         _check(first, self.engine, self.given)
         check_search(self.search)
+        check_on(self.on, self.engine)
+        if self.on and (self.search != "random" or {*self.budget.limits} - {"runs"}):
+            rule = "must be omitted with search=optuna or a budget of exchanges or bytes"
+            raise ConfigError(f"on {rule}, where a trial follows from those before, got {self.on}")
         space = space_of(first, self.given, self.asked)
         first = resolve_objective(check_tables(first, self.engine, self.watcher))
         metric = first.watched_metric
@@ -151,7 +157,8 @@ class Tuning:
                 rule = "finished before: its test rows have been looked at"
                 self.watcher.tell(f"{rule}; --output FOLDER names another for a new search")
                 return folder
-            self._try_all(folder.path, first, draw, metric)
+            try_all = self._try_all_on_ray if self.on else self._try_all
+            try_all(folder.path, first, draw, metric)
             self._finish(folder.path, first, metric)
         return folder
 
@@ -182,6 +189,26 @@ class Tuning:
             score = "stopped by the budget" if trial.score is None else f"{trial.score:.4f}"
             self.watcher.tell(f"trial {number}: valid {metric} {score}")
 
+    def _try_all_on_ray(self, path: Path, first: Settings, draw: Draw, metric: str) -> None:
+        """The same trials as Ray tasks; recorded in their order, with those before."""
+        trials, calls = read_trials(path), dict[str, Callable[[], Trial]]()
+        planned, most = _scored(trials), self.budget.most_runs or 0
+        for number in range(len(trials) + 1, len(trials) + 1 + most - len(planned)):
+            settings = draw(planned)
+            planned.append(Trial(number, "finished", settings, 0.0, 0, 0, 0.0))
+            folder = path / f"{CURRENT}-{number}"
+            training = Training(self.strategy, _of_trial(first, settings, folder), with_page=False)
+            call = functools.partial(_try_apart, folder, training, number, settings, metric)
+            calls[f"trial {number}"] = call
+        done: dict[int, Trial] = {}
+        self.watcher.begin(f"{len(calls)} trials on Ray")
+        for name, trial in carried_out(calls, path, table_files(first)):
+            self.watcher.tell(f"{name}: valid {metric} {trial.score:.4f}")
+            done[trial.number] = trial
+            self.watcher.begin(f"{len(calls)} trials on Ray, {len(done)} done")
+            while (number := len(read_trials(path)) + 1) in done:
+                _record(path, done[number], f"{CURRENT}-{number}")
+
     def _has_room(self, trials: list[Trial]) -> bool:
         """Whether the budget allows another trial, as cheap as the cheapest, and the last run."""
         scored = _scored(trials)
@@ -203,21 +230,15 @@ class Tuning:
         trials: list[Trial],
     ) -> Trial:
         """Run one trial; it is stopped before it uses what the last run needs."""
-        overrides = {**first.changed, **settings, "score-test": False, "run-dir": str(path)}
         options = self.engine, False, self.watcher, self._guard(trials)
+        training = Training(
+            self.strategy, _of_trial(first, settings, path), *options, with_page=False
+        )
         try:
-            Training(self.strategy, overrides, *options, with_page=False).carry_out()
+            return _trial(training, path, number, settings, metric)
         except StoppedError:
             used = _ledger_cost(path)
             return Trial(number, "stopped", dict(settings), None, *astuple(used))
-        summary = RunFolder(path).summary
-        score = (summary["metrics"].get("valid") or {}).get(metric)
-        if score is None:
-            rule = f"must leave validation rows that have a {metric}, which decides on the best"
-            raise ConfigError(f"valid-fraction {rule}, got {first.valid_fraction}")
-        n_bytes = sum(summary["bytes"].values())
-        cost = summary["exchanges"], n_bytes, summary["seconds"]["train"]
-        return Trial(number, "finished", dict(settings), score, *cost)
 
     def _guard(self, trials: list[Trial]) -> OnRound | None:
         """A callback that stops a trial if the next round might exceed the budget."""
@@ -304,6 +325,31 @@ def _check(settings: Settings, engine: str, given: Collection[str]) -> None:
             raise ConfigError(f"{name} must be omitted to tune, which has --output, got {value}")
 
 
+def _of_trial(first: Settings, settings: Mapping[str, Value], path: Path) -> dict[str, Value]:
+    return {**first.changed, **settings, "score-test": False, "run-dir": str(path)}
+
+
+def _trial(
+    training: Training, path: Path, number: int, settings: Mapping[str, Value], metric: str
+) -> Trial:
+    """Run one trial in the folder ``path``."""
+    training.carry_out()
+    summary = RunFolder(path).summary
+    score = (summary["metrics"].get("valid") or {}).get(metric)
+    if score is None:
+        rule = f"must leave validation rows that have a {metric}, which decides on the best"
+        got = training.given.get("valid-fraction", defaults()["valid-fraction"])
+        raise ConfigError(f"valid-fraction {rule}, got {got}")
+    n_bytes = sum(summary["bytes"].values())
+    cost = summary["exchanges"], n_bytes, summary["seconds"]["train"]
+    return Trial(number, "finished", dict(settings), score, *cost)
+
+
+def _try_apart(path: Path, training: Training, *trial: Any) -> Trial:
+    _drop(path)  # of an attempt whose process died
+    return _trial(training, path, *trial)
+
+
 def _scored(trials: Sequence[Trial]) -> list[Trial]:
     return [one for one in trials if one.score is not None]
 
@@ -330,11 +376,11 @@ def _ledger_cost(path: Path) -> Cost:
     return Cost(len(steps), sum(entry["bytes"] for entry in entries))
 
 
-def _record(path: Path, trial: Trial) -> None:
+def _record(path: Path, trial: Trial, folder: str = CURRENT) -> None:
     """Append a trial's line, and delete its folder."""
     with open_private(path / TRIALS, "a") as file:
         file.write(json.dumps(asdict(trial)) + "\n")
-    _drop(path / CURRENT)
+    _drop(path / folder)
 
 
 def _drop(path: Path) -> None:

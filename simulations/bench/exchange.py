@@ -42,11 +42,13 @@ from simulations.study import (
     DRAWS,
     Deployment,
     Row,
+    apart,
     check_names,
     children_seconds,
     example_nodes,
     growth,
     looking,
+    peak_bytes,
     repeated,
     show,
     write_rows,
@@ -468,13 +470,13 @@ class Sizes:
 
 
 FULL = {
-    "pax, share": Sizes(20_000, 23, 10, 6, (3, 10, 50, 100), MAX_BIN, {"pax.bins": "share"}),
+    "pax, share": Sizes(20_000, 23, 10, 6, (3, 10, 100, 300, 1000), MAX_BIN, {"pax.bins": "share"}),
     "pax, equal": Sizes(20_000, 23, 10, 6, (3, 10, 50, 100), MAX_BIN, {"pax.bins": "equal"}),
     "secureboost": Sizes(5_000, 24, 3, 3, (2, 4, 8), 32, {"secureboost.key-bits": 2048}),
 }
 SMALL_KEY = {"secureboost.key-bits": 512, "secureboost.insecure-small-key": True}
 QUICK = {
-    "pax, share": Sizes(4_000, 10, 3, 4, (3, 10, 50, 100), 64, {"pax.bins": "share"}),
+    "pax, share": Sizes(4_000, 10, 3, 4, (3, 10, 100, 300, 1000), 64, {"pax.bins": "share"}),
     "pax, equal": Sizes(4_000, 10, 3, 4, (3, 10, 50, 100), 64, {"pax.bins": "equal"}),
     "secureboost": Sizes(1_000, 16, 2, 3, (2, 4, 8), 16, SMALL_KEY),
 }
@@ -494,13 +496,20 @@ def measure_parties(method: str, sizes: Sizes) -> Iterator[Row]:
     before: Row = {}
     with tempfile.TemporaryDirectory() as folder:
         data = write_numbers(Path(folder) / "rows.parquet", sizes.rows, sizes.columns)
-        run_once(parties_settings(data, method, sizes, sizes.parties[0]))
         for parties in sizes.parties:
-            run = run_once(parties_settings(data, method, sizes, parties))
-            row = {"method": method, "parties": parties, **run.costs}
-            row |= {"auc": run.summary["metrics"]["test"]["auc"]}
+            warm_up, measured = (
+                parties_settings(data, method, sizes, n) for n in (sizes.parties[0], parties)
+            )
+            row = {"method": method, "parties": parties, **apart(measure_run, warm_up, measured)}
             yield {**row, **growth(before, row, "parties", ("seconds", "cpu_seconds", "bytes"))}
             before = row
+
+
+def measure_run(warm_up: Settings, settings: Settings) -> Row:
+    """Costs of a run, its score, and the peak memory of this process in MB."""
+    run_once(warm_up)
+    run = run_once(settings)
+    return {**run.costs, "auc": run.summary["metrics"]["test"]["auc"], "peak": peak_bytes() / 1e6}
 
 
 def parties(quick: bool = False, only: tuple[str, ...] = tuple(FULL)) -> Row:
@@ -508,8 +517,9 @@ def parties(quick: bool = False, only: tuple[str, ...] = tuple(FULL)) -> Row:
 
     A table of one size is split among more and more parties: its rows for PAX, its columns for
     SecureBoost. Seconds are of training; CPU is of the whole run, including processes that it
-    starts. ``growth`` is the exponent of the number of parties from one line of a method to the
-    next: 1 if costs double with the parties, 0 if they stay the same.
+    starts. Each run is in a process of its own, after a warm-up, for its peak memory. ``growth`` is
+    the exponent of the number of parties from one line of a method to the next: 1 if costs double
+    with the parties, 0 if they stay the same.
 
     ``python -m simulations bench parties`` prints a table and a JSON line; ``--quick`` takes fewer
     rows, trees and key bits.
@@ -517,7 +527,8 @@ def parties(quick: bool = False, only: tuple[str, ...] = tuple(FULL)) -> Row:
     check_names("only", only, FULL)
     sizes = {method: (QUICK if quick else FULL)[method] for method in only}
     lines = [line for method in only for line in measure_parties(method, sizes[method])]
-    columns = "method; parties; seconds:.2f; CPU=cpu_seconds:.2f; exchanges; messages; MB=mb:.1f; "
+    columns = "method; parties; seconds:.2f; CPU=cpu_seconds:.2f; peak MB=peak:.0f; exchanges; "
+    columns += "messages; MB=mb:.1f; "
     columns += "AUC=auc:.4f; growth of seconds:.2f; of CPU=growth of cpu_seconds:.2f; "
     columns += "of bytes=growth of bytes:.2f"
     show("a table of one size, split among more and more parties", lines, columns)

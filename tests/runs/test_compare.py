@@ -606,6 +606,11 @@ def test_ways_to_predict_and_superlinks_are_not_compared() -> None:
     for words, match in (
         (["pax", "eini"], "strategy must be one that trains"),
         (["pax", "--engine", "site"], "--engine must be local or simulation to compare, got site"),
+        (
+            ["pax", "--on", "spark"],
+            "on must be ray, with the local engine, or omitted, got spark",
+        ),
+        (["pax", "--on", "ray", "--engine", "simulation"], "got ray with engine=simulation"),
     ):
         found = runner.invoke(cli, ["compare", *words])
         assert isinstance(found.exception, ConfigError)

@@ -7,6 +7,7 @@ import os
 import socket
 import ssl
 import subprocess
+import sys
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -254,13 +255,6 @@ def test_a_superlink_that_cannot_use_its_database_is_told_of_at_once_and_asked_a
     assert flower_runs.STATUS_POLL_SECONDS + 2 < 10  # a question takes 2 s
 
 
-def test_a_ray_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    rule = "^RAY_ADDRESS must be unset: parties of a simulation keep their states on one machine"
-    with pytest.raises(ConfigError, match=rf"{rule}, got head:6379$"), flower_runs.superlink():
-        pass
-
-
 @pytest.mark.parametrize(
     ("device", "n_gpus", "n_cores", "share"),
     [("cpu", 1, 4, 0.0), ("cuda", 0, 4, 0.0), ("cuda", 1, 3, 0.3333), ("cuda", 4, 2, 1.0)],
@@ -342,3 +336,18 @@ def test_a_simulation_whose_process_takes_40_s_to_start_ends(
     run = flower_runs.run_simulation(settings(parties=2, run_dir=str(tmp_path / "late")))
     local = run_local(settings(parties=2, run_dir=str(tmp_path / "local")))
     assert (run.path / "model.json").read_bytes() == (local.path / "model.json").read_bytes()
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_bytecode_of_a_simulation_is_compiled_once(tmp_path: Path, writes: bool) -> None:
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flower_runs.sys, "dont_write_bytecode", not writes)
+        environment |= flower_runs._bytecode(tmp_path / "bytecode")
+    (source := tmp_path / "module.py").write_text("")
+    subprocess.run(
+        [sys.executable, "-c", "import module"], cwd=tmp_path, env=environment, check=True
+    )
+    cached = [path.name for path in (tmp_path / "bytecode").rglob("module.*.pyc")]
+    assert len(cached) == (not writes)
+    assert (source.parent / "__pycache__").exists() == writes

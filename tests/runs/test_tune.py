@@ -288,6 +288,8 @@ def test_a_trial_that_would_pass_the_budget_is_stopped_and_counted(write_table: 
         ({"run_dir": "x"}, "^run_dir must be omitted to tune, which has --output, got x$"),
         ({"engine": "site"}, "^engine must be local, simulation"),
         ({"search": "grid"}, "^search must be one of random, optuna, got 'grid'$"),
+        ({"on": "spark"}, "^on must be ray, with the local engine, or omitted, got spark"),
+        ({"on": "ray", "bytes": 9}, "^on must be omitted with search=optuna or a budget of exch"),
         ({"runs": 0}, "^runs must be >= 1, got 0$"),
         ({"bytes": 0}, "^bytes must be >= 1, got 0$"),
     ],

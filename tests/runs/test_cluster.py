@@ -1,0 +1,145 @@
+"""A Ray cluster: two of Ray's nodes on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedapp.errors import ConfigError
+from fedapp.home import home
+from fedapp.report.summary import Trial
+from fedapp.runs import cluster
+from fedapp.runs.compare import compare
+from fedapp.runs.flower import free_ports, run_simulation
+from fedapp.runs.local import run_local
+from fedapp.runs.run import BEST, read_trials
+from fedapp.runs.tune import Budget, Tuning
+from tests.conftest import MakeSettings, WriteTable
+
+START_SECONDS = 300
+
+
+@pytest.fixture
+def two_nodes(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Iterator[str]:
+    """The address of a cluster of two nodes with a CPU each."""
+    # Below the ports of Ray's workers; its sockets need a short path.
+    (port,) = [one for one in free_ports(9) if not 10_000 <= one < 20_000][:1]
+    address, here = f"127.0.0.1:{port}", ["--node-ip-address", "127.0.0.1"]
+    ray = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--num-cpus", "1", *here]
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    nodes = []
+    try:
+        for words in (["--head", "--port", str(port)], ["--address", address]):
+            log = tmp_path / f"node-{len(nodes)}.log"
+            with log.open("wb") as output:
+                nodes.append(
+                    subprocess.Popen(
+                        [*ray, *words], stdout=output, stderr=output, env=environment, cwd=tmp_path
+                    )
+                )
+            end = time.monotonic() + START_SECONDS
+            while b"Ray runtime started" not in log.read_bytes():
+                assert time.monotonic() < end, log.read_text()
+                assert nodes[-1].poll() is None, log.read_text()
+                time.sleep(0.2)
+        yield address
+    finally:
+        for node in reversed(nodes):
+            node.terminate()
+            node.wait()
+
+
+@pytest.mark.slow
+def test_parties_on_two_nodes_make_the_model_of_one_machine(
+    settings: MakeSettings,
+    write_table: WriteTable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    two_nodes: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = write_table(n_rows=80).relative_to(tmp_path)
+    here = settings(data=str(data), label="y", parties=4, num_boost_round=2)
+    expected = (run_local(here).path / "model.json").read_bytes()
+    monkeypatch.setenv("RAY_ADDRESS", two_nodes)
+    (there := tmp_path / "there").mkdir()
+    folder = run_simulation(here.model_copy(update={"run_dir": str(there)}))
+    assert (folder.path / "model.json").read_bytes() == expected
+
+
+@pytest.mark.slow
+def test_runs_on_two_nodes_are_those_of_one_process(
+    write_table: WriteTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_nodes: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", two_nodes)
+    given: dict[str, Any] = {"data": str(write_table(n_rows=80)), "label": "y", "max-depth": 2}
+    arguments = ["pax", "bagging"], {**given, "num-boost-round": 2}, 2
+    local, remote = tmp_path / "local", tmp_path / "remote"
+    here = compare(*arguments, local, run_local)
+
+    def none(settings: Any) -> Any:
+        raise AssertionError("all runs must be made on Ray")
+
+    there = compare(*arguments, remote, none, on_ray=True)
+
+    def without_time(comparison: Any) -> list[Any]:
+        return [replace(line, seconds=0.0) for line in comparison.lines]
+
+    assert repr(without_time(there)) == repr(without_time(here))
+    models = sorted(path.relative_to(local) for path in local.rglob("model.json"))
+    assert len(models) == 4
+    for model in models:
+        assert (remote / model).read_bytes() == (local / model).read_bytes()
+
+
+@pytest.mark.slow
+def test_trials_on_two_nodes_are_those_of_one_process(
+    write_table: WriteTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_nodes: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", two_nodes)
+    given = {"data": str(write_table(n_rows=80)), "label": "y", "num-boost-round": 2}
+
+    def search(on: str) -> tuple[list[Trial], bytes]:
+        options: dict[str, Any] = {
+            "budget": Budget(runs=3),
+            "output": tmp_path / (on or "here"),
+            "on": on,
+        }
+        folder = Tuning("pax", given, {"max-depth": "int:1:4"}, **options).carry_out().path
+        assert not list(folder.glob("trial-*"))
+        trials = [replace(trial, seconds=0.0) for trial in read_trials(folder)]
+        return trials, (folder / BEST / "model.json").read_bytes()
+
+    assert search("ray") == search("")
+
+
+@pytest.mark.slow
+def test_a_node_without_what_a_run_needs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_nodes: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", two_nodes)
+    with cluster.connected() as ray:
+        cluster.check_nodes(ray, [home(), tmp_path], [])
+        absent = tmp_path / "absent.csv"
+        rule = rf"^Ray's node 127.0.0.1 \(\w+\) must see {absent} of this machine, got none; put "
+        with pytest.raises(ConfigError, match=rule):
+            cluster.check_nodes(ray, [home()], [absent])
+        monkeypatch.setattr(cluster, "versions", lambda: {"numpy": "0.1"})
+        with pytest.raises(ConfigError, match=r"must have numpy 0\.1, got [0-9.]+$"):
+            cluster.check_nodes(ray, [home()], [])
+
+
+def test_an_address_where_no_cluster_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    rule = f"^RAY_ADDRESS must be a Ray cluster .* is a node, got 127.0.0.1:{port}: .*; ray start "
+    with pytest.raises(ConfigError, match=rule), cluster.connected():
+        pass
