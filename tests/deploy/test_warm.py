@@ -485,6 +485,28 @@ def test_a_supernode_tries_again_what_was_not_refused(status: int, n_tries: int)
     assert tries == n_tries
 
 
+@pytest.mark.parametrize(
+    ("ending", "cause"),
+    [
+        ("return", "the SuperNode has given up"),
+        ("raise OSError('no route')", "no route"),
+        ("threading.Thread(target=lambda: [][0]).start(); time.sleep(600)", "out of range"),
+    ],
+    ids=["its loop returns", "its loop fails", "a thread fails"],
+)
+def test_a_supernode_that_has_given_up_ends_though_its_threads_go_on(
+    ending: str, cause: str
+) -> None:
+    code = "import threading, time; from fedapp.deploy import supernode\n"
+    code += "def run(*_):\n  threading.Thread(target=time.sleep, args=(600,)).start()\n"
+    code += f"  {ending}\nsupernode.run_flower = run; supernode.main()"
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.endswith(f"{cause}: this process ends, to be started again")
+
+
 # The SuperLink
 
 
