@@ -39,7 +39,7 @@ except ImportError as error:
     raise SystemExit(version_error(error)) from error
 
 log = logging.getLogger("fedapp")
-BEAT_SECONDS = 5.0
+BEAT_SECONDS = 10.0
 START_SECONDS = 600.0  # that a process may take until it is ready
 STOPPED_SECONDS = 60.0  # that a process may be stopped by a signal, as long as Flower waits
 NOT_STARTED = "has not started"

@@ -106,6 +106,41 @@ def test_a_superexec_that_dies_leaves_its_supernode_as_it_is(
     assert deployment.process("bank", SUPERNODE) == supernode
 
 
+def test_a_run_waits_for_processes_that_take_long_to_start(
+    deployment: Deployment, local_model: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than the 30 s, and the 60 s, that Flower gives a process until its first heartbeat."""
+    places = ("coordinator", *deployment.ports)
+    sleeping = "import sys, time\nfor name, seconds in {!r}.items():\n"
+    sleeping += "    time.sleep(seconds * any(name in word for word in sys.orig_argv))\n"
+    slow = {"flwr-serverapp": 35, WORKER: 70}
+    (tmp_path / "sitecustomize.py").write_text(sleeping.format(slow))
+    deployment.stop(*places)
+    before = {name: deployment.size_of_log(name) for name in places}
+    with monkeypatch.context() as patched:
+        patched.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+        deployment.start(*places)
+    wait_for_output(begun(deployment, tmp_path / "across", exchange_deadline=600))
+    assert model_in(tmp_path / "across") == local_model
+    for name, size in before.items():
+        assert b"token authentication failed" not in deployment.log(name).read_bytes()[size:]
+    deployment.stop(*places)
+    deployment.start(*places)
+
+
+def test_why_a_serverapp_has_died_is_in_the_details_of_its_run(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    run = growing(deployment, tmp_path / "across")
+    assert deployment.kill("coordinator", "flwr-serverapp")
+    last_words(run)
+    listing = f". {deployment.coordinator}/env.sh; flwr list federation --format json"
+    shown = subprocess.run(["bash", "-c", listing], capture_output=True, text=True, check=True)
+    newest = json.loads(shown.stdout)["runs"][0]
+    assert newest["status"] == "finished:failed"
+    assert newest["status-details"] == "flwr-serverapp was killed by SIGKILL"
+
+
 # Sites that are slow, or late
 
 

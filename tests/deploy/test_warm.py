@@ -440,7 +440,6 @@ class Accepting:
 
     def __init__(self) -> None:
         self.socket = socket.create_server(("127.0.0.1", 0))
-        self.n_accepted = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -449,24 +448,26 @@ class Accepting:
                 with self.socket.accept()[0] as connection:
                     connection.recv(1)
                     connection.sendall(b"no TLS")
-                    self.n_accepted += 1
 
 
-def test_a_supernode_tries_again_where_a_tls_handshake_fails_and_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_supernode_tries_again_where_a_tls_handshake_fails_and_says_each_cause_once(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     proxy, retry = Accepting(), patient_retry()
     retry.wait_function = lambda _: None
+    (closed,) = free_ports(1)
+    ports = [closed, closed, *[proxy.socket.getsockname()[1]] * 3]
 
     def ask() -> int:
-        if proxy.n_accepted < 5:
-            httpx.get(f"https://127.0.0.1:{proxy.socket.getsockname()[1]}")
+        if ports:
+            httpx.get(f"https://127.0.0.1:{ports.pop(0)}")
         return 200
 
     assert retry.invoke(ask) == 200
     proxy.socket.close()
-    (warning,) = (one for one in caplog.messages if "no connection" in one)
-    assert "SSL" in warning
+    refused, handshake = (one for one in caplog.messages if "no connection" in one)
+    assert "refused" in refused
+    assert "SSL" in handshake
 
 
 @pytest.mark.parametrize(("status", "n_tries"), [(500, 3), (502, 3), (400, 1), (404, 1)])
@@ -483,6 +484,28 @@ def test_a_supernode_tries_again_what_was_not_refused(status: int, n_tries: int)
     with suppress(httpx.HTTPStatusError):
         retry.invoke(ask)
     assert tries == n_tries
+
+
+@pytest.mark.parametrize(
+    ("ending", "cause"),
+    [
+        ("return", "the SuperNode has given up"),
+        ("raise OSError('no route')", "no route"),
+        ("threading.Thread(target=lambda: [][0]).start(); time.sleep(600)", "out of range"),
+    ],
+    ids=["its loop returns", "its loop fails", "a thread fails"],
+)
+def test_a_supernode_that_has_given_up_ends_though_its_threads_go_on(
+    ending: str, cause: str
+) -> None:
+    code = "import threading, time; from fedapp.deploy import supernode\n"
+    code += "def run(*_):\n  threading.Thread(target=time.sleep, args=(600,)).start()\n"
+    code += f"  {ending}\nsupernode.run_flower = run; supernode.main()"
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.endswith(f"{cause}: this process ends, to be started again")
 
 
 # The SuperLink

@@ -221,18 +221,20 @@ def patient_retry() -> RetryInvoker:
     Flower also gives up where a certificate has expired or a proxy fails, and forgets the reply.
     """
     retry = make_simple_http_retry_invoker()
-    is_refused = retry.should_giveup
+    is_refused, causes = retry.should_giveup, set[str]()
 
     def should_giveup(error: Exception) -> bool:
         response = getattr(error, "response", None)
         return bool(response and response.is_client_error and is_refused and is_refused(error))
 
-    def log_first(state: RetryState) -> None:
+    def log_cause(state: RetryState) -> None:
         if state.tries == 1:
-            cause = str(state.exception).partition("\n")[0]
+            causes.clear()
+        if (cause := str(state.exception).partition("\n")[0]) not in causes:
+            causes.add(cause)
             log.warning("no connection to the SuperLink, tried again until it works: %s", cause)
 
-    retry.should_giveup, retry.on_backoff = should_giveup, log_first
+    retry.should_giveup, retry.on_backoff = should_giveup, log_cause
     retry.wait_function = time.sleep
     retry.wait_gen_factory = partial(exponential, max_delay=LONGEST_PAUSE)
     return retry
