@@ -393,7 +393,8 @@ def of_processes(name: str, number: int, seconds: float) -> Iterator[Fault]:
             row = Fault(f"{name}-{process}", phase, strike, named, seconds, is_thin=is_thin)
             yield row
             if phase == ROUND and process in ("supernode", "worker", "serverapp"):
-                yield replace(row, method="secureboost")
+                is_thin = number == SIGKILL or process == "supernode"
+                yield replace(row, method="secureboost", is_thin=is_thin)
 
 
 SERVERAPP = PROCESSES["serverapp"]
