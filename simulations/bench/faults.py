@@ -218,8 +218,14 @@ def without_database(scene: Scene, undo: ExitStack) -> None:
     scene.kill(COORDINATOR, SUPERLINK)
 
 
-# Python imports a module of this name when it starts.
-HOOK = """
+def hook(scene: Scene, undo: ExitStack, code: str) -> None:
+    """Each Python of the deployment runs some code first."""
+    path = scene.hooks / "sitecustomize.py"  # which Python imports when it starts
+    path.write_text(code)
+    undo.callback(path.unlink)
+
+
+LATE_START = """
 import os, sys, time
 words = map(os.path.basename, sys.orig_argv[:5])
 if os.environ.get("FEDAPP_NAME") in {places} and "{program}" in words:
@@ -229,9 +235,7 @@ if os.environ.get("FEDAPP_NAME") in {places} and "{program}" in words:
 
 def late(scene: Scene, undo: ExitStack, places: tuple[str, ...], program: str) -> None:
     """A program takes `LATE` seconds longer to start."""
-    hook = scene.hooks / "sitecustomize.py"
-    hook.write_text(HOOK.format(places=places, program=program, seconds=LATE))
-    undo.callback(hook.unlink)
+    hook(scene, undo, LATE_START.format(places=places, program=program, seconds=LATE))
 
 
 def slow(scene: Scene, undo: ExitStack) -> None:
@@ -272,11 +276,18 @@ def restarted(scene: Scene, undo: ExitStack, path: Path, text: str) -> None:
     restart(text)
 
 
+# libfaketime 0.9.10 breaks Python's sleep, a clock_nanosleep until a time of the monotonic clock.
+SLEEP = (
+    "import select, time\ntime.sleep = lambda seconds: select.select([], [], [], seconds) and None"
+)
+
+
 def clock_ahead(scene: Scene, undo: ExitStack) -> None:
     """A site's clock is an hour ahead."""
     library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
     if library is None:
         raise NotTriedError("needs libfaketime")
+    hook(scene, undo, SLEEP)
     path = scene.folder / SITE / "env.sh"
     fake = f"export LD_PRELOAD={library} FAKETIME=+1h FAKETIME_DONT_FAKE_MONOTONIC=1\n"
     restarted(scene, undo, path, path.read_text() + fake)
@@ -382,7 +393,8 @@ def of_processes(name: str, number: int, seconds: float) -> Iterator[Fault]:
             row = Fault(f"{name}-{process}", phase, strike, named, seconds, is_thin=is_thin)
             yield row
             if phase == ROUND and process in ("supernode", "worker", "serverapp"):
-                yield replace(row, method="secureboost")
+                is_thin = number == SIGKILL or process == "supernode"
+                yield replace(row, method="secureboost", is_thin=is_thin)
 
 
 SERVERAPP = PROCESSES["serverapp"]
