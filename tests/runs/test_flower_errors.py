@@ -240,6 +240,18 @@ def test_a_run_that_has_written_its_results_has_not_failed(
 
 
 @pytest.mark.slow
+def test_a_ray_that_cannot_start_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: MakeSettings
+) -> None:
+    late = "import sys, time\nif 'ray/dashboard/agent.py' in ' '.join(sys.orig_argv):\n"
+    (tmp_path / "sitecustomize.py").write_text(f"{late}    time.sleep(40)\n")
+    path = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), path))))
+    with pytest.raises(RunFailedError, match=r"^Ray must start within 15 s, got a machine too "):
+        flower_runs.run_simulation(settings(parties=2))
+
+
+@pytest.mark.slow
 def test_a_simulation_whose_process_takes_40_s_to_start_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: MakeSettings
 ) -> None:
