@@ -239,6 +239,22 @@ def test_a_run_that_has_written_its_results_has_not_failed(
     assert (said in told) == (status != flower_runs.COMPLETED)
 
 
+def test_a_failed_run_is_explained_by_its_log(
+    monkeypatch: pytest.MonkeyPatch, settings: MakeSettings, tmp_path: Path
+) -> None:
+    log = "ERROR : An exception occured!! The current node timed out during startup. This could\n"
+
+    def flwr(command: list[str], **how: object) -> subprocess.CompletedProcess[str]:
+        status = '{"runs": [{"status": "finished:failed"}]}'
+        answer = {"run": '{"run-id": "7"}', "list": status, "log": log + "more\n" * 50}
+        return subprocess.CompletedProcess(command, 0, answer[command[1]], "")
+
+    monkeypatch.setattr(flower_runs.subprocess, "run", flwr)
+    run = (settings(run_dir=str(tmp_path)), "local", {}, {})
+    with pytest.raises(RunFailedError, match=r"^Ray must start within 15 s, .* --engine local, "):
+        flower_runs._flwr_run(*run, lambda doing, ends=False: None)
+
+
 @pytest.mark.slow
 def test_a_ray_that_cannot_start_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: MakeSettings
