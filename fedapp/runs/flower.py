@@ -84,6 +84,11 @@ SENTENCES: Mapping[str, str] = {
     r"attempting to bind on address \('([^']+)', (\d+)\): address already in use": (
         "port {1} of {0} must be free for Flower, got one in use; the same command takes another"
     ),
+    # Ray's raylet aborts if its agents need longer (ray-project/ray, issue 65983).
+    "The current node timed out during startup": (
+        "Ray must start within 15 s, got a machine too busy for that; repeat the run when it is "
+        "less so, or with --engine local, which needs no Ray and trains the same model"
+    ),
 }
 GONE = (
     "the SuperLink '{name}' must answer until the run has ended, got no status for {seconds:.0f} "
@@ -329,6 +334,8 @@ def _flwr_run(
         if cause := _cause(folder):
             raise RunFailedError(cause, [])
         log = without_passwords(_flwr(environment, "log", run_id, name, "--show").stdout)
+        if sentence := sentence_for(log, name):
+            raise RunFailedError(sentence, [])
         lines = log.splitlines()[-LOG_LINES:]
         # The folder may be on another machine: look for a line that names an error of fedapp.
         for line in lines:

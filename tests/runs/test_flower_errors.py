@@ -322,6 +322,34 @@ def test_a_serverapp_that_dies_without_a_word_is_named_with_the_way_to_resume(
     assert f"{flower_runs.DIED}; waiting for Flower to end the run" in told
 
 
+def test_a_failed_run_is_explained_by_its_log(
+    monkeypatch: pytest.MonkeyPatch, settings: MakeSettings, tmp_path: Path
+) -> None:
+    log = "ERROR : An exception occured!! The current node timed out during startup. This could\n"
+
+    def flwr(command: list[str], **how: object) -> subprocess.CompletedProcess[str]:
+        status = '{"runs": [{"status": "finished:failed"}]}'
+        answer = {"run": '{"run-id": "7"}', "list": status, "log": log + "more\n" * 50}
+        return subprocess.CompletedProcess(command, 0, answer[command[1]], "")
+
+    monkeypatch.setattr(flower_runs.subprocess, "run", flwr)
+    run = (settings(run_dir=str(tmp_path)), "local", {}, {})
+    with pytest.raises(RunFailedError, match=r"^Ray must start within 15 s, .* --engine local, "):
+        flower_runs._flwr_run(*run, lambda doing, ends=False: None)
+
+
+@pytest.mark.slow
+def test_a_ray_that_cannot_start_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: MakeSettings
+) -> None:
+    late = "import sys, time\nif 'ray/dashboard/agent.py' in ' '.join(sys.orig_argv):\n"
+    (tmp_path / "sitecustomize.py").write_text(f"{late}    time.sleep(40)\n")
+    path = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), path))))
+    with pytest.raises(RunFailedError, match=r"^Ray must start within 15 s, got a machine too "):
+        flower_runs.run_simulation(settings(parties=2))
+
+
 @pytest.mark.slow
 def test_a_simulation_whose_process_takes_40_s_to_start_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: MakeSettings
