@@ -90,8 +90,8 @@ def cache_folder() -> Path | None:
     made_of = versions, cpu_target.target_context.codegen().magic_tuple(), _sources()
     name = hashlib.sha256(repr(made_of).encode()).hexdigest()[:32]
     try:
-        given = config.CACHE_DIR or os.environ.get("XDG_CACHE_HOME")
-        base = Path(given).absolute() if given else Path.home() / ".cache"
+        named = config.CACHE_DIR or os.environ.get("XDG_CACHE_HOME")
+        base = Path(named).absolute() if named else Path.home() / ".cache"
         base.mkdir(parents=True, exist_ok=True)
         folder = base / "fedapp" / "kernels" / name
         for path in (*reversed(folder.parents[:2]), folder):
