@@ -90,12 +90,12 @@ def cache_folder() -> Path | None:
     made_of = versions, cpu_target.target_context.codegen().magic_tuple(), _sources()
     name = hashlib.sha256(repr(made_of).encode()).hexdigest()[:32]
     try:
-        given = config.CACHE_DIR or os.environ.get("XDG_CACHE_HOME")
-        folder = (Path(given) if given else Path.home() / ".cache") / "fedapp" / "kernels" / name
-        if not folder.exists():
-            folder.mkdir(0o700, parents=True, exist_ok=True)
-            _drop_oldest(folder.parent)
-        for path in (folder, *folder.parents[:2]):
+        named = config.CACHE_DIR or os.environ.get("XDG_CACHE_HOME")
+        base = Path(named).absolute() if named else Path.home() / ".cache"
+        base.mkdir(parents=True, exist_ok=True)
+        folder = base / "fedapp" / "kernels" / name
+        for path in (*reversed(folder.parents[:2]), folder):
+            path.mkdir(0o700, exist_ok=True)
             status = path.stat()
             # Volumes of Kubernetes are writable by a group, which is that of their processes only.
             others = 0o002 if status.st_gid == os.getegid() else 0o022
@@ -105,22 +105,17 @@ def cache_folder() -> Path | None:
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         _warn(f"each process compiles its kernels: {error}; NUMBA_CACHE_DIR may name a folder")
         return None
-    with suppress(OSError):  # of an image, which may be read-only
+    with suppress(OSError):  # of an image, which may be read-only, or of a process that removes too
         os.utime(folder)
+        folders = sorted(folder.parent.iterdir(), key=lambda folder: folder.stat().st_mtime)
+        for unused in folders[:-VERSIONS_KEPT]:
+            shutil.rmtree(unused, ignore_errors=True)
     return folder
 
 
 @functools.cache  # once a process
 def _warn(text: str) -> None:
     log.warning("%s", text)
-
-
-def _drop_oldest(parent: Path) -> None:
-    """Remove all but the folders that were used last."""
-    with suppress(OSError):  # another process may remove them too
-        folders = sorted(parent.iterdir(), key=lambda folder: folder.stat().st_mtime)
-        for folder in folders[:-VERSIONS_KEPT]:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def frozen(*arrays: npt.NDArray[Any]) -> Any:
