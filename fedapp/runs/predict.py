@@ -200,7 +200,7 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
     return summary
 
 
-def _sources(data: str, summary: Mapping[str, Any]) -> dict[str, str]:
+def _sources(data: str, summary: Mapping[str, Any]) -> Mapping[str, str]:
     """Tables by party, if the parties have different columns; else empty."""
     if "active" in summary:
         parties = [party["name"] for party in summary["parties"]]

@@ -27,22 +27,26 @@ from tests.conftest import MakeSettings, WriteTable
 START_SECONDS = 300
 
 
-@pytest.fixture
-def two_nodes(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a cluster of two nodes with a CPU each."""
-    # Below the ports of Ray's workers; its sockets need a short path.
+    folder = tmp_path_factory.mktemp("nodes")
+    # Outside the ports of Ray's workers.
     (port,) = [one for one in free_ports(9) if not 10_000 <= one < 20_000][:1]
     address, here = f"127.0.0.1:{port}", ["--node-ip-address", "127.0.0.1"]
     ray = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--num-cpus", "1", *here]
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    # On a busy machine Ray's own limits are too short.
+    environment["RAY_raylet_start_wait_time_s"] = str(START_SECONDS)
+    environment["RAY_gcs_server_request_timeout_seconds"] = str(START_SECONDS)
     nodes = []
     try:
         for words in (["--head", "--port", str(port)], ["--address", address]):
-            log = tmp_path / f"node-{len(nodes)}.log"
+            log = folder / f"node-{len(nodes)}.log"
             with log.open("wb") as output:
                 nodes.append(
                     subprocess.Popen(
-                        [*ray, *words], stdout=output, stderr=output, env=environment, cwd=tmp_path
+                        [*ray, *words], stdout=output, stderr=output, env=environment, cwd=folder
                     )
                 )
             end = time.monotonic() + START_SECONDS
@@ -129,7 +133,7 @@ def test_a_node_without_what_a_run_needs_is_named(
     with cluster.connected() as ray:
         cluster.check_nodes(ray, [home(), tmp_path], [])
         absent = tmp_path / "absent.csv"
-        rule = rf"^Ray's node 127.0.0.1 \(\w+\) must see {absent} of this machine, got none; put "
+        rule = rf"^Ray's node 127.0.0.1 \(\w+\) must see {absent} of this machine; put "
         with pytest.raises(ConfigError, match=rule):
             cluster.check_nodes(ray, [home()], [absent])
         monkeypatch.setattr(cluster, "versions", lambda: {"numpy": "0.1"})
