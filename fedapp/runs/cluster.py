@@ -26,7 +26,8 @@ RETRIES = 3  # of work whose process or node has died
 
 def ray_address() -> str:
     """The cluster to use; empty without one."""
-    return os.environ.get("RAY_ADDRESS", "")
+    address = os.environ.get("RAY_ADDRESS", "")
+    return "" if address == "local" else address
 
 
 def check_on(on: str, engine: str) -> None:

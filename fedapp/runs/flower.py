@@ -172,6 +172,8 @@ def _environment() -> dict[str, str]:
     return {
         **os.environ,
         **(bytecode if sys.dont_write_bytecode else {}),
+        # Else Ray would join any cluster that was started on this machine, unchecked.
+        "RAY_ADDRESS": ray_address() or "local",
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",

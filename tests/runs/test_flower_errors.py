@@ -249,3 +249,12 @@ def test_bytecode_of_a_simulation_is_compiled_once(tmp_path: Path, writes: bool)
     cached = [path.name for path in (tmp_path / "flower" / "bytecode").rglob("module.*.pyc")]
     assert len(cached) == (not writes)
     assert (source.parent / "__pycache__").exists() == writes
+
+
+def test_a_simulation_joins_no_cluster_that_it_was_not_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert flower_runs._environment()["RAY_ADDRESS"] == "local"
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert flower_runs._environment()["RAY_ADDRESS"] == "head:6379"
