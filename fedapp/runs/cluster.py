@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
+from warnings import catch_warnings
 
 from fedapp.errors import ConfigError
 from fedapp.home import home, private_folder
@@ -58,20 +59,24 @@ def connected() -> Iterator[Any]:
         host, _, port = ray_address().rpartition(":")
         if host and "/" not in host:  # ray.init would wait for minutes
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-        ray.init(
-            ray_address() or "local",
-            runtime_env={"env_vars": {**variables(), "PYTHONPATH": paths}},
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-    except (OSError, ValueError, RuntimeError) as error:
+        with catch_warnings(
+            action="ignore", category=FutureWarning
+        ):  # about GPUs in later versions
+            ray.init(
+                ray_address() or "local",
+                runtime_env={"env_vars": {**variables(), "PYTHONPATH": paths}},
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        yield ray
+    except (OSError, RuntimeError, ValueError) as error:
+        if ray.is_initialized():  # raised in the block
+            raise
         rule = "RAY_ADDRESS must be a Ray cluster of which this machine is a node"
         way = "ray start --head, and at other machines ray start --address=HEAD:6379"
         got = f"{ray_address()}: {str(error).splitlines()[0]}"
         raise ConfigError(f"{rule}, got {got}; {way}") from None
-    try:
-        yield ray
     finally:
         ray.shutdown()
 
