@@ -12,10 +12,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
+from warnings import catch_warnings
 
 from fedapp.errors import ConfigError
 from fedapp.home import home, private_folder
 from fedapp.process import versions
+from fedapp.run_folder import Watcher
 
 T = TypeVar("T")
 ANSWER_SECONDS = 120  # of a node; its first process imports fedapp
@@ -25,7 +27,8 @@ RETRIES = 3  # of work whose process or node has died
 
 def ray_address() -> str:
     """The cluster to use; empty without one."""
-    return os.environ.get("RAY_ADDRESS", "")
+    address = os.environ.get("RAY_ADDRESS", "")
+    return "" if address == "local" else address
 
 
 def check_on(on: str, engine: str) -> None:
@@ -42,7 +45,7 @@ def variables() -> dict[str, str]:
 
 
 def job_variables() -> dict[str, str]:
-    """Environment of a driver that calls ``ray.init`` itself; Ray adds it to what that asks for."""
+    """Environment of another driver, from which Ray passes `variables` on."""
     return {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"env_vars": variables()}})}
 
 
@@ -56,30 +59,31 @@ def connected() -> Iterator[Any]:
         host, _, port = ray_address().rpartition(":")
         if host and "/" not in host:  # ray.init would wait for minutes
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-        ray.init(
-            ray_address() or "local",
-            runtime_env={"env_vars": {**variables(), "PYTHONPATH": paths}},
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-    except (OSError, ValueError, RuntimeError) as error:
+        with catch_warnings(
+            action="ignore", category=FutureWarning
+        ):  # about GPUs in later versions
+            ray.init(
+                ray_address() or "local",
+                runtime_env={"env_vars": {**variables(), "PYTHONPATH": paths}},
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        yield ray
+    except (OSError, RuntimeError, ValueError) as error:
+        if ray.is_initialized():  # raised in the block
+            raise
         rule = "RAY_ADDRESS must be a Ray cluster of which this machine is a node"
         way = "ray start --head, and at other machines ray start --address=HEAD:6379"
         got = f"{ray_address()}: {str(error).splitlines()[0]}"
         raise ConfigError(f"{rule}, got {got}; {way}") from None
-    try:
-        yield ray
     finally:
         ray.shutdown()
 
 
 def check_nodes(ray: Any, folders: Sequence[Path], files: Sequence[Path]) -> None:
-    """Check that every node sees the folders and files, and has this fedapp.
-
-    ConfigError names a node that does not. A folder is the same one if a file that was just written
-    here is there.
-    """
+    """Check that every node has this fedapp and sees the files, and what was just written into the
+    folders; ConfigError names one that does not."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     sought = {str(file.resolve()): file for file in files}
@@ -102,43 +106,46 @@ def check_nodes(ray: Any, folders: Sequence[Path], files: Sequence[Path]) -> Non
         there = {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes}
         asked = {node: task.options(scheduling_strategy=at).remote() for node, at in there.items()}
         for node, answer in asked.items():
-            _check_node(ray, f"Ray's node {nodes[node]} ({node[:8]})", answer, sought)
-
-
-def _check_node(ray: Any, node: str, answer: Any, sought: Mapping[str, Path]) -> None:
-    try:
-        absent, installed = ray.get(answer, timeout=ANSWER_SECONDS)
-    except ImportError as error:
-        rule = "must have fedapp and its packages installed"
-        raise ConfigError(f"{node} {rule}, got {str(error).splitlines()[-1]}") from None
-    except ray.exceptions.GetTimeoutError:
-        raise ConfigError(f"{node} must answer within {ANSWER_SECONDS} s, got nothing") from None
-    for path in absent:
-        way = "put FEDAPP_HOME, FEDAPP_DATA, tables and run folders where all nodes see them"
-        raise ConfigError(f"{node} must see {sought[path]} of this machine, got none; {way}")
-    for package, version in versions().items():
-        if installed[package] != version:
-            raise ConfigError(f"{node} must have {package} {version}, got {installed[package]}")
+            name = f"Ray's node {nodes[node]} ({node[:8]})"
+            try:
+                absent, installed = ray.get(answer, timeout=ANSWER_SECONDS)
+            except ImportError as error:
+                got = str(error).splitlines()[-1]
+                raise ConfigError(f"{name} must have fedapp and its packages, got {got}") from None
+            except ray.exceptions.GetTimeoutError:
+                rule = f"must answer within {ANSWER_SECONDS} s, got nothing"
+                raise ConfigError(f"{name} {rule}") from None
+            for path in absent:
+                way = (
+                    "put FEDAPP_HOME, FEDAPP_DATA, tables and run folders where all nodes see them"
+                )
+                raise ConfigError(f"{name} must see {sought[path]} of this machine; {way}")
+            for package, version in versions().items():
+                if (got := installed[package]) != version:
+                    raise ConfigError(f"{name} must have {package} {version}, got {got}")
 
 
 def carried_out(
-    calls: Mapping[str, Callable[[], T]], folder: Path, files: Sequence[Path]
-) -> Iterator[tuple[str, T]]:
-    """Call functions as Ray tasks of one CPU each; yield names and results as they come.
+    calls: Mapping[str, Callable[[], T]], folder: Path, files: Sequence[Path], watcher: Watcher
+) -> Iterator[T]:
+    """Call functions as Ray tasks of one CPU each; yield their results as they come.
 
     They write into ``folder``, read ``files``, and begin in the working folder. A call whose
     process dies is repeated; what it raises is raised here.
     """
+    watcher.begin("checking the nodes of the Ray cluster")
     with connected() as ray:
         check_nodes(ray, [home(), Path(), folder], files)
         task, here = ray.remote(num_cpus=1, max_retries=RETRIES)(_called), os.getcwd()
         names = {task.remote(here, call): name for name, call in calls.items()}
         while names:
+            watcher.begin(f"{len(names)} of {len(calls)} tasks on Ray are not done")
             (done,), _ = ray.wait(list(names))
             try:
-                yield names.pop(done), ray.get(done)
+                yield ray.get(done)
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from None
+            watcher.tell(f"{names.pop(done)}: done")
 
 
 def _called(folder: str, call: Callable[[], T]) -> T:

@@ -210,11 +210,8 @@ def _run_on_ray(
             cell = run.model_copy(update=draw)
             name = name_of(cell, f"baselines-{kind.name}")
             calls[name] = functools.partial(_scored, kind, cell, apart, Silent())
-    results = carried_out(calls, apart.folder, table_files(runs[0]))
-    watcher.begin(f"{len(calls)} tasks on Ray")
-    for number, (name, _) in enumerate(results, start=1):
-        watcher.tell(f"{name}: done")
-        watcher.begin(f"{len(calls)} tasks on Ray, {number} done")
+    for _ in carried_out(calls, apart.folder, table_files(runs[0]), watcher):
+        pass
     return apart
 
 

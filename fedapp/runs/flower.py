@@ -188,8 +188,14 @@ def _flwr(
 
 def _environment() -> dict[str, str]:
     """Flower without telemetry, update checks or a new environment for each run."""
+    # Else each of a simulation's dozen processes would compile all of Flower and Ray, for seconds.
+    folder = str(home() / "flower" / "bytecode")
+    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}
     return {
         **os.environ,
+        **(bytecode if sys.dont_write_bytecode else {}),
+        # Else Ray would join any cluster that was started on this machine, unchecked.
+        "RAY_ADDRESS": ray_address() or "local",
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -211,7 +217,6 @@ def superlink(report: Report = _silent) -> Iterator[dict[str, str]]:
     environment = {
         **_environment(),
         **(job_variables() if ray_address() else {}),
-        **_bytecode(flower_home / "bytecode"),
         "FLWR_HOME": str(flower_home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http_port),
         "FLWR_LOCAL_CONTROL_API_PORT": str(control_port),
@@ -244,14 +249,6 @@ def superlink(report: Report = _silent) -> Iterator[dict[str, str]]:
         _stop(starter)
         _stop(process)
         log.unlink(missing_ok=True)
-
-
-def _bytecode(folder: Path) -> dict[str, str]:
-    """Environment that caches bytecode in a folder, where it may not be beside the sources: else
-    each of the dozen processes of a simulation compiles all of Flower and Ray for seconds."""
-    if not sys.dont_write_bytecode:
-        return {}
-    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder)}
 
 
 def free_ports(n: int) -> list[int]:

@@ -198,14 +198,11 @@ class Tuning:
             planned.append(Trial(number, "finished", settings, 0.0, 0, 0, 0.0))
             folder = path / f"{CURRENT}-{number}"
             training = Training(self.strategy, _of_trial(first, settings, folder), with_page=False)
-            call = functools.partial(_try_apart, folder, training, number, settings, metric)
+            call = functools.partial(_trial, training, folder, number, settings, metric)
             calls[f"trial {number}"] = call
         done: dict[int, Trial] = {}
-        self.watcher.begin(f"{len(calls)} trials on Ray")
-        for name, trial in carried_out(calls, path, table_files(first)):
-            self.watcher.tell(f"{name}: valid {metric} {trial.score:.4f}")
+        for trial in carried_out(calls, path, table_files(first), self.watcher):
             done[trial.number] = trial
-            self.watcher.begin(f"{len(calls)} trials on Ray, {len(done)} done")
             while (number := len(read_trials(path)) + 1) in done:
                 _record(path, done[number], f"{CURRENT}-{number}")
 
@@ -333,6 +330,7 @@ def _trial(
     training: Training, path: Path, number: int, settings: Mapping[str, Value], metric: str
 ) -> Trial:
     """Run one trial in the folder ``path``."""
+    _drop(path)  # of an attempt whose process died
     training.carry_out()
     summary = RunFolder(path).summary
     score = (summary["metrics"].get("valid") or {}).get(metric)
@@ -343,11 +341,6 @@ def _trial(
     n_bytes = sum(summary["bytes"].values())
     cost = summary["exchanges"], n_bytes, summary["seconds"]["train"]
     return Trial(number, "finished", dict(settings), score, *cost)
-
-
-def _try_apart(path: Path, training: Training, *trial: Any) -> Trial:
-    _drop(path)  # of an attempt whose process died
-    return _trial(training, path, *trial)
 
 
 def _scored(trials: Sequence[Trial]) -> list[Trial]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -24,37 +25,42 @@ from fedapp.runs.run import BEST, read_trials
 from fedapp.runs.tune import Budget, Tuning
 from tests.conftest import MakeSettings, WriteTable
 
-START_SECONDS = 300
+ATTEMPTS, START_SECONDS = 4, 90
 
 
-@pytest.fixture
-def two_nodes(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[str]:
     """The address of a cluster of two nodes with a CPU each."""
-    # Below the ports of Ray's workers; its sockets need a short path.
+    # Outside the ports of Ray's workers.
     (port,) = [one for one in free_ports(9) if not 10_000 <= one < 20_000][:1]
-    address, here = f"127.0.0.1:{port}", ["--node-ip-address", "127.0.0.1"]
-    ray = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--num-cpus", "1", *here]
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
-    nodes = []
-    try:
-        for words in (["--head", "--port", str(port)], ["--address", address]):
-            log = tmp_path / f"node-{len(nodes)}.log"
-            with log.open("wb") as output:
-                nodes.append(
-                    subprocess.Popen(
-                        [*ray, *words], stdout=output, stderr=output, env=environment, cwd=tmp_path
-                    )
-                )
-            end = time.monotonic() + START_SECONDS
-            while b"Ray runtime started" not in log.read_bytes():
-                assert time.monotonic() < end, log.read_text()
-                assert nodes[-1].poll() is None, log.read_text()
-                time.sleep(0.2)
+    address = f"127.0.0.1:{port}"
+    # A folder of its own, else other programs' ray.init would find this cluster and join it; with a
+    # short path, for Ray's sockets.
+    with TemporaryDirectory(prefix="ray-") as folder, ExitStack() as nodes:
+        for words in (
+            ["--head", "--port", str(port), "--temp-dir", folder],
+            ["--address", address],
+        ):
+            node = _started(words, Path(folder) / f"{words[0]}.log")
+            nodes.callback(node.wait)
+            nodes.callback(node.terminate)
         yield address
-    finally:
-        for node in reversed(nodes):
-            node.terminate()
-            node.wait()
+
+
+def _started(words: list[str], log: Path) -> subprocess.Popen[bytes]:
+    ray = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--num-cpus", "1"]
+    command = [*ray, "--node-ip-address", "127.0.0.1", "--disable-usage-stats", *words]
+    for _ in range(ATTEMPTS):  # on a busy machine Ray's own deadlines of 15 s pass
+        with log.open("wb") as output:
+            node = subprocess.Popen(command, stdout=output, stderr=output)
+        end = time.monotonic() + START_SECONDS
+        while node.poll() is None and time.monotonic() < end:
+            if b"Ray runtime started" in log.read_bytes():
+                return node
+            time.sleep(0.2)
+        node.terminate()
+        node.wait()
+    raise AssertionError(log.read_text())
 
 
 @pytest.mark.slow
@@ -129,7 +135,7 @@ def test_a_node_without_what_a_run_needs_is_named(
     with cluster.connected() as ray:
         cluster.check_nodes(ray, [home(), tmp_path], [])
         absent = tmp_path / "absent.csv"
-        rule = rf"^Ray's node 127.0.0.1 \(\w+\) must see {absent} of this machine, got none; put "
+        rule = rf"^Ray's node 127.0.0.1 \(\w+\) must see {absent} of this machine; put "
         with pytest.raises(ConfigError, match=rule):
             cluster.check_nodes(ray, [home()], [absent])
         monkeypatch.setattr(cluster, "versions", lambda: {"numpy": "0.1"})

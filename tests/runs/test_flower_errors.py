@@ -370,12 +370,25 @@ def test_a_simulation_whose_process_takes_40_s_to_start_ends(
 def test_bytecode_of_a_simulation_is_compiled_once(tmp_path: Path, writes: bool) -> None:
     environment = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
     with pytest.MonkeyPatch.context() as patch:
+        for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
+            patch.delenv(name, raising=False)
         patch.setattr(flower_runs.sys, "dont_write_bytecode", not writes)
-        environment |= flower_runs._bytecode(tmp_path / "bytecode")
+        patch.setenv("FEDAPP_HOME", str(tmp_path))
+        changed = flower_runs._environment()
+        environment |= {name: changed[name] for name in changed if name.startswith("PYTHON")}
     (source := tmp_path / "module.py").write_text("")
     subprocess.run(
         [sys.executable, "-c", "import module"], cwd=tmp_path, env=environment, check=True
     )
-    cached = [path.name for path in (tmp_path / "bytecode").rglob("module.*.pyc")]
+    cached = [path.name for path in (tmp_path / "flower" / "bytecode").rglob("module.*.pyc")]
     assert len(cached) == (not writes)
     assert (source.parent / "__pycache__").exists() == writes
+
+
+def test_a_simulation_joins_no_cluster_that_it_was_not_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert flower_runs._environment()["RAY_ADDRESS"] == "local"
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert flower_runs._environment()["RAY_ADDRESS"] == "head:6379"
