@@ -993,7 +993,7 @@ def spec_of(node: Node, address: str) -> ExecutionSpec:
     )
 
 
-def sleeping(monkeypatch: pytest.MonkeyPatch, script: str = "input()") -> None:
+def sleeping(monkeypatch: pytest.MonkeyPatch, script: str = "while True: input()") -> None:
     """Every process that is started runs this script instead."""
     start = partial(subprocess.Popen, [sys.executable, "-S", "-c", script])
     monkeypatch.setattr("subprocess.Popen", lambda command, **how: start(**how))
