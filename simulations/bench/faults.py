@@ -439,7 +439,7 @@ def random_kill(rng: random.Random) -> Fault:
     place, program, named = rng.choice([*PROCESSES.values()])
     place = place if place == COORDINATOR else rng.choice(SITES)
     strike = partial(signalled, place=place, program=program, number=SIGKILL)
-    return Fault(RANDOM, rng.random(), strike, named.replace(SITE, place))
+    return Fault(RANDOM, round(rng.random(), 2), strike, named.replace(SITE, place))
 
 
 # The bench
