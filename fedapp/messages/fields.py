@@ -273,6 +273,12 @@ def request(
     return declare
 
 
+def origin_of(hint: Any) -> Any:
+    """Origin of a generic type, also of an alias, as numpy's ``NDArray`` is one since 2.5."""
+    origin = get_origin(hint)
+    return get_origin(getattr(origin, "__value__", None)) or origin
+
+
 @dataclass_transform(frozen_default=True, eq_default=False)
 def message(cls: type[M]) -> type[M]:
     """Declare a reply or a letter. Its checks are compiled once, here."""
@@ -284,7 +290,7 @@ def message(cls: type[M]) -> type[M]:
     for name, hint in hints.items():
         base, *of_field = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         form = next((rule for rule in of_field if isinstance(rule, Form | Range | OneOf)), None)
-        declared.forms = {**declared.forms, name: (get_origin(base) or base, form)}
+        declared.forms = {**declared.forms, name: (origin_of(base) or base, form)}
         rules += [(name, rule) for rule in of_field]
     declared.for_trials = {name: rule for name, rule in rules if isinstance(rule, OnlyInTrials)}
     declared.limits = {name: rule for name, rule in rules if isinstance(rule, SiteLimit)}

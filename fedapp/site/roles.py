@@ -60,14 +60,13 @@ from typing import (
     cast,
     dataclass_transform,
     get_args,
-    get_origin,
     get_type_hints,
 )
 
 import numpy as np
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Request
+from fedapp.messages.fields import Request, origin_of
 from fedapp.site.answer import Handlers, Site
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import UNIONS, NoStateError, Store, decoded, encoded
@@ -289,13 +288,13 @@ def _forms(role_class: type[Any]) -> dict[str, tuple[Form, Callable[[], object] 
 @once
 def form_of(hint: Any) -> Form:
     """Form of a type; raises TypeError for one that a field of a role may not have."""
-    origin, args = get_origin(hint), get_args(hint)
+    origin, args = origin_of(hint), get_args(hint)
     if origin is Annotated:
         return _JsonFile(args[0]) if IN_FILE in args[1:] else form_of(args[0])
     if _is_json(hint):
         return _Json(hint)
     if origin in UNIONS and (kinds := [each for each in args if each is not NoneType]):
-        is_array = all(get_origin(each) is np.ndarray for each in kinds)
+        is_array = all(origin_of(each) is np.ndarray for each in kinds)
         if is_array or len(kinds) == 1:
             return _Optional(form_of(kinds[0])) if NoneType in args else form_of(kinds[0])
     if origin is np.ndarray:
@@ -314,7 +313,7 @@ def form_of(hint: Any) -> Form:
 
 
 def _is_json(hint: Any) -> bool:
-    origin, args = get_origin(hint), get_args(hint)
+    origin, args = origin_of(hint), get_args(hint)
     if origin is Annotated:
         return IN_FILE not in args and _is_json(args[0])
     if origin in (tuple, Mapping, *UNIONS):

@@ -42,13 +42,13 @@ from itertools import repeat
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_type_hints
 
 import numpy as np
 
 from fedapp.errors import DataError, ProtocolError
 from fedapp.home import PRIVATE, open_private, private_folder, sync_folder, write_atomically
-from fedapp.messages.fields import Array
+from fedapp.messages.fields import Array, origin_of
 from fedapp.trees.divided import PART_FORMAT
 from fedapp.trees.model import UNREADABLE
 from fedapp.trees.predict import Bits, unpack_bits
@@ -89,7 +89,7 @@ def encoded(value: Any) -> Any:
 
 def decoded(hint: Any, value: Any) -> Any:
     """Inverse of ``encoded``, by the value's type."""
-    origin, args = get_origin(hint), get_args(hint)
+    origin, args = origin_of(hint), get_args(hint)
     if origin is Annotated or (origin in UNIONS and value is not None):
         return decoded(args[0], value)
     if origin is tuple:

@@ -207,6 +207,7 @@ def certificate_of(deployment: Deployment) -> str:
 @pytest.mark.slow
 def test_sites_and_keys_and_certificates_change_and_the_model_is_the_same(tmp_path: Path) -> None:
     settings = {**PAX, "num-boost-round": 12, "resend-after": 15}
+    (tmp_path / "life").mkdir()
     with started(tmp_path / "life") as deployment:
         folder = deployment.coordinator
         local = deployment.locally(tmp_path / "local", {**settings, "strategy": "pax"})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from typing_extensions import TypeAliasType
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Form, Message, check_sizes
+from fedapp.messages.fields import Form, Message, check_sizes, origin_of
 from fedapp.messages.wire import Content, from_bytes, from_content, to_bytes, to_content
 from tests.messages.declared import Violation, example, kinds, name_of, violations
 
@@ -52,3 +53,12 @@ def test_sizes_that_only_the_receiver_knows_are_checked(kind: type[Message]) -> 
         check_sizes("bank", message, **{name: 2})
         with pytest.raises(ProtocolError, match=re.escape(f"bank: {kind.__name__}.")):
             check_sizes("bank", message, **{name: 3})
+
+
+def test_the_origin_of_an_array_is_its_class_also_behind_an_alias() -> None:
+    scalar = TypeVar("scalar", bound=np.generic)
+    array = np.ndarray[Any, np.dtype[scalar]]
+    alias = TypeAliasType("alias", array, type_params=(scalar,))  # NDArray of numpy 2.5
+    assert origin_of(alias[np.float64]) is np.ndarray
+    assert origin_of(array[np.float64]) is np.ndarray
+    assert origin_of(int) is None
