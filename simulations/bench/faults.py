@@ -208,6 +208,13 @@ def signalled(scene: Scene, undo: ExitStack, place: str, program: str, number: i
     undo.callback(process.send_signal, SIGCONT)
 
 
+def restart_superlink(scene: Scene) -> None:
+    """The SuperLink dies; wait until the next one answers, with the files that it has then."""
+    scene.kill(COORDINATOR, SUPERLINK)
+    time.sleep(1)  # until its port is closed
+    scene.wait_until_listening()
+
+
 def without_database(scene: Scene, undo: ExitStack) -> None:
     """The SuperLink dies and comes back without its database, which then is put back."""
     path = f"{scene.coordinator}/superlink.db"
@@ -215,7 +222,7 @@ def without_database(scene: Scene, undo: ExitStack) -> None:
     back = f"rm -f {path} {path}-shm {path}-wal; mv {path}-away/* {scene.coordinator}"
     scripted(scene, undo, away, f"{back}; rmdir {path}-away")
     undo.callback(scene.kill, COORDINATOR, SUPERLINK)
-    scene.kill(COORDINATOR, SUPERLINK)
+    restart_superlink(scene)
 
 
 def hook(scene: Scene, undo: ExitStack, code: str) -> None:
@@ -299,7 +306,7 @@ def expired(scene: Scene, undo: ExitStack) -> None:
     undo.callback(renew_certificates, scene.coordinator)
     with patch.object(certificates, "YEARS", 0):
         renew_certificates(scene.coordinator)
-    scene.kill(COORDINATOR, SUPERLINK)
+    restart_superlink(scene)
 
 
 def proxied(scene: Scene, undo: ExitStack, mode: str) -> None:
