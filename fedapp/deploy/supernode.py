@@ -30,8 +30,9 @@ def run_flower(program: str, parts: PatchedFunctions) -> None:
     main()
 
 
-def end(cause: object) -> None:
+def end(error: BaseException | None = None) -> None:
     """End the process; its threads would keep it alive, and nothing would start it again."""
+    cause = f"{type(error).__name__}: {error}" if error else "the SuperNode has given up"
     log.error("%s: this process ends, to be started again", cause)
     os._exit(1)
 
@@ -43,7 +44,7 @@ def main() -> None:
         run_flower("supernode", SITE)
     except Exception as error:
         end(error)
-    end("the SuperNode has given up")
+    end()
 
 
 if __name__ == "__main__":
