@@ -38,6 +38,7 @@ INPUTS_FILE = "made-from.json"  # inputs of a run of a study, written before it 
 CHANGEABLE = {"log", "start-deadline", "exchange-deadline", "resend-after", "min-parties"}
 PACE_ROUNDS = 5  # the mean time of the last ones predicts the next
 BRIEF = 0.1  # seconds; a shorter stage is not shown
+MOST_NAMED = 6  # parties in a stage's line
 
 
 class State(StrEnum):
@@ -449,9 +450,15 @@ class Stages:
     def name_waiting(self, parties: Sequence[str], away: Sequence[str] = ()) -> None:
         """Note the parties whose replies to the exchange are missing, and those not connected."""
         self._noted = ("", 0)  # the next exchange is noted, however brief
-        doing = f"{self._stage.doing}; waiting for {', '.join(parties)}"
-        doing += f" ({', '.join(away)} not connected)" if away else ""
+        doing = f"{self._stage.doing}; waiting for {_few(parties)}"
+        doing += f" ({_few(away)} not connected)" if away else ""
         self._note(replace(self._stage, doing=doing, waiting=parties))
+
+
+def _few(names: Sequence[str]) -> str:
+    """Names for a line: all if they are few, else the first and how many there are."""
+    others = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {others} others" if others > 0 else "")
 
 
 class RoundInfo(TypedDict):

@@ -144,19 +144,18 @@ class Courier:
             for party, message in messages.items()
         }
         replies: dict[str, Message] = {}
-        reported, away, next_look = list[str](), list[str](), NAMED_AFTER
+        reported, next_look = (list[str](), list[str]()), NAMED_AFTER
         while waiting and self.clock() - start < self.patience.deadline:
             self._send(waiting, step)
             new_replies = self._collect(waiting, step)
             replies.update(new_replies)
             if not new_replies:
                 waited = self.clock() - start
-                if waited >= next_look or (reported and reported != list(waiting)):
-                    before = reported, away
-                    reported, away = list(waiting), self._away(waiting)
+                if waited >= next_look:
                     next_look = waited + NAMED_AFTER
-                    if (reported, away) != before:
-                        self.name_waiting(reported, away)
+                    before, reported = reported, (list(waiting), self._away(waiting))
+                    if reported != before:
+                        self.name_waiting(*reported)
                 time.sleep(min(LONGEST_POLL, max(SHORTEST_POLL, waited / 10)))
         return replies
 
