@@ -45,6 +45,8 @@ SHORTEST_POLL, LONGEST_POLL = 0.001, 0.5  # seconds
 # Seconds without a reply, then name the parties that have not answered, and look at their nodes.
 NAMED_AFTER = 5.0
 LONGEST_REASON = 2000  # characters
+# A reply is missed after so many times the longest exchange of its kind, and not before so long.
+MISSED_TIMES, MISSED_AFTER = 10.0, 20.0  # seconds
 NO_HANDLER = "function registered with name"  # in Flower's error for a message without a handler
 NOTICED = 2.0  # seconds; a smaller difference of clocks does no harm
 RULE = (
@@ -95,7 +97,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait for a reply before sending again, and for all replies; in seconds."""
+    """How long to wait for a reply before sending again at most, and for all; in seconds."""
 
     resend_after: float
     deadline: float
@@ -121,7 +123,7 @@ class Courier:
 
     ``name_waiting`` is called with the parties whose replies are missing and those of them whose
     nodes are not connected, whenever either changes. ``clocks`` has the seconds by which each
-    party's clock is ahead, as replies show.
+    party's clock is ahead, as replies show; ``took`` those of the longest exchange of each kind.
     """
 
     grid: Grid
@@ -130,6 +132,7 @@ class Courier:
     name_waiting: Callable[[Sequence[str], Sequence[str]], None]
     clocks: dict[str, float] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
+    took: dict[str, float] = field(default_factory=dict)
 
     def deliver(self, messages: Mapping[str, Message], step: int) -> dict[str, Message]:
         """Send messages, one a party, and wait for their replies.
@@ -143,7 +146,7 @@ class Courier:
             )
             for party, message in messages.items()
         }
-        replies: dict[str, Message] = {}
+        replies, sent = dict[str, Message](), list(waiting.values())
         reported, next_look = (list[str](), list[str]()), NAMED_AFTER
         while waiting and self.clock() - start < self.patience.deadline:
             self._send(waiting, step)
@@ -157,7 +160,16 @@ class Courier:
                     if reported != before:
                         self.name_waiting(*reported)
                 time.sleep(min(LONGEST_POLL, max(SHORTEST_POLL, waited / 10)))
+        if not waiting and all(outgoing.asked == outgoing.copied for outgoing in sent):
+            for kind in {outgoing.kind for outgoing in sent}:
+                self.took[kind] = max(self.took.get(kind, 0.0), self.clock() - start)
         return replies
+
+    def _missed_after(self, outgoing: Outgoing) -> float:
+        """Seconds after which a message is sent again."""
+        if (took := self.took.get(outgoing.kind)) is None:
+            return self.patience.resend_after
+        return min(self.patience.resend_after, max(MISSED_AFTER, MISSED_TIMES * took))
 
     def _send(self, waiting: Mapping[str, Outgoing], step: int) -> None:
         """Send messages that were not sent yet, or have been unanswered for too long."""
@@ -165,7 +177,7 @@ class Courier:
         due = [
             outgoing
             for outgoing in waiting.values()
-            if outgoing.sent_at is None or now - outgoing.sent_at >= self.patience.resend_after
+            if outgoing.sent_at is None or now - outgoing.sent_at >= self._missed_after(outgoing)
         ]
         if any(outgoing.asked for outgoing in due):  # a copy for a node that is gone would be lost
             nodes = self._connected()
@@ -201,7 +213,7 @@ class Courier:
             if reply.has_error() and reply.error.code in LOST:
                 outgoing.message_ids.discard(reply.metadata.reply_to_message_id)
                 # Due again after a moment, as a node that is gone stays gone for a while.
-                soon = self.clock() - self.patience.resend_after + LONGEST_POLL
+                soon = self.clock() - self._missed_after(outgoing) + LONGEST_POLL
                 outgoing.sent_at = min(outgoing.sent_at or soon, soon)
                 continue
             if waiting.pop(outgoing.party, None) is None:

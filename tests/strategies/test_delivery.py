@@ -28,6 +28,8 @@ from strategies import delivery
 from strategies.delivery import (
     LONGEST_POLL,
     LOST,
+    MISSED_AFTER,
+    MISSED_TIMES,
     NAMED_AFTER,
     Courier,
     Ledger,
@@ -145,12 +147,12 @@ class Found:
 def exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Found]:
     """Sends one request to each of two parties."""
 
-    def run(script: Script, **network_is: Any) -> Found:
+    def run(script: Script, resend_after: float = RESEND, **network_is: Any) -> Found:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, 1, 0
         network = Network(script, **network_is)
         monkeypatch.setattr(delivery.time, "sleep", network.sleep)
         ledger = Ledger(tmp_path / "ledger.jsonl")
-        patience = Patience(RESEND, DEADLINE)
+        patience = Patience(resend_after, DEADLINE)
         named: list[tuple[float, list[str], list[str]]] = []
 
         def name_waiting(parties: Sequence[str], away: Sequence[str]) -> None:
@@ -161,6 +163,8 @@ def exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., F
             party: Message(request(), node, SketchRequest.kind, group_id="7")
             for party, node in NODES.items()
         }
+        if resend_after > RESEND:
+            courier.deliver(messages, 7)
         return Found(network, courier.deliver(messages, 7), ledger, named)
 
     return run
@@ -222,6 +226,18 @@ def test_a_party_that_has_connected_since_it_was_asked_is_asked_again_soon_and_o
     first, second = found.network.sent_at("bank")
     assert second - first < RESEND
     assert len(found.network.sent_at("shop")) == 1
+
+
+@pytest.mark.parametrize(("usual", "least"), [(1.0, MISSED_AFTER), (3.0, 3.0 * MISSED_TIMES)])
+def test_a_reply_is_missed_sooner_where_the_last_of_its_kind_took_less(
+    exchange: Exchange, usual: float, least: float
+) -> None:
+    """A SuperLink that was stopped hands a message to a request that nobody waits for any more."""
+    script = bank_is(lambda before: [] if before == 1 else [(usual, None)])
+    found = exchange(script, resend_after=90.0)
+    _, second, third = found.network.sent_at("bank")
+    assert least <= third - second <= least + 2.0
+    assert sorted(found.replies) == ["bank", "shop"]
 
 
 def test_no_copy_is_sent_to_a_node_that_is_not_connected(exchange: Exchange) -> None:
