@@ -30,7 +30,7 @@ import psutil
 
 from fedapp.deploy import certificates
 from fedapp.deploy.folders import renew_certificates
-from fedapp.home import write_atomically
+from fedapp.home import is_written, write_atomically
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.flower import free_ports
 from simulations.bench.exchange import SITES, write_tables
@@ -542,6 +542,9 @@ def tried(scene: Scene, fault: Fault, run_dir: Path) -> Row:
                 if scene.run.returncode:
                     is_begun = (run_dir / "config.toml").exists()
                     scene.wait_until_listening()
+                    # A ServerApp whose run the SuperLink has forgotten ends at its next request.
+                    while is_written(run_dir) and time.monotonic() - start < scene.limit:
+                        time.sleep(LOOK_SECONDS)
                     (partial(scene.command, {"resume": run_dir}) if is_begun else begin)()
                     outcome += f"; {'resumed' if is_begun else 'restarted'}: "
                     outcome += scene.outcome(fault.named)
