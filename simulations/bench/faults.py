@@ -512,6 +512,7 @@ def disturbed(folder: Path, method: str, faults: Iterable[Fault]) -> Iterator[Ro
                 if not all_good([line]):  # the next run shall not suffer from it
                     scene.close()
                     scene.start(COORDINATOR, *SITES)
+                    scene.wait_until_listening()
         finally:
             scene.close()
             scene.proxy.shutdown()
