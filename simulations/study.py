@@ -905,6 +905,7 @@ class Deployment:
         """Wait for a process of a script and SIGKILL it; returns whether it was found in time."""
         if process := self.caught(name, program):
             process.kill()
+            process.wait(STOP_SECONDS)  # until its ports are free
         return process is not None
 
     def caught(self, name: str, program: str) -> psutil.Process | None:
