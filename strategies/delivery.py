@@ -45,7 +45,7 @@ SHORTEST_POLL, LONGEST_POLL = 0.001, 0.5  # seconds
 # Seconds without a reply, then name the parties that have not answered, and look at their nodes.
 NAMED_AFTER = 5.0
 LONGEST_REASON = 2000  # characters
-# A reply is missed after so many times the longest exchange of its kind, and not before so long.
+# A reply is missed after this multiple of the longest exchange of its kind, at the earliest after:
 MISSED_TIMES, MISSED_AFTER = 10.0, 20.0  # seconds
 NO_HANDLER = "function registered with name"  # in Flower's error for a message without a handler
 NOTICED = 2.0  # seconds; a smaller difference of clocks does no harm
