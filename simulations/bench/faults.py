@@ -65,7 +65,7 @@ PHASES: Mapping[str, Callable[[Stage | None], bool]] = {
     LAST: lambda stage: stage is not None and stage.round == stage.rounds > 0,
 }
 SAME, NAMED, NOT_TRIED = "same model", "named error", "not tried"
-GOOD = {SAME, f"{NAMED}; resumed: {SAME}", f"{NAMED}; restarted: {SAME}"}
+GOOD = {SAME, *(f"{NAMED}; {how}: {SAME}" for how in ("gone on", "resumed", "restarted"))}
 COMPLAINT = re.compile(r"^\S+Z (?:WARNING|ERROR) (.*)", re.MULTILINE)  # in a log
 CLOCK = re.compile(r"(?<!whose )clock is")
 # The network of a site: a namespace, and the addresses of its link.
@@ -162,10 +162,14 @@ class Scene(Deployment):
         if self.run.poll() is None:
             return f"not done in {self.limit:.0f} s"
         if self.run.returncode == 0:
-            model = (self.run_dir / "model.json").read_bytes()
-            return SAME if model == self.model else "another model"
+            return self.same_model()
         last = self.output.read_text().rstrip().rpartition("\n")[2]
         return NAMED if re.search(named, last) else "unclear error"
+
+    def same_model(self) -> str:
+        """Whether the run's model is that of an undisturbed run, byte for byte."""
+        model = (self.run_dir / "model.json").read_bytes()
+        return SAME if model == self.model else "another model"
 
 
 class Witness:
@@ -543,12 +547,16 @@ def tried(scene: Scene, fault: Fault, run_dir: Path) -> Row:
                 if scene.run.returncode:
                     is_begun = (run_dir / "config.toml").exists()
                     scene.wait_until_listening()
-                    # A ServerApp whose run the SuperLink has forgotten ends at its next request.
+                    # A ServerApp whose run the SuperLink has forgotten ends at its next request, or
+                    # the run goes on once it remembers.
                     while is_written(run_dir) and time.monotonic() - start < scene.limit:
                         time.sleep(LOOK_SECONDS)
-                    (partial(scene.command, {"resume": run_dir}) if is_begun else begin)()
-                    outcome += f"; {'resumed' if is_begun else 'restarted'}: "
-                    outcome += scene.outcome(fault.named)
+                    has_gone_on = (run_dir / "summary.json").exists()  # without the command
+                    if not has_gone_on:
+                        (partial(scene.command, {"resume": run_dir}) if is_begun else begin)()
+                    how = "gone on" if has_gone_on else "resumed" if is_begun else "restarted"
+                    end = scene.same_model() if has_gone_on else scene.outcome(fault.named)
+                    outcome += f"; {how}: {end}"
     except (NotTriedError, psutil.NoSuchProcess) as error:
         outcome = f"{NOT_TRIED}: {error}"
         scene.wait(scene.limit)
