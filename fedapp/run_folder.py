@@ -193,9 +193,8 @@ class RunFolder:
     @property
     def has_died(self) -> bool:
         """Whether the run's process, on this machine, has ended without a word."""
-        if self.stage is None or locks.is_written(self.path):
-            return False
-        return not self.has_ended()
+        has_begun = (self.path / "progress.json").exists()
+        return has_begun and not locks.is_written(self.path) and not self.has_ended()
 
     @property
     def state(self) -> State:

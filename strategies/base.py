@@ -628,7 +628,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
     def _name_waiting(self, parties: Sequence[str], away: Sequence[str]) -> None:
         """Show whose replies are missing; an unnamed node by its registered site."""
-        names = {party: site_names().get(party, party) for party in parties}
+        sites = site_names()
+        names = {party: sites.get(party, party) for party in parties}
         self._stages.name_waiting([*names.values()], [names[party] for party in away])
 
     def _answers(self, courier: Courier, messages: Mapping[str, Message]) -> dict[str, Message]:

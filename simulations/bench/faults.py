@@ -215,7 +215,6 @@ def signalled(scene: Scene, undo: ExitStack, place: str, program: str, number: i
 def restart_superlink(scene: Scene) -> None:
     """The SuperLink dies; wait until the next one answers, with the files that it has then."""
     scene.kill(COORDINATOR, SUPERLINK)
-    time.sleep(1)  # until its port is closed
     scene.wait_until_listening()
 
 
