@@ -57,9 +57,11 @@ from fedapp.home import home
 from fedapp.messages.fields import Request, all_methods
 from fedapp.messages.wire import Content, Envelope, from_content, parcels_of
 from fedapp.process import versions
+from fedapp.report.progress import Follower
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import same_nodes, temporary_run
 from fedapp.runs.clean import forget_model
+from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.flower import free_ports
 from fedapp.runs.local import run_local, site_contexts
 from fedapp.settings import Settings, app_folder, defaults, load_settings
@@ -319,7 +321,26 @@ def series(folder: Path, what: str = "") -> Series:
     """Runs and results in a folder; printed lines about them begin with ``what``."""
     from fedapp.runs.compare import Series
 
-    return Series(folder, partial(console.print, f"{what}:") if what else console.print)
+    return Series(folder, partial(_say, what))
+
+
+def _say(what: str, text: str) -> None:  # by name, so that a Series can be sent to another process
+    console.print(f"{what}: {text}" if what else text)
+
+
+def all_made(parts: Sequence[Callable[[], Sequence[Row]]], on: str, folder: Path) -> list[Row]:
+    """The rows of a study's parts, in order.
+
+    Where ``on`` is ray, the parts are made as Ray tasks before; each keeps its results in the
+    ``folder``, and finds them there.
+    """
+    check_on(on, "local")
+    if on:
+        tasks = {f"part {n} of {len(parts)}": part for n, part in enumerate(parts, 1)}
+        with Follower(console).alive() as follower:
+            for _ in carried_out(tasks, folder, [], follower):
+                pass
+    return [row for part in parts for row in part()]
 
 
 def run_and_tidy(settings: Settings) -> RunFolder:

@@ -42,6 +42,7 @@ SERVER = "server"  # its name in the ledger
 # Flower's codes for a lost message or reply: unavailable message, reply or node, crashed app.
 LOST = frozenset({3, 4, 5, 8})
 SHORTEST_POLL, LONGEST_POLL = 0.001, 0.5  # seconds
+BETWEEN_REPLIES = 5e-5  # seconds for each party that has not answered
 # Seconds without a reply, then name the parties that have not answered, and look at their nodes.
 NAMED_AFTER = 5.0
 LONGEST_REASON = 2000  # characters
@@ -152,14 +153,16 @@ class Courier:
             self._send(waiting, step)
             new_replies = self._collect(waiting, step)
             replies.update(new_replies)
-            if not new_replies:
-                waited = self.clock() - start
-                if waited >= next_look:
-                    next_look = waited + NAMED_AFTER
-                    before, reported = reported, (list(waiting), self._away(waiting))
-                    if reported != before:
-                        self.name_waiting(*reported)
-                time.sleep(min(LONGEST_POLL, max(SHORTEST_POLL, waited / 10)))
+            if new_replies:  # asking costs for each that is missing
+                time.sleep(BETWEEN_REPLIES * len(waiting))
+                continue
+            waited = self.clock() - start
+            if waited >= next_look:
+                next_look = waited + NAMED_AFTER
+                before, reported = reported, (list(waiting), self._away(waiting))
+                if reported != before:
+                    self.name_waiting(*reported)
+            time.sleep(min(LONGEST_POLL, max(SHORTEST_POLL, waited / 10)))
         if not waiting and all(outgoing.asked == outgoing.copied for outgoing in sent):
             for kind in {outgoing.kind for outgoing in sent}:
                 self.took[kind] = max(self.took.get(kind, 0.0), self.clock() - start)

@@ -42,7 +42,7 @@ LONGEST_SILENCE = 120.0
 LONGEST_ANSWER = 60.0
 LONGEST_START = 600.0  # a coordinator's ServerApp may start on a busy machine
 # Asking for a run's status takes a process and a second of CPU, so it is done rarely.
-STATUS_POLL_SECONDS, ENDING_POLL_SECONDS, LOCAL_POLL_SECONDS = 6.0, 1.0, 20.0
+STATUS_POLL_SECONDS, ENDING_POLL_SECONDS, LOCAL_POLL_SECONDS = 6.0, 1.0, 60.0
 COMPLETED = "finished:completed"
 STARTING = ("pending", "starting")
 NO_DETAILS = "N/A"  # of a run's status

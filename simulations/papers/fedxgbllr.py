@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from simulations.study import (
     TIMES,
     Compared,
     Row,
+    all_made,
     averaged,
     console,
     grouped,
@@ -110,17 +112,17 @@ def planned(
     return second, fourth
 
 
-def run_cell(cell: Cell, output: Path) -> Row:
+def run_cell(cell: Cell, output: Path) -> list[Row]:
     """Score, bytes and seconds of one run, unless it is finished."""
     config = {"strategy": "fedxgbllr", "parties": cell.clients, "fedxgbllr.head": cell.head}
     folder, settings = cell.folder(output), settings_of(cell.data, cell.seed, config)
     summary = series(folder.parent, folder.parent.name).run(settings, run_and_tidy)
-    return {
+    row: Row = {
         **asdict(cell),
         "score": score(settings.objective, summary["metrics"]["test"]),
         "seconds": summary["seconds"]["train"],
-        **bytes_by_use(read_run(folder).ledger),
     }
+    return [row | bytes_by_use(read_run(folder).ledger)]
 
 
 def score(objective: str, scores: Mapping[str, float]) -> float:
@@ -252,12 +254,14 @@ def main(
     seeds: int = 1,
     sets: str = ",".join(PAPER),
     clients: str = "2,5,10",
+    on: str = "",
     output: Path = OUTPUT,
 ) -> None:
     """Compute the tables, print them, and write every run as JSON.
 
     ``--quick`` takes 1 seed and fewer large runs; ``--seeds`` are draws to average over;
     ``--clients`` are those of Tables 2 and 3. Finished runs in ``--output`` are not run again.
+    ``--on ray`` runs them in the cluster of RAY_ADDRESS.
     """
     start, n_seeds = time.monotonic(), 1 if quick else seeds
     seeds_run = range(FIRST_SEED, FIRST_SEED + n_seeds)
@@ -268,11 +272,12 @@ def main(
     if quick:
         console.print(CUT)
     how = f"{n_seeds} seed(s) from {FIRST_SEED}{', --quick' if quick else ''}"
+    cells = [partial(run_cell, cell, output) for cell in (*second, *fourth)]
+    made = all_made(cells, on, output)
     pooled = [run_pooled(name, seed, output) for name in sizes for seed in seeds_run]
-    rows = [run_cell(cell, output) for cell in second]
+    rows, heads = made[: len(second)], made[len(second) :]
     show_table_2(rows, pooled, how)
     show_table_3(rows)
-    heads = [run_cell(cell, output) for cell in fourth]
     if heads:
         show_table_4(heads, how)
     tables: Row = {"table_2": rows, "pooled": pooled, "table_4": heads, "notes": NOTES}

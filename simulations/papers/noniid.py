@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from fedapp.runs.baselines import run_and_load, run_baselines
 from fedapp.settings import Settings, load_settings
 from simulations.study import (
     Row,
+    all_made,
     averaged,
     check_names,
     console,
@@ -376,20 +378,15 @@ def settings_of(scenario: Scenario, method: str, seed: int, quick: bool) -> Sett
     return load_settings({"seed": seed, **table, **steps, **cut, **METHODS[method]})
 
 
-def run_cell(scenario: Scenario, method: str, seed: int, quick: bool, output: Path) -> Row:
+def run_cell(scenario: Scenario, method: str, seed: int, quick: bool, output: Path) -> list[Row]:
     """Score and costs of one run, unless it is finished."""
     settings = settings_of(scenario, method, seed, quick)
     name = f"{method.replace(', ', '-').replace(' ', '-')}-{scenario.steps}"
     folder = output / scenario.folder / name
     where = f"{scenario.data}, {scenario.name}, {scenario.parties} parties, {method}"
     summary = series(folder, where).run(settings, run_and_tidy)
-    return {
-        **asdict(scenario),
-        "method": method,
-        "seed": seed,
-        "score": summary["metrics"]["test"]["auc"],
-        **costs(summary),
-    }
+    row: Row = {**asdict(scenario), "method": method, "seed": seed}
+    return [row | {"score": summary["metrics"]["test"]["auc"], **costs(summary)}]
 
 
 def run_beside(scenario: Scenario, seed: int, quick: bool, output: Path) -> list[Row]:
@@ -412,14 +409,14 @@ def run_beside(scenario: Scenario, seed: int, quick: bool, output: Path) -> list
 
 
 def run_all(
-    scenarios: Sequence[Scenario], seeds: Sequence[int], quick: bool, output: Path
+    scenarios: Sequence[Scenario], seeds: Sequence[int], quick: bool, on: str, output: Path
 ) -> list[Row]:
-    rows = []
+    parts: list[Callable[[], list[Row]]] = []
     for seed in seeds:  # the outer loop, so that an interrupted command has complete seeds
         for scenario in dict.fromkeys(scenarios):
-            rows += run_beside(scenario, seed, quick, output)
-            rows += [run_cell(scenario, method, seed, quick, output) for method in METHODS]
-    return rows
+            parts.append(partial(run_beside, scenario, seed, quick, output))
+            parts += [partial(run_cell, scenario, each, seed, quick, output) for each in METHODS]
+    return all_made(parts, on, output)
 
 
 def show_scores(rows: Sequence[Row], heading: str) -> None:
@@ -440,13 +437,14 @@ def main(
     data: str = "default-credit",
     steps: str = SMALL,
     most: int = COUNTS[-1],
+    on: str = "",
     output: Path = OUTPUT,
 ) -> None:
     """Run all, print scores and costs, and write them as JSON and as a page with plots.
 
     ``--quick`` takes minutes and says what is cut; ``--seeds`` are draws to average over;
     ``--steps`` of boosting are small or large ones; ``--most`` limits the parties. Finished runs in
-    ``--output`` are not run again.
+    ``--output`` are not run again; ``--on ray`` runs them in the cluster of RAY_ADDRESS.
     """
     start = time.monotonic()
     sets = [name.strip() for name in data.split(",")]
@@ -459,7 +457,7 @@ def main(
     scenarios = [replace(one, steps=steps) for one in scenarios]
     folder = output / ("quick" if quick else "full")
     folder.mkdir(parents=True, exist_ok=True)
-    rows = run_all(scenarios, drawn, quick, folder)
+    rows = run_all(scenarios, drawn, quick, on, folder)
     how = f"{steps} steps{', --quick' if quick else ''}"
     heading = f"Seeds: {', '.join(map(str, drawn))}; {how}."
     show_scores(rows, heading)

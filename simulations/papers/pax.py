@@ -23,6 +23,7 @@ from fedapp.settings import load_settings
 from simulations.study import (
     Compared,
     Row,
+    all_made,
     averaged,
     console,
     costs,
@@ -163,40 +164,42 @@ def page_rows(tables: Row) -> Iterator[Compared]:
             yield Compared(what, printed[name], mean_of(rows, name), pooled)
 
 
-def main(quick: bool = False, seeds: int = 1, output: Path = OUTPUT) -> None:
+def main(quick: bool = False, seeds: int = 1, on: str = "", output: Path = OUTPUT) -> None:
     """Compute both tables, print them, and write every run as JSON.
 
     ``--quick`` takes 1 seed and 10 trees; ``--seeds`` are draws to average over. Finished rows in
-    ``--output`` are not made again.
+    ``--output`` are not made again. ``--on ray`` makes them in the cluster of RAY_ADDRESS.
     """
     start, seeds_run = time.monotonic(), range(FIRST_SEED, FIRST_SEED + (1 if quick else seeds))
     how = f"{len(seeds_run)} seed(s) from {FIRST_SEED}{', --quick' if quick else ''}"
     trees = QUICK_TREES if quick else TREES
     cells = series(output / "rows")
-    scores = [
-        row
-        for data in DATA
-        for seed in seeds_run
-        for row in cells.rows(
+    parts = [
+        partial(
+            cells.rows,
             f"quality-{data}-{seed}-{trees}",
             load_settings(own_config(QUALITY, data, seed, trees)),
             partial(quality, data, seed, trees),
         )
+        for data in DATA
+        for seed in seeds_run
     ]
+    scores = all_made(parts, on, output)
     show_quality(scores, f"Test AUC, 3 equal parties, {trees} trees of depth 6, {how}")
     console.print(f"spread: of pooled XGBoost alone, max-bin {NEARBY_BINS[0]} to {NEARBY_BINS[-1]}")
     trees = QUICK_TREES if quick else PAPER_TREES
     table = read_source(AIRLINE)
-    partition_rows = [
-        row
-        for draw in DRAWS
-        for seed in seeds_run
-        for row in cells.rows(
+    parts = [
+        partial(
+            cells.rows,
             f"partitions-{draw}-{seed}-{trees}",
             load_settings(own_config(PAPER, AIRLINE, seed, trees)),
             partial(partitions, table, draw, seed, trees),
         )
+        for draw in DRAWS
+        for seed in seeds_run
     ]
+    partition_rows = all_made(parts, on, output)
     show_partitions(partition_rows, f"Airline, {trees} trees, {how}")
     tables: Row = {"quality": scores, "partitions": partition_rows, "notes": NOTES}
     write_tables(output, "pax", start, tables)

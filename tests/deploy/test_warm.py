@@ -40,7 +40,6 @@ from flwr.proto.runtime_pb2 import (
     PullAppMessagesRequest,
     PushAppMessagesRequest,
 )
-from flwr.server.superlink.fleet.vce import vce_api
 from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.fab import Fab
@@ -761,19 +760,18 @@ def test_a_request_that_may_be_sent_again_is_left_as_it_is() -> None:
 def test_a_simulation_looks_for_messages_more_often_and_ends_when_told_to() -> None:
     waits = list[float]()
     stop = SimpleNamespace(is_set=lambda: len(waits) > 1, wait=waits.append)
-    messages = dict.fromkeys("ab", waiting(NODE)) | {"c": waiting(NODE + 1, delivered="now")}
-    state = SimpleNamespace(get_message_ins=lambda node_id, limit: [node_id])
-    state.message_ins_store = messages
+    new, old = ([waiting(at) for _ in range(2)] for at in ("", "before"))
+    state = SimpleNamespace(lock=threading.Lock(), message_ins_store=dict(enumerate(new + old)))
     queue: Any = Queue()
-    nodes = {NODE: 0, NODE + 1: 1, NODE + 2: 2}
-    poll_often(vce_api.add_messages_to_queue, state, queue, nodes, stop)  # type: ignore[arg-type]
+    poll_often(state, queue, {}, stop)  # type: ignore[arg-type]
     assert waits == [TICK, TICK]
-    assert list(queue.queue) == [NODE, NODE]
+    assert list(queue.queue) == new
+    assert all(message.metadata.delivered_at for message in new)
 
 
-def waiting(node: int, delivered: str = "") -> SimpleNamespace:
+def waiting(delivered: str) -> SimpleNamespace:
     """A message in the memory of a simulation."""
-    return SimpleNamespace(metadata=SimpleNamespace(dst_node_id=node, delivered_at=delivered))
+    return SimpleNamespace(metadata=SimpleNamespace(delivered_at=delivered))
 
 
 @pytest.mark.parametrize(("said", "taken"), [(None, 1), (2, 1), (1, 1), (3, 3)])

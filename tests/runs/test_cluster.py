@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,6 +25,7 @@ from fedapp.runs.flower import free_ports, run_simulation
 from fedapp.runs.local import run_local
 from fedapp.runs.run import BEST, read_trials
 from fedapp.runs.tune import Budget, Tuning
+from simulations.study import all_made, series
 from tests.conftest import MakeSettings, WriteTable
 
 ATTEMPTS, START_SECONDS = 4, 90
@@ -125,6 +128,24 @@ def test_trials_on_two_nodes_are_those_of_one_process(
         return trials, (folder / BEST / "model.json").read_bytes()
 
     assert search("ray") == search("")
+
+
+@pytest.mark.slow
+def test_parts_of_a_study_are_made_on_two_nodes_and_read_in_order(
+    settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_nodes: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", two_nodes)
+    cells, here = series(tmp_path, "a study"), os.getpid()
+
+    def made(number: int) -> list[dict[str, Any]]:
+        assert os.getpid() != here
+        return [{"number": number, "process": os.getpid()}]
+
+    parts = [partial(cells.rows, f"{n}", settings(seed=n), partial(made, n)) for n in range(6)]
+    rows = all_made(parts, "ray", tmp_path)
+    assert [row["number"] for row in rows] == list(range(6))
+    assert len({row["process"] for row in rows}) == 2
+    assert rows == [row for part in parts for row in part()]
 
 
 @pytest.mark.slow

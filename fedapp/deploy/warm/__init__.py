@@ -15,12 +15,12 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial, partialmethod
 from importlib.metadata import version
 from operator import attrgetter
 from queue import Queue
 from threading import Event
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def patch_serverapp(grid: Grid) -> None:
         from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 
         validate = RayBackend._validate_client_resources
-        replace(vce_api, add_messages_to_queue=partial(poll_often, vce_api.add_messages_to_queue))
+        replace(vce_api, add_messages_to_queue=poll_often)
         replace(RayBackend, _validate_client_resources=partialmethod(one_cpu, validate))
 
 
@@ -237,14 +237,12 @@ def one_cpu(backend: Any, validate: Callable[..., dict[str, Any]], config: Any) 
     return {**resources, "num_cpus": 1} if resources["num_cpus"] == FLOWERS_CPUS else resources
 
 
-def poll_often(
-    look: Callable[..., None], state: Any, queue: Queue[Message], nodes: Any, stop: Event
-) -> None:
+def poll_often(state: Any, queue: Queue[Message], nodes: Any, stop: Event) -> None:
     """Replaces ``add_messages_to_queue``, which scans all messages for every node."""
-
-    def addressed() -> set[int]:
-        metadata = (message.metadata for message in list(state.message_ins_store.values()))
-        return {each.dst_node_id for each in metadata if not each.delivered_at}
-
-    often = SimpleNamespace(is_set=stop.is_set, wait=lambda _: stop.wait(TICK))
-    look(state, queue, SimpleNamespace(keys=addressed), often)
+    while not stop.is_set():
+        with state.lock:
+            for message in state.message_ins_store.values():
+                if not message.metadata.delivered_at:
+                    message.metadata.delivered_at = datetime.now(UTC).isoformat()
+                    queue.put(message)
+        stop.wait(TICK)
