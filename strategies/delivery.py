@@ -153,8 +153,9 @@ class Courier:
             self._send(waiting, step)
             new_replies = self._collect(waiting, step)
             replies.update(new_replies)
-            if new_replies:  # asking costs for each that is missing
+            if new_replies and waiting:  # asking costs for each that is missing
                 time.sleep(BETWEEN_REPLIES * len(waiting))
+            if new_replies:
                 continue
             waited = self.clock() - start
             if waited >= next_look:

@@ -273,9 +273,9 @@ def main(
         console.print(CUT)
     how = f"{n_seeds} seed(s) from {FIRST_SEED}{', --quick' if quick else ''}"
     cells = [partial(run_cell, cell, output) for cell in (*second, *fourth)]
-    made = all_made(cells, on, output)
+    lines = all_made(cells, on, output)
     pooled = [run_pooled(name, seed, output) for name in sizes for seed in seeds_run]
-    rows, heads = made[: len(second)], made[len(second) :]
+    rows, heads = lines[: len(second)], lines[len(second) :]
     show_table_2(rows, pooled, how)
     show_table_3(rows)
     if heads:
