@@ -157,14 +157,17 @@ class Scene(Deployment):
         return result
 
     def outcome(self, named: str) -> str:
-        """How the command ends; an error is named if its last line matches."""
+        """How the command ends; an error is named if its last line matches, or names the SuperLink.
+
+        The command's own connection may end at once, before it could have another cause.
+        """
         self.wait(self.limit)
         if self.run.poll() is None:
             return f"not done in {self.limit:.0f} s"
         if self.run.returncode == 0:
             return self.same_model()
         last = self.output.read_text().rstrip().rpartition("\n")[2]
-        return NAMED if re.search(named, last) else "unclear error"
+        return NAMED if re.search(f"{named}|the SuperLink '", last) else "unclear error"
 
     def same_model(self) -> str:
         """Whether the run's model is that of an undisturbed run, byte for byte."""
