@@ -48,9 +48,10 @@ from fedapp.messages.handshake import (
 from fedapp.messages.wire import from_bytes, from_content, to_bytes, to_content
 from fedapp.metrics import check_metrics
 from fedapp.process import versions
+from fedapp.records.codec import IN_FILE
 from fedapp.site.answer import Handlers, Site
 from fedapp.site.mail import note_greeting
-from fedapp.site.roles import IN_FILE, Order, Role, handlers, role
+from fedapp.site.roles import Order, Role, handlers, role
 from fedapp.site.settings import SiteConfig, check_delta, check_subsets
 from fedapp.site.store import KEEP_DAYS, drop_abandoned
 from fedapp.site.table import (

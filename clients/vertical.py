@@ -46,6 +46,7 @@ from fedapp.messages.vertical import (
     VerticalHelloReply,
     VerticalHelloRequest,
 )
+from fedapp.records.codec import IN_FILE
 from fedapp.site.account import account_of, planned
 from fedapp.site.answer import MODEL_ID, Site
 from fedapp.site.mail import (
@@ -59,7 +60,7 @@ from fedapp.site.mail import (
     store_peers,
 )
 from fedapp.site.register import count_ids
-from fedapp.site.roles import IN_FILE, Order, Role, handlers, role
+from fedapp.site.roles import Order, Role, handlers, role
 from fedapp.site.settings import SiteConfig, check_subsets
 from fedapp.site.store import KEEP_DAYS, drop_abandoned, sent_bits
 from fedapp.site.table import (

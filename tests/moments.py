@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,13 @@ import pytest
 
 from fedapp.messages.fields import Message, Reply, Request
 from fedapp.messages.wire import Content, from_content, to_content
+from fedapp.records.journal import Stored
 from fedapp.settings import load_settings
 from fedapp.site import answer
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.settings import SiteConfig
-from fedapp.site.store import Facts, Store
+from fedapp.site.store import Store
 from tests.network import run
 from tests.pooled import write_rows
 
@@ -39,9 +39,9 @@ class Moment:
 
     handler: Handler
     config: SiteConfig
-    facts: Facts
-    records: Mapping[str, Any]
-    arrays: Mapping[str, Any]
+    role: str
+    last: str
+    values: Mapping[str, Stored]
     request: Request
     letters: tuple[tuple[str, Content], ...]
     reply: Reply
@@ -49,9 +49,8 @@ class Moment:
 
     def answer(self, folder: Path, message: str, changes: Mapping[str, Change]) -> Any:
         """What the party answers where fields of the request, or of letters of a class, differ."""
-        facts = Facts(deepcopy(dict(self.facts)))
-        given = {"facts": facts, "records": dict(self.records), "_changed": dict(self.arrays)}
-        site = Site(self.config, Store(folder, **given))
+        store = Store(folder, role=self.role, last=self.last, _values=dict(self.values))
+        site = Site(self.config, store)
         kind, carries = type(self.request), self.request.carries_letters
         content = to_content(self.request, self.config.name)
         told = [content, *(letter for _, letter in self.letters)]
@@ -100,13 +99,12 @@ class Listener:
 
     def _listening(self, handler: Handler) -> Handler:
         def heard(site: Site, request: Request, *mails: Mail) -> Any:
-            arrays = {name: np.array(site.store[name]) for name in site.store._names()}
-            facts = Facts(deepcopy(dict(site.store.facts)))
-            records = dict(site.store.records)
+            store = site.store
+            state = store.role, store.last, dict(store._values)
             letters = tuple(pair for mail in mails for pair in mail._letters)
             found = handler(site, request, *mails)
             reply, sent = found if isinstance(found, tuple) else (found, [])
-            given = site.config, facts, records, arrays, request, letters, reply, sent
+            given = site.config, *state, request, letters, reply, sent
             self.moments.append(Moment(handler, *given))
             return found
 

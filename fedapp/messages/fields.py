@@ -47,6 +47,7 @@ import numpy.typing as npt
 
 from fedapp import messages
 from fedapp.errors import ProtocolError, check_package
+from fedapp.records.codec import origin_of
 from fedapp.trees.categories import MOST_CATEGORIES
 
 Array = npt.NDArray[Any]
@@ -271,12 +272,6 @@ def request(
         return message(cls)
 
     return declare
-
-
-def origin_of(hint: Any) -> Any:
-    """Origin of a generic type, also of an alias, as numpy's ``NDArray`` is one since 2.5."""
-    origin = get_origin(hint)
-    return get_origin(getattr(origin, "__value__", None)) or origin
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)

@@ -49,7 +49,7 @@ from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Message, Request, method_of
 from fedapp.messages.handshake import Plan
 from fedapp.site.settings import SiteConfig
-from fedapp.site.store import KEPT, NoStateError, Store
+from fedapp.site.store import SENT, NoStateError, Store
 from fedapp.site.trust import site_fingerprint
 
 # What a request discloses -> the aggregations that allow it.
@@ -125,7 +125,9 @@ def position_of(store: Store) -> Position:
 
 def note(store: Store, **fields: Any) -> None:
     """Change fields of the account."""
-    store.put(replace(account_of(store), **fields))
+    account = account_of(store)
+    if any(getattr(account, name) != value for name, value in fields.items()):
+        store.put(replace(account, **fields))
 
 
 def open_account(config: SiteConfig, store: Store, request: Plan) -> None:
@@ -374,17 +376,15 @@ def most_times(kind: type[Message], account: Account) -> float:
     return math.prod(sizes.values()) + kind.spare
 
 
-def keep(store: Store, saved: Store, checkpoint: int) -> None:
-    """Store the state before an answer, `saved`, as that of a checkpoint.
+def begin_checkpoint(store: Store, number: int) -> None:
+    """Forget what cannot be asked again once the state after a question is a checkpoint's.
 
-    `store` is the state after it, whose account forgets the questions that cannot be repeated now:
-    by their number, as a server may number steps as it likes.
+    By the question's number, as a server may number steps as it likes.
     """
-    account, number = account_of(store), position_of(saved).number
+    account = account_of(store)
     answered = {n: chain for n, chain in account.answered.items() if int(n) > number}
     summed = tuple(one for one in account.summed if one.number > number)
     note(store, answered=answered, summed=summed)
-    store.keep(saved, checkpoint)
-    for path in store.folder.glob(f"sent-*{KEPT}"):
-        if int(path.stem.removeprefix("sent-")) <= number:
-            path.unlink()
+    for each in store.sent():
+        if each <= number:
+            store.drop(f"{SENT}{each}")

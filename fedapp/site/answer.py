@@ -42,7 +42,7 @@ import numpy as np
 from fedapp.crypto.sealed import LARGEST_ATTEMPT, LARGEST_STEP
 from fedapp.data.datasets import NAME
 from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError
-from fedapp.home import home, open_private, private_folder, secret_at, write_atomically
+from fedapp.home import home, open_private, private_folder, secret_at
 from fedapp.messages.fields import Reply, Request, check_extra, module_of_group
 from fedapp.messages.handshake import Plan
 from fedapp.messages.secagg import AMONG
@@ -66,9 +66,9 @@ from fedapp.process import OutOfTime, log_run, time_limit
 from fedapp.site.account import (
     Ending,
     account_of,
+    begin_checkpoint,
     check,
     is_question,
-    keep,
     note,
     open_account,
     position_of,
@@ -77,7 +77,7 @@ from fedapp.site.account import (
 from fedapp.site.mail import Letters, Mail, end_session, open_mail, seal_mail, write_letters
 from fedapp.site.register import charge, opening, record_opened
 from fedapp.site.settings import SiteConfig, check_leaving, check_message, check_policy, group_of
-from fedapp.site.store import KEPT, NoStateError, Store, Stores, has_begun, locked
+from fedapp.site.store import SENT, NoStateError, Store, Stores, has_begun, locked
 from fedapp.site.sums import (
     Sums,
     add_noise,
@@ -175,7 +175,7 @@ def answered(
             return store.last_reply()
         # Until the answer is there, a checkpoint is not written either.
         is_new = 0 < store.step <= envelope.checkpoint and not store.finished
-        saved = store.copy() if is_new else None
+        number = position_of(store).number
         store.may_roll_back |= is_new
         # All messages of a run are of one method.
         if (method := account_of(store).method or envelope.method) != envelope.method:
@@ -187,17 +187,21 @@ def answered(
             reply = _handled(Site(config, store), handler, request, envelope, content)
             if letters := parcels_of(reply):
                 reply = with_parcels(reply, seal_mail(config.name, store, envelope, letters))
+            laid_out = to_bytes(reply)
             if store.finished and envelope.checkpoint:
-                _keep(store, request, envelope, content, reply)
+                _keep(store, request, envelope, content, laid_out)
+        else:
+            laid_out = to_bytes(reply)
         if store.finished:
             end_session(store)
-        laid_out = to_bytes(reply)
         if begins:
             record_opened(config.name, envelope.model_id)
-        if saved is not None:
-            keep(store, saved, envelope.checkpoint)
-        store.commit(envelope.step, envelope.attempt, laid_out)
-        stores.committed(store)
+        if is_new:
+            begin_checkpoint(store, number)
+        mark = envelope.checkpoint if is_new else None
+        store.commit(envelope.step, envelope.attempt, laid_out, mark, stores.defers)
+        if store.finished:
+            stores.ended(folder)
     return laid_out
 
 
@@ -284,25 +288,24 @@ def _as_before(store: Store, written: list[Parcel], is_known: bool) -> list[Parc
 
     They may be random, and another answer to the same question would tell the two apart.
     """
-    path = store.folder / f"sent-{position_of(store).number}{KEPT}"
-    if is_known and path.exists():
-        content = from_bytes(path.read_bytes(), "site")
+    name = f"{SENT}{position_of(store).number}"
+    if is_known and name in store:
+        content = from_bytes(store.read_bytes(name), "site")
         return unpack_parcels(from_content(Parcels, content, "site"))
     if store.may_roll_back:
-        packed = to_bytes(to_content(pack_parcels(written), "site"))
-        write_atomically(path, packed, lasting=store.lasting)
+        store.write_bytes(name, to_bytes(to_content(pack_parcels(written), "site")))
     return written
 
 
 def _keep(
-    store: Store, asked: Request, envelope: Envelope, request: Content, reply: Content
+    store: Store, asked: Request, envelope: Envelope, request: Content, reply: bytes
 ) -> None:
     """Keep the reply that ended the run, with its letters sealed; the rows are deleted now."""
     name = ENDED_MASKS if asked.leaves == "masks" else ENDED
     if name not in (endings := account_of(store).endings):
         ending = Ending(asked.kind, envelope.attempt, _digest(request))
         note(store, endings={**endings, name: ending})
-        store[name] = np.frombuffer(to_bytes(reply), dtype=np.uint8)
+        store.write_bytes(name, reply)
 
 
 def _last_answer(
@@ -315,7 +318,7 @@ def _last_answer(
         if ending.digest != _digest(request):
             rule = "must be what it was when the run ended"
             raise ProtocolError(party, request.name, "content", rule)
-        return from_bytes(store[name].tobytes(), party)
+        return from_bytes(store.read_bytes(name), party)
     return None
 
 

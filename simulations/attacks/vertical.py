@@ -91,10 +91,9 @@ def true_bins(transcript: Transcript) -> npt.NDArray[np.int64] | None:
     A missing value has the bin after the last. None unless the message is to that party and it has
     bins. Attacks are judged by these bins and do not use them.
     """
-    store = transcript.site.store
-    if transcript.site.name != PASSIVE or "codes" not in store:
+    if transcript.site.name != PASSIVE or "codes" not in transcript.site.store:
         return None
-    return np.asarray(store["codes"]).astype(np.int64)
+    return secureboost_passive.Passive.load(transcript.site).codes.astype(np.int64)
 
 
 # label_groups

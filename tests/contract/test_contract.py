@@ -21,7 +21,7 @@ from fedapp.messages.fields import all_methods
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
-from fedapp.site.store import KEPT, PART_FILE, RAW, Store, write_part
+from fedapp.site.store import PART_FILE, STATE, Store, write_part
 from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.model import load_model
 from fedapp.trees.objective import transform
@@ -32,6 +32,7 @@ from tests.contract.conftest import MakeRun, Record
 from tests.contract.methods import METHODS, ROUNDS, Method
 from tests.letters import raw_of, written
 from tests.network import StepsOf, die, fails_from, one_of_each_kind, resumed, run
+from tests.stored import store_of, with_arrays
 from tests.transcript import check_declared, check_no_rows, lines_of, summary_of
 
 OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
@@ -237,13 +238,19 @@ def test_rounds_are_told_with_scores_and_bytes(recorded: Record, name: str) -> N
 
 
 @every_method
-def test_a_finished_run_leaves_no_checkpoint_and_no_rows(recorded: Record, name: str) -> None:
+def test_a_finished_run_leaves_no_checkpoint_and_no_rows(
+    recorded: Record, tmp_path: Path, name: str
+) -> None:
     run = recorded(name)
     left = {path.name for path in run.folder.path.iterdir()}
     assert not any(one.startswith(("checkpoint", "failure", ".")) for one in left - {LOCK})
-    arrays = [Path(path).name for path in run.sites if RAW in Path(path).name]
-    assert not any(path.endswith(KEPT) for path in run.sites)
-    assert all(one.startswith(("reply-", "ended-")) for one in arrays)
+    states = [content for path, content in run.sites.items() if Path(path).name == STATE]
+    assert states
+    for number, content in enumerate(states):
+        store = store_of(tmp_path / str(number), content)
+        assert store.finished
+        assert not store.may_roll_back
+        assert with_arrays(store) <= {"reply", "ended", "ended_masks"}
 
 
 @horizontal
@@ -397,10 +404,13 @@ def test_every_party_forgets_the_rows_it_has_predicted(made: MakeRun, name: str)
     for party in ("party-1", "party-2", "party-3"):
         folder = home() / "sites" / party / summary["model_id"]
         assert Store.open(folder).finished
-        kept = {path.name for path in folder.iterdir()} - {"state.json", "lock"}
-        written = {"predictions.csv", "predictions.json"} & kept
-        assert len(written) == (2 if party == summary["active"] else 0)
-        assert all(one.startswith(("reply-", "ended-")) for one in kept - written)
+        assert with_arrays(Store.open(folder)) <= {"reply", "ended"}
+        kept = {path.name for path in folder.iterdir()} - {STATE, "lock"}
+        assert (
+            kept == {"predictions.csv", "predictions.json"}
+            if party == summary["active"]
+            else not kept
+        )
 
 
 # Settings

@@ -37,6 +37,7 @@ from fedapp.trees.model import NO_TREES, Ensemble, to_json
 from tests.conftest import WriteTable
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
 from tests.plans import planned
+from tests.stored import by_subset
 
 NAMES: tuple[str, ...] = ("bank", "insurer", "shop")
 MODEL = "0123456789abcdef"
@@ -419,7 +420,7 @@ def test_a_coordinator_does_not_choose_the_rows_that_a_round_draws(
     share, seed = 1 / (3 * N_TRAIN), GREETING.seed
     coordinator = Coordinator(configs, subsample=share)
     coordinator.ask(coordinator.opening, 3)
-    values = Store.open(home() / "sites" / "bank" / MODEL)["values.train"]
+    values = by_subset(Store.open(home() / "sites" / "bank" / MODEL), "values")["train"]
     edges, found = np.linspace(-3, 3, 20), 0
     draws = ({name: public_draw(name, seed, one, share) for name in NAMES} for one in range(50))
     rounds = [

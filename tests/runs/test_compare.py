@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, StoppedError
 from fedapp.home import display_path, read_toml
+from fedapp.messages.fields import Array
+from fedapp.records.codec import codec_of
 from fedapp.report.comparison import (
     Comparison,
     Line,
@@ -39,6 +41,7 @@ from fedapp.settings import Settings, flatten, load_settings
 from fedapp.site.store import Store
 from strategies.inference import InferenceStrategy
 from strategies.run import all_strategies
+from tests.stored import by_subset
 
 SHORT: dict[str, Any] = {"num-boost-round": 2, "max-depth": 2, "max-bin": 16}
 
@@ -451,12 +454,14 @@ def tested(monkeypatch: pytest.MonkeyPatch) -> dict[Path, Rows]:
     commit = Store.commit
 
     def note(store: Store, *given: Any) -> None:
-        is_first, is_split = store.folder.parent.name == "party-1", "n_test" in store.facts
-        if "values.test" in store:
-            rows = store["values.test"]
-            found[store.folder] = set(map(tuple, rows[:, :N_FIRST].tolist()))
-        elif is_first and is_split and "values" in store:
-            rows = store["values"][-store.facts["n_test"] :]
+        is_first, is_split = store.folder.parent.name == "party-1", "n_test" in store
+        rows = None
+        if "values" in store and not is_split:
+            rows = by_subset(store, "values").get("test")
+        elif is_first and "values" in store:
+            n_test = store.read("n_test", codec_of(int))
+            rows = store.read("values", codec_of(Array))[-n_test:]
+        if rows is not None:
             found[store.folder] = set(map(tuple, rows[:, :N_FIRST].tolist()))
         commit(store, *given)
 

@@ -299,7 +299,7 @@ def test_a_site_with_an_older_state_than_the_run_goes_on_from_is_refused_by_name
         with pytest.raises(KeyboardInterrupt):
             run_local(run, contexts)
         run = resumed(run)
-        (state,) = (home() / "sites" / "party-2").glob("*/state.json")
+        (state,) = (home() / "sites" / "party-2").glob("*/state")
         if not copy.exists():
             shutil.copytree(state.parent, copy)
     shutil.rmtree(state.parent)

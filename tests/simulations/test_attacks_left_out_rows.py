@@ -26,6 +26,7 @@ from fedapp.site.settings import SiteConfig, check_sample_size, check_share, sit
 from fedapp.site.store import Store
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.crypto.test_masks import NAMES, Coordinator, growing
+from tests.stored import by_subset
 
 N_ROWS = 3 * 80  # of three tables of 100
 EDGES = np.tile(np.append(np.linspace(-2, 2, 15), LARGEST).astype(np.float32), (2, 1))
@@ -80,7 +81,7 @@ def rows_of(edges: Array) -> set[tuple[int, ...]]:
     rows = set()
     for name in NAMES:
         store = Store.open(home() / "sites" / name / f"{0:016x}")
-        values, labels = store["values.train"], store["labels.train"]
+        values, labels = (by_subset(store, each)["train"] for each in ("values", "labels"))
         columns = zip(edges, values.T, strict=True)
         bins = [np.searchsorted(*column, side="right").tolist() for column in columns]
         rows |= set(zip(*bins, labels.astype(int).tolist(), strict=True))

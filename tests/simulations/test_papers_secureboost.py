@@ -34,7 +34,7 @@ def test_an_alignment_finds_the_ids_that_were_made_common(
     assert found["seconds"] > 0
     # Points of 32 bytes: each list goes to the other party and back, each time past the server.
     assert found["bytes"] > 4 * 32 * (n_first + n_second)
-    assert not list((tmp_path / "home" / "sites").glob("*/*/state.json"))
+    assert not list((tmp_path / "home" / "sites").glob("*/*/state"))
 
 
 @pytest.mark.usefixtures("_short")

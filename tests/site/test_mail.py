@@ -491,7 +491,7 @@ def test_an_ended_run_keeps_its_letters_sealed(sites: Sites) -> None:
     sites.tell("bank", 77, last=True, **LAST)
     store = sites.store("bank")
     files = b"".join(path.read_bytes() for path in store.folder.iterdir() if path.is_file())
-    kept = b"".join(store[name].tobytes() for name in ("ended", "reply"))
+    kept = b"".join(store.read_bytes(name) for name in ("ended", "reply"))
     assert b"TellReply" in kept
     assert b"Note" not in kept + files
 

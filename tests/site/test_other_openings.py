@@ -24,6 +24,7 @@ from fedapp.site import answer
 from fedapp.site.mail import Mail
 from fedapp.site.register import runs_of
 from fedapp.site.settings import SiteConfig, site_config
+from fedapp.site.store import STATE
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.crypto.test_masks import GREETING, MODEL, NAMES, Coordinator, growing, scoring
 from tests.network import fails_from, resumed, run
@@ -212,4 +213,4 @@ def test_a_first_message_that_is_refused_does_not_delete_what_another_began(
     thread.join()
     (run,), folder = runs_of(home() / "sites" / "bank"), home() / "sites" / "bank" / MODEL
     assert len(refused) == 1
-    assert run.admitted == (folder / "state.json").exists()
+    assert run.admitted == (folder / STATE).exists()

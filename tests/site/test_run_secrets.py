@@ -16,11 +16,12 @@ from flwr.app import Context
 
 from clients import vertical
 from fedapp.home import home
+from fedapp.records.journal import Journal
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.site import mail, sums
 from fedapp.site.register import ROWS_KEY
-from fedapp.site.store import CHECKPOINT, Store
+from fedapp.site.store import STATE, Store
 from tests.conftest import MakeSettings, MakeSites
 from tests.network import run
 from tests.pooled import write_rows
@@ -189,28 +190,13 @@ def test_no_secret_of_a_run_outlives_it(
     for path in folders_of(folder).values():
         assert Store.open(path).finished
         assert drawn.written_in(path) == set()
-        assert not {CHECKPOINT} & {one.name for one in path.iterdir()}
 
 
 def test_what_is_looked_for_is_there_while_a_run_is_not_over(
     drawn: Drawn, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the test above could look in the wrong places."""
-    monkeypatch.setattr(Store, "_end", lambda store: None)
+    monkeypatch.setattr(Journal, "end", Journal.append)
     folders = folders_of(run_local(*begin("pax-private")))
     for path in folders.values():
-        assert drawn.written_in(path) == {CHECKPOINT}
-
-
-def test_a_crash_before_the_key_is_deleted_leaves_it_to_the_next_look(
-    begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Store, "_end", lambda store: None)
-        folders = folders_of(run_local(*begin("pax-private")))
-    for path in folders.values():
-        (path / CHECKPOINT).write_bytes((path / "state.json").read_bytes())
-        store = Store.open(path)
-        assert not {CHECKPOINT} & {one.name for one in path.iterdir()}
-        assert store.finished
-        assert store.roll_back(0) is None
+        assert drawn.written_in(path) == {STATE}

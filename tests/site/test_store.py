@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gc
-import json
-import mmap
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable
@@ -19,19 +17,17 @@ import numpy as np
 import pytest
 
 from fedapp.errors import DataError, ProtocolError
-from fedapp.home import home, write_atomically
+from fedapp.home import home
 from fedapp.messages.fields import AT_ANY_TIME, Array, Form, Range, Reply, Request, message, request
 from fedapp.messages.handshake import Plan
 from fedapp.messages.wire import Content, Envelope, from_content, to_content
-from fedapp.site import store as store_module
+from fedapp.records.codec import codec_of
+from fedapp.records.journal import PREFIX
 from fedapp.site.account import note
 from fedapp.site.answer import Site, answer
 from fedapp.site.register import DATABASE
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import (
-    MAPPED,
-    RAW,
-    SMALL,
     STATE,
     LiveStores,
     Store,
@@ -43,8 +39,20 @@ from tests.groups import declare_group
 from tests.plans import planned
 
 MODEL = "0123456789abcdef"
-LARGE = SMALL // 8 + 1  # float64 values that get a file of their own
+LARGE = 65
 NO_REPLY = b""
+
+
+DOUBLES = codec_of(Array)
+
+
+def get(store: Store, name: str) -> Array:
+    found: Array = store.read(name, DOUBLES)
+    return found
+
+
+def put(store: Store, name: str, value: Array) -> None:
+    store.write(name, DOUBLES, value)
 
 
 @request("train.testmethod_add", times=AT_ANY_TIME)
@@ -108,9 +116,9 @@ def party(monkeypatch: pytest.MonkeyPatch) -> Party:
         calls.append(request.amount)
         if request.amount == 13:
             raise DataError("amount must not be 13, got 13")
-        before = site.store["sums"] if "sums" in site.store else np.zeros(LARGE)
-        site.store["sums"] = before + request.amount
-        return SumReply(site.store["sums"], len(calls))
+        before = get(site.store, "sums") if "sums" in site.store else np.zeros(LARGE)
+        put(site.store, "sums", before + request.amount)
+        return SumReply(get(site.store, "sums"), len(calls))
 
     declare_group(monkeypatch, "testmethod", {AddRequest: add, OpenRequest: add})
     return Party(calls, SiteConfig("bank", "rows.csv", allowed=frozenset({"testmethod"})))
@@ -123,93 +131,6 @@ def either(request: pytest.FixtureRequest, party: Party) -> Party:
     return party
 
 
-def dtype_of(text: str) -> np.dtype[Any]:
-    fields = [tuple(field.split(":")) for field in text.split(",")]
-    return np.dtype(fields if ":" in text else text)
-
-
-def array_files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob(f"*{RAW}*"))
-
-
-@pytest.mark.parametrize("size", [0, 1, SMALL // 8, LARGE, 10_000])
-@pytest.mark.parametrize(
-    "dtype", ["float64", "float32", "int32", "uint8", "bool", "<U7", "a:<i4,b:<f8"]
-)
-def test_an_array_comes_back_as_it_was_committed(tmp_path: Path, size: int, dtype: str) -> None:
-    array = np.arange(2 * size).astype(dtype_of(dtype)).reshape(2, size)
-    store = Store.open(tmp_path)
-    store["values"] = array
-    store.commit(1, 0, NO_REPLY)
-    found = Store.open(tmp_path)["values"]
-    assert found.dtype == array.dtype
-    assert found.shape == array.shape
-    assert np.array_equal(found, array)
-    assert not found.flags.writeable
-
-
-def test_an_array_without_dimensions_comes_back(tmp_path: Path) -> None:
-    store = Store.open(tmp_path)
-    store["value"] = np.array(2.5)
-    store.commit(1, 0, NO_REPLY)
-    assert (Store.open(tmp_path)["value"].shape, Store.open(tmp_path)["value"]) == ((), 2.5)
-
-
-@pytest.mark.parametrize("size", [1, LARGE])
-def test_an_array_in_another_memory_order_comes_back_in_c_order(tmp_path: Path, size: int) -> None:
-    array = np.asfortranarray(np.arange(3.0 * size).reshape(3, size))
-    store = Store.open(tmp_path)
-    store["values"], store["every other"] = array, array[::2]
-    store.commit(1, 0, NO_REPLY)
-    found = Store.open(tmp_path)
-    assert found["values"].flags.c_contiguous
-    assert np.array_equal(found["values"], array)
-    assert np.array_equal(found["every other"], array[::2])
-
-
-def test_a_large_array_is_mapped_and_a_small_one_read(tmp_path: Path) -> None:
-    store = Store.open(tmp_path)
-    store["large"], store["small"] = np.zeros(MAPPED, np.uint8), np.zeros(MAPPED - 1, np.uint8)
-    store.commit(1, 0, NO_REPLY)
-    found = Store.open(tmp_path)
-    assert (type(owner(found["large"])), type(owner(found["small"]))) == (mmap.mmap, bytes)
-
-
-def owner(array: np.ndarray) -> object:
-    """What holds an array's bytes."""
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    return base.obj if isinstance(base, memoryview) else base
-
-
-def test_an_object_is_not_stored(tmp_path: Path) -> None:
-    store = Store.open(tmp_path)
-    store["objects"] = np.array([None])
-    with pytest.raises(AssertionError):
-        store.commit(1, 0, NO_REPLY)
-    assert Store.open(tmp_path).step == 0
-
-
-def test_a_file_that_does_not_fill_its_shape_is_named(tmp_path: Path) -> None:
-    store = Store.open(tmp_path)
-    store["values"] = np.zeros(LARGE)
-    store.commit(1, 0, NO_REPLY)
-    with (tmp_path / "values-0-1.raw").open("r+b") as file:
-        file.truncate(8)
-    with pytest.raises(DataError, match=r"^state must be whole, got 8 bytes of values-0-1$"):
-        _ = Store.open(tmp_path)["values"]
-
-
-def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
-    store = Store.open(tmp_path)
-    store.commit(1, 0, NO_REPLY)
-    state = json.loads((tmp_path / "state.json").read_text())
-    (tmp_path / "state.json").write_text(json.dumps({**state, "format": 1}))
-    with pytest.raises(DataError, match=r"^state must be of format 6, got 1: another version"):
-        Store.open(tmp_path)
-
-
 def test_many_sites_work_at_once_in_one_process(tmp_path: Path) -> None:
     # Threads change places in the middle of whatever takes memory. With files of numpy's own form,
     # whose headers are parsed with ast, CPython 3.11 fails here at almost every run.
@@ -220,10 +141,10 @@ def test_many_sites_work_at_once_in_one_process(tmp_path: Path) -> None:
             folder.mkdir()
             for step in range(1, n_steps + 1):
                 store = Store.open(folder)
-                found = [store[name][0] for name in names if step > 1]
+                found = [get(store, name)[0] for name in names if step > 1]
                 assert found == [step - 1] * len(found)
                 for name in names:
-                    store[name] = np.full(LARGE, step)
+                    put(store, name, np.full(LARGE, step))
                 store.commit(step, 0, NO_REPLY)
         except BaseException as error:
             errors.append(error)
@@ -251,106 +172,103 @@ def take_a_while(phase: str, info: dict[str, int]) -> None:
     sum(range(50))
 
 
-@pytest.mark.parametrize("reply", [b"", b"small", bytes(range(256)) * 1000])
-def test_facts_and_the_reply_come_back_as_they_were_committed(tmp_path: Path, reply: bytes) -> None:
+def test_a_change_is_seen_before_it_is_committed_and_by_nobody_else(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
-    store.facts["names"] = ["a", "b"]
-    store.commit(1, 2, reply)
-    found = Store.open(tmp_path)
-    assert (found.step, found.attempt, found.facts) == (1, 2, {"names": ["a", "b"]})
-    assert found.last_reply() == reply
+    put(store, "values", np.arange(3))
+    assert get(store, "values").tolist() == [0, 1, 2]
+    assert "values" not in Store.open(tmp_path)
 
 
 def test_a_new_folder_is_before_the_first_step(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "none")
-    assert (store.step, store.attempt, store.facts) == (0, 0, {})
+    assert (store.step, store.attempt, store.role, store.last) == (0, 0, "", "")
     assert "values" not in store
 
 
-def test_a_change_is_seen_before_it_is_committed_and_by_nobody_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reply", [b"", b"small", bytes(range(256)) * 1000])
+def test_the_reply_comes_back_as_it_was_committed(tmp_path: Path, reply: bytes) -> None:
     store = Store.open(tmp_path)
-    store["values"] = np.arange(3)
-    assert store["values"].tolist() == [0, 1, 2]
-    assert "values" not in Store.open(tmp_path)
-
-
-def test_a_dropped_array_is_gone_with_its_file(tmp_path: Path) -> None:
-    store = Store.open(tmp_path)
-    store["large"], store["small"], store["kept"] = np.zeros(LARGE), np.zeros(1), np.zeros(LARGE)
-    store.commit(1, 0, NO_REPLY)
-    store.drop("large", "small")
-    store.commit(2, 0, NO_REPLY)
+    store.role, store.last = "a role", "a request"
+    store.commit(1, 2, reply)
     found = Store.open(tmp_path)
-    assert ["large" in found, "small" in found, "kept" in found] == [False, False, True]
-    assert array_files(tmp_path) == ["kept-0-1.raw"]
+    assert (found.step, found.attempt, found.role, found.last) == (1, 2, "a role", "a request")
+    assert found.last_reply() == reply
 
 
-def test_a_store_that_forgets_keeps_no_array_of_its_checkpoint_either(tmp_path: Path) -> None:
+def test_the_end_keeps_what_has_no_arrays_and_no_checkpoint(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
-    store["large"] = np.zeros(LARGE)
+    put(store, "rows", np.full(9, 7777.0))
+    store.write("name", codec_of(str), "the result")
     store.commit(1, 0, NO_REPLY)
-    store.keep(store, checkpoint=1)
+    store.commit(2, 0, NO_REPLY, mark=1)
     store.forget()
-    store.commit(2, 0, NO_REPLY)
-    assert array_files(tmp_path) == []
-    assert Store.open(tmp_path).roll_back(1) is None
+    store.commit(3, 0, NO_REPLY)
+    found = Store.open(tmp_path)
+    assert ("rows" in found, found.read("name", codec_of(str))) == (False, "the result")
+    assert found.roll_back(1) is None
+    assert np.float64(7777.0).tobytes() not in (tmp_path / STATE).read_bytes()
 
 
-def test_an_array_may_change_between_small_and_large(tmp_path: Path) -> None:
-    store = Store.open(tmp_path)
-    for step, size in enumerate((1, LARGE, 2), start=1):
-        store["values"] = np.arange(float(size))
-        store.commit(step, 0, NO_REPLY)
-        assert Store.open(tmp_path)["values"].tolist() == list(range(size))
-    assert array_files(tmp_path) == []
-
-
-def test_a_site_that_dies_before_its_state_is_renamed_keeps_the_old_state(
-    party: Party, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_torn", [False, True], ids=["nothing written", "half written"])
+def test_a_full_disk_leaves_the_step_undone(
+    either: Party, monkeypatch: pytest.MonkeyPatch, is_torn: bool
 ) -> None:
-    party.add(1, step=1)
+    either.add(1, step=1)
+    honest = os.pwrite
 
-    def die(path: Path, content: bytes | memoryview, lasting: bool) -> None:
-        if path.name == "state.json":
-            raise OSError("no space left on device")
-        write_atomically(path, content, lasting=lasting)
+    def full(descriptor: int, data: Any, place: int) -> int:
+        if is_torn and len(data) > 1:
+            honest(descriptor, data[: len(data) // 2], place)
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "write_atomically", die)
-        with pytest.raises(OSError, match="no space left"):
-            party.add(2, step=2)
-    assert "sums-0-2.raw" in array_files(party.folder)
-    assert Store.open(party.folder).step == 1
-    assert Store.open(party.folder)["sums"][0] == 1
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="No space left"):
+            either.add(2, step=2, checkpoint=1)  # a checkpoint is written at once
+    assert Store.open(either.folder).step == 1
+    assert either.add(4, step=2, checkpoint=1).sums.tolist() == [5] * LARGE
+    assert either.add(8, step=2, checkpoint=1, attempt=1).sums.tolist() == [9] * LARGE
+
+
+def test_a_process_that_dies_while_it_writes_leaves_the_state_before(party: Party) -> None:
+    sizes, sums = [], []
+    for step in range(1, 5):
+        sums.append(party.add(step, step, checkpoint=2 * (step > 2)).sums[0])
+        sizes.append((party.folder / STATE).stat().st_size)
+    whole = (party.folder / STATE).read_bytes()
+    for step, end in enumerate(sizes, start=1):
+        for cut in (1, PREFIX.size, (end - (sizes[step - 2] if step > 1 else 0)) - 1):
+            (party.folder / STATE).write_bytes(whole[: end - cut])
+            found = Store.open(party.folder)
+            assert found.step == step - 1
+            if step > 1:
+                party.stores = Stores()
+                again = party.add(step, step, checkpoint=2 * (step > 2))
+                assert again.sums[0] == sums[step - 1]
 
 
 def test_a_step_is_on_the_disk_before_its_reply_leaves(
     party: Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every file before the state that names it, and the folder after it; not in a simulation."""
+    """The entry, and the folder after a new file; nothing in a simulation."""
     events: list[str] = []
-    sync, rename = os.fsync, Path.replace
+    sync = os.fsync
 
     def fsync(descriptor: int) -> None:
-        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
-        events.append("sync " + re.sub(r"^\.(.*)\.\d+$", r"\1", name))
+        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
         sync(descriptor)
 
-    def replace(source: Path, target: Path) -> Path:
-        events.append(f"rename {target.name}")
-        return rename(source, target)
-
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(Path, "replace", replace)
     party.add(1, step=1)
-    files = ["sums-0-1.raw", "reply-0-1.raw", "state.json"]
-    stored = [f"{what} {name}" for name in files for what in ("sync", "rename")]
-    of_state = [event for event in events if not event.endswith(DATABASE)]
-    assert of_state[-7:] == [*stored, f"sync {MODEL}"]
+    assert [event for event in events if not event.startswith(DATABASE)][-2:] == [STATE, MODEL]
+    events.clear()
+    party.add(1, step=2)
+    assert events == [STATE]
     events.clear()
     party.config = dataclasses.replace(party.config, simulated=True)
-    party.add(1, step=2)
-    assert not [event for event in events if event.startswith("sync")]
+    party.stores = Stores()
+    party.add(1, step=3)
+    assert not events
 
 
 def test_a_step_that_died_half_way_is_done_again(
@@ -358,7 +276,7 @@ def test_a_step_that_died_half_way_is_done_again(
 ) -> None:
     party.add(1, step=1)
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "write_atomically", lambda *given, **how: 1 / 0)
+        patch.setattr(os, "pwrite", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             party.add(2, step=2)
     assert party.add(4, step=2).sums.tolist() == [5] * LARGE
@@ -435,7 +353,7 @@ def test_a_run_does_not_begin_again_under_its_id(party: Party) -> None:
     party.add(2, step=2)
     with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step must be 3, got 1$"):
         party.add(4, step=1, attempt=1)
-    assert Store.open(party.folder)["sums"][0] == 3
+    assert get(Store.open(party.folder), "sums")[0] == 3
 
 
 def test_a_model_is_of_one_method(party: Party) -> None:
@@ -452,7 +370,7 @@ def test_a_handler_that_misses_what_was_to_come_before_is_named(
     party: Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def add(site: Site, request: AddRequest) -> SumReply:
-        return SumReply(site.store["margins"], site.store.facts["rows"])
+        return SumReply(get(site.store, "margins"), 0)
 
     monkeypatch.setattr(sys.modules["clients.testmethod"], "HANDLERS", {OpenRequest: add})
     with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step .* the site has no margins"):
@@ -488,16 +406,29 @@ def test_a_live_state_is_written_at_first_at_checkpoints_and_at_the_end(party: P
     for step, checkpoint in ((1, 0), (2, 0), (3, 0), (4, 3), (5, 3)):
         party.add(1, step, checkpoint)
         store = Store.open(party.folder)
-        on_disk.append((store.step, store["sums"][0]))
-    assert on_disk == [(1, 1), (1, 1), (1, 1), (3, 3), (3, 3)]
+        on_disk.append((store.step, get(store, "sums")[0]))
+    assert on_disk == [(1, 1), (1, 1), (1, 1), (4, 4), (4, 4)]
+    back = Store.open(party.folder).roll_back(3)
+    assert back is not None
+    assert (back.step, get(back, "sums")[0]) == (3, 3)
     store = party.stores.open(party.folder, lasting=False)
-    assert (store.step, store["sums"][0]) == (5, 5)
-    store.facts["result"] = "the model"
+    assert (store.step, get(store, "sums")[0]) == (5, 5)
+    party.stores.write()
+    assert Store.open(party.folder).step == 5
     store.forget()
-    store.commit(6, 0, NO_REPLY)
-    party.stores.committed(store)
-    assert Store.open(party.folder).facts["result"] == "the model"
-    assert array_files(party.folder) == []
+    store.commit(6, 0, NO_REPLY, defers=True)
+    assert Store.open(party.folder).finished
+
+
+def test_what_another_process_has_answered_is_read_first(party: Party) -> None:
+    one, other = Stores(), Stores()
+    for step in range(1, 9):
+        party.stores = one if step % 2 else other
+        assert party.add(1, step, checkpoint=3 * (step > 3)).sums[0] == step
+    party.stores = other
+    assert party.add(1, step=4, checkpoint=3, attempt=1).sums[0] == 4
+    party.stores = one
+    assert party.add(1, step=5, checkpoint=3, attempt=1).sums[0] == 5
 
 
 def test_what_lived_in_a_process_that_died_goes_on_from_its_checkpoint(party: Party) -> None:
@@ -508,38 +439,10 @@ def test_what_lived_in_a_process_that_died_goes_on_from_its_checkpoint(party: Pa
     assert party.add(10, step=3, checkpoint=2, attempt=1).sums[0] == 1 + 2 + 10
 
 
-def test_a_live_array_cannot_be_changed_behind_the_stores_back(tmp_path: Path) -> None:
-    store = Store.open(tmp_path, live=True)
-    store["values"] = np.arange(6.0).reshape(2, 3).T
-    store.commit(1, 0, NO_REPLY)
-    store["values"] = np.arange(6.0).reshape(2, 3).T
-    store.commit(2, 0, NO_REPLY)
-    assert store["values"].flags.c_contiguous
-    with pytest.raises(ValueError, match="read-only"):
-        store["values"][0] = 7
-
-
-def test_from_the_next_checkpoint_on_only_files_that_a_state_names_are_kept(party: Party) -> None:
+def test_a_run_leaves_one_file_of_its_state(party: Party) -> None:
     party.add(1, step=1)
     party.add(2, step=2, checkpoint=1)
-    party.add(4, step=3, checkpoint=1)
-    (party.folder / "sums-0-9.raw").write_bytes(b"left by a crash")
-    (party.folder / ".sums-0-9.raw.1").write_bytes(b"left by a crash in the middle of it")
-    party.add(8, step=4, checkpoint=3)
-    named = {
-        name
-        for state in ("state.json", "checkpoint.json")
-        for name in json.loads((party.folder / state).read_text())["files"].values()
-    }
-    assert set(array_files(party.folder)) == named
-    assert {"sums-0-3.raw", "sums-0-4.raw"} <= named
-
-
-def test_a_state_leaves_no_temporary_file(party: Party) -> None:
-    party.add(1, step=1)
-    party.add(2, step=2, checkpoint=1)
-    others = {path.name for path in party.folder.iterdir() if path.suffix != RAW}
-    assert others == {"state.json", "checkpoint.json", "lock"}
+    assert {path.name for path in party.folder.iterdir()} == {STATE, "lock"}
 
 
 def test_a_state_is_for_its_owner_alone(party: Party) -> None:

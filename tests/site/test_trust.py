@@ -26,6 +26,7 @@ from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.answer import answer
 from fedapp.site.settings import SiteConfig, site_config
+from fedapp.site.store import STATE
 from fedapp.site.trust import PINNED, identity, pin, site_fingerprint, trusted_keys
 from strategies.vertical import Mailbox
 from tests.conftest import MakeSettings, MakeSites, WriteTable
@@ -265,7 +266,7 @@ def test_no_key_of_a_run_is_on_any_disk_after_its_end(
         keys |= listened(vertical(**{**given, **EINI, "strategy": way}))
     assert len(keys) == 3 * (1 + len(ways))
     files = [path for path in home().rglob("*") if path.is_file()]
-    assert any(path.name == "state.json" for path in files)
+    assert any(path.name == STATE for path in files)
     held = b"".join(path.read_bytes() for path in files)
     assert not [key for key in keys if key in held or bytes.fromhex(key.decode()) in held]
 

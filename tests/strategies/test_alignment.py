@@ -25,6 +25,7 @@ from fedapp.messages import vertical as messages
 from fedapp.messages.fields import Request
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.messages.wire import Content, Envelope, to_content
+from fedapp.records.codec import codec_of
 from fedapp.settings import Settings
 from fedapp.site.account import note
 from fedapp.site.answer import answer
@@ -585,7 +586,7 @@ class Colluders:
         """The clinic's answer to a list of the shop's, after a step back to the opening."""
         store = Store.open(home() / "sites" / "shop" / self.MODEL)
         note(store, starts=tuple((one, 2) for one in range(1, attempt + 1)))
-        points = mask_ids(ids, bytes.fromhex(store.facts["scalar"]))
+        points = mask_ids(ids, store.read("scalar", codec_of(bytes)))
         letter = write_letters("shop", [("clinic", messages.MaskedList("shop", 1, points))])
         envelope = Envelope(self.MODEL, step, attempt=attempt, method=self.METHOD)
         parcels = [("shop", one) for _, one in seal_mail("shop", store, envelope, letter)]

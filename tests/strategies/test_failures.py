@@ -441,7 +441,7 @@ def test_a_run_whose_table_has_changed_does_not_go_on(
 
 def test_a_site_that_lost_its_state_cannot_go_on(died: tuple[Settings, list[Context]]) -> None:
     settings, contexts = died
-    for path in (home() / "sites" / "shop").glob("*/state.json"):
+    for path in (home() / "sites" / "shop").glob("*/state"):
         path.unlink()
     with pytest.raises(PartyError, match=r"HelloRequest\.step must be 1: the site has no state"):
         run(resumed(settings), contexts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from fedapp.messages.fields import Letter
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import simulated_contexts
 from fedapp.settings import Settings
-from fedapp.site.store import PART_FILE, RAW
+from fedapp.site.store import PART_FILE, Store
 from fedapp.trees.forest.cart import NO_RANK
 from strategies.federated_forest import FederatedForest
 from tests.forests import encrypted_forest, parts_of
@@ -40,6 +39,7 @@ from tests.network import (
     ways_to_die,
 )
 from tests.pooled import made_columns, write_rows
+from tests.stored import with_arrays
 from tests.tampering import FALSE, keep_letters_back, refuses
 from tests.transcript import summary_of
 
@@ -323,8 +323,7 @@ def test_the_key_is_forgotten_with_the_rows(made: MakeSettings) -> None:
     for party in ("party-1", "party-2"):
         site = home() / "sites" / party / summary["model_id"]
         assert (site / PART_FILE).exists()
-        state = json.loads((site / "state.json").read_text())
-        names = {*state["forms"], *(path.stem for path in site.glob(f"*{RAW}*"))}
+        names = with_arrays(Store.open(site))
         assert "reply" in names
-        gone = ("key", "targets", "labels", "row_weights", "ciphertexts", "values")
-        assert not [name for name in names if name.startswith(gone)]
+        gone = {"key", "targets", "labels", "row_weights", "ciphertexts", "values", "codes"}
+        assert not names & gone

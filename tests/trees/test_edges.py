@@ -180,12 +180,12 @@ def test_own_tables_are_not_called_by_the_name_of_another(
 
 def test_states_of_models_long_gone_are_deleted(settings: MakeSettings) -> None:
     run_local(settings(parties=1))
-    (old,) = (home() / "sites" / "party-1").glob("*/state.json")
+    (old,) = (home() / "sites" / "party-1").glob("*/state")
     week_ago = time.time() - 8 * 24 * 60 * 60
     os.utime(old, (week_ago, week_ago))
     run_local(settings(parties=1))
     assert not old.parent.exists()
-    assert len(list((home() / "sites" / "party-1").glob("*/state.json"))) == 1
+    assert len(list((home() / "sites" / "party-1").glob("*/state"))) == 1
 
 
 def test_a_prediction_names_its_class(settings: MakeSettings, tmp_path: Path) -> None:

@@ -1,0 +1,154 @@
+"""Values of declared types as trees of JSON values and arrays, and back.
+
+A type is a dataclass, an array, a JSON scalar or bytes; a tuple or mapping (by str) of these; each
+of them ``| None``. What a type needs is worked out once (``codec_of``). In a tree a dataclass is a
+list of its fields, bytes are hex digits, and an array is its place in the list of arrays beside the
+tree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Tree = Any  # of JSON values
+SCALARS = (str, bool, int, float)
+C = TypeVar("C", bound=Callable[..., Any])
+once = cast(Callable[[C], C], cache)  # mypy takes no class for hashable
+UNIONS = (Union, UnionType)
+IN_FILE = "in a file"  # annotates a long JSON value, which is an array of its bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """Takes the values of one type apart, and puts them together.
+
+    ``encode`` appends arrays to a list; ``decode`` is given them.
+    """
+
+    encode: Callable[[Any, list[Array]], Tree]
+    decode: Callable[[Tree, Sequence[Array]], Any]
+
+
+PLAIN = Codec(lambda value, _: value, lambda tree, _: tree)
+
+
+@once
+def codec_of(hint: Any) -> Codec:
+    """The codec of a type; raises TypeError for one that no record may have."""
+    origin, args = origin_of(hint), get_args(hint)
+    if origin is Annotated:
+        return _in_file(codec_of(args[0])) if IN_FILE in args[1:] else codec_of(args[0])
+    if hint in (*SCALARS, Any) or origin is Literal:
+        return PLAIN
+    if hint is bytes:
+        return Codec(lambda value, _: value.hex(), lambda tree, _: bytes.fromhex(tree))
+    if origin in UNIONS:
+        return _union([each for each in args if each is not NoneType], NoneType in args, hint)
+    if origin is np.ndarray:
+        return Codec(_append, lambda tree, arrays: arrays[tree])
+    if origin is tuple:
+        return _tuple(args)
+    if origin is Mapping and args[0] is str:
+        return _mapping(codec_of(args[1]))
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _dataclass(hint)
+    rule = "must be an array, a record, a JSON value, or a tuple or Mapping of them"
+    raise TypeError(f"type of a record's field {rule}, got {hint}")
+
+
+def origin_of(hint: Any) -> Any:
+    """Origin of a generic type, also of an alias, as numpy's ``NDArray`` is one since 2.5."""
+    origin = get_origin(hint)
+    return get_origin(getattr(origin, "__value__", None)) or origin
+
+
+def _append(value: Array, arrays: list[Array]) -> int:
+    arrays.append(value)
+    return len(arrays) - 1
+
+
+def _in_file(inner: Codec) -> Codec:
+    def encode(value: Any, arrays: list[Array]) -> int:
+        none = list[Array]()
+        text = json.dumps(inner.encode(value, none))
+        assert not none
+        return _append(np.frombuffer(text.encode(), dtype=np.uint8), arrays)
+
+    return Codec(encode, lambda tree, arrays: inner.decode(json.loads(arrays[tree].tobytes()), ()))
+
+
+def _union(kinds: Sequence[Any], may_be_none: bool, hint: Any) -> Codec:
+    arrays_only = all(origin_of(each) is np.ndarray for each in kinds)
+    scalars_only = all(each in SCALARS or origin_of(each) is Literal for each in kinds)
+    if len(kinds) > 1 and not arrays_only and not scalars_only:
+        raise TypeError(f"union must be of arrays, of scalars, or of one type and None, got {hint}")
+    inner = codec_of(kinds[0])
+    if not may_be_none:
+        return inner
+    return Codec(
+        lambda value, arrays: None if value is None else inner.encode(value, arrays),
+        lambda tree, arrays: None if tree is None else inner.decode(tree, arrays),
+    )
+
+
+def _tuple(args: tuple[Any, ...]) -> Codec:
+    if args[1:] == (...,):
+        one = codec_of(args[0])
+        if one is PLAIN:
+            return Codec(lambda value, _: list(value), lambda tree, _: tuple(tree))
+        return Codec(
+            lambda value, arrays: [one.encode(each, arrays) for each in value],
+            lambda tree, arrays: tuple(one.decode(each, arrays) for each in tree),
+        )
+    codecs = [codec_of(each) for each in args]
+    return Codec(
+        lambda value, arrays: [
+            codec.encode(each, arrays) for codec, each in zip(codecs, value, strict=True)
+        ],
+        lambda tree, arrays: tuple(
+            codec.decode(each, arrays) for codec, each in zip(codecs, tree, strict=True)
+        ),
+    )
+
+
+def _mapping(one: Codec) -> Codec:
+    if one is PLAIN:
+        return Codec(lambda value, _: dict(value), lambda tree, _: tree)
+    return Codec(
+        lambda value, arrays: {name: one.encode(each, arrays) for name, each in value.items()},
+        lambda tree, arrays: {name: one.decode(each, arrays) for name, each in tree.items()},
+    )
+
+
+def _dataclass(kind: type[Any]) -> Codec:
+    hints = get_type_hints(kind, include_extras=True)
+    codecs = [(each.name, codec_of(hints[each.name])) for each in fields(kind)]
+
+    def encode(value: Any, arrays: list[Array]) -> Tree:
+        return [codec.encode(getattr(value, name), arrays) for name, codec in codecs]
+
+    def decode(tree: Tree, arrays: Sequence[Array]) -> Any:
+        return kind(
+            *(codec.decode(each, arrays) for (_, codec), each in zip(codecs, tree, strict=True))
+        )
+
+    return Codec(encode, decode)

@@ -1,0 +1,382 @@
+"""Named values in one file, to which each step appends what it has changed.
+
+::
+
+    entry   magic, sizes and checksum, header, arrays; a multiple of 8 bytes
+    header  JSON: {"facts": ..., "values": {name: [tree, numbers]}, "dropped": [name], "mark": ...,
+            "kept": [name] | null, "arrays": [[number, dtype, shape], ...]}
+    arrays  raw C-order bytes, each padded to 8 bytes: numba compiles again for unaligned arrays
+
+A value is a tree (``records.codec``) and the numbers of its arrays. An array is written once, in
+the entry whose value first has it, and named by its number from then on: what refers to an array
+never changes it in place. So a step costs the bytes of what it has assigned.
+
+``mark`` in an entry keeps the state before it as that of a checkpoint; an entry with ``kept``
+begins from that state again, except for the values named there. A file of which most is no longer
+used is replaced by one with the state of the checkpoint, and what differs now; ``end`` replaces it
+by one with the last state.
+
+A process that dies while it appends leaves half an entry at the end, whose checksum is wrong: the
+state is then that before the step. The next entry is written over it. With ``lasting``, an entry
+is on the disk when ``append`` returns (``fsync``), and so is a new file's name; otherwise it
+survives the process but not a loss of power.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, field
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedapp.errors import DataError
+from fedapp.home import PRIVATE, sync_folder
+from fedapp.records.codec import Array, Codec, Tree
+
+MAGIC = b"fedapp 7"
+PREFIX = struct.Struct("<8sIIQ")  # magic, checksum, bytes of the header, bytes of the entry
+ALIGNMENT = 8
+JOINED = 2**16  # bytes; smaller parts are written together
+# A file is replaced once it has this multiple of what it had when it was last replaced, and more:
+TIMES, SPARE = 2, 2**21  # bytes
+ABSENT = object()
+
+
+@dataclass(slots=True, eq=False)
+class Stored:
+    """A value as it is in a journal, or as it will be; and the object that it was or became."""
+
+    codec: Codec | None = None  # of a value that was assigned
+    value: Any = ABSENT
+    tree: Tree = ABSENT
+    arrays: Sequence[Array] = ()
+    numbers: Sequence[int] = ()  # of the arrays; none before they are written
+
+    def read(self, codec: Codec) -> Any:
+        """The value; decoded once."""
+        if self.value is ABSENT:
+            self.value = codec.decode(self.tree, self.arrays)
+        return self.value
+
+    def encode(self) -> None:
+        """Take the value apart, unless it has been."""
+        if self.tree is ABSENT:
+            assert self.codec is not None
+            arrays = list[Array]()
+            self.tree = self.codec.encode(self.value, arrays)
+            self.arrays = arrays
+
+    @property
+    def has_arrays(self) -> bool:
+        """Whether any array is part of the value."""
+        self.encode()
+        return bool(self.arrays)
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """Values by name, and facts about them all; replaced as a whole."""
+
+    facts: Mapping[str, Any] = field(default_factory=dict)  # of JSON scalars
+    values: Mapping[str, Stored] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Journal:
+    """A file of named values, and its content in memory.
+
+    ``now`` is the last state, ``base`` that of the checkpoint ``mark``.
+    """
+
+    path: Path
+    lasting: bool = False  # whether an entry survives a loss of power
+    now: State = field(default_factory=State)
+    base: State | None = None
+    mark: int = 0
+    _written: State = field(default_factory=State)  # the last one on disk
+    _arrays: dict[int, Array] = field(default_factory=dict)
+    _numbers: dict[int, int] = field(default_factory=dict)  # of arrays by id
+    _filed: set[int] = field(default_factory=set)  # arrays that the file has
+    _next: int = 0
+    _inode: int = 0
+    _size: int = 0
+    _least: int = 0  # size of the file when it was last replaced
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the last state is on disk."""
+        return self._written is self.now
+
+    def refresh(self) -> None:
+        """Read what another process has written."""
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            if self._inode:
+                self._forget()
+            return
+        if (status.st_ino, status.st_size) == (self._inode, self._size):
+            return
+        if status.st_ino != self._inode or status.st_size < self._size:
+            self._forget()
+        self._read()
+
+    def _forget(self) -> None:
+        self.now, self.base, self.mark, self._written = State(), None, 0, State()
+        self._arrays, self._numbers, self._filed = {}, {}, set()
+        self._inode = self._size = self._least = 0
+
+    def _read(self) -> None:
+        with open(self.path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if not status.st_size:
+                return
+            data = mmap(file.fileno(), 0, access=ACCESS_READ)
+        self._inode = status.st_ino
+        while (end := self._read_entry(data, self._size)) > self._size:
+            self._size = end
+        self._written = self.now
+
+    def _read_entry(self, data: mmap, start: int) -> int:
+        """Apply the entry that begins at a place; returns where it ends, ``start`` if not whole."""
+        if start + PREFIX.size > len(data):
+            return start
+        magic, checksum, header_size, size = PREFIX.unpack_from(data, start)
+        end = start + int(size)
+        if magic != MAGIC and not start:
+            raise DataError(f"state must be of {MAGIC.decode()}: another version began this run")
+        body = start + PREFIX.size
+        if magic != MAGIC or end > len(data) or zlib.crc32(memoryview(data)[body:end]) != checksum:
+            return start
+        header = json.loads(data[body : body + header_size])
+        place = _aligned(body + header_size)
+        for number, form, shape in header["arrays"]:
+            dtype, n_items = _dtype_of(form), math.prod(shape)
+            array = np.frombuffer(data, dtype, n_items, place).reshape(shape)
+            self._note(number, array)
+            self._filed.add(number)
+            place = _aligned(place + array.nbytes)
+        if header["mark"] is not None:
+            self.base, self.mark = self.now, header["mark"]
+        before = self.now.values
+        if header["kept"] is not None:
+            before = self.since_base(header["kept"]).values
+        values = {name: one for name, one in before.items() if name not in header["dropped"]}
+        for name, (tree, numbers) in header["values"].items():
+            arrays = [self._arrays[number] for number in numbers]
+            values[name] = Stored(tree=tree, arrays=arrays, numbers=numbers)
+        self.now = State(header["facts"], values)
+        return end
+
+    def since_base(self, kept: Iterable[str]) -> State:
+        """The state of the checkpoint, with some values as they are now."""
+        assert self.base is not None
+        values = dict(self.base.values)
+        for name in kept:
+            values.pop(name, None)
+            if name in self.now.values:
+                values[name] = self.now.values[name]
+        return State(self.base.facts, values)
+
+    def _note(self, number: int, array: Array) -> None:
+        self._arrays[number], self._numbers[id(array)] = array, number
+        self._next = max(self._next, number + 1)
+
+    def append(
+        self,
+        state: State,
+        mark: int | None = None,
+        kept: Sequence[str] | None = None,
+        defers: bool = False,
+    ) -> None:
+        """Make a state the last one; with ``defers`` it is written later, by ``write``.
+
+        Parameters
+        ----------
+        mark : the state before is that of this checkpoint.
+        kept : the state follows that of the checkpoint, except for these values.
+
+        Raises
+        ------
+        OSError : it could not be written; the state is the one before.
+        """
+        if mark is not None or kept is not None:
+            self.write()
+        before = self.now, self.base, self.mark
+        if mark is not None:
+            self.base, self.mark = self.now, mark
+        follows = self.now if kept is None else self.since_base(kept)
+        self.now = state
+        if defers and mark is None and kept is None:
+            return
+        try:
+            self._write(follows, mark, kept)
+        except BaseException:
+            self.now, self.base, self.mark = before
+            raise
+
+    def end(self, state: State) -> None:
+        """Make a state the last one, and all that the file has."""
+        before, self.now = self.now, state
+        try:
+            self.compact(has_ended=True)
+        except BaseException:
+            self.now = before
+            raise
+
+    def write(self) -> None:
+        """Write the last state, unless it is on disk."""
+        if not self.is_written:
+            self._write(self._written)
+
+    def _write(
+        self, before: State, mark: int | None = None, kept: Sequence[str] | None = None
+    ) -> None:
+        """Append what differs from a state that the file has."""
+        parts, filed = self._entry(before, self.now, self._filed, mark, kept)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, PRIVATE)
+        try:
+            try:
+                os.ftruncate(descriptor, self._size)  # half an entry of a process that died
+                size = _write_all(descriptor, parts, self._size, self.lasting)
+            except BaseException:
+                os.ftruncate(descriptor, self._size)
+                raise
+            is_new, self._inode = not self._inode, os.fstat(descriptor).st_ino
+        finally:
+            os.close(descriptor)
+        if is_new and self.lasting:
+            sync_folder(self.path.parent)
+        self._filed |= filed
+        self._size, self._written = self._size + size, self.now
+        if self._size > TIMES * self._least + SPARE:
+            with suppress(OSError):  # tried again with the next entry
+                self.compact()
+
+    def _entry(
+        self,
+        before: State,
+        after: State,
+        known: Set[int],
+        mark: int | None = None,
+        kept: Sequence[str] | None = None,
+    ) -> tuple[list[bytes | memoryview], set[int]]:
+        """An entry in parts, and the numbers of the arrays in it: those that are not known."""
+        values, new = dict[str, Any](), dict[int, Array]()
+        for name, stored in after.values.items():
+            if before.values.get(name) is not stored:
+                self._number(stored)
+                values[name] = [stored.tree, stored.numbers]
+                pairs = zip(stored.numbers, stored.arrays, strict=True)
+                new |= {number: array for number, array in pairs if number not in known}
+        header = {
+            "facts": after.facts,
+            "values": values,
+            "dropped": [name for name in before.values if name not in after.values],
+            "mark": mark,
+            "kept": kept,
+            "arrays": [[number, _form_of(array), array.shape] for number, array in new.items()],
+        }
+        text = json.dumps(header, separators=(",", ":")).encode()
+        parts: list[bytes | memoryview] = [text, bytes(-(PREFIX.size + len(text)) % ALIGNMENT)]
+        for array in new.values():
+            raw = array.reshape(-1).view(np.uint8).data if array.size else b""
+            parts += [raw, bytes(-array.nbytes % ALIGNMENT)]
+        size, checksum = PREFIX.size, 0
+        for part in parts:
+            size, checksum = size + len(part), zlib.crc32(part, checksum)
+        return [PREFIX.pack(MAGIC, checksum, len(text), size), *parts], set(new)
+
+    def _number(self, stored: Stored) -> None:
+        """Give a value's arrays numbers."""
+        stored.encode()
+        if len(stored.numbers) == len(stored.arrays):
+            return
+        numbers, arrays = list[int](), list[Array]()
+        for array in stored.arrays:
+            if (number := self._numbers.get(id(array))) is None:
+                assert not array.dtype.hasobject
+                whole = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+                if whole is not array:  # what is read next shall be in C order
+                    stored.value = ABSENT
+                whole.flags.writeable = False
+                number, array = self._next, whole
+                self._note(number, array)
+            numbers.append(number)
+            arrays.append(array)
+        stored.numbers, stored.arrays = numbers, arrays
+
+    def compact(self, has_ended: bool = False) -> None:
+        """Replace the file by one with only what is used; ``has_ended``: without the checkpoint."""
+        keeps_base = self.base is not None and not has_ended
+        first, mark = (self.base or self.now, self.mark) if keeps_base else (self.now, None)
+        parts, filed = self._entry(State(), first, frozenset())
+        if mark is not None:
+            more, added = self._entry(first, self.now, filed, mark)
+            parts, filed = [*parts, *more], filed | added
+        new = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE)
+        try:
+            size = _write_all(descriptor, parts, 0, self.lasting)
+            inode = os.fstat(descriptor).st_ino
+            new.replace(self.path)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        if self.lasting:
+            sync_folder(self.path.parent)
+        self._arrays = {number: self._arrays[number] for number in filed}
+        self._numbers = {id(array): number for number, array in self._arrays.items()}
+        self._filed, self._inode, self._size, self._least = filed, inode, size, size
+        self._written, self.base = self.now, self.base if keeps_base else None
+
+
+def _write_all(
+    descriptor: int, parts: Iterable[bytes | memoryview], place: int, lasting: bool
+) -> int:
+    """Write bytes at a place of a file; returns their number."""
+    start = place
+    for part in _joined(parts):
+        data = memoryview(part)
+        while len(data):
+            n_written = os.pwrite(descriptor, data, place)
+            data, place = data[n_written:], place + n_written
+    if lasting:
+        os.fsync(descriptor)
+    return place - start
+
+
+def _joined(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The same bytes, with small parts in one."""
+    small = list[bytes | memoryview]()
+    for part in parts:
+        if len(part) < JOINED:
+            small.append(part)
+        else:
+            yield b"".join(small)
+            yield part
+            small.clear()
+    yield b"".join(small)
+
+
+def _aligned(place: int) -> int:
+    return place + -place % ALIGNMENT
+
+
+def _dtype_of(form: str | list[Any]) -> np.dtype[Any]:
+    return np.dtype(form if isinstance(form, str) else [(name, code) for name, code in form])
+
+
+def _form_of(array: Array) -> Any:
+    return array.dtype.descr if array.dtype.names else array.dtype.str

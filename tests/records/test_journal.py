@@ -1,0 +1,259 @@
+"""A journal has what was appended, whatever dies, goes back or reads beside it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from fedapp.errors import DataError
+from fedapp.records.codec import Array, codec_of
+from fedapp.records.journal import PREFIX, SPARE, Journal, State, Stored
+
+ARRAYS = codec_of(Mapping[str, Array])
+NAMES = "abc"
+Content = dict[str, dict[str, tuple[int, ...]]]
+
+
+def content_of(state: State) -> Content:
+    return {
+        name: {key: tuple(one.tolist()) for key, one in stored.read(ARRAYS).items()}
+        for name, stored in state.values.items()
+    }
+
+
+class Journals(RuleBasedStateMachine):
+    """One journal, beside a model of it in dicts; it is opened again at any time."""
+
+    @initialize(defers=st.booleans())
+    def begin(self, defers: bool) -> None:
+        self.folder = Path(os.environ["JOURNALS"]) / os.urandom(6).hex()
+        self.folder.mkdir()
+        self.defers = defers
+        self.journal = Journal(self.folder / "state")
+        self.now: Content = {}
+        self.base: Content | None = None
+        self.n = 0
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.folder)
+
+    def _next(
+        self, state: State, before: Content, name: str, shares: bool, drops: bool = False
+    ) -> tuple[dict[str, Stored], Content]:
+        """The values after a step, and the same by the model."""
+        values, after, self.n = dict(state.values), dict(before), self.n + 1
+        if drops:
+            values.pop(name, None)
+            after.pop(name, None)
+            return values, after
+        is_shared = shares and name in values
+        old = values[name].read(ARRAYS) if is_shared else {}
+        new, key = np.full(self.n % 5, self.n, dtype=np.int32), str(self.n % 3)
+        values[name] = Stored(ARRAYS, {**old, key: new})
+        after[name] = {**(before[name] if is_shared else {}), key: tuple(new.tolist())}
+        return values, after
+
+    @rule(
+        name=st.sampled_from(NAMES),
+        shares=st.booleans(),
+        drops=st.booleans(),
+        marks=st.booleans(),
+    )
+    def append(self, name: str, shares: bool, drops: bool, marks: bool) -> None:
+        values, after = self._next(self.journal.now, self.now, name, shares, drops)
+        mark = self.n if marks else None
+        self.journal.append(State({"n": self.n}, values), mark, defers=self.defers)
+        self.base, self.now = self.now if marks else self.base, after
+
+    @precondition(lambda self: self.journal.base is not None)
+    @rule(name=st.sampled_from(NAMES), keeps=st.sets(st.sampled_from(NAMES)))
+    def go_back(self, name: str, keeps: set[str]) -> None:
+        assert self.base is not None
+        before = {one: each for one, each in self.base.items() if one not in keeps}
+        before |= {one: each for one, each in self.now.items() if one in keeps}
+        state = self.journal.since_base(sorted(keeps))
+        values, after = self._next(state, before, name, shares=True)
+        self.journal.append(State({"n": self.n}, values), kept=sorted(keeps), defers=self.defers)
+        self.now = after
+
+    @rule(is_torn=st.booleans())
+    def fail(self, is_torn: bool) -> None:
+        """The disk is full, maybe in the middle of an entry: the state is the one before."""
+        values, _ = self._next(self.journal.now, self.now, "a", shares=True)
+        self.journal.write()
+
+        def full(descriptor: int, data: Any, place: int) -> int:
+            if is_torn and len(data) > 1:
+                honest(descriptor, data[:1], place)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        honest, os.pwrite = os.pwrite, full
+        try:
+            with pytest.raises(OSError, match="No space left"):
+                self.journal.append(State({"n": 0}, values))
+        finally:
+            os.pwrite = honest
+
+    @rule(n_lost=st.integers(0, 30))
+    def die(self, n_lost: int) -> None:
+        """The process dies in the middle of an entry; another one goes on."""
+        self.journal.write()
+        whole = (self.folder / "state").read_bytes() if (self.folder / "state").exists() else b""
+        values, after = self._next(self.journal.now, self.now, "b", shares=True)
+        self.journal.append(State({"n": self.n}, values))
+        written = (self.folder / "state").read_bytes()
+        if n_lost and written.startswith(whole):
+            (self.folder / "state").write_bytes(written[:-n_lost])
+        else:
+            self.now = after
+        self.journal = opened(self.folder)
+
+    @rule()
+    def open_again(self) -> None:
+        self.journal.write()
+        self.journal = Journal(self.folder / "state")
+        self.journal.refresh()
+
+    @rule()
+    def compact(self) -> None:
+        self.journal.write()
+        if self.journal.now.facts:
+            self.journal.compact()
+
+    @invariant()
+    def has_what_was_appended(self) -> None:
+        assert content_of(self.journal.now) == self.now
+        if self.journal.base is not None:
+            assert content_of(self.journal.base) == self.base
+
+    @rule()
+    def read_beside(self) -> None:
+        self.journal.write()
+        other = Journal(self.folder / "state")
+        other.refresh()
+        assert content_of(other.now) == self.now
+        assert (other.base is None) == (self.journal.base is None)
+        if other.base is not None:
+            assert content_of(other.base) == self.base
+            assert other.mark == self.journal.mark
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_journal_has_what_was_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOURNALS", str(tmp_path))
+    case = Journals.TestCase
+    case.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+    case().runTest()
+
+
+def test_two_processes_take_turns(tmp_path: Path) -> None:
+    one, other = (Journal(tmp_path / "state") for _ in range(2))
+    for number in range(20):
+        journal = (one, other)[number % 2]
+        journal.refresh()
+        assert [stored.read(ARRAYS)["n"][0] for stored in journal.now.values.values()] == list(
+            range(number)
+        )
+        new = Stored(ARRAYS, {"n": np.array([number])})
+        journal.append(State({"n": number}, {**journal.now.values, str(number): new}))
+
+
+def test_an_array_that_did_not_change_is_not_written_again(tmp_path: Path) -> None:
+    journal, large = Journal(tmp_path / "state"), np.zeros(10_000)
+    for number in range(4):
+        value = {"large": large, "n": np.array([number])}
+        journal.append(State({"n": number}, {"a": Stored(ARRAYS, value)}))
+    assert (tmp_path / "state").stat().st_size < large.nbytes + 4 * 500
+    read = Journal(tmp_path / "state")
+    read.refresh()
+    value = {"large": read.now.values["a"].read(ARRAYS)["large"], "n": np.array([5])}
+    before = (tmp_path / "state").stat().st_size
+    read.append(State({"n": 5}, {"a": Stored(ARRAYS, value)}))
+    assert (tmp_path / "state").stat().st_size < before + 500
+
+
+def test_a_file_that_is_mostly_unused_is_replaced(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "state")
+    for number in range(50):
+        value = {"a": np.full(SPARE // 80, number)}  # a tenth of what may be unused
+        journal.append(State({"n": number}, {"a": Stored(ARRAYS, value)}))
+        assert (tmp_path / "state").stat().st_size < 2 * SPARE
+        assert len(journal._arrays) < 20
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+def test_the_end_leaves_nothing_of_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, secret = Journal(tmp_path / "state"), np.full(4, 0x5EC2E7)
+    journal.append(State({"n": 1}, {"a": Stored(ARRAYS, {"a": secret})}))
+    journal.append(State({"n": 2}, {"b": Stored(ARRAYS, {})}), mark=1)
+    assert secret.tobytes() in (tmp_path / "state").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            journal.end(State({"n": 3}))
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+    for one in (journal, opened(tmp_path)):
+        assert (one.now.facts, one.base is None) == ({"n": 2}, False)
+    journal.end(State({"n": 3}))
+    assert secret.tobytes() not in (tmp_path / "state").read_bytes()
+    for one in (journal, opened(tmp_path)):
+        assert (one.now.facts, one.base) == ({"n": 3}, None)
+
+
+def test_arrays_are_aligned_and_read_only(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "state")
+    value = {"a": np.ones(3, np.uint8), "b": np.asfortranarray(np.arange(6.0).reshape(2, 3))}
+    journal.append(State({"n": 1}, {"v": Stored(ARRAYS, value)}))
+    for state in (journal.now, opened(tmp_path).now):
+        for name, array in state.values["v"].read(ARRAYS).items():
+            assert array.flags.c_contiguous
+            assert array.ctypes.data % 8 == 0
+            assert not array.flags.writeable
+            assert np.array_equal(array, value[name])
+
+
+def opened(folder: Path) -> Journal:
+    journal = Journal(folder / "state")
+    journal.refresh()
+    return journal
+
+
+def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "state").write_bytes(b"fedapp 6" + bytes(PREFIX.size))
+    with pytest.raises(DataError, match=r"^state must be of fedapp 7: another version began"):
+        opened(tmp_path)
+
+
+def test_an_entry_is_on_the_disk_when_it_is_to_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = list[str]()
+
+    def fsync(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    journal = Journal(tmp_path / "state", lasting=True)
+    for number in range(2):
+        journal.append(State({"n": number}, {}))
+    assert synced == ["state", tmp_path.name, "state"]
+    Journal(tmp_path / "other").append(State({"n": 1}, {}))
+    assert len(synced) == 3
