@@ -297,9 +297,7 @@ def _as_before(store: Store, written: list[Parcel], is_known: bool) -> list[Parc
     return written
 
 
-def _keep(
-    store: Store, asked: Request, envelope: Envelope, request: Content, reply: bytes
-) -> None:
+def _keep(store: Store, asked: Request, envelope: Envelope, request: Content, reply: bytes) -> None:
     """Keep the reply that ended the run, with its letters sealed; the rows are deleted now."""
     name = ENDED_MASKS if asked.leaves == "masks" else ENDED
     if name not in (endings := account_of(store).endings):
