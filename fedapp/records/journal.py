@@ -48,6 +48,7 @@ ALIGNMENT = 8
 JOINED = 2**16  # bytes; smaller parts are written together
 # A file is replaced once it has this multiple of what it had when it was last replaced, and more:
 TIMES, SPARE = 2, 2**21  # bytes
+MANY = 32  # arrays that are no longer used
 ABSENT = object()
 
 
@@ -106,6 +107,7 @@ class Journal:
     _arrays: dict[int, Array] = field(default_factory=dict)
     _numbers: dict[int, int] = field(default_factory=dict)  # of arrays by id
     _filed: set[int] = field(default_factory=set)  # arrays that the file has
+    _most: int = 0  # arrays, before those that no state has are dropped
     _next: int = 0
     _inode: int = 0
     _size: int = 0
@@ -145,6 +147,18 @@ class Journal:
         while (end := self._read_entry(data, self._size)) > self._size:
             self._size = end
         self._written = self.now
+        self._drop_unused()
+
+    def _drop_unused(self) -> None:
+        """Forget arrays that no state has, once they are many."""
+        if len(self._arrays) <= self._most:
+            return
+        states = [state for state in (self.base, self.now) if state is not None]
+        used = {n for state in states for one in state.values.values() for n in one.numbers}
+        self._arrays = {number: self._arrays[number] for number in used}
+        self._numbers = {id(array): number for number, array in self._arrays.items()}
+        self._filed &= used
+        self._most = 2 * len(used) + MANY
 
     def _read_entry(self, data: mmap, start: int) -> int:
         """Apply the entry that begins at a place; returns where it ends, ``start`` if not whole."""
@@ -258,6 +272,7 @@ class Journal:
             sync_folder(self.path.parent)
         self._filed |= filed
         self._size, self._written = self._size + size, self.now
+        self._drop_unused()
         if self._size > TIMES * self._least + SPARE:
             with suppress(OSError):  # tried again with the next entry
                 self.compact()
@@ -336,10 +351,10 @@ class Journal:
             os.close(descriptor)
         if self.lasting:
             sync_folder(self.path.parent)
-        self._arrays = {number: self._arrays[number] for number in filed}
-        self._numbers = {id(array): number for number, array in self._arrays.items()}
         self._filed, self._inode, self._size, self._least = filed, inode, size, size
         self._written, self.base = self.now, self.base if keeps_base else None
+        self._most = 0
+        self._drop_unused()
 
 
 def _write_all(

@@ -167,7 +167,7 @@ class Scene(Deployment):
         if self.run.returncode == 0:
             return self.same_model()
         last = self.output.read_text().rstrip().rpartition("\n")[2]
-        return NAMED if re.search(f"{named}|the SuperLink '", last) else "unclear error"
+        return NAMED if re.search(f"{named}|the SuperLink '", last) else f"unclear error {last!r}"
 
     def same_model(self) -> str:
         """Whether the run's model is that of an undisturbed run, byte for byte."""
