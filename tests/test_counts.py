@@ -27,7 +27,7 @@ from fedapp.settings import load_settings
 from simulations.study import PLANS
 from strategies.run import train
 
-OURS = str(Path(__file__).parents[1])
+OURS = tuple(f"{Path(__file__).parents[1] / room}/" for room in ("fedapp", "strategies", "clients"))
 TOLERANCE = 0.15
 # C functions by what they are counted as.
 FILES = {"open", "mkdir", "rename", "unlink", "remove", "scandir", "listdir", "fsync", "rmdir"}

@@ -36,7 +36,7 @@ from fedapp.messages.wire import (
 )
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import model_of_text
-from fedapp.site import store
+from fedapp.site.answer import ON_DISK
 from fedapp.site.register import DATABASE
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.messages.declared import example, kinds
@@ -246,7 +246,7 @@ def restore(folder: Path, contents: Mapping[str, bytes]) -> None:
             path.unlink()
     for name, content in contents.items():
         (folder / name).write_bytes(content)
-    store._OPEN.clear()
+    ON_DISK._journals.clear()
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

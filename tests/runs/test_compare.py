@@ -41,7 +41,6 @@ from fedapp.settings import Settings, flatten, load_settings
 from fedapp.site.store import Store
 from strategies.inference import InferenceStrategy
 from strategies.run import all_strategies
-from tests.stored import by_subset
 
 SHORT: dict[str, Any] = {"num-boost-round": 2, "max-depth": 2, "max-bin": 16}
 
@@ -455,12 +454,12 @@ def tested(monkeypatch: pytest.MonkeyPatch) -> dict[Path, Rows]:
 
     def note(store: Store, *given: Any) -> None:
         is_first, is_split = store.folder.parent.name == "party-1", "n_test" in store
+        values = store.read("values", codec_of(Array)) if "values" in store else {}
         rows = None
-        if "values" in store and not is_split:
-            rows = by_subset(store, "values").get("test")
-        elif is_first and "values" in store:
-            n_test = store.read("n_test", codec_of(int))
-            rows = store.read("values", codec_of(Array))[-n_test:]
+        if isinstance(values, dict):
+            rows = values.get("test")
+        elif is_first and is_split:
+            rows = values[-store.read("n_test", codec_of(int)) :]
         if rows is not None:
             found[store.folder] = set(map(tuple, rows[:, :N_FIRST].tolist()))
         commit(store, *given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -192,16 +193,20 @@ def test_trials_do_not_look_at_test_rows(
 def test_rows_that_are_not_scored_are_not_kept_either(
     write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept: dict[str, int] = {}
-    written = Store.__setitem__
+    kept: dict[int, tuple[str, Any]] = {}
+    written = Store.write
 
-    def note(store: Store, name: str, array: Any) -> None:
-        kept[name] = kept.get(name, 0) + len(np.asarray(array))
-        written(store, name, array)
+    def note(store: Store, name: str, codec: Any, value: Any) -> None:
+        if name == "values":
+            kept.update({id(rows): (subset, rows) for subset, rows in value.items()})
+        written(store, name, codec, value)
 
-    monkeypatch.setattr(Store, "__setitem__", note)
+    monkeypatch.setattr(Store, "write", note)
     fedapp.run("pax", data=write_table(n_rows=50), label="y", score_test=False, **SHORT)
-    assert (kept["values.train"], kept["values.valid"], kept["values.test"]) == (36, 4, 0)
+    n_rows = Counter[str]()
+    for subset, rows in kept.values():
+        n_rows[subset] += len(rows)
+    assert (n_rows["train"], n_rows["valid"], n_rows["test"]) == (36, 4, 0)
 
 
 def test_an_interrupted_search_goes_on_as_if_it_had_not_been(

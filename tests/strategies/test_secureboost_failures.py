@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from fedapp.client_app import SiteApp
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import simulated_contexts
 from fedapp.settings import Settings
-from fedapp.site import store
+from fedapp.site.store import Stores
 from tests.conftest import MakeSettings
 from tests.network import (
     die,
@@ -119,7 +120,7 @@ class Killed(BaseException):
 
 
 class DyingApp(SiteApp):
-    """Sites of which one dies once in a step: before its state is whole on disk."""
+    """Sites of which one dies once in a step: when half of its state is on the disk."""
 
     def __init__(self, step: int, party: str) -> None:
         super().__init__()
@@ -129,20 +130,29 @@ class DyingApp(SiteApp):
         is_it = self._party == f"party-{context.node_id - 1}"
         if not is_it or step_of(message) != self._step or self.deaths:
             return super().__call__(message, context)
-        write_atomically = store.write_atomically
+        write, shorten, is_dead = os.pwrite, os.ftruncate, False
 
-        def die_in_between(path: Path, *given: Any, **how: Any) -> None:
-            if self._party in path.parts:
+        def die_in_between(descriptor: int, data: memoryview, place: int) -> int:
+            nonlocal is_dead
+            if self._party not in Path(os.readlink(f"/proc/self/fd/{descriptor}")).parts:
+                return write(descriptor, data, place)
+            write(descriptor, data[: len(data) // 2], place)
+            is_dead = True
+            raise Killed
+
+        def unless_dead(descriptor: int, size: int) -> None:
+            if is_dead:
                 raise Killed
-            write_atomically(path, *given, **how)
+            shorten(descriptor, size)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store, "write_atomically", die_in_between)
+            patch.setattr(os, "pwrite", die_in_between)
+            patch.setattr(os, "ftruncate", unless_dead)
             try:
                 return super().__call__(message, context)
             except Killed:
                 self.deaths += 1
-                store._OPEN.clear()
+                self.stores = Stores()
                 crashed_app = 8
                 return Message(Error(crashed_app, "killed"), reply_to=message)
 
