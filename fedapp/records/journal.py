@@ -349,12 +349,12 @@ class Journal:
             raise
         finally:
             os.close(descriptor)
-        if self.lasting:
-            sync_folder(self.path.parent)
         self._filed, self._inode, self._size, self._least = filed, inode, size, size
         self._written, self.base = self.now, self.base if keeps_base else None
         self._most = 0
         self._drop_unused()
+        if self.lasting:
+            sync_folder(self.path.parent)
 
 
 def _write_all(
