@@ -1,9 +1,9 @@
 """Values of declared types as trees of JSON values and arrays, and back.
 
 A type is a dataclass, an array, a JSON scalar or bytes; a tuple or mapping (by str) of these; each
-of them ``| None``. What a type needs is worked out once (``codec_of``). In a tree a dataclass is a
-list of its fields, bytes are hex digits, and an array is its place in the list of arrays beside the
-tree.
+of them ``| None``. A mapping of Any has JSON values. What a type needs is worked out once
+(``codec_of``). In a tree a dataclass is a list of its fields, bytes are hex digits, and an array is
+its place in the list of arrays beside the tree.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def codec_of(hint: Any) -> Codec:
     origin, args = origin_of(hint), get_args(hint)
     if origin is Annotated:
         return _in_file(codec_of(args[0])) if IN_FILE in args[1:] else codec_of(args[0])
-    if hint in (*SCALARS, Any) or origin is Literal:
+    if hint in SCALARS or origin is Literal:
         return PLAIN
     if hint is bytes:
         return Codec(lambda value, _: value.hex(), lambda tree, _: bytes.fromhex(tree))
@@ -68,7 +68,7 @@ def codec_of(hint: Any) -> Codec:
     if origin is tuple:
         return _tuple(args)
     if origin is Mapping and args[0] is str:
-        return _mapping(codec_of(args[1]))
+        return _mapping(PLAIN if args[1] is Any else codec_of(args[1]))
     if isinstance(hint, type) and is_dataclass(hint):
         return _dataclass(hint)
     rule = "must be an array, a record, a JSON value, or a tuple or Mapping of them"
